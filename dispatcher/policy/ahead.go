@@ -15,13 +15,14 @@ type lookahead struct {
 	margins        []int64 // reused by greedy.setScore: margins of one rank
 }
 
-// requirements returns what BR-H reads of a snapshot; nothing for BR-0. BR-H reads the mean output only if horizon or gamma is computed
-// from it.
+// requirements returns which optional parts of a snapshot the policy reads. BR-0, which has no lookahead, scores only the present step, and
+// reads none. BR-H scores all steps up to a horizon, so it reads the predictions of when requests end. It reads the mean output only if it
+// computes the horizon or gamma (the factor by which each step counts less than the one before) from it.
 func (p *greedy) requirements(meanOutput float64) Requirements {
-	if p.lookahead == nil {
+	if isBR0 := p.lookahead == nil; isBR0 {
 		return Requirements{}
 	}
-	n := p.lookahead.fixedNeeds
+	n := p.lookahead.fixedNeeds // the predictor and its settings, which do not depend on the mean output
 	n.Horizon = horizonFor(p.lookahead.horizon, meanOutput)
 	if p.lookahead.horizon == auto || p.lookahead.gamma == auto {
 		n.MeanOutput = true

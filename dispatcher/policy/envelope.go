@@ -16,12 +16,13 @@ type envelope struct {
 	heldTokens []int64 // by rank: KV tokens that it holds now, not scaled by cost
 
 	// leastMargin is the smallest margin of each rank over all steps when it was last measured, and leastMarginAt the step of that margin;
-	// none: it must be measured anew. See minMargin.
+	// notComputed: it must be measured anew. See minMargin.
 	leastMargin   []int64
 	leastMarginAt []int32
 }
 
-// build projects the loads at the start of a round, and sets heldTokens. It measures no margin; minMargin does so when asked.
+// build computes what each rank holds now (heldTokens), its projected load at each step from now to the horizon, and the largest load of
+// any rank at each step (peaks). With horizon 0, only the present step counts. minMargin measures the margins later, when it is asked.
 func (e *envelope) build(s *Snapshot, horizon int) {
 	n := len(s.Workers)
 	e.steps = horizon + 1
@@ -31,13 +32,13 @@ func (e *envelope) build(s *Snapshot, horizon int) {
 	for g := range s.Workers {
 		w := &s.Workers[g]
 		loads := e.loadsOf(g)
-		held := w.KVTokens()
+		held := w.KVTokens() // of the requests in Running, and Others
 		e.heldTokens[g] = held
 		if horizon == 0 { // no projection: only the present step counts
 			loads[0] = held
 		} else {
 			Project(loads, w.Running)
-			if w.Others > 0 { // Project does not count Others
+			if w.Others > 0 { // KV tokens of other requests, such as those of other proxies: they stay at each step
 				for h := range loads {
 					loads[h] += w.Others
 				}
@@ -48,7 +49,7 @@ func (e *envelope) build(s *Snapshot, horizon int) {
 		for h, load := range loads {
 			peaks[h] = max(peaks[h], load)
 		}
-		e.leastMarginAt[g] = none // not measured yet
+		e.leastMarginAt[g] = notComputed
 	}
 }
 
@@ -68,7 +69,7 @@ func (e *envelope) loadsOf(g int) []int64 { return e.load[g*e.steps:][:e.steps] 
 // minMargin returns the smallest margin of rank g over all steps. While requests are placed on other ranks, peaks and thereby margins can
 // only rise. So if the margin at the step where it was smallest has not changed, it still is the smallest.
 func (e *envelope) minMargin(g int) int64 {
-	if at := int(e.leastMarginAt[g]); at != none && e.peaks[at]-e.load[g*e.steps+at] == e.leastMargin[g] {
+	if at := int(e.leastMarginAt[g]); at != notComputed && e.peaks[at]-e.load[g*e.steps+at] == e.leastMargin[g] {
 		return e.leastMargin[g]
 	}
 	return e.measureMargin(g)
@@ -108,7 +109,7 @@ func (e *envelope) addLoad(g int, size int64) {
 		loads[h] = load
 		peaks[h] = max(peaks[h], load)
 	}
-	e.leastMarginAt[g] = none // the margins of rank g may have become smaller, so minMargin must measure them anew
+	e.leastMarginAt[g] = notComputed // the margins of rank g may have become smaller, so minMargin must measure them anew
 }
 
 // KVTokens returns the KV tokens that the worker holds: Others, and those of all its requests, even of requests that do not decode yet.

@@ -51,8 +51,10 @@ func (p *evenkeel) limits() limits {
 	}
 }
 
-// Decide holds back entries that would make steps longer by more than they gain. It places the others, and improves the placements by a
-// search. Then it moves entries to ranks whose prefix caches hold a part of their prompts, if these moves hardly raise the cost.
+// Decide places the entries of a round on ranks that only decode, as follows. It holds back entries that would make steps longer by more
+// than they gain. It places the others, and improves the placements by a search. Then it moves entries to ranks whose prefix caches hold a
+// part of their prompts, if these moves hardly raise the cost. Rounds with scarce KV room, and ranks that also prefill, are decided in
+// other ways.
 func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	p.gather.reset()
 	p.heldBack.reset()
@@ -62,14 +64,16 @@ func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	if s.Aggregated { // ranks that also prefill have their own algorithm
 		return p.decideAggregated(s, dst)
 	}
-	// Do not search when room is short: present loads do not show which rank will be the slowest, see tight.
+	// If the KV room will be full before the slots are, present loads do not show which rank will then be the slowest. Therefore entries are
+	// placed by the loads that full ranks will have, without a search.
 	if meanPrompt, scarce := p.roomIsScarce(s); scarce {
-		p.loads.build(s, p.requestTokens(s, true))
+		const withRowTokens = true // placeByRoom does not look for the rank with most requests, so each request counts for RowTokens
+		p.loads.build(s, p.requestTokens(s, withRowTokens))
 		p.placeByRoom(s, meanPrompt)
 		return p.appendAssignments(s, dst)
 	}
 	p.holdBack(s)
-	arrange(p, s)
+	arrange(p, s) // places the entries, and improves the placements by a search
 	p.preferPrefixRanks(s)
 	return p.appendAssignments(s, dst)
 }
@@ -86,18 +90,21 @@ func (p *evenkeel) beginRound(s *Snapshot) bool {
 	if !anySlot || len(s.Pool) == 0 { // there is nothing to decide
 		return false
 	}
-	p.loads.build(s, p.requestTokens(s, s.Aggregated))
-	p.ranks.load(s, p.loads.heldTokens, p.set.watermark, 0)
+	withRowTokens := s.Aggregated // arrange counts RowTokens for the rank with most requests, but it does not run on ranks that prefill
+	p.loads.build(s, p.requestTokens(s, withRowTokens))
+	p.ranks.load(s, p.loads.heldTokens, p.set.watermark, noExtraSlots)
 	return true
 }
 
-// requestTokens returns how many KV tokens each request counts for in a load, in addition to those that it holds; 0 if the setting requests
-// is off. withRows adds Snapshot.RowTokens. It is set in rounds that do not treat the rank with most requests separately.
-func (p *evenkeel) requestTokens(s *Snapshot, withRows bool) int64 {
+// requestTokens returns how many KV tokens each request counts for in a load, in addition to those that it holds, because a request itself
+// makes a step longer; 0 if the setting requests is off. RowTokens is what one more request on the rank with most requests costs. arrange
+// counts it for this rank alone. A round without arrange does not know this rank, so it lets every request count for RowTokens
+// (withRowTokens).
+func (p *evenkeel) requestTokens(s *Snapshot, withRowTokens bool) int64 {
 	switch {
-	case !p.set.requests:
+	case !p.set.countRequests:
 		return 0
-	case withRows:
+	case withRowTokens:
 		return s.RequestTokens + s.RowTokens
 	}
 	return s.RequestTokens
@@ -132,13 +139,14 @@ func (p *evenkeel) placeOn(candidate int32, g int) {
 
 // appendAssignments appends the placements to dst as assignments. The score of an assignment is the number of KV tokens by which the
 // placement lowers the cost (see Cost): its load, less the number of ranks times the rise of the largest load. The load brings its rank
-// closer to the fullest rank, but each rise of the largest load leaves every rank farther below it.
+// closer to the fullest rank, but each rise of the largest load leaves every rank farther below it. The load in the score is that on a rank
+// of cost 1: with the load on its own rank, an entry would score higher the slower this rank is.
 func (p *evenkeel) appendAssignments(s *Snapshot, dst []Assignment) []Assignment {
 	rankCount := int64(len(s.Workers))
 	for _, placed := range p.placed {
 		c := &p.candidates.all[placed.candidate]
 		g := int(placed.rank)
-		loadWithout := p.loads.load[g] - p.candidates.loadOn(&p.loads, placed.candidate, g)
+		loadWithout := p.loads.load[g] - p.candidates.loadOn(&p.loads, placed.candidate, g) // loadOn: scaled by the rank's cost
 		peakWithout := max(p.loads.without(g).largest, loadWithout)
 		stage := stageSubset
 		if c.overdue {

@@ -108,10 +108,10 @@ func (s *Snapshot) ranksAfter(assigned []Assignment) map[int32]rankLoad {
 // the end of the round.
 func (l limits) reasonFor(s *Snapshot, after map[int32]rankLoad, entry int) string {
 	tokens := int64(s.Pool[entry].Prompt)
-	if l.gather != nil && l.gather.isHeld(int32(entry)) {
+	if l.gather != nil && l.gather.isHeld(int32(entry)) { // on ranks that prefill: held so that several entries are sent together
 		return fmt.Sprintf("held for a round: it goes in %.3g ms, or sooner with others", l.gather.nextDecisionMs)
 	}
-	if l.heldBack != nil {
+	if l.heldBack != nil { // on ranks that only decode: held because the entry would make one rank much fuller than the others
 		if addsMs, held := l.heldBack.reason(entry); held {
 			return fmt.Sprintf("held back: each step would become %.3g ms longer", addsMs)
 		}
@@ -124,11 +124,11 @@ func (l limits) reasonFor(s *Snapshot, after map[int32]rankLoad, entry int) stri
 		return fmt.Sprintf("larger than the KV budget of every rank: %d tokens", tokens)
 	case entry == l.reservedFor:
 		return fmt.Sprintf("overdue, but fits no rank with a free slot; worker %d is reserved for it", s.Workers[l.reserved].ID)
-	case !remaining.hadSlot: // all slots were taken before the round
+	case !remaining.slotBefore: // all slots were taken before the round
 		return "no free slot"
 	case remaining.fitsReserved: // without the reservation, the entry could have been placed
 		return fmt.Sprintf("worker %d is reserved for an overdue entry, %d", s.Workers[l.reserved].ID, s.Pool[l.reservedFor].ID)
-	case !remaining.hasSlot: // if a slot is left, it is on the reserved rank, where the entry has no room
+	case !remaining.slotLeftOnOthers: // at most the reserved rank has one, and the entry has no room there
 		return "no free slot left"
 	default:
 		return fmt.Sprintf("fits no rank's room: %d tokens, the largest room beside a free slot is %d", tokens, remaining.largestRoom)
@@ -137,12 +137,12 @@ func (l limits) reasonFor(s *Snapshot, after map[int32]rankLoad, entry int) stri
 
 // leftover is what a round has left for one entry on the ranks that are up. A rank that may get extraSlots counts as having free slots.
 type leftover struct {
-	anyUp        bool  // at least one rank is up
-	fitsIdleRank bool  // the entry would fit the KV budget of some rank if that rank were idle
-	hadSlot      bool  // some rank had a slot before the round
-	hasSlot      bool  // some rank that is not reserved has a slot after the round
-	largestRoom  int64 // largest KV room, in tokens, of the ranks that are not reserved and have a slot
-	fitsReserved bool  // the reserved rank has a slot and room for the entry, but is kept free for another entry
+	anyUp            bool  // at least one rank is up
+	fitsIdleRank     bool  // the entry would fit the KV budget of some rank if that rank were idle
+	slotBefore       bool  // some rank had a slot before the round
+	slotLeftOnOthers bool  // some rank that is not reserved has a slot after the round
+	largestRoom      int64 // largest KV room, in tokens, of the ranks that are not reserved and have a slot
+	fitsReserved     bool  // the reserved rank has a slot and room for the entry, but is kept free for another entry
 }
 
 // afterRound returns what the round has left for an entry of so many tokens. The reserved rank counts only in fitsReserved, because it is
@@ -157,7 +157,7 @@ func (l limits) afterRound(s *Snapshot, after map[int32]rankLoad, tokens int64) 
 		remaining.anyUp = true
 		budget := KVBudget(w.Capacity, l.watermark)
 		remaining.fitsIdleRank = remaining.fitsIdleRank || tokens <= budget
-		remaining.hadSlot = remaining.hadSlot || w.Free+l.extraSlots > 0
+		remaining.slotBefore = remaining.slotBefore || w.Free+l.extraSlots > 0
 		r := after[w.ID]
 		if r.free+l.extraSlots <= 0 { // room on a rank without a slot is of no use
 			continue
@@ -170,7 +170,7 @@ func (l limits) afterRound(s *Snapshot, after map[int32]rankLoad, tokens int64) 
 			remaining.fitsReserved = tokens <= room
 			continue
 		}
-		remaining.hasSlot = true
+		remaining.slotLeftOnOthers = true
 		remaining.largestRoom = max(remaining.largestRoom, room)
 	}
 	return remaining

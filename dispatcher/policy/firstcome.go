@@ -61,16 +61,7 @@ func (p *firstCome) MaxAgeMs() float32 { return p.maxAgeMs }
 // Decide places the pool in arrival order. An entry that fits no rank with a free slot is skipped; if it is overdue, a rank is reserved for
 // it. If the engine queues entries, each rank that is up takes all entries that fit its whole capacity.
 func (p *firstCome) Decide(s *Snapshot, dst []Assignment) []Assignment {
-	p.envelope.build(s, 0)
-	if p.engineQueues {
-		p.ranks.loadForEngineQueues(s)
-	} else {
-		p.ranks.load(s, p.envelope.heldTokens, p.watermark, p.extraSlots)
-	}
-	p.requests = sized(p.requests, len(s.Workers))
-	for g := range s.Workers {
-		p.requests[g] = int32(len(s.Workers[g].Running))
-	}
+	p.beginRound(s)
 	for i := range s.Pool {
 		if p.ranks.openSlots <= 0 { // no further entry can be placed
 			break
@@ -88,13 +79,30 @@ func (p *firstCome) Decide(s *Snapshot, dst []Assignment) []Assignment {
 		if !p.engineQueues { // an engine's queue takes any number of entries
 			p.ranks.charge(g, tokens)
 		}
+		// The entry now counts in everything that a rule may compare. A rank's load is its tokens times its step time per token (Cost).
 		p.envelope.heldTokens[g] += tokens
 		p.envelope.addLoad(g, subset.Scaled(tokens, float64(s.Workers[g].Cost)))
 		p.requests[g]++
-		p.lastRank = s.Workers[g].ID
+		p.lastRank = s.Workers[g].ID // rules by which ranks take turns go on after this rank
 		dst = append(dst, Assignment{Entry: e.ID, Worker: s.Workers[g].ID, Score: score, Stage: stageSingle})
 	}
 	return dst
+}
+
+// beginRound computes what the ranks have before the round: their KV tokens and loads, their free slots and KV room, and how many requests
+// each of them runs.
+func (p *firstCome) beginRound(s *Snapshot) {
+	const horizon = 0 // only the present loads count
+	p.envelope.build(s, horizon)
+	if p.engineQueues { // each rank takes any number of entries
+		p.ranks.loadForEngineQueues(s)
+	} else {
+		p.ranks.load(s, p.envelope.heldTokens, p.watermark, p.extraSlots)
+	}
+	p.requests = sized(p.requests, len(s.Workers))
+	for g := range s.Workers {
+		p.requests[g] = int32(len(s.Workers[g].Running))
+	}
 }
 
 // choose returns the rank for an entry (none: no rank) and the value by which the rule chose it, without the entry: the rank's number of
@@ -110,10 +118,11 @@ func (p *firstCome) choose(s *Snapshot, tokens int64) (int, float64) {
 		return p.nextInTurn(s, tokens), 0
 	case ruleP2C:
 		return p.betterOfTwo(tokens)
-	case ruleJSQ:
+	case ruleJSQ: // in a tie, ranks take turns: the first rank after the last chosen one wins
 		return rankWithLeast(&p.ranks, p.requests, p.nextRank(s), tokens)
-	case ruleJSQKV:
-		return rankWithLeast(&p.ranks, p.envelope.heldTokens, 0, tokens)
+	case ruleJSQKV: // in a tie, the rank with the lower index wins
+		const firstRank = 0
+		return rankWithLeast(&p.ranks, p.envelope.heldTokens, firstRank, tokens)
 	default:
 		return p.largestF(s, tokens)
 	}

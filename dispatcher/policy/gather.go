@@ -52,12 +52,14 @@ func (r *gather) reset() {
 func (r *gather) isHeld(entry int32) bool {
 	at := slices.Index(r.poolIndex, entry)
 	isCandidate := at >= 0
-	slotWasFree := isCandidate && r.waiting[at].Since <= 0 // false for NaN, which means that no slot was free for it yet
+	// Since is when a slot was first free for the entry, in s after the snapshot, so it is 0 or less; NaN: no slot was free for it yet.
+	slotWasFree := isCandidate && r.waiting[at].Since <= 0
 	return slotWasFree && r.planner.Held() > 0
 }
 
 // decideAggregated decides a round for ranks that prefill and decode, with the planner of package rounds. The planner's times are in
 // seconds, and 0 is the time of the snapshot. The score of an assignment is the number of prompt tokens that its rank had yet to compute.
+// For HoldReport, decideAggregated notes when to decide again, and for which entries a slot was free for the first time (firstSendable).
 func (p *evenkeel) decideAggregated(s *Snapshot, dst []Assignment) []Assignment {
 	r := &p.gather
 	p.fillGroup(s)
@@ -68,7 +70,7 @@ func (p *evenkeel) decideAggregated(s *Snapshot, dst []Assignment) []Assignment 
 	r.nextDecisionMs = next * 1000
 	for i := range r.waiting {
 		at := r.poolIndex[i]
-		sendableBefore := s.Waits[at].HeldMs >= 0
+		sendableBefore := s.Waits[at].HeldMs >= 0     // below 0: no slot was free for the entry in any round before
 		sendableSinceNow := r.waiting[i].Since == now // the planner sets Since when it first finds a rank for a candidate
 		if sendableSinceNow && !sendableBefore {
 			r.firstSendable = append(r.firstSendable, s.Pool[at].ID)
@@ -76,7 +78,7 @@ func (p *evenkeel) decideAggregated(s *Snapshot, dst []Assignment) []Assignment 
 	}
 	for _, pick := range picks {
 		e := &s.Pool[r.poolIndex[pick.Candidate]]
-		stage := stageSubset
+		stage := stageSubset // the planner chooses for several entries together, but urgent ones do not wait for others
 		if r.waiting[pick.Candidate].Urgent {
 			stage = stageGuard
 		}
@@ -106,8 +108,11 @@ func (p *evenkeel) reserveForOverdue(s *Snapshot) {
 	}
 }
 
-// fillGroup fills in what the planner knows about the ranks: their slots, KV room, prompt tokens yet to be computed (Backlog) and loads at
-// the start of the round, and the time that a prompt token takes (Own, in seconds). p.ranks must have the free slots and rooms already.
+// fillGroup fills in what the planner knows about the group. For each rank, these are its slots, its KV room, the prompt tokens that it has
+// yet to compute (Backlog), and its load at the start of the round. For all ranks, these are the seconds that a prompt token takes (Own),
+// the cost of a request in KV tokens (Request), the mean number of requests that waited for their first token in the last minute
+// (NotStarted), and the prompt tokens computed per second (Rate); below 0, the last two are not known. p.ranks must have the free slots and
+// rooms already.
 func (p *evenkeel) fillGroup(s *Snapshot) {
 	group := &p.gather.group
 	*group = rounds.Group{
@@ -130,6 +135,7 @@ func (p *evenkeel) fillGroup(s *Snapshot) {
 // fillCandidates fills in the entries that the planner chooses from: the oldest requests, at most so many (limit), and all urgent requests,
 // which the planner does not hold back.
 func (r *gather) fillCandidates(s *Snapshot, limit int) {
+	noSlotYet, neverUrgent := math.NaN(), math.Inf(1) // values of Since and Until, as the planner reads them
 	r.waiting, r.poolIndex, r.hits = r.waiting[:0], r.poolIndex[:0], r.hits[:0]
 	room := int64(math.MinInt64) // largest KV room of a rank with a free slot
 	for _, rank := range r.group.Ranks {
@@ -142,7 +148,7 @@ func (r *gather) fillCandidates(s *Snapshot, limit int) {
 		if int64(e.Prompt) > room { // no rank has room for the entry; as a candidate it could keep a slot free that a younger request can use
 			continue
 		}
-		c := rounds.Candidate{Prompt: e.Prompt, Since: math.NaN(), Until: math.Inf(1), Urgent: e.Express || isOverdue(s, e)}
+		c := rounds.Candidate{Prompt: e.Prompt, Since: noSlotYet, Until: neverUrgent, Urgent: e.Express || isOverdue(s, e)}
 		if !c.Urgent { // urgent requests do not count towards the limit
 			if limit == 0 {
 				continue
@@ -150,10 +156,10 @@ func (r *gather) fillCandidates(s *Snapshot, limit int) {
 			limit--
 		}
 		// The planner's time 0 is the time of the snapshot, so times in the past are below 0.
-		if d.HeldMs >= 0 {
+		if d.HeldMs >= 0 { // a slot was first free for the entry so long ago
 			c.Since = -d.HeldMs / 1000
 		}
-		if d.UrgentInMs > 0 {
+		if d.UrgentInMs > 0 { // the entry becomes urgent in so many ms, and should be sent by then
 			c.Until = d.UrgentInMs / 1000
 		}
 		from := len(r.hits)

@@ -57,15 +57,15 @@ func (p *greedy) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	return p.placeSubsets(s, p.placeSingles(s, dst))
 }
 
-// beginRound computes the loads, slots and KV room of the ranks, and sorts the entries. It returns false if no slot is free or no entry
-// waits.
+// beginRound computes the envelope (the load that each rank will have at each step from now to the horizon), and the free slots and KV room
+// of the ranks. Then it puts the entries in line. It returns false if no slot is free or no entry waits.
 func (p *greedy) beginRound(s *Snapshot) bool {
-	horizon := 0
+	horizon := 0 // BR-0 looks only at the present step
 	if p.lookahead != nil {
 		horizon = p.lookahead.resolve(s.MeanOutput)
 	}
 	p.envelope.build(s, horizon)
-	p.ranks.load(s, p.envelope.heldTokens, p.watermark, 0)
+	p.ranks.load(s, p.envelope.heldTokens, p.watermark, noExtraSlots)
 	if p.ranks.openSlots == 0 || len(s.Pool) == 0 {
 		return false
 	}
@@ -97,7 +97,9 @@ func (p *greedy) placeSubsets(s *Snapshot, dst []Assignment) []Assignment {
 	return dst
 }
 
-// serveOverdue is stage 0: each entry that has waited too long gets the rank on which its score is best.
+// serveOverdue is stage 0: each entry that has waited too long, the longest wait first, gets the rank on which its score is best. An entry
+// that fits no rank leaves the line. The first such entry gets a reservation: one rank takes no more entries in this round, so that its KV
+// room grows from round to round until the entry fits.
 func (p *greedy) serveOverdue(s *Snapshot, dst []Assignment) []Assignment {
 	p.overdueEntries = appendOverdue(s, p.overdueEntries[:0])
 	for _, w := range p.overdueEntries {
@@ -106,26 +108,33 @@ func (p *greedy) serveOverdue(s *Snapshot, dst []Assignment) []Assignment {
 		}
 		entry := int(w.entry)
 		tokens := int64(s.Pool[entry].Prompt)
-		best, bestF := none, 0.0
-		for _, rank := range p.ranks.withSlots {
-			g := int(rank)
-			if !p.ranks.fits(g, tokens) {
-				continue
-			}
-			f := p.scoreOf(s, g, tokens)
-			// A tie goes to the larger margin.
-			if best == none || p.better(f, bestF) || p.equal(f, bestF) && p.envelope.minMargin(g) > p.envelope.minMargin(best) {
-				best, bestF = g, f
-			}
-		}
-		if best == none { // the entry fits no rank, so the later stages need not look at it
-			p.line.remove(p.line.pos[entry])
+		position := p.line.pos[entry]
+		rank, score := p.bestRankFor(s, tokens)
+		if rank == none { // the entry fits no rank, so the later stages need not look at it
+			p.line.remove(position)
 			p.ranks.reserve(s, entry)
 			continue
 		}
-		dst = p.admit(s, dst, best, p.line.pos[entry], bestF, stageGuard)
+		dst = p.admit(s, dst, rank, position, score, stageGuard)
 	}
 	return dst
+}
+
+// bestRankFor returns the rank on which an entry of so many tokens has the best score F, and this score; none: no rank has a slot and room
+// for it. In a tie, the rank with the larger margin wins: the rank that is farther below the fullest one.
+func (p *greedy) bestRankFor(s *Snapshot, tokens int64) (best int, bestF float64) {
+	best = none
+	for _, rank := range p.ranks.withSlots {
+		g := int(rank)
+		if !p.ranks.fits(g, tokens) {
+			continue
+		}
+		f := p.scoreOf(s, g, tokens)
+		if best == none || p.better(f, bestF) || p.equal(f, bestF) && p.envelope.minMargin(g) > p.envelope.minMargin(best) {
+			best, bestF = g, f
+		}
+	}
+	return best, bestF
 }
 
 // placeSingle is one step of stage 1: the next rank (see firstRank) takes the entry with the best score on it. If no entry fits, the rank
@@ -141,9 +150,9 @@ func (p *greedy) placeSingle(s *Snapshot, dst []Assignment) []Assignment {
 	return p.admit(s, dst, g, position, score, stageSingle)
 }
 
-// bestSingle finds the position in line of the entry that fits rank g and has the best score; in a tie, the earliest. The score F rises
-// with the length of the prompt up to a limit (the knee), and does not rise beyond it. Therefore the best prompt is the longest up to the
-// knee or the shortest beyond it.
+// bestSingle finds the position in line (from 0) of the entry that fits rank g and has the best score; in a tie, the earliest. The score F
+// rises with the length of the prompt up to a limit (the knee), and does not rise beyond it. Therefore the best prompt is the longest up to
+// the knee or the shortest beyond it. It looks the prompts up by place: an index in the order by length.
 func (p *greedy) bestSingle(s *Snapshot, g int) (at int32, best float64, ok bool) {
 	cost, knee, room := float64(s.Workers[g].Cost), p.rankScore.Knee(), p.ranks.room[g]
 	// The prompts that fit the rank come first in sorted: fitting is their number, and beyondKnee the place of the first one beyond the knee.
@@ -166,7 +175,7 @@ func (p *greedy) bestSingle(s *Snapshot, g int) (at int32, best float64, ok bool
 	}
 	// Several prompts near the knee may share the best score. Take the one that is earliest in line. Among prompts of equal length, only the
 	// earliest can win.
-	at = p.line.head() // higher than the position of any entry
+	at = p.line.sentinel() // its position is higher than that of any entry, so the first entry below replaces it
 	for low >= 0 && p.rankScore.Equal(score(low), best) {
 		start := int(p.line.firstEqual[low]) // first place of this length; its entry may have left the line
 		at = min(at, p.line.position(p.line.atOrAfter(start)))
@@ -186,7 +195,7 @@ func (p *greedy) bestSingle(s *Snapshot, g int) (at int32, best float64, ok bool
 func (p *greedy) placeSubset(s *Snapshot, dst []Assignment) []Assignment {
 	g := p.firstRank()
 	n := 0 // number of entries found so far that fit the rank
-	for pos := p.line.next[p.line.head()]; pos != p.line.head() && n < p.window; pos = p.line.next[pos] {
+	for pos := p.line.next[p.line.sentinel()]; pos != p.line.sentinel() && n < p.window; pos = p.line.next[pos] {
 		if tokens := int64(s.Pool[p.line.entry[pos]].Prompt); tokens <= p.ranks.room[g] {
 			p.candidates[n], p.tokens[n] = pos, tokens
 			n++
@@ -218,7 +227,7 @@ func (p *greedy) placeSubset(s *Snapshot, dst []Assignment) []Assignment {
 // candidates, whose lengths are in p.tokens.
 func (p *greedy) bestOne(s *Snapshot, g, n int) (best subset.Set) {
 	for i := range n {
-		f := p.rankScore.F(p.scaled(s, g, p.tokens[i]))
+		f := p.rankScore.F(p.loadOn(s, g, p.tokens[i]))
 		if i == 0 || p.rankScore.Better(f, best.Score) {
 			best = subset.Set{Mask: 1 << i, Score: f}
 		}
@@ -258,15 +267,16 @@ func (p *greedy) setScore(s *Snapshot, g int) {
 	p.rankScore.SetBR0(p.envelope.minMargin(g), len(s.Workers))
 }
 
-// scoreOf returns the score F of one entry of so many tokens on rank g. F rises with the tokens, and falls with each token by which the
-// rank would exceed the fullest one; for BR-H, it sums this over each step up to the horizon. Unlike setScore, scoreOf prepares nothing for
-// further entries, which would take longer than the one score.
+// scoreOf returns the score F of one entry of so many tokens on rank g. For BR-0, F is the number of tokens, less the number of ranks times
+// the tokens above the margin: for each token by which rank g exceeds the fullest rank, all ranks wait. BR-H sums such a score over each
+// step up to the horizon. Unlike setScore, scoreOf prepares nothing for further entries, which would take longer than the one score.
 func (p *greedy) scoreOf(s *Snapshot, g int, tokens int64) float64 {
-	scaled := p.scaled(s, g, tokens)
+	load := p.loadOn(s, g, tokens)
 	if p.lookahead != nil {
-		return p.lookahead.score(&p.envelope, g, scaled)
+		return p.lookahead.score(&p.envelope, g, load)
 	}
-	return float64(subset.F0(scaled, p.envelope.minMargin(g), len(s.Workers)))
+	margin := p.envelope.minMargin(g) // how far rank g is below the fullest rank
+	return float64(subset.F0(load, margin, len(s.Workers)))
 }
 
 // equal says whether two scores count as equal: for BR-H apart from rounding errors, for BR-0 exactly.
@@ -280,16 +290,17 @@ func (p *greedy) equal(x, y float64) bool {
 // better says whether score x is larger than y by more than a rounding error, so that rounding never decides.
 func (p *greedy) better(x, y float64) bool { return x > y && !p.equal(x, y) }
 
-// scaled returns what an entry of so many tokens adds to the load of rank g: the tokens times the rank's cost per token.
-func (p *greedy) scaled(s *Snapshot, g int, tokens int64) int64 {
+// loadOn returns what an entry of so many tokens adds to the load of rank g: the tokens times the rank's cost per token.
+func (p *greedy) loadOn(s *Snapshot, g int, tokens int64) int64 {
 	return subset.Scaled(tokens, float64(s.Workers[g].Cost))
 }
 
-// admit places an entry on rank g and takes it out of the line. position is the entry's position in the line.
+// admit takes an entry out of the line and places it on rank g: the entry takes a slot and KV room there, and its load counts in the
+// envelope, the projected loads of all ranks. position is the entry's position in the line, and stage the part of the policy that chose.
 func (p *greedy) admit(s *Snapshot, dst []Assignment, g int, position int32, score float64, stage uint8) []Assignment {
 	e := &s.Pool[p.line.entry[position]]
 	p.line.remove(position)
 	p.ranks.charge(g, int64(e.Prompt))
-	p.envelope.addLoad(g, p.scaled(s, g, int64(e.Prompt)))
+	p.envelope.addLoad(g, p.loadOn(s, g, int64(e.Prompt)))
 	return append(dst, Assignment{Entry: e.ID, Worker: s.Workers[g].ID, Score: score, Stage: stage})
 }

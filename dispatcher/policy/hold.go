@@ -50,12 +50,11 @@ func (h *heldBack) reason(entry int) (addsMs float64, held bool) {
 // If the other entries take all free slots, nothing is held back: the search then chooses among more entries than there are slots.
 func (p *evenkeel) holdBack(s *Snapshot) {
 	stepMs := p.stepMs(s)
-	lengthUnknown := s.C1Ms <= 0 || stepMs <= 0
-	if p.set.holdSteps == 0 || lengthUnknown || s.Early || len(s.Pool) > maxWaitingToHold { // Early: the entries are not prefilled yet
+	if !mayHoldBack(p, s, stepMs) {
 		return
 	}
 	h := &p.heldBack
-	running := 0
+	running := 0 // requests that wait longer if a step becomes longer
 	for g := range s.Workers {
 		running += s.Workers[g].decoding()
 	}
@@ -70,10 +69,9 @@ func (p *evenkeel) holdBack(s *Snapshot) {
 		load := h.loads[g] + p.loads.scaled(g, int64(e.Prompt))
 		addsMs := float64(s.C1Ms) * float64(max(0, load-peak))        // by how much the entry would lengthen each step
 		nextStepMs := float64(s.C0Ms) + float64(s.C1Ms)*float64(peak) // length of a step without the entry
-		othersLose := addsMs * p.set.holdSteps * float64(running)     // if the entry is placed now
-		entryLoses := nextStepMs * (1 + float64(e.WaitMs)/stepMs)     // if it is held back
-		mayWait := float64(e.WaitMs) < 1000*p.set.maxHoldS && !e.Express && !isOverdue(s, e)
-		if mayWait && othersLose > entryLoses {
+		othersLose := addsMs * p.set.holdSteps * float64(running)     // ms of waits if the entry is placed now
+		entryLoses := nextStepMs * (1 + float64(e.WaitMs)/stepMs)     // ms of waits if it is held back
+		if mayWait(p, s, e) && othersLose > entryLoses {
 			h.isHeld[entry] = true
 			h.addsMs[entry] = float32(addsMs)
 			h.count++
@@ -91,8 +89,21 @@ func (p *evenkeel) holdBack(s *Snapshot) {
 	}
 }
 
-// prepare fills the fields that holdBack changes: it sorts the entries by prompt length, marks none as held back, and copies the loads and
-// slots that the ranks had before the round.
+// mayHoldBack says whether this round may hold entries back: the setting hold is on, the entries are prefilled, there are not too many, and
+// it is known how long a step takes (stepMs) and how much a load lengthens it.
+func mayHoldBack(p *evenkeel, s *Snapshot, stepMs float64) bool {
+	lengthKnown, prefilled := s.C1Ms > 0 && stepMs > 0, !s.Early
+	return p.set.holdSteps != 0 && lengthKnown && prefilled && len(s.Pool) <= maxWaitingToHold
+}
+
+// mayWait says whether an entry may be held back: it has not waited for the longest time yet, and is neither express nor overdue.
+func mayWait(p *evenkeel, s *Snapshot, e *Entry) bool {
+	return float64(e.WaitMs) < 1000*p.set.maxHoldS && !e.Express && !isOverdue(s, e)
+}
+
+// prepare makes the fields ready that holdBack changes. It marks no entry as held back, and makes addsMs long enough; only its values for
+// entries that are held back are read. It sorts the entries, the longest prompt first and, among equals, the oldest first. Then it copies
+// the loads and free slots that the ranks had before the round.
 func (h *heldBack) prepare(s *Snapshot, p *evenkeel) {
 	h.isHeld, h.addsMs = sized(h.isHeld, len(s.Pool)), sized(h.addsMs, len(s.Pool))
 	clear(h.isHeld)
@@ -107,8 +118,8 @@ func (h *heldBack) prepare(s *Snapshot, p *evenkeel) {
 	h.slots = append(h.slots[:0], p.ranks.free...)
 }
 
-// leastLoadedForHold returns the rank with the smallest load in p.heldBack that still has a free slot in p.heldBack and room for so many
-// tokens; none: there is no such rank.
+// leastLoadedForHold returns the rank with the smallest load that has a free slot and room for so many tokens; none: there is no such rank.
+// The loads and slots in p.heldBack already count the entries that holdBack has placed so far on trial; the room does not.
 func (p *evenkeel) leastLoadedForHold(tokens int64) int {
 	h, best := &p.heldBack, none
 	for _, rank := range p.ranks.withSlots {

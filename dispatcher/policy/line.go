@@ -7,7 +7,7 @@ import "slices"
 type line struct {
 	entry   []int32  // by position: the entry's index in the pool
 	pos     []int32  // by index in the pool: the entry's position
-	next    []int32  // by position: position of the next entry; position n, the head, comes before the first and after the last entry
+	next    []int32  // by position: position of the next entry; position n, the sentinel, comes before the first and after the last
 	prev    []int32  // by position: position of the entry before it
 	waiting int      // number of entries still in line
 	keys    []uint64 // reused for sorting, so that build allocates nothing
@@ -16,9 +16,11 @@ type line struct {
 	sorted     []uint64 // by place: prompt tokens<<32 | position, ascending
 	placeOf    []int32  // by position: the entry's place
 	firstEqual []int32  // by place: lowest place with a prompt of the same length
-	after      []int32  // by place: the place itself while its entry is in line, else a higher place where to look on; n at the end
-	before     []int32  // by place+1: like after, but towards lower places; values are a place plus 1, and 0 at the end
-	indexed    bool     // true if sortByLength was called in this round
+	// skipUp and skipDown lead a search by length past the entries that have left the line. The value of a place is the place itself while its
+	// entry is in line, else a place above or below it where the search goes on.
+	skipUp   []int32 // by place; n at the end
+	skipDown []int32 // by place+1; a value is a place plus 1, and 0 at the end
+	indexed  bool    // true if sortByLength was called in this round
 }
 
 // build puts all entries of the pool in line: in order of arrival or, if longestFirst, the longest prompts first.
@@ -47,48 +49,51 @@ func (l *line) build(pool []Entry, longestFirst bool) {
 		l.pos[i] = int32(p)
 		l.next[p], l.prev[p] = int32(p)+1, int32(p)-1
 	}
-	if n == 0 { // an empty line: the head is its own neighbour
+	if n == 0 { // an empty line: the sentinel is its own neighbour
 		l.next[0], l.prev[0] = 0, 0
 		return
 	}
-	l.prev[0] = int32(n) // the head, at position n, closes the list to a ring
+	l.prev[0] = int32(n) // the sentinel, at position n, closes the list to a ring
 	l.next[n], l.prev[n] = 0, int32(n)-1
 }
 
-// head returns the position before the first entry, where a walk along next begins and ends.
-func (l *line) head() int32 { return int32(len(l.entry)) }
+// sentinel returns the position before the first entry, which no entry has. A walk along next begins and ends there.
+func (l *line) sentinel() int32 { return int32(len(l.entry)) }
 
-// remove takes the entry at position p out of the line; all other positions stay the same.
+// remove takes the entry at position p out of the line; all other positions stay the same. If the entries are also sorted by length, a
+// search that comes to the entry's place goes on at the next place above (skipUp) or below it (skipDown). skipDown has places plus 1, both
+// as its index and as its values, so that 0 stands for no place.
 func (l *line) remove(p int32) {
 	l.next[l.prev[p]], l.prev[l.next[p]] = l.next[p], l.prev[p]
 	l.waiting--
-	if l.indexed { // atOrAfter and atOrBefore must skip the entry's place from now on
+	if l.indexed {
 		place := l.placeOf[p]
-		l.after[place] = place + 1
-		l.before[place+1] = place
+		l.skipUp[place] = place + 1
+		l.skipDown[place+1] = place
 	}
 }
 
 // sortByLength sorts the entries that are still in line by the length of their prompts, so that bestSingle can look them up by length.
-// Entries of the same length stay in the order of their positions.
+// Entries of the same length stay in the order of their positions. skipUp and skipDown then lead searches past the places of entries that
+// leave the line. Each has an end beside the n places: index n of skipUp, and index 0 of skipDown, whose other indices are a place plus 1.
 func (l *line) sortByLength(pool []Entry) {
 	l.sorted = l.sorted[:0]
-	for p := l.next[l.head()]; p != l.head(); p = l.next[p] {
+	for p := l.next[l.sentinel()]; p != l.sentinel(); p = l.next[p] {
 		l.sorted = append(l.sorted, uint64(uint32(pool[l.entry[p]].Prompt))<<32|uint64(p))
 	}
 	slices.Sort(l.sorted)
 	n := len(l.sorted)
 	l.placeOf, l.firstEqual = sized(l.placeOf, len(l.entry)), sized(l.firstEqual, n)
-	l.after, l.before = sized(l.after, n+1), sized(l.before, n+1)
+	l.skipUp, l.skipDown = sized(l.skipUp, n+1), sized(l.skipDown, n+1)
 	for place := range n {
 		l.placeOf[l.position(place)] = int32(place)
-		l.after[place], l.before[place] = int32(place), int32(place) // the entry is in line, so a search ends at its place
+		l.skipUp[place], l.skipDown[place] = int32(place), int32(place) // all entries are in line, so each search ends where it begins
 		l.firstEqual[place] = int32(place)
 		if place > 0 && l.prompt(place) == l.prompt(place-1) {
 			l.firstEqual[place] = l.firstEqual[place-1]
 		}
 	}
-	l.after[n], l.before[n] = int32(n), int32(n)
+	l.skipUp[n], l.skipDown[n] = int32(n), int32(n)
 	l.indexed = true
 }
 
@@ -99,23 +104,23 @@ func (l *line) prompt(place int) int64 { return int64(l.sorted[place] >> 32) }
 func (l *line) position(place int) int32 { return int32(uint32(l.sorted[place])) }
 
 // atOrAfter returns the first place, from the given one on, whose entry is still in line; len(sorted): there is none. It follows the values
-// of after until a place points to itself. It also halves the paths in after that it walks, so that later calls are faster.
+// of skipUp until a place points to itself. It also halves the paths in skipUp that it walks, so that later calls are faster.
 func (l *line) atOrAfter(from int) int {
 	place := int32(from)
-	for l.after[place] != place {
-		l.after[place] = l.after[l.after[place]]
-		place = l.after[place]
+	for l.skipUp[place] != place {
+		l.skipUp[place] = l.skipUp[l.skipUp[place]]
+		place = l.skipUp[place]
 	}
 	return int(place)
 }
 
-// atOrBefore returns the last place, up to the given one, whose entry is still in line; -1: there is none. It walks before as atOrAfter
-// walks after.
+// atOrBefore returns the last place, up to the given one, whose entry is still in line; -1: there is none. It walks skipDown as
+// atOrAfter walks skipUp.
 func (l *line) atOrBefore(from int) int {
-	next := int32(from) + 1 // place plus 1, the form of the values in before
-	for l.before[next] != next {
-		l.before[next] = l.before[l.before[next]]
-		next = l.before[next]
+	next := int32(from) + 1 // place plus 1, the form of the values in skipDown
+	for l.skipDown[next] != next {
+		l.skipDown[next] = l.skipDown[l.skipDown[next]]
+		next = l.skipDown[next]
 	}
 	return int(next) - 1
 }

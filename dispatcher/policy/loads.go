@@ -47,7 +47,9 @@ type topLoad struct {
 	rank int32
 }
 
-// build computes the loads from a snapshot. requestWeight is how many KV tokens each request counts for in addition to those that it holds.
+// build computes the loads from a snapshot. A rank's initialLoad counts what lengthens a step now, in KV tokens: the KV that it holds and,
+// for each request, requestWeight more tokens. Its load also counts by how much its requests are expected to grow, which is the share
+// growthShare of the mean answer, and is in units of 2^-fixedBits tokens.
 func (l *loads) build(s *Snapshot, requestWeight int64) {
 	n := len(s.Workers)
 	l.load, l.cost, l.heldTokens, l.initialLoad = sized(l.load, n), sized(l.cost, n), sized(l.heldTokens, n), sized(l.initialLoad, n)
@@ -60,7 +62,6 @@ func (l *loads) build(s *Snapshot, requestWeight int64) {
 			l.cost[g] = 1
 		}
 		l.heldTokens[g] = w.KVTokens()
-		// initialLoad counts what lengthens a step now, and load also how far the requests are expected to grow.
 		l.initialLoad[g] = l.scaled(g, l.heldTokens[g]+l.requestWeight*int64(len(w.Running)))
 		l.load[g] = l.scaled(g, (l.heldTokens[g]+l.expectedGrowth*int64(len(w.Running)))<<fixedBits)
 	}
@@ -87,11 +88,12 @@ func (l *loads) offerToTop(e topLoad) {
 	}
 }
 
-// changeLoad adds change to the load of rank g, and updates the three largest loads and the smoothed peak.
+// changeLoad adds change to the load of rank g, and updates the three largest loads and the smoothed peak. The smoothed peak is a weighted
+// mean of the largest load and a power mean of all loads; only the term of the power mean is stored.
 func (l *loads) changeLoad(g int, change int64) {
 	before := l.load[g]
 	l.load[g] += change
-	l.smoothed.rootTerm += l.smoothed.rootRise(before, l.load[g])
+	l.smoothed.powerMeanTerm += l.smoothed.powerMeanRise(before, l.load[g])
 	e := topLoad{l.load[g], int32(g)}
 	for i := range l.top {
 		if l.top[i].rank != e.rank {
@@ -110,6 +112,11 @@ func (l *loads) changeLoad(g int, change int64) {
 
 // peak is the largest present load of a rank, with the expected growth of its requests.
 func (l *loads) peak() int64 { return l.top[0].load }
+
+// presentSmoothedPeak returns the smoothed peak (see the type) of the present loads.
+func (l *loads) presentSmoothedPeak() int64 {
+	return l.smoothed.value(l.peak(), l.smoothed.powerMeanTerm)
+}
 
 // fullest returns the largest load when the round began, in KV tokens, without expected growth. It determines how long a step takes now.
 func (l *loads) fullest() (largest int64) {
@@ -147,17 +154,19 @@ func (r *otherLoads) largestWithout(b int) int64 {
 }
 
 // smoothedPeak computes the value that the search lowers in place of the largest load: a weighted mean of the largest load and, with the
-// weight kappa, of the eighth root of the mean eighth power of all loads. The fullest ranks dominate this root, but it also changes if only
-// the other ranks change. The root is replaced by its tangent at the loads with which the search begins: with the tangent, the effect of a
-// move is a sum over the ranks whose loads it changes.
+// weight kappa, of the power mean of all loads, the eighth root of the mean of their eighth powers. The fullest ranks dominate the power
+// mean, but it also changes if only the other ranks change. It is replaced by its tangent at the loads with which the search begins: with
+// the tangent, the effect of a move is a sum over the ranks whose loads it changes.
 type smoothedPeak struct {
-	kappa    float64
-	slope    float64 // rise of rootTerm when the eighth power of a load rises by 1
-	rootTerm float64 // kappa times the root, computed by its tangent
+	kappa         float64
+	slope         float64 // rise of powerMeanTerm when the eighth power of a load rises by 1
+	powerMeanTerm float64 // kappa times the power mean, computed by its tangent
 }
 
-// startSmoothing computes the tangent at the present loads: rootTerm, which is kappa times the root, and its slope. The slope is the
-// derivative of kappa*(power/n)^(1/8) with respect to power, the sum of the eighth powers of the n loads. If all loads are 0, both stay 0.
+// startSmoothing prepares the smoothed peak for a search: a weighted mean of the largest load and, with the weight kappa, of a power mean
+// of all n loads. The power mean is (power/n)^(1/8), where power is the sum of the eighth powers of the loads. It stands for the largest
+// load, but also changes if only other loads change. The search computes it by its tangent at the present loads. powerMeanTerm is kappa
+// times the power mean now, and slope its derivative with respect to power. If all loads are 0, both stay 0.
 func (l *loads) startSmoothing(kappa float64) {
 	l.smoothed = smoothedPeak{kappa: kappa}
 	power := 0.0
@@ -166,20 +175,20 @@ func (l *loads) startSmoothing(kappa float64) {
 	}
 	if power > 0 {
 		mean := power / float64(len(l.load))
-		l.smoothed.rootTerm = kappa * math.Sqrt(math.Sqrt(math.Sqrt(mean))) // three square roots make the eighth root
-		l.smoothed.slope = l.smoothed.rootTerm / (8 * power)
+		l.smoothed.powerMeanTerm = kappa * math.Sqrt(math.Sqrt(math.Sqrt(mean))) // three square roots make the eighth root
+		l.smoothed.slope = l.smoothed.powerMeanTerm / (8 * power)
 	}
 }
 
-// value returns the weighted mean of peak, with weight 1-kappa, and the root, with weight kappa. rootTerm is kappa times the root. If the
-// search begins with loads of a few tokens, the tangent makes rootTerm huge for large loads, so the result is at most 2^52: its product
-// with 1024 ranks still fits an int64.
-func (m *smoothedPeak) value(peak int64, rootTerm float64) int64 {
-	return int64(math.Round(min((1-m.kappa)*float64(peak)+rootTerm, 1<<52)))
+// value returns the weighted mean of peak, with weight 1-kappa, and the power mean, with weight kappa. powerMeanTerm is kappa times the
+// power mean. If the search begins with loads of a few tokens, the tangent makes powerMeanTerm huge for large loads, so the result is at
+// most 2^52: its product with 1024 ranks still fits an int64.
+func (m *smoothedPeak) value(peak int64, powerMeanTerm float64) int64 {
+	return int64(math.Round(min((1-m.kappa)*float64(peak)+powerMeanTerm, 1<<52)))
 }
 
-// rootRise returns by how much rootTerm rises when the load of one rank changes; below 0: it falls.
-func (m *smoothedPeak) rootRise(from, to int64) float64 {
+// powerMeanRise returns by how much powerMeanTerm rises when the load of one rank changes; below 0: it falls.
+func (m *smoothedPeak) powerMeanRise(from, to int64) float64 {
 	return m.slope * (eighthPower(to) - eighthPower(from))
 }
 

@@ -26,14 +26,14 @@ func TestACeilingIsThatOfTheChangedLoads(t *testing.T) {
 		in, by := rapid.Int64Range(0, 25).Draw(t, "in"), rapid.Int64Range(-l.load[b], 25).Draw(t, "by")
 		r := l.without(a)
 		x, y := l.load[a]+in, l.load[b]+by
-		one := m.value(max(r.largest, x), m.rootTerm+m.rootRise(l.load[a], x))
-		two := m.value(max(r.largestWithout(b), x, y), m.rootTerm+m.rootRise(l.load[a], x)+m.rootRise(l.load[b], y))
+		one := m.value(max(r.largest, x), m.powerMeanTerm+m.powerMeanRise(l.load[a], x))
+		two := m.value(max(r.largestWithout(b), x, y), m.powerMeanTerm+m.powerMeanRise(l.load[a], x)+m.powerMeanRise(l.load[b], y))
 
 		l.changeLoad(a, in)
-		require.InDelta(t, m.value(l.peak(), m.rootTerm), one, 1, "one rank")
+		require.InDelta(t, m.value(l.peak(), m.powerMeanTerm), one, 1, "one rank")
 		require.Equal(t, slices.Max(l.load), l.peak())
 		l.changeLoad(b, by)
-		require.InDelta(t, m.value(l.peak(), m.rootTerm), two, 1, "two ranks")
+		require.InDelta(t, m.value(l.peak(), m.powerMeanTerm), two, 1, "two ranks")
 		require.Equal(t, slices.Max(l.load), l.peak())
 		kept := l.top
 		l.rescan()
@@ -61,7 +61,7 @@ func TestTheTangentIsThatOfTheMean(t *testing.T) {
 			}
 			return 0.4*float64(l.peak()) + 0.6*math.Pow(power/float64(len(l.load)), 1./8)
 		}
-		ceiling := func() float64 { return float64(l.smoothed.value(l.peak(), l.smoothed.rootTerm)) }
+		ceiling := func() float64 { return float64(l.smoothed.value(l.peak(), l.smoothed.powerMeanTerm)) }
 		l.startSmoothing(0.6)
 		require.InDelta(t, of(), ceiling(), 1)
 		before, exact := ceiling(), of()
@@ -77,6 +77,6 @@ func TestALargePromptBesideTinyLoadsIsNoGain(t *testing.T) {
 	l.startSmoothing(0.6)
 	large := int64(2_000_000) << fixedBits
 	const group = 1024
-	got := l.smoothed.value(large, l.smoothed.rootTerm+l.smoothed.rootRise(0, large))
+	got := l.smoothed.value(large, l.smoothed.powerMeanTerm+l.smoothed.powerMeanRise(0, large))
 	require.Greater(t, group*got, group*large, "a product that overflows would be negative")
 }

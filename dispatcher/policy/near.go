@@ -47,15 +47,9 @@ func (p *evenkeel) preferPrefixRanks(s *Snapshot) {
 	if p.set.prefixAffinity == 0 || !anyHits || p.ranks.openSlots == 0 {
 		return
 	}
-	l := &p.loads
-	near := nearSearch{evenkeel: p, s: s, peak: l.peak(), smoothedPeak: float64(l.smoothed.value(l.peak(), l.smoothed.rootTerm))}
-	step := near.smoothedPeak // length of a step, expressed in the units of loads
-	if s.C1Ms > 0 {
-		step += math.Ldexp(float64(s.C0Ms)/float64(s.C1Ms), fixedBits) // plus the part of a step that does not depend on the load
-	}
-	near.allowance = step * p.set.prefixAffinity
+	near := newNearSearch(p, s)
 	p.search.evaluationsLeft = maxNearLooks
-	p.placementsOn.build(p.placed, len(s.Workers))
+	p.placementsOn.build(p.placed, len(s.Workers)) // bestSwap looks up the placements on a rank
 	for a := 0; a < len(p.placed) && p.search.evaluationsLeft > 0; a++ {
 		isReserved := int(p.placed[a].rank) == p.ranks.reserved // the reserved rank is kept free for an overdue entry
 		if !isReserved && len(near.hits(p.placed[a].candidate)) > 0 {
@@ -71,6 +65,16 @@ type nearSearch struct {
 	peak         int64   // largest load of a rank when the moves begin, which no move may exceed
 	smoothedPeak float64 // smoothed peak of the loads when the moves begin, see the type smoothedPeak
 	allowance    float64 // how much the smoothed peak may rise for a move that saves the copy of a whole prompt
+}
+
+// newNearSearch returns the limits for moves that begin with the present loads. The allowance is the share near of the length of a step.
+func newNearSearch(p *evenkeel, s *Snapshot) nearSearch {
+	smoothedPeak := float64(p.loads.presentSmoothedPeak())
+	step := smoothedPeak // length of a step, expressed in the units of loads
+	if s.C1Ms > 0 {
+		step += math.Ldexp(float64(s.C0Ms)/float64(s.C1Ms), fixedBits) // plus the part of a step that does not depend on the load
+	}
+	return nearSearch{evenkeel: p, s: s, peak: p.loads.peak(), smoothedPeak: smoothedPeak, allowance: step * p.set.prefixAffinity}
 }
 
 // hits returns the ranks that have a part of a candidate's prompt in their prefix cache. candidate is an index in p.candidates.all.
@@ -89,19 +93,21 @@ func (p *nearSearch) tokensHeld(candidate int32, g int) int {
 }
 
 // moveNearHits moves the candidate of placement a to the rank where the most tokens need not be copied (are spared). It takes a free slot
-// there or, if it cannot, exchanges the candidates of a and of a placement on that rank.
+// there or, if it cannot, exchanges the candidates of a and of a placement on that rank. The loads must stay within the limits of the
+// nearSearch (see affords). Each rank that is looked at spends one evaluation.
 func (p *nearSearch) moveNearHits(a int) {
 	candidate := p.placed[a].candidate
 	heldHere := p.tokensHeld(candidate, int(p.placed[a].rank))
 	mostSpared, rank, swapWith := 0, none, none // best move so far: tokens that it spares, its rank, and the placement to exchange with
-	p.liftPlacement(a)
+	// affords, bestSwap and relocate read the rank and the load of placement a in p.search.
+	p.fillSearch(a)
 	for _, h := range p.hits(candidate) {
 		if p.search.evaluationsLeft--; p.search.evaluationsLeft < 0 {
 			break
 		}
 		g, ok := p.s.index(h.Worker)
 		spared := h.Tokens - heldHere
-		isOther := ok && g != p.search.rank && g != p.ranks.reserved // not ok: the hit is on a rank that is not in the snapshot
+		isOther := ok && g != p.search.ownRank && g != p.ranks.reserved // not ok: the hit is on a rank that is not in the snapshot
 		if !isOther || spared <= mostSpared {
 			continue
 		}
@@ -137,33 +143,35 @@ func (p *nearSearch) bestSwap(a, g, spared, least int) (mostSpared, swapWith int
 }
 
 // affords says whether a change of loads is acceptable, given that it spares the copy of so many prompt tokens (spared) of a candidate. In
-// the change, the load of the rank in p.search becomes its baseLoad plus added, and the load of rank g changes by change. No load may
-// exceed the peak. The smoothed peak may rise by the part of the allowance that the spared tokens are of the candidate's prompt.
+// the change, the load of p.search.ownRank becomes loadWithout plus added, and the load of rank g changes by change. No load may exceed the
+// peak. The smoothed peak may rise by the part of the allowance that the spared tokens are of the candidate's prompt.
 func (p *nearSearch) affords(added int64, g int, change int64, spared int, candidate int32) bool {
 	l, search := &p.loads, &p.search
-	if max(search.others.largestWithout(g), search.baseLoad+added, l.load[g]+change) > p.peak {
+	if max(search.otherRanks.largestWithout(g), search.loadWithout+added, l.load[g]+change) > p.peak {
 		return false
 	}
 	share := min(1, float64(spared)/float64(max(1, p.candidates.all[candidate].tokens)))
 	return float64(p.smoothedPeakAfter(added, g, change))-p.smoothedPeak <= p.allowance*share
 }
 
-// sparesFor returns how many fewer tokens must be copied for the candidate of placement b if it moves from rank g to the rank in p.search;
+// sparesFor returns how many fewer tokens must be copied for the candidate of placement b if it moves from rank g to p.search.ownRank;
 // below 0: more.
 func (p *nearSearch) sparesFor(b, g int) int {
 	candidate := p.placed[b].candidate
-	return p.tokensHeld(candidate, p.search.rank) - p.tokensHeld(candidate, g)
+	return p.tokensHeld(candidate, p.search.ownRank) - p.tokensHeld(candidate, g)
 }
 
 // canSwap says whether placements a and b may exchange their candidates: both must find room, and the loads must not become too unequal for
-// the number of prompt tokens that need not be copied (spared). g is the rank of b.
-func (p *nearSearch) canSwap(a, b, g, spared int) bool {
+// the number of prompt tokens that need not be copied (spared). p.search must be filled for placement a. rankB is the rank of b.
+func (p *nearSearch) canSwap(a, b, rankB, spared int) bool {
+	rankA := p.search.ownRank
 	indexA, indexB := p.placed[a].candidate, p.placed[b].candidate
 	candidateA, candidateB := &p.candidates.all[indexA], &p.candidates.all[indexB]
-	if candidateB.tokens-candidateA.tokens > p.ranks.room[p.search.rank] || candidateA.tokens-candidateB.tokens > p.ranks.room[g] {
+	if candidateB.tokens-candidateA.tokens > p.ranks.room[rankA] || candidateA.tokens-candidateB.tokens > p.ranks.room[rankB] {
 		return false
 	}
 	l := &p.loads
-	return p.affords(p.candidates.loadOn(l, indexB, p.search.rank), g, p.candidates.loadOn(l, indexA, g)-p.candidates.loadOn(l, indexB, g),
-		spared, indexA)
+	addedToA := p.candidates.loadOn(l, indexB, rankA) // affords itself takes the load of a's candidate off this rank
+	changeOfB := p.candidates.loadOn(l, indexA, rankB) - p.candidates.loadOn(l, indexB, rankB)
+	return p.affords(addedToA, rankB, changeOfB, spared, indexA)
 }

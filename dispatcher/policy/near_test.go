@@ -104,7 +104,7 @@ func TestWhatIsSparedMakesNoStepLonger(t *testing.T) {
 		require.GreaterOrEqual(t, spared(b), spared(a))
 		if len(b) > 0 {
 			l, m := &apart.loads, &beside.loads
-			found, now := l.smoothed.value(l.peak(), l.smoothed.rootTerm), m.smoothed.value(m.peak(), m.smoothed.rootTerm)
+			found, now := l.smoothed.value(l.peak(), l.smoothed.powerMeanTerm), m.smoothed.value(m.peak(), m.smoothed.powerMeanTerm)
 			law := int64(0)
 			if s.C1Ms > 0 {
 				law = int64(float64(s.C0Ms)/float64(s.C1Ms)) << fixedBits

@@ -1,16 +1,18 @@
 package policy
 
-// pair is by how much the cost changes if one candidate is placed on one rank.
+// pair is by how much the cost changes if one candidate is placed on one rank. The cost is the number of ranks times the largest load, less
+// the loads and the wait credits of the placed candidates.
 type pair struct {
 	change   int64
 	peakRise int64 // rise of the largest load, from when bestPair began until change was computed; notComputed: change is not valid
 }
 
-const notComputed = -1
+const notComputed = -1 // stands for a value that must be computed before it is used
 
 // bestPair places the candidates with the indices from `from` to `to`-1. Again and again, it takes the candidate and the rank that change
 // the cost least. In a tie, it takes the rank with the smallest load: a rank that is filled while others are empty would soon become the
-// fullest. The unused parameters give it the signature of workerFirst and longestFirst, because place calls one of the three.
+// fullest. pairs keeps the changes of the cost that were computed, so that only those that may be different are computed again. The unused
+// parameters give bestPair the signature of workerFirst and longestFirst, because place calls one of the three.
 func (p *evenkeel) bestPair(_ *Snapshot, from, to int, _ bool) {
 	ranks := len(p.loads.load)
 	pairs := sized(p.start.pairs, (to-from)*ranks) // the pairs of the first candidate with each rank, then those of the next candidate
@@ -36,16 +38,19 @@ func (p *evenkeel) bestPair(_ *Snapshot, from, to int, _ bool) {
 		before := p.loads.peak()
 		p.placeOn(int32(candidate), rank)
 		peakRise += p.loads.peak() - before
-		for i := rank; i < len(pairs); i += ranks { // pairs of all candidates with this rank
+		// The load of this rank has changed, so its pairs with all candidates must be computed anew. In all other pairs, only the largest load
+		// has changed, and bestRank corrects them by peakRise.
+		for i := rank; i < len(pairs); i += ranks {
 			pairs[i].peakRise = notComputed
 		}
 	}
 }
 
-// bestRank returns the rank on which a candidate changes the cost least, and this change; none: the candidate fits no rank. candidate is an
-// index in p.candidates.all, pairs has the pair of the candidate with each rank, and peakRise is the rise of the largest load (the peak)
-// since bestPair began. A pair is computed anew only if it could be the best: since it was computed, its change can have fallen by at most
-// the rise of the peak times the number of ranks.
+// bestRank returns the rank on which a candidate changes the cost least, and this change; none: the candidate fits no rank. The cost is the
+// number of ranks times the largest load (the peak), less the loads and the wait credits of the placed candidates. candidate is an index in
+// p.candidates.all, pairs has the pair of the candidate with each rank, and peakRise is the rise of the peak since bestPair began. A pair
+// is computed anew only if it could be the best: since it was computed, its change can have fallen by at most the rise of the peak times
+// the number of ranks.
 func (p *evenkeel) bestRank(candidate int32, pairs []pair, peakRise int64) (best int, least int64) {
 	l := &p.loads
 	c, rankCount := &p.candidates.all[candidate], int64(len(l.load))

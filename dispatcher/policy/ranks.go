@@ -26,6 +26,9 @@ type ranks struct {
 	reservedFor int // index in the pool of the overdue entry for which the rank is reserved; or none
 }
 
+// noExtraSlots is the argument extra of load for policies that give a rank no more entries than it has free slots.
+const noExtraSlots = 0
+
 // load begins a round: from the snapshot, it sets the free slots of each rank, plus extra, and its KV room. A rank that is down has no
 // slots. tokens are the KV tokens that each rank holds. extra is how many entries a rank may get beyond its free slots.
 func (r *ranks) load(s *Snapshot, tokens []int64, watermark float64, extra int32) {

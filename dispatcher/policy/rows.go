@@ -24,17 +24,19 @@ type searchResult struct {
 	load          float64 // step length in KV tokens: the largest load, plus RowTokens per request of the rank with most requests
 }
 
-// arrange places the entries of the round and improves the placements. If RowTokens is set, it also tries two limits of requests per rank.
-// It keeps the result with the shortest step. A result with a limit counts only if it places no fewer entries, and no fewer overdue
-// entries, than the search without a limit.
+// arrange places the entries of the round and improves the placements by a search. RowTokens is what one more request on the rank with most
+// requests costs, in KV tokens. If it is set, arrange also searches with two limits of requests per rank, and keeps the result with the
+// shortest step. A result with a limit counts only if it places no fewer entries, and no fewer overdue entries, than the best result so
+// far.
 func arrange(p *evenkeel, s *Snapshot) {
 	budget := p.budget(s)
-	if s.RowTokens <= 0 || !p.set.requests { // the largest number of requests costs nothing or is not to count, so no limit helps
+	mostRequestsCost := s.RowTokens > 0 && p.set.countRequests
+	if !mostRequestsCost { // the largest number of requests costs nothing or is not to count, so no limit helps
 		placeAndImprove(p, s, budget)
 		p.fillUp(s)
 		return
 	}
-	budget = max(1, budget/searchCount) // all searches of the round share the evaluations
+	budget = max(1, budget/searchCount) // up to searchCount searches share the evaluations of the round
 	placeAndImprove(p, s, budget)
 	p.fillUp(s)
 	best, bestLimit := resultOf(p, s), int32(0) // a limit of 0 means no limit
@@ -62,12 +64,13 @@ func placeAndImprove(p *evenkeel, s *Snapshot, budget int) {
 }
 
 // arrangeWithLimit begins the round anew, with at most limit requests on each rank; 0: no limit. A rank that already runs more gets no
-// entry under the limit. Slots that are still free in the end may be filled beyond the limit.
+// entry under the limit. The search may try budget changes of placements. Slots that are still free after it may be filled beyond the
+// limit, so that the round places as many entries as it could without a limit.
 func arrangeWithLimit(p *evenkeel, s *Snapshot, limit int32, budget int) {
 	p.placed = p.placed[:0]
 	p.loads.build(s, p.loads.requestWeight)
-	p.ranks.load(s, p.loads.heldTokens, p.set.watermark, 0)
-	wanted := p.placeable(s) // counts the slots that are closed below; place does not count them
+	p.ranks.load(s, p.loads.heldTokens, p.set.watermark, noExtraSlots)
+	wantedWithAllSlots := p.placeable(s) // before any slot is closed
 	p.rows.closedSlots = sized(p.rows.closedSlots, len(s.Workers))
 	clear(p.rows.closedSlots)
 	if limit > 0 {
@@ -78,6 +81,7 @@ func arrangeWithLimit(p *evenkeel, s *Snapshot, limit int32, budget int) {
 			p.ranks.openSlots -= int64(p.rows.closedSlots[g])
 		}
 	}
+	// This sets p.wanted to the number of entries that it can place under the limit, and places them.
 	placeAndImprove(p, s, budget)
 	for g, closed := range p.rows.closedSlots { // open these slots again for fillUp
 		if g != p.ranks.reserved { // a reserved rank gets no entries
@@ -85,7 +89,7 @@ func arrangeWithLimit(p *evenkeel, s *Snapshot, limit int32, budget int) {
 			p.ranks.openSlots += int64(closed)
 		}
 	}
-	p.wanted = wanted
+	p.wanted = wantedWithAllSlots
 	p.fillUp(s)
 }
 
@@ -120,7 +124,9 @@ func requestsByRank(p *evenkeel, s *Snapshot) []int32 {
 	return p.rows.requests
 }
 
-// resultOf rates the present placements: how many entries they place, and how long they make a step.
+// resultOf rates the present placements: how many entries they place, and how long they make a step. A step waits for the largest load.
+// Beyond that, each request of the rank with most requests costs RowTokens KV tokens, because some engines pad the batches of all ranks to
+// the largest batch.
 func resultOf(p *evenkeel, s *Snapshot) (result searchResult) {
 	result.placed = len(p.placed)
 	for _, placement := range p.placed {
@@ -129,6 +135,7 @@ func resultOf(p *evenkeel, s *Snapshot) (result searchResult) {
 		}
 	}
 	peak := math.Ldexp(float64(p.loads.peak()), -fixedBits)
-	result.load = peak + float64(s.RowTokens)*float64(slices.Max(requestsByRank(p, s)))
+	mostRequests := slices.Max(requestsByRank(p, s))
+	result.load = peak + float64(s.RowTokens)*float64(mostRequests)
 	return result
 }

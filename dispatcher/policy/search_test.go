@@ -51,7 +51,7 @@ func (p *evenkeel) aim() int64 {
 
 // worth is the aim of placements that a board's loads have.
 func (p *evenkeel) worth(l *loads, placed []placement) int64 {
-	aim := int64(len(l.load)) * l.smoothed.value(l.peak(), l.smoothed.rootTerm)
+	aim := int64(len(l.load)) * l.smoothed.value(l.peak(), l.smoothed.powerMeanTerm)
 	for _, a := range placed {
 		aim -= p.candidates.all[a.candidate].load + p.candidates.all[a.candidate].waitCredit
 	}

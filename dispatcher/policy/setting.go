@@ -12,15 +12,15 @@ import (
 
 // settings has the values of all keys that a user may set for any policy. Each policy reads only its own keys.
 type settings struct {
-	window     int
-	theta      int64 // while more slots than this are free, requests are placed one by one; thetaIsRankCount: the number of ranks
-	capacity   bool  // true for queue=capacity: ranks with more free slots come first
-	longest    bool  // true for order=desc: the longest prompts come first
-	maxAgeMs   float64
-	watermark  float64
-	sendsAhead bool
-	margin     int32
-	seed       uint64
+	window       int
+	theta        int64 // while more slots than this are free, requests are placed one by one; thetaIsRankCount: the number of ranks
+	slotsFirst   bool  // true for queue=capacity: ranks with more free slots come first
+	longestFirst bool  // true for order=desc: the longest prompts come first
+	maxAgeMs     float64
+	watermark    float64
+	sendsAhead   bool
+	margin       int32
+	seed         uint64
 
 	// Settings of policies that look ahead (brh), and of evenkeel.
 	horizon         int     // number of decode steps, or auto
@@ -40,7 +40,7 @@ type settings struct {
 	holdSteps       float64
 	patience        float64
 	maxHoldS        float64
-	requests        bool
+	countRequests   bool // value of the key requests: a request counts in loads even beside its KV
 	prefixAffinity  float64
 }
 
@@ -51,8 +51,8 @@ var allSettings = []key{
 	namedargs.Whole("window", 1, subset.MaxItems, func(v *settings) *int { return &v.window }),
 	namedargs.Or(namedargs.Whole("theta", 0, math.MaxInt32, func(v *settings) *int64 { return &v.theta }),
 		"G", thetaIsRankCount, func(v *settings) *int64 { return &v.theta }).Meaning("G, the number of workers, or a whole number from 0"),
-	namedargs.Either("queue", "margin", "capacity", func(v *settings) *bool { return &v.capacity }),
-	namedargs.Either("order", "fcfs", "desc", func(v *settings) *bool { return &v.longest }),
+	namedargs.Either("queue", "margin", "capacity", func(v *settings) *bool { return &v.slotsFirst }),
+	namedargs.Either("order", "fcfs", "desc", func(v *settings) *bool { return &v.longestFirst }),
 	namedargs.Whole("margin", 0, 1024, func(v *settings) *int32 { return &v.margin }),
 	{
 		Name: "seed", Must: "a whole number from 0",
@@ -82,7 +82,7 @@ var allSettings = []key{
 		"the number of steps for which a longer step counts, from 0 to 1000; 0 holds nothing back where ranks only decode"),
 	namedargs.Number("patience", 0, 100, func(v *settings) *float64 { return &v.patience }),
 	namedargs.Number("max_hold", 0, 3600, func(v *settings) *float64 { return &v.maxHoldS }).Meaning("seconds from 0 to 3600"),
-	namedargs.Either("requests", "false", "true", func(v *settings) *bool { return &v.requests }),
+	namedargs.Either("requests", "false", "true", func(v *settings) *bool { return &v.countRequests }),
 	namedargs.Number("near", 0, 1, func(v *settings) *float64 { return &v.prefixAffinity }).Meaning(
 		"the share of a step by which ranks below the fullest may become less level for prompts that ranks hold, from 0 to 1"),
 	namedargs.Number("max_age_ms", 0, math.MaxInt32,

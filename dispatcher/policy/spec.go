@@ -26,7 +26,7 @@ var brhDefaults = withChange(commonDefaults, func(v *settings) {
 
 var evenkeelDefaults = withChange(commonDefaults, func(v *settings) {
 	v.extraCandidates, v.budget, v.bestPairMax, v.workerFirstMax = 128, 4000, 24, 200
-	v.kappa, v.ageWeight, v.requests = 0.6, auto, true
+	v.kappa, v.ageWeight, v.countRequests = 0.6, auto, true
 	v.prefixAffinity, v.holdSteps = 0.01, 3
 	v.patience, v.maxHoldS = rounds.Default.Patience, rounds.Default.MaxHold
 })
@@ -39,7 +39,7 @@ var namedPolicies = slices.Concat([]namedPolicy{
 	},
 	{
 		name: "br0:paper", keys: keysNamed("window", "theta", "order", "watermark"), presets: []string{"queue", "max_age_ms", "ahead"},
-		defaults: withChange(commonDefaults, func(v *settings) { v.capacity, v.maxAgeMs, v.sendsAhead = true, 0, false }), build: newPaper,
+		defaults: withChange(commonDefaults, func(v *settings) { v.slotsFirst, v.maxAgeMs, v.sendsAhead = true, 0, false }), build: newPaper,
 	},
 	{
 		name: "br0:bypass", keys: keysNamed("margin", "max_age_ms", "watermark"),
@@ -57,7 +57,7 @@ var namedPolicies = slices.Concat([]namedPolicy{
 			"predictor", "tau", "every", "watermark"),
 		presets: []string{"queue", "max_age_ms", "ahead", "decrement_anchor"},
 		defaults: withChange(brhDefaults, func(v *settings) {
-			v.capacity, v.maxAgeMs, v.sendsAhead, v.decrement, v.horizon = true, 0, false, true, 80
+			v.slotsFirst, v.maxAgeMs, v.sendsAhead, v.decrement, v.horizon = true, 0, false, true, 80
 		}),
 		build: func(name string, v *settings) Policy {
 			p := newBRH(name, v).(*greedy)
@@ -80,12 +80,14 @@ func withChange(v settings, change func(*settings)) settings {
 	return v
 }
 
-// newBR0 makes the policy BR-0 of the BalanceRoute paper, and adds a starvation guard (overdueFirst), which the paper does not have.
+// newBR0 makes the policy BR-0 of the BalanceRoute paper, and adds a starvation guard (overdueFirst), which the paper does not have. For an
+// overdue entry that fits no rank, it reserves the rank with the most KV room of all (mostRoomOfAll), even one that the entry would not fit
+// when the rank is idle. The golden vectors, recorded decisions that tests compare with, reserve ranks in this way.
 func newBR0(name string, v *settings) Policy {
 	return &greedy{
-		name: name, window: v.window, theta: v.theta, slotsFirst: v.capacity, longestFirst: v.longest,
+		name: name, window: v.window, theta: v.theta, slotsFirst: v.slotsFirst, longestFirst: v.longestFirst,
 		overdueFirst: true, maxAgeMs: float32(v.maxAgeMs), watermark: v.watermark, sendsAhead: v.sendsAhead,
-		ranks: ranks{mostRoomOfAll: true}, // the golden vectors, recorded decisions that tests compare with, reserve ranks in this way
+		ranks: ranks{mostRoomOfAll: true},
 	}
 }
 
@@ -115,7 +117,9 @@ func newBypass(name string, v *settings) Policy {
 	}
 }
 
-// ruleForms returns both forms of a first-come rule: the immediate form, and the pooled form, whose name begins with p.
+// ruleForms returns both forms of a first-come rule. The immediate form sends each entry to a rank at once, and the rank's engine queues
+// it. In the pooled form, whose name begins with p, entries wait in the proxy's pool until a rank has a free slot and KV room. keys are the
+// keys that a user may set for both forms; the pooled form has more.
 func ruleForms(name string, r rule, keys ...string) []namedPolicy {
 	// A PCG has two seeds. The second is the user's seed with some bits flipped, so that it differs from the first.
 	dice := func(seed uint64) *rand.PCG { return rand.NewPCG(seed, seed^0x9e3779b97f4a7c15) }

@@ -13,10 +13,10 @@ type starts struct {
 	heap     []int32 // used by longestFirst: heap of the ranks with a free slot, the smallest load on top
 }
 
-// ranked is a candidate with its sort value, gain. In workerFirst, gain is by how much the candidate lowers the cost if the largest load
-// does not rise. In longestFirst, gain is the length of its prompt.
+// ranked is a candidate with the value by which candidates are sorted, the largest first. In workerFirst, this is its gain: by how much the
+// candidate lowers the cost if the largest load does not rise. In longestFirst, it is the length of its prompt.
 type ranked struct {
-	gain      int64
+	sortValue int64
 	candidate int32
 }
 
@@ -32,10 +32,12 @@ func (p *evenkeel) extraCandidates(n int) int {
 const leastExtra = 32
 
 // place makes the first placements of the round: the overdue entries, then other entries while slots are free, except those that are held
-// back. improve makes them better later. For an overdue entry that fits no rank, place reserves a rank.
+// back. improve makes them better later. For an overdue entry that fits no rank, place reserves a rank. The candidates that it does not
+// place become p.unplaced, from which improve may take some in place of others.
 func (p *evenkeel) place(s *Snapshot) {
 	p.wanted = p.placeable(s)
-	const fromPool, beforePlacing = true, true
+	// When no candidate is left, goOnInPool places later entries of the pool.
+	const goOnInPool = true
 	slotsAreScarce := p.ranks.openSlots <= int64(p.wanted) // true: there is an entry for each slot; false: there is a slot for each entry
 	p.overdueEntries = appendOverdue(s, p.overdueEntries[:0])
 	p.candidates.reset(s, p.loads.expectedGrowth, ageWeightFor(p.set.ageWeight, s), p.stepMs(s))
@@ -50,11 +52,12 @@ func (p *evenkeel) place(s *Snapshot) {
 		placeRange = p.bestPair // all entries are placed: the choice is on which ranks
 	}
 	if p.candidates.overdueCount > 0 {
-		p.reserve(s, beforePlacing)
-		placeRange(s, 0, p.candidates.overdueCount, !fromPool)
-		p.reserve(s, !beforePlacing)
+		const overdueArePlaced = true
+		p.reserve(s, !overdueArePlaced) // for an entry that is too large for the present room of all ranks
+		placeRange(s, 0, p.candidates.overdueCount, !goOnInPool)
+		p.reserve(s, overdueArePlaced) // for an entry whose room other overdue entries have taken
 	}
-	placeRange(s, p.candidates.overdueCount, len(p.candidates.all), fromPool)
+	placeRange(s, p.candidates.overdueCount, len(p.candidates.all), goOnInPool)
 
 	p.unplaced = p.unplaced[:0]
 	for i := range p.candidates.all {
@@ -72,17 +75,18 @@ func (p *evenkeel) placeable(s *Snapshot) int {
 
 // fillUp places entries for which improve has made room, so that no slot stays free while a waiting entry fits.
 func (p *evenkeel) fillUp(s *Snapshot) {
-	const fromPool = true
+	const goOnInPool = true
 	if p.ranks.openSlots > 0 && len(p.placed) < p.wanted {
-		p.workerFirst(s, 0, len(p.candidates.all), fromPool)
+		p.workerFirst(s, 0, len(p.candidates.all), goOnInPool)
 	}
 }
 
-// reserve reserves a rank for the first overdue entry that fits no rank with a free slot. beforePlacing says that no entry is placed yet.
-// After placing, an overdue entry without a rank also gets a reservation if slots are still free, because then it lacks only KV room.
-func (p *evenkeel) reserve(s *Snapshot, beforePlacing bool) {
+// reserve reserves a rank for the first overdue entry that fits no rank with a free slot. Before the overdue entries are placed
+// (overdueArePlaced false), only an entry that is larger than the room of all these ranks gets a reservation. Afterwards, an overdue entry
+// without a rank also gets one if slots are still free, because then it lacks only KV room.
+func (p *evenkeel) reserve(s *Snapshot, overdueArePlaced bool) {
 	room := p.ranks.largestRoom()
-	slotsButNoRoom := !beforePlacing && p.ranks.openSlots > 0
+	slotsButNoRoom := overdueArePlaced && p.ranks.openSlots > 0
 	for i := range p.candidates.overdueCount {
 		c := &p.candidates.all[i]
 		if !c.placed && (c.tokens > room || slotsButNoRoom) {
@@ -93,13 +97,13 @@ func (p *evenkeel) reserve(s *Snapshot, beforePlacing bool) {
 }
 
 // workerFirst takes the rank with the smallest load, places the candidate there that changes the cost least, and repeats this until
-// p.wanted entries are placed. The candidates are those with the indices from `from` to `to`-1. With fromPool, a rank that no such
+// p.wanted entries are placed. The candidates are those with the indices from `from` to `to`-1. With goOnInPool, a rank that no such
 // candidate fits gets a later entry of the pool.
-func (p *evenkeel) workerFirst(s *Snapshot, from, to int, fromPool bool) {
+func (p *evenkeel) workerFirst(s *Snapshot, from, to int, goOnInPool bool) {
 	order := p.sortByGain(from, to)
 	p.start.noneFits = sized(p.start.noneFits, len(p.loads.load))
 	clear(p.start.noneFits)
-	for len(p.placed) < p.wanted && (len(order) > 0 || fromPool) {
+	for len(p.placed) < p.wanted && (len(order) > 0 || goOnInPool) {
 		g := p.leastLoaded()
 		if g == none { // no slot is free any more, or nothing fits a rank with a free slot
 			return
@@ -110,7 +114,7 @@ func (p *evenkeel) workerFirst(s *Snapshot, from, to int, fromPool bool) {
 			continue
 		}
 		candidate := none
-		if fromPool {
+		if goOnInPool {
 			candidate = p.candidates.addFromPool(s, p.ranks.room[g])
 		}
 		if candidate == none { // leastLoaded must choose another rank from now on
@@ -121,7 +125,8 @@ func (p *evenkeel) workerFirst(s *Snapshot, from, to int, fromPool bool) {
 	}
 }
 
-// leastLoaded returns the rank with the smallest load that has a free slot and that some candidate may fit; none: there is no such rank.
+// leastLoaded returns the rank with the smallest load among those with a free slot; none: there is no such rank. It leaves out the ranks
+// for which workerFirst has found no waiting entry that fits (noneFits).
 func (p *evenkeel) leastLoaded() int {
 	best, least := none, int64(0)
 	for _, rank := range p.ranks.withSlots {
@@ -144,13 +149,13 @@ func (p *evenkeel) sortByGain(from, to int) []ranked {
 		}
 	}
 	p.start.order = order
-	slices.SortFunc(order, byGain)
+	slices.SortFunc(order, largestFirst)
 	return order
 }
 
-// byGain sorts candidates by gain, the largest first; in a tie, by index.
-func byGain(a, b ranked) int {
-	return cmp.Or(cmp.Compare(b.gain, a.gain), cmp.Compare(a.candidate, b.candidate))
+// largestFirst sorts candidates by their sort values, the largest first; in a tie, by index.
+func largestFirst(a, b ranked) int {
+	return cmp.Or(cmp.Compare(b.sortValue, a.sortValue), cmp.Compare(a.candidate, b.candidate))
 }
 
 // bestCandidateFor returns the index in order of the candidate that changes the cost least on rank g, or none if no candidate fits. The
@@ -163,14 +168,15 @@ func (p *evenkeel) bestCandidateFor(g int, order []ranked) int {
 	room := p.ranks.room[g]
 	for i := range order {
 		o := &order[i]
-		if best != none && -o.gain > least {
+		gain := o.sortValue
+		if best != none && -gain > least {
 			break // even without a rise of the peak, this and all later candidates would change the cost by more
 		}
 		if p.candidates.all[o.candidate].tokens > room {
 			continue
 		}
 		peakWith := max(peak, l.load[g]+p.candidates.loadOn(l, o.candidate, g))
-		change := rankCount*(peakWith-peak) - o.gain
+		change := rankCount*(peakWith-peak) - gain
 		if best == none || change < least || change == least && o.candidate < order[best].candidate {
 			best, least = i, change
 		}
@@ -181,20 +187,20 @@ func (p *evenkeel) bestCandidateFor(g int, order []ranked) int {
 // longestFirst is for many placements at once. It takes one candidate after the other, and places it on the rank with the smallest load
 // that has room for it. The candidates are those with the indices from `from` to `to`-1.
 //
-// Without fromPool, these are the overdue entries, which it takes in the order of their waits. With fromPool, it first takes the oldest
+// Without goOnInPool, these are the overdue entries, which it takes in the order of their waits. With goOnInPool, it first takes the oldest
 // candidates, as many as are still wanted, sorted by prompt length, the longest first. Then it takes the other candidates, and then later
 // entries of the pool, while slots are free.
-func (p *evenkeel) longestFirst(s *Snapshot, from, to int, fromPool bool) {
+func (p *evenkeel) longestFirst(s *Snapshot, from, to int, goOnInPool bool) {
 	order := p.start.order[:0]
 	for i := from; i < to; i++ {
 		if !p.candidates.all[i].placed {
-			order = append(order, ranked{p.candidates.all[i].tokens, int32(i)})
+			order = append(order, ranked{sortValue: p.candidates.all[i].tokens, candidate: int32(i)})
 		}
 	}
 	p.start.order = order
-	if fromPool {
+	if goOnInPool {
 		oldest := order[:min(len(order), p.wanted-len(p.placed))]
-		slices.SortFunc(oldest, byGain)
+		slices.SortFunc(oldest, largestFirst) // the longest prompts first
 	}
 	p.buildHeap()
 	for _, o := range order {
@@ -206,7 +212,7 @@ func (p *evenkeel) longestFirst(s *Snapshot, from, to int, fromPool bool) {
 			p.heapUpdate(g)
 		}
 	}
-	for fromPool && len(p.placed) < p.wanted {
+	for goOnInPool && len(p.placed) < p.wanted {
 		candidate := p.candidates.addFromPool(s, p.ranks.largestRoom())
 		if candidate == none { // no waiting entry fits any rank
 			return

@@ -42,24 +42,27 @@ func (p *evenkeel) roomIsScarce(s *Snapshot) (meanPrompt float64, scarce bool) {
 	return meanPrompt, roomGoesFirst && work <= maxTightWork
 }
 
-// placeByRoom places the overdue entries and then the oldest of the others, while they find room. For the first overdue entry that finds no
-// room, it reserves a rank. It places at most maxTightWork entries divided by the number of ranks, and leaves the rest to the next round.
+// placeByRoom places the overdue entries and then the oldest of the others, while they find room. It compares the loads that the ranks will
+// have when their room is full (projectFullLoads), because then the rank with most requests will be the slowest. For the first overdue
+// entry that finds no room, it reserves a rank. It looks at each rank for each entry, so it places at most maxTightWork entries divided by
+// the number of ranks, and leaves the rest to the next round. meanPrompt is the mean prompt length of the pool, in tokens.
 func (p *evenkeel) placeByRoom(s *Snapshot, meanPrompt float64) {
 	p.overdueEntries = appendOverdue(s, p.overdueEntries[:0])
 	const isOverdue, noAgeWeight, noStepMs = true, 0, 0 // waits do not count, because entries are taken in order of their waits
 	p.candidates.reset(s, p.loads.expectedGrowth, noAgeWeight, noStepMs)
 	p.tight.meanPrompt = meanPrompt
-	p.projectFull(s)
+	p.projectFullLoads(s)
 	maxPlaced := maxTightWork / len(p.ranks.withSlots)
 	room := p.ranks.largestRoom()
 	roomAtFirst := room
 	for _, w := range p.overdueEntries {
 		tokens := int64(s.Pool[w.entry].Prompt)
 		// If no slot is open any more, an entry that would have fitted at first waits only for a slot, and a reservation would not help it.
-		waitsForRoom := tokens > room && (tokens > roomAtFirst || p.ranks.openSlots > 0)
+		waitsForSlotOnly := p.ranks.openSlots <= 0 && tokens <= roomAtFirst
+		waitsForRoom := tokens > room && !waitsForSlotOnly
 		switch {
 		case tokens <= room && len(p.placed) < maxPlaced:
-			p.placeLevel(s, int(w.entry), isOverdue)
+			p.placeEvenly(s, int(w.entry), isOverdue)
 			room = p.ranks.largestRoom()
 		case waitsForRoom && p.ranks.reserved == none:
 			p.ranks.reserve(s, int(w.entry))
@@ -68,15 +71,15 @@ func (p *evenkeel) placeByRoom(s *Snapshot, meanPrompt float64) {
 	}
 	for i := 0; i < len(s.Pool) && p.ranks.openSlots > 0 && len(p.placed) < maxPlaced; i++ {
 		if int64(s.Pool[i].Prompt) <= room && !p.candidates.taken[i] {
-			p.placeLevel(s, i, !isOverdue)
+			p.placeEvenly(s, i, !isOverdue)
 			room = p.ranks.largestRoom()
 		}
 	}
 }
 
-// projectFull computes the load that each rank will have when entries of mean length have filled its room: its present load, the tokens
-// that fill the room, and the expected growth of as many entries as fit in there.
-func (p *evenkeel) projectFull(s *Snapshot) {
+// projectFullLoads computes the load that each rank will have when entries of mean length have filled its room: its present load, the
+// tokens that fill the room, and the expected growth of as many entries as fit in there.
+func (p *evenkeel) projectFullLoads(s *Snapshot) {
 	t := &p.tight
 	t.loadWhenFull = sized(t.loadWhenFull, len(s.Workers))
 	for _, g := range p.ranks.withSlots {
@@ -85,27 +88,36 @@ func (p *evenkeel) projectFull(s *Snapshot) {
 	}
 }
 
-// placeLevel places an entry that finds room on the rank where it makes the loads of the full ranks most equal. The shorter the prompts on
-// a full rank are, the more requests it holds, and the larger is its load. Therefore an entry that is shorter than the mean goes to the
-// rank with the smallest future load, and a longer entry to the rank with the largest. isOverdue says that the starvation guard takes the
-// entry.
-func (p *evenkeel) placeLevel(s *Snapshot, entry int, isOverdue bool) {
+// placeEvenly places an entry on the rank where it makes the loads of the full ranks most equal. The entry must fit some rank. isOverdue
+// says that the starvation guard takes it.
+func (p *evenkeel) placeEvenly(s *Snapshot, entry int, isOverdue bool) {
 	t := &p.tight
 	tokens := int64(s.Pool[entry].Prompt)
-	isShort := float64(tokens) <= t.meanPrompt
-	best := none
+	g := rankForEvenLoads(p, tokens)
+	p.candidates.add(s, entry, isOverdue)
+	p.placeOn(int32(len(p.candidates.all)-1), g)
+	// For the room that the entry takes, loadWhenFull counts the growth of tokens/meanPrompt entries, as many as would fill it. But this one
+	// entry takes the room, and grows by expectedGrowth.
+	growthNotCounted := float64(p.loads.expectedGrowth) * (1 - float64(tokens)/t.meanPrompt) // below 0 for an entry longer than the mean
+	t.loadWhenFull[g] += growthNotCounted * float64(p.loads.cost[g])
+}
+
+// rankForEvenLoads returns the rank for an entry of so many tokens that makes the loads of the full ranks most equal; none: the entry fits
+// no rank. The shorter the prompts on a full rank are, the more requests it holds, and the larger is its load. Therefore an entry that is
+// not longer than the mean goes to the rank with the smallest load when full, and a longer entry to the rank with the largest.
+func rankForEvenLoads(p *evenkeel, tokens int64) (best int) {
+	loadWhenFull, isShort := p.tight.loadWhenFull, float64(tokens) <= p.tight.meanPrompt
+	best = none
 	for _, rank := range p.ranks.withSlots {
 		g := int(rank)
 		if !p.ranks.fits(g, tokens) {
 			continue
 		}
-		if best == none || isShort && t.loadWhenFull[g] < t.loadWhenFull[best] || !isShort && t.loadWhenFull[g] > t.loadWhenFull[best] {
+		load := loadWhenFull[g]
+		isBetter := best == none || isShort && load < loadWhenFull[best] || !isShort && load > loadWhenFull[best]
+		if isBetter {
 			best = g
 		}
 	}
-	p.candidates.add(s, entry, isOverdue)
-	p.placeOn(int32(len(p.candidates.all)-1), best)
-	// projectFull has counted the growth of the tokens/meanPrompt entries of mean length that would fill this room. This entry takes their
-	// place, and grows like one entry.
-	t.loadWhenFull[best] += float64(p.loads.expectedGrowth) * (1 - float64(tokens)/t.meanPrompt) * float64(p.loads.cost[best])
+	return best
 }

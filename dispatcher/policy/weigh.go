@@ -18,32 +18,33 @@ type Weigher interface {
 }
 
 // Weigh writes, for each rank, by how many KV tokens the cost falls if the entry is bound there: the load of the entry, less the number of
-// ranks times the rise of the largest load (see appendAssignments). A larger value is better, so lowerIsBetter is false. ok is false if the
-// last round made no i-th placement.
+// ranks times the rise of the largest load (see appendAssignments). A rank without a slot or room for the entry gets NaN. A larger value is
+// better, so lowerIsBetter is false. ok is false if the last round made no i-th placement. Weigh changes no loads.
 func (p *evenkeel) Weigh(s *Snapshot, i int, _ Assignment, tokens int64, dst []float64) (lowerIsBetter, ok bool) {
 	if i >= len(p.placed) {
 		return false, false
 	}
 	fillNaN(dst)
-	p.liftPlacement(i) // sets p.search to the loads without the entry
+	p.fillSearch(i) // fills p.search with the chosen rank (ownRank), its load without the entry, and the loads of the other ranks
 	l, search, candidate := &p.loads, &p.search, p.placed[i].candidate
 	rankCount := int64(len(s.Workers))
-	peakWithout := max(search.others.largest, search.baseLoad)
+	peakWithout := max(search.otherRanks.largest, search.loadWithout) // largest load of a rank if the entry is on no rank
 	for _, rank := range p.ranks.withSlots {
 		g := int(rank)
 		peak := l.peak() // largest load with the entry on the rank that the policy chose
-		if g != search.rank {
+		if g != search.ownRank {
 			if !p.ranks.fits(g, tokens) { // the score stays NaN
 				continue
 			}
-			peak = max(search.others.largestWithout(g), search.baseLoad, l.load[g]+p.candidates.loadOn(l, candidate, g))
+			peak = max(search.otherRanks.largestWithout(g), search.loadWithout, l.load[g]+p.candidates.loadOn(l, candidate, g))
 		}
 		dst[g] = math.Ldexp(float64(p.candidates.all[candidate].load-rankCount*(peak-peakWithout)), -fixedBits)
 	}
 	return false, true
 }
 
-// Weigh writes for each rank the score F (see scoreOf) that the entry alone would have there. A larger score is better. ok is false if the
+// Weigh writes for each rank the score F (see scoreOf) that the entry of assignment a would have there; NaN for a rank without a slot or
+// room for it. All other entries of the round count on their ranks. A larger score is better, so lowerIsBetter is false. ok is false if the
 // assigned rank is not in the snapshot.
 func (p *greedy) Weigh(s *Snapshot, _ int, a Assignment, tokens int64, dst []float64) (lowerIsBetter, ok bool) {
 	chosen, ok := s.index(a.Worker)
@@ -51,28 +52,29 @@ func (p *greedy) Weigh(s *Snapshot, _ int, a Assignment, tokens int64, dst []flo
 		return false, false
 	}
 	fillNaN(dst)
-	size := p.scaled(s, chosen, tokens)
-	p.envelope.removeLoad(chosen, size) // the entry must not count when its own score is computed
+	load := p.loadOn(s, chosen, tokens)
+	p.envelope.removeLoad(chosen, load) // the projected loads must not have the entry while its own score is computed
 	for _, rank := range p.ranks.withSlots {
 		if g := int(rank); g == chosen || p.ranks.fits(g, tokens) { // the chosen rank had room, even if the entry has filled it
 			dst[g] = p.scoreOf(s, g, tokens)
 		}
 	}
-	p.envelope.addLoad(chosen, size)
+	p.envelope.addLoad(chosen, load)
 	return false, true
 }
 
-// Weigh writes for each rank the value that the rule compares: its requests or its KV tokens without the entry, for which smaller is
-// better, or the score F of BR-0 (see largestF), for which larger is better. For the rules random and rr, which compare nothing, ok is
-// false.
+// Weigh writes for each rank the value that the rule compares, without the entry of assignment a; NaN for a rank without a slot or room for
+// it. The value is the rank's number of requests or its KV tokens, for which smaller is better, or the score F of the policy BR-0 (see
+// largestF), for which larger is better. ok is false for the rules random and rr, which compare nothing, and if the assigned rank is not in
+// the snapshot.
 func (p *firstCome) Weigh(s *Snapshot, _ int, a Assignment, tokens int64, dst []float64) (lowerIsBetter, ok bool) {
 	chosen, ok := s.index(a.Worker)
 	if !ok || p.rule == ruleRandom || p.rule == ruleRR {
 		return false, false
 	}
 	fillNaN(dst)
-	size := subset.Scaled(tokens, float64(s.Workers[chosen].Cost))
-	p.envelope.removeLoad(chosen, size) // the entry must not count when its own score is computed
+	load := subset.Scaled(tokens, float64(s.Workers[chosen].Cost))
+	p.envelope.removeLoad(chosen, load) // for margins without the entry; heldTokens and requests still have it, and are corrected below
 	for g := range s.Workers {
 		if g != chosen && !p.ranks.fits(g, tokens) { // the score stays NaN
 			continue
@@ -84,7 +86,8 @@ func (p *firstCome) Weigh(s *Snapshot, _ int, a Assignment, tokens int64, dst []
 				dst[g] -= float64(tokens)
 			}
 		case ruleLeastF:
-			dst[g] = float64(subset.F0(subset.Scaled(tokens, float64(s.Workers[g].Cost)), p.envelope.minMargin(g), len(s.Workers)))
+			loadOnG := subset.Scaled(tokens, float64(s.Workers[g].Cost))
+			dst[g] = float64(subset.F0(loadOnG, p.envelope.minMargin(g), len(s.Workers)))
 		default: // p2c and jsq compare numbers of requests
 			dst[g] = float64(p.requests[g])
 			if g == chosen {
@@ -92,7 +95,7 @@ func (p *firstCome) Weigh(s *Snapshot, _ int, a Assignment, tokens int64, dst []
 			}
 		}
 	}
-	p.envelope.addLoad(chosen, size)
+	p.envelope.addLoad(chosen, load)
 	return p.rule != ruleLeastF, true
 }
 
@@ -108,8 +111,9 @@ func (s *Snapshot) index(worker int32) (g int, ok bool) {
 	return slices.BinarySearchFunc(s.Workers, worker, func(w Worker, id int32) int { return int(w.ID) - int(id) })
 }
 
-// removeLoad subtracts a scaled number of tokens from the load of rank g at every step, and computes the peaks anew. The caller restores
-// the envelope by a call of addLoad with the same number.
+// removeLoad subtracts size (KV tokens times the rank's cost) from the projected load of rank g at every step. Then it computes the peaks,
+// the largest loads of any rank, anew, and minMargin must compute the margins anew when it is asked. A call of addLoad with the same size
+// restores the loads and the peaks.
 func (e *envelope) removeLoad(g int, size int64) {
 	loads := e.loadsOf(g)
 	for h := range loads {
@@ -120,6 +124,6 @@ func (e *envelope) removeLoad(g int, size int64) {
 		for h, load := range e.loadsOf(rank) {
 			e.peaks[h] = max(e.peaks[h], load)
 		}
-		e.leastMarginAt[rank] = none
+		e.leastMarginAt[rank] = notComputed
 	}
 }
