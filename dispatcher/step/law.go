@@ -16,13 +16,13 @@ const (
 	OwnBuckets             // with graphs: each rank is padded to a graph size of its own, and experts skip the padding
 )
 
-// Bottleneck returns which ranks' requests make a step of this form longer, apart from rounding up to graph sizes. If all ranks are padded
-// to the rank with most rows, the requests of that rank make each rank slower.
+// Bottleneck returns which ranks' requests make a step of this form longer, apart from rounding up to graph sizes. A step waits for the
+// slowest rank, and each request is one row of a rank's batch.
 func (f Form) Bottleneck() Bottleneck {
-	if f == Eager || f == OwnBuckets { // a rank is slowed only by its own requests
+	if f == Eager || f == OwnBuckets { // no rank is padded to another rank's rows, so a rank is slowed only by its own requests
 		return OneRank
 	}
-	return TwoRanks
+	return TwoRanks // all ranks are padded to the rank with most rows, whose requests so slow the rank with most KV, too
 }
 
 // Forms has the names of the forms, by Form, as reports print them.
@@ -82,7 +82,9 @@ func (l *Law) padded(rows float64) (size float64, fits bool) {
 // Plain says whether the Model alone gives the length of a step: no rows are padded, and a rank's rows cost no time on other ranks.
 func (l *Law) Plain() bool { return l.Form == Eager && l.MostRowsMs == 0 && l.MeanRowsMs == 0 }
 
-// Ms returns how long a step takes in which the ranks do this work, in ms; C0Ms if there are no ranks.
+// Ms returns how long a step takes in which the ranks do this work, in ms; C0Ms if there are no ranks. It is the sum of C0Ms, the own work
+// of the slowest rank, and costs per row that all ranks share. A row is a token that a rank processes in the step. In the form Eager, the
+// step runs without CUDA graphs. In the others, the rows are padded to the size of a graph.
 func (l *Law) Ms(ranks []Rank) float64 {
 	if len(ranks) == 0 {
 		return l.C0Ms
@@ -98,7 +100,7 @@ func (l *Law) Ms(ranks []Rank) float64 {
 	if form == Eager { // no graphs, or no graph has room for the rows
 		return l.C0Ms + slowest + l.sharedEagerMs(ranks)
 	}
-	if form == Unmasked { // experts compute the padding of all ranks
+	if form == Unmasked { // the expert layers compute the padding of all ranks, too, so each rank has as many rows as the largest
 		meanRows = mostRows
 	}
 	return l.C0Ms + slowest + l.MostRowsMs*mostRows + l.MeanRowsMs*meanRows
@@ -145,7 +147,9 @@ func (l *Law) ownMs(r *Rank, form Form, mostRows float64) float64 {
 // rows returns how many rows the rank has: one for each request that decodes, and one for each prompt token.
 func (r *Rank) rows() float64 { return r.Requests + r.Prompt }
 
-// rowsMs returns how many ms the attention and dense layers of a rank take for its rows and its padding, in a step of this form.
+// rowsMs returns how many ms the attention and dense layers of a rank take for its rows and its padding, in a step of this form. A row is a
+// request that decodes or a prompt token, and RequestMs is the time of either. Only without graphs (Eager) does a prompt token have a time
+// of its own. mostRows is the largest number of rows of any rank, padded to the size of a graph.
 func (l *Law) rowsMs(r *Rank, form Form, mostRows float64) float64 {
 	switch form {
 	case Unmasked, Masked: // each rank is padded to the rank with most rows
@@ -158,8 +162,11 @@ func (l *Law) rowsMs(r *Rank, form Form, mostRows float64) float64 {
 	return l.RequestMs*r.Requests + l.OwnPromptMs*r.Prompt // without graphs, a prompt token has a cost of its own
 }
 
-// sharedEagerMs returns how many ms a step without graphs takes in addition to C0Ms and the slowest rank's own work. Without graphs, prompt
-// tokens have a cost of their own, so only requests count as rows.
+// sharedEagerMs returns how many ms a step without graphs takes in addition to C0Ms and the slowest rank's own work:
+//
+//	MostRowsMs*most requests of a rank + MeanRowsMs*mean requests + SharedPromptMs*mean prompt tokens
+//
+// and PrefillMs more if any rank computes a prompt. With graphs, prompt tokens also count as rows in the first two terms.
 func (l *Law) sharedEagerMs(ranks []Rank) (ms float64) {
 	most, sum := 0.0, 0.0
 	for i := range ranks {
@@ -173,28 +180,30 @@ func (l *Law) sharedEagerMs(ranks []Rank) (ms float64) {
 }
 
 // Assumed returns the law in the form in which policies use it: a model of the ranks' own loads, and how many KV tokens a request counts
-// for. With graphs, a request makes a step longer only on the rank with most requests, but half of its weight is counted on its own rank,
-// see SplitWeight. The sizes of graphs are left out, because a rank that is just below a size now is above it a few steps later.
+// for (weights). If all ranks are padded to the rank with most requests (Unmasked and Masked), a request makes a step longer only on this
+// rank. But half of its weight is counted on its own rank, because a search that moves single requests finds better moves then, see
+// SplitWeight. The sizes of graphs are left out, because a rank that is just below a size now is above it a few steps later.
 func (l *Law) Assumed() (load Model, weights RequestCost) {
 	load = l.Model
 	if l.C1Ms <= 0 { // if KV tokens cost no time, a request's cost cannot be expressed in KV tokens
 		return load, weights
 	}
 	switch l.Form {
-	case Unmasked: // experts compute the padding, so the rank with most requests determines both costs
+	case Unmasked: // expert layers compute the padding, so the rank with most requests determines MostRowsMs and MeanRowsMs
 		load.RequestMs += l.MostRowsMs + l.MeanRowsMs
 		weights = SplitWeight(load.Weight())
-	case Masked: // MeanRowsMs is left out: its cost is the same on whichever rank a request runs
+	case Masked: // expert layers skip the padding; MeanRowsMs is left out, because a request costs it on whichever rank it runs
 		load.RequestMs += l.MostRowsMs
 		weights = SplitWeight(load.Weight())
-	case Eager, OwnBuckets: // a request costs time on its own rank, and communication for the rank with most requests
+	case Eager, OwnBuckets: // a request costs RequestMs on its own rank, and MostRowsMs only if this rank has most requests
 		weights = RequestCost{load.Weight(), l.MostRowsMs / l.C1Ms}
 	}
 	return load, weights
 }
 
-// Level returns the law as a Model for ranks with equal loads. For such ranks, a step takes the same time in all forms, apart from rounding
-// up to graph sizes.
+// Level returns the law as a Model for ranks with equal loads. Then the rows of the rank with most rows are also the mean of all ranks, and
+// no rank is padded to another one. Therefore, in all forms, a request costs the time of a row on its rank and in both shared terms, apart
+// from rounding up to graph sizes.
 func (l *Law) Level() Model {
 	m := l.Model
 	m.RequestMs += l.MostRowsMs + l.MeanRowsMs

@@ -43,7 +43,9 @@ type RequestCost struct {
 // the engine does not pad, halves lose the least.
 func SplitWeight(weight float64) RequestCost { return RequestCost{weight / 2, weight / 2} }
 
-// Ms returns how long a step takes in which the ranks do this work, in ms; C0Ms if there are no ranks.
+// Ms returns how long a step takes in which the ranks do this work, in ms; C0Ms if there are no ranks. All ranks wait for the slowest
+// rank's own work. Expert layers compute the rows of all ranks together, so a part of the cost of prompts grows with the mean prompt tokens
+// of a rank (SharedPromptMs). PrefillMs is added once if any rank computes a prompt, however long.
 func (m *Model) Ms(ranks []Rank) float64 {
 	if len(ranks) == 0 {
 		return m.C0Ms
@@ -91,18 +93,19 @@ const (
 
 // requestWeight says how many KV tokens a request counts for in the length of a step, and on which ranks.
 type requestWeight struct {
-	tokens  float64 // how many KV tokens a request counts for
-	oneRank bool    // the bottleneck is OneRank; false: TwoRanks
+	tokensPerRequest float64 // how many KV tokens a request counts for
+	waitsForOneRank  bool    // the bottleneck is OneRank: a step waits for the rank with the largest load; false: TwoRanks
 }
 
-// slowestOf returns the rank with the largest load. If the bottleneck is TwoRanks, it returns a made-up rank with the most KV of any rank
-// and the most requests of any rank. If no rank has a load, it returns the zero Rank.
+// slowestOf returns the work for which a step waits. If it waits for one rank, this is the rank with the largest load. Otherwise
+// (TwoRanks), all ranks are padded to the most requests of any rank, so it is a made-up rank with these requests and with the most KV of
+// any rank. If no rank has a load, it returns the zero Rank.
 func (w requestWeight) slowestOf(ranks []Rank) (slowest Rank) {
 	for i := range ranks {
 		switch r := &ranks[i]; {
-		case !w.oneRank:
+		case !w.waitsForOneRank: // KV and requests may be those of two different ranks
 			slowest.KV, slowest.Requests = max(slowest.KV, r.KV), max(slowest.Requests, r.Requests)
-		case r.load(w.tokens) > slowest.load(w.tokens):
+		case r.load(w.tokensPerRequest) > slowest.load(w.tokensPerRequest):
 			slowest = *r
 		}
 	}

@@ -27,10 +27,11 @@ const (
 	guessC0Ms, guessTokenMs = 20, 0.1
 )
 
-// add adds a step with a prefill that took ms, unless this time is far from the expected time. m is the model of steps without a prefill,
-// as far as it is known. ownShare is the share of a prompt token's cost that falls on the rank that computes it.
+// add adds a step with a prefill that took ms to the line of time over prompt tokens, unless this time is far from the expected time. m is
+// the model of steps without a prefill, as far as it is known. ownShare is the share of a prompt token's cost that falls on the rank that
+// computes it; if it has changed, the line is learned anew.
 func (f *prefillFit) add(m Model, ownShare float64, ranks []Rank, ms float64) {
-	f.setShare(ownShare)
+	f.setOwnShare(ownShare)
 	costGiven := m.OwnPromptMs+m.SharedPromptMs != 0 // the config or an event of the board gives the cost of prompts
 	costLearned := f.setLearnedCosts(&m)
 	if !costLearned && !costGiven { // nothing is known about the cost of prompts, so guess it
@@ -45,21 +46,24 @@ func (f *prefillFit) add(m Model, ownShare float64, ranks []Rank, ms float64) {
 	slowest := &ranks[m.slowest(ranks)]
 	// The time without decodes is the constant C0Ms and the cost of prompts, and the line describes both.
 	withoutDecodes := ms - m.RequestMs*slowest.Requests - m.C1Ms*slowest.KV
-	f.line.add(ownShare*slowest.Prompt+(1-ownShare)*meanPrompt(ranks), withoutDecodes)
+	// A prompt token costs its own rank the share ownShare, for which the others wait, and all ranks the rest.
+	promptTokens := ownShare*slowest.Prompt + (1-ownShare)*meanPrompt(ranks)
+	f.line.add(promptTokens, withoutDecodes)
 }
 
 // hasSteps says whether any step with a prefill was seen, even if it was left out as an outlier.
 func (f *prefillFit) hasSteps() bool { return f.timeRatio.count > 0 }
 
-// setShare sets which share of a prompt token's cost falls on the rank that computes it. If the share changes, the line is learned anew.
-func (f *prefillFit) setShare(ownShare float64) {
+// setOwnShare sets which share of a prompt token's cost falls on the rank that computes it. If the share changes, the line is learned anew.
+func (f *prefillFit) setOwnShare(ownShare float64) {
 	if ownShare != f.ownShare { // the old line was learned from loads with the old share, so learn anew
 		f.line, f.ownShare = regression{}, ownShare
 	}
 }
 
-// setLearnedCosts writes the learned cost of prefills into the model. It returns false, and changes nothing, if this cost is not known yet.
-// The model's C0Ms must be the time of a step without any load.
+// setLearnedCosts writes the learned cost of prefills into the model: OwnPromptMs, the ms that a prompt token costs the rank that computes
+// it, SharedPromptMs, the ms that it costs all ranks, and PrefillMs, the fixed cost of a step with prompts. It returns false, and changes
+// nothing, if this cost is not known yet. The model's C0Ms must be the time of a step without any load.
 func (f *prefillFit) setLearnedCosts(m *Model) (known bool) {
 	if f.line.n < fitPrefills {
 		return false

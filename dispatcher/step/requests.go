@@ -17,7 +17,7 @@ type weightSearch struct {
 	found          requestWeight // weight and bottleneck shown by the steps; weight 0: a request itself surely costs no time
 	isFound        bool          // found has been set; false: assumed is in use
 	bottleneckSure bool          // the bottleneck in found is certain, too; false: only its weight is
-	lastFound      trial         // result of the last window, which the next window confirms or not
+	onTrial        trial         // result of the last window that has ended, which the steps of the next window confirm or not
 
 	window, block sums
 	candidates    [2 * weightCount]candidate // first each weight with the bottleneck OneRank, then each weight with TwoRanks
@@ -46,6 +46,9 @@ var triedWeights = func() (all [weightCount]float64) {
 // variation of the times within blocks.
 type sums struct{ n, y, yy float64 }
 
+// zeroWeight is the index of the candidate with the weight 0, with which the others are compared.
+const zeroWeight = 0
+
 // candidate has the sums for one weight and one of the two bottlenecks. In the names, x is a load and y a time: xx is the sum of the
 // squared loads, and xy the sum of the loads times the times.
 type candidate struct {
@@ -65,9 +68,11 @@ type trial struct {
 	drops, squares float64
 }
 
-// add adds a step that took ms to each candidate, with the load of the slowest rank under the candidate's weight and bottleneck. A block
-// ends after blockSteps steps, and a window after windowSteps steps. If the end of a window changes the weight in use, changed is true, and
-// line is the regression of the window's steps with the new weight. It must replace the regression with the old weight.
+// add adds a step that took ms to the sums of each candidate, a pair of a weight of a request and a bottleneck (which ranks a step waits
+// for). The load of the step is that of the slowest rank under this pair. After blockSteps steps, the variation within the block is added
+// to the window, so that slow changes between blocks do not count. After windowSteps steps, the best candidate is looked for, and all sums
+// begin anew. If this changes the weight in use, changed is true, and line is the regression of the window's steps with the new weight. It
+// must replace the regression with the old weight.
 func (s *weightSearch) add(ranks []Rank, ms float64) (line regression, changed bool) {
 	loads := loadsByCandidate(ranks)
 	for k := range s.candidates {
@@ -86,7 +91,7 @@ func (s *weightSearch) add(ranks []Rank, ms float64) (line regression, changed b
 		line = s.windowRegression()
 	}
 	s.window = sums{}
-	clear(s.candidates[:])
+	clear(s.candidates[:]) // sets their sums to 0; weights and bottlenecks follow from the index
 	return line, changed
 }
 
@@ -106,17 +111,18 @@ func loadsByCandidate(ranks []Rank) (loads [2 * weightCount]float64) {
 	return loads
 }
 
-// endBlock adds the variation within the current block to the window, and begins the next block. It also adds up by how much the weight
-// that the last window found lowers the squared error of the block.
+// endBlock adds the variation within the current block (the differences from its mean load and mean time) to the window, and begins the
+// next block. Before that, it tests the weight that the last window found: it adds up by how much this weight lowers the squared error of
+// the block, compared with the weight 0.
 func (s *weightSearch) endBlock() {
 	b := s.block
 	for k := range s.candidates {
 		c := &s.candidates[k]
-		c.centre(&b)
+		c.centre(&b) // from now on, blockXX and blockXY have only the variation within the block
 		c.x, c.xx, c.xy = c.x+c.blockX, c.xx+c.blockXX, c.xy+c.blockXY
 	}
-	if t := &s.lastFound; t.candidate > 0 {
-		drop := s.candidates[t.candidate].errorDrop(t.slope) - s.candidates[0].errorDrop(t.zeroSlope)
+	if t := &s.onTrial; t.candidate > 0 { // 0: the last window found no weight
+		drop := s.candidates[t.candidate].errorDrop(t.slope) - s.candidates[zeroWeight].errorDrop(t.zeroSlope)
 		t.blocks++
 		t.drops += drop
 		t.squares += drop * drop
@@ -140,52 +146,58 @@ func (s *weightSearch) inUse() requestWeight {
 	if s.isFound {
 		return s.found
 	}
-	return requestWeight{tokens: s.assumed}
+	return requestWeight{tokensPerRequest: s.assumed}
 }
 
-// endWindow finds the best weight of the window, and says whether the weight in use has changed. The weight that the last window found
-// comes into use if the steps of the present window surely fit it better than the weight 0. If they do not, but surely fit the weight 0
-// better than the weight in use, the best weight of the present window comes into use, which may be 0.
+// endWindow finds the best weight of a request in the window that ends, and says whether the weight in use has changed. The result of the
+// previous window comes into use if the steps of the present window surely fit it better than the weight 0. If they do not, but surely fit
+// the weight 0 better than the weight in use, the best weight of the present window comes into use, which may be 0. bottleneckSure then
+// says whether it is also certain which ranks' requests make a step longer.
 func (s *weightSearch) endWindow() (changed bool) {
-	inUseBefore, lastTrial := s.inUse(), s.lastFound
-	s.lastFound = s.bestOfWindow()
-	if lastTrial.confirmed() {
-		s.adopt(&lastTrial)
-	} else if inUseBefore.tokens > 0 && s.zeroFitsBetter() {
-		s.found, s.isFound, s.bottleneckSure = s.lastFound.best, true, s.lastFound.bottleneckSure
+	inUseBefore, previous := s.inUse(), s.onTrial
+	present := s.bestOfWindow()
+	s.onTrial = present // the next window tests it
+	if previous.confirmed() {
+		s.adopt(&previous, &present)
+	} else if inUseBefore.tokensPerRequest > 0 && s.zeroFitsBetter() {
+		s.found, s.isFound, s.bottleneckSure = present.best, true, present.bottleneckSure
 	}
 	return s.inUse() != inUseBefore
 }
 
-// adopt brings the weight of lastTrial (the result of the previous window) into use. If the present window has found the same bottleneck,
-// the geometric mean of both windows' weights is used. The old weight stays if it differs by at most leastChange and has the same
-// bottleneck.
-func (s *weightSearch) adopt(lastTrial *trial) {
-	found := lastTrial.best
-	sameBottleneck := s.lastFound.candidate > 0 && s.lastFound.best.oneRank == found.oneRank // false also if this window has found nothing
-	if sameBottleneck {
-		found.tokens = math.Sqrt(found.tokens * s.lastFound.best.tokens)
+// adopt brings the weight that the previous window found into use. If the present window has found the same bottleneck, the geometric mean
+// of both windows' weights is used. The old weight stays if it differs by at most leastChange and has the same bottleneck. The bottleneck
+// is sure only if both windows were sure of it.
+func (s *weightSearch) adopt(previous, present *trial) {
+	found := previous.best
+	presentFound := present.candidate > 0 // 0: no weight was surely better than the weight 0
+	if presentFound && present.best.waitsForOneRank == found.waitsForOneRank {
+		found.tokensPerRequest = math.Sqrt(found.tokensPerRequest * present.best.tokensPerRequest)
 	}
 	inUse := s.inUse()
-	differs := inUse.oneRank != found.oneRank || math.Abs(math.Log(found.tokens/inUse.tokens)) > leastChange
+	otherBottleneck := inUse.waitsForOneRank != found.waitsForOneRank
+	differs := otherBottleneck || math.Abs(math.Log(found.tokensPerRequest/inUse.tokensPerRequest)) > leastChange
 	if !s.isFound || differs {
 		s.found, s.isFound = found, true
 	}
-	bothWindowsSure := lastTrial.bottleneckSure && s.lastFound.bottleneckSure
-	s.bottleneckSure = bothWindowsSure && s.lastFound.best.oneRank == s.found.oneRank
+	bothWindowsSure := previous.bottleneckSure && present.bottleneckSure
+	s.bottleneckSure = bothWindowsSure && present.best.waitsForOneRank == s.found.waitsForOneRank
 }
 
-// bestOfWindow returns the candidate with the smallest error in the window; the zero trial if none is surely better than the weight 0.
+// bestOfWindow returns the candidate (a weight of a request and a bottleneck) with the smallest error in the window; the zero trial if none
+// is surely better than the weight 0. The bottleneck says which ranks' requests make a step longer: those of one rank, the one with the
+// largest load, or of two ranks, because all are padded to the rank with most requests. It is sure if the best candidate with the other
+// bottleneck has a surely larger error.
 func (s *weightSearch) bestOfWindow() trial {
-	best, zeroError := 0, s.candidates[0].minSquaredError(&s.window) // squared error with the weight 0
+	best, zeroError := zeroWeight, s.candidates[zeroWeight].minSquaredError(&s.window)
 	least, leastOneRank, leastTwoRanks := zeroError, zeroError, zeroError
 	for k := range s.candidates {
 		weight, squaredError := candidateWeight(k), s.candidates[k].minSquaredError(&s.window)
-		largerIsShorter := s.candidates[k].xy <= 0 // steps with larger loads were shorter, so the loads do not explain the times
-		if weight.tokens == 0 || largerIsShorter { // the weight 0 is what the others are compared with
+		largerIsShorter := s.candidates[k].xy <= 0           // steps with larger loads were shorter, so the loads do not explain the times
+		if weight.tokensPerRequest == 0 || largerIsShorter { // the weight 0 is what the others are compared with
 			continue
 		}
-		if weight.oneRank {
+		if weight.waitsForOneRank {
 			leastOneRank = min(leastOneRank, squaredError)
 		} else {
 			leastTwoRanks = min(leastTwoRanks, squaredError)
@@ -194,19 +206,19 @@ func (s *weightSearch) bestOfWindow() trial {
 			best, least = k, squaredError
 		}
 	}
-	if best == 0 || zeroError-least <= s.sureDifference(least) { // chance may explain that the best is better than the weight 0
+	if best == zeroWeight || zeroError-least <= s.sureDifference(least) { // chance may explain that the best is better than the weight 0
 		return trial{}
 	}
-	t := trial{candidate: best, best: candidateWeight(best), slope: s.candidates[best].slope(), zeroSlope: s.candidates[0].slope()}
+	t := trial{candidate: best, best: candidateWeight(best), slope: s.candidates[best].slope(), zeroSlope: s.candidates[zeroWeight].slope()}
 	t.bottleneckSure = math.Abs(leastOneRank-leastTwoRanks) > s.sureDifference(least)
-	t.best.tokens *= s.refinement(best, least) // the best weight usually lies between two tried weights
+	t.best.tokensPerRequest *= s.refinement(best, least) // a factor near 1: the best weight usually lies between two tried weights
 	return t
 }
 
 // candidateWeight returns the weight and the bottleneck of candidate k. The first weightCount candidates have the bottleneck OneRank, and
 // the others have the same weights with TwoRanks.
 func candidateWeight(k int) requestWeight {
-	return requestWeight{tokens: triedWeights[k%weightCount], oneRank: k < weightCount}
+	return requestWeight{tokensPerRequest: triedWeights[k%weightCount], waitsForOneRank: k < weightCount}
 }
 
 // refinement returns the factor by which to change the weight of the best candidate, because the best weight lies between tried weights: it
@@ -226,21 +238,24 @@ func (s *weightSearch) refinement(best int, least float64) float64 {
 	return math.Exp2((below - above) / (2 * bend) / weightsPerDoubling)
 }
 
-// zeroFitsBetter says whether the weight 0 explains the times of the window surely better than the weight in use does with either
-// bottleneck. It returns false if all ranks had equal numbers of requests in all steps, because such a window shows nothing about the
-// weight.
+// zeroFitsBetter says whether the window's steps surely fit better if a request itself costs no time (the weight 0) than with the weight in
+// use, whether a step waits for the requests of one rank or of two ranks. It returns false if all ranks had equal numbers of requests in
+// all steps, because such a window shows nothing about the weight.
 func (s *weightSearch) zeroFitsBetter() bool {
-	k, zeroError := nearest(s.inUse().tokens), s.candidates[0].minSquaredError(&s.window)
-	weightError := min(s.candidates[k].minSquaredError(&s.window), s.candidates[weightCount+k].minSquaredError(&s.window))
+	zeroError := s.candidates[zeroWeight].minSquaredError(&s.window)
+	k := nearest(s.inUse().tokensPerRequest)
+	oneRank, twoRanks := &s.candidates[k], &s.candidates[weightCount+k] // this weight with either bottleneck
+	weightError := min(oneRank.minSquaredError(&s.window), twoRanks.minSquaredError(&s.window))
 	return weightError-zeroError > s.sureDifference(zeroError)
 }
 
 // sureDifference returns how much larger than least the squared error of another line must be before chance does not explain the
-// difference. The estimated variance of a step's time is least divided by the degrees of freedom, but at least the square of resolutionMs.
-// Each block costs one degree of freedom for its mean, and the line costs two.
+// difference: the square of sureStandardErrors times the standard deviation of a step's time. The estimated variance of this time is least
+// divided by the degrees of freedom, but at least the square of resolutionMs. Each block costs one degree of freedom for its mean, and the
+// line costs two.
 func (s *weightSearch) sureDifference(least float64) float64 {
 	degrees := s.window.n*(1-1./blockSteps) - 2
-	return sureSlope * sureSlope * max(least/degrees, resolutionMs*resolutionMs)
+	return sureStandardErrors * sureStandardErrors * max(least/degrees, resolutionMs*resolutionMs)
 }
 
 // errorDrop returns by how much the squared error of the current block is lower with the given slope than with the slope 0: the sum of
@@ -284,15 +299,17 @@ func nearest(weight float64) int {
 	return 1 + int(max(0, min(weightCount-2, aboveSmallest)))
 }
 
-// windowRegression returns the regression that would result from adding all steps of the window with the weight that is in use now.
+// windowRegression returns the regression that would result from adding all steps of the window with the weight that is in use now. The
+// window has its steps in blocks, and its sums of products (xx, xy and yy) have only the differences from the means of these blocks. A
+// regression has no blocks, and its sums are of the loads and times themselves.
 func (s *weightSearch) windowRegression() regression {
 	inUse, w := s.inUse(), &s.window
-	k := nearest(inUse.tokens)
-	if !inUse.oneRank { // candidates with TwoRanks are stored after those with OneRank
+	k := nearest(inUse.tokensPerRequest)
+	if !inUse.waitsForOneRank { // candidates with TwoRanks are stored after those with OneRank
 		k += weightCount
 	}
 	c := &s.candidates[k]
-	// The window's sums of products only have the variation within blocks, so add the part of the means.
+	// Add to each sum of products what the mean load and the mean time of the window contribute to it.
 	r := regression{
 		requestWeight: inUse, n: uint64(w.n), w: w.n, x: c.x, y: w.y, xx: c.xx + c.x*c.x/w.n, xy: c.xy + c.x*w.y/w.n, yy: w.yy + w.y*w.y/w.n,
 	}

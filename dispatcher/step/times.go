@@ -30,7 +30,7 @@ type Times struct {
 
 	lengths       median[time.Duration] // median length of the last steps
 	plainLengths  median[time.Duration] // median length of the last steps without a prefill, counted since the first step with a prefill
-	typicalPlain  time.Duration         // assumed length of steps without a prefill, see shortenTypicalPlain; 0: not known
+	assumedPlain  time.Duration         // assumed length of steps without a prefill, from which Least follows; 0: not known
 	weights       weightSearch
 	prefills      prefillFit
 	meanMs        float32 // mean length of a step in ms, in which a step counts half after 32 further steps; 0: no step yet
@@ -99,7 +99,7 @@ func (s *Times) Learn(t Sample) {
 	weight := s.fittedWeight()
 	slowest := weight.slowestOf(t.Ranks)
 	hasPrefill := slices.ContainsFunc(t.Ranks, func(r Rank) bool { return r.Prompt > 0 })
-	noWork := slowest.load(weight.tokens) <= 0 && !hasPrefill
+	noWork := slowest.load(weight.tokensPerRequest) <= 0 && !hasPrefill
 	if noWork || t.Length <= 0 || t.Tokens <= 0 { // the sample says nothing about the length of a step
 		return
 	}
@@ -107,52 +107,54 @@ func (s *Times) Learn(t Sample) {
 		s.tokensPerStep = t.Tokens
 	}
 	several, isNoStep := t.Tokens > severalStepsFrom*s.tokensPerStep, t.Tokens < lateTokensBelow*s.tokensPerStep
-	// The change is bounded, so that one report of very many steps hardly moves the mean.
+	// A mean in which each sample counts 1/meanSteps. The change is bounded, so that one report of very many steps hardly moves it.
 	s.tokensPerStep += (min(t.Tokens, 2*s.tokensPerStep) - s.tokensPerStep) / meanSteps
 	ms := t.Length.Seconds() * 1000
 	switch {
 	case isNoStep: // only late tokens: the length is not that of a step
 	case several: // the report covers several steps, so the length of one is not known
-		s.shortenTypicalPlain()
+		s.shortenAssumedPlain() // steps may have become much shorter than Least, so that the step detector takes several for one
 	case !hasPrefill:
 		if usualLength := s.learnPlainLength(t.Length); usualLength {
 			s.learnDecode(t.Ranks, &slowest, weight, ms)
 		}
-	default:
-		s.shortenTypicalPlain()
+	default: // with a prefill, which says nothing about the length of steps without one
+		s.shortenAssumedPlain()
 		s.prefills.add(s.decodeModel(), s.ownShare(), t.Ranks, ms)
 	}
 }
 
-// shortenTypicalPlain makes the assumed length of a step without a prefill a little shorter. It is called when such a step was not
+// shortenAssumedPlain makes the assumed length of a step without a prefill a little shorter. It is called when such a step was not
 // measured. If the assumed length stayed far too long, Least would be too long as well, and the step detector would not find short steps.
-func (s *Times) shortenTypicalPlain() {
-	if s.typicalPlain == 0 { // no such step was measured so far, so begin with the median of all steps
-		s.typicalPlain = s.lengths.value
+func (s *Times) shortenAssumedPlain() {
+	if s.assumedPlain == 0 { // no such step was measured so far, so begin with the median of all steps
+		s.assumedPlain = s.lengths.value
 	}
-	s.typicalPlain -= s.typicalPlain / 32
+	s.assumedPlain -= s.assumedPlain / 32
 }
 
-// learnPlainLength says whether the length of a step without a prefill is usual for such steps. Once any step had a prefill, it also learns
-// the length.
+// learnPlainLength says whether the length of a plain step, one without a prefill, is usual for such steps. Once any step had a prefill, it
+// also learns the length: the median of plain steps, and assumedPlain, from which Least (the shortest usual length of a step) follows.
 func (s *Times) learnPlainLength(length time.Duration) (usualLength bool) {
-	if !s.prefills.hasSteps() { // no step had a prefill so far, so the median of all lengths, which Add learns, fits
+	if !s.prefills.hasSteps() { // all steps so far were plain, so their median is that of all steps (lengths), which Add learns
 		return isUsual(length, s.lengths.value)
 	}
 	s.plainLengths.add(length)
-	// The median follows slowly when steps become much shorter. If typicalPlain stayed far too long meanwhile, the step detector would not
-	// find the short steps (see Least). So a single short step lowers typicalPlain to twice its length at once.
-	s.typicalPlain = min(s.plainLengths.value, 2*length)
+	// The median follows slowly when steps become much shorter. If assumedPlain stayed far too long meanwhile, the step detector would not
+	// find the short steps (see Least). So a single short step lowers assumedPlain to twice its length at once.
+	s.assumedPlain = min(s.plainLengths.value, 2*length)
 	return isUsual(length, s.plainLengths.value)
 }
 
-// learnDecode adds a step without a prefill to the models. slowest is the work of the rank with the largest load under the given weight. If
-// the step changes the weight of a request, the regression with the new weight replaces the one with the old weight.
+// learnDecode adds a step without a prefill that took ms to three models: the line of step time over load (regression), the sums from which
+// replays compute means (learned), and the search for the weight of a request. Only the search gets a clipped time, because a few outliers
+// could lead it to a wrong weight. slowest is the work for which the step waited under the given weight. If the search changes the weight,
+// its regression replaces the present one.
 func (s *Times) learnDecode(ranks []Rank, slowest *Rank, weight requestWeight, ms float64) {
 	if weight != s.regression.requestWeight { // Configure has changed the weight
 		s.regression = regression{requestWeight: weight}
 	}
-	load := slowest.load(weight.tokens)
+	load := slowest.load(weight.tokensPerRequest)
 	clippedMs := s.clipOutlier(load, ms) // compared with the line from before this step
 	s.regression.add(load, ms)
 	s.learned.add(slowest, ms)
@@ -161,11 +163,11 @@ func (s *Times) learnDecode(ranks []Rank, slowest *Rank, weight requestWeight, m
 	}
 }
 
-// clipOutlier returns the length (ms) of a step with the given load (KV tokens), for the search of the weight of a request. A length that
-// is much farther from the present line than usual is moved nearer to the line. Otherwise a few steps in which a rank had an unusual load
-// could lead to a wrong weight.
+// clipOutlier returns the length of a step (ms) as the search for the weight of a request may use it. A length that is much farther than
+// usual from the length that the present line gives for the load (KV tokens) is moved nearer to it. Otherwise a few steps in which a rank
+// had an unusual load could lead to a wrong weight. clipOutlier also learns the usual distance (meanDeviation).
 func (s *Times) clipOutlier(load, ms float64) float64 {
-	expected := s.y / max(1, s.w) // mean length of the steps, in case there is no line
+	expected := s.meanTime() // in case there is no line
 	if m, _ := s.fit(); m.C1Ms > 0 {
 		expected = m.C0Ms + m.C1Ms*load
 	}
@@ -178,10 +180,11 @@ func (s *Times) clipOutlier(load, ms float64) float64 {
 }
 
 // Configure sets the model that is used until a better one is learned. If the model has no RequestMs, the weight of a request is
-// UsualWeight until it is learned.
+// UsualWeight until it is learned. The model also says which share of a prompt token's cost falls on the rank that computes it. This share
+// is never learned. If it changes, the cost of prompts is learned anew.
 func (s *Times) Configure(m Model) {
 	s.Configured = m
-	s.prefills.setShare(s.ownShare())
+	s.prefills.setOwnShare(s.ownShare())
 	s.weights.assumed = UsualWeight
 	if m.RequestMs > 0 {
 		s.weights.assumed = m.Weight()
@@ -193,40 +196,44 @@ func (s *Times) Weight() float64 {
 	if s.GivenModel.C1Ms > 0 { // a given model may have only the cost of prompts, and then gives no weight
 		return s.GivenModel.Weight()
 	}
-	return s.weights.inUse().tokens
+	return s.weights.inUse().tokensPerRequest
 }
 
 // KnownWeight returns the same as Weight if the weight was learned or configured, and 0 if it is only assumed (UsualWeight).
-func (s *Times) KnownWeight() float64 { return s.fittedWeight().tokens }
+func (s *Times) KnownWeight() float64 { return s.fittedWeight().tokensPerRequest }
 
-// Bottleneck returns which ranks' requests make steps longer, if two windows of steps have shown it, else UnknownBottleneck. A given model
+// Bottleneck returns which ranks' requests make steps longer: OneRank, those of the rank with the largest load, or TwoRanks, those of the
+// rank with most requests, to which all ranks are padded. It is UnknownBottleneck unless two windows of steps have shown it. A given model
 // does not show it.
 func (s *Times) Bottleneck() Bottleneck {
-	search := &s.weights
-	sure := search.isFound && search.bottleneckSure && search.found.tokens != 0
+	search := &s.weights // the search for the weight of a request
+	requestsCost := search.found.tokensPerRequest != 0
+	sure := search.isFound && search.bottleneckSure && requestsCost
 	switch {
 	case s.GivenModel.C1Ms > 0 || !sure:
 		return UnknownBottleneck
-	case search.found.oneRank:
+	case search.found.waitsForOneRank:
 		return OneRank
 	}
 	return TwoRanks
 }
 
 // fittedWeight returns the weight of a request in the loads to which step times are fitted: that of the given model, else the learned
-// weight, else the configured weight (0: none is configured).
+// weight, else the configured weight (0: none is configured). Given and configured models have one load per rank, in which requests count,
+// so a step waits for one rank, that with the largest load.
 func (s *Times) fittedWeight() requestWeight {
 	switch {
 	case s.GivenModel.C1Ms > 0:
-		return requestWeight{tokens: s.GivenModel.Weight(), oneRank: true}
+		return requestWeight{tokensPerRequest: s.GivenModel.Weight(), waitsForOneRank: true}
 	case s.weights.isFound:
 		return s.weights.found
 	}
-	return requestWeight{tokens: s.Configured.Weight(), oneRank: true}
+	return requestWeight{tokensPerRequest: s.Configured.Weight(), waitsForOneRank: true}
 }
 
-// decodeModel returns the best known model of steps without a prefill. It may use a line that is not good enough for policies. Without any
-// line, it uses the mean length of steps without a prefill.
+// decodeModel returns the best known model of steps without a prefill: the given one, else the learned line of step time over load, else
+// the configured model. It may use a line that is not good enough for policies. Without any of these, it is the mean length of steps
+// without a prefill, whatever the load; zero: too few steps were measured.
 func (s *Times) decodeModel() (m Model) {
 	learned, r2 := s.fit()
 	switch {
@@ -236,8 +243,8 @@ func (s *Times) decodeModel() (m Model) {
 		m = learned
 	case s.Configured.C1Ms > 0:
 		m = s.Configured
-	case s.n >= fitSteps: // no line: use the mean length
-		m.C0Ms = s.y / s.w
+	case s.n >= fitSteps:
+		m.C0Ms = s.meanTime()
 	}
 	m.C0Ms = max(0, m.C0Ms) // a step takes no negative time
 	return m
@@ -284,10 +291,12 @@ type Line struct {
 	PrefillC0Ms float64 // ms of a step with a prefill that do not depend on its load; 0: not known
 }
 
-// Line returns the model that was learned so far. Its C1Ms may be set even if the model is not good enough for policies.
+// Line returns the model of steps for replays: the model in force, whether learned, configured or given (InForce), else a learned line that
+// is good enough for a replay, but not for policies. Only then is InForce false although C1Ms is set.
 func (s *Times) Line() Line {
 	l := Line{Learned: s.learned}
 	l.Model, _, _ = s.Model()
+	// A given model has a cost of prefills of its own, so the learned one does not belong to it.
 	if m, ok := s.modelWithPrefills(); ok && s.GivenModel == (Model{}) {
 		l.PrefillC0Ms = m.C0Ms + m.PrefillMs
 	}
@@ -324,7 +333,7 @@ func (l *Line) ThroughStepsSince(before LearnedSteps) Model {
 		if unknown || doubtful {
 			m.C0Ms = l.PrefillC0Ms
 		}
-		m.PrefillMs = max(0, l.PrefillC0Ms-m.C0Ms)
+		m.PrefillMs = max(0, l.PrefillC0Ms-m.C0Ms) // so that C0Ms+PrefillMs, the fixed part of a step with a prefill, stays as learned
 	}
 	return m
 }
@@ -394,15 +403,16 @@ const fewSteps = 8
 
 // Least returns the shortest usual length of a step; 0: not known yet. Once steps with a prefill were seen, it is computed from the steps
 // without a prefill: if most steps have a prefill, the others are far shorter than the median, and a limit that follows the median would
-// make the step detector miss them.
+// make the step detector miss them. While no such step is measured, their assumed length becomes shorter and shorter. So that Least does
+// not approach 0, it is at least a maxMedianToPlain-th of the median.
 func (s *Times) Least() time.Duration {
 	if s.lengths.count < fewSteps {
 		return 0
 	}
-	if !s.prefills.hasSteps() || s.typicalPlain == 0 {
+	if !s.prefills.hasSteps() || s.assumedPlain == 0 {
 		return time.Duration(tooShort * float64(s.lengths.value))
 	}
-	return max(time.Duration(tooShort*float64(s.typicalPlain)), s.lengths.value/maxMedianToPlain)
+	return max(time.Duration(tooShort*float64(s.assumedPlain)), s.lengths.value/maxMedianToPlain)
 }
 
 // Histogram has the values of the metric evenkeel_step_seconds: number of steps, sum of their lengths, and steps per bucket.
