@@ -29,7 +29,7 @@ type Driver struct {
 	OnEffect func(e *board.Effect, now time.Time) // called before an effect is carried out
 
 	tick       board.Tick
-	decided    board.Decided
+	tookNoTime board.Decided   // always zero, because decisions take no virtual time; a field, so that Apply need not allocate it
 	idleGroups map[string]bool // names of groups in which no request decodes any more; the next step of such a group has no known length
 }
 
@@ -46,7 +46,8 @@ func (d *Driver) Instant(ms float64) time.Time {
 	return d.Began.Add(time.Duration(math.Round(ms * float64(time.Millisecond))))
 }
 
-// Apply gives the boards an event at the time ms, and lets the boards decide until they have nothing more to decide.
+// Apply gives the boards an event at the time ms, and carries out its effects. Then it lets the boards decide, in rounds, until they have
+// nothing more to decide. If Timed is set, it calls each round, to measure how long the decision takes in real time.
 func (d *Driver) Apply(e board.Event, ms float64) {
 	now := d.Instant(ms)
 	if d.OnEvent != nil {
@@ -62,7 +63,7 @@ func (d *Driver) Apply(e board.Event, ms float64) {
 			round()
 		}
 		d.carryOut(effects, now)
-		d.carryOut(d.Boards.Apply(&d.decided, now), now) // ends the round; it took no virtual time, so decided is the zero Decided
+		d.carryOut(d.Boards.Apply(&d.tookNoTime, now), now) // ends the round, which took no virtual time
 	}
 	d.OnDecided(ms)
 }

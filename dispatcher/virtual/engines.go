@@ -56,7 +56,7 @@ func (e *Engines) Due() (next float64, busy bool) {
 		if g.Ends < Never {
 			busy = true
 			next = min(next, g.Ends)
-		} else {
+		} else { // each new step frees KV of ended answers; without a step, a request that waits for this KV needs a turn of its own
 			next = min(next, e.nextEndedKVExpiry(g))
 		}
 	}
@@ -143,11 +143,12 @@ func (e *Engines) reserveKV(r *Rank, step int64) {
 // preempts requests while its KV exceeds its capacity. preempted says whether a request was preempted.
 func (e *Engines) startStep(g *Group) (preempted bool) {
 	anyActive := false
-	g.nextStepBegun = false
+	g.nextStepBegun = false // the flag stood for the step that starts here; from now on, Ends shows whether a step is in progress
 	for _, r := range g.Ranks {
 		r.EndedKV.Expire(e.Instant(e.Now))
-		// A rank with MaxRunning pulls KV only while it runs fewer requests than MaxRunning. limitRunning also postpones those beyond MaxRunning.
-		if r.MaxRunning == 0 || r.limitRunning(g.Step) < r.MaxRunning {
+		running := r.limitRunning(g.Step) // also postpones requests beyond MaxRunning
+		// A rank with MaxRunning pulls KV only while it runs fewer requests than that.
+		if r.MaxRunning == 0 || running < r.MaxRunning {
 			e.reserveKV(r, g.Step)
 			e.assignSlots(r)
 			r.limitRunning(g.Step) // with the requests that have just got slots, there may be too many
@@ -173,11 +174,12 @@ func (e *Engines) Preempt(r *Rank, i int) {
 	e.Preempted(r, q)
 }
 
-// finishStep ends the step in progress: each running request gets its token, the boards are told of the step as by token streams, and
-// requests that have all their tokens are released.
+// finishStep ends the step in progress: each running request gets its token, and requests that have all their tokens are released. Step
+// counts the steps of the engines. Number counts those that the proxy sees: a token that is not the first of its request shows it a new
+// step. finishStep reports this step to the boards with the first such token.
 func (e *Engines) finishStep(g *Group) {
 	step := g.Step
-	tokens, reported := 0, false
+	tokens, stepReported := 0, false
 	g.nextStepBegun = g.hasWorkAfterStep() // the engines begin the next step before the proxy reads the tokens of this one
 	g.Step, g.Ends = step+1, Never
 	for _, r := range g.Ranks {
@@ -186,22 +188,22 @@ func (e *Engines) finishStep(g *Group) {
 			if q.DecodesFrom > step { // the request's first token comes in a later step
 				continue
 			}
-			// A stream shows a new step only by a token after its first one, and one report per step is enough.
-			reports := q.FirstStep != 0 && !reported
-			if reports {
+			hasToken := q.FirstStep != 0
+			showsStep := hasToken && !stepReported // one report per step is enough
+			if showsStep {
 				g.Number++
 			}
 			q.Gen++
 			q.Left--
-			if q.FirstStep == 0 { // this is the request's first token
+			if !hasToken { // this is the request's first token
 				q.FirstStep = g.Number
 			}
 			e.setCounts(q.Slot, max(0, q.Gen-int32(e.ReportDelaySteps)), q.FirstStep) // the boards may see the token count of an earlier step
 			e.Token(q)
 			r.KV++
 			tokens++
-			if reports {
-				reported = true
+			if showsStep {
+				stepReported = true
 				e.reportStep(&g.StepCounter, e.Now)
 			}
 		}

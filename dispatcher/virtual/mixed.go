@@ -285,8 +285,8 @@ func (g *Mixed) Finish() {
 	g.Ends = Never
 }
 
-// advance updates a request by the tokens that the step has computed for it. If nothing is left to compute, the request gets its next
-// token.
+// advance updates a request by the tokens that the step has computed for it (scheduled). If nothing is left to compute, the request gets
+// its next token. scheduled then becomes 0. In a request that is still prefilling it stays, until schedule sets it anew for the next step.
 func (g *Mixed) advance(rank int, q *MixedRequest) {
 	if q.isPrefilling() {
 		q.computed += q.scheduled

@@ -32,7 +32,7 @@ type MixedGroup struct {
 	StepCounter
 	IDs []int32 // IDs of its ranks, ascending
 
-	reported bool // the step that ends now was already reported to the boards, so no further token reports it
+	stepReported bool // the step that ends now was already reported to the boards, so no further token reports it; reset by Turn
 }
 
 // Add adds a group in which no step has begun. cached returns how many tokens of a request's prompt are in a rank's prefix cache when the
@@ -65,7 +65,7 @@ func (m *MixedEngines) Send(g *MixedGroup, rank int, q MixedRequest, delay float
 func (m *MixedEngines) Turn(deliver func()) {
 	for _, g := range m.Groups {
 		if g.Ends <= m.Now {
-			g.reported = false // a token that Finish brings may report the step
+			g.stepReported = false // the boards do not know of this step yet: a token that Finish brings reports it (reportToken)
 			g.Finish()
 		}
 	}
@@ -93,20 +93,22 @@ func (m *MixedEngines) Due() float64 {
 	return next
 }
 
-// reportToken reports a token of a request to the boards, as a stream would. In each step, the first request that gets a token after its
-// first one also reports the step.
+// reportToken reports a token of a request to the boards, as a stream would: how many tokens the request has (Gen), and which step brought
+// the first of them. In each step, the first request that gets a token after its first one also reports the step. Turn resets stepReported
+// at the end of each step.
 func (m *MixedEngines) reportToken(g *MixedGroup, rank int, q *MixedRequest) {
-	reports := q.firstStep != 0 && !g.reported // a request's first token does not show a new step, because requests may begin at any time
-	if reports {
+	isFirst := q.firstStep == 0
+	reportsStep := !isFirst && !g.stepReported // a first token does not show a new step, because requests may begin at any time
+	if reportsStep {
 		g.Number++
 	}
-	if q.firstStep == 0 { // this is the request's first token
+	if isFirst {
 		q.firstStep = g.Number
 	}
 	m.setCounts(q.Slot, q.Gen, q.firstStep)
 	m.Token(g, rank, q)
-	if reports {
-		g.reported = true
+	if reportsStep {
+		g.stepReported = true
 		m.reportStep(&g.StepCounter, m.Now)
 	}
 }

@@ -105,7 +105,8 @@ func (r *Rank) StepLoad(tokens int64, running int) float64 {
 }
 
 // hasRoomFor says whether the rank has KV room for a request with so many tokens. A rank that has no KV of requests and keeps none of ended
-// answers takes any request: otherwise a request that is too large would wait forever.
+// answers takes any request: otherwise a request that is too large would wait forever. OtherTokens are KV tokens of requests that are not
+// simulated. They take room, but never leave the rank, so it need not wait for them.
 func (r *Rank) hasRoomFor(tokens int64) bool {
 	held := r.KV + r.EndedKV.Tokens()
 	unlimited, empty := r.Capacity == 0, held == 0
@@ -142,7 +143,9 @@ func (g *Group) FirstReady() float64 {
 	next := Never
 	for _, r := range g.Ranks {
 		for i := r.Active; i < len(r.Requests); i++ { // requests with a slot are prefilled already
-			if q := &r.Requests[i]; q.Reserved && q.DecodesFrom == KVNotReady {
+			q := &r.Requests[i]
+			prefillRuns := q.Reserved && q.DecodesFrom == KVNotReady // the reservation of KV room has started the prefill
+			if prefillRuns {
 				next = min(next, q.Ready)
 			}
 		}
