@@ -28,7 +28,7 @@ const (
 	minAnswers   = 32.0
 	suspectShare = 0.2  // wrong share of the predicted (or of the found) tokens above which a suspicion begins
 	trustShare   = 0.1  // wrong share down to which the suspicion lasts; the gap to suspectShare keeps it from flapping
-	bindingShare = 0.95 // when a candidate uses this share of its capacity, the index has probably dropped blocks to stay within it
+	fullShare    = 0.95 // when a candidate uses this share of its capacity, the index has probably dropped blocks to stay within it
 )
 
 var accuracyDecay = math.Exp2(-1 / accuracyHalfLife)
@@ -47,19 +47,19 @@ func (a *Accuracy) add(prompt, predicted, actual float64) {
 	a.under += max(0, actual-predicted)
 }
 
-// nextSuspicion returns the suspicion about the known capacity that the answers so far justify. binding means that the index drops
+// nextSuspicion returns the suspicion about the known capacity that the answers so far justify. capacityBinds means that the index drops
 // blocks of the candidate because of this capacity. Between trustShare and suspectShare the suspicion does not change.
-func (a *Accuracy) nextSuspicion(binding bool) Suspicion {
+func (a *Accuracy) nextSuspicion(capacityBinds bool) Suspicion {
 	switch {
 	case a.answers < minAnswers: // too few to judge
 		return a.Suspect
 	case a.over > suspectShare*a.predicted:
 		return HoldsLess
-	case binding && a.under > suspectShare*a.actual:
+	case capacityBinds && a.under > suspectShare*a.actual:
 		return HoldsMore
 	}
 	stillLess := a.Suspect == HoldsLess && a.over > trustShare*a.predicted
-	stillMore := a.Suspect == HoldsMore && binding && a.under > trustShare*a.actual
+	stillMore := a.Suspect == HoldsMore && capacityBinds && a.under > trustShare*a.actual
 	if stillLess || stillMore {
 		return a.Suspect
 	}
@@ -96,8 +96,9 @@ type SuspicionChange struct {
 	Over, Under    float64 // share of predicted tokens that the engine lacked, and of found tokens that were not predicted
 }
 
-// compareHit compares the predicted hit of a probe with the hit that its engine found. It returns the change of the suspicion
-// about the capacity; nil: no change.
+// compareHit compares the predicted hit of a probe with the hit that its engine found, and adds both to the sums for this capacity. It
+// returns the change of the suspicion about the capacity; nil: no change. Over and Under of the change are the tokens by which predictions
+// were too high, as a share of the predicted tokens, and by which they were too low, as a share of the tokens found.
 func (h *PredictedHit) compareHit(u Usage, capacity int64) *SuspicionChange {
 	if len(h.prompt.Keys) == 0 || h.beingComputed { // no prediction, or one that says nothing about the capacity
 		return nil
@@ -108,8 +109,9 @@ func (h *PredictedHit) compareHit(u Usage, capacity int64) *SuspicionChange {
 		*a = Accuracy{capacity: capacity, Suspect: a.Suspect}
 	}
 	a.add(float64(u.PromptTokens), float64(h.hit), float64(u.CachedTokens))
-	binding := slot.blocks > 0 && float64(b.cache.index.Held(slot.handle)) >= bindingShare*float64(slot.blocks)
-	suspicion := a.nextSuspicion(binding)
+	// With a nearly full capacity (in blocks; 0: unknown), the index drops blocks that an engine of larger capacity would still hold.
+	capacityBinds := slot.blocks > 0 && float64(b.cache.index.Held(slot.handle)) >= fullShare*float64(slot.blocks)
+	suspicion := a.nextSuspicion(capacityBinds)
 	if suspicion == a.Suspect {
 		return nil
 	}

@@ -13,11 +13,11 @@ import (
 
 // Cache predicts the prefix caches of all candidates. CachedBlocks is the part for one candidate.
 type Cache struct {
-	Totals   Totals
-	index    *index.Index
-	ratios   map[string]index.Ratio // learned bytes per token, by model
-	feedback map[string]bool        // whether a model's engines report cached tokens in their answers
-	matched  []int32                // memory for the result of Match, reused by the next call
+	Totals        Totals
+	index         *index.Index
+	ratios        map[string]index.Ratio // learned bytes per token, by model
+	reportsCached map[string]bool        // whether a model's engines report cached tokens in their answers
+	matched       []int32                // memory for the result of Match, reused by the next call
 }
 
 // Totals sum tokens over all prompts so far.
@@ -37,7 +37,7 @@ func (t *Totals) Fresh() float64 {
 
 // New returns a Cache without blocks.
 func New(c index.Config) *Cache {
-	return &Cache{index: index.New(c), ratios: map[string]index.Ratio{}, feedback: map[string]bool{}}
+	return &Cache{index: index.New(c), ratios: map[string]index.Ratio{}, reportsCached: map[string]bool{}}
 }
 
 // Lookup keeps the result of Match for a request that waits.
@@ -98,12 +98,12 @@ func (c *Cache) Stats() index.Stats { return c.index.Stats() }
 func (c *Cache) Reset() { c.index.Reset() }
 
 // Feedback lists, by model, whether its engines report the tokens that they found cached.
-func (c *Cache) Feedback() iter.Seq2[string, bool] { return maps.All(c.feedback) }
+func (c *Cache) Feedback() iter.Seq2[string, bool] { return maps.All(c.reportsCached) }
 
 // DropModels drops the learned state of models for which gone returns true.
 func (c *Cache) DropModels(gone func(model string) bool) {
 	maps.DeleteFunc(c.ratios, func(model string, _ index.Ratio) bool { return gone(model) })
-	maps.DeleteFunc(c.feedback, func(model string, _ bool) bool { return gone(model) })
+	maps.DeleteFunc(c.reportsCached, func(model string, _ bool) bool { return gone(model) })
 }
 
 // PredictedHit is the prediction for one probe: what its prefill finds in the engine's cache, and leaves in it. Answered,

@@ -66,14 +66,16 @@ type Verdict struct {
 	Suspected   *SuspicionChange // change of the suspicion about the capacity; nil: no change
 }
 
-// Answered learns from the engine's answer to the probe, compares the prediction with it, and ends the prediction. capacity is
-// the engine's capacity in KV tokens, 0 if unknown; blockTokens is the size of its KV blocks in tokens.
+// Answered learns from the engine's answer to the probe, and ends the prediction. The answer shows the model's ratio of bytes per token
+// and, if it reports cached tokens, how good the prediction was (the Verdict). It also shows which blocks the engine holds now. If KV
+// events name the blocks of this prompt, they are more exact, and the answer only adds what they leave out. capacity is the engine's
+// capacity in KV tokens, 0 if unknown; blockTokens is the size of its KV blocks in tokens.
 func (h *PredictedHit) Answered(u Usage, capacity int64, blockTokens int, now time.Time) (v Verdict) {
 	b, c := h.blocks, h.blocks.cache
 	c.LearnRatio(&h.prompt, h.model, u.PromptTokens)
 	if u.PromptTokens > 0 {
 		reported := u.CachedTokens >= 0
-		c.feedback[h.model] = reported
+		c.reportsCached[h.model] = reported
 		if reported {
 			c.Totals.Actual += uint64(u.CachedTokens)
 			v = Verdict{Compared: true, ErrorTokens: h.hit - u.CachedTokens, Suspected: h.compareHit(u, capacity)}
@@ -113,12 +115,13 @@ func (b *CachedBlocks) NamesBlocksOf(p *Prompt, now time.Time) bool {
 	return engineBlock == 0 || engineBlock == p.BlockTokens // 0: no event has told the size yet
 }
 
-// learnBesideEvents learns from an answer of a candidate whose KV events are precise. The blocks that the probe's prefill
-// computed count as held for a short time, in which an event must name them. The answer's cached tokens change the index only while the
-// events are known to be incomplete: only then does an answer show more than they do.
+// learnBesideEvents learns from an answer of a candidate whose KV events are precise. Blocks that were learned from answers before the
+// events became precise are dropped, so that the index has only what events name. The blocks that the probe's prefill computed count as
+// held for a short time, in which an event must name them. The answer's cached tokens change the index only while the events are known to
+// be incomplete: only then does an answer show more than they do.
 func (h *PredictedHit) learnBesideEvents(u Usage, now time.Time) {
 	b, p, blockIndex := h.blocks, &h.prompt, h.blocks.cache.index
-	slot := b.slots[byTokens].handle
+	slot := b.slots[byTokens].handle // the index has the candidate's blocks of token ids, which events name, in this slot
 	b.DropLearnedFromAnswers()
 	reported := u.CachedTokens >= 0
 	notCleared := blockIndex.StillValid(&h.speculation) // after a clear, the answer may speak of blocks that are gone

@@ -31,15 +31,15 @@ func (p *Prompt) unit() int {
 	return byBytes
 }
 
-// classBytes is the number of bytes per token that ClassDepth assumes. It is not the learned ratio, because a class of
+// bytesPerTokenGuess is the number of bytes per token that ClassDepth assumes. It is not the learned ratio, because a class of
 // requests must not change when the ratio does.
-const classBytes = 4
+const bytesPerTokenGuess = 4
 
 // ClassDepth is how many of the prompt's first blocks decide its class of requests. tokens lists depths in tokens, in
 // ascending order: the largest depth that is within the prompt decides. If none is, all blocks count.
 func (p *Prompt) ClassDepth(tokens []int) int {
 	for _, depth := range slices.Backward(tokens) {
-		blocks := depth * classBytes / index.BlockBytes
+		blocks := depth * bytesPerTokenGuess / index.BlockBytes
 		if p.BlockTokens > 0 { // the blocks are made of token ids, not of bytes
 			blocks = depth / p.BlockTokens
 		}
