@@ -138,9 +138,12 @@ func (c *Calibration) updateRange(newTokens float64) {
 	c.minNew[0], c.maxNew[0] = min(c.minNew[0], newTokens), max(c.maxNew[0], newTokens)
 }
 
-// fit uses the best fit of all samples if it is good: if there are enough samples, their sizes differ enough, and the fit explains enough.
+// fit replaces the latency in use by the best fit of all samples if this is good: if there are enough samples, their sizes differ enough,
+// and the fit explains enough. The sizes are those of the present half-life (index 0 of minNew and maxNew) and of the one before (index 1),
+// because older samples weigh little. If there was no good fit at all after fitRestart samples, all samples are dropped.
 func (c *Calibration) fit() {
-	if c.n < fitSamples || max(c.maxNew[0], c.maxNew[1]) < fitSpread*min(c.minNew[0], c.minNew[1]) {
+	smallest, largest := min(c.minNew[0], c.minNew[1]), max(c.maxNew[0], c.maxNew[1])
+	if c.n < fitSamples || largest < fitSpread*smallest {
 		return
 	}
 	totalSpread := c.sums.totalSpread()
@@ -149,7 +152,7 @@ func (c *Calibration) fit() {
 		if !c.fitted && c.n >= fitRestart { // before the first fit outliers are not dropped, and one of them may prevent a good fit
 			c.sums = moments{}
 			c.n = 0
-			c.inHalf = 0
+			c.inHalf = 0 // a new half-life begins
 		}
 		return
 	}
@@ -157,22 +160,23 @@ func (c *Calibration) fit() {
 		Latency:        policy.Latency{T0Ms: best[fixed], TPMs: best[perNewToken], Beta2: best[perPair]},
 		ConcurrentT0Ms: best[perConcurrent], ConcurrentTPMs: best[perConcurrentToken],
 	}
-	if c.configured.Beta2 > 0 {
+	if c.configured.Beta2 > 0 { // a configured attention term is not fitted
 		c.latency.Beta2 = c.configured.Beta2
 	}
 	c.fitted, c.r2 = true, 1-c.sums.squaredErrors(best)/totalSpread
 }
 
-// bestFactors fits every allowed set of terms, and returns the factors of the set with the lowest cost. The cost is the sum of the squared
-// errors with a penalty for each term beyond the plain line, so that such a term is used only if it explains enough. The cost is infinite
-// if no set can be fitted. totalSpread is the result of moments.totalSpread.
+// bestFactors fits every allowed set of terms (a bit for each term), and returns the factors of the set with the lowest cost. The cost is
+// the sum of the squared errors with a penalty for each term beyond the plain line, so that such a term is used only if it explains enough.
+// The cost is infinite if no set can be fitted. totalSpread is the result of moments.totalSpread.
 func (c *Calibration) bestFactors(totalSpread float64) (best [terms]float64, cost float64) {
 	cost = math.Inf(1)
 	for set := plainLine; set < 1<<terms; set++ {
 		withoutLine := set&plainLine != plainLine
 		tooEarly := c.n < termSamples && set != plainLine
-		attentionConfigured := c.configured.Beta2 > 0 && set&(1<<perPair) != 0
-		if withoutLine || tooEarly || attentionConfigured {
+		fitsAttention := set&(1<<perPair) != 0
+		attentionIsKnown := c.configured.Beta2 > 0 // ms per pair of tokens; Add has subtracted it from the times already
+		if withoutLine || tooEarly || fitsAttention && attentionIsKnown {
 			continue
 		}
 		factors, squaredErrors, ok := c.sums.solve(set)

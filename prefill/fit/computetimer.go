@@ -11,7 +11,7 @@ const sameStep = 5 * time.Millisecond
 // an engine answers in another order, the times cannot be separated, and no sample results.
 type ComputeTimer struct {
 	lastAnswer  time.Time
-	spoiltUntil time.Time // probes that were sent before this time yield no sample
+	spoiltUntil time.Time // probes that were sent before this time yield no sample: how long the engine computed them is not known
 
 	collecting bool      // a prefill is open: answers within sameStep of the last answer join it
 	unusable   bool      // the open prefill yields no sample
@@ -29,8 +29,9 @@ type Answer struct {
 	Sample
 }
 
-// Answered adds an answer and returns the samples that are complete now; the slice is valid until the next call. oldestUnanswered is
-// when the oldest unanswered probe was sent; zero: all probes are answered.
+// Answered adds an answer and returns the samples that are complete now; the slice is valid until the next call. Answers that come within
+// sameStep of one another were computed together, and form one prefill. It stays open until an answer comes later than that, or no probe is
+// unanswered. oldestUnanswered is when the oldest unanswered probe was sent; zero: all probes are answered.
 func (t *ComputeTimer) Answered(a Answer, oldestUnanswered, now time.Time) []Sample {
 	done := t.done[:0]
 	if t.collecting && now.Sub(t.lastAnswer) > sameStep { // this answer belongs to another step than the open prefill
@@ -38,7 +39,7 @@ func (t *ComputeTimer) Answered(a Answer, oldestUnanswered, now time.Time) []Sam
 		if !oldestUnanswered.IsZero() && oldestUnanswered.Before(oldestBefore) {
 			oldestBefore = oldestUnanswered
 		}
-		done = t.complete(done, oldestBefore)
+		done = t.complete(done, oldestBefore) // a probe that is older than one of the open prefill spoils the measurement
 	}
 	if !t.collecting { // this answer opens a prefill
 		t.collecting, t.unusable, t.sample, t.latestSent = true, false, Sample{}, a.Sent
@@ -48,23 +49,24 @@ func (t *ComputeTimer) Answered(a Answer, oldestUnanswered, now time.Time) []Sam
 		}
 	}
 	t.lastAnswer = now
-	t.unusable = t.unusable || a.Unusable || a.Sent.Before(t.spoiltUntil)
+	sentTooEarly := a.Sent.Before(t.spoiltUntil) // it may have waited for a prefill whose end is not known
+	t.unusable = t.unusable || a.Unusable || sentTooEarly
 	if a.Sent.After(t.latestSent) {
 		t.latestSent = a.Sent
 	}
 	t.sample.merge(a.Sample)
 	if oldestUnanswered.IsZero() { // no other answer can join this one
-		done = t.complete(done, now)
+		done = t.complete(done, now) // now: no probe outside the prefill is older
 	}
 	return done
 }
 
 // complete ends the open prefill, and appends its sample to done unless it is unusable. oldestOutside is when the oldest probe outside
-// the prefill was sent. If this was before one of the prefill's own probes, then this probe was overtaken: the engine may
-// have computed a part of it already, so that the times cannot be separated.
+// the prefill was sent. If this was before the latest of the prefill's own probes, that older probe was overtaken: the engine may have
+// computed a part of it already. Then neither this prefill nor one of a probe that was sent before latestSent can be measured.
 func (t *ComputeTimer) complete(done []Sample, oldestOutside time.Time) []Sample {
 	t.collecting = false
-	if oldestOutside.Before(t.latestSent) {
+	if wasOvertaken := oldestOutside.Before(t.latestSent); wasOvertaken {
 		t.unusable, t.spoiltUntil = true, t.latestSent
 	}
 	if t.unusable {

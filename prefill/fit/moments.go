@@ -60,8 +60,8 @@ func (m *moments) totalSpread() float64 {
 const minPivotShare = 1e-6
 
 // solve fits the terms whose bits are set in set, by least squares: it solves the normal equations xx·factors = xy with Cholesky's method.
-// factors are the fitted factors by term, 0 for the other terms, and errors is the sum of the squared errors. ok is false if the samples do
-// not separate the terms.
+// factors are the fitted factors by term, 0 for the other terms, and errors is the sum of the squared errors in ms². ok is false if the
+// samples do not separate the terms.
 func (m *moments) solve(set int) (factors [terms]float64, errors float64, ok bool) {
 	var chosen [terms]int // the first n are the terms of the set
 	n := 0
@@ -75,22 +75,34 @@ func (m *moments) solve(set int) (factors [terms]float64, errors float64, ok boo
 	if !ok {
 		return factors, 0, false
 	}
-	var z [terms]float64
-	for i := range n { // solves root·z = xy, from the first equation on
+	solution := solveTransposed(&root, n, m.solveLower(&root, chosen[:n]))
+	for i := range n {
+		factors[chosen[i]] = solution[i] * scale[chosen[i]] // the moments have scaled terms, but factors are per unscaled term
+	}
+	return factors, m.squaredErrors(factors), true
+}
+
+// solveLower solves root·z = xy for the chosen terms, from the first equation on. root is lower triangular.
+func (m *moments) solveLower(root *[terms][terms]float64, chosen []int) (z [terms]float64) {
+	for i := range chosen {
 		z[i] = m.xy[chosen[i]]
 		for l := range i {
 			z[i] -= root[i][l] * z[l]
 		}
 		z[i] /= root[i][i]
 	}
-	for i := n - 1; i >= 0; i-- { // solves rootᵀ·factors = z in place, from the last equation on
+	return z
+}
+
+// solveTransposed solves rootᵀ·x = z for the first n terms, from the last equation on. It returns x, which takes the place of z.
+func solveTransposed(root *[terms][terms]float64, n int, z [terms]float64) [terms]float64 {
+	for i := n - 1; i >= 0; i-- {
 		for l := i + 1; l < n; l++ {
 			z[i] -= root[l][i] * z[l]
 		}
 		z[i] /= root[i][i]
-		factors[chosen[i]] = z[i] * scale[chosen[i]] // moments hold scaled terms
 	}
-	return factors, m.squaredErrors(factors), true
+	return z
 }
 
 // cholesky returns the lower triangular matrix root, for which root·rootᵀ are the sums xx of the chosen terms. ok is false if

@@ -11,8 +11,8 @@ type Throughput struct {
 	arrivals    int                 // first attempts in the present window
 	perS        float64             // arrivals per second, a weighted mean over the windows that have ended
 	hasRate     bool                // at least one window has ended, so that perS is a mean
-	lastMs      [paceProbes]float64 // durations of the last probes, in ms
-	probes      int                 // number of probes so far
+	lastMs      [paceProbes]float64 // durations of the last probes (times to first token), in ms; only the first `probes` are set
+	probes      int                 // number of probes so far, which may be more than paceProbes
 	ttftMs      float64             // median of lastMs when the last window ended
 	sorted      [paceProbes]float64 // scratch for the median
 }
@@ -48,8 +48,9 @@ func (t *Throughput) ArrivalsPerS(now time.Time) float64 {
 // TTFTMs is the median duration of the last probes in ms; 0: no probe was answered yet.
 func (t *Throughput) TTFTMs() float64 { return t.ttftMs }
 
-// rollWindow ends the window if it is at least one second old, and updates the rate and the median duration. Without calls a window
-// becomes longer; its rate is then the mean over the longer time.
+// rollWindow ends the window if it is at least one second old. Then it updates the arrivals per second (perS), and the median of the last
+// probes' durations (ttftMs, the time to first token). Without calls a window becomes longer; its rate is then the mean over the longer
+// time.
 func (t *Throughput) rollWindow(now time.Time) {
 	if t.windowStart.IsZero() {
 		t.windowStart = now
@@ -58,15 +59,16 @@ func (t *Throughput) rollWindow(now time.Time) {
 	if elapsed < paceWindow {
 		return
 	}
-	rate := float64(t.arrivals) / elapsed.Seconds()
+	arrivalsPerS := float64(t.arrivals) / elapsed.Seconds()
 	if t.hasRate { // the mean moves towards the rate of this window
-		rate = t.perS + paceShare*(rate-t.perS)
+		arrivalsPerS = t.perS + paceShare*(arrivalsPerS-t.perS)
 	}
-	t.perS = rate
+	t.perS = arrivalsPerS
 	t.hasRate = true
 	t.arrivals = 0
 	t.windowStart = now
-	if n := copy(t.sorted[:], t.lastMs[:min(t.probes, paceProbes)]); n > 0 {
+	measured := t.lastMs[:min(t.probes, paceProbes)]
+	if n := copy(t.sorted[:], measured); n > 0 {
 		slices.Sort(t.sorted[:n])
 		t.ttftMs = t.sorted[n/2]
 	}
