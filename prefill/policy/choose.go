@@ -33,13 +33,14 @@ type Choice struct {
 const equalScores = 1e-9
 
 // Choose returns the candidate with the lowest score. Among equal scores the policy's tie-break decides, then the
-// hash of request and candidate. A score that is not a finite number ranks last; if there is no other, lmetric decides. There
-// must be at least one candidate.
+// hash of request and candidate. A score that is not a finite number ranks last; if there is no other, the policy lmetric decides,
+// with its own tie-break. There must be at least one candidate.
 func (p *Policy) Choose(q *Query, candidates []Engine) Choice {
 	choice := Choice{FilterSkipped: p.applyFilter(candidates)}
 	p.query = *q
-	if q.Key == 0 { // without a session, sticky-ring uses the request's ID
-		p.query.Key = HRW(q.ID, "")
+	if q.Key == 0 { // without a session, sticky-ring uses a hash of the request's ID
+		const noCandidate = "" // the hash is to be of the request alone
+		p.query.Key = HRW(q.ID, noCandidate)
 	}
 	anyFinite := false
 	p.scores = p.scores[:0]
@@ -57,10 +58,11 @@ func (p *Policy) Choose(q *Query, candidates []Engine) Choice {
 	}
 	ties := p.ties
 	if !anyFinite {
-		choice.Fallback, ties = true, cacheAwareTies
+		choice.Fallback, ties = true, cacheAwareTies // the tie-break of lmetric
+		const noParameter = 0                        // lmetric has no parameter
 		for i := range candidates {
 			if p.passes(i) {
-				p.scores[i] = lmetric(0, q, &candidates[i])
+				p.scores[i] = lmetric(noParameter, q, &candidates[i])
 			}
 		}
 	}

@@ -73,7 +73,8 @@ func (e *Engine) SetPrompt(prompt, matched float64) {
 	e.PTokens = e.QueuedNewTokens + e.NewTokens
 }
 
-// Aggregate sets the indicators that compare all eligible candidates: MaxBS, MinBS, MeanBS and N.
+// Aggregate sets the indicators that compare all eligible candidates: the largest, smallest and mean batch size (BS, the number of a
+// candidate's unanswered probes and other requests), and the number of candidates (N).
 func Aggregate(candidates []Engine) {
 	minBS, maxBS, sumBS := math.Inf(1), 0.0, 0.0
 	for i := range candidates {
