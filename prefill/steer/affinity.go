@@ -47,9 +47,9 @@ func NewAffinity(c AffinityConfig) *Affinity {
 	return &Affinity{ttl: c.TTL, maxSessions: c.MaxKeys, loadFactor: c.LoadFactor, byKey: map[uint64]*list.Element{}}
 }
 
-// Keep returns the index of the candidate that had the session's last request, if the session may stay on it (outcome
-// Kept). Otherwise the index is 0 and means nothing. The outcome is New if the candidate is not known, Gone if it is not eligible,
-// and Overloaded if it has too much load. It is empty for a request without a session, or if affinity is off.
+// Keep returns the index of the candidate that had the session's last request, if the session may stay on it (outcome Kept). Otherwise the
+// index is 0 and means nothing. The outcome is New if the candidate is not known, Gone if it is not eligible, and Overloaded if it would
+// have more than loadFactor times its even share of all requests. It is empty for a request without a session, or if affinity is off.
 func (a *Affinity) Keep(key uint64, eligible []policy.Engine, now time.Time) (at int, outcome string) {
 	if a == nil || key == 0 {
 		return 0, ""
@@ -58,7 +58,7 @@ func (a *Affinity) Keep(key uint64, eligible []policy.Engine, now time.Time) (at
 	if lastCandidate == "" {
 		return 0, New
 	}
-	at, totalBS := -1, 0.0
+	at, totalBS := -1, 0.0 // BS is the batch size of a candidate: how many requests it has
 	for i := range eligible {
 		totalBS += eligible[i].BS
 		if eligible[i].ID == lastCandidate {

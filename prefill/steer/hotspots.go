@@ -98,7 +98,7 @@ type hotClass struct {
 	inheritedPriority int   // priority of the class that this one replaced; counts for the first windowLength
 	watchedSince      int64 // bucket in which the class was first watched
 	state             State
-	holderWins        int       // requests in a row, during the alarm, for which a holder had the best score
+	holderWinsInRow   int       // requests in a row, during the alarm, for which a holder had the best score
 	holders           int       // candidates that held the prefix at the last request
 	filterUntil       time.Time // when the class may return to its holders
 }
@@ -205,10 +205,10 @@ func (h *Hotspots) RecordScores(now time.Time, hash uint64, bestHolder, bestOthe
 		return h.stateOf(hash)
 	}
 	if !(bestHolder <= bestOther) { // negated, so that a NaN score ends the row, too
-		c.holderWins = 0
+		c.holderWinsInRow = 0
 		return c.state
 	}
-	if c.holderWins++; c.holderWins > 2*c.holders {
+	if c.holderWinsInRow++; c.holderWinsInRow > 2*c.holders {
 		h.setState(c, Filter, now)
 		c.filterUntil = now.Add(maxFilterTime)
 	}
@@ -223,17 +223,19 @@ func (h *Hotspots) stateOf(hash uint64) State {
 	return OK
 }
 
-// setState changes the state of a class, and records the change for Changes.
+// setState changes the state of a class, and records the change for Changes: with the class's share of all requests in the window, and with
+// the number of requests in a row for which a holder of the prefix had the best score (K). The class's own requests must be counted up to
+// now already.
 func (h *Hotspots) setState(c *hotClass, to State, now time.Time) {
 	if c.state == to {
 		return
 	}
-	h.allRequests.advance(bucketOf(now))
+	h.allRequests.advance(bucketOf(now)) // so that the share is that of the present window
 	h.changes = append(h.changes,
-		Change{Class: c.hash, To: to, Share: float64(c.requests.sum) / float64(max(1, h.Requests())), Holders: c.holders, K: c.holderWins})
+		Change{Class: c.hash, To: to, Share: float64(c.requests.sum) / float64(max(1, h.Requests())), Holders: c.holders, K: c.holderWinsInRow})
 	c.state = to
 	if to == OK { // the next alarm counts from the beginning
-		c.holderWins = 0
+		c.holderWinsInRow = 0
 	}
 }
 
@@ -244,7 +246,8 @@ func (h *Hotspots) Changes() []Change {
 	return changes
 }
 
-// endExpired ends filters whose time is over, without waiting for the next request of the class. It drops classes without a
+// endExpired ends filters whose time is over, without waiting for the next request of the class. A filter keeps the requests of a hot class
+// off the candidates that hold its prefix; with the state OK, they may go to all candidates again. endExpired also drops classes without a
 // request in the window.
 func (h *Hotspots) endExpired(now time.Time) {
 	bucket := bucketOf(now)
@@ -283,14 +286,15 @@ type HotspotClass struct {
 	K        int     `json:"k"`
 }
 
-// List returns all classes that are watched, the most frequent first.
+// List returns all classes that are watched, the most frequent first. K of a class is the number of requests in a row, during an alarm, for
+// which a holder of the class's prefix had the best score.
 func (h *Hotspots) List(now time.Time) []HotspotClass {
 	h.endExpired(now)
 	list := make([]HotspotClass, 0, len(h.classes))
 	for _, c := range h.classes {
 		list = append(list, HotspotClass{
 			Class: strconv.FormatUint(c.hash, 16), State: c.state, Requests: c.requests.sum,
-			Share: float64(c.requests.sum) / float64(max(1, h.Requests())), Holders: c.holders, K: c.holderWins,
+			Share: float64(c.requests.sum) / float64(max(1, h.Requests())), Holders: c.holders, K: c.holderWinsInRow,
 		})
 	}
 	slices.SortFunc(list, func(a, b HotspotClass) int {

@@ -60,7 +60,7 @@ func TestAnAlarmedClassIsFilteredWhenItStaysWithItsHolders(t *testing.T) {
 	}
 	// One more holds it now.
 	require.Equal(t, OK, h.UpdateState(now, hot, 3, 5))
-	require.Zero(t, h.classes[hot].holderWins)
+	require.Zero(t, h.classes[hot].holderWinsInRow)
 	var to []State
 	for _, change := range h.Changes() {
 		to = append(to, change.To)

@@ -24,8 +24,8 @@ type Policies struct {
 	withoutLatency *policy.Policy            // chooses in place of needsLatency while no latency is known
 }
 
-// NewPolicies returns the built-in policies together with the policies of the configuration. forServing is false in a
-// simulation.
+// NewPolicies returns the built-in policies together with the policies of the configuration (definitions). defaultSpec names the policy for
+// requests that name none. With forServing, the policies are for real requests, and those that are only meant for simulations are refused.
 func NewPolicies(definitions map[string]policy.Definition, defaultSpec string, forServing bool) (*Policies, error) {
 	library, err := policy.NewLibrary(definitions)
 	if err != nil {
@@ -36,6 +36,7 @@ func NewPolicies(definitions map[string]policy.Definition, defaultSpec string, f
 	if p.defaultPolicy, err = library.Parse(defaultSpec); err != nil {
 		return nil, err
 	}
+	// The policy needsLatency cannot choose before the latency of prefills is known. This policy chooses in its place until then.
 	if p.withoutLatency, err = library.Parse(insteadWithoutLatency); err != nil {
 		return nil, err
 	}
