@@ -100,8 +100,12 @@ func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 		return lease.Record{Members: terms.Members}, nil
 	}
 	e.lastKeyRev = last[0].ModRevision
+	acquiredAt := e.lastKeyRev // without the key terms, the last acquisition is at most as late as this
+	if len(stored) > 0 {
+		acquiredAt = stored[0].ModRevision // only acquisitions write this key; a release writes the key last
+	}
 	rec := lease.Record{
-		Holder: string(last[0].Value), Epoch: e.base + e.lastKeyRev, Stamp: strconv.FormatInt(e.lastKeyRev, 10),
+		Holder: string(last[0].Value), Epoch: e.base + acquiredAt, Stamp: strconv.FormatInt(e.lastKeyRev, 10),
 		Duration: time.Duration(terms.Seconds) * time.Second, Members: terms.Members,
 	}
 	switch {
