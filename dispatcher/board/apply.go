@@ -9,12 +9,14 @@ func (e Enqueue) apply(l *Boards) { l.enqueue(waitingEntry{Enqueue: e}) }
 
 func (e Withdraw) apply(l *Boards) { l.withdraw(e.Entry) }
 
-// apply frees the slot. If the engine reported the tokens of the answer only at its end (unreported.go), rememberEnded gets the estimated
-// tokens and steps instead of the reported ones, because the loads of the group's steps were already counted with the estimates.
+// apply frees the slot. If the engine reported the tokens of the answer only at its end (an unreported answer, see unreported.go),
+// rememberEnded gets the estimated tokens and steps, because the loads of the group's steps were already counted with the estimates.
+// release gets the reported tokens all the same: it measures the error of the estimate by them, and lets other statistics learn from them.
 func (e *Release) apply(l *Boards) {
 	b := l.boards[e.Model]
 	s := &b.slots.records[e.Slot]
-	s.estimate.maxTokens = e.MaxUnreported // MaxUnreported may have changed since measureTokenRate ran last
+	// release sees by maxTokens whether the answer is unreported (above 0). It may have changed since measureTokenRate ran last.
+	s.estimate.maxTokens = e.MaxUnreported
 	generated, firstStep, lastStep := e.Generated, e.FirstStep, e.LastStep
 	if s.estimate.firstStep != 0 && s.rank.group != nil { // only the steps of a group can be estimated
 		generated, firstStep, lastStep = int32(s.estimate.tokens), s.estimate.firstStep, s.rank.group.lastStep.Number

@@ -16,7 +16,7 @@ const avoidFor = 30 * time.Second
 // isRestricted says whether an entry may not go to every rank of the board: it avoids ranks that failed it (Avoid), it is limited to some
 // ranks (Only), or it asks for a model name that only some ranks list.
 func (b *board) isRestricted(e *pool.Entry) bool {
-	return len(e.Avoid)+len(e.Only) > 0 || b.partialNames[e.Name] != nil
+	return len(e.Avoid)+len(e.Only) > 0 || b.partlyListedNames[e.Name] != nil
 }
 
 // mayGo says whether an entry may go to a rank at any time, and not only after it has waited for avoidFor: the rank lists the model name of
@@ -66,6 +66,7 @@ func (b *board) bindAvoiding(now time.Time) {
 		if r := b.emptiestRankFor(e, now); r != nil && b.bindTo(r, e, now) {
 			continue // the entry has left the pool, so the next one has the index i now
 		}
+		// An entry with an Only list may go to the ranks in this list and to no other, so it never stops avoiding the others.
 		if avoidsForEver := len(e.Only) > 0; !avoidsForEver {
 			b.retryAvoidedAt = earlier(b.retryAvoidedAt, e.Entered.Add(avoidFor))
 		}
@@ -93,14 +94,15 @@ func (b *board) emptiestRankFor(e *pool.Entry, now time.Time) (best *rank) {
 	return best
 }
 
-// suitsBetter says whether rank r suits an entry better than the other rank: its engine has not refused requests or, in a tie, its load is
-// smaller.
+// suitsBetter says whether rank r suits an entry better than the other rank. Three questions decide, and the first one in which the two
+// differ counts. Has the rank's engine refused this entry (Last)? Is the rank spared, because its engine has refused several requests in a
+// row? Which of the two has the smaller load?
 func suitsBetter(e *pool.Entry, r, other *rank) bool {
-	if lastResort := slices.Contains(e.Last, r.ID); lastResort != slices.Contains(e.Last, other.ID) {
-		return !lastResort
+	if refusedEntry := slices.Contains(e.Last, r.ID); refusedEntry != slices.Contains(e.Last, other.ID) {
+		return !refusedEntry
 	}
-	if r.spared != other.spared {
-		return !r.spared
+	if r.sparedAfterRefusals != other.sparedAfterRefusals {
+		return !r.sparedAfterRefusals
 	}
 	return r.scaleByCost(r.kv) < other.scaleByCost(other.kv)
 }
@@ -121,18 +123,18 @@ func (b *board) hasRoomFor(e *pool.Entry, r *rank, now time.Time) bool {
 	return true
 }
 
-// countRestricted counts anew the entries that may not go to every rank, and the entries that wait for each name that only some ranks list.
-// It runs after the ranks' lists of names have changed.
+// countRestricted counts anew the entries of the pool that are restricted (they may not go to every rank), and the entries that wait for
+// each name that only some ranks list. It runs after the ranks' lists of names have changed. It also stores in each entry whether the entry
+// is restricted now, because forgetWaiting counts the entry out by this.
 func (b *board) countRestricted() {
 	b.restrictedCount = 0
-	for _, p := range b.sortedPlacements {
+	for _, p := range b.sortedPlacements { // all records of partlyListedNames
 		p.waiting = 0
 	}
 	for id, w := range b.waiting {
-		inPool := w.Local == nil // a local entry never enters the pool
-		// As in countWaitingForName, a discarded hand-off does not count, because no client waits for it.
-		if p := b.partialNames[w.Entry.Name]; p != nil && inPool && !w.Entry.Discard {
-			p.waiting++
+		inPool := w.Local == nil // an entry with Local, which has no hand-off, never enters the pool
+		if inPool {
+			b.countWaitingForName(w.Entry, 1)
 		}
 		if w.restricted = inPool && b.isRestricted(w.Entry); w.restricted {
 			b.restrictedCount++
@@ -144,7 +146,7 @@ func (b *board) countRestricted() {
 // hiddenFrom says whether an entry is hidden from the policy of a group, because some rank of the group does not list the model name that
 // the entry asks for. Policies do not know about names.
 func (b *board) hiddenFrom(e *pool.Entry, g *group) bool {
-	p := b.partialNames[e.Name]
+	p := b.partlyListedNames[e.Name]
 	return p != nil && !slices.Contains(p.wholeGroups, g)
 }
 
@@ -152,43 +154,48 @@ func (b *board) hiddenFrom(e *pool.Entry, g *group) bool {
 const beforePolicies, afterPolicies = true, false
 
 // bindPartlyListed binds the entries whose model name is listed by only some ranks of a group, because policies do not see these entries.
-// Before the policies decide, it binds only those that are older than every entry that policies see. After the policies have decided, it
-// binds all that it can. So neither kind of entry is always served before the other.
+// Before the policies decide (beforeRounds), it binds only those that are older than every entry that policies see. After the policies have
+// decided, it binds all that it can. So neither kind of entry is always served before the other.
 func (b *board) bindPartlyListed(now time.Time, beforeRounds bool) {
-	if b.restrictedCount == 0 || len(b.partialNames) == 0 { // no waiting entry asks for such a name
+	if b.restrictedCount == 0 || len(b.partlyListedNames) == 0 { // no waiting entry asks for such a name
 		return
 	}
 	for i := 0; i < b.pool.Len(); {
 		e := b.pool.Entries()[i]
-		p := b.partialNames[e.Name]
-		// If all ranks of some group list the name, the policy of this group sees the entry, so before the rounds the entry is left to it. If
-		// the policy has not assigned the entry, it may go to a rank of another group.
-		leftToPolicies := p == nil || beforeRounds && len(p.wholeGroups) > 0
+		p := b.partlyListedNames[e.Name] // nil: all ranks list the name, or none does
+		anyPolicySees := p == nil || len(p.wholeGroups) > 0
 		switch {
 		case b.mustAvoid(e, now): // bindAvoiding binds such entries
-		case leftToPolicies && beforeRounds: // the entries that follow are younger than this one, which policies see
+		case beforeRounds && anyPolicySees: // the policies decide about this entry first, and the entries that follow are younger
 			return
-		case leftToPolicies || p.noFreeSlot: // all ranks or none list the name, or an earlier entry found no free slot on the ranks that do
-		case b.bindToPlacement(p, e, now):
+		case p == nil: // only policies decide about this entry, and they have left it in the pool
+		case p.noFreeSlot: // an earlier entry has found no free slot on the ranks that list the name
+		case b.bindToPlacement(p, e, now): // also an entry that the policy of one group has left in the pool, on a rank of another group
 			continue // the entry has left the pool, so the next one has the index i now
 		}
 		i++
 	}
 }
 
+// ranksWithoutPolicy returns the ranks to which the board itself, without a policy, may bind an entry that asks for the name: those in
+// groups in which not every rank lists it. Elsewhere, the policies decide. A rank is spared (gets no requests) after its engine has refused
+// several in a row. If every rank that lists the name is spared or down, ranksWithoutPolicy returns all of them, and even spared ones may
+// be used: updateSpared keeps at least one rank of the board in service, but not one for each name.
+func (p *namePlacement) ranksWithoutPolicy() (ranks []*rank, evenSpared bool) {
+	if anyInService := slices.ContainsFunc(p.ranks, (*rank).takesRequests); anyInService {
+		return p.partialGroupRanks, false
+	}
+	return p.ranks, true
+}
+
 // bindToPlacement binds an entry to the emptiest rank that lists its name and can take it now. It returns false if there is no such rank.
-// It leaves the groups in which every rank lists the name to the policies. If every rank that lists the name is spared or down, it uses all
-// of them that are up, even spared ones: updateSpared keeps at least one rank of the board in service, but not one for each name.
+// If none of the ranks has a free slot, it sets noFreeSlot.
 func (b *board) bindToPlacement(p *namePlacement, e *pool.Entry, now time.Time) (bound bool) {
 	var best *rank
 	full := true // no rank that takes requests has a free slot
-	ranks := p.partialGroupRanks
-	noneInService := !slices.ContainsFunc(p.ranks, (*rank).takesRequests)
-	if noneInService {
-		ranks = p.ranks
-	}
+	ranks, evenSpared := p.ranksWithoutPolicy()
 	for _, r := range ranks {
-		takes := r.takesRequests() || noneInService && r.Up
+		takes := r.takesRequests() || evenSpared && r.Up
 		// A policy that sends entries at once needs no free slot, because the engine queues them.
 		if takes && (r.group.policyInForce().Immediate() || r.freeSlots() > 0) {
 			full = false

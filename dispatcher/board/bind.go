@@ -40,15 +40,16 @@ func (b *board) bind(g *group, p *policyInUse, a policy.Assignment, now time.Tim
 }
 
 // admit charges an entry that has left the pool to a rank, completes the Binding, and emits EffectBind for the caller of Enqueue. It also
-// counts the time that the entry waited. If a trial is due for the rank (spare.go) or for the entry's pair of engines (pairs.go), this
-// request is the trial.
+// counts the time that the entry waited. A rank whose engine refused requests (spare.go), or a pair of engines whose hand-offs failed
+// (pairs.go), gets one request as a trial after a while. If such a trial is due, this request is the trial.
 func (b *board) admit(r *rank, w waitingEntry, bound Binding, now time.Time) {
 	e := w.Entry
 	if r.Mixed { // the rank itself computes the part of the prompt that is not in its prefix cache
 		bound.NewTokens = w.uncached(r.ID)
-	}
-	if wasHeld := !w.sendableSince.IsZero(); wasHeld && r.Mixed {
-		bound.Held = max(0, now.Sub(w.sendableSince))
+		// Only for mixed ranks do policies hold requests back to send them together. Since sendableSince, a rank had room for this one.
+		if wasHeld := !w.sendableSince.IsZero(); wasHeld {
+			bound.Held = max(0, now.Sub(w.sendableSince))
+		}
 	}
 	if e.Early { // the caller moves a prefill only to an engine on which it ends at least one step sooner
 		bound.StepMs = r.group.stepMs()
@@ -76,9 +77,11 @@ func (b *board) admit(r *rank, w waitingEntry, bound Binding, now time.Time) {
 func newSlotRecord(r *rank, w waitingEntry, bound *Binding, now time.Time) slotRecord {
 	e := w.Entry
 	return slotRecord{
-		id: e.ID, key: e.Key, prefiller: e.Prefiller, prompt: w.prompt(), age: clampTokens(e.Age), newTokens: bound.NewTokens,
-		discard: e.Discard, inEngineQueue: bound.InEngineQueue, boundAt: now,
-		// The KV of an early entry goes to the rank that was chosen, so an early entry is never unpinned (unpinned.go).
-		early: e.Early, notDecoding: e.Early || r.Mixed, unpinned: e.Response && r.Unpinned && !e.Early,
+		id: e.ID, key: e.Key, prefiller: e.Prefiller, prompt: w.prompt(), tokensFromEarlierRanks: clampTokens(e.Age),
+		newTokens: bound.NewTokens, discard: e.Discard, inEngineQueue: bound.InEngineQueue, boundAt: now,
+		boundBeforePrefill: e.Early, notDecoding: e.Early || r.Mixed,
+		// Some engines (Unpinned) run a request of the Responses API (Response) on a rank of their own choice. But if the entry is early (it is
+		// bound before its prefill), its KV goes to rank r, and so does the request.
+		engineChoosesRank: e.Response && r.Unpinned && !e.Early,
 	}
 }

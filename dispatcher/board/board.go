@@ -25,19 +25,19 @@ func newBoard(model string, a *allBoards) *board {
 // isEmpty says whether the board has neither ranks nor waiting entries, so that it can be removed.
 func (b *board) isEmpty() bool { return len(b.ranks) == 0 && b.pool.Len() == 0 }
 
-// enqueue adds an entry to the pool, and to the counts of waiting entries. It refuses the entry if another entry with its ID waits, if no
-// rank can ever take it, or if all ranks that may take it are down. An entry without a hand-off (Local) does not enter the pool: the rounds
-// that choose its rank begin at once.
+// enqueue adds an entry to the pool and to the waiting entries. It refuses the entry if another entry with its ID waits, if no rank can
+// ever take it, or if all ranks that may take it are down. An entry without a hand-off (Local) does not enter the pool: the rounds that
+// choose its rank begin at once.
 func (b *board) enqueue(w waitingEntry, now time.Time) {
 	err := b.reasonToRefuse(w.Entry)
 	// placement has the ranks that list the model name of the entry; nil: all ranks list it, or none does.
-	placement := b.partialNames[w.Entry.Name]
-	// noneUp: no rank that may take the entry is up, or soon will be.
-	noneUp := b.upOrAwaited == 0 || placement != nil && placement.upOrAwaited == 0
+	placement := b.partlyListedNames[w.Entry.Name]
+	noRankUp := b.upOrAwaited == 0 // no rank of the board is up, or soon will be
+	noListingRankUp := placement != nil && placement.upOrAwaited == 0
 	// A duplicate or an outage is reported even if no rank could ever take the entry.
 	if _, taken := b.waiting[w.Entry.ID]; taken {
 		err = ErrDuplicate
-	} else if noneUp {
+	} else if noRankUp || noListingRankUp {
 		err = ErrNoWorkers
 	}
 	if err != nil {
@@ -52,16 +52,21 @@ func (b *board) enqueue(w waitingEntry, now time.Time) {
 		b.outputLengths[w.Entry.ID] = w.Output
 	}
 	b.pool.Add(w.Entry, now)
-	if w.restricted = b.isRestricted(w.Entry); w.restricted {
+	b.addWaiting(w)
+	b.entriesArrived = true
+}
+
+// addWaiting adds an entry of the pool to the table of waiting entries, and to all counts that include it. forgetWaiting undoes this.
+func (b *board) addWaiting(w waitingEntry) {
+	if w.restricted = b.isRestricted(w.Entry); w.restricted { // the entry may not go to every rank
 		b.restrictedCount++
 	}
 	b.waiting[w.Entry.ID] = w
-	b.entriesArrived = true
 	b.countWaitingForName(w.Entry, 1)
 	if len(w.Hits) > 0 {
 		b.entriesWithHits++
 	}
-	if w.Entry.Discard {
+	if w.Entry.Discard { // no client waits for the answer: the entry only makes its prefill engine free the KV
 		b.discardedWaiting++
 	}
 }
@@ -70,7 +75,7 @@ func (b *board) enqueue(w waitingEntry, now time.Time) {
 // entry, because they may come back, and the finished prefill is worth the wait.
 func (b *board) reasonToRefuse(e *pool.Entry) error {
 	largest := b.largestPrompt
-	if p := b.partialNames[e.Name]; p != nil { // only some ranks list the model name of the entry, and only these may take it
+	if p := b.partlyListedNames[e.Name]; p != nil { // only some ranks list the model name of the entry, and only these may take it
 		largest = p.largestPrompt
 	}
 	switch {
@@ -158,12 +163,12 @@ func (b *board) refuseInOutage(now time.Time) {
 // other ranks of the board are up. It sets nameOutageEnds to the earliest time at which this will happen to an entry that still waits.
 func (b *board) refuseInNameOutage(now time.Time) {
 	b.nameOutageEnds = time.Time{}
-	if b.restrictedCount == 0 || len(b.partialNames) == 0 { // no entry asks for a name that only some ranks list
+	if b.restrictedCount == 0 || len(b.partlyListedNames) == 0 { // no entry asks for a name that only some ranks list
 		return
 	}
 	for i := 0; i < b.pool.Len(); {
 		e := b.pool.Entries()[i]
-		p := b.partialNames[e.Name]
+		p := b.partlyListedNames[e.Name]
 		// allDown: no rank that lists the name is up, or soon will be.
 		allDown := p != nil && p.upOrAwaited == 0
 		if allDown && !now.Before(p.outageGraceEnds) {
@@ -177,23 +182,26 @@ func (b *board) refuseInNameOutage(now time.Time) {
 	}
 }
 
-// release frees the slot of a request that has ended, with its outcome and the number of tokens that it generated. Then requests that wait
-// in the engine's queue may begin, and the next round may give the slot to an entry. started says whether the first event of the answer had
-// come. KV of the request that the engine still holds goes on taking room on the rank. Predictors, hand-off statistics and the pace of the
-// board learn from the outcome.
-func (b *board) release(slot int32, o Outcome, generated int32, started bool, now time.Time) {
+// release frees the slot of a request that has ended. Then requests that wait in the engine's queue may begin, and one of the next rounds
+// may give the slot to an entry. streamed is the number of tokens that the stream of the answer has brought, and o.Generated the number
+// that the caller reports with the outcome. started says whether the first event of the answer had come.
+//
+// KV of the request that the engine still holds goes on taking room on the rank. It is an orphan if its prefill engine may never finish
+// writing it, or the engine keeps it for the next turn of the chat. Predictors, hand-off statistics and the pace of the board learn from
+// the outcome.
+func (b *board) release(slot int32, o Outcome, streamed int32, started bool, now time.Time) {
 	s := &b.slots.records[slot]
-	r, recordCopy := s.rank, *s // discharge clears the record
+	r, ended := s.rank, *s // ended is a copy, because discharge clears the record
 	s.started = s.started || started
-	b.learnFromEnd(s, o, generated, now)
+	b.learnFromEnd(s, o, streamed, now)
 	delete(b.outputLengths, s.id)
 	b.discharge(slot)
-	// The orphan of an unpinned request is not counted, because its KV may be on another rank.
-	if o.Orphaned && r.present && !recordCopy.unpinned {
-		b.addOrphan(r, &recordCopy, now)
+	// If the engine has chosen the rank itself, the orphan may be on another rank, so it is not counted.
+	if o.Orphaned && r.present && !ended.engineChoosesRank {
+		b.addOrphan(r, &ended, now)
 	}
 	if o.Kept && r.present && r.KeepsKVFor > 0 {
-		b.keepKV(r, &recordCopy, o.Generated, now)
+		b.keepKV(r, &ended, o.Generated, now)
 	}
 	b.promoteQueued(r)
 	b.endStepsIfIdle(r.group)
@@ -202,7 +210,7 @@ func (b *board) release(slot int32, o Outcome, generated int32, started bool, no
 		b.dropIfGone(r)
 		return
 	}
-	b.openWindow(now)
+	b.decideSoon(now) // an entry may get the slot
 }
 
 // learnFromEnd passes the end of a request to all parts of the board that learn from ended requests. It must run while the slot is still
@@ -235,9 +243,10 @@ func (b *board) countOutcome(r *rank, o Outcome) {
 	}
 }
 
-// openWindow makes the board wait for a short window (Config.Window) and then decide about all slots that came free in it. The first free
-// slot of a burst opens the window. Slots come free in bursts, because the ranks of a group finish requests in the same step.
-func (b *board) openWindow(now time.Time) {
+// decideSoon makes the board wait for a short window (Config.Window) and then decide about all slots that came free in it. The first free
+// slot of a burst opens the window. Slots come free in bursts, because the ranks of a group finish requests in the same step. If no window
+// is configured, the next Tick decides.
+func (b *board) decideSoon(now time.Time) {
 	switch {
 	case b.pool.Len() == 0: // no entry waits for the slot
 	case b.cfg.Window == 0:

@@ -31,7 +31,7 @@ func New(cfg Config) (*Boards, error) {
 		return nil, err
 	}
 	for _, spec := range cfg.Twin { // the twin replays these policies, and the boards make the predictions that they need
-		l.twinNeeds = append(l.twinNeeds, policy.RequirementsOf(l.buildPolicy(spec).Policy, meanUnknown))
+		l.twinNeeds = append(l.twinNeeds, needsOf(l.buildPolicy(spec).Policy))
 	}
 	return l, l.setPolicy(cfg.Policy)
 }
@@ -68,7 +68,7 @@ func (l *Boards) Next() time.Time {
 			outage = time.Time{} // no entry waits for the end of the outage
 		}
 		for _, t := range [...]time.Time{
-			b.windowEnds, b.recheckHeldAt, b.retryAvoidedAt, b.nameOutageEnds, b.retrySparedAt, b.tightEndsAt, b.keptKVFreedAt,
+			b.windowEnds, b.recheckHeldAt, b.retryAvoidedAt, b.nameOutageEnds, b.retrySparedAt, b.keptEmptierUntil, b.keptKVFreedAt,
 			b.pairs.quarantineEndsAt, b.pool.NextDeadline(), outage,
 		} {
 			next = earlier(next, t)
@@ -169,15 +169,15 @@ func (l *Boards) setPolicy(spec string) error {
 	return nil
 }
 
-// policyFor builds the policy of a barrier group or, if barrier is false, of the ranks without a barrier. If the policy needs a predictor,
-// this predictor begins to learn.
+// policyFor builds the policy of a barrier group or, if barrier is false, of the ranks without a barrier. If the policy needs a predictor
+// of output lengths, this predictor begins to learn.
 func (b *board) policyFor(barrier bool) policyInUse {
-	spec := b.cfg.DensePolicy
+	spec := b.cfg.DensePolicy // called dense because dense models need no barrier
 	if barrier {
 		spec = b.policySpec
 	}
 	p := b.buildPolicy(spec)
-	p.predictor = b.predictorFor(policy.RequirementsOf(p.Policy, meanUnknown))
+	p.predictor = b.predictorFor(needsOf(p.Policy))
 	return p
 }
 
@@ -188,6 +188,6 @@ func (a *allBoards) buildPolicy(spec string) policyInUse {
 		panic("dispatcher: policy " + spec + " was accepted before and no longer parses: " + err.Error())
 	}
 	return policyInUse{
-		Policy: p, spec: spec, name: p.Name(), shared: a, sendsAhead: policy.SendsAhead(p), readsHits: policy.RequirementsOf(p, meanUnknown).Hits,
+		Policy: p, spec: spec, name: p.Name(), shared: a, sendsAhead: policy.SendsAhead(p), readsHits: needsOf(p).Hits,
 	}
 }

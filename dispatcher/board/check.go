@@ -92,7 +92,7 @@ func (c *Config) DoubtFit(kind predictor.Kind, policies ...string) string {
 		if err != nil {
 			continue // Check reports a policy that cannot work
 		}
-		needs := policy.RequirementsOf(p, meanUnknown)
+		needs := needsOf(p)
 		kindsRead[predictor.Kind(needs.Predictor)] = true
 		meanRead = meanRead || needs.MeanOutput
 	}
@@ -117,20 +117,21 @@ func (c *Config) DoubtFit(kind predictor.Kind, policies ...string) string {
 // errNoOracle is the error for a config file that asks for the predictor oracle. It names the values that the file may have instead.
 var errNoOracle = errors.New("only a replay can use an oracle, because only there it is known how requests end; write survival or exact")
 
-// policyOf returns a policy as New will build it: with the configured predictor if the spec (text) names none. It ignores a predictor.kind
-// that cannot work, because Check reports that as an error of its own. An error says why the policy cannot work.
+// policyOf returns a policy as New will build it: with the configured kind of predictor if the spec (text) names none. It ignores a
+// predictor.kind that cannot work, because Check reports that as an error of its own. An error says why the policy cannot work. The kind
+// oracle knows the lengths of answers in advance, so it works only in simulations, and never by a config file.
 func (c *Config) policyOf(text string) (policy.Policy, error) {
 	kind := c.Predictor.Kind
 	if _, err := predictor.ParseKind(string(kind)); err != nil || kind == predictor.KindOracle {
-		kind = ""
+		kind = "" // the policy keeps its own default
 	}
-	const hint = "that is predictor.kind, write another or name one in the policy"
+	const hint = "that is predictor.kind, write another or name one in the policy" // for the error if the policy does not accept the kind
 	sp, err := parseSpecWithKind(kind, text, hint)
 	if err != nil {
 		return nil, err
 	}
 	p := sp.Build()
-	if policy.RequirementsOf(p, meanUnknown).Predictor == string(predictor.KindOracle) {
+	if needsOf(p).Predictor == string(predictor.KindOracle) {
 		return nil, fmt.Errorf("policy %s: %w", p.Name(), errNoOracle)
 	}
 	return p, nil

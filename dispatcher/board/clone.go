@@ -46,17 +46,12 @@ func (b *board) clone(a *allBoards) *board {
 	c := *b
 	c.allBoards, c.pool = a, b.pool.Clone()
 	c.outputLengths = maps.Clone(b.outputLengths)
-	c.waiting = make(map[uint64]waitingEntry, len(b.waiting))
-	for _, e := range c.pool.Entries() {
-		w := b.waiting[e.ID]
-		// Trace stays nil, because the memory for a trace belongs to the caller of the original.
-		w.Enqueue = Enqueue{Entry: e, Output: c.outputLengths[e.ID], Hits: w.Hits}
-		c.waiting[e.ID] = w
-	}
+	c.copyWaiting(b)
 	c.copyRanks(b, a)
+	// The lists of names point to the ranks of b. Without listersBefore, updatePartlyListedNames computes all of them anew.
 	c.listersBefore, c.listers, c.sortedPlacements, c.sortedNames, c.sortedPaces = nil, nil, nil, nil, nil
-	c.updatePartialNames() // computed anew, because the partialNames of b point to the ranks of b
-	c.countRestricted()
+	c.updatePartlyListedNames()
+	c.countRestricted() // counts the entries that wait for each of these names
 	c.slots.records, c.slots.freeIndices = slices.Clone(b.slots.records), slices.Clone(b.slots.freeIndices)
 	for i := range c.slots.records {
 		if s := &c.slots.records[i]; s.rank != nil {
@@ -64,15 +59,31 @@ func (b *board) clone(a *allBoards) *board {
 		}
 	}
 	c.pairs.suspected = b.pairs.cloneLinks()
-	// Buffers that each tick fills anew, and the state of rounds: no round is under way.
-	c.snapshot, c.survival, c.assignments, c.scores, c.decidingGroups, c.expired = policy.Snapshot{}, nil, nil, nil, nil, nil
-	c.localEntry, c.nextGroup, c.round, c.counts = nil, 0, Round{}, nil
-	c.policyFailure, c.invalidAssignments, c.localBound = nil, 0, false
+	c.dropRoundState()
 	return &c
 }
 
+// copyWaiting gives the board, which is a copy of from, records of its own for the waiting entries of its pool. It leaves out Trace,
+// because the memory for a trace belongs to the caller of the original. Local is nil for all entries of a pool.
+func (b *board) copyWaiting(from *board) {
+	b.waiting = make(map[uint64]waitingEntry, len(from.waiting))
+	for _, e := range b.pool.Entries() {
+		w := from.waiting[e.ID]
+		w.Enqueue = Enqueue{Entry: e, Output: b.outputLengths[e.ID], Hits: w.Hits}
+		b.waiting[e.ID] = w
+	}
+}
+
+// dropRoundState empties the buffers that each tick fills anew, and the state of rounds. No round may be under way.
+func (b *board) dropRoundState() {
+	b.snapshot, b.survival, b.assignments, b.scores, b.decidingGroups, b.expired = policy.Snapshot{}, nil, nil, nil, nil, nil
+	b.localEntry, b.nextGroup, b.round, b.counts = nil, 0, Round{}, nil
+	b.policyFailure, b.invalidAssignments, b.localBound = nil, 0, false
+}
+
 // copyRanks gives the board, which is a copy of from, copies of all ranks and groups. These refer to each other, and not to the originals.
-// A group that has left the fleet is copied, too, as long as a rank still refers to it. a is what all boards of the copy share.
+// A group that has left the fleet is copied, too, as long as a rank still refers to it; its own lists of ranks stay empty. a is what all
+// boards of the copy share.
 func (b *board) copyRanks(from *board, a *allBoards) {
 	groups := make(map[*group]*group, len(from.groups))
 	b.ranks = make(map[int32]*rank, len(from.ranks))
@@ -85,7 +96,7 @@ func (b *board) copyRanks(from *board, a *allBoards) {
 	}
 	b.groups = make([]*group, len(from.groups))
 	for i, g := range from.groups {
-		b.groups[i] = groups[g]
+		b.groups[i] = groups[g] // not nil, because each group of the fleet has a rank, which refers to it
 		b.groups[i].allRanks, b.groups[i].steppingRanks = b.sameRanks(g.allRanks), b.sameRanks(g.steppingRanks)
 	}
 	for _, r := range b.ranks {

@@ -58,14 +58,14 @@ func (l *Boards) applySettings(s Settings) error {
 		for _, g := range b.groups {
 			if g.barrier {
 				g.steps.Configure(l.cfg.StepModel)
-			} else if newPolicies { // setPolicy, which is called below, replaces only the policies of barrier groups
+			} else if newPolicies { // the policies of barrier groups are replaced by setPolicy below
 				g.chosenPolicy = b.policyFor(g.barrier)
 			}
 		}
 		b.decideNow = true
 	}
 	if newPolicies {
-		return l.setPolicy(spec)
+		return l.setPolicy(spec) // no error is possible, because configWith has made the same checks
 	}
 	return nil
 }

@@ -32,7 +32,7 @@ func (b *board) fillSnapshot(g *group, p *policyInUse, now time.Time) {
 	s := &b.snapshot
 	s.Pool, s.Waits = s.Pool[:0], s.Waits[:0]
 	s.Early = slices.ContainsFunc(g.steppingRanks, func(r *rank) bool { return r.Early })
-	s.Aggregated = b.mixed
+	s.Aggregated = b.ranksPrefill
 	b.fillStepCosts(g)
 	b.fillWorkers(g, p, now)
 	largest := g.largestPrompt(policy.Watermark(p.Policy))
@@ -55,7 +55,8 @@ func (b *board) fillSnapshot(g *group, p *policyInUse, now time.Time) {
 }
 
 // fillStepCosts writes into the snapshot how long the group's steps take: without load (C0Ms), per KV token (C1Ms), and on average at the
-// present loads (StepMs). It also writes how many KV tokens a request counts as, what a prompt token costs on the rank that computes it,
+// present loads (StepMs). It also writes how many KV tokens a request counts as on its own rank (RequestTokens), and how many it counts as
+// in addition on the rank with the most requests (RowTokens). The other fields are what a prompt token costs on the rank that computes it,
 // how many requests wait for their first token, and how many prompt tokens are computed per second.
 func (b *board) fillStepCosts(g *group) {
 	s := &b.snapshot
@@ -74,7 +75,8 @@ func (b *board) fillStepCosts(g *group) {
 func (b *board) fillWorkers(g *group, p *policyInUse, now time.Time) {
 	s := &b.snapshot
 	s.Workers = s.Workers[:0]
-	watermark, longestPrompt := policy.Watermark(p.Policy), int64(0) // policyCapacity leaves room for the longest prompt on a tight, idle rank
+	watermark := policy.Watermark(p.Policy) // share of a rank's KV room that the policy keeps empty
+	longestPrompt := int64(0)               // longest prompt that waits
 	for _, e := range b.pool.Entries() {
 		longestPrompt = max(longestPrompt, int64(e.Prompt))
 	}
@@ -87,14 +89,17 @@ func (b *board) fillWorkers(g *group, p *policyInUse, now time.Time) {
 			free = min(free, 1)
 		}
 		s.Workers = append(s.Workers, policy.Worker{
-			ID: r.ID, Free: int32(free), Up: r.takesRequests(), Capacity: r.policyCapacity(watermark, now, longestPrompt), Cost: r.Cost,
-			Others: r.Others + r.kvFromOtherRanks, Running: r.running, Backlog: r.backlog,
+			ID: r.ID, Free: int32(free), Up: r.takesRequests(), Cost: r.Cost, Running: r.running, Backlog: r.backlog,
+			// Some ranks must stay emptier than others, but a rank without requests has room for the longest prompt.
+			Capacity: r.policyCapacity(watermark, now, longestPrompt),
+			// KV of requests that are not in Running: of requests of other proxies, and of requests with slots on other ranks of the engine.
+			Others: r.Others + r.kvFromOtherRanks,
 		})
 	}
 }
 
-// addToSnapshot adds an entry to the snapshot, and its details to Waits if the policy reads details. In one snapshot, either all entries
-// have details or none has.
+// addToSnapshot adds an entry to the snapshot, and its details to Waits if the policy may read details: of entries for ranks that prefill,
+// it reads for how long they are held back. In one snapshot, either all entries have details or none has.
 func (b *board) addToSnapshot(e *pool.Entry, p *policyInUse, now time.Time) {
 	s := &b.snapshot
 	s.Pool = append(s.Pool, policy.Entry{
@@ -102,7 +107,7 @@ func (b *board) addToSnapshot(e *pool.Entry, p *policyInUse, now time.Time) {
 		WaitMs: float32(e.GuardWait(now).Seconds() * 1000), Urgent: e.Urgent(now), Express: e.Express,
 	})
 	hitsMatter := p.readsHits && b.entriesWithHits > 0 // the policy reads prefix hits, and some entry has one
-	if b.mixed || hitsMatter {
+	if b.ranksPrefill || hitsMatter {
 		w := b.waiting[e.ID]
 		s.Waits = append(s.Waits, w.details(now))
 	}

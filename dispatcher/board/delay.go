@@ -10,11 +10,11 @@ import "math"
 // which the KV is copied, and the steps with tokens after that. For the delay it takes the minimum of many requests, because a request that
 // waited in the engine's queue has a longer one.
 type handoffDelay struct {
-	// leastBefore and leastNow are the least delays, in steps, of the requests in the last complete window of delayWindow requests and in the
-	// present one.
-	leastBefore, leastNow int32
-	requests              int     // requests that ended
-	meanDecodeSteps       float64 // mean number of steps in which a request gets tokens
+	// leastInLastWindow and leastInThisWindow are the least delays, in steps, of the requests in the last complete window of delayWindow
+	// requests and in the present one.
+	leastInLastWindow, leastInThisWindow int32
+	requests                             int     // requests that ended
+	meanDecodeSteps                      float64 // mean number of steps in which a request gets tokens
 }
 
 const (
@@ -35,9 +35,9 @@ func (d *handoffDelay) learn(boundAt, first, last uint32) {
 		d.meanDecodeSteps = decodeSteps // the first request sets the mean
 	}
 	if d.requests%delayWindow == 0 {
-		d.leastBefore, d.leastNow = d.leastNow, delay // a new window begins
+		d.leastInLastWindow, d.leastInThisWindow = d.leastInThisWindow, delay // a new window begins
 	}
-	d.leastNow = min(d.leastNow, delay)
+	d.leastInThisWindow = min(d.leastInThisWindow, delay)
 	d.meanDecodeSteps += meanWeight * (decodeSteps - d.meanDecodeSteps)
 	d.requests++
 }
@@ -47,17 +47,20 @@ func (d *handoffDelay) learn(boundAt, first, last uint32) {
 func comparableSteps(boundAt, first uint32) bool { return boundAt != 0 && int32(first-boundAt) > 0 }
 
 // extraSlots returns how many requests may be sent to a rank beyond its slots: as many as probably end on the rank within the delay of a
-// new request. It is 0 while too few requests have ended. A request runs for its delay and its decode steps, so the share
-// delay/(delay+decode steps) of the running requests ends within one delay.
+// new request, which is the number of steps in which its KV is copied. It is 0 while fewer than delayWindow requests have ended. A request
+// has its slot for its delay and its decode steps, so the share delay/(delay+decode steps) of the running requests ends within one delay.
+//
+// The delay is the least one of the requests in the present window of delayWindow requests and in the last one. Other requests may have
+// longer delays because they waited for a slot.
 func (d *handoffDelay) extraSlots(running int) int {
 	if d.requests < delayWindow {
 		return 0
 	}
-	delay := float64(d.leastNow)
+	delaySteps := float64(d.leastInThisWindow)
 	if d.requests > delayWindow { // otherwise only the present window has a least delay
-		delay = min(delay, float64(d.leastBefore))
+		delaySteps = min(delaySteps, float64(d.leastInLastWindow))
 	}
-	return int(math.Round(float64(running) * delay / (delay + d.meanDecodeSteps)))
+	return int(math.Round(float64(running) * delaySteps / (delaySteps + d.meanDecodeSteps)))
 }
 
 // prefillDelay learns two means for requests that were bound before their prefill: the number of steps without a token (the delay), and the
@@ -69,12 +72,13 @@ type prefillDelay struct {
 	meanDelaySteps, meanDecodeSteps float64 // mean number of steps of a request without a token, and with tokens
 }
 
-// learn learns from a request that has ended. The parameters are step numbers, as in handoffDelay.learn.
+// learn learns from a request that has ended. boundAt is the number of the step that was reported last before the request was bound. first
+// and last are the numbers of the steps that brought its first and its last token.
 func (d *prefillDelay) learn(boundAt, first, last uint32) {
 	if !comparableSteps(boundAt, first) {
 		return // the delay of this request is not known
 	}
-	delay, decodeSteps := float64(first-boundAt-1), float64(last-first)+1
+	delay, decodeSteps := float64(first-boundAt-1), float64(last-first)+1 // the delay is 0 if the very next step brought the first token
 	weight := meanWeight
 	if d.requests == 0 { // the first request sets the means
 		weight = 1

@@ -294,7 +294,7 @@ func (h *hand) make(e pool.Entry) waiting {
 		for _, r := range b.ranks {
 			e.Early = e.Early || r.present && r.Early
 		}
-		e.Aggregated = e.Aggregated || b.mixed && !e.Early
+		e.Aggregated = e.Aggregated || b.ranksPrefill && !e.Early
 	}
 	w := waiting{entry: &e, slot: &Slot{h: h}, result: make(chan Result, 1)}
 	if h.cfg.Explain {

@@ -14,8 +14,8 @@ func (b *board) setWorkers(ws []Worker) {
 	for _, r := range b.ranks {
 		r.present = false // updateRank sets present again if the rank is among the workers
 	}
-	if len(ws) > 0 { // without workers, mixed keeps its last value
-		b.mixed = slices.ContainsFunc(ws, func(w Worker) bool { return w.Mixed })
+	if len(ws) > 0 { // without workers, the last value stays
+		b.ranksPrefill = slices.ContainsFunc(ws, func(w Worker) bool { return w.Mixed })
 	}
 	for _, w := range ws {
 		r := b.ranks[w.ID]
@@ -33,26 +33,27 @@ func (b *board) setWorkers(ws []Worker) {
 	for _, r := range b.ranks {
 		b.dropIfGone(r)
 	}
-	b.regroupEngines()
-	b.regroup()
+	b.regroupEngines()       // finds the ranks of each engine
+	b.regroup()              // finds the groups of ranks for which one policy decides
 	if b.refusingRanks > 0 { // ranks that refused requests may have left the fleet or restarted
 		b.updateFirstEventWatch()
 	}
-	b.updatePartialNames()
-	b.countRestricted()
-	b.recheckWaiting()
+	b.updatePartlyListedNames() // finds the model names that some ranks list and others do not
+	b.countRestricted()         // counts the waiting entries that may not go to every rank
+	b.recheckWaiting()          // refuses the entries that no rank can take any more
 }
 
 // updateRank replaces the properties of rank r by those of the given worker, which has the same ID. The rank keeps its requests. If the
 // worker has more slots or KV room than before, requests in the engine's queue may begin.
 func (b *board) updateRank(r *rank, w Worker) {
 	w.Slots, w.Up = max(0, w.Slots), w.Up && !w.Down // whatever Up says, a rank that is down takes no requests
-	// The restart has emptied the KV of the engine. Requests that it refused before say nothing about it now.
+	// The restart has emptied the KV of the engine: that of ended requests, too (orphans and kept KV). Requests that the engine refused before
+	// say nothing about it now, so the rank gets requests again.
 	if r.hasRestarted(&w) {
 		b.forgetOrphans(r, everyOrphan)
-		r.refusals.Succeed()
-		r.spared = false
 		b.countFreedKV(r.keptKV.Clear())
+		r.refusals.Succeed()
+		r.sparedAfterRefusals = false
 	}
 	w.Process = cmp.Or(w.Process, r.Process) // if the number is not known now, the last known one stays
 	r.Worker, r.present = w, true
@@ -166,7 +167,7 @@ func (b *board) recheckWaiting() {
 	for _, g := range b.groups {
 		b.largestPrompt = max(b.largestPrompt, largestPrompt(g.allRanks)) // ranks that are down count, too, because they may come back
 	}
-	for _, p := range b.partialNames {
+	for _, p := range b.partlyListedNames { // entries that ask for such a model name may go only to the ranks that list it
 		p.largestPrompt = largestPrompt(p.ranks)
 	}
 	for _, e := range slices.Clone(b.pool.Entries()) {

@@ -12,7 +12,7 @@ import "time"
 func (b *board) keepKV(r *rank, s *slotRecord, generated int, now time.Time) {
 	tokens := int64(s.prompt) + int64(max(0, generated))
 	// The request ran on the rank of its slot, or the other ranks of the engine are not known.
-	if !s.unpinned || len(r.engineRanks) == 0 {
+	if !s.engineChoosesRank || len(r.engineRanks) == 0 {
 		b.keepKVOn(r, tokens, now)
 		return
 	}
@@ -61,7 +61,7 @@ func (b *board) correctKept(r *rank, e Gauged) {
 	for i, slot := range r.slots {
 		// Three kinds of requests do not count: those that were bound after the gauge was read, those whose KV may not have come yet, and those
 		// that may run on another rank of the engine.
-		if s := &b.slots.records[slot]; s.boundAt.Before(e.At) && b.firstEventCame(slot) && !s.unpinned {
+		if s := &b.slots.records[slot]; s.boundAt.Before(e.At) && b.firstEventCame(slot) && !s.engineChoosesRank {
 			counted += r.running[i].Tokens()
 		}
 	}

@@ -27,20 +27,23 @@ func (l *Local) Allows(tokens, running, inFlight int) bool {
 	case tokens <= leastThreshold:
 		return true
 	}
-	// The rank must compute the prompt in less time than a hand-off takes (BreakEven). Each running request makes the computation longer by an
-	// eighth of its time on an idle rank.
-	return tokens <= mostThreshold && float64(tokens)*(1+float64(running)/8) < l.BreakEven
+	// The rank must compute the prompt in less time than a hand-off takes. BreakEven is the length of the prompt, in tokens, that an idle rank
+	// computes in just this time. Each running request makes the computation longer by an eighth, as if the prompt had an eighth more tokens.
+	tokensIfIdle := float64(tokens) * (1 + float64(running)/8)
+	return tokens <= mostThreshold && tokensIfIdle < l.BreakEven
 }
 
 // startLocalRounds starts the rounds that choose a decode rank to compute the prompt of an entry itself. Each group's policy gets one
-// round, and may choose among the ranks that have to compute the fewest tokens of the prompt. The entry is refused at once if no rank may
-// compute the prompt, or if entries wait in the pool, because these get free slots first. A prefill engine then computes the prompt.
+// round, and may choose among the ranks that have to compute the fewest tokens of the prompt. The owner of the board runs these rounds by
+// the events Decide and Decided, as it does after a Tick. The entry is refused at once if no rank may compute the prompt, or if entries
+// wait in the pool, because these get free slots first. A prefill engine then computes the prompt.
 func (b *board) startLocalRounds(w waitingEntry, now time.Time) {
 	b.waiting[w.Entry.ID] = w
 	if b.pool.Len() == 0 {
 		b.sortDecidingGroups()
 		if b.leastLocalTokens = b.leastLocal(w, now); b.leastLocalTokens > 0 {
-			b.ticks++
+			b.ticks++ // the number of these rounds in the decision log
+			// The rounds are about this entry only, and the first of decidingGroups decides first.
 			b.localEntry, b.nextGroup, b.fallbackNext = w.Entry, 0, false
 			return
 		}
@@ -103,13 +106,14 @@ func (b *board) runLocalRound(g *group, p *policyInUse, now time.Time) {
 	// The policy assigned the entry to no rank, which means that the entry should wait.
 }
 
-// finishLocalRound goes on to the next group if the last round did not give localEntry a slot. If no group is left, it refuses the entry.
-// If the policy panicked, finishLocalRound builds a new one. Unlike in a round for the pool, the fallback policy does not decide in its
-// place.
+// finishLocalRound ends a round about localEntry, a request without a hand-off for which a decode rank is sought that computes the prompt
+// itself. If the round gave it no slot, the next group decides. If no group is left, it is refused, and a prefill engine computes the
+// prompt. If the policy panicked, finishLocalRound counts the panic and builds a new policy. Unlike in a round for the pool, the fallback
+// policy does not decide in its place.
 func (b *board) finishLocalRound(g *group) {
 	if b.policyFailure != nil {
-		b.emit(Effect{Kind: EffectFallback, Label: FallbackPanic})
-		g.chosenPolicy = b.policyFor(g.barrier) // the panic may have left the state of the old policy half written
+		b.emit(Effect{Kind: EffectFallback, Label: FallbackPanic}) // this effect counts every panic of a policy
+		g.chosenPolicy = b.policyFor(g.barrier)                    // the panic may have left the state of the old policy half written
 	}
 	b.nextGroup++
 	switch {

@@ -77,7 +77,9 @@ func (b *board) estimatePromptProgress(g *group, lastStep uint32) (tokens int64)
 	busy := uint64(0)
 	for _, r := range g.steppingRanks {
 		budget := 0
-		if computesPrompts := r.Interval <= 1 || lastStep%uint32(r.Interval) == 0; computesPrompts { // only every Interval-th step does
+		// An engine may compute prompts only in every Interval-th step. The board does not know in which ones, and assumes those that follow a
+		// multiple of Interval.
+		if computesPrompts := r.Interval <= 1 || lastStep%uint32(r.Interval) == 0; computesPrompts {
 			budget = r.promptTokensPerStep()
 		}
 		r.computePrompts(b, int64(budget), lastStep+1)
@@ -113,8 +115,10 @@ func (r *rank) computePrompts(b *board, budget int64, step uint32) {
 			continue // by the estimate, the prompt is complete; markDecoding removes it from the list when the first event comes
 		}
 		computed := r.computePrompt(s, budget)
-		// The new chunk takes the place of the one before, and so on. It may have no tokens, if the budget is used up.
-		s.chunks = chunks{earlier: s.chunks.earlier + s.chunks.inStepBefore, inStepBefore: s.chunks.inStep, inStep: int32(computed), step: step}
+		// The new step takes the place of the last one, and so on. It may have no tokens, if the budget is used up.
+		s.progress = promptProgress{
+			earlier: s.progress.earlier + s.progress.inStepBefore, inStepBefore: s.progress.inLastStep, inLastStep: int32(computed), lastStep: step,
+		}
 		r.stepPromptTokens += computed
 		budget -= computed
 	}
@@ -129,20 +133,20 @@ func (r *rank) computePrompt(s *slotRecord, budget int64) (computed int64) {
 	return computed
 }
 
-// chunks says in which steps the tokens of a prompt were computed, by the board's estimate.
-type chunks struct {
-	inStep       int32  // prompt tokens computed in the step with the number step
-	inStepBefore int32  // prompt tokens computed in the step before
+// promptProgress says in which steps the tokens of a prompt were computed, by the board's estimate.
+type promptProgress struct {
+	inLastStep   int32  // prompt tokens computed in lastStep
+	inStepBefore int32  // prompt tokens computed in the step before lastStep
 	earlier      int32  // prompt tokens computed in all steps before these two
-	step         uint32 // number of the last step that computed a part of the prompt
+	lastStep     uint32 // number of the last step for which the estimate was made; it moves on until the prompt is complete
 }
 
 // computedBefore returns how many prompt tokens were computed before the given step, which brought the first token of the answer and so
-// finished the prompt. The last chunk of the estimate (inStep) counts as computed in the given step, even if the estimate has put it into
-// an earlier one, because this step must have computed something.
-func (k *chunks) computedBefore(step uint32) int32 {
-	// The estimate has put the last chunk into the step after the given one, so the chunk of the given step is the one before.
-	if k.step == step+1 {
+// finished the prompt. By the board's estimate, inLastStep tokens were computed in lastStep, inStepBefore in the step before lastStep, and
+// earlier in all steps before these two. If lastStep is not later than the given step, its tokens count as computed in the given step,
+// because this step must have computed something.
+func (k *promptProgress) computedBefore(step uint32) int32 {
+	if estimateIsAhead := k.lastStep == step+1; estimateIsAhead { // then inStepBefore tokens were computed in the given step
 		return k.earlier
 	}
 	return k.earlier + k.inStepBefore
@@ -150,31 +154,33 @@ func (k *chunks) computedBefore(step uint32) int32 {
 
 // computedIn returns how many tokens of a request's prompt a past step computed. firstStep is the number of the step that brought the first
 // token of the answer; 0: no token has come. The step firstStep computed the whole rest of the prompt, whatever the board had estimated.
-// For steps before it, the estimate (chunks) decides.
+// For steps before it, the estimate (s.progress) decides. It has the tokens of the last step for which it was made (lastStep), and of the
+// step before that. Until the prompt is complete, a new estimate is made for each step.
 //
 // sure is false if the board estimates that this step finished the prompt, but the step brought no token, so the estimate is wrong.
 func (s *slotRecord) computedIn(step, firstStep uint32) (tokens int64, sure bool) {
-	k := &s.chunks
+	k := &s.progress
 	switch {
 	case s.tokensBeforePreemption > 0: // firstStep is from before the preemption, so only the estimate of the board is left
-		if k.step == step {
-			return int64(k.inStep), true
+		if k.lastStep == step {
+			return int64(k.inLastStep), true
 		}
 	case firstStep == step: // this step brought the first token, so it computed all that earlier steps had not
 		return int64(max(0, s.newTokens-k.computedBefore(step))), true
 	case firstStep != 0 && !laterStep(firstStep, step): // the prompt was complete before this step
 		return 0, true
-	case k.step == step && k.inStep > 0: // the estimate says that this step finished the prompt, but no token came
+	case k.lastStep == step && k.inLastStep > 0: // no estimate was made for a later step, so this step finished the prompt, but no token came
 		return 0, false
 	}
-	if k.step == step+1 { // the last chunk is already that of the next step
+	if k.lastStep == step+1 { // the estimate is one step ahead
 		return int64(k.inStepBefore), true
 	}
 	return 0, true // by the estimate, the step computed no token of this prompt
 }
 
-// requeuePreempted records that the rank's engine ran out of KV room and preempted a request. The engine preempts the request that it
-// admitted last. It will compute this request's prompt and generated tokens again, before all other prompts.
+// requeuePreempted records that the rank's engine ran out of KV room and preempted a request: the decoding request that it admitted last.
+// It will compute this request's prompt and generated tokens again, before all other prompts. Until then, the request counts as not
+// decoding, and nothing of its prompt as computed.
 func (b *board) requeuePreempted(r *rank) {
 	b.refresh(r)
 	newest := int32(-1) // slot of the decoding request that was bound last; -1: no request decodes
@@ -189,9 +195,9 @@ func (b *board) requeuePreempted(r *rank) {
 	}
 	s := &b.slots.records[newest]
 	request := &r.running[s.pos]
-	s.notDecoding, s.tokensBeforePreemption, s.chunks = true, request.Generated, chunks{}
+	s.notDecoding, s.tokensBeforePreemption, s.progress = true, request.Generated, promptProgress{}
 	r.notDecodingSlots++
-	r.notDecodingKV += int64(s.prompt)
+	r.notDecodingKV += int64(s.prompt)                    // markDecoding takes off the same number when the request decodes again
 	b.addPrompt(r, newest, s.prompt+request.Generated, 0) // at index 0, before all other prompts
 }
 

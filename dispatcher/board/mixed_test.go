@@ -152,7 +152,7 @@ func TestWhatAStepHasComputedIsKnownByItsFirstTokens(t *testing.T) {
 			require.Equal(t, tt.unsure, !sure)
 		})
 	}
-	s := slotRecord{tokensBeforePreemption: 3, chunks: chunks{inStepBefore: 700, inStep: 40, step: first}}
+	s := slotRecord{tokensBeforePreemption: 3, progress: promptProgress{inStepBefore: 700, inLastStep: 40, lastStep: first}}
 	for step, want := range map[uint32]int64{first - 1: 700, first: 40, first + 1: 0} {
 		computed, sure := s.computedIn(step, 2)
 		require.Equal(t, want, computed, "one that is computed again is taken at its word")

@@ -35,10 +35,11 @@ func (n *Names) Has(name string) bool {
 // Same says whether both sets have the same names. Neither set may be nil.
 func (n *Names) Same(other *Names) bool { return maps.Equal(n.set, other.set) }
 
-// updatePartialNames updates partialNames: the model names that some ranks list and others do not, with the ranks that list each of them.
-// It searches for these names only if the ranks or their lists have changed. Otherwise it only updates for each name how many of its ranks
-// are up, what the largest prompt for them is, and when their outage ends.
-func (b *board) updatePartialNames() {
+// updatePartlyListedNames updates partlyListedNames: the model names that some ranks list and others do not, with the ranks that list each
+// of them. It searches for these names only if the ranks or their lists have changed. In any case, it updates for each name how many of its
+// ranks are up, and what the largest prompt for them is. If all of them have gone down, it also sets the time until which entries for the
+// name still wait for one to come back.
+func (b *board) updatePartlyListedNames() {
 	b.listers = b.listers[:0]
 	for _, g := range b.groups {
 		for _, r := range g.allRanks {
@@ -47,9 +48,9 @@ func (b *board) updatePartialNames() {
 	}
 	if !slices.Equal(b.listers, b.listersBefore) { // lists are compared by their pointers
 		b.listersBefore = append(b.listersBefore[:0], b.listers...)
-		b.findPartialNames()
+		b.findPartlyListedNames()
 	}
-	for _, p := range b.partialNames {
+	for _, p := range b.partlyListedNames {
 		p.upOrAwaited, p.largestPrompt = 0, largestPrompt(p.ranks)
 		for _, r := range p.ranks {
 			if r.Up || r.Awaited {
@@ -59,22 +60,23 @@ func (b *board) updatePartialNames() {
 		if p.upOrAwaited > 0 {
 			p.outageGraceEnds = time.Time{}
 		} else if p.outageGraceEnds.IsZero() { // all ranks with the name were just found down
-			p.outageGraceEnds = b.now.Add(outageGrace)
+			p.outageGraceEnds = b.now.Add(outageGrace) // from then on, refuseInNameOutage refuses the entries
 		}
 	}
 }
 
-// findPartialNames finds the names that some ranks list and others do not, and the ranks that list each of them. It emits the names
-// (EffectNames).
-func (b *board) findPartialNames() {
-	partialBefore := b.partialNames
-	b.partialNames, b.firstRankNames = nil, nil
+// findPartlyListedNames finds the names that some ranks list and others do not, and the ranks that list each of them. listers has all ranks
+// of the fleet with their lists. It emits the names (EffectNames), and makes room in sortedPaces for one value per name, which emitPace
+// fills in.
+func (b *board) findPartlyListedNames() {
+	placementsBefore := b.partlyListedNames
+	b.partlyListedNames, b.firstRankNames = nil, nil
 	ranksWith := map[*Names]int{} // number of ranks that have each list
-	for _, l := range b.listersBefore {
+	for _, l := range b.listers {
 		ranksWith[l.lists]++
 	}
-	if len(b.listersBefore) > 0 {
-		b.firstRankNames = b.listersBefore[0].lists
+	if len(b.listers) > 0 {
+		b.firstRankNames = b.listers[0].lists
 	}
 	for list := range ranksWith {
 		// A list that all ranks share has no such name. A list that is not known (nil) counts as having every name.
@@ -82,17 +84,17 @@ func (b *board) findPartialNames() {
 			continue
 		}
 		for name := range list.set {
-			if b.partialNames[name] != nil { // the name was found in another list before
+			if b.partlyListedNames[name] != nil { // the name was found in another list before
 				continue
 			}
-			if ranksListing(ranksWith, name) < len(b.listersBefore) { // not all ranks list the name
-				b.addPlacement(name, partialBefore[name])
+			if ranksListing(ranksWith, name) < len(b.listers) { // not all ranks list the name
+				b.addPlacement(name, placementsBefore[name])
 			}
 		}
 	}
 	b.sortedPlacements, b.sortedNames = b.sortedPlacements[:0], nil
-	for _, name := range slices.Sorted(maps.Keys(b.partialNames)) {
-		b.sortedPlacements, b.sortedNames = append(b.sortedPlacements, b.partialNames[name]), append(b.sortedNames, name)
+	for _, name := range slices.Sorted(maps.Keys(b.partlyListedNames)) {
+		b.sortedPlacements, b.sortedNames = append(b.sortedPlacements, b.partlyListedNames[name]), append(b.sortedNames, name)
 	}
 	b.sortedPaces = make([]Throughput, len(b.sortedPlacements))
 	b.emit(Effect{Kind: EffectNames, Group: GroupKey{Model: b.model}, Listed: b.sortedNames})
@@ -115,10 +117,10 @@ func (b *board) addPlacement(name string, before *namePlacement) {
 	if before != nil {
 		p.outageGraceEnds = before.outageGraceEnds
 	}
-	if b.partialNames == nil {
-		b.partialNames = map[string]*namePlacement{}
+	if b.partlyListedNames == nil {
+		b.partlyListedNames = map[string]*namePlacement{}
 	}
-	b.partialNames[name] = p
+	b.partlyListedNames[name] = p
 	p.findRanks(b, name)
 }
 
@@ -146,13 +148,13 @@ func (r *rank) lists(name string) bool { return r.Lists.Has(name) }
 // countWaitingForName adds change to the number of entries that wait for the model name of e: 1 when e begins to wait, -1 when it ends. It
 // leaves out names that all ranks list, and discarded hand-offs, because no client waits for these.
 func (b *board) countWaitingForName(e *pool.Entry, change int) {
-	if p := b.partialNames[e.Name]; p != nil && !e.Discard {
+	if p := b.partlyListedNames[e.Name]; p != nil && !e.Discard {
 		p.waiting += change
 	}
 }
 
 // isListedNowhere says whether no rank of the board lists a name, not even a rank that is down. A name that only some ranks list is in
-// partialNames. Any other name is listed by all ranks or by none, so that the list of the first rank decides.
+// partlyListedNames. Any other name is listed by all ranks or by none, so that the list of the first rank decides.
 func (b *board) isListedNowhere(name string) bool {
-	return len(b.groups) > 0 && b.partialNames[name] == nil && !b.firstRankNames.Has(name)
+	return len(b.groups) > 0 && b.partlyListedNames[name] == nil && !b.firstRankNames.Has(name)
 }

@@ -337,7 +337,7 @@ func TestATickWithNamesDoesNotTouchTheHeap(t *testing.T) {
 		for i, e := range b.pool.Entries() {
 			e.Name = []string{"base", "x", ""}[i%3]
 		}
-		b.updatePartialNames()
+		b.updatePartlyListedNames()
 		b.countRestricted()
 		require.Positive(t, b.restrictedCount)
 		var admitted []waiting

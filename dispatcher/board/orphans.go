@@ -81,17 +81,20 @@ func (r *rank) hasKVRoom(prompt int64) bool {
 	return r.Capacity == 0 || r.kv+prompt <= r.usableCapacity()
 }
 
-// correctOrphans frees the room of orphans that the engine cannot have any more, because the decoding requests and the orphans together
-// would need more KV than the engine's gauge shows in use. Three kinds of requests do not count: those that do not decode yet, because they
-// may have no blocks yet, unpinned ones, because their blocks may be on another rank, and those that were bound after the gauge was read.
+// correctOrphans frees the room of orphans that the engine cannot have any more. An orphan is KV room of a request that has ended, if the
+// engine may still hold it. If the decoding requests and the orphans together would need more KV than the engine's gauge shows in use, the
+// engine no longer holds the difference (surplus). Three kinds of requests do not count: those that do not decode yet, because they may
+// have no blocks yet, those whose rank the engine chooses, because their blocks may be on another rank, and those that were bound after the
+// gauge was read.
 func (b *board) correctOrphans(r *rank, e Gauged) {
 	b.refresh(r)
-	surplus := r.orphanedKV - e.KVTokens // KV tokens that the board counts in excess of the gauge
+	decodingKV := int64(0)
 	for i, slot := range r.slots {
-		if s := &b.slots.records[slot]; b.firstEventCame(slot) && !s.unpinned && s.boundAt.Before(e.At) {
-			surplus += r.running[i].Tokens()
+		if s := &b.slots.records[slot]; b.firstEventCame(slot) && !s.engineChoosesRank && s.boundAt.Before(e.At) {
+			decodingKV += r.running[i].Tokens()
 		}
 	}
+	surplus := decodingKV + r.orphanedKV - e.KVTokens
 	b.forgetOrphans(r, func(o orphan) bool {
 		if o.tokens > surplus || !o.since.Before(e.At) { // the engine may still have its KV, or the gauge was read before the request ended
 			return false

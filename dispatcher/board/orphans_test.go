@@ -135,7 +135,7 @@ func TestOrphansAreCountedOnce(t *testing.T) {
 			"release": func(rt *rapid.T) { h.release(all.leave(rt)) },
 			"orphan": func(rt *rapid.T) {
 				s := all.leave(rt)
-				if tokens := int64(s.record().prompt); h.boards["m"].ranks[s.Worker].present && !s.record().unpinned {
+				if tokens := int64(s.record().prompt); h.boards["m"].ranks[s.Worker].present && !s.record().engineChoosesRank {
 					want[s.Worker] = append(want[s.Worker], tokens)
 				}
 				h.orphan(s)
@@ -157,7 +157,7 @@ func TestOrphansAreCountedOnce(t *testing.T) {
 				inUse := rapid.Int64Range(0, 500).Draw(rt, "in use")
 				missing := -inUse
 				for _, s := range all.held {
-					if s.Worker == i && s.started && !s.record().unpinned { // that may have its KV elsewhere
+					if s.Worker == i && s.started && !s.record().engineChoosesRank { // that may have its KV elsewhere
 						missing += int64(s.record().prompt) + int64(s.Generated())
 					}
 				}

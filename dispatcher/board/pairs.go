@@ -190,16 +190,17 @@ func (b *board) avoidQuarantinedPair(g *group, p *policyInUse, i int, now time.T
 }
 
 // reassign gives the entry w of the i-th assignment, whose pair of engines is quarantined, another rank: the rank with the fewest KV tokens
-// that has room. If no rank has room, w exchanges its rank with the entry of a later assignment. If that is not possible either, w stays in
-// the pool, as long as another rank could take it later. The quarantined pair is used if w is urgent, or if no other rank could take w even
-// when idle. The outcome is one of the Steer constants.
+// that has room. p is the policy that made the assignments. If no rank has room, w exchanges its rank with the entry of a later assignment.
+// If that is not possible either, w stays in the pool, as long as another rank could take it later. The quarantined pair is used if w is
+// urgent, or if no other rank could take w even when idle. The outcome is one of the Steer constants.
 func (b *board) reassign(g *group, p *policyInUse, i int, w waitingEntry, now time.Time) (outcome string) {
 	if w.Entry.Urgent(now) {
 		return SteerKept // the entry cannot wait any longer
 	}
 	var best *rank
+	unbound := b.assignments[i+1:] // the earlier assignments are bound already, so the loads of the ranks include them
 	for _, r := range g.steppingRanks {
-		if b.couldTake(r, w, now) && b.hasRoomBeside(r, p, w, b.assignments[i+1:]) && (best == nil || r.kv < best.kv) {
+		if b.couldTake(r, w, now) && b.hasRoomBeside(r, p, w, unbound) && (best == nil || r.kv < best.kv) {
 			best = r
 		}
 	}

@@ -47,7 +47,7 @@ var errOracle = errors.New("only a replay can use the predictor oracle, because 
 
 // checkAvailableFor returns an error if the predictor that a policy needs is not available (see checkKindAvailable).
 func (c *PredictorConfig) checkAvailableFor(p policy.Policy) error {
-	if err := c.checkKindAvailable(predictor.Kind(policy.RequirementsOf(p, meanUnknown).Predictor)); err != nil {
+	if err := c.checkKindAvailable(predictor.Kind(needsOf(p).Predictor)); err != nil {
 		return fmt.Errorf("policy %s: %w", p.Name(), err)
 	}
 	return nil
@@ -97,6 +97,10 @@ const (
 	meanUnknown = 0
 )
 
+// needsOf returns what a policy reads of a Snapshot, for callers that do not use its Horizon. Only the Horizon depends on the mean output
+// length, which these callers do not know.
+func needsOf(p policy.Policy) policy.Requirements { return policy.RequirementsOf(p, meanUnknown) }
+
 // meanOutput returns the mean output length in tokens, as policies see it; meanUnknown while fewer than meanAfter outputs are known.
 func (t *Tables) meanOutput() float64 {
 	if t.survival.Len() < meanAfter {
@@ -145,8 +149,10 @@ func (b *board) addPredictions(g *group, p *policyInUse) {
 		b.survival = t.survival
 	}
 	needs := policy.RequirementsOf(p.Policy, s.MeanOutput)
-	if needs.Predictor == "" && (!needs.MeanOutput || p.predictor.Kind == predictor.KindNone) {
-		return // the policy reads no predictions, and there is no predictor to score
+	readsPredictions := needs.Predictor != ""
+	scoresPredictor := needs.MeanOutput && p.predictor.Kind != predictor.KindNone // the kind none predicts nothing that could be scored
+	if !readsPredictions && !scoresPredictor {
+		return
 	}
 	f := &g.forecast
 	f.SetNeeds(needs)
@@ -171,17 +177,19 @@ func (b *board) setTrueRemaining(workers []policy.Worker, horizon int32) {
 	}
 }
 
-// recordOutputLength compares the length of an answer with its predictions, and passes it to the Learner as an effect. It leaves out
-// discarded hand-offs: no client waits for their answers, which run for one step only.
+// recordOutputLength compares the length of an answer with its predictions, and passes it to the Learner as an effect. If the request was
+// resumed here, the tokens from earlier ranks count as part of its answer, and not of its prompt. It leaves out discarded hand-offs: no
+// client waits for their answers, which run for one step only.
 func (b *board) recordOutputLength(s *slotRecord, o Outcome) {
 	if s.discard {
 		return
 	}
-	finished, output := o.Kind == Finished, s.age+clampTokens(o.Generated)
+	finished, output := o.Kind == Finished, s.tokensFromEarlierRanks+clampTokens(o.Generated)
 	s.rank.group.forecast.RecordEnd(s.rank.slots[s.pos], s.id, finished, output)
 	if s.rank.group.chosenPolicy.predictor != nil { // the group's policy reads tables of output lengths
+		prompt := s.prompt - s.tokensFromEarlierRanks
 		b.emit(Effect{
-			Kind: EffectOutputSample, Sample: OutputSample{Model: b.model, Finished: finished, Prompt: s.prompt - s.age, Output: output, Key: s.key},
+			Kind: EffectOutputSample, Sample: OutputSample{Model: b.model, Finished: finished, Prompt: prompt, Output: output, Key: s.key},
 		})
 	}
 }

@@ -22,14 +22,14 @@ func (b *board) charge(r *rank, s slotRecord) (slot int32) {
 	}
 	t.charged.add(&s)
 	r.slots = append(r.slots, slot)
-	r.running = append(r.running, policy.Request{Prompt: s.prompt, Age: s.age, Key: s.key, ID: s.id, Slot: slot})
+	r.running = append(r.running, policy.Request{Prompt: s.prompt, Age: s.tokensFromEarlierRanks, Key: s.key, ID: s.id, Slot: slot})
 	request := &r.running[s.pos]
-	if s.unpinned {
+	if s.engineChoosesRank { // the engine may run the request on any of its ranks, so all of them are charged
 		r.unpinnedSlots++
-		r.chargeOtherRanks(r.divideKV(request))
+		r.spreadKV(request) // from here on, request.Tokens() is only the part of this rank
 	}
-	r.kv += request.Tokens() // without the parts that divideKV has given to other ranks
-	if s.notDecoding {
+	r.kv += request.Tokens()
+	if s.notDecoding { // the KV takes room, but no decode step reads it yet
 		r.notDecodingSlots++
 		r.notDecodingKV += int64(s.prompt)
 	}
@@ -56,10 +56,10 @@ func (b *board) correctPrompt(slot, prompt int32) {
 		s.newTokens = max(1, s.newTokens+difference) // at least 1, because 0 would mean that the KV comes from a prefill engine
 	}
 	s.prompt, request.Prompt = prompt, prompt
-	if s.unpinned { // the other ranks of the engine are charged with their parts of the difference
-		r.chargeOtherRanks(r.divideKV(request))
+	if s.engineChoosesRank { // each rank of the engine is charged with an equal part of the KV
+		r.spreadKV(request) // charges the other ranks with their parts of the difference, and takes these parts off request.Tokens()
 	}
-	r.kv += request.Tokens() - before // Tokens leaves out the parts that are charged to other ranks
+	r.kv += request.Tokens() - before
 }
 
 // discharge takes the request of a slot off its rank, and frees the slot and the request's KV. In the lists of the rank, the last request
@@ -73,9 +73,9 @@ func (b *board) discharge(slot int32) {
 	t.released.add(&s)
 	r, lastIndex := s.rank, len(s.rank.slots)-1
 	r.kv -= r.running[s.pos].Tokens()
-	if s.unpinned {
+	if s.engineChoosesRank { // each rank of the engine was charged with an equal part of the KV
 		r.unpinnedSlots--
-		r.chargeOtherRanks(-r.kvPerOtherRank(&r.running[s.pos]))
+		r.chargeOtherRanks(-r.kvPerOtherRank(&r.running[s.pos])) // takes their parts off the other ranks
 	}
 	if s.notDecoding {
 		r.notDecodingSlots--
@@ -111,9 +111,13 @@ func (b *board) drift() (slots, kvTokens int64) {
 
 // refresh updates the tokens of the rank's requests, and the sums of them, by the Counts. Without Counts, each request keeps the number of
 // tokens that it had last. Requests that have begun since the last refresh then count as decoding, and no longer as waiting in the engine's
-// queue. The refresh of a rank with unpinned requests also changes the loads of the other ranks of its engine.
+// queue.
+//
+// An engine may run an unpinned request on any of its ranks, so each of them is charged with an equal part of its KV. Therefore the refresh
+// of a rank with unpinned requests also changes the loads of the other ranks of its engine.
 func (b *board) refresh(r *rank) {
-	kv, forOtherRanks := r.Others+r.kvFromOtherRanks, int64(0)
+	kv := r.Others + r.kvFromOtherRanks
+	moreForOthers := int64(0) // KV tokens by which the charge to each other rank of the engine grows
 	for i, slot := range r.slots {
 		request := &r.running[i]
 		if b.counts != nil {
@@ -121,13 +125,13 @@ func (b *board) refresh(r *rank) {
 			request.Age += generated - request.Generated // Age also counts tokens that other ranks generated before
 			request.Generated = generated
 		}
-		if r.unpinnedSlots > 0 && b.slots.records[slot].unpinned {
-			forOtherRanks += r.divideKV(request)
+		if r.unpinnedSlots > 0 && b.slots.records[slot].engineChoosesRank {
+			moreForOthers += r.divideKV(request) // from here on, request.Tokens() is only the part of this rank
 		}
-		kv += request.Tokens() // Tokens leaves out the parts that divideKV has given to other ranks
+		kv += request.Tokens()
 	}
 	r.kv = kv
-	r.chargeOtherRanks(forOtherRanks)
+	r.chargeOtherRanks(moreForOthers)
 	if r.notDecodingSlots > 0 {
 		b.markDecoding(r)
 	}

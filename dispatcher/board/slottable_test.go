@@ -145,7 +145,7 @@ func (h *hand) ranksOf(s *Slot) (on []*rank) {
 	own := s.record().rank
 	on = append(on, own)
 	for _, r := range h.boards["m"].ranks {
-		if s.record().unpinned && own.Engine != "" && r != own && r.present && r.Engine == own.Engine {
+		if s.record().engineChoosesRank && own.Engine != "" && r != own && r.present && r.Engine == own.Engine {
 			on = append(on, r)
 		}
 	}

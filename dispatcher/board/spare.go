@@ -18,7 +18,7 @@ func (b *board) updateRefusals(s *slotRecord, refused bool, now time.Time) {
 			b.decideNow = true
 			b.emit(Effect{Kind: EffectSpared, Group: GroupKey{Model: b.model}, Names: [2]string{r.Name}, Duration: r.refusals.OutageLength()})
 		}
-		b.updateFirstEventWatch()
+		b.updateFirstEventWatch() // streams must now report their first events, because one of them ends the row of refusals
 	case s.started: // an engine that begins a request has not refused it
 		b.recordAccepted(s)
 	default:
@@ -26,25 +26,26 @@ func (b *board) updateRefusals(s *slotRecord, refused bool, now time.Time) {
 	}
 }
 
-// recordAccepted records that the engine of a rank took a request. This ends a row of refusals, and brings a spared rank back into service.
-// If the rank is spared, a request that it got before it was spared proves nothing, and is ignored.
+// recordAccepted records that the engine of a rank took a request. This ends a row of refusals. If the rank was spared after several
+// refusals, so that it gets no requests but a trial, it returns to service. But a request that it got before it was spared proves nothing,
+// and is ignored.
 func (b *board) recordAccepted(s *slotRecord) {
 	r := s.rank
 	inService := r.refusals.InService()
 	if inService && r.refusals.Failures() == 0 { // the rank has refused none of its last requests
 		return
 	}
-	// The rank was spared one OutageLength before its trial is due.
-	if sparedSince := r.refusals.TrialAt().Add(-r.refusals.OutageLength()); !inService && s.boundAt.Before(sparedSince) {
-		return
-	}
 	if !inService {
+		sparedSince := r.refusals.TrialAt().Add(-r.refusals.OutageLength()) // the trial is due when OutageLength is over
+		if s.boundAt.Before(sparedSince) {
+			return
+		}
 		b.decideNow = true
 		b.emit(Effect{Kind: EffectUnspared, Group: GroupKey{Model: b.model}, Names: [2]string{r.Name}})
 	}
 	r.refusals.Succeed()
-	r.spared = false
-	b.updateFirstEventWatch()
+	r.sparedAfterRefusals = false // updateSpared would set this only before the next decision
+	b.updateFirstEventWatch()     // one rank fewer refuses requests, so streams may no longer have to report their first events
 }
 
 // updateFirstEventWatch counts the ranks whose last requests were refused, and emits the sum of this number and of the number of suspected
@@ -59,8 +60,8 @@ func (b *board) updateFirstEventWatch() {
 	b.emit(Effect{Kind: EffectWatchFirstEvents, Group: GroupKey{Model: b.model}, Count: len(b.pairs.suspected) + b.refusingRanks})
 }
 
-// updateSpared sets which ranks get no requests from now on (rank.spared). retrySparedAt becomes the time at which the first of them may
-// get a trial. If no rank that takes requests would be left, updateSpared spares none.
+// updateSpared sets which ranks get no requests from now on (sparedAfterRefusals). retrySparedAt becomes the time at which the first of
+// them may get a trial. If no rank that takes requests would be left, updateSpared spares none.
 func (b *board) updateSpared(now time.Time) {
 	b.retrySparedAt = time.Time{}
 	if b.refusingRanks == 0 {
@@ -69,7 +70,7 @@ func (b *board) updateSpared(now time.Time) {
 	anyTakes := false
 	for _, g := range b.groups {
 		for _, r := range g.steppingRanks {
-			r.spared = !r.refusals.Allows(now)
+			r.sparedAfterRefusals = !r.refusals.Allows(now)
 			anyTakes = anyTakes || r.takesRequests() && r.usableSlots() > 0
 			if at := r.refusals.TrialAt(); at.After(now) {
 				b.retrySparedAt = earlier(b.retrySparedAt, at)
@@ -81,7 +82,7 @@ func (b *board) updateSpared(now time.Time) {
 	}
 	for _, g := range b.groups {
 		for _, r := range g.steppingRanks {
-			r.spared = false
+			r.sparedAfterRefusals = false
 		}
 	}
 }
@@ -97,7 +98,7 @@ func (b *board) recordSend(r *rank, id uint64, now time.Time) {
 }
 
 // takesRequests says whether the rank takes requests: it is up, and it is not spared after refusals.
-func (r *rank) takesRequests() bool { return r.Up && !r.spared }
+func (r *rank) takesRequests() bool { return r.Up && !r.sparedAfterRefusals }
 
 // onTrial says whether a spared rank may get one request as a trial, which shows whether its engine still refuses requests.
 func (r *rank) onTrial(now time.Time) bool { return !r.refusals.InService() && r.refusals.Allows(now) }

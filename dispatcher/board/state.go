@@ -25,8 +25,8 @@ type board struct {
 	ranks       map[int32]*rank // ranks by worker ID; also ranks that have left the fleet while some of their slots are still charged
 	groups      []*group        // groups that have a rank in the fleet, sorted by the lowest ID of their ranks
 	upOrAwaited int             // number of ranks of the fleet that are up, or that will soon be up (Worker.Awaited)
-	// mixed says whether the ranks both prefill and decode. While the fleet has no rank of the model, mixed keeps its last value.
-	mixed           bool
+	// ranksPrefill says whether the ranks are mixed: they both prefill and decode. While the fleet has no rank of the model, the value stays.
+	ranksPrefill    bool
 	outageGraceEnds time.Time // while all ranks are down: when waiting entries are refused; zero: a rank is up
 	// largestPrompt is the largest prompt that any rank of the fleet could take if it were idle, in KV tokens.
 	largestPrompt int64
@@ -45,13 +45,13 @@ type board struct {
 	restrictedCount  int       // number of waiting entries that may not go to every rank
 	discardedWaiting int       // number of waiting entries that have no client any more, and only make a prefill engine free its KV
 	entriesWithHits  int       // number of waiting entries whose prompt is partly in the prefix cache of a rank
-	// partialNames has the model names that some ranks list and others do not, with the ranks that list each of them.
-	partialNames map[string]*namePlacement
-	// firstRankNames is the list of the first rank. A name that is neither in this list nor in partialNames is listed by no rank.
+	// partlyListedNames has the model names that some ranks list and others do not, with the ranks that list each of them.
+	partlyListedNames map[string]*namePlacement
+	// firstRankNames is the list of the first rank. A name that is neither in this list nor in partlyListedNames is listed by no rank.
 	firstRankNames   *Names
-	listersBefore    []lister         // the ranks with their lists of names when partialNames was computed
-	listers          []lister         // the present ranks with their lists of names, to be compared with listersBefore
-	sortedPlacements []*namePlacement // values of partialNames, sorted by name
+	listersBefore    []lister         // the ranks with their lists of names when partlyListedNames was last computed
+	listers          []lister         // the ranks with their lists of names when updatePartlyListedNames last ran
+	sortedPlacements []*namePlacement // values of partlyListedNames, sorted by name
 	sortedNames      []string         // names of sortedPlacements, in the same order
 	sortedPaces      []Throughput     // paces of sortedPlacements, in the same order
 	// nameOutageEnds is when the first waiting entry is refused because all ranks that list its model name are down; zero: no such entry
@@ -62,9 +62,9 @@ type board struct {
 	refusingRanks  int // number of ranks whose engines refused their last request (429 or 503)
 	// retrySparedAt is when a rank that gets no requests, because it refused several, may get one as a trial; zero: there is no such rank.
 	retrySparedAt time.Time
-	// tightEndsAt is when the first rank that is kept emptier after preemptions (tight.go) may be filled as usual again; zero: there is no
-	// such rank.
-	tightEndsAt time.Time
+	// keptEmptierUntil is when the first rank that is kept emptier after preemptions (tight.go) may be filled as usual again; zero: there is
+	// no such rank.
+	keptEmptierUntil time.Time
 	// keptKVFreedAt is when an engine next frees the KV that it keeps of an ended answer (kept.go); zero: no engine keeps any.
 	keptKVFreedAt time.Time
 
@@ -144,7 +144,8 @@ type rank struct {
 	group    *group // the rank's group; set while the rank is in the fleet
 	pressure kvPressure
 	refusals circuit.Circuit // counts the requests that the engine refused in a row
-	spared   bool            // the engine refused several requests in a row, so the rank gets none now (spare.go)
+	// sparedAfterRefusals: the engine refused several requests in a row, so the rank gets none now (spare.go).
+	sparedAfterRefusals bool
 }
 
 // freeSlots returns how many more requests may get slots of the rank; below 0: more slots are in use than allowed.
@@ -190,12 +191,13 @@ type group struct {
 	steps         step.Times // the step times so far, and the step model learned from them
 	// givenWeights says how many KV tokens a request counts as, by a SetStepModel event; nil: the number is learned from the steps.
 	givenWeights *step.RequestCost
-	stepRanks    []step.Rank // buffer of reconstructLastStep: what each rank did in a step
+	stepRanks    []step.Rank // buffer of learnLastStep: what each rank did in a step
 	lastStep     Step        // the last step that was reported; Number 0: none since the group was last idle
 	endedTokens  int64       // tokens that all released requests had generated on the group
 	handoffDelay handoffDelay
 	prefillDelay prefillDelay
-	tokensAtStep int64 // group.generated when the last step was reported
+	// generatedAtLastStep is the result of group.generated when the last step was reported.
+	generatedAtLastStep int64
 }
 
 // roundCounts counts the steps of a group whose ranks prefill and decode (a mixed group), and the rounds of requests sent to it. A policy
@@ -436,22 +438,24 @@ type slotRecord struct {
 	id, key   uint64
 	prefiller string // prefill engine that the KV of the prompt comes from; empty: there was no hand-off
 	prompt    int32  // prompt tokens; for a resumed request, with the tokens of the answer that earlier ranks generated
-	age       int32  // tokens of the answer that earlier ranks generated, before the request was resumed here
-	newTokens int32  // prompt tokens that the rank has to compute; 0: the KV comes from a prefill engine
-	discard   bool   // no client waits for the answer: the request runs only to make its prefill engine free the KV
-	// unpinned: the engine may run the request on any of its ranks, so its KV is charged to all of these in equal parts (unpinned.go).
-	unpinned      bool
-	started       bool      // the first event of the answer has come, as the board read it last
-	inEngineQueue bool      // the request waits in the engine's own queue, because the rank has no slot or no KV room for it
-	boundAt       time.Time // when the request got this slot
+	// tokensFromEarlierRanks is the number of tokens of the answer that earlier ranks generated, before the request was resumed here.
+	tokensFromEarlierRanks int32
+	newTokens              int32 // prompt tokens that the rank has to compute; 0: the KV comes from a prefill engine
+	discard                bool  // no client waits for the answer: the request runs only to make its prefill engine free the KV
+	// engineChoosesRank: the request is unpinned. The engine may run it on any of its ranks, so its KV is charged to all of these in equal
+	// parts (unpinned.go).
+	engineChoosesRank bool
+	started           bool      // the first event of the answer has come, as the board read it last
+	inEngineQueue     bool      // the request waits in the engine's own queue, because the rank has no slot or no KV room for it
+	boundAt           time.Time // when the request got this slot
 	// boundAtStep is the number of the group's step that was reported last before the request was bound; 0: none was.
-	boundAtStep uint32
-	early       bool // the request was bound before its prefill
-	// notDecoding: no decode step has read the KV of the request yet. It can be true only for early requests and on mixed ranks; all other
-	// requests count as decoding from the start.
+	boundAtStep        uint32
+	boundBeforePrefill bool
+	// notDecoding: no decode step has read the KV of the request yet. It can be true only for requests that were bound before their prefill
+	// and on mixed ranks; all other requests count as decoding from the start.
 	notDecoding bool
-	promptLeft  int32  // prompt tokens that a mixed rank has yet to compute
-	chunks      chunks // how many prompt tokens the last steps computed, on a mixed rank
+	promptLeft  int32          // prompt tokens that a mixed rank has yet to compute
+	progress    promptProgress // how many prompt tokens the last steps computed, on a mixed rank
 	// tokensBeforePreemption is the number of tokens that the answer had when a mixed rank preempted the request; 0: it was not preempted.
 	tokensBeforePreemption int32
 	estimate               estimate
@@ -571,7 +575,7 @@ type namePlacement struct {
 	waiting         int  // waiting entries that ask for the name and have a client
 }
 
-// lister is a rank with its group and the names that it lists. If no lister has changed, partialNames need not be computed anew.
+// lister is a rank with its group and the names that it lists. If no lister has changed, partlyListedNames need not be computed anew.
 type lister struct {
 	rank  *rank
 	group *group

@@ -224,7 +224,7 @@ type Load struct {
 }
 
 // Status returns a copy of the state of all boards. The tokens of running requests are those of the Counts that were applied last, so the
-// caller applies Counts just before.
+// caller applies Counts just before. Afterwards, the boards forget these Counts, because the next event would take them for present ones.
 func (l *Boards) Status(now time.Time) Status {
 	defer l.forgetCounts()
 	s := Status{Policy: l.policyName, Models: make([]ModelStatus, 0, len(l.boards))}
@@ -238,7 +238,7 @@ func (l *Boards) Status(now time.Time) Status {
 }
 
 // Loads returns the present loads of all ranks. The tokens of running requests are those of the Counts that were applied last, so the
-// caller applies Counts just before.
+// caller applies Counts just before. Afterwards, the boards forget these Counts, because the next event would take them for present ones.
 func (l *Boards) Loads() Loads {
 	defer l.forgetCounts()
 	ranks := 0
@@ -248,14 +248,14 @@ func (l *Boards) Loads() Loads {
 	all := Loads{Ranks: make([]Load, 0, ranks)}
 	for _, b := range l.inOrder {
 		all.Pool += b.pool.Len()
-		all.OutputTokens += b.outputTokens
+		all.OutputTokens += b.outputTokens // of ended answers; those of running answers are added below
 		b.refreshAll()
 		for _, r := range b.ranks {
-			output := r.runningTokens()
-			all.OutputTokens += output
+			runningTokens := r.runningTokens()
+			all.OutputTokens += runningTokens
 			if r.present && !r.Down { // the answers of other ranks count only in the sum of output tokens
 				all.Ranks = append(all.Ranks, Load{
-					Worker: r.ID, Running: b.begunAnswers(r), KVTokens: r.kv, Output: r.outputTokens + output,
+					Worker: r.ID, Running: b.begunAnswers(r), KVTokens: r.kv, Output: r.outputTokens + runningTokens,
 					Answers: r.answers, Empty: r.emptyAnswers,
 				})
 			}
@@ -325,7 +325,11 @@ func (b *board) poolAges(now time.Time) []int {
 }
 
 // rankStatus returns the status of a rank. The caller must have updated the rank's loads with refresh. KVTokens leaves out the tokens of
-// other proxies, which the status shows as Others. Limit is 0 while the rank is not up.
+// other proxies, which the status shows as Others. Unread is the part of KVTokens that no decode step reads yet. Tight says that the rank
+// is kept emptier for a while after preemptions. Limit is 0 while the rank is not up.
+//
+// Of the requests with a slot (Used), those whose answers have begun are Running, and all others are Transferring. Bound counts those of
+// the others that got their slot before their prefill.
 func (b *board) rankStatus(r *rank, now time.Time) WorkerStatus {
 	w := WorkerStatus{
 		Lists: r.Lists,
@@ -341,7 +345,7 @@ func (b *board) rankStatus(r *rank, now time.Time) WorkerStatus {
 	for _, slot := range r.slots {
 		if b.hasBegun(slot) {
 			w.Running++
-		} else if b.slots.records[slot].early { // the request got its slot before its prefill
+		} else if b.slots.records[slot].boundBeforePrefill { // the request got its slot before its prefill
 			w.Bound++
 		}
 	}
@@ -393,7 +397,9 @@ func (g *group) roundStatus(now time.Time) *RoundStatus {
 }
 
 // stepStatus returns the step times of the group, and what imbalance costs: the length of a step at the present loads, less its length if
-// all loads were equal, both by the step model. loads has the load of each rank as rank.stepLoad returns it, in KV tokens.
+// all loads were equal, both by the step model. By this model, a step takes C0Ms without any load, and C1Ms for each KV token of the
+// fullest rank (loads.Max), because all ranks wait for it. MeanMs is the mean length of the steps or, if none was measured, the length at
+// the present loads. loads has the load of each rank as rank.stepLoad returns it, in KV tokens.
 func (g *group) stepStatus(loads policy.Balance) *StepStatus {
 	m, source, r2 := g.steps.Model()
 	s := &StepStatus{

@@ -31,29 +31,22 @@ func (g *group) stepMs() float32 {
 	return g.steps.Ms(m, g.largestLoad)
 }
 
-// recordSteps records the new steps of a group. It teaches the step model what the ranks did in the previous step, and emits the shortest
-// time that counts as a step from now on.
-//
-// Only when the next step is reported can the board tell which requests a step computed: those that had their first token by the end of the
-// step, and did not get their last token before it. The requests that are charged at that time are not the same. A request that was just
-// bound may still wait in the engine's queue, and a request that got its last token in the step may still be charged.
+// recordSteps records the new steps of a group. It teaches the step model what the ranks did in the step before them, estimates which
+// prompts the ranks compute next if they also prefill, and emits the shortest time that counts as a step from now on.
 func (b *board) recordSteps(g *group, reported []Step) {
 	if len(reported) == 0 {
 		return
 	}
 	b.refreshGroup(g)
-	tokensBefore := g.tokensAtStep
-	g.tokensAtStep = g.generated()
+	newTokens := g.generated() - g.generatedAtLastStep
+	g.generatedAtLastStep += newTokens
 	for _, s := range reported {
 		follows := g.lastStep.Number != 0 && s.Number == g.lastStep.Number+1
-		if follows && len(reported) == 1 { // otherwise the token counts are sums over several steps
-			if requests, sure := b.reconstructLastStep(g); sure {
-				tokensPerRequest := float64(g.tokensAtStep-tokensBefore) / float64(max(1, requests))
-				g.steps.Learn(step.Sample{Ranks: g.stepRanks, Tokens: tokensPerRequest, Length: g.lastStep.Length})
-			}
+		if follows && len(reported) == 1 { // otherwise newTokens is the sum over several steps
+			b.learnLastStep(g, newTokens)
 		}
 		g.lastStep = s
-		if b.mixed {
+		if b.ranksPrefill {
 			g.recentSteps.add(b.awaitingFirstToken(g), b.estimatePromptProgress(g, s.Number), s.Length)
 		}
 		g.steps.Add(s.Length)
@@ -75,47 +68,75 @@ func (g *group) generated() int64 {
 	return sum
 }
 
-// reconstructLastStep writes to g.stepRanks how many requests, KV tokens and prompt tokens each rank of the group had in the last step,
-// scaled by the rank's Cost. requests is the number of requests that got a token in this step. sure is false if the board cannot tell how
-// many prompt tokens the step computed.
-func (b *board) reconstructLastStep(g *group) (requests int, sure bool) {
-	g.stepRanks, sure = g.stepRanks[:0], true
-	last := g.lastStep.Number
+// learnLastStep teaches the step model what the ranks of a group did in the last step, scaled by the Cost of each rank. newTokens is the
+// number of tokens that the requests of the group got in this step. It teaches nothing if the board cannot tell how many prompt tokens the
+// step computed.
+//
+// Only when the next step is reported can the board tell which requests a step computed: those that had their first token by the end of the
+// step, and did not get their last token before it. The requests that are charged at that time are not the same. A request that was just
+// bound may still wait in the engine's queue, and a request that got its last token in the step may still be charged.
+func (b *board) learnLastStep(g *group, newTokens int64) {
+	g.stepRanks = g.stepRanks[:0]
+	requests, sure := 0, true
 	for _, r := range g.steppingRanks {
-		kv, decodes, prompt := r.Others+r.kvFromOtherRanks, 0, int64(0)
-		// addRequest counts a request that got a token in the last step. tokens are its KV tokens.
-		addRequest := func(firstStep uint32, tokens int64) {
-			requests++
-			if !r.Mixed || firstStep != last { // otherwise a mixed rank computed the prompt in this step, and did not decode the request
-				kv += tokens
-				decodes++
-			}
-		}
-		for i, slot := range r.slots {
-			firstStep := cmp.Or(b.counts.firstStep(slot), b.slots.records[slot].estimate.firstStep)
-			if firstStep != 0 && !laterStep(firstStep, last) { // the answer had its first token by the end of the step
-				addRequest(firstStep, r.running[i].Tokens())
-			}
-			if r.Mixed {
-				n, known := b.slots.records[slot].computedIn(last, firstStep)
-				prompt, sure = prompt+n, sure && known
-			}
-		}
-		for _, ended := range r.recentlyEnded {
-			if begun, over := !laterStep(ended.firstStep, last), laterStep(last, ended.lastStep); begun && !over {
-				addRequest(ended.firstStep, ended.kv)
-			}
-			if ended.firstStep == last {
-				prompt += ended.promptInFirstStep
-			}
-		}
-		// prompt is estimated, but a step computes no more tokens than its budget.
+		work := b.reconstructWork(r, g.lastStep.Number)
+		requests += work.requests
+		sure = sure && work.promptSure
 		g.stepRanks = append(g.stepRanks, step.Rank{
-			Requests: float64(decodes) * r.costFactor(), KV: float64(r.scaleByCost(kv)),
-			Prompt: float64(min(prompt, int64(r.StepBudget()))) * r.costFactor(),
+			Requests: float64(work.decodes) * r.costFactor(), KV: float64(r.scaleByCost(work.kv)),
+			Prompt: float64(min(work.prompt, int64(r.StepBudget()))) * r.costFactor(), // an estimate, but never above the budget of a step
 		})
 	}
-	return requests, sure
+	if sure {
+		tokensPerRequest := float64(newTokens) / float64(max(1, requests))
+		g.steps.Learn(step.Sample{Ranks: g.stepRanks, Tokens: tokensPerRequest, Length: g.lastStep.Length})
+	}
+}
+
+// rankWork is what one rank did in a step.
+type rankWork struct {
+	requests   int   // number of requests that got a token
+	decodes    int   // number of these requests that the step decoded
+	kv         int64 // KV tokens that the step read
+	prompt     int64 // prompt tokens that the step computed, on a mixed rank
+	promptSure bool  // false: the board cannot tell how many prompt tokens the step computed
+}
+
+// addRequest adds a request that got a token in the step. kv is the number of its KV tokens. prefilled: the step computed the end of its
+// prompt, and did not decode it.
+func (w *rankWork) addRequest(kv int64, prefilled bool) {
+	w.requests++
+	if !prefilled {
+		w.kv += kv
+		w.decodes++
+	}
+}
+
+// reconstructWork returns what a rank did in a past step with this number. On a mixed rank, which also prefills, the step that brought the
+// first token of an answer computed the end of its prompt.
+func (b *board) reconstructWork(r *rank, number uint32) rankWork {
+	work := rankWork{kv: r.Others + r.kvFromOtherRanks, promptSure: true} // KV of requests that have no slot here, but are read in each step
+	for i, slot := range r.slots {
+		s := &b.slots.records[slot]
+		// The estimate has the first step of an answer whose tokens the engine reports only at its end.
+		firstStep := cmp.Or(b.counts.firstStep(slot), s.estimate.firstStep)
+		if firstStep != 0 && !laterStep(firstStep, number) { // the answer had its first token by the end of the step
+			work.addRequest(r.running[i].Tokens(), r.Mixed && firstStep == number)
+		}
+		if r.Mixed {
+			tokens, sure := s.computedIn(number, firstStep)
+			work.prompt, work.promptSure = work.prompt+tokens, work.promptSure && sure
+		}
+	}
+	for _, ended := range r.recentlyEnded { // these requests have no slot any more
+		if begun, over := !laterStep(ended.firstStep, number), laterStep(number, ended.lastStep); begun && !over {
+			work.addRequest(ended.kv, r.Mixed && ended.firstStep == number)
+		}
+		if ended.firstStep == number {
+			work.prompt += ended.promptInFirstStep
+		}
+	}
+	return work
 }
 
 // laterStep says whether step number x is later than y. Numbers begin anew after the largest uint32, so the sign of their difference
@@ -137,8 +158,9 @@ func (b *board) rememberEnded(slot, generated int32, firstStep, lastStep uint32)
 		g.learnFromEnded(s, generated, firstStep, lastStep)
 	}
 	r, kv := s.rank, int64(s.prompt)+int64(generated)
-	// Only the part of the KV that is charged to this rank counts. In this step, the parts on the other ranks are missing.
-	if s.unpinned {
+	// The engine may have run the request on any of its ranks, so its KV was charged in equal parts to all of them. Only the part of this rank
+	// is remembered. In its last step, the parts of the other ranks are missing.
+	if s.engineChoosesRank {
 		kv /= r.kvParts
 	}
 	if len(r.recentlyEnded) == cap(r.recentlyEnded) { // more requests ended in one step than the rank has room for
@@ -155,9 +177,9 @@ func (b *board) rememberEnded(slot, generated int32, firstStep, lastStep uint32)
 // binding of the request and its first token.
 func (g *group) learnFromEnded(s *slotRecord, generated int32, firstStep, lastStep uint32) {
 	g.endedTokens += int64(generated)
-	if s.early {
+	if s.boundBeforePrefill { // the request had no token during its prefill
 		g.prefillDelay.learn(s.boundAtStep, firstStep, lastStep)
-	} else {
+	} else { // a request with a hand-off had no token while its KV was copied; mixed ranks, which get no hand-offs, do not use this delay
 		g.handoffDelay.learn(s.boundAtStep, firstStep, lastStep)
 	}
 }
@@ -189,6 +211,7 @@ func (b *board) endStepsIfIdle(g *group) {
 	}
 	b.emit(Effect{Kind: EffectGroupIdle, Group: b.key(g)})
 	g.lastStep = Step{}
+	// The step model learns nothing from a step that no other step follows at once, so it does not need the requests that ended in this one.
 	for _, r := range g.steppingRanks {
 		r.recentlyEnded = r.recentlyEnded[:0]
 	}

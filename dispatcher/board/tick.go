@@ -15,24 +15,25 @@ const SlowRounds = 64
 const guardWaits = 6
 
 // advance ends all waits that are over. If an event happened after which a rank may take an entry, it prepares rounds of decisions, which
-// the caller then runs one by one (see deciding).
+// the caller then runs one by one (see deciding). When the first slot of a burst comes free, a window of a few ms begins (windowEnds), and
+// the board decides at its end about all slots that came free in it.
 func (b *board) advance(now time.Time) {
 	b.refuseInOutage(now)
 	b.refuseInNameOutage(now)
 	b.expire(now)
 	b.expireKept(now)
 	due := b.decisionDue(now)
-	// Entries that came while a window is open wait for its end, which makes a round due in any case.
-	b.entriesArrived = false
+	b.entriesArrived = false // if no decision is due although entries came, they wait for the end of a window, which makes one due in any case
 	if !due {
 		b.emitPace()
 		return
 	}
 	b.decideNow, b.heldGroupStepped = false, false
 	b.windowEnds = time.Time{}
-	// These times are set anew before the end of the turn, for all entries and ranks that still have to wait.
+	// Each of these times is when a wait of an entry, a rank or a pair of engines ends, so that the board must decide again. They are set anew
+	// before the end of the turn, for all that still have to wait.
 	b.recheckHeldAt, b.pairs.quarantineEndsAt = time.Time{}, time.Time{}
-	b.retryAvoidedAt, b.retrySparedAt, b.tightEndsAt = time.Time{}, time.Time{}, time.Time{}
+	b.retryAvoidedAt, b.retrySparedAt, b.keptEmptierUntil = time.Time{}, time.Time{}, time.Time{}
 	b.updateSpared(now)
 	if b.pool.Len() > 0 {
 		b.prepareRounds(now)
@@ -63,7 +64,7 @@ func (b *board) decisionDue(now time.Time) bool {
 		hasCome(b.recheckHeldAt, now) || // a policy wants to decide again about entries that it holds back
 		hasCome(b.retryAvoidedAt, now) || // an entry may now go to the ranks that failed it before
 		hasCome(b.retrySparedAt, now) || // a rank that was spared after refusals may get a request as its trial
-		hasCome(b.tightEndsAt, now) || // a rank that was kept emptier after preemptions may be filled as usual again
+		hasCome(b.keptEmptierUntil, now) || // a rank that was kept emptier after preemptions may be filled as usual again
 		hasCome(b.keptKVFreedAt, now) || // an engine has freed KV of ended answers
 		hasCome(b.pairs.quarantineEndsAt, now) // a quarantined pair may get a hand-off as its trial
 }
@@ -94,11 +95,12 @@ func (b *board) prepareRounds(now time.Time) {
 		return
 	}
 	b.ticks++
-	b.scheduleTightEnd(now)
-	if b.restrictedCount > 0 {
+	b.scheduleTightEnd(now)    // a tight rank is kept emptier for a while after preemptions
+	if b.restrictedCount > 0 { // policies do not see the entries that may not go to every rank
 		b.bindAvoiding(now)
 		b.bindPartlyListed(now, beforePolicies)
 	}
+	// The rounds are about the entries of the pool, and not about a single one (localEntry). The first of decidingGroups decides first.
 	b.localEntry, b.nextGroup, b.fallbackNext = nil, 0, false
 }
 
@@ -117,7 +119,7 @@ func (b *board) runRound(now time.Time) {
 		p = &g.fallbackPolicy
 	}
 	b.policyFailure, b.invalidAssignments, b.localBound = nil, 0, false
-	if b.localEntry != nil {
+	if b.localEntry != nil { // the policy decides only about this request, whose prompt a decode rank is to compute itself
 		b.runLocalRound(g, p, now)
 	} else {
 		b.runPoolRound(g, p, now)
@@ -128,6 +130,7 @@ func (b *board) runRound(now time.Time) {
 // of the last round.
 func (b *board) finishRound(took time.Duration, now time.Time) {
 	g := b.decidingGroups[b.nextGroup]
+	// localEntry is a request whose prompt a decode rank is to compute itself. A round about it decides about no entry of the pool.
 	if b.localEntry != nil {
 		b.finishLocalRound(g)
 		return
@@ -174,16 +177,25 @@ func (b *board) judgeRound(g *group, took time.Duration) {
 }
 
 // runPoolRound runs one round for the entries of the pool: it fills the snapshot, calls the policy and binds the entries as the policy
-// assigned them. It counts the assignments that break a hard limit and are not bound (invalidAssignments). If the policy panicked, there
-// are no assignments.
+// assigned them. If the policy panicked, there are no assignments.
 func (b *board) runPoolRound(g *group, p *policyInUse, now time.Time) {
 	b.fillSnapshot(g, p, now)
 	b.runPolicy(g, p, now)
-	var report policy.HoldReport
-	if b.policyFailure == nil {
-		report = policy.HoldReportOf(p.Policy)
-		b.storeHoldReport(g, report, now)
+	if b.policyFailure != nil {
+		return
 	}
+	report := policy.HoldReportOf(p.Policy) // which entries the policy holds back, to send them together later
+	b.storeHoldReport(g, report, now)
+	b.bindAssignments(g, p, now)
+	if report.Released { // the policy sent a round of requests that it had held back
+		b.countRound(g)
+	}
+}
+
+// bindAssignments binds the entries as the policy assigned them. It counts the assignments that break a hard limit and are not bound
+// (invalidAssignments). A pair of a prefill and a decode engine is quarantined after hand-offs between the two have failed. An entry that
+// the policy sends to such a pair gets another rank, or stays in the pool.
+func (b *board) bindAssignments(g *group, p *policyInUse, now time.Time) {
 	for i := range b.assignments {
 		if b.pairs.quarantinedCount > 0 && !b.avoidQuarantinedPair(g, p, i, now) {
 			continue // the entry stays in the pool
@@ -193,8 +205,5 @@ func (b *board) runPoolRound(g *group, p *policyInUse, now time.Time) {
 			b.invalidAssignments++
 			b.emit(Effect{Kind: EffectInvalid, Policy: p.name, Label: fault, ID: a.Entry, Worker: a.Worker})
 		}
-	}
-	if report.Released { // the policy sent a round of requests that it had held back
-		b.countRound(g)
 	}
 }

@@ -396,7 +396,7 @@ func TestATickWithRequestsThatStrayDoesNotTouchTheHeap(t *testing.T) {
 	}
 	for i := range b.slots.records {
 		s := &b.slots.records[i]
-		s.unpinned = true
+		s.engineChoosesRank = true
 		s.rank.unpinnedSlots++
 	}
 	b.regroupEngines()

@@ -28,13 +28,13 @@ func (p *kvPressure) recordPreemption(now time.Time) {
 // isTight says whether the rank is kept emptier now, because its engine has preempted requests.
 func (p *kvPressure) isTight(now time.Time) bool { return now.Before(p.tightUntil) }
 
-// scheduleTightEnd sets tightEndsAt, so that the board decides again when the first tight rank may be filled as usual. It looks only at the
-// ranks of groups that decide in this turn.
+// scheduleTightEnd sets keptEmptierUntil, so that the board decides again when the first tight rank may be filled as usual. It looks only
+// at the ranks of groups that decide in this turn.
 func (b *board) scheduleTightEnd(now time.Time) {
 	for _, g := range b.decidingGroups {
 		for _, r := range g.steppingRanks {
 			if r.pressure.isTight(now) {
-				b.tightEndsAt = earlier(b.tightEndsAt, r.pressure.tightUntil)
+				b.keptEmptierUntil = earlier(b.keptEmptierUntil, r.pressure.tightUntil)
 			}
 		}
 	}

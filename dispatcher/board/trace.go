@@ -12,7 +12,8 @@ import (
 const mostScores = 16 * 144
 
 // writeTraces writes into the trace of each assigned entry why the policy chose its rank. It runs before the entries are bound. The memory
-// of the traces came with Enqueue, so writeTraces allocates only when a group has grown.
+// of the traces came with Enqueue, so writeTraces allocates only when a group has grown. At most mostScores scores are computed in a round,
+// so that explaining it takes no longer than deciding it. The traces of the other entries only have the loads of the ranks.
 func (b *board) writeTraces(g *group, p *policyInUse) {
 	if !b.cfg.Explain {
 		return
@@ -25,17 +26,17 @@ func (b *board) writeTraces(g *group, p *policyInUse) {
 	if cap(b.scores) < len(s.Workers) {
 		b.scores = make([]float64, len(s.Workers))
 	}
-	weigher, _ := p.Policy.(policy.Weigher)
+	weigher, _ := p.Policy.(policy.Weigher) // nil: the policy has no scores
 	scoresLeft := mostScores
 	for i, a := range b.assignments {
 		w, ok := b.waiting[a.Entry]
 		if !ok || w.Trace == nil {
 			continue // there is no such entry, or its caller wants no trace
 		}
-		scores, lowerIsBetter, scored := b.scores[:len(s.Workers)], true, false
+		scores, lowerIsBetter, scored := b.scores[:len(s.Workers)], true, false // the same memory for each entry
 		scoresLeft -= len(scores)
 		if weigher != nil && scoresLeft >= 0 {
-			lowerIsBetter, scored = weigher.Weigh(s, i, a, int64(w.prompt()), scores)
+			lowerIsBetter, scored = weigher.Weigh(s, i, a, int64(w.prompt()), scores) // writes the score of each rank into scores
 		}
 		// The policy has no scores, or mostScores is reached. In both cases, no later entry of the round gets scores either.
 		if !scored {

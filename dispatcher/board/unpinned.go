@@ -22,6 +22,10 @@ func (r *rank) divideKV(request *policy.Request) (moreForEach int64) {
 	return part - partBefore
 }
 
+// spreadKV divides the present KV tokens of an unpinned request equally among the ranks of its engine (see divideKV), and changes the
+// charges of the other ranks to their parts.
+func (r *rank) spreadKV(request *policy.Request) { r.chargeOtherRanks(r.divideKV(request)) }
+
 // chargeOtherRanks charges this many more KV tokens to each of the other ranks of the rank's engine; below 0: fewer.
 func (r *rank) chargeOtherRanks(tokens int64) {
 	if tokens == 0 {
@@ -34,9 +38,9 @@ func (r *rank) chargeOtherRanks(tokens int64) {
 	}
 }
 
-// regroupEngines finds the ranks of each engine, and divides the KV of unpinned requests anew among them. The requests of a rank that has
-// left the fleet may still run, so parts of their KV are charged to the other ranks of its engine. But no KV of other requests is charged
-// to the rank that has left, because no policy looks at its load any more.
+// regroupEngines finds the ranks of each engine, and divides the KV of unpinned requests anew among them, because the engine may run these
+// requests on any of its ranks. The requests of a rank that has left the fleet may still run, so parts of their KV are charged to the other
+// ranks of its engine. But no KV of other requests is charged to the rank that has left, because no policy looks at its load any more.
 func (b *board) regroupEngines() {
 	engines := map[string][]*rank{}
 	for _, r := range b.ranks {
@@ -46,22 +50,28 @@ func (b *board) regroupEngines() {
 	}
 	// This loop resets all ranks first, because the next loop may charge KV to a rank before it comes to that rank.
 	for _, r := range b.ranks {
-		r.kv, r.kvFromOtherRanks = r.kv-r.kvFromOtherRanks, 0
-		r.engineRanks, r.kvParts = engines[r.Engine], 1 // one part is for r itself, even if it has left the fleet
-		for _, other := range r.engineRanks {
-			if other != r {
-				r.kvParts++
-			}
-		}
+		r.setEngineRanks(engines[r.Engine])
 	}
 	for _, r := range b.ranks {
 		for i, slot := range r.slots {
-			if request := &r.running[i]; b.slots.records[slot].unpinned {
+			if request := &r.running[i]; b.slots.records[slot].engineChoosesRank {
 				before := request.Tokens()
-				request.KVElsewhere = 0 // the loop above has taken all parts off the other ranks
-				r.chargeOtherRanks(r.divideKV(request))
+				request.KVElsewhere = 0 // setEngineRanks has taken the parts of this request off the other ranks
+				r.spreadKV(request)     // charges the other ranks anew, and takes their parts off request.Tokens()
 				r.kv += request.Tokens() - before
 			}
+		}
+	}
+}
+
+// setEngineRanks sets the ranks among which the KV of the rank's unpinned requests is divided. It takes all KV of requests with slots on
+// other ranks off this rank. The caller must then divide the KV of the requests of all ranks anew.
+func (r *rank) setEngineRanks(ranks []*rank) {
+	r.kv, r.kvFromOtherRanks = r.kv-r.kvFromOtherRanks, 0
+	r.engineRanks, r.kvParts = ranks, 1 // one part is for r itself, even if it has left the fleet
+	for _, other := range ranks {
+		if other != r {
+			r.kvParts++
 		}
 	}
 }

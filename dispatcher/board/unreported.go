@@ -72,19 +72,22 @@ func (b *board) measureTokenRate(now time.Time) {
 		streams, tokens, unreported := b.countStreamTokens(g)
 		g.tokenRate.add(streams, tokens, elapsed)
 		if unreported > 0 {
-			stepsReported := g.barrier && streams > 0 // the steps of a barrier group are found by its streams
+			// The tokens of the streams show when a step of a barrier group ends. Without streams, no steps are reported, and growEstimates must
+			// also estimate how much of the prompts is computed.
+			stepsReported := g.barrier && streams > 0
 			b.growEstimates(g, elapsed, now, stepsReported)
 		}
 	}
 }
 
-// countStreamTokens counts the streams of a group that had a token at the last measurement, the tokens that these streams got since then,
-// and the unreported answers. It stores in each slot's record what the next measurement and growEstimates need.
+// countStreamTokens counts the streams of a group that had a token at the last measurement, and the tokens that these streams got since
+// then. It also counts the unreported answers: those whose engines report the tokens only at the end. It stores in each slot's record what
+// the next measurement and growEstimates need.
 func (b *board) countStreamTokens(g *group) (streams int, tokens int64, unreported int) {
 	for _, r := range g.steppingRanks {
 		for _, slot := range r.slots {
 			s := &b.slots.records[slot]
-			s.estimate.maxTokens = b.counts.maxUnreported(slot)
+			s.estimate.maxTokens = b.counts.maxUnreported(slot) // an upper bound for an unreported answer; 0: any other answer
 			if s.unreported() {
 				unreported++
 				continue

@@ -84,7 +84,7 @@ func (l *Boards) Charges(model string) (all []Charge) {
 		for i, slot := range r.slots {
 			if s := &b.slots.records[slot]; r.present {
 				all = append(all, Charge{
-					Worker: r.ID, Slot: slot, ID: s.id, Key: s.key, Prompt: s.prompt, Generated: r.running[i].Generated, Age: s.age,
+					Worker: r.ID, Slot: slot, ID: s.id, Key: s.key, Prompt: s.prompt, Generated: r.running[i].Generated, Age: s.tokensFromEarlierRanks,
 					Started: b.hasBegun(slot), Since: s.boundAt, Step: s.boundAtStep, Left: s.promptLeft,
 				})
 			}
