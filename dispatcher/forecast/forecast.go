@@ -43,7 +43,9 @@ type estimate struct {
 	rulesVersion uint32 // Running.rulesVersion when r̂ was last predicted anew
 }
 
-// SetNeeds sets which predictions the policy needs. If this has changed, every request will be predicted anew in the next round.
+// SetNeeds sets which predictions the policy needs, and the rules by which requests are predicted. If the policy reads no predictions, a
+// sample of the requests is predicted all the same, by fixed rules, so that the predictor can be scored. If the needs have changed, every
+// request will be predicted anew in the next round.
 func (f *Running) SetNeeds(n policy.Requirements) {
 	reads := n.Predictor != "" // the policy reads predictions
 	rules := predictor.Rules{H: n.Horizon, Tau: n.Tau, Every: n.Every, DecrementAnchor: n.DecrementAnchor}
@@ -67,10 +69,11 @@ func (f *Running) KeepScores() {
 	}
 }
 
-// Update updates r̂ of the running requests and sets their Rhat. Their Age must be up to date. If the policy does not read r̂, Update sets
-// Rhat to 0 and updates only the sample that is scored.
+// Update updates r̂ of the running requests, which is the predicted number of decode steps that a request has left, and writes it into Rhat
+// of each request, where the policy reads it. Their Age must be up to date. If the policy does not read predictions, Update sets Rhat to 0
+// and updates only the sample that is scored.
 func (f *Running) Update(workers []policy.Worker, p predictor.Predictor) {
-	f.needPrediction = f.needPrediction[:0]
+	f.needPrediction = f.needPrediction[:0] // advance adds the requests that must be predicted anew
 	for g := range workers {
 		running := workers[g].Running
 		for i := range running {
@@ -85,7 +88,8 @@ func (f *Running) Update(workers []policy.Worker, p predictor.Predictor) {
 	f.predictAll(p)
 }
 
-// advance updates r̂ of one request to its age and sets its Rhat. A request that must be predicted anew is added to needPrediction.
+// advance counts r̂ of one request, the predicted number of decode steps that it has left, down to the request's age. It also sets Rhat: r̂
+// as the policy sees it. A request that must be predicted anew is added to needPrediction, and gets its new r̂ in predictAll.
 func (f *Running) advance(request *policy.Request) {
 	if missing := int(request.Slot) + 1 - len(f.estimates); missing > 0 { // the slot number is larger than any before
 		f.estimates = append(f.estimates, make([]estimate, missing)...)
@@ -94,26 +98,28 @@ func (f *Running) advance(request *policy.Request) {
 	predictAnew := true
 	if e.id == request.ID && e.rulesVersion == f.rulesVersion { // the prediction stays valid until Advance asks for a new one
 		predictAnew = f.rules.Advance(&e.State, e.updatedAtAge, request.Age)
-	} else { // the request is new in this slot, or the prediction rules have changed
+	} else { // the request is new in this slot, or the prediction rules have changed: it has no valid prediction
 		*e = estimate{id: request.ID, rulesVersion: f.rulesVersion}
 	}
 	e.updatedAtAge = request.Age
 	if predictAnew {
 		f.needPrediction = append(f.needPrediction, request)
 	}
-	request.Rhat = f.visibleRhat(e)
+	request.Rhat = f.rhatForPolicy(e)
 }
 
-// visibleRhat returns r̂ of a request as the policy sees it; 0, unknown, if the policy does not read predictions.
-func (f *Running) visibleRhat(e *estimate) float32 {
+// rhatForPolicy returns r̂ of a request, the predicted number of decode steps that it has left, as the policy sees it. It returns 0, which
+// means unknown, if the policy does not read predictions: then e.Rhat is only of use for scoring the predictor.
+func (f *Running) rhatForPolicy(e *estimate) float32 {
 	if !f.policyReads {
 		return 0
 	}
 	return e.Rhat
 }
 
-// predictAll asks the predictor, in one call, about all requests in needPrediction. Each answer becomes the request's new r̂ and Rhat, and
-// is recorded in the sample that is scored.
+// predictAll asks the predictor, in one call, about all requests in needPrediction. From each answer, it computes the number of decode
+// steps that the request has left (r̂), which is stored in the request's estimate. request.Rhat is this number as the policy sees it. The
+// answer is also recorded in the sample that is scored.
 func (f *Running) predictAll(p predictor.Predictor) {
 	if len(f.needPrediction) == 0 {
 		return
@@ -130,8 +136,8 @@ func (f *Running) predictAll(p predictor.Predictor) {
 	p.Predict(f.rules.H, f.queries, answers)
 	for i, request := range f.needPrediction {
 		e := &f.estimates[request.Slot]
-		f.rules.Set(&e.State, answers[i])
-		request.Rhat = f.visibleRhat(e)
+		f.rules.Set(&e.State, answers[i]) // sets r̂
+		request.Rhat = f.rhatForPolicy(e)
 		if f.scored != nil {
 			f.scored.Used(request.Slot, request.ID, request.Age, answers[i])
 		}
