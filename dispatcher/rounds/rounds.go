@@ -92,12 +92,13 @@ const (
 // Decide returns the candidates that are sent now (picks), and the time at which to call it again if nothing happens before (wake); +Inf:
 // never. waiting is in the order of arrival. The picks are valid until the next call.
 //
-// Decide sends urgent candidates first. It places the others on ranks as if all were sent now, in one round. sendTime says until when
-// holding this round back saves more time than it costs. If that time is over, Decide sends the round. Otherwise it sends only the
-// candidates that lengthen no step (see sendHidden), and places the rest anew. When no such candidate is left, it holds the rest back.
+// Decide sends urgent candidates first. It places the others on ranks as if all were sent now, in one round. Until the time that sendTime
+// returns, holding this round back saves more than it costs. If that time is over, Decide sends the round. Otherwise it sends only the
+// candidates that lengthen no step (see sendHidden), and places the rest anew. When no such candidate is left, it holds the rest back. The
+// methods Held, HeldFor and Released tell the caller what it did.
 func (p *Planner) Decide(now float64, g *Group, waiting []Candidate, rule Rule) (picks []Pick, wake float64) {
 	p.ranks = append(p.ranks[:0], g.Ranks...)
-	p.Forget()
+	p.Forget() // what the three methods return for the last decision
 	p.picks = p.picks[:0]
 	p.placed = slices.Grow(p.placed[:0], len(waiting))[:len(waiting)]
 	for i := range waiting {
@@ -109,12 +110,12 @@ func (p *Planner) Decide(now float64, g *Group, waiting []Candidate, rule Rule) 
 		}
 	}
 	for {
-		p.ranksBefore = append(p.ranksBefore[:0], p.ranks...)
-		placed, uneven := p.placeAll(now, g, waiting, rule)
+		p.ranksBefore = append(p.ranksBefore[:0], p.ranks...) // with the candidates that are sent already
+		placed, unevenTokens := p.placeAll(now, g, waiting, rule)
 		if placed == 0 { // no candidate is left, or no rank has room: only an event can change this
 			return p.picks, math.Inf(1)
 		}
-		sendAt := p.sendTime(now, g, waiting, rule, placed, uneven)
+		sendAt := p.sendTime(now, g, waiting, rule, placed, unevenTokens)
 		if p.roundSent = sendAt <= now; p.roundSent {
 			for i, r := range p.placed {
 				if r >= 0 { // the candidate is placed, and neither picked before nor unplaced
@@ -146,9 +147,9 @@ func (p *Planner) HeldFor() float64 { return p.heldSeconds }
 func (p *Planner) Released() bool { return p.roundSent }
 
 // placeAll finds ranks for as many candidates as there are free slots, and charges the ranks with them. It sets Since of each candidate
-// that finds a rank for the first time. placed is the number of candidates that found a rank. uneven is the growth of the largest backlog
-// less the mean growth of all backlogs, in tokens: while one rank computes these tokens, the others wait.
-func (p *Planner) placeAll(now float64, g *Group, waiting []Candidate, rule Rule) (placed int, uneven float64) {
+// that finds a rank for the first time. placed is the number of candidates that found a rank. unevenTokens is the growth of the largest
+// backlog less the mean growth of all backlogs: while one rank computes these tokens, the others wait.
+func (p *Planner) placeAll(now float64, g *Group, waiting []Candidate, rule Rule) (placed int, unevenTokens float64) {
 	slots, largestBefore, sumBefore := 0, int64(0), int64(0)
 	for i := range p.ranks {
 		slots += p.ranks[i].Slots
@@ -178,8 +179,9 @@ func (p *Planner) placeAll(now float64, g *Group, waiting []Candidate, rule Rule
 }
 
 // sortCandidates sets p.order to the oldest candidates that are not picked, as many as there are free slots, in the order in which they are
-// placed. Candidates that were held back for MaxHold come first, because others could take their room. The others are sorted by their
-// uncached tokens, the largest number first, because small ones fill the differences that large ones leave.
+// placed. Candidates that were held back for MaxHold come first, because others could take their room. The others are sorted by how many
+// tokens must be computed on the rank that has most of the prompt in its prefix cache, the largest number first, because small numbers fill
+// the differences that large ones leave. Since is when a rank first had room for a candidate, and its hold began; NaN: none had room yet.
 func (p *Planner) sortCandidates(now float64, waiting []Candidate, rule Rule, slots int) {
 	p.order = p.order[:0]
 	for i := range waiting {
@@ -204,18 +206,22 @@ func (p *Planner) sortCandidates(now float64, waiting []Candidate, rule Rule, sl
 }
 
 // sendTime returns the time at which the placed candidates are sent: when the sum of their holds costs as much as the round saves. placed
-// is their number, and uneven comes from placeAll.
+// is their number. unevenTokens comes from placeAll: while one rank computes these tokens, the others wait.
 //
-// The bound follows from a model. Let r be the rate at which prompts come, a the time that a rank takes to compute one, T the time to the
-// first token, and p the rule's patience. If k prompts are sent together, the decodes stand still for the share r*a/k of the time, and a
-// request is held back for about (k-1)/2r. One more prompt in each round saves the decodes the share r*a/k^2 of their time, and adds 1/2r
-// to T. By the rule, one more prompt pays as long as k^2 is less than x = 2p * r*a * r*T.
+// Two bounds are set on the holds. The first one is simple. If the decodes stop for a second less, they save as many seconds together as
+// there are decodes, and the holds may cost the share mostShare of that. If less than half of the slots decode, they may cost less in
+// proportion.
+//
+// The second bound follows from a model. Let r be the rate at which prompts come, a the time that a rank takes to compute one, T the time
+// to the first token, and p the rule's patience. If k prompts are sent together, the decodes stand still for the share r*a/k of the time,
+// and a request is held back for about (k-1)/2r. One more prompt in each round saves the decodes the share r*a/k^2 of their time, and adds
+// 1/2r to T. By the rule, one more prompt pays as long as k^2 is less than x = 2p * r*a * r*T.
 //
 // At the largest such k, the requests of a round have been held back for k^2/2r = p * r*T * a in total. Here r*T is the number of requests
 // that wait for their first token (NotStarted). For a, sendTime takes the time of the uneven tokens, because tokens that are equally many
 // on all ranks make no rank wait. If x is less than 1, no second prompt is expected to come in time, and a request is held back only x
 // times as long.
-func (p *Planner) sendTime(now float64, g *Group, waiting []Candidate, rule Rule, placed int, uneven float64) float64 {
+func (p *Planner) sendTime(now float64, g *Group, waiting []Candidate, rule Rule, placed int, unevenTokens float64) float64 {
 	decoding := float64(g.Decoding)
 	// Number of request-seconds for which it pays to hold requests back if this saves all decodes a stop of one second.
 	holdPerSecondSaved := mostShare * decoding * min(1, decoding/(float64(g.Slots)/2))
@@ -225,7 +231,7 @@ func (p *Planner) sendTime(now float64, g *Group, waiting []Candidate, rule Rule
 			holdPerSecondSaved *= min(1, 2*rule.Patience*g.NotStarted*g.Own*g.Rate) // the product is x of the comment above
 		}
 	}
-	holdBudget := holdPerSecondSaved * g.Own * uneven // seconds of holds that pay: the round saves each decode a stop of Own*uneven seconds
+	holdBudget := holdPerSecondSaved * g.Own * unevenTokens // the round saves each decode a stop of Own seconds for each uneven token
 	if holdBudget <= 0 {
 		return now // holding back does not pay, or its gain is not known
 	}
@@ -276,9 +282,9 @@ func (p *Planner) sendHidden(g *Group, waiting []Candidate, largest int64) (sent
 }
 
 // unplace takes all candidates off the ranks on which placeAll has placed them, so that they can be placed anew. Candidates that are sent
-// (picked) stay on their ranks. Since stays set for all candidates.
+// (picked) stay on their ranks. Since of the candidates stays set, too: it is when a rank first had room, so that a hold began.
 func (p *Planner) unplace() {
-	copy(p.ranks, p.ranksBefore)
+	copy(p.ranks, p.ranksBefore) // the ranks as they were before placeAll, when the picked candidates had been charged already
 	for i := range p.placed {
 		if p.placed[i] != picked {
 			p.placed[i] = unplaced
@@ -342,7 +348,7 @@ func (p *Planner) charge(g *Group, c *Candidate, r int32) {
 	rank.Slots--
 	rank.Room -= int64(c.Prompt)
 	rank.Backlog += int64(c.uncached(r))
-	rank.Load += float64(c.Prompt) + g.Request
+	rank.Load += float64(c.Prompt) + g.Request // in KV tokens: those of the prompt, and so many as cost as much as one more request
 }
 
 // largestBacklog returns the largest backlog of any rank, which includes the candidates that are sent or placed.
