@@ -19,16 +19,16 @@ type sumTable struct {
 // row is the set of sums of one (i, j), as a bitset. It stores only the words between the smallest and the largest possible sum. A row with
 // j > i is empty, and has no words.
 type row struct {
-	words []uint64
-	low   int   // the first bit of words stands for the sum 64*low
-	top   int64 // the largest sum in the set is at most this
+	words   []uint64
+	lowWord int   // the first bit of words stands for the sum 64*low
+	top     int64 // the largest sum in the set is at most this
 }
 
-// fill builds the table for sums of at most maxItems sizes, up to bound. It takes one size after another. The set of (i+1, j) has two kinds
-// of sums: those without the size at index i, which are the set of (i, j), and those with this size, which are the sums of (i, j-1) plus
-// the size.
+// fill builds the table for sums of at most maxItems sizes; union leaves out sums above bound. The set of (i, j) has the sums that exactly
+// j of the first i sizes can have. fill takes one size after another. The set of (i+1, j) has two kinds of sums: those without the size at
+// index i, which are the set of (i, j), and those with this size, which are the sums of (i, j-1) plus the size.
 func (t *sumTable) fill(sizes []int64, maxItems int, bound int64) {
-	t.items, t.maxItems, t.bound, t.used = len(sizes), maxItems, bound, 0
+	t.items, t.maxItems, t.bound, t.used = len(sizes), maxItems, bound, 0 // used 0: the arena's memory is used anew
 	if need := (t.items + 1) * (maxItems + 1); cap(t.rows) < need {
 		t.rows = make([]row, need)
 	} else {
@@ -52,31 +52,35 @@ func (t *sumTable) fill(sizes []int64, maxItems int, bound int64) {
 // sumsOf returns the set of (i, j): the sums that exactly j of the first i sizes can have.
 func (t *sumTable) sumsOf(i, j int) row { return t.rows[i*(t.maxItems+1)+j] }
 
-// union returns a row with the sums of without, and the sums of fewer plus size, up to bound. The sums of without leave out the item with
-// this size. The sums of fewer are of one item less. If no sum of fewer plus size is within bound, union returns without itself.
-func (t *sumTable) union(without, fewer row, size int64) row {
-	// A word has the bits of 64 sums. No sum with the item is in a word before this one.
-	low := fewer.low + int(size>>6)
-	if fewer.words == nil || int64(low) > t.bound>>6 { // no sum with the item exists, or all are above bound
-		return without // both sets can share one row, because a row does not change after it is built
+// union returns the sums of j items that may include the item with this size, up to bound. withoutItem has the sums of j items without it,
+// and oneFewer the sums of j-1 other items, to each of which union adds size. If all of these are above bound, it returns withoutItem
+// itself.
+//
+// A row is a set of bits, one for each sum, in words of 64. It has only the words from lowWord on: the word k has the sums from 64*k to
+// 64*k+63.
+func (t *sumTable) union(withoutItem, oneFewer row, size int64) row {
+	lowWord := oneFewer.lowWord + int(size>>6)                // the first word that may have a sum with the item
+	if oneFewer.words == nil || int64(lowWord) > t.bound>>6 { // no sum with the item exists, or all are above bound
+		return withoutItem // both sets can share one row, because a row does not change after it is built
 	}
-	first := 0 // index in the new row at which the words of without begin
-	if without.words != nil {
-		first = max(0, without.low-low)
-		low = min(low, without.low)
+	first := 0 // index in the new row at which the words of withoutItem begin
+	if withoutItem.words != nil {
+		first = max(0, withoutItem.lowWord-lowWord)
+		lowWord = min(lowWord, withoutItem.lowWord)
 	}
-	next := t.newRow(low, max(without.top, min(t.bound, fewer.top+size)))
+	next := t.newRow(lowWord, max(withoutItem.top, min(t.bound, oneFewer.top+size)))
 	clear(next.words[:first])
-	end := first + copy(next.words[first:], without.words)
+	end := first + copy(next.words[first:], withoutItem.words)
 	clear(next.words[end:])
-	// Bit 0 of fewer.words stands for 64*fewer.low, and bit 0 of next.words for 64*low, so the bits move by size and by the difference.
-	orShifted(next.words, fewer.words, uint(size)+uint(fewer.low-low)<<6)
+	// Each sum of oneFewer moves up by size. The two rows begin with different words, so its bit also moves by 64 for each word between them.
+	orShifted(next.words, oneFewer.words, uint(size)+uint(oneFewer.lowWord-lowWord)<<6)
 	next.trim(t.bound)
 	return next
 }
 
-// reserve makes the arena large enough for all rows before any is built, because the words of a row must not move. It counts the words that
-// each row needs at most: a sum of j items is at most j times the largest of them.
+// reserve makes the arena large enough for all rows before any is built, because the words of a row must not move. A row has the sums that
+// exactly j of the first i+1 sizes can have, one bit for each number up to the largest of these sums. That is at most j times the largest
+// of the sizes.
 func (t *sumTable) reserve(sizes []int64) {
 	need := 1 // the row with the sum 0
 	var largest int64
@@ -91,12 +95,13 @@ func (t *sumTable) reserve(sizes []int64) {
 	}
 }
 
-// newRow returns a row with memory from the arena. The words still have the bits of an earlier table.
-func (t *sumTable) newRow(low int, top int64) row {
-	n := wordsFor(top) - low
+// newRow returns a row for the sums from 64*lowWord to top, one bit for each, with memory from the arena. The words still have the bits of
+// an earlier table.
+func (t *sumTable) newRow(lowWord int, top int64) row {
+	n := wordsFor(top) - lowWord // the words before lowWord would be empty, so they are left out
 	words := t.arena[t.used : t.used+n : t.used+n]
 	t.used += n
-	return row{words: words, low: low, top: top}
+	return row{words: words, lowWord: lowWord, top: top}
 }
 
 // wordsFor returns how many 64-bit words a bitset of the sums from 0 to top has.
@@ -104,20 +109,20 @@ func wordsFor(top int64) int { return int(top>>6) + 1 }
 
 // trim clears the bits for sums above bound in the last word of the row. The sum x is bit x&63 of the word x>>6.
 func (w row) trim(bound int64) {
-	if last := len(w.words) - 1; int64(w.low+last) == bound>>6 { // otherwise all bits of the last word are below bound
+	if last := len(w.words) - 1; int64(w.lowWord+last) == bound>>6 { // otherwise all bits of the last word are below bound
 		w.words[last] &= ^uint64(0) >> (63 - uint(bound)&63)
 	}
 }
 
 // has says whether a sum is in the row: whether bit sum&63 of the word sum>>6 is 1.
 func (w row) has(sum int64) bool {
-	k := sum>>6 - int64(w.low)
+	k := sum>>6 - int64(w.lowWord)
 	return k >= 0 && k < int64(len(w.words)) && w.words[k]>>(uint(sum)&63)&1 == 1
 }
 
 // largestAtMost returns the largest sum in the row that is at most x; ok is false if the row has no such sum.
 func (w row) largestAtMost(x int64) (sum int64, ok bool) {
-	from := int64(w.low) << 6 // sum that the first bit of the row stands for
+	from := int64(w.lowWord) << 6 // sum that the first bit of the row stands for
 	if len(w.words) == 0 || x < from {
 		return 0, false
 	}
@@ -132,7 +137,7 @@ func (w row) largestAtMost(x int64) (sum int64, ok bool) {
 func (w row) smallestAtLeast(x int64) (sum int64, ok bool) {
 	var b bitset.BitSet
 	b.SetBitsetFrom(w.words)
-	from := int64(w.low) << 6 // sum that the first bit of the row stands for
+	from := int64(w.lowWord) << 6 // sum that the first bit of the row stands for
 	at, ok := b.NextSet(uint(max(0, x-from)))
 	return from + int64(at), ok
 }

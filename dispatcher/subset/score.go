@@ -59,12 +59,12 @@ type Score struct {
 	knee int64 // number of added tokens up to which F rises
 }
 
-// knot is a number of added tokens at which the slope of the score F changes: the margin of the rank in one of the next steps. sumD and
-// sumDMul are sums over this knot and all knots before it.
+// knot is a number of added tokens at which the slope of the score F changes: the margin of the rank in one of the next steps. discountSum
+// and discountedMarginSum are sums over this knot and all knots before it.
 type knot struct {
-	margin        int64
-	discount      float64 // weight of the step
-	sumD, sumDMul float64 // sum of discount, and sum of discount * margin
+	margin                           int64
+	discount                         float64 // weight of the step
+	discountSum, discountedMarginSum float64 // sum of discount, and sum of discount * margin
 }
 
 // SetBR0 makes s the BR-0 score of a rank that is margin tokens below the fullest rank, in a group with this number of workers.
@@ -75,9 +75,12 @@ func (s *Score) SetBR0(margin int64, workers int) {
 // stepBits is the number of low bits of a sort key that hold the number of a step. The bits above them hold the margin of the step.
 const stepBits = 10
 
-// SetBRH makes s the BR-H score of a rank, and finds the knee of the score. margins says how many tokens the rank is below the fullest rank
-// in each of the next steps, and discounts has the weight of each step. There may be at most 1024 steps, and margins must be below 2^53. s
-// keeps no reference to the slices.
+// SetBRH makes s the score of the policy BR-H for a rank, and finds its knee: the number of added tokens up to which the score rises.
+// margins says how many tokens the rank is below the fullest rank in each of the next steps, and discounts has the weight of each step. In
+// each step, an added token earns alpha, and a token above the margin costs beta. So the score of w tokens is the sum over the steps of
+// discount * (alpha*w - beta*max(0, w-margin)).
+//
+// There may be at most 1024 steps, and margins must be below 2^53. s keeps no reference to the slices.
 func (s *Score) SetBRH(margins []int64, discounts []float64, alpha, beta float64) {
 	s.isBR0, s.beta, s.startSlope = false, beta, 0
 	s.keys = s.keys[:0]
@@ -95,16 +98,16 @@ func (s *Score) SetBRH(margins []int64, discounts []float64, alpha, beta float64
 		s.knots[i] = knot{margin: margin, discount: discounts[step]}
 	}
 	s.knee = Unlimited
-	var sumD, sumDMul float64
+	var discountSum, discountedMarginSum float64
 	for i := range s.knots {
 		k := &s.knots[i]
-		sumD += k.discount
-		sumDMul += k.discount * float64(k.margin)
-		k.sumD, k.sumDMul = sumD, sumDMul
+		discountSum += k.discount
+		discountedMarginSum += k.discount * float64(k.margin)
+		k.discountSum, k.discountedMarginSum = discountSum, discountedMarginSum
 		// The slope beyond a knot is known only after the last of the knots with the same margin.
 		lastOfMargin := i+1 == len(s.knots) || s.knots[i+1].margin > k.margin
 		// Beyond this knot, the slope is 0 or less, except for rounding errors.
-		stopsRising := s.startSlope-beta*sumD <= 1e-12*s.startSlope
+		stopsRising := s.startSlope-beta*discountSum <= 1e-12*s.startSlope
 		if lastOfMargin && stopsRising && s.knee == Unlimited {
 			s.knee = k.margin
 		}
@@ -115,23 +118,28 @@ func (s *Score) SetBRH(margins []int64, discounts []float64, alpha, beta float64
 // rising.
 func (s *Score) Knee() int64 { return s.knee }
 
-// F returns the score of w tokens that are added to the rank.
+// F returns the score of w tokens that are added to the rank. For the policy BR-0, it is the score F0 of the present step. For BR-H, it is
+// a sum over the next steps:
+//
+//	startSlope*w - beta * (sum of discount*(w-margin) over the steps with a margin below w)
+//
+// The knots are these steps, sorted by margin. A knot has the sums of discount, and of discount*margin, over all knots up to it.
 func (s *Score) F(w int64) float64 {
 	if s.isBR0 {
 		return float64(F0(w, s.margin, s.workers))
 	}
-	below, end := 0, len(s.knots) // a binary search: below becomes the number of margins below w
-	for below < end {
-		if mid := int(uint(below+end) >> 1); s.knots[mid].margin < w {
-			below = mid + 1
+	passed, end := 0, len(s.knots) // a binary search: passed becomes the number of margins below w
+	for passed < end {
+		if mid := int(uint(passed+end) >> 1); s.knots[mid].margin < w {
+			passed = mid + 1
 		} else {
 			end = mid
 		}
 	}
 	f := s.startSlope * float64(w)
-	if below > 0 { // w is above the margins of the first below knots, so each token above them costs beta
-		k := &s.knots[below-1]
-		f -= s.beta * (k.sumD*float64(w) - k.sumDMul)
+	if passed > 0 { // in the steps of these knots, each token above the margin costs beta
+		k := &s.knots[passed-1]
+		f -= s.beta * (k.discountSum*float64(w) - k.discountedMarginSum)
 	}
 	return f
 }

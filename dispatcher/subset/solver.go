@@ -51,8 +51,8 @@ type Solver struct {
 	limit           int64           // largest sum of unscaled tokens in a set (Problem.Limit)
 	knee            int64           // Score.Knee: up to this sum, a larger sum has a better score
 
-	// low is the subset with the largest sum <= knee that was found, and high the one with the smallest sum > knee.
-	low, high choice
+	// upToKnee is the subset with the largest sum <= knee that was found, and beyondKnee the one with the smallest sum > knee.
+	upToKnee, beyondKnee choice
 
 	table sumTable
 	units [MaxItems]int64 // sizes in blocks of tokens, if the table of sums counts blocks
@@ -62,9 +62,11 @@ type Solver struct {
 // smaller sum wins, then more candidates, then the smaller mask. ok is false if no candidate fits.
 //
 // The score F rises up to its knee, and does not rise beyond it. Therefore either the largest sum up to the knee or the smallest sum beyond
-// it is the best. All searches look for these two sums: they try single candidates, or all subsets if there are few, or make a table.
+// it is the best. All searches store these two in s (upToKnee and beyondKnee): they try single candidates, or all subsets if there are few,
+// or make a table.
 //
-// The answer is exact if there are at most 4096 subsets, or if Cost is 1 and min(Limit, knee + largest size) is at most 65,536 tokens.
+// A candidate's size is its tokens times Cost, the cost of a KV token on this rank. The answer is exact if there are at most 4096 subsets,
+// or if Cost is 1 and min(Limit, knee + largest size) is at most 65,536 tokens.
 func (s *Solver) Best(f *Score, p Problem) (best Set, ok bool) {
 	s.loadCandidates(f, p)
 	switch {
@@ -73,19 +75,19 @@ func (s *Solver) Best(f *Score, p Problem) (best Set, ok bool) {
 	case s.maxCount == 1: // each set is a single candidate
 		s.singles()
 	case countSubsets(s.count, s.maxCount) <= enumerable:
-		s.walk(0, choice{}, 0)
+		s.walk(0, choice{}, 0) // from candidate 0, the empty set, with 0 tokens
 	default:
-		s.searchTable(f, p.Cost)
+		s.searchTable(p.Cost)
 	}
 	return s.pickBetter(f), true
 }
 
-// pickBetter returns the better of s.low and s.high as a Set. At least one of them must have been found. It translates the mask: the bits
-// of Set.Mask are indices in Problem.Tokens, and those of choice.mask are indices in s.sizes.
+// pickBetter returns the better of s.upToKnee and s.beyondKnee as a Set. At least one of them must have been found. It translates the mask:
+// the bits of Set.Mask are indices in Problem.Tokens, and those of choice.mask are indices in s.sizes.
 func (s *Solver) pickBetter(f *Score) Set {
-	best := s.low
-	if !best.ok || s.high.ok && f.Better(f.F(s.high.sum), f.F(best.sum)) {
-		best = s.high
+	best := s.upToKnee
+	if !best.ok || s.beyondKnee.ok && f.Better(f.F(s.beyondKnee.sum), f.F(best.sum)) {
+		best = s.beyondKnee
 	}
 	set := Set{Sum: best.sum, Score: f.F(best.sum)}
 	for m := best.mask; m != 0; m &= m - 1 { // each turn clears the lowest bit of m
@@ -94,10 +96,11 @@ func (s *Solver) pickBetter(f *Score) Set {
 	return set
 }
 
-// loadCandidates copies into s the candidates that fit within the limit when they are alone, in the order of the problem.
+// loadCandidates copies into s the candidates that fit within the limit when they are alone, in the order of the problem. It also copies
+// the knee, the sum up to which the score rises, and forgets the best choices of the last problem up to the knee and beyond it.
 func (s *Solver) loadCandidates(f *Score, p Problem) {
 	s.count, s.limit, s.knee = 0, p.Limit, f.Knee()
-	s.low, s.high = choice{}, choice{}
+	s.upToKnee, s.beyondKnee = choice{}, choice{}
 	for i, t := range p.Tokens {
 		if t <= p.Limit {
 			s.tokens[s.count], s.sizes[s.count], s.index[s.count] = t, Scaled(t, p.Cost), uint8(i)
@@ -115,7 +118,8 @@ func (s *Solver) singles() {
 }
 
 // walk considers each allowed set that consists of the candidates in base and at least one more, with an index not below the parameter
-// from. tokens is the number of unscaled tokens in base.
+// from. tokens is the number of unscaled tokens in base. It skips sets that cannot be the best: the score does not rise beyond the knee, so
+// of the sums beyond it only the smallest one counts (beyondKnee is the best found so far).
 func (s *Solver) walk(from int, base choice, tokens int64) {
 	for i := from; i < s.count; i++ {
 		t := tokens + s.tokens[i]
@@ -123,7 +127,7 @@ func (s *Solver) walk(from int, base choice, tokens int64) {
 			continue // no larger set with this candidate fits either
 		}
 		next := choice{sum: base.sum + s.sizes[i], count: base.count + 1, mask: base.mask | 1<<i, ok: true}
-		if next.sum > s.knee && s.high.ok && next.sum > s.high.sum {
+		if next.sum > s.knee && s.beyondKnee.ok && next.sum > s.beyondKnee.sum {
 			continue // a smaller sum beyond the knee was found before, and more candidates would only make next.sum larger
 		}
 		s.consider(next)
@@ -133,13 +137,13 @@ func (s *Solver) walk(from int, base choice, tokens int64) {
 	}
 }
 
-// consider stores x as s.low if its sum is at most the knee, or else as s.high, if its sum is nearer to the knee than that of the stored
-// choice. In a tie of the sums, more candidates win, and then the smaller mask, which has the candidates that come first. So the result
-// does not depend on the order of the search.
+// consider stores x as s.upToKnee if its sum is at most the knee, or else as s.beyondKnee, if its sum is nearer to the knee than that of
+// the stored choice. In a tie of the sums, more candidates win, and then the smaller mask, which has the candidates that come first. So the
+// result does not depend on the order of the search.
 func (s *Solver) consider(x choice) {
-	best, nearer := &s.low, x.sum > s.low.sum
+	best, nearer := &s.upToKnee, x.sum > s.upToKnee.sum
 	if x.sum > s.knee {
-		best, nearer = &s.high, x.sum < s.high.sum
+		best, nearer = &s.beyondKnee, x.sum < s.beyondKnee.sum
 	}
 	winsTie := x.sum == best.sum && (x.count > best.count || x.count == best.count && x.mask < best.mask)
 	if !best.ok || nearer || winsTie {
@@ -158,12 +162,16 @@ func countSubsets(n, maxCount int) int {
 	return sum
 }
 
-// searchTable finds s.low and s.high in a table of the sums that subsets can have. What it finds is only approximate if the table counts
-// blocks of tokens, or if sums are scaled by a cost, because the limit is for unscaled tokens. In these cases, searchTable checks both
-// choices against the limit, and compares them with the best single candidates and with a greedy choice.
-func (s *Solver) searchTable(f *Score, cost float64) {
+// searchTable finds two choices in a table of the sums that subsets can have: the one with the largest sum up to the knee (s.upToKnee), and
+// the one with the smallest sum beyond it (s.beyondKnee). The score rises up to the knee and not beyond it. The sizes of the candidates are
+// their tokens times cost; a cost of 0 means 1.
+//
+// What it finds is only approximate if the table counts blocks of tokens, or if the sizes are scaled, because the limit is for unscaled
+// tokens. In these cases, searchTable checks both choices against the limit, and compares them with the best single candidates and with a
+// greedy choice.
+func (s *Solver) searchTable(cost float64) {
 	limit, exact := s.limit, true
-	if cost != 1 && cost != 0 && limit != Unlimited {
+	if isScaled := cost != 1 && cost != 0; isScaled && limit != Unlimited {
 		// Scaling rounds each size by up to half a token. So a sum of scaled sizes within this lower limit is certainly within the limit for
 		// unscaled tokens.
 		limit, exact = int64(math.Floor(float64(limit)*cost-float64(s.maxCount)/2)), false
@@ -175,8 +183,8 @@ func (s *Solver) searchTable(f *Score, cost float64) {
 	if exact {
 		return
 	}
-	approximate := [2]choice{s.low, s.high}
-	s.low, s.high = choice{}, choice{}
+	approximate := [2]choice{s.upToKnee, s.beyondKnee}
+	s.upToKnee, s.beyondKnee = choice{}, choice{}
 	s.singles()
 	s.considerChecked(s.greedy())
 	for _, x := range approximate {
@@ -202,8 +210,10 @@ func (s *Solver) considerChecked(x choice) {
 	}
 }
 
-// findInTable builds the table of sums and sets s.low and s.high from it. countsTokens is false if the table counted blocks of tokens,
-// because sums may be too large for single tokens. Then the sums of s.low and s.high are in blocks, and only their masks can be used.
+// findInTable builds the table of the sums up to limit, and finds in it the largest sum up to the knee and the smallest sum beyond it. It
+// stores the choices with these sums in s.upToKnee and s.beyondKnee. The knee is the sum up to which the score rises. countsTokens is false
+// if the table counted blocks of tokens, because sums may be too large for single tokens. Then the sums of the two choices are in blocks,
+// and only their masks can be used.
 func (s *Solver) findInTable(limit int64) (countsTokens bool) {
 	sizes, knee := s.sizes[:s.count], s.knee
 	bound := boundOf(sizes, s.maxCount, knee, limit)
@@ -221,18 +231,19 @@ func (s *Solver) findInTable(limit int64) (countsTokens bool) {
 	}
 	s.table.fill(sizes, s.maxCount, bound)
 	if sum, count, ok := s.table.largestUpTo(min(knee, bound)); ok {
-		s.low = choice{sum: sum, count: count, mask: s.table.trace(sizes, sum, count), ok: true}
+		s.upToKnee = choice{sum: sum, count: count, mask: s.table.trace(sizes, sum, count), ok: true}
 	}
 	if knee < bound { // otherwise no sum in the table is beyond the knee
 		if sum, count, ok := s.table.smallestFrom(knee + 1); ok {
-			s.high = choice{sum: sum, count: count, mask: s.table.trace(sizes, sum, count), ok: true}
+			s.beyondKnee = choice{sum: sum, count: count, mask: s.table.trace(sizes, sum, count), ok: true}
 		}
 	}
 	return unit <= 1
 }
 
 // boundOf returns the largest sum that the table needs. Larger sums cannot be made, are above the limit, or exceed the knee by more than
-// the largest size. The latter are not needed, because the smallest sum beyond the knee exceeds the knee by at most one size.
+// the largest size. The score rises up to the knee and not beyond it, so of the sums beyond it only the smallest is needed. That exceeds
+// the knee by at most one size, because without one of its sizes it is a smaller sum, and so not beyond the knee.
 func boundOf(sizes []int64, maxCount int, knee, limit int64) int64 {
 	var largest, sum int64
 	for _, w := range sizes {
@@ -246,8 +257,9 @@ func boundOf(sizes []int64, maxCount int, knee, limit int64) int64 {
 	return min(sum, knee+largest)
 }
 
-// greedy returns a choice that takes the largest candidates first, as long as they stay within the knee, the limit and the cap. Its ok is
-// false if no candidate fits.
+// greedy returns a choice that takes the largest candidates first, as long as they stay within the knee, the limit and the cap. The knee,
+// up to which the score rises, is for sizes: the tokens times their cost on the rank, so the load that they add. The limit is for unscaled
+// tokens, because it is the KV room of the rank. The ok of the choice is false if no candidate fits.
 func (s *Solver) greedy() choice {
 	var taken choice
 	var tokens int64

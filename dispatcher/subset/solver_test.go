@@ -102,10 +102,10 @@ func TestBitsetsAgreeWithEnumeration(t *testing.T) {
 		if s.count == 0 || s.maxCount == 0 {
 			return
 		}
-		s.searchTable(f, 1)
+		s.searchTable(1)
 		e.walk(0, choice{}, 0)
-		require.Equal(t, e.low, s.low, "largest sum up to the knee: sum, cardinality, tie")
-		require.Equal(t, e.high, s.high, "smallest sum past it")
+		require.Equal(t, e.upToKnee, s.upToKnee, "largest sum up to the knee: sum, cardinality, tie")
+		require.Equal(t, e.beyondKnee, s.beyondKnee, "smallest sum past it")
 	})
 }
 
@@ -120,7 +120,7 @@ func TestBlocksKeepTheLimitsAndBeatSingles(t *testing.T) {
 		if s.count == 0 || s.maxCount == 0 {
 			return
 		}
-		s.searchTable(f, p.Cost)
+		s.searchTable(p.Cost)
 		got := s.pickBetter(f)
 		checkSet(t, p, got, true)
 		for i, tokens := range p.Tokens {
@@ -237,7 +237,7 @@ func BenchmarkTwoWays(b *testing.B) {
 				search func(s *Solver)
 			}{
 				{"enumerated", func(s *Solver) { s.walk(0, choice{}, 0) }},
-				{"bitsets", func(s *Solver) { s.searchTable(&f, p.Cost) }},
+				{"bitsets", func(s *Solver) { s.searchTable(p.Cost) }},
 			}
 			var found [2]Set
 			for i, way := range ways {
