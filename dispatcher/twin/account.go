@@ -39,10 +39,12 @@ func (f *ewma) add(x float64) {
 type errorSpread struct{ square ewma }
 
 // add adds relativeError, the error of a value measured over a window of so many seconds. It returns a bound that only one of twenty such
-// errors exceeds: twice the standard deviation, or the present error if it is larger.
+// errors exceeds: twice the standard deviation, or the present error if it is larger. The square of an error is assumed to be inversely
+// proportional to the length of its window, so it is kept for a window of one second.
 func (s *errorSpread) add(relativeError, seconds float64) float64 {
 	s.square.add(relativeError * relativeError * seconds)
-	return max(math.Abs(relativeError), 2*math.Sqrt(s.square.mean/seconds))
+	deviation := math.Sqrt(s.square.mean / seconds)
+	return max(math.Abs(relativeError), 2*deviation)
 }
 
 // minWindowsJudged is how many windows must be judged before the twin claims that a policy is better or worse. With fewer windows, the
@@ -63,7 +65,7 @@ const minBias = 0.004
 func (a *account) knowsVariance(policy string) bool { return a.variances[policy] != nil }
 
 // addVariance adds how much the results of several replays of one window under a policy differ by chance. seconds is the length of the
-// window.
+// window. The variance of a mean over a window is inversely proportional to the length of the window, so it is kept for one second.
 func (a *account) addVariance(policy string, results *tally, seconds float64) {
 	if results.n <= 1 { // a single result does not show how much results differ
 		return
@@ -94,10 +96,13 @@ type bias struct {
 
 // add adds windowError, the mean error of the replays of a window, as share of a step. The window has so many seconds; newSeconds of them
 // are in no earlier window. deviation is the random standard deviation of windowError.
+//
+// Chance explains an error of at most twice its standard deviation. hourError becomes the mean error of about the last hour; 0: chance
+// explains it. lastError becomes the error of this window; 0: chance explains it, or its distance from the mean of earlier windows.
 func (b *bias) add(windowError, deviation, seconds, newSeconds float64) {
 	b.lastError, b.hourError = 0, 0
-	isError, isUnusual := math.Abs(windowError) > 2*deviation, math.Abs(windowError-b.meanError) > 2*deviation
-	if isError && isUnusual { // else meanError is a better estimate than the error of this one window
+	beyondChance, unlikeEarlier := math.Abs(windowError) > 2*deviation, math.Abs(windowError-b.meanError) > 2*deviation
+	if beyondChance && unlikeEarlier { // else meanError is a better estimate than the error of this one window
 		b.lastError = math.Abs(windowError)
 	}
 	b.seconds = min(b.seconds+newSeconds, time.Hour.Seconds())
@@ -163,16 +168,18 @@ func (t *tally) deviationOfMean(ofOneReplay float64) float64 {
 // than in one. Windows overlap, so hour counts of each window only the part that is in no earlier window (newPart). It begins anew if the
 // policy in force or the settings change.
 type hour struct {
-	seconds  float64 // seconds of traffic in this hour; at most 3600, because older traffic fades
-	steps    steps   // steps of the replays under the other policy
-	inForce  steps   // steps of the replays under the policy in force
-	variance float64 // random variance of the mean step, as share of the squared mean
+	seconds      float64 // seconds of traffic in this hour; at most 3600, because older traffic fades
+	otherSteps   steps   // steps of the replays under the other policy
+	inForceSteps steps   // steps of the replays under the policy in force
+	variance     float64 // random variance of the mean of otherSteps, as share of the squared mean
 }
 
-// addToHour adds the replays of a window under another policy, and under the policy in force, to the hour of the other policy. It returns
-// the result of the hour; the zero Hour if the other policy cannot be replayed. newSeconds is the length of the window's part that is in no
-// earlier window, and deviation is the standard deviation of a replay of one second.
-func (a *account) addToHour(other, inForce *policyReplays, newSeconds, deviation float64) Hour {
+// addToHour adds the replays of a window under another policy, and under the policy in force, to the other policy's sums over about the
+// last hour. It returns how the two compare in this hour; the zero Hour if the other policy cannot be replayed. newSeconds is the length of
+// the window's part that is in no earlier window. deviationPerSecond is by how much (standard deviation, as share of a step) the mean step
+// of a replay of one second differs by chance; replays of longer parts differ less. The error of the result also includes a.bias, the part
+// of the error of replays under the policy in force that chance does not explain.
+func (a *account) addToHour(other, inForce *policyReplays, newSeconds, deviationPerSecond float64) Hour {
 	if other.failed != nil {
 		return Hour{}
 	}
@@ -181,15 +188,17 @@ func (a *account) addToHour(other, inForce *policyReplays, newSeconds, deviation
 		h = &hour{}
 		a.hours[other.name] = h
 	}
-	h.add(other, inForce, newSeconds, deviation)
+	h.add(other, inForce, newSeconds, deviationPerSecond)
 	found := h.result(&a.bias)
 	found.To = a.hoursUntil
 	return found
 }
 
 // add adds the part of a window's replays that is in no earlier window, so that each second of traffic counts once. Of several replays
-// under a policy, it adds the mean. It adds nothing if the window has no new part, or if a policy has no steps in the new part.
-func (h *hour) add(other, inForce *policyReplays, newSeconds, deviation float64) {
+// under a policy, it adds the mean. It adds nothing if the window has no new part, or if a policy has no steps in the new part. newSeconds
+// is the length of the new part. deviationPerSecond is the random standard deviation of the mean step in one replay of one second, as share
+// of the step.
+func (h *hour) add(other, inForce *policyReplays, newSeconds, deviationPerSecond float64) {
 	if newSeconds <= 0 || inForce.newSteps.n == 0 || other.newSteps.n == 0 {
 		return
 	}
@@ -197,11 +206,11 @@ func (h *hour) add(other, inForce *policyReplays, newSeconds, deviation float64)
 	// Lower the weight of older traffic, so that old and new traffic together are at most an hour.
 	keep := min(1, (maxSeconds-newSeconds)/max(1, h.seconds))
 	h.seconds = keep*h.seconds + newSeconds
-	h.inForce.fade(keep, &inForce.newSteps, 1/inForce.stepMs.n) // newSteps adds up all replays, so divide by their number
-	h.steps.fade(keep, &other.newSteps, 1/other.stepMs.n)
+	h.inForceSteps.fade(keep, &inForce.newSteps, 1/inForce.stepMs.n) // newSteps adds up all replays, so divide by their number
+	h.otherSteps.fade(keep, &other.newSteps, 1/other.stepMs.n)
 	// newShare is the share of the other policy's step time in the hour that comes from this window.
-	newShare := other.newSteps.ms / other.stepMs.n / h.steps.ms
-	newDeviation := other.stepMs.deviationOfMean(deviation) / math.Sqrt(newSeconds)
+	newShare := other.newSteps.ms / other.stepMs.n / h.otherSteps.ms
+	newDeviation := other.stepMs.deviationOfMean(deviationPerSecond) / math.Sqrt(newSeconds)
 	// This is the variance of a weighted mean of old and new traffic.
 	h.variance = (1-newShare)*(1-newShare)*h.variance + newShare*newShare*newDeviation*newDeviation
 }
@@ -215,13 +224,14 @@ type Hour struct {
 	Error   float64   // error of StepMs, as share of a step, that only one of twenty results exceeds
 }
 
-// result returns how the other policy did over the hour; the zero Hour if too little traffic was replayed. b is the error of the replays
-// under the policy in force.
+// result returns how the other policy did over the hour; the zero Hour if too little traffic was replayed. SavedMs is by how much steps
+// under the policy in force are shorter than under the other one. b is the error of the replays under the policy in force that chance does
+// not explain. Error is twice the standard deviation of chance and this error together: only one result in twenty is wrong by more.
 func (h *hour) result(b *bias) Hour {
 	if h.seconds < MinClaimWindow.Seconds() || h.variance == 0 { // 0: the random error is not known
 		return Hour{}
 	}
-	return Hour{Seconds: h.seconds, StepMs: h.steps.mean(), SavedMs: h.steps.mean() - h.inForce.mean(),
+	return Hour{Seconds: h.seconds, StepMs: h.otherSteps.mean(), SavedMs: h.otherSteps.mean() - h.inForceSteps.mean(),
 		Error: 2 * math.Hypot(math.Sqrt(h.variance), max(minBias, b.hourError))}
 }
 

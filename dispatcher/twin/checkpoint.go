@@ -12,15 +12,17 @@ const (
 	minPiledRequests = 1000
 )
 
-// checkpointFor returns the state with which the replay of a model under a policy begins, saved by an earlier replay of this policy; nil:
-// the replay begins with the real boards.
+// checkpointFor returns the state with which the replay of a model under a policy begins, saved by an earlier replay of this policy at the
+// time at which the window begins; nil: the replay begins with the real boards. Under a bad policy, requests pile up from window to window,
+// and more requests make a replay take longer. So a checkpoint with many more requests than the real boards is not used.
 func (w *Window) checkpointFor(model, spec string) *Checkpoint {
 	requestsOf := func(b *board.Boards) int { return len(b.Charges(model)) + len(b.Waiting(model)) }
 	for _, c := range w.Checkpoints {
 		if c.spec != spec || !c.at.Equal(w.From()) {
 			continue
 		}
-		if requestsOf(c.boards) <= maxPiledRatio*max(minPiledRequests, requestsOf(w.Segments[0].Boards)) {
+		mostRequests := maxPiledRatio * max(minPiledRequests, requestsOf(w.Segments[0].Boards))
+		if requestsOf(c.boards) <= mostRequests {
 			return c
 		}
 	}

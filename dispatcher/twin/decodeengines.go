@@ -121,8 +121,10 @@ func (d *decodeEngines) placeRunning(newPolicy bool) (unplaced []board.Charge) {
 	return unplaced
 }
 
-// requestOf returns the state of a request that was on a rank of group g before the replay began. c.Slot is the index of its record on the
-// board. inEngineQueue says that the request waits in its engine's queue, because all slots of the engine itself are taken.
+// requestOf returns the state of a request that was on a rank of group g before the replay began: it runs, its KV is being pulled, or it
+// waits in its engine's queue, because all slots of the engine itself are taken (inEngineQueue). c.Slot is the index of its record on the
+// board. In the result, Reserved says that its KV is on the rank or on the way. DecodesFrom is the simulated step of its first token, which
+// stays 0 for a request that runs.
 func (d *decodeEngines) requestOf(c *board.Charge, g *virtual.Group, inEngineQueue bool) virtual.Request {
 	first := d.firstTokenStep(c, g)
 	q := virtual.Request{Slot: c.Slot, Prompt: c.Prompt, Gen: c.Generated, Reserved: true}

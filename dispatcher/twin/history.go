@@ -22,12 +22,16 @@ type answer struct {
 	tokensAtStart         int32         // tokens that the answer had when the window began or, if later, when the request came
 	tokensBeforeFirstRank int32         // tokens that the answer had before its first rank in the window
 	tokensBeforeLastRank  int32         // tokens that the answer had before its last rank
-	tokensLastSeen        int32         // tokens that the answer had when last seen; below 0: the request left before it had a slot
-	stepsToFirstToken     int32         // steps between binding and first token, 0: the next step; below 0: not known
+	tokensLastSeen        int32         // tokens that the answer had when last seen; neverHadSlot: the request left before it had a slot
+	stepsToFirstToken     int32         // steps between binding and first token, 0: the next step; stepsUnknown: not known
 }
 
-// hasNotLeft is the value of answer.leftAt for a request that has not left.
-const hasNotLeft = -1
+// Special values of the fields of an answer. Any number below 0 means the same.
+const (
+	hasNotLeft   = -1 // leftAt of a request that has not left
+	neverHadSlot = -1 // tokensLastSeen of a request that left before it had a slot
+	stepsUnknown = -1 // stepsToFirstToken that is not known
+)
 
 // failedRequest identifies a request that has lost its rank. If a request arrives with the same key and the same number of tokens, it is
 // taken for this request.
@@ -58,7 +62,7 @@ func (h *history) answerOf(id uint64) *answer {
 // add adds a request that was on a rank or in the pool when the window began, or that arrives. The caller sets key, tokensAtStart and
 // tokensBeforeFirstRank of a; add sets the rest.
 func (l *historyLearner) add(id uint64, a answer) {
-	a.leftAt, a.stepsToFirstToken = hasNotLeft, -1
+	a.leftAt, a.stepsToFirstToken = hasNotLeft, stepsUnknown
 	a.tokensBeforeLastRank, a.tokensLastSeen = a.tokensBeforeFirstRank, a.tokensAtStart
 	l.index[id] = int32(len(l.answers))
 	l.answers = append(l.answers, a)
@@ -83,8 +87,9 @@ func (l *historyLearner) recordArrival(r *arrival) {
 	a.tokensBeforeLastRank, a.tokensLastSeen = r.age, r.age // the new rank has added no tokens yet
 }
 
-// recordDeparture records that a request has left, at a time since the window began. It learns the number of steps to the first token only
-// if the request had a single rank.
+// recordDeparture records that a request has left, at a time since the window began. d.generated is the number of tokens that its last rank
+// generated; below 0: it never had a slot. If a rank failed, the request may have been resumed on another one, and its answer already had
+// tokens before this last rank. The number of steps to the first token is learned only from requests that had a single rank.
 func (l *historyLearner) recordDeparture(at time.Duration, d *departure) {
 	i, known := l.index[d.id]
 	if !known { // the request is of another model
@@ -94,9 +99,9 @@ func (l *historyLearner) recordDeparture(at time.Duration, d *departure) {
 	a.leftAt, a.tokensLastSeen = at, a.tokensBeforeLastRank+max(0, d.generated)
 	switch resumed := a.tokensBeforeLastRank > a.tokensBeforeFirstRank; {
 	case resumed: // d.stepsToFirstToken counts from the binding to the last rank, not to the first
-		a.stepsToFirstToken = -1
-	case d.generated < 0: // the request never had a slot, so its answer has no length
-		a.tokensLastSeen = -1
+		a.stepsToFirstToken = stepsUnknown
+	case d.generated < 0: // its answer has no length
+		a.tokensLastSeen = neverHadSlot
 	case d.stepsToFirstToken >= 0:
 		a.stepsToFirstToken = d.stepsToFirstToken
 		l.knownSteps = append(l.knownSteps, d.stepsToFirstToken)

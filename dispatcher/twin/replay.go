@@ -29,6 +29,8 @@ func NewReplay(w *Window, model, spec string, seed uint64) (*Replay, error) {
 	case isMixed(groups):
 		return nil, fmt.Errorf("%s has ranks that prefill and decode, whose steps are not foretold", model)
 	}
+	// b is the copy of the boards with which the replay begins. It comes from the checkpoint startedFrom; nil: from the real boards. newPolicy
+	// says that its policy is not the one under which its requests were placed.
 	b, startedFrom, newPolicy, err := w.startBoards(model, spec)
 	if err != nil {
 		return nil, err
@@ -50,8 +52,8 @@ func NewReplay(w *Window, model, spec string, seed uint64) (*Replay, error) {
 		return nil, err
 	}
 	r.resumeRequests(newPolicy)
-	from, to := w.newPart()
-	r.newBetween = [2]float64{ms(from.Sub(w.From())), ms(to.Sub(w.From()))}
+	from, to := w.newPart() // steps in this part are in no earlier window, and are counted for the first time
+	r.uncountedBetween = [2]float64{ms(from.Sub(w.From())), ms(to.Sub(w.From()))}
 	return r, nil
 }
 
@@ -94,8 +96,8 @@ func (r *Replay) collectArrivals(w *Window, model string) {
 }
 
 // buildEngines makes the simulated engines of the groups. Their steps follow the line (step length over load) that was learned by the end
-// of the window, shifted so that its mean is that of the window's steps. The boards are told the same. The error names a group without a
-// line.
+// of the window, shifted so that its mean is that of the window's steps. The boards get the part of this step model that policies may see:
+// if the real policy may not use the line yet (InForce), the replayed ones may not either. The error names a group without a line.
 func (r *Replay) buildEngines(groups []board.GroupView, boardsAtStart, boardsAtEnd *board.Boards) error {
 	viewsAtStart, _ := boardsAtStart.Groups(r.Model)
 	viewsAtEnd, _ := boardsAtEnd.Groups(r.Model)
@@ -132,11 +134,13 @@ func visibleModel(inForce bool, m board.StepModel) board.StepModel {
 func (r *Replay) resumeRequests(newPolicy bool) {
 	unplaced := r.engines.placeRunning(newPolicy)
 	for _, e := range r.Boards.Waiting(r.Model) {
+		// Age counts the tokens that earlier ranks generated. An early request gets its rank before its prefill.
 		r.addWaiting(e.ID, arrival{
 			id: e.ID, key: e.Key, prompt: int32(e.Prompt), age: int32(e.Age), early: e.Early, discard: e.Discard,
 		}).entry = e
 	}
 	for _, c := range unplaced {
+		// Cancelled, because the answer was cut off: its tokens so far are not the length of a whole answer.
 		r.Boards.Apply(&board.Release{Model: r.Model, Slot: c.Slot, Outcome: board.Outcome{Kind: board.Cancelled}}, r.Began)
 		since := c.Since.Sub(r.Began)
 		// The tokens that the request has got are part of the prompt that its next rank needs.
@@ -241,7 +245,7 @@ func (r *Replay) Run(turns int) (over bool, err error) {
 // or the ranks change. A client must leave at its own time: a checkpoint that was saved before it leaves would keep its request, and the
 // next window has no record of when the client left.
 func (r *Replay) nextTurn() float64 {
-	next := r.engines.nextAt()
+	next := r.engines.nextAt() // when a step ends, or the boards have something to decide
 	if at, more := r.arrivals.nextAt(); more {
 		next = min(next, at)
 	}
@@ -352,7 +356,7 @@ func (r *Replay) countStep(ms float64) {
 	if r.Now >= r.measuredFrom {
 		r.measured.add(ms)
 	}
-	if r.newBetween[0] <= r.Now && r.Now < r.newBetween[1] {
+	if r.uncountedBetween[0] <= r.Now && r.Now < r.uncountedBetween[1] {
 		r.newSteps.add(ms)
 	}
 }

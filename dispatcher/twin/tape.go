@@ -21,9 +21,9 @@ type Tape struct {
 
 // bound records a request that holds a slot, until the slot is given back.
 type bound struct {
-	id       uint64
-	lastStep uint32 // number of the last step that the engine had reported when the request was bound; 0: none was reported
-	mayQueue bool   // the request may wait in the engine's queue, so the steps to its first token do not show how fast it starts
+	id            uint64
+	stepAtBinding uint32 // number of the last step that the engine had reported when the request was bound; 0: none was reported
+	mayQueue      bool   // the request may wait in the engine's queue, so the steps to its first token do not show how fast it starts
 }
 
 // Segment is the traffic between two copies of the boards: arrivals, departures and changes of ranks.
@@ -163,7 +163,8 @@ func (t *Tape) RecordEffect(e *board.Effect, now time.Time) {
 		for int(e.Bound.Slot) >= len(slots) { // the slot number is larger than any before
 			slots = append(slots, bound{})
 		}
-		slots[e.Bound.Slot] = bound{id: e.Entry.ID, lastStep: e.Bound.Step, mayQueue: e.Bound.Full}
+		// Full: the rank had no slot or no KV room for the request.
+		slots[e.Bound.Slot] = bound{id: e.Entry.ID, stepAtBinding: e.Bound.Step, mayQueue: e.Bound.Full}
 		t.bound[e.Group.Model] = slots
 	case board.EffectRefuse:
 		if t.segment != nil {
@@ -185,9 +186,9 @@ func (t *Tape) recordDeparture(e *board.Release, now time.Time) {
 	d := departure{
 		at: now.Sub(t.segment.From), id: b.id, generated: e.Generated, stepsToFirstToken: -1, failed: e.Outcome.Kind == board.Failed,
 	}
-	stepsKnown := e.FirstStep != 0 && b.lastStep != 0
+	stepsKnown := e.FirstStep != 0 && b.stepAtBinding != 0
 	// A first token in the next step counts as 0 steps. Below 0, the numbers are inconsistent.
-	if waited := int32(e.FirstStep - b.lastStep - 1); stepsKnown && !b.mayQueue && waited >= 0 {
+	if waited := int32(e.FirstStep - b.stepAtBinding - 1); stepsKnown && !b.mayQueue && waited >= 0 {
 		d.stepsToFirstToken = waited
 	}
 	t.segment.departures = append(t.segment.departures, d)

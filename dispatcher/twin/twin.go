@@ -161,12 +161,16 @@ func (j *judging) finishReplay(err error) {
 	j.current++
 }
 
-// beginModel prepares the window and the policies for the next model. It returns false if no part of the window can be replayed.
+// beginModel prepares the window and the policies for the next model. Only the part of the window can be replayed in which the model had
+// all its present groups, because a replay simulates only the groups with which it begins. beginModel returns false if there is no such
+// part.
 func (t *Twin) beginModel(j *judging) bool {
-	if j.window = j.latest.partWithAllGroups(j.models[0]); j.window == nil {
+	if j.window = j.latest.partWithAllGroups(j.model()); j.window == nil {
 		return false
 	}
-	if a := t.models[j.models[0]]; a != nil { // earlier windows of the model were judged, so use what they have shown
+	// If earlier windows of the model were judged, the new window gets what they have shown, the time until which the sums over the last hour
+	// have counted their traffic (HoursUntil), and the states that their replays have saved.
+	if a := t.models[j.model()]; a != nil {
 		j.window.StepsToFirstToken, j.window.HoursUntil, j.window.Checkpoints = a.stepsToFirstToken, a.hoursUntil, a.checkpoints
 	}
 	j.policies = make([]policyReplays, 1, 1+len(t.specs)) // the first, without a spec, is the policy in force
@@ -176,13 +180,20 @@ func (t *Twin) beginModel(j *judging) bool {
 	return true
 }
 
-// beginReplay begins the next replay of the model: with the next policy of the round, or with the first policy of the next round. It
-// returns false if no replay is left: enough rounds were made, or the window or the policy in force cannot be replayed.
+// model returns the model in progress, which must exist.
+func (j *judging) model() string { return j.models[0] }
+
+// inForce returns the policy in force with its replays. The model in progress must have begun (beginModel).
+func (j *judging) inForce() *policyReplays { return &j.policies[0] }
+
+// beginReplay begins the next replay of the model: with the next policy of the round, or with the first policy of the next round.
+// finishReplay moves j.current to the next policy when the replay has ended. beginReplay returns false if no replay is left: enough rounds
+// were made, or the window or the policy in force cannot be replayed.
 func (t *Twin) beginReplay(j *judging) bool {
 	if j.policies == nil && !t.beginModel(j) {
 		return false
 	}
-	for j.policies[0].failed == nil { // a failure of the policy in force ends the work on the model
+	for j.inForce().failed == nil { // a failure of the policy in force ends the work on the model
 		if j.current == len(j.policies) { // the round is over
 			j.current, j.round = 0, j.round+1
 		}
@@ -191,7 +202,7 @@ func (t *Twin) beginReplay(j *judging) bool {
 		}
 		policy := &j.policies[j.current]
 		if policy.failed == nil && !policy.duplicate {
-			if j.replay, policy.failed = NewReplay(j.window, j.models[0], policy.spec, j.round); policy.failed == nil {
+			if j.replay, policy.failed = NewReplay(j.window, j.model(), policy.spec, j.round); policy.failed == nil {
 				return true
 			}
 		}
@@ -211,7 +222,7 @@ func (t *Twin) enoughRounds(j *judging) bool {
 		return true
 	}
 	// One round was made, and a newer window is ready.
-	a := t.models[j.models[0]]
+	a := t.models[j.model()]
 	if varianceDue := a == nil || a.windowsJudged%varianceEvery == 0; varianceDue {
 		return false
 	}
@@ -224,7 +235,7 @@ func (t *Twin) enoughRounds(j *judging) bool {
 // finishModel returns the verdicts on the present model, and goes on to the next model.
 func (t *Twin) finishModel(j *judging) (verdicts []Verdict) {
 	// Without replays of the policy in force, other policies have nothing to be compared with.
-	if len(j.policies) > 0 && j.policies[0].failed == nil {
+	if len(j.policies) > 0 && j.inForce().failed == nil {
 		verdicts = t.judge(j)
 	}
 	j.models = j.models[1:]
@@ -264,17 +275,17 @@ func measuredSeconds(v *Verdict) float64 { return max(1, v.To.Sub(v.From).Second
 // errors of the replays, and keeps the checkpoints with which replays of the next window may begin. It also drops the accounts of models
 // that are gone.
 func (t *Twin) judge(j *judging) []Verdict {
-	w, model, inForce := j.window, j.models[0], &j.policies[0]
-	t.dropModels()
+	w, model, inForce := j.window, j.model(), j.inForce()
+	t.dropModels() // those that are gone
 	atEnd, _ := w.End.Groups(model)
 	realStepMs := w.meanRealStep(model, atEnd)
 	if realStepMs == 0 || inForce.stepMs.mean() == 0 {
 		return nil
 	}
 	a := t.account(model)
-	a.dropVariances(j.policies)
+	a.dropVariances(j.policies) // of policies that were not replayed
 	a.windowsJudged++
-	a.stepsToFirstToken = w.history(model).stepsToFirstToken
+	a.stepsToFirstToken = w.history(model).stepsToFirstToken // assumed in the next window if that shows no number
 	v := Verdict{
 		From: w.Measured().From, To: w.To(), Policy: inForce.name, StepMs: realStepMs, TwinMs: inForce.stepMs.mean(),
 		Sure:    a.windowsJudged >= minWindowsJudged,
@@ -289,12 +300,13 @@ func (t *Twin) judge(j *judging) []Verdict {
 }
 
 // addErrors sets v.Error, and adds the errors of a window's replays under the policy in force to the account. stepMs has the results of
-// these replays.
+// these replays. By how much they differ from each other shows the random error of a replay (its variance). The part of windowError that
+// such random errors do not explain is the bias, so the bias is known only once the variance is.
 func (a *account) addErrors(v *Verdict, stepMs *tally) {
-	windowError, seconds := v.TwinMs/v.StepMs-1, measuredSeconds(v)
+	windowError, seconds := v.TwinMs/v.StepMs-1, measuredSeconds(v) // windowError is a share of a step
 	v.Error = a.stepError.add(windowError, seconds)
 	a.addVariance(v.Policy, stepMs, seconds)
-	if deviation, known := a.deviation(v.Policy, seconds); known {
+	if deviation, known := a.deviation(v.Policy, seconds); known { // the random standard deviation of one replay, as share of a step
 		newSeconds := min(seconds, v.To.Sub(a.judgedUntil).Seconds()) // seconds that no earlier verdict has counted
 		a.bias.add(windowError, stepMs.deviationOfMean(deviation), seconds, newSeconds)
 	}
@@ -337,22 +349,24 @@ func (a *account) keepCheckpoints(j *judging) {
 	}
 }
 
-// compare adds to the verdict how each other policy does against the policy in force, in this window and over the last hour. It also counts
-// the new part of the window in the hours, so that no later verdict counts it again.
+// compare adds to the verdict how each other policy does against the policy in force, in this window and over the last hour. Windows
+// overlap, and the account has sums over about the last hour for each other policy. compare adds only the new part of the window to these
+// sums, and records in hoursUntil that no later verdict may add it again.
 func (t *Twin) compare(j *judging, v *Verdict, a *account) {
 	from, to := j.window.newPart()
 	if to.After(from) { // otherwise the window has no new part
 		a.hoursUntil = to
 	}
-	for i := range j.policies[1:] {
+	for i := range j.policies[1:] { // all but the policy in force
 		other := &j.policies[1+i]
 		if other.duplicate {
 			continue
 		}
 		against := t.against(other, v, a)
-		deviation, _ := a.deviation(other.name, 1) // standard deviation of a replay of one second
-		hour := a.addToHour(other, &j.policies[0], to.Sub(from).Seconds(), deviation)
-		if v.Sure { // before v.Sure, it is unknown how wrong the result may be
+		const second = 1
+		deviationPerSecond, _ := a.deviation(other.name, second) // 0: not known, so the hour has no result
+		hour := a.addToHour(other, j.inForce(), to.Sub(from).Seconds(), deviationPerSecond)
+		if v.Sure { // otherwise too few windows were judged to know how wrong the result may be
 			against.Hour = hour
 		}
 		v.Against = append(v.Against, against)
@@ -370,7 +384,8 @@ func (t *Twin) account(model string) *account {
 }
 
 // against compares the replays under another policy with those under the policy in force. It adds to the account how much the other
-// policy's replays differ by chance.
+// policy's replays differ by chance. The error of the result is a share of a step. It comes from chance and from the bias: the error of
+// replays under the policy in force that chance does not explain, which is assumed for other policies, too.
 func (t *Twin) against(other *policyReplays, v *Verdict, a *account) Against {
 	if other.failed != nil {
 		return Against{Policy: other.spec, Failed: other.failed}
@@ -381,6 +396,7 @@ func (t *Twin) against(other *policyReplays, v *Verdict, a *account) Against {
 	result.Error = a.bias.errorBound(other.stepMs.deviationOfMean(deviation))
 	errorsKnown := known && v.Sure // of chance (known), and of replays in general (v.Sure)
 	mayClaim := errorsKnown && measuredSeconds(v) >= MinClaimWindow.Seconds() && result.StepMs > 0
-	result.Claimed = mayClaim && math.Abs(result.SavedMs) > max(result.Error, v.Error)*v.StepMs
+	errorMs := max(result.Error, v.Error) * v.StepMs
+	result.Claimed = mayClaim && math.Abs(result.SavedMs) > errorMs
 	return result
 }

@@ -55,26 +55,33 @@ func (w *Window) eachEvent(model string, onArrival func(*arrival), onDeparture f
 }
 
 // partWithAllGroups returns the part of the window, up to its end, in which a model had all the barrier groups that it has at the end. A
-// group that was removed and added again counts as new. It returns nil if there is no such part. It goes back from the last segment to the
-// first one in which a group is missing; the part begins after that segment.
+// group that was removed and added again counts as new. It returns nil if there is no such part.
 func (w *Window) partWithAllGroups(model string) *Window {
 	atEnd, _ := w.End.Groups(model)
-	begin, later := 0, atEnd // index of the first segment of the part, 0 until it is found; the groups at the end of segment i
-	for i := len(w.Segments) - 1; i >= 0 && begin == 0; i-- {
-		groups, _ := w.Segments[i].Boards.Groups(model)
-		for _, v := range atEnd {
-			from, to := viewOf(groups, v.Key), viewOf(later, v.Key) // the group at the begin and at the end of segment i
-			missing := from == nil || to == nil
-			if missing || to.Steps < from.Steps || to.Seconds < from.Seconds { // a group that has fewer steps than before was removed and added anew
-				begin = i + 1
-			}
-		}
-		later = groups
-	}
+	begin := w.firstWithGroups(model, atEnd)
 	if len(atEnd) == 0 || begin == len(w.Segments) { // the model has no group, or one of them is newer than the last segment
 		return nil
 	}
 	return &Window{Segments: w.Segments[begin:], End: w.End}
+}
+
+// firstWithGroups returns the index of the first segment from which on the model had these barrier groups, which it has at the end of the
+// window. It goes back from the last segment to one in which a group is missing, or was removed and added again; the next segment is the
+// result. The boards of a segment are those at its begin.
+func (w *Window) firstWithGroups(model string, atEnd []board.GroupView) int {
+	later := atEnd // the groups at the end of segment i
+	for i := len(w.Segments) - 1; i >= 0; i-- {
+		groups, _ := w.Segments[i].Boards.Groups(model)
+		for _, v := range atEnd {
+			from, to := viewOf(groups, v.Key), viewOf(later, v.Key) // the group at the begin and at the end of segment i
+			missing := from == nil || to == nil
+			if addedAgain := !missing && (to.Steps < from.Steps || to.Seconds < from.Seconds); missing || addedAgain {
+				return i + 1
+			}
+		}
+		later = groups
+	}
+	return 0
 }
 
 // groupsSince returns the groups of a model at the begin of the first segment that begins at judgedUntil or later, and at measuredFrom or
@@ -114,14 +121,15 @@ func (w *Window) lengthsKnown(s *Segment) bool {
 	return 10*s.From.Sub(w.From()) <= 7*w.To().Sub(w.From())
 }
 
-// newPart returns the part of the window whose steps may be added to the account's hours: it is measured, the lengths of most answers are
-// known, and no earlier window has added it. If there is no such part, to is not after from.
+// newPart returns the part of the window whose steps may be added to the sums over the last hour (account.hours): it is measured, the
+// lengths of most answers are known, and no earlier window has added it. It begins and ends where a segment begins. If there is no such
+// part, to is not after from.
 func (w *Window) newPart() (from, to time.Time) {
 	if from = w.Measured().From; from.Before(w.HoursUntil) {
-		from = w.HoursUntil
+		from = w.HoursUntil // earlier windows have added the steps before
 	}
 	for _, s := range w.Segments {
-		if w.lengthsKnown(s) {
+		if w.lengthsKnown(s) { // this is so at the begin of s, and may change before its end
 			to = s.From
 		}
 	}
@@ -175,7 +183,8 @@ func (a *arrivalQueue) next() arrival {
 }
 
 // learnHistory finds out what became of a model's requests: those on ranks or in the pool when the window begins, and those that come
-// later.
+// later. From all of them, it learns the lengths of answers, and the usual number of steps from the binding of a request to its first
+// token. If no request shows this number, it takes that of earlier windows or, if that is 0 (not known), usualStepsToFirstToken.
 func (w *Window) learnHistory(model string) *history {
 	arrivals := 0 // arrivals of all models; an upper bound on the answers of this model
 	for _, s := range w.Segments {
@@ -185,17 +194,11 @@ func (w *Window) learnHistory(model string) *history {
 		history:     &history{answers: make([]answer, 0, arrivals), index: make(map[uint64]int32, arrivals), resumptions: map[*arrival]bool{}},
 		mayComeBack: map[failedRequest]int32{},
 	}
-	atBegin := w.Segments[0].Boards
-	for _, c := range atBegin.Charges(model) {
-		l.add(c.ID, answer{key: c.Key, tokensAtStart: c.Age + c.Generated, tokensBeforeFirstRank: c.Age})
-	}
-	for _, e := range atBegin.Waiting(model) {
-		l.add(e.ID, answer{key: e.Key, tokensAtStart: int32(e.Age), tokensBeforeFirstRank: int32(e.Age)})
-	}
+	l.addPresent(w.Segments[0].Boards, model)
 	w.eachEvent(model, l.recordArrival, l.recordDeparture)
 	for _, c := range w.End.Charges(model) { // requests that still run at the end of the window get at least as many tokens as they have now
 		if a := l.answerOf(c.ID); a != nil {
-			a.tokensLastSeen = c.Age + c.Generated
+			a.tokensLastSeen = c.Age + c.Generated // tokens from earlier ranks, and from this one
 		}
 	}
 	l.lengths = estimateLengths(len(l.answers), l.observations)
@@ -205,6 +208,16 @@ func (w *Window) learnHistory(model string) *history {
 		l.stepsToFirstToken = l.knownSteps[len(l.knownSteps)/2] // the median of the observed steps
 	}
 	return l.history
+}
+
+// addPresent adds the requests of a model that are on ranks or in the pool when the window begins. b has the boards at this time.
+func (l *historyLearner) addPresent(b *board.Boards, model string) {
+	for _, c := range b.Charges(model) { // Age: tokens from earlier ranks; Generated: tokens from the present one
+		l.add(c.ID, answer{key: c.Key, tokensAtStart: c.Age + c.Generated, tokensBeforeFirstRank: c.Age})
+	}
+	for _, e := range b.Waiting(model) {
+		l.add(e.ID, answer{key: e.Key, tokensAtStart: int32(e.Age), tokensBeforeFirstRank: int32(e.Age)})
+	}
 }
 
 // observations yields, for each answer, its length when it was first and last seen, in tokens. It leaves out requests that left before they
