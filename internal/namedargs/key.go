@@ -15,7 +15,8 @@ type Key[T any] struct {
 	Show func(v *T) string
 }
 
-// Meaning returns the key with must as its Must, for a value whose meaning says more than its range.
+// Meaning returns the key with must as its Must: the words in error messages that say what the value must be. It is for a key whose own
+// words give only a range of numbers, but not what the numbers mean.
 func (k Key[T]) Meaning(must string) Key[T] {
 	k.Must = must
 	return k

@@ -188,21 +188,22 @@ const (
 	highs = 0x8080808080808080 // the high bit of each of eight bytes
 )
 
-// special looks at eight bytes at once. In the result, the high bit of a byte is set if the byte is a quote, a backslash, a control
+// markSpecial looks at eight bytes at once. In the result, the high bit of a byte is set if the byte is a quote, a backslash, a control
 // character, or not ASCII: the scan of a string must look at such a byte. A byte that is not ASCII has its high bit set already, and a
 // subtraction sets the high bit of a byte that is smaller than what is subtracted. Only the lowest set bit of the result is reliable,
 // because a subtraction may borrow from higher bytes.
-func special(eight uint64) uint64 {
+func markSpecial(eight uint64) uint64 {
 	quote, slash := eight^('"'*ones), eight^('\\'*ones) // 0 in each byte that is a quote, or a backslash
 	return (eight | (eight - 0x20*ones) | (quote - ones) | (slash - ones)) & highs
 }
 
-// str scans the string whose opening quote is at i, and checks that it is valid UTF-8.
+// str scans the string whose opening quote is at i, and checks that it is valid UTF-8. It returns the index after the closing quote; -1
+// after an error.
 func (s *scanner) str(i int) int {
 	data := s.data
 	for i++; ; {
-		for i+8 <= len(data) {
-			if found := special(binary.LittleEndian.Uint64(data[i:])); found != 0 {
+		for i+8 <= len(data) { // skips ASCII characters that are no quote, backslash or control character, eight at a time
+			if found := markSpecial(binary.LittleEndian.Uint64(data[i:])); found != 0 {
 				i += bits.TrailingZeros64(found) >> 3 // 8 bits per byte: i becomes the offset of the first such byte
 				break
 			}

@@ -84,7 +84,7 @@ func (t *ioOp) step(fd uintptr) (done bool) {
 		n, t.err = Write(fd, t.buf[t.n:])
 		t.n += n
 		return t.err != nil || t.n == len(t.buf)
-	case ask:
+	case ask: // writeRequest returns true if there is no answer to wait for, because not everything was written
 		return again || t.writeRequest(fd) // the second call means that the answer has come
 	case await:
 		return again || !hasNoInput(fd)
@@ -152,10 +152,11 @@ func (s Socket) Ask(parts [][]byte, onSent func()) (n int, err error) {
 	t := ioOpPool.Get().(*ioOp)
 	defer t.recycle()
 	t.kind, t.parts, t.onSent = ask, parts, onSent
+	// RawConn.Read calls step at once, which writes, although this is Read. If step returns false, Read waits for input and calls it again.
 	// The poller forgets earlier events before it calls step, so it always notices an answer that comes after the writing. It does not notice
 	// bytes that came before, so the caller of Ask must check Quiet first.
 	err = s.raw.Read(t.stepOrWait)
-	if t.stepped { // step has written already, so an error of the poller is only about the wait
+	if t.stepped { // false: the poller failed first. Otherwise step has written already, and an error of the poller is only about the wait.
 		err = t.err
 	}
 	return t.n, err

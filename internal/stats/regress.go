@@ -33,20 +33,24 @@ func Regress(rows [][]float64, y []float64) (r Regression, ok bool) {
 	if !eliminate(equations) {
 		return r, false
 	}
+	// Equation i now has a factor for coefficient i only, then a row of the inverse matrix (times this factor), and then its constant.
+	factor := func(i int) float64 { return equations[i][i] }
+	inverseDiagonal := func(i int) float64 { return equations[i][columns+i] } // times factor(i)
+	constant := func(i int) float64 { return equations[i][2*columns] }
 	mean := Mean(y)
 	r.Of, r.Error = make([]float64, columns), make([]float64, columns)
-	for i := range columns { // each equation now has one coefficient: its factor times the coefficient is its constant
-		r.Of[i] = equations[i][2*columns] / equations[i][i] / scale[i]
+	for i := range columns {
+		r.Of[i] = constant(i) / factor(i) / scale[i]
 	}
 	residual, total := 0.0, 0.0 // sums of squares: what the model leaves of y, and y's distances from its mean
 	for k, x := range rows {
 		residual += math.Pow(y[k]-r.At(x), 2)
 		total += math.Pow(y[k]-mean, 2)
 	}
-	// The square of an error is the variance of the residuals times the coefficient's element on the diagonal of the inverse. The equations
-	// were divided by N and by the scales.
+	// The square of an error is the variance of the residuals times the coefficient's element on the diagonal of the inverse. normalEquations
+	// has divided the equations by N and by the scales, so the errors are divided by them, too.
 	for i := range columns {
-		r.Error[i] = math.Sqrt(residual/float64(r.N-columns)*equations[i][columns+i]/equations[i][i]/float64(r.N)) / scale[i]
+		r.Error[i] = math.Sqrt(residual/float64(r.N-columns)*inverseDiagonal(i)/factor(i)/float64(r.N)) / scale[i]
 	}
 	if total > 0 {
 		r.R2 = 1 - residual/total
@@ -75,10 +79,12 @@ func normalEquations(rows [][]float64, y, scale []float64) [][]float64 {
 }
 
 // eliminate solves the equations, in place, by Gauss-Jordan elimination: afterwards each has a factor other than 0 for one coefficient
-// only. ok is false if they have no single solution.
+// only. ok is false if they have no single solution. An equation has one factor for each coefficient; whatever comes after the factors is
+// changed in the same way. The factors must be those of normal equations, as normalEquations makes them: on their diagonal, elimination
+// then leaves no negative numbers, and rows need not be exchanged.
 func eliminate(equations [][]float64) (ok bool) {
 	for i := range equations {
-		if equations[i][i] < 1e-9 { // the columns depend on each other
+		if equations[i][i] < 1e-9 { // about 0: the columns depend on each other
 			return false
 		}
 		for j := range equations {
