@@ -107,9 +107,10 @@ func (e *Entry) setExpiry(ttl time.Duration) {
 	if e.Aggregated { // it has no hand-off that could expire
 		deadlineError = ErrTimeout
 	}
-	if e.Early {
+	if e.Early { // the entry waits for a rank before its prefill, so whichever time is over, nothing was prefilled for it
 		deadlineError, ttlError = ErrUnbound, ErrUnbound
-		if e.Age == 0 { // the answer of a resumed request has run since Arrival, so this time was no wait
+		// A new request has waited since Arrival. But the answer of a resumed request has run since then, so its wait begins at Entered.
+		if isNew := e.Age == 0; isNew {
 			waitBegins = e.Arrival
 		}
 	}
