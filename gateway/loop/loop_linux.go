@@ -31,7 +31,7 @@ type Loop struct {
 
 	watches        []*Watch // by Watch.index; nil: the index is free
 	again          []*Watch // watches that called CallAgain: they are called after the sockets that are ready
-	calledAgain    []*Watch // the watches that were in again when poll began, and that poll calls now
+	calledAgain    []*Watch // the watches that were in again when pollAndHandle began, and that it calls now
 	free           []uint32 // indexes in watches that are free
 	lastGeneration uint32   // the generation of the newest watch
 	wheel          wheel
@@ -103,7 +103,7 @@ func (l *Loop) Close() {
 	alreadyClosed := l.closed
 	l.closed = true
 	if !alreadyClosed {
-		_ = l.ep.SetReadDeadline(longAgo)
+		_ = l.ep.SetReadDeadline(longAgo) // ends the wait for sockets at once, so that the loop sees closed
 	}
 	l.mu.Unlock()
 	<-l.done
@@ -119,7 +119,8 @@ func (l *Loop) run() {
 		if !l.runPosted() {
 			return
 		}
-		err := l.raw.Read(l.poll)
+		// Read calls pollAndHandle, and whenever it returns false, waits until a socket is ready or the wait's end has come.
+		err := l.raw.Read(l.pollAndHandle)
 		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) { // a deadline means that a watch is due, or Post or Close was called
 			panic("loop: wait for sockets: " + err.Error()) // cannot happen, because only the loop uses the file
 		}
@@ -136,7 +137,7 @@ func (l *Loop) runPosted() bool {
 	for _, f := range todo {
 		l.guard(f)
 	}
-	l.shortenWait()
+	l.shortenWait() // run has set its end before the functions, which may have called WakeAt
 	return !closed
 }
 
@@ -167,10 +168,10 @@ func (l *Loop) shortenWait() {
 	}
 }
 
-// poll asks the kernel which sockets are ready, and calls their handlers. After them it calls the handlers that asked for another turn
-// (CallAgain). It returns true if the loop must not wait, because there may be more to do. run then calls posted functions and handlers
-// whose time has come before poll is called once more.
-func (l *Loop) poll(uintptr) bool {
+// pollAndHandle asks the kernel which sockets are ready, and calls their handlers. After them it calls the handlers that asked for another
+// turn (CallAgain). It returns true if the loop must not wait, because there may be more to do. run then calls posted functions and
+// handlers whose time has come before pollAndHandle is called once more. Its parameter is the descriptor of epoll, which l.fd also has.
+func (l *Loop) pollAndHandle(uintptr) bool {
 	// With a timeout of 0 the call never blocks, so a raw system call is enough, of which Go's scheduler is not told.
 	const timeout, signalMask, maskSize = 0, 0, 0
 	ready, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(l.fd), uintptr(unsafe.Pointer(&l.events[0])), uintptr(len(l.events)),
@@ -179,7 +180,7 @@ func (l *Loop) poll(uintptr) bool {
 		panic("loop: epoll_wait: " + errno.Error()) // cannot happen, because only the loop uses the descriptor
 	}
 	if errno != 0 {
-		return true // a signal interrupted the call (EINTR), so poll is called again
+		return true // a signal interrupted the call (EINTR), so pollAndHandle is called again
 	}
 	n := int(ready)
 	now := time.Now()
@@ -205,11 +206,12 @@ func (l *Loop) poll(uintptr) bool {
 		}
 	}
 	moreToCall := len(l.again) > 0
-	isBusy := n > len(l.events)/8 || moreToCall
+	manyReady := n > len(l.events)/8 // so many that their handlers have taken long
+	isBusy := manyReady || moreToCall
 	if isBusy { // the other goroutines get a turn between two rounds
 		runtime.Gosched()
 	}
-	l.shortenWait()
+	l.shortenWait()                      // run has set its end before the handlers, which may have called WakeAt
 	moreMayBeReady := n == len(l.events) // the kernel may have more events than there was room for
 	return moreMayBeReady || moreToCall
 }
@@ -284,7 +286,8 @@ func (w *Watch) epollCtl(op int, events uint32) error {
 func (w *Watch) Loop() *Loop { return w.loop }
 
 // CallAgain makes the loop call Ready once more, after all sockets that are ready now, even if no more bytes arrive. A handler that leaves
-// bytes in the socket must call it, because the kernel reports these bytes only once.
+// bytes in the socket must call it, because the kernel reports these bytes only once. ended is the argument of the present call of Ready.
+// The next call gets it, too, because the kernel also reports only once that the other side has ended the connection.
 func (w *Watch) CallAgain(ended bool) {
 	w.ended = ended
 	if !w.again {
