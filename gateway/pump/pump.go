@@ -97,7 +97,9 @@ func (p *pump) driveBlocking() {
 			}
 			continue
 		}
-		if errors.Is(err, io.EOF) { // the answer has ended after the events that were sent last, so only its end is missing
+		// io.EOF comes from Next. When the last events were sent, it was not known yet that they are the last ones, so the client still lacks
+		// the end of the body.
+		if errors.Is(err, io.EOF) {
 			const last = true
 			err = p.client.Send(nil, last)
 		}
@@ -149,11 +151,11 @@ func (p *pump) passToLoop() bool {
 	if p.client.ClearWriteDeadline() != nil { // the connection is closed
 		return false
 	}
-	resp := p.Flow()
+	resp := p.Flow() // the response from which the loop may read
 	if resp == nil { // the answer has ended, or bytes of it wait to be read
 		return false
 	}
-	handover := p.handovers
+	handover := p.handovers // changes as soon as interrupt passes the stream to a goroutine
 	p.resp = resp
 	fd, detached := resp.Detach(func() { p.loop.Post(func() { p.interrupt(handover) }) })
 	if !detached { // for example because the connection uses TLS
@@ -163,11 +165,12 @@ func (p *pump) passToLoop() bool {
 	if p.loop.Post(func() { p.startOnLoop(fd, handover) }) {
 		return true
 	}
-	p.loop.Close()               // waits until the loop, which is closed already, has called what was posted before
+	// The loop is closed. interrupt may have been posted before that, so Close waits until the loop has called all that was posted.
+	p.loop.Close()
 	if handover != p.handovers { // interrupt has passed the stream to another goroutine
 		return true
 	}
-	resp.Reattach(nil)
+	resp.Reattach(nil) // this goroutine reads on; nil: no read of the socket has failed
 	return false
 }
 
@@ -362,7 +365,7 @@ func (p *pump) Expired(_ *loop.Watch, now time.Time) {
 	if p.clientWatch == nil { // the wait is for the engine
 		engineLate := !p.engineDeadline.IsZero() && !now.Before(p.engineDeadline) // zero: the engine may be silent for ever
 		if engineLate {                                                           // the goroutine decides what becomes of the stream
-			p.passToGoroutine(readResult{})
+			p.passToGoroutine(readResult{}) // empty: nothing was read
 			return
 		}
 		// A comment is due, because awaitEngine sets the time of nothing else.
@@ -372,17 +375,18 @@ func (p *pump) Expired(_ *loop.Watch, now time.Time) {
 	}
 	giveUpAt := p.client.GiveUpAt()               // zero: never
 	if giveUpAt.IsZero() || giveUpAt.After(now) { // the client still has time
-		p.engineWatch.WakeAt(giveUpAt)
+		p.engineWatch.WakeAt(giveUpAt) // during a wait for the client, this watch only serves as its timer (see awaitClient)
 		return
 	}
 	p.client.GiveUp(now)
 	p.passToGoroutine(readResult{clientGone: true})
 }
 
-// passToGoroutine passes the stream, with the result of the last read, to a new goroutine.
+// passToGoroutine passes the stream, with the result of the last read, to a new goroutine. An empty r says that the loop has read nothing
+// that the client still has to get.
 func (p *pump) passToGoroutine(r readResult) {
 	p.leaveLoop()
-	if len(r.frame) > edge.ChunkRoom {
+	if len(r.frame) > edge.ChunkRoom { // after the room for the line with the chunk's size, there are bytes for the client
 		r.frame = append([]byte(nil), r.frame[edge.ChunkRoom:]...) // a copy, because the loop uses the frame's memory again
 	} else {
 		r.frame = nil
@@ -405,7 +409,7 @@ func (p *pump) continueBlocking(r readResult, unsent []byte) {
 		p.endIncomplete()
 		return
 	}
-	p.GoBack(r.frame, r.end)
+	p.GoBack(r.frame, r.end) // the stream gets back what the loop has read of it: the next call of Next returns these bytes
 	p.driveBlocking()
 }
 
@@ -419,7 +423,8 @@ func (p *pump) leaveLoop() {
 	}
 }
 
-// recoverOnLoop is deferred by code that runs on the loop. If the code panics, a goroutine ends the stream, and the loop goes on.
+// recoverOnLoop is deferred by code that runs on the loop. If the code panics, a goroutine ends the stream, because this may block, and the
+// loop goes on.
 func (p *pump) recoverOnLoop() {
 	v := recover()
 	if v == nil { // the code did not panic
@@ -428,7 +433,7 @@ func (p *pump) recoverOnLoop() {
 	v = fmt.Sprintf("%v, on a loop: %s", v, debug.Stack())
 	p.leaveLoop()
 	go p.guard(func() {
-		p.resp.Reattach(nil)
-		panic(v) // so that guard ends the stream, with the value and the stack of the first panic
+		p.resp.Reattach(nil) // gives the socket back to the response, which Panicked then closes; nil: no read has failed
+		panic(v)             // so that guard ends the stream, with the value and the stack of the first panic
 	})
 }
