@@ -83,8 +83,8 @@ type Call struct {
 	RefusalBody []byte // the beginning of the body that came with an error status
 }
 
-// BeyondHeader tells an engine that the request was sent on purpose although the rank has no slot
-// or no KV room for it. Engines may ignore the header. It explains such requests in their logs.
+// BeyondHeader tells an engine that the request was sent on purpose although it is beyond the slots or the KV room of the rank, so that it
+// waits in the engine's own queue. Engines may ignore the header. It explains such requests in their logs.
 const BeyondHeader = "X-Evenkeel-Beyond-Slots"
 
 // Open sends the request and returns when the head of the answer has come. The caller closes the response. For an error status, Open
@@ -101,7 +101,7 @@ func (c *Call) Open(headers []engine.Header, body [][]byte) (*engine.Response, *
 		epoch := scope.Epoch()
 		c.Guard(func() error { return scope.CheckEpoch(epoch) })
 	}
-	if c.InEngineQueue {
+	if c.InEngineQueue { // tells the engine, for its log, that the request is beyond the rank's slots or KV room
 		headers = append(headers, engine.Header{Name: BeyondHeader, Value: "1"})
 	}
 	resp, err := c.Do(http.MethodPost, c.Path, scope.AppendEpochHeader(headers), body, c.Limits)
@@ -179,6 +179,7 @@ func callEndOf(kind lifecycle.CallKind, err error) lifecycle.CallEnd {
 // refusalFault returns the fault of a call whose engine answered with an error status. The client gets an engine's 4xx answer unchanged,
 // but not a 5xx answer or an answer that refuses the proxy's own credential.
 func (c *Call) refusalFault(resp *engine.Response) *failure.Fault {
+	// A guard in front of the engine may have refused the request because another proxy has owned the engine since (a higher epoch).
 	c.Scope.RecordRefusal(string(resp.Header(owner.EpochHeader)))
 	c.RefusalBody = failure.RefusalBody(resp)
 	status, side, id := failure.CorrectStatus(c.Path, resp.StatusCode(), c.RefusalBody), c.sideName(), c.Target().ID
@@ -200,7 +201,8 @@ func (c *Call) refusalFault(resp *engine.Response) *failure.Fault {
 		fault.ClientError.Code = failure.NoSuchModel("").Code
 		return fault
 	}
-	fault.Reason, fault.Err = lifecycle.ReasonOfStatus(status), failure.MarkUndelivered(fault.Err, string(c.RefusalBody))
+	fault.Reason = lifecycle.ReasonOfStatus(status)
+	fault.Err = failure.MarkUndelivered(fault.Err, string(c.RefusalBody)) // notes if the body says that the KV did not arrive
 	fault.RetryAfter = time.Duration(failure.RetryAfter(resp)) * time.Second
 	return fault
 }
@@ -234,12 +236,16 @@ func AbortTokens(client *engine.Client, target *engine.Target, id string, log *z
 	return nil
 }
 
-// abort sends body, which tells an engine to end the request with this id.
+// abort sends body, which tells an engine to end the request with this id. If the connection turns out to be closed, the abort is sent once
+// more (Repeat), because it does no harm twice.
 func abort(client *engine.Client, target *engine.Target, id string, log *zap.Logger, path string, body []byte) *failure.Fault {
 	c := Call{Call: client.NewCall(target.Unranked()).Repeat(), Path: path,
 		Limits: engine.Deadlines{Connect: abortTimeout, FirstByte: abortTimeout}, Log: log}
-	_, fault := c.SendAndRead(engine.JSONHeaders(id+"-abort"), [][]byte{body}, 1<<10, time.Now().Add(2*abortTimeout))
+	_, fault := c.SendAndRead(engine.JSONHeaders(id+"-abort"), [][]byte{body}, maxAbortAnswer, time.Now().Add(2*abortTimeout))
 	return fault
 }
 
-const abortTimeout = 2 * time.Second // limit for the connection, and again for the answer
+const (
+	abortTimeout   = 2 * time.Second // limit for the connection, and again for the answer
+	maxAbortAnswer = 1 << 10         // bytes; nothing in the answer is used
+)
