@@ -78,7 +78,8 @@ func (s *Service) Drain(limit time.Duration) (accepting time.Duration) {
 	return accepting
 }
 
-// DrainForExit is Drain without a limit, for a proxy whose process ends. It cannot be undone.
+// DrainForExit is Drain without a limit, for a proxy whose process ends. It cannot be undone. accepting is how long the proxy still accepts
+// new requests, so that load balancers have time to notice the drain.
 func (s *Service) DrainForExit() (accepting time.Duration) {
 	s.mu.Lock()
 	s.ending = true
