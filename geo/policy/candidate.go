@@ -91,13 +91,14 @@ func (p *Policy) predictCost(r *Request, i int) Terms {
 	return t
 }
 
-// waitMs is how long, in ms, a request waits at candidate i until its prefill begins: for the prefills before it, for KV memory, and
-// in an arrival queue, which overlap.
+// waitMs is how long, in ms, a request waits at candidate i until its prefill begins. It waits for the prefills before it, for KV memory,
+// and in an arrival queue. These waits overlap, so the longest counts. TPMs is the prefill time per new token, in ms.
 func (p *Policy) waitMs(r *Request, i int) float64 {
 	candidate, c := &p.candidates[i], &p.charges[i]
 	if candidate.Peer {
 		waitMs := max(candidate.TPMs*candidate.QueuedTokens, candidate.WaitMs, p.kvWaitMs(r, i))
-		unseen := candidate.UnseenTokens + c.newTokens // these tokens come after all that the peer has counted, and its replicas share them
+		// QueuedTokens is what the peer reported for one replica. The tokens of later requests come after that, and the replicas share them.
+		unseen := candidate.UnseenTokens + c.newTokens
 		return waitMs + candidate.TPMs*unseen/float64(max(1, candidate.Replicas))
 	}
 	waitMs := candidate.TPMs * (candidate.QueuedTokens + c.newTokens)
@@ -108,7 +109,8 @@ func (p *Policy) waitMs(r *Request, i int) float64 {
 }
 
 // kvWaitMs is how long, in ms, a request waits for KV memory at candidate i, after the requests that this round has counted at the
-// candidate. Its own tokens do not count while the KV gate is closed: the gate opens when there is room for any prompt.
+// candidate: until there is room for a prompt of 0 tokens (KVRoomMs), and then KVTokenMs for each token. Its own tokens do not count while
+// the KV gate is closed: the gate opens when there is room for any prompt. A peer without an available replica counts as closed, too.
 func (p *Policy) kvWaitMs(r *Request, i int) float64 {
 	candidate := &p.candidates[i]
 	tokens := p.charges[i].promptTokens

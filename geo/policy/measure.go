@@ -72,7 +72,7 @@ func (d *DepartureGap) Ms() float64 { return d.ms }
 // the predicted time. Each sample moves the median by one step.
 //
 // A distrusted peer gets few requests, which could show that it has improved. Each minute without a forward therefore
-// halves the distrust.
+// halves the distrust. All times nowAt are in ms since one fixed moment.
 type Distrust struct {
 	median  float64
 	samples int
@@ -86,9 +86,10 @@ const (
 	halfLifeMs         = 60_000.0 // ms in which the median halves
 )
 
-// Add adds one forward. errorMs is its actual less its predicted time to first token, in ms.
+// Add adds one forward. nowAt is the time, and errorMs the forward's actual less its predicted time to first token, both in ms. The median
+// moves one step towards the error. At the true median, as many errors move it up as down.
 func (d *Distrust) Add(nowAt, errorMs float64) {
-	d.halve(nowAt)
+	d.decayMedian(nowAt)
 	d.lastAt = nowAt
 	d.samples++
 	switch {
@@ -102,42 +103,44 @@ func (d *Distrust) Add(nowAt, errorMs float64) {
 // Ms is by how many ms min_gain_ms is raised for the peer. It is 0 while there are fewer than distrustMinSamples samples,
 // or while the median is below distrustMinMs.
 func (d *Distrust) Ms(nowAt float64) float64 {
-	d.halve(nowAt)
+	d.decayMedian(nowAt)
 	if d.samples < distrustMinSamples || d.median < distrustMinMs {
 		return 0
 	}
 	return d.median
 }
 
-// halve halves the median for each minute that has passed since lastAt.
-func (d *Distrust) halve(nowAt float64) {
-	if part := halvedShare(nowAt, &d.lastAt); d.samples > 0 { // without a sample there is no median
-		d.median *= part
+// decayMedian halves the median for each minute that has passed since lastAt.
+func (d *Distrust) decayMedian(nowAt float64) {
+	var factor float64
+	if factor, d.lastAt = halvings(nowAt, d.lastAt); d.samples > 0 { // without a sample there is no median
+		d.median *= factor
 	}
 }
 
-// halvedShare returns which part of a value, from 0 to 1, is left at the time nowAt: the value halves once per halfLifeMs. lastAt is
-// when the value last changed; halvedShare advances it by the whole half-lives that have passed.
-func halvedShare(nowAt float64, lastAt *float64) (part float64) {
-	halvings := max(0, math.Floor((nowAt-*lastAt)/halfLifeMs))
-	*lastAt += halvings * halfLifeMs
-	return math.Pow(0.5, halvings)
+// halvings returns the factor, from 0 to 1, by which a value falls from lastAt to nowAt: it halves once per halfLifeMs. Only whole
+// half-lives count. countedUntil is lastAt advanced by them, from where the next call must count.
+func halvings(nowAt, lastAt float64) (factor, countedUntil float64) {
+	count := max(0, math.Floor((nowAt-lastAt)/halfLifeMs))
+	return math.Pow(0.5, count), lastAt + count*halfLifeMs
 }
 
 // Trust bounds how many requests may be unanswered at a peer, whatever its probes offer. This window begins at initialWindow. It
 // grows by one with each first event of an answer that comes in time, and shrinks by two with each that is late. A peer
 // that offers more than it can serve gets fewer and fewer requests, in the end one at a time. So few requests hardly show
 // whether the peer has improved. Each minute without a first event therefore halves the amount by which the window has
-// shrunk.
+// shrunk. All times nowAt are in ms since one fixed moment.
 type Trust struct {
-	shrunkBy int     // by how many requests the window is smaller than initialWindow; negative: larger
-	lastAt   float64 // when the last first event or failure came, or shrunkBy was last halved
+	belowInitial int     // how far the window is below initialWindow; negative: it is above
+	lastAt       float64 // when the last first event or failure came, or belowInitial was last halved
 }
 
 const (
-	initialWindow       = 64      // unanswered requests that are allowed at a peer of which nothing is known yet
-	maxWindow           = 1 << 16 // most unanswered requests that are allowed at a peer
-	assumedFirstEventMs = 5000.0  // ms to a first event that are assumed without a prediction
+	initialWindow       = 64                        // unanswered requests that are allowed at a peer of which nothing is known yet
+	maxWindow           = 1 << 16                   // most unanswered requests that are allowed at a peer
+	mostBelow           = initialWindow - 1         // largest Trust.belowInitial: a window of 1
+	mostAbove           = maxWindow - initialWindow // -mostAbove is the smallest Trust.belowInitial: a window of maxWindow
+	assumedFirstEventMs = 5000.0                    // ms to a first event that are assumed without a prediction
 )
 
 // LateMs is the time in ms after which a first event is late. predictedMs is its predicted time; 0: no prediction.
@@ -155,36 +158,38 @@ func (t *Trust) FirstEvent(nowAt, tookMs, predictedMs float64) {
 		t.Failed(nowAt)
 		return
 	}
-	t.halve(nowAt)
+	t.growBack(nowAt) // for the minutes without a first event
 	t.lastAt = nowAt
-	t.shrunkBy = max(t.shrunkBy-1, initialWindow-maxWindow)
+	t.belowInitial = max(t.belowInitial-1, -mostAbove) // the window grows by one
 }
 
-// WholeAnswer adds an answer that was not a stream. It does not show when the first token was ready, and therefore only restores
-// the window up to initialWindow.
+// WholeAnswer adds an answer that was not a stream. It does not show when the first token was ready. So it lets a window grow by one that
+// is below initialWindow, but not beyond that, and it does not count as a first event for growBack.
 func (t *Trust) WholeAnswer(nowAt float64) {
-	t.halve(nowAt)
-	if t.shrunkBy > 0 {
-		t.shrunkBy--
+	t.growBack(nowAt) // for the minutes without a first event
+	if t.belowInitial > 0 {
+		t.belowInitial-- // the window grows by one
 	}
 }
 
-// Failed shrinks the window, because the peer did not serve a request, or served it late.
+// Failed shrinks the window by two, because the peer did not serve a request, or served it late.
 func (t *Trust) Failed(nowAt float64) {
-	t.halve(nowAt)
+	t.growBack(nowAt) // for the minutes without a first event
 	t.lastAt = nowAt
-	t.shrunkBy = min(t.shrunkBy+2, initialWindow-1)
+	t.belowInitial = min(t.belowInitial+2, mostBelow)
 }
 
 // Window is how many requests may be unanswered at the peer, at least one.
 func (t *Trust) Window(nowAt float64) int {
-	t.halve(nowAt)
-	return initialWindow - t.shrunkBy
+	t.growBack(nowAt)
+	return initialWindow - t.belowInitial
 }
 
-// halve halves shrunkBy for each minute without a first event. It does not reduce a window that is larger than initialWindow.
-func (t *Trust) halve(nowAt float64) {
-	if part := halvedShare(nowAt, &t.lastAt); t.shrunkBy > 0 {
-		t.shrunkBy = int(float64(t.shrunkBy) * part)
+// growBack halves belowInitial for each minute without a first event, so that the window grows back. It does not reduce a window that is
+// above initialWindow.
+func (t *Trust) growBack(nowAt float64) {
+	var factor float64
+	if factor, t.lastAt = halvings(nowAt, t.lastAt); t.belowInitial > 0 {
+		t.belowInitial = int(float64(t.belowInitial) * factor)
 	}
 }

@@ -23,7 +23,8 @@ type Offer struct {
 
 // NewOffer sums up the local replicas; it skips peers. waiting is the number of requests in the arrival queue, and waitingTokens the
 // sum of their new tokens. The queue lets one request go per departureGapMs. seqs is the number of requests that the replicas can
-// decode at once.
+// decode at once. The prefill times per token and per prompt (TPMs, T0Ms, in ms) and Running are those of the replica that the next request
+// would probably get. QueuedTokens is that of the least busy replica or, if none is available, the mean of all, with the arrival queue.
 func NewOffer(local []Candidate, waiting int, waitingTokens, departureGapMs float64, seqs int) Offer {
 	o := Offer{Queue: waiting}
 	var queuedTokens, outstanding float64
@@ -188,8 +189,9 @@ func (p *Policy) Judge(peer *Peer) Reason {
 	return Available
 }
 
-// PeerCandidate converts a peer to a Candidate, with the reason why it takes no request. If the peer has not learned yet how long a
-// prefill takes, the times of the settings stand in.
+// PeerCandidate converts a peer to a Candidate, with the reason why it takes no request. The forwards that the peer's last probe did not
+// count yet (UnseenTokens) need KV memory first, so their time is added to KVRoomMs, the time until a prompt has room. If the peer has not
+// learned yet how long a prefill takes, the times of the settings stand in. A peer that takes no request has MaxSends 0.
 func (p *Policy) PeerCandidate(peer *Peer) Candidate {
 	o := &peer.Offer
 	candidate := Candidate{

@@ -78,6 +78,8 @@ func (p *Policy) Next(r *Request) Decision {
 	d := p.decide(r)
 	if d.Act == Hold {
 		p.waitingAhead++
+		// A policy that compares all candidates holds a request until the best one takes it, so its tokens count there. For other policies, the
+		// candidate is only a replica with a longer cache hit: when the patience for it is used up, the request goes elsewhere.
 		if d.Candidate >= 0 && p.rule.comparesAll {
 			p.addCharge(r, d.Candidate)
 		}
@@ -119,8 +121,8 @@ func (p *Policy) decide(r *Request) Decision {
 		return p.decideByCost(r)
 	}
 	if i := p.choose(r, p.rule.chooseLocal, amongReplicas); i >= 0 {
-		if until, holder := p.waitForHit(r, i); until > r.WaitedMs { // its patience for a cache hit is not used up
-			return Decision{Candidate: holder, UntilMs: until}
+		if patienceMs, holder := p.waitForHit(r, i); patienceMs > r.WaitedMs { // its patience for a cache hit is not used up
+			return Decision{Act: Hold, Candidate: holder, UntilMs: patienceMs}
 		}
 		p.moveTurn(i, amongReplicas)
 		return Decision{Act: Send, Candidate: i}
@@ -129,28 +131,32 @@ func (p *Policy) decide(r *Request) Decision {
 }
 
 // decideForPeer makes the decision for a request for which no local replica is available: Forward to an available peer, or Hold. If the
-// request could be forwarded, but no peer takes it now, later requests of the round are not forwarded either.
+// request could be forwarded, but no peer takes it now, later requests of the round are not forwarded either. With peerMustBeCheaper, the
+// peer must be cheaper than each local replica by MinGainMs, and by the time by which its predictions were too low lately (DistrustMs).
 func (p *Policy) decideForPeer(r *Request) Decision {
 	if r.LocalOnly || p.rule.neverForwards {
-		return Decision{Candidate: -1}
+		return Decision{Act: Hold, Candidate: noCandidate}
 	}
 	if p.peersBlocked || p.openPeers == 0 {
 		p.peersBlocked = true // no later request is forwarded before this one
-		return Decision{Candidate: -1}
+		return Decision{Act: Hold, Candidate: noCandidate}
 	}
 	i := p.choose(r, p.rule.choosePeer, amongPeers)
 	if i < 0 { // data residency forbids all peers that are available
-		return Decision{Candidate: -1}
+		return Decision{Act: Hold, Candidate: noCandidate}
 	}
-	local := p.cheapestLocalMs(r)
-	cheaper := p.predictCost(r, i).Total()+p.settings.MinGainMs+p.candidates[i].DistrustMs < local
+	localMs := p.cheapestLocalMs(r)
+	cheaper := p.predictCost(r, i).Total()+p.settings.MinGainMs+p.candidates[i].DistrustMs < localMs
 	if p.rule.peerMustBeCheaper && !cheaper {
 		p.peersBlocked = true // no later request is forwarded before this one
-		return Decision{Candidate: -1, LocalMs: local}
+		return Decision{Act: Hold, Candidate: noCandidate, LocalMs: localMs}
 	}
-	p.moveTurn(i, amongPeers)
-	return Decision{Act: Forward, Candidate: i, LocalMs: local}
+	p.moveTurn(i, amongPeers) // matters only if the policy chooses each peer in turn (byTurn)
+	return Decision{Act: Forward, Candidate: i, LocalMs: localMs}
 }
+
+// noCandidate is the Candidate of a Hold that is not for a certain candidate.
+const noCandidate = -1
 
 // decideByCost compares all candidates, available or busy, and chooses the cheapest, even if the request has to wait for it. A peer is
 // chosen only if it is cheaper than each local replica by MinGainMs.
@@ -225,14 +231,14 @@ func (p *Policy) cheapestLocalMs(r *Request) float64 {
 }
 
 // waitForHit is how long a request waits for a busy replica whose cache has more of its prompt, instead of going to the available
-// replica i: Patience times the prefill time that the longer hit saves. untilMs counts from when some candidate could first have taken
-// the request; 0: the request does not wait. holder is the busy replica; if there is none, it is i, or -1 without Patience.
-func (p *Policy) waitForHit(r *Request, i int) (untilMs float64, holder int) {
+// replica i: Patience times the prefill time that the longer hit saves. patienceMs counts from when some candidate could first have taken
+// the request; 0: the request does not wait. holder is the busy replica with the longest hit. It means nothing if patienceMs is 0.
+func (p *Policy) waitForHit(r *Request, i int) (patienceMs float64, holder int) {
 	if p.settings.Patience == 0 {
-		return 0, -1
+		return 0, noCandidate
 	}
 	longestHit := r.hitTokens(i)
-	holder = i
+	holder = i // as long as no replica with a longer hit is found
 	for busy := range p.candidates {
 		candidate := &p.candidates[busy]
 		mayWaitFor := !candidate.Peer && candidate.Why.Awaitable() && !r.barred(busy)
@@ -267,6 +273,8 @@ func (s *Settings) Parse(text string) (*Policy, error) {
 	if err := namedargs.Apply(name, f.keys, &p.settings, set...); err != nil {
 		return nil, err
 	}
+	// A request waits for a replica with a cache hit. Only the push mode SPP (sp-p) and a BatchWeight (load) above 0 keep this replica from
+	// being full for long.
 	waitsForFullReplicas := p.settings.Push != SPP || p.settings.BatchWeight == 0
 	if p.settings.Patience > 0 && waitsForFullReplicas {
 		return nil, fmt.Errorf("policy %s: patience=%g needs push=sp-p and a load above 0: without them it waits for replicas that are full for "+

@@ -46,11 +46,13 @@ func (p *Policy) choose(r *Request, how chooseBy, peers bool) int {
 // Takes reports whether candidate i takes one more request in this round.
 func (p *Policy) Takes(i int) bool { return p.charges[i].sendsLeft > 0 }
 
-// isOpen reports whether candidate i takes the request now, and data residency allows it. A local replica counts only if peers is false,
-// and a peer only if peers is true.
+// isOpen reports whether candidate i takes the request now. A local replica counts only if peers is false, and a peer only if it is true.
 func (p *Policy) isOpen(r *Request, i int, peers bool) bool {
-	return p.candidates[i].Peer == peers && p.Takes(i) && !r.barred(i)
+	return p.candidates[i].Peer == peers && p.takesRequest(r, i)
 }
+
+// takesRequest reports whether candidate i takes the request now, and data residency allows it.
+func (p *Policy) takesRequest(r *Request, i int) bool { return p.Takes(i) && !r.barred(i) }
 
 // rankingValue is the number by which a rule compares candidates; the lowest is best.
 func (p *Policy) rankingValue(r *Request, how chooseBy, i int) float64 {
@@ -103,7 +105,8 @@ func hashesFirst(r *Request, a, b *Candidate) bool {
 	return prefill.HRW(r.ID, a.ID) < prefill.HRW(r.ID, b.ID)
 }
 
-// nextInTurn returns the index of the next candidate, after the last chosen one, that takes the request; -1: there is none.
+// nextInTurn returns the index of the next candidate, after the last chosen one, that takes the request; -1: there is none. It looks among
+// the peers if peers is true, and otherwise among the local replicas.
 func (p *Policy) nextInTurn(r *Request, peers bool) int {
 	for k := range p.candidates {
 		if i := (p.nextTurn[sideIndex(peers)] + k) % len(p.candidates); p.isOpen(r, i, peers) {
@@ -162,10 +165,7 @@ func (g *ring) rebuild(candidates []Candidate, peers bool) {
 
 // findOpen is the index of the first candidate on the ring, from the request's key on, that takes the request; -1: none does.
 func (g *ring) findOpen(p *Policy, r *Request) int {
-	owner := g.Find(r.Key, func(owner int) bool {
-		i := g.indexes[owner]
-		return p.isOpen(r, i, p.candidates[i].Peer) // the ring has candidates of one side only, so each of them counts
-	})
+	owner := g.Find(r.Key, func(owner int) bool { return p.takesRequest(r, g.indexes[owner]) })
 	if owner < 0 {
 		return -1
 	}

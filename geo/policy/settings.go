@@ -29,11 +29,16 @@ type Costs struct {
 	T0Ms          float64 // ms of prefill per prompt, until this is learned
 }
 
-// Defaults returns the default settings; BatchWeight is for `finish`.
+// Defaults returns the default settings; BatchWeight is for the policy `finish`. The fields of Settings and Costs have the units.
 func Defaults() Settings {
 	return Settings{
-		Push: SPE, MaxUnanswered: 8, MaxOutstanding: 64, CreditMax: 32, Tau: 4,
-		Costs: Costs{WaitWeight: 1, PrefillWeight: 1, BatchWeight: 50, BatchMs: 0.06, MinGainMs: 10, TPMs: 0.0938, T0Ms: 150.72},
+		Push: SPE, MaxUnanswered: 8, MaxOutstanding: 64, CreditMax: 32, // bounds of the requests of a replica; Push says which one counts
+		Tau: 4, // requests in the queue of a peer
+		Costs: Costs{
+			WaitWeight: 1, PrefillWeight: 1, BatchWeight: 50, // factors
+			BatchMs: 0.06, MinGainMs: 10,
+			TPMs: 0.0938, T0Ms: 150.72, // Mistral-7B on an A100: GORGO's Table 1
+		},
 	}
 }
 
@@ -103,14 +108,14 @@ func (s *Settings) JudgeReplica(replica *Replica) (maxSends int, why Reason) {
 		return 0, GateClosed
 	}
 	switch s.Push {
-	case SPE:
+	case SPE: // bounds the requests without a first token, also those of other senders
 		maxSends = s.MaxUnanswered - replica.Unanswered - max(0, replica.ForeignWaiting)
-	case SPP:
+	case SPP: // sends only what the engine can begin, as far as its last scrape shows
 		if replica.Pending > 0 {
 			return 0, Pending
 		}
 		maxSends = replica.Credit
-	case SPO:
+	case SPO: // bounds this region's unfinished requests
 		maxSends = s.MaxOutstanding - replica.Outstanding
 	case Blind:
 		maxSends = unlimited
@@ -121,9 +126,10 @@ func (s *Settings) JudgeReplica(replica *Replica) (maxSends int, why Reason) {
 	return maxSends, Available
 }
 
-// Credit is how many requests SPP may send to a replica from one scrape to the next. running and pending are the requests that ran and
-// waited in the engine at the scrape; maxNumSeqs is how many it runs at once. Each request that is sent uses one up, and each first
-// token returns one.
+// Credit is how many requests the push mode SPP (sp-p) may send to a replica from one scrape to the next. running and pending are the
+// requests that ran and waited in the engine at the scrape; maxNumSeqs is how many it runs at once. Each request that is sent uses one up,
+// and each first token returns one. An engine that runs as many as it can, but has none waiting, gets one request, which may begin before
+// the next scrape.
 func (s *Settings) Credit(running, pending, maxNumSeqs int) int {
 	if pending > 0 { // the engine has more requests than it can begin
 		return 0
