@@ -62,7 +62,8 @@ func (f *Fit) Encode() ([]byte, error) {
 
 // ParseFit reads a fit file. It returns an error for another version, for unknown fields, and for values that cannot be used.
 func ParseFit(b []byte) (*Fit, error) {
-	// The version is read first, because a file of another version may have fields that the strict decoder below would report instead.
+	// The version is read first, because a file of another version may have fields that the strict decoder below would report instead. Kind
+	// is not used here: a kind that is no text is an error before the version is checked.
 	var head struct {
 		Version *int `json:"evenkeel_fit"`
 		Kind    Kind `json:"kind"`

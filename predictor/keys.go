@@ -32,8 +32,9 @@ func newKeyBuckets(most int) keyBuckets {
 
 func (k *keyBuckets) len() int { return len(k.byKey) }
 
-// push adds a finished output to its key. The key then has the newest output of its list, and will be forgotten last. If the list has more
-// than mostPerList keys, push forgets the key whose last output is oldest.
+// push adds a finished output to its key. A key that gets MinKeyOutputs outputs moves from the list probation to the list used. In its
+// list, the key then has the newest output, and will be forgotten last. If the list has more than mostPerList keys, push forgets the key
+// whose last output is oldest.
 func (k *keyBuckets) push(key uint64, output int32) {
 	b := k.byKey[key]
 	if b == nil {
@@ -43,11 +44,12 @@ func (k *keyBuckets) push(key uint64, output int32) {
 		k.listOf(b).Remove(b.element)
 	}
 	b.outputs.push(output)
-	b.used, b.stale = len(b.outputs.buf) >= MinKeyOutputs, true
-	l := k.listOf(b)
-	b.element = l.PushBack(b)
-	if l.Len() > k.mostPerList {
-		oldest := l.Remove(l.Front()).(*keyBucket) //nolint:forcetypeassert // the lists have no other type
+	b.used = len(b.outputs.buf) >= MinKeyOutputs
+	b.stale = true         // the next call of tables computes the key's history anew
+	newList := k.listOf(b) // by used, so it may be another list than before
+	b.element = newList.PushBack(b)
+	if newList.Len() > k.mostPerList {
+		oldest := newList.Remove(newList.Front()).(*keyBucket) //nolint:forcetypeassert // the lists have no other type
 		delete(k.byKey, oldest.key)
 	}
 }

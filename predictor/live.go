@@ -77,11 +77,13 @@ func (l *Live) pendingFor(slot int32, id uint64) *awaited {
 	return &l.waiting[slot]
 }
 
-// resolve adds a prediction with its outcome to the rows. tokens is how many tokens the request has got, as far as it is known.
+// resolve adds a prediction with its outcome to the rows. tokens is how many tokens the request has got, as far as it is known. The
+// prediction has the probability of an end within the horizon (P), and the mean number of further tokens in this case (Mu). If the request
+// has got more than the horizon's tokens since the prediction, it did not end within the horizon.
 func (l *Live) resolve(w *awaited, tokens int32) {
 	w.pending = false
-	remaining := tokens - w.age
-	r := Row{P: w.P, Mu: w.Mu, Remaining: float64(remaining), Ended: remaining <= l.horizon}
+	sincePrediction := tokens - w.age
+	r := Row{P: w.P, Mu: w.Mu, Remaining: float64(sincePrediction), Ended: sincePrediction <= l.horizon}
 	if len(l.rows) < cap(l.rows) {
 		l.rows = append(l.rows, r)
 		return

@@ -71,8 +71,9 @@ func NewOnline(cfg OnlineConfig) (*Online, error) {
 	return o, o.seedFromFit(cfg.Fit)
 }
 
-// seedFromFit records the outputs of the fit as the oldest finished requests. If there are more outputs than a ring can hold, it records a
-// part of them with the same distribution.
+// seedFromFit records the outputs of the fit as the oldest finished requests. A bucket of the fit has the outputs of a range of prompt
+// lengths or of a key, i.e. of equal prompts. If there are more outputs than a ring can hold, seedFromFit records a part of them with the
+// same distribution.
 func (o *Online) seedFromFit(f *Fit) error {
 	o.fromFit = NewSurvival(f.Outputs.Lengths())
 	for _, v := range f.Outputs.sampleEvenly(OutputsMost) {
@@ -89,14 +90,14 @@ func (o *Online) seedFromFit(f *Fit) error {
 		if err != nil {
 			return fmt.Errorf("fit file: %w", err)
 		}
-		if bucket != noBucket {
+		if isLengthBucket := bucket != noBucket; isLengthBucket {
 			for _, v := range b.Outputs.sampleEvenly(LengthOutputsMost) {
 				o.byLength[bucket].push(v)
 			}
-			continue
-		}
-		for _, v := range b.Outputs.sampleEvenly(KeyOutputsMost) {
-			o.keys.push(key, v)
+		} else {
+			for _, v := range b.Outputs.sampleEvenly(KeyOutputsMost) {
+				o.keys.push(key, v)
+			}
 		}
 	}
 	return nil
@@ -140,8 +141,9 @@ func (o *Online) Rebuild(now time.Time) (p Predictor, table *Survival, due bool)
 	return p, table, true
 }
 
-// Build returns a predictor of the kind and the survival table, from the outputs that Online remembers, even if no tables are due. From
-// then on, Drift compares with this table, and Rebuild counts the finished requests anew.
+// Build returns a predictor of the kind and the survival table, which has the distribution of the lengths of all outputs that Online
+// remembers. It builds both even if no tables are due. From then on, Drift compares with this table, and Rebuild counts the finished
+// requests anew.
 func (o *Online) Build() (Predictor, *Survival) {
 	o.sinceRebuild = 0
 	o.current = NewSurvival(o.outputs.buf)
@@ -159,7 +161,7 @@ func (o *Online) Build() (Predictor, *Survival) {
 		}
 		return e, o.current
 	}
-	return o.current, o.current
+	return o.current, o.current // KindSurvival: the table itself is the predictor
 }
 
 // computeBounds computes the bounds of the length buckets when enough requests have finished, and puts their outputs into the buckets. It

@@ -36,9 +36,10 @@ func (r Rules) Gate(p Prediction) (rhat float32, open bool) {
 // Set starts r̂ anew from a prediction at the current age. It must be called when a request is admitted, and when Advance returns true.
 func (r Rules) Set(s *State, p Prediction) { s.Rhat, s.Open = r.Gate(p) }
 
-// Advance updates r̂ when a request has got more tokens, so that its age has grown. due is true if r̂ falls below 1, or if the age reaches
-// or passes a multiple of Every: the caller must then call Set with a prediction at the age `to`. One prediction is enough even if the
-// request has got several times Every tokens at once.
+// Advance updates r̂, the predicted number of further steps, when a request has got tokens, so that its age has grown (from, to). r̂ counts
+// down with the age. It stays at H while the request is not expected to end within the horizon (Open is false), unless DecrementAnchor is
+// set. due is true if r̂ falls below 1, or if the age reaches or passes a multiple of Every: the caller must then call Set with a
+// prediction at the age `to`. One prediction is enough even if the request has got several times Every tokens at once.
 func (r Rules) Advance(s *State, from, to int32) (due bool) {
 	if to <= from { // the request has got no token
 		return false
@@ -52,8 +53,9 @@ func (r Rules) Advance(s *State, from, to int32) (due bool) {
 	return r.Every > 0 && int(to)/r.Every != int(from)/r.Every // the quotients differ if a multiple of Every lies between
 }
 
-// Follow returns tokens+1 values of r̂ of one request: at q.Age, and after each of the next tokens. The board and the simulator do the
-// same for many requests at once.
+// Follow returns tokens+1 values of r̂, the predicted number of further steps, of one request: at q.Age, and after each of the next tokens.
+// p predicts at the beginning, and again whenever Advance says that a new prediction is due. The board and the simulator do the same for
+// many requests at once.
 func (r Rules) Follow(p Predictor, q Query, tokens int) []float32 {
 	predictNow := func() Prediction {
 		var out [1]Prediction
@@ -65,7 +67,7 @@ func (r Rules) Follow(p Predictor, q Query, tokens int) []float32 {
 	rhats := append(make([]float32, 0, tokens+1), s.Rhat)
 	for range tokens {
 		q.Age++
-		if r.Advance(&s, q.Age-1, q.Age) {
+		if due := r.Advance(&s, q.Age-1, q.Age); due {
 			r.Set(&s, predictNow())
 		}
 		rhats = append(rhats, s.Rhat)

@@ -24,7 +24,9 @@ func NewSurvival(outputs []int32) *Survival {
 		longest = slices.Max(outputs)
 	}
 	s := &Survival{countsAtMost: make([]uint32, max(0, min(int(longest), maxArrayLength)))}
-	var longer []int32 // outputs for which the array has no place: those from maxArrayLength on and, in any case, the longest
+	// longer has the outputs for which the array has no place: those from maxArrayLength on, and in any case the longest. From the longest
+	// on, the count is that of all outputs, so countAtMost needs no place for it.
+	var longer []int32
 	for _, o := range outputs {
 		switch {
 		case o < 1:
@@ -44,8 +46,9 @@ func NewSurvival(outputs []int32) *Survival {
 		s.countsAtMost[v] = uint32(len(sorted))
 	}
 	slices.Sort(longer)
-	s.history = withSums(append(sorted, longer...))
-	s.version = fingerprint(s.sorted)
+	sorted = append(sorted, longer...)
+	s.history = withSums(sorted)
+	s.version = fingerprint(sorted)
 	return s
 }
 

@@ -144,15 +144,16 @@ func (t *trial) prepareRows() {
 	t.baseRate = BaseRate(rows)
 }
 
-// row returns a prediction about an age point, together with its outcome.
+// row returns a prediction about an age point (a request at the time when it had p.age tokens), together with its outcome. The prediction
+// has the probability of an end within the horizon (P), and the mean number of further tokens in this case (Mu).
 func (t *trial) row(p agePoint, prediction Prediction) Row {
-	remaining := int(t.reqs[p.request].Output - p.age)
+	remaining := int(t.reqs[p.request].Output - p.age) // tokens that the request got after that
 	return Row{P: prediction.P, Mu: prediction.Mu, Remaining: float64(remaining), Ended: remaining <= t.opt.Horizon}
 }
 
 // score learns from the first requests with a predictor of the given kind, and scores its predictions for the requests that are kept out.
 func (t *trial) score(k Kind) (Holdout, error) {
-	var bounds []int32
+	var bounds []int32 // of the length buckets, from which only the kind exact predicts
 	if k == KindExact {
 		bounds = lengthBoundsOf(t.reqs[:t.trainCount])
 	}
