@@ -17,9 +17,11 @@ import (
 // request only after that.
 func (j *job) placeAggregated(lease *prefill.Lease) (*dispatcher.Slot, *failure.Fault) {
 	sought := local.Prompt{Prompt: j.prefixKeys(), Model: lease.Candidate.Board}
+	// The length is counted if an engine has reported it, or if the client has sent the prompt as token ids.
 	counted := j.promptTokens > 0 || j.req.PromptTokens > 0
-	lengthFromBytes := !counted && !j.life.Resumed() && !sought.Media && sought.Bytes > 0
-	if !lengthFromBytes { // otherwise LocalRanks.Length estimates the length from the bytes
+	// The bytes are those of the client's text. They leave out images and sound, and the answer so far of a resumed request.
+	bytesShowLength := !counted && !j.life.Resumed() && !sought.Media && sought.Bytes > 0
+	if !bytesShowLength { // otherwise LocalRanks.Length estimates the length from the bytes, by the ratio that it has learned
 		sought.Tokens = cmp.Or(sought.Prompt.Tokens, j.estimatedTokens())
 	}
 	tokens := j.srv.LocalRanks.Length(&sought)
@@ -33,7 +35,7 @@ func (j *job) placeAggregated(lease *prefill.Lease) (*dispatcher.Slot, *failure.
 			hits = append(hits, board.Hit{Worker: offer.Rank, Tokens: cached})
 		}
 	}
-	j.local.knownPrompt = &sought.Prompt
+	j.local.promptHashes = &sought.Prompt // noteKVArrived and checkPrefixCache need the hashes once the rank has the KV
 	slot, fault := j.place(lease.Candidate, tokens, func(entry *pool.Entry) <-chan dispatcher.Result {
 		if settings := j.srv.Settings(); settings.Pool.TTL == 0 { // pool.ttl is not set: prefill.queue.timeout applies
 			entry.Deadline = entry.Arrival.Add(settings.Prefill.Queue.Timeout)

@@ -53,9 +53,9 @@ func (j *job) awaitRetry(retry lifecycle.Retry, fault *failure.Fault) bool {
 }
 
 // askRetryBudget asks the budget that retry names for another attempt. granted says whether the attempt may be made, and wait how long to
-// pause before it. If retry.Pause is 0, the budget also says how long the pause is.
+// pause before it. The pause is random, up to the base pause doubled retry.Pause times; if retry.Pause is 0, the budget says how long.
 func (j *job) askRetryBudget(retry lifecycle.Retry, fault *failure.Fault) (wait time.Duration, granted bool) {
-	conf, doublings := &j.srv.Settings().Prefill.Retry, retry.Pause // how often the base pause doubles; 0: the budget says how long
+	conf, doublings := &j.srv.Settings().Prefill.Retry, retry.Pause
 	switch retry.Budget {
 	case lifecycle.NoMore: // granted stays false
 	case lifecycle.Freely:
@@ -63,14 +63,15 @@ func (j *job) askRetryBudget(retry lifecycle.Retry, fault *failure.Fault) (wait 
 	case lifecycle.OfUnsent:
 		wait, granted = j.srv.Prefill.RetryUnsent(retry.N)
 	case lifecycle.Counted:
-		uncounted := doublings > 0 // one of the first refusals, which are not counted as attempts
-		if uncounted && anotherRankTakes(j, fault) {
+		// Of the attempts with this budget, the lifecycle sets Pause only after the first refusals, which do not count as attempts.
+		uncountedRefusal := retry.Pause > 0
+		if uncountedRefusal && anotherRankTakes(j, fault) {
 			// The budget keeps failures from multiplying. A refused request has run on no engine, so the budget is not asked.
 			granted = retry.N < conf.Attempts
 			break
 		}
 		wait, granted = j.srv.Prefill.Retry(retry.N, fault.Status, fault.Err)
-		// If no engine answered this attempt, an empty budget does not end an answer of which the client has a part.
+		// Despite says that the client has a part of the answer. If no engine answered this attempt, an empty budget does not end such an answer.
 		evenIfEmpty := retry.Despite && fault.Status == 0
 		if !granted && evenIfEmpty && retry.N < conf.Attempts {
 			granted, doublings = true, retry.N
@@ -134,12 +135,12 @@ func (j *job) callFailedEvent(fault *failure.Fault) lifecycle.Event {
 	return event
 }
 
-// reportDecodeOutcome reports to the monitor how the decode engine did with this request. It also notes a rank that failed or refused, so
-// that the next attempts avoid it.
+// reportDecodeOutcome reports to the monitor how the decode engine did with this request, or notes the rank, so that the next attempts
+// avoid it (Avoid). A 500 stays an accusation against the engine until the lifecycle knows whether the engine or the request caused it.
 func (s *stream) reportDecodeOutcome(effect lifecycle.Effect) {
 	monitor, id, blame, fault := s.job.srv.Monitor, s.upstream.rank.Instance, effect.Blame, s.upstream.fault
-	alsoPrefills := s.upstream.rank.Group != ""
-	queueFull := alsoPrefills && fault != nil && fault.DecodeRefused()
+	// A rank that also prefills answers 429 or 503 if its queue is full. A decode engine that answers so to a hand-off is judged by Blame.
+	queueFull := s.upstream.alsoPrefills() && fault != nil && fault.DecodeRefused()
 	switch {
 	case effect.Kind == lifecycle.Avoid:
 		s.job.avoid.noteFailure(s.job.srv.Engines(), s.upstream.rank.Worker, fault, queueFull)
@@ -147,18 +148,18 @@ func (s *stream) reportDecodeOutcome(effect lifecycle.Effect) {
 	case effect.Kind == lifecycle.ReportSuccess:
 		monitor.RecordOutcome(id, engine.Served, nil)
 	case blame == lifecycle.Disputed: // a 500 counts only once its cause is known
-		err, settle := fault.Err, monitor.Accuse(id)
+		err, withdrawAccusation := fault.Err, monitor.Accuse(id)
 		s.job.unexplained500s = append(s.job.unexplained500s, func(cause lifecycle.Blame) {
-			settle()
+			withdrawAccusation() // the outcome below, if there is one, replaces the accusation
 			switch cause {
 			case lifecycle.Engine:
 				monitor.RecordOutcome(id, engine.Faulted, err)
 			case lifecycle.Disputed:
 				monitor.RecordOutcome(id, engine.Unclear, err)
-			case lifecycle.Nobody:
+			case lifecycle.Nobody: // the request is at fault, so nothing counts against the engine
 			}
 		})
-	case blame == lifecycle.Wedged:
+	case blame == lifecycle.Wedged: // the engine may have stopped working without closing its connections
 		monitor.RecordOutcome(id, engine.Silent, fault.Err)
 	case blame == lifecycle.Engine:
 		monitor.RecordOutcome(id, engine.Faulted, fault.Err)
@@ -178,10 +179,12 @@ func (u *upstreamCall) failedEngine() string {
 }
 
 // slotOutcome returns the report that the dispatcher gets when the slot is released. kind is how the request ended. An answer without
-// tokens is reported as empty only if its engine ended it with stop, and if no earlier engine had sent a part of it.
+// tokens is reported as Empty only if its engine ended it with stop, and if no earlier engine had sent a part of it. Orphaned says that the
+// engine may keep the request's KV blocks for ever. Kept says that the engine keeps the KV for the next turn of the chat. Engines do so
+// only if a prefill engine has handed the KV over.
 func (s *stream) slotOutcome(kind board.Kind) board.Outcome {
 	filter, finished := &s.upstream.answer.Filter, kind == board.Finished
-	failedBeforeFirst := s.upstream.fault != nil && s.firstAt.IsZero()
+	failedBeforeFirst := s.upstream.fault != nil && s.firstAt.IsZero() // before the first event
 	_, hasUsage := filter.Usage()
 	return board.Outcome{
 		Kind:      kind,
@@ -208,18 +211,19 @@ type avoided struct {
 // ranks are the workers that an attempt goes to only if there are no others.
 func (a *avoided) ranks() []int32 { return slices.Concat(a.decode, a.refused) }
 
-// noteFailure notes that a worker did not serve the request, because of fault. queueFull says that the queue of the worker is full, or the
-// queue that it shares with other workers.
+// noteFailure notes that a worker did not serve the request, because of fault, so that the next attempts avoid it and the workers that may
+// fail with it. queueFull says that the queue of the worker is full, or the queue that it shares with other workers.
 func (a *avoided) noteFailure(engines Engines, worker int32, fault *failure.Fault, queueFull bool) {
 	switch {
 	case queueFull:
+		// othersExist: some worker takes requests that is neither in this queue nor in one of the three lists.
 		sameQueue, othersExist := engines.SharingQueueWith(worker, slices.Concat(a.ranks(), a.lastChoice))
 		a.noteRefusal(worker, sameQueue, othersExist)
-	case fault.Reason == lifecycle.Stuck: // the workers that step together with this one stand still, too
+	case fault.Reason == lifecycle.Stuck: // the worker's core stood still, and with it the workers that step together with this one
 		sameQueue, _ := engines.SharingQueueWith(worker, nil)
 		const wholeHost = false // other engines on the host go on
 		a.decode = append(engines.FailingWith(worker, wholeHost, a.decode), sameQueue...)
-		a.haltedCores++
+		a.haltedCores++ // watchCore counts its retries by this number
 	default:
 		wholeHost := fault.Reason == lifecycle.Failed // a 500 may come from a broken driver or disk; a crash concerns one engine
 		a.decode = engines.FailingWith(worker, wholeHost, a.decode)
@@ -234,12 +238,12 @@ func (a *avoided) noteRefusal(worker int32, sameQueue []int32, othersExist bool)
 	secondOfQueue := slices.ContainsFunc(sameQueue, func(id int32) bool { return id != worker && slices.Contains(a.refused, id) })
 	a.othersAvailable = othersExist
 	switch {
-	case !secondOfQueue:
+	case !secondOfQueue: // avoid the worker, and take the rest of its queue only if no other worker has room at once
 		a.refused = append(a.refused, worker)
 		a.lastChoice = append(a.lastChoice, sameQueue...)
-	case othersExist:
+	case othersExist: // avoid the whole queue
 		a.refused = append(a.refused, sameQueue...)
-	default:
+	default: // no other worker is left, so forget the earlier refusals, and avoid only this queue
 		a.refused, a.lastChoice = sameQueue, nil
 	}
 }

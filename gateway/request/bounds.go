@@ -81,28 +81,30 @@ func drainBody(resp *engine.Response, b *buffers) {
 // the connection to the engine and does not wait for the end of the body.
 const maxFinishers = 1024
 
-// streamLimits returns the limits of the engine's stream: its bytes, and how long its events may take. first is the limit for the first
-// event.
+// streamLimits returns the limits of the engine's stream: its bytes, and how long its events may take. first is the time that is left for
+// the first event; 0 or less: the time is over.
 func (u *upstreamCall) streamLimits(first time.Duration) sse.Limits {
 	l := &u.job.srv.Settings().Limits
 	gap := l.EventTimeout // how long the engine may be silent between two events
 	if u.noEarlyText {    // after its first event the engine may send nothing more until it has computed the whole answer
-		gap = max(gap, l.ProbeTimeout)
+		gap = max(gap, l.ProbeTimeout) // as for an answer in one piece, which takes as long
 	}
 	alternatives := u.job.req.TopLogprobs
 	if u.job.req.Endpoint == mooncake.Generate {
 		alternatives = openai.AllTokens // each event may have all of the answer so far, so the bytes per token have no useful bound
 	}
-	return sse.Limits{Event: l.EventBytes, Bytes: maxStreamBytes(u.job.maxEchoed()+u.maxTokens, alternatives, l.EventBytes),
-		First: max(1, first), Gap: gap}
+	mostTokens := u.job.maxEchoed() + u.maxTokens // an echo repeats the prompt at the beginning of the answer
+	return sse.Limits{Event: l.EventBytes, Bytes: maxStreamBytes(mostTokens, alternatives, l.EventBytes),
+		First: max(1, first), Gap: gap} // 1 ns, because 0 would mean no limit
 }
 
-// timeoutOf returns the duration of a limit of the request's lifecycle. profile belongs to the engine whose answer is awaited.
+// timeoutOf returns the duration of a limit of the request's lifecycle. profile belongs to the engine whose answer is awaited; it is nil
+// for a request that is passed through, which has only the limit ByProbe.
 func timeoutOf(limit lifecycle.Timeout, settings *fleet.Settings, profile *mooncake.Profile) time.Duration {
 	switch limit {
-	case lifecycle.ByProbe, lifecycle.ByWhole:
+	case lifecycle.ByProbe, lifecycle.ByWhole: // after ByWhole, the caller goes on waiting while the rank shows signs of life
 		return settings.Limits.ProbeTimeout
-	case lifecycle.ByFirstEvent, lifecycle.ByHold:
+	case lifecycle.ByFirstEvent, lifecycle.ByHold: // with ByHold, the caller ends the wait earlier if the KV may be freed earlier
 		return profile.FirstEventTimeout
 	case lifecycle.ByCallback:
 		return settings.Bind.CallbackTimeout
@@ -140,6 +142,7 @@ func watchCore(s *stream) (stop func()) {
 	retryNumber := s.job.avoid.haltedCores + 1
 	halted := &atomic.Bool{}
 	s.upstream.coreHalted = halted
+	soon := silence / 4 // until the next check, if the core stands still but the call goes on
 	return handoff.Repeat(patience, func() (nextCheck time.Duration) {
 		if lastSign := s.upstream.rank.Signs.LastSign(); lastSign.After(s.upstream.began) && time.Since(lastSign) < silence {
 			return silence - time.Since(lastSign) // the core of the rank works, so the call goes on
@@ -149,19 +152,20 @@ func watchCore(s *stream) (stop func()) {
 			return silence
 		}
 		if !halted.Load() { // a retry that the budget has granted is not asked for again
-			if _, granted := j.srv.Prefill.Retry(retryNumber, 0, errStuck); !granted {
-				return silence / 4
+			const noStatus = 0 // the engine has not answered
+			if _, granted := j.srv.Prefill.Retry(retryNumber, noStatus, errStuck); !granted {
+				return soon
 			}
 		}
 		halted.Store(true)
 		s.upstream.call.Expire()
-		return silence / 4 // Expire does nothing if the call does not wait for bytes at this moment, so it is called again
+		return soon // Expire does nothing if the call does not wait for bytes at this moment, so it is called again
 	})
 }
 
-// asStuck returns the fault of a call. If watchCore has ended the call, it corrects the reason: such a call fails as Silent, but the core
-// of the rank stands still, which is the reason Stuck. A nil fault stays nil.
-func asStuck(s *stream, fault *failure.Fault) *failure.Fault {
+// correctIfStuck returns the fault of a call. If watchCore has ended the call, it corrects the reason: such a call fails as Silent, but the
+// core of the rank stands still, which is the reason Stuck. A nil fault stays nil.
+func correctIfStuck(s *stream, fault *failure.Fault) *failure.Fault {
 	if fault == nil || fault.Reason != lifecycle.Silent {
 		return fault
 	}
@@ -197,7 +201,8 @@ func (u *upstreamCall) correctCompute(computedNothing bool) {
 		computed = 0
 	case (u.computesPrompt || u.job.passthrough != nil) && usage.Prompt > 0: // the engine has computed the whole prompt, and counted it
 		computed = int64(usage.Prompt)
-	case u.computesPrompt: // no count came; a prompt has at most a token per byte
+	// No count came, so an upper bound counts: a token per byte, and a block more for the tokens that engines add, as for a chat template.
+	case u.computesPrompt:
 		computed = int64(prompt.Bytes(u.job.req, u.job.changes)) + handoff.BlockTokens
 	}
 	u.rank.Traffic.SettleComputed(u.announcedTokens, computed)

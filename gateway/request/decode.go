@@ -19,8 +19,8 @@ import (
 )
 
 // decode sends the request to the rank: with the hand-off h, or without one (nil), in which case the rank also computes the prompt. It
-// returns when the first data event has arrived, because then the engine has the KV and the client can get a status line. quit says that
-// the client has left, that this has ended the call, and that no engine uses the slot any more.
+// returns when the first data event has arrived, because then the engine has the KV and the client can get a status line. until limits the
+// wait for this event. quit says that the client's departure has ended the call, so that no engine uses the slot any more.
 func (s *stream) decode(h *handoff.Handoff, until lifecycle.Timeout) (_ *failure.Fault, quit bool) {
 	j, slot, phase := s.job, s.upstream.slot, journal.Transfer
 	if h == nil { // the rank computes the prompt itself
@@ -30,10 +30,12 @@ func (s *stream) decode(h *handoff.Handoff, until lifecycle.Timeout) (_ *failure
 	s.upstream.announceCompute()
 	if fault := s.open(h, until); fault != nil {
 		mayHaveRequest := fault.Verdict().KV == lifecycle.MaybeRunning
-		if mayHaveRequest && s.noteIfOverdue(h) { // the engine may wait for KV that is gone
+		if mayHaveRequest && s.noteIfOverdue(h) { // the prefill engine may have freed the KV, for which the decode engine may still wait
 			s.upstream.blocksLeaked = handoff.LeaksBlocks(s.upstream.rank, fault)
 		}
-		endsWithClient := h == nil || s.upstream.unstreamed // any other call stays open until its first event (see open)
+		// A client that leaves ends only calls without a hand-off and calls for an answer in one piece. Any other call stays open until its
+		// first event (see open).
+		endsWithClient := h == nil || s.upstream.unstreamed
 		return fault, endsWithClient && j.client.Left()
 	}
 	slot.ReportStarted()
@@ -43,9 +45,10 @@ func (s *stream) decode(h *handoff.Handoff, until lifecycle.Timeout) (_ *failure
 }
 
 // decodeDuringPrefill does what decode does, for a request whose prefill runs at the same time. No engine was sent the prompt of the lease
-// yet. The prefill call and the decode call are the two calls of the request, and the end of one ends the other. pair is their number in
-// the request's lifecycle. quit says that the client has left, and that either the prefill call has ended, or the decode engine keeps KV
-// blocks for it.
+// yet. The prefill call and the decode call are a pair, and the end of one ends the other. pair is their number in the request's lifecycle.
+// until limits the wait for the decode engine's callback, if the engine calls back. quit says that the client has left. In this case
+// decodeDuringPrefill has waited a limited time for the end of the prefill call, and has noted whether the rank may keep KV blocks for ever
+// (blocksLeaked).
 func (s *stream) decodeDuringPrefill(lease *prefill.Lease, pair int, until lifecycle.Timeout) (fault *failure.Fault, quit bool) {
 	j, slot := s.job, s.upstream.slot
 	j.record.Report(journal.Event{Kind: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "decode", Early: true})
@@ -57,8 +60,9 @@ func (s *stream) decodeDuringPrefill(lease *prefill.Lease, pair int, until lifec
 	if fault = s.openDuringPrefill(); fault != nil {
 		s.upstream.takePrefillAnswer()
 		// After NotOurs, nothing was sent to the rank, so it has no KV blocks for the request. Otherwise the prefill call may still write to
-		// the rank's blocks although the client has left, so awaitEndOrLeak waits for its end.
-		if quit = fault.Reason != lifecycle.NotOurs && j.client.Left(); quit {
+		// the rank's blocks although the client has left, so awaitEndOrLeak waits for its end, for a limited time.
+		rankMayHaveBlocks := fault.Reason != lifecycle.NotOurs
+		if quit = rankMayHaveBlocks && j.client.Left(); quit {
 			s.upstream.blocksLeaked = s.upstream.prefillCall.awaitEndOrLeak() || s.upstream.blocksLeaked
 		}
 		return fault, quit
@@ -74,9 +78,9 @@ func (s *stream) decodeDuringPrefill(lease *prefill.Lease, pair int, until lifec
 	return nil, false
 }
 
-// open sends the decode request and reads up to the first data event. h is the hand-off; nil: the rank computes the prompt itself. With
-// a hand-off, the connection stays open until the first event even if the client leaves: if it were cut while the decode engine pulls the
-// KV, both engines would leak KV blocks.
+// open sends the decode request and reads up to the first data event. h is the hand-off; nil: the rank computes the prompt itself. until
+// limits the wait for the event. With a hand-off, the connection stays open until the first event even if the client leaves: if it were cut
+// while the decode engine pulls the KV, both engines would leak KV blocks.
 func (s *stream) open(h *handoff.Handoff, until lifecycle.Timeout) *failure.Fault {
 	j := s.job
 	s.upstream.pull = h.AwaitFirstEvent(s.upstream.rank, s.upstream.began, s.upstream.unstreamed)
@@ -103,8 +107,9 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Timeout) *failure.Faul
 		withRID.RID = id
 		changes = &withRID
 	}
-	body := profile.DecodeBody(&j.body, j.req.Endpoint, changes, kv, s.upstream.pull.Salt(), !s.upstream.unstreamed, nil)
-	if fault := asStuck(s, s.upstream.sendDecode(h.SetRequestID(engine.JSONHeaders(id)), body, silence)); fault != nil {
+	salt := s.upstream.pull.Salt() // keeps the engine from using wrong KV of its prefix cache; empty: no KV there is known to be wrong
+	body := profile.DecodeBody(&j.body, j.req.Endpoint, changes, kv, salt, !s.upstream.unstreamed, nil)
+	if fault := correctIfStuck(s, s.upstream.sendDecode(h.SetRequestID(engine.JSONHeaders(id)), body, silence)); fault != nil {
 		if fault.BlamedEngine != "" {
 			j.srv.Monitor.ReportFailure(fault.BlamedEngine, fault.Err)
 		}
@@ -115,35 +120,37 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Timeout) *failure.Faul
 		return fault
 	}
 	if err := s.readFirst(s.upstream.began.Add(silence)); err != nil {
-		return asStuck(s, s.decodeFault(err))
+		return correctIfStuck(s, s.decodeFault(err))
 	}
 	if s.noteIfLate(h) {
 		return lateKVFault()
 	}
+	// The engine has begun. If it was to continue an answer, its count of prompt tokens shows whether it ignored the answer so far.
 	return ignoredAnswerFault(lifecycle.Decode, j.checkPromptCount(j.resume.decodeMustCount, s.upstream.answer.Filter.Prompt()))
 }
 
-// limitWait limits how long the rank may take for the first event, or for an answer in one piece. The caller must end the call if the
-// engine sends nothing for as long as silence. silence is handoff.Forever if limitWait has started a watch that limits the wait, until stop
-// is called. pullOver is when the pull of the hand-off's KV is certainly over. h and until are those of open.
+// limitWait limits how long the rank may take for the first event, or for an answer in one piece. h is the hand-off (nil: the rank computes
+// the prompt itself), and until names the limit. The caller must end the call if the engine sends nothing for as long as silence. silence
+// is handoff.Forever if a watch that limitWait has started limits the wait instead. The caller calls stop to end this watch. pullOver is
+// when the pull of the hand-off's KV is certainly over.
 func limitWait(s *stream, h *handoff.Handoff, until lifecycle.Timeout) (silence time.Duration, pullOver time.Time, stop func()) {
 	j, profile, unstreamed := s.job, s.upstream.rank.Profile, s.upstream.unstreamed
 	if unstreamed { // the pull of KV is over when a stream's first event would come; from then on, LimitOnePiece bounds the call
 		until = lifecycle.ByFirstEvent
 	}
 	silence = timeoutOf(until, j.srv.Settings(), profile)
-	switch {
-	case h != nil && profile.Renews():
+	switch { // how long the prefill engine keeps the KV
+	case h != nil && profile.Renews(): // as long as heartbeats of the decode engine renew its hold
 		h.Lease.Renewed()
 		h.NoteExpiries(j.srv.Monitor)
 		if !unstreamed { // an answer in one piece has no first event, so it does not show when its pull of KV was over
-			s.upstream.pull.OnExpiry(s.upstream.call.Expire)
+			s.upstream.pull.OnExpiry(s.upstream.call.Expire) // ends the wait when the KV may be gone
 		}
 	case h != nil: // the prefill engine frees the KV at a fixed time, and a later first event would prove nothing
 		silence = min(silence, h.FirstEventBy().Sub(s.upstream.began))
 	}
 	pullOver = s.upstream.began.Add(silence)
-	switch {
+	switch { // what limits the wait
 	case unstreamed: // nothing arrives before all of the answer is computed
 		ignoreClient := func() {}
 		if h != nil { // the pull of KV must not be cut, so the call outlives its client until the pull is over for certain
@@ -155,17 +162,19 @@ func limitWait(s *stream, h *handoff.Handoff, until lifecycle.Timeout) (silence 
 	// only if the hold on the KV is renewed meanwhile. Otherwise the KV must be pulled in time, even if the request waits in that queue.
 	case s.upstream.slot.InEngineQueue && h != nil && profile.Renews():
 		return handoff.Forever, pullOver, handoff.LimitFromSlot(s.upstream.slot, s.upstream.call, silence)
-	case h == nil && profile.Aggregated():
+	case h == nil && profile.Aggregated(): // a core that stands still may be found before silence is over
 		return silence, pullOver, watchCore(s)
 	}
 	return silence, pullOver, func() {}
 }
 
-// takeHandoff returns the kv_transfer_params of a hand-off. It fails if the prefill engine has restarted, or after the hand-off's deadline.
+// takeHandoff returns the kv_transfer_params of a hand-off, by which the decode engine fetches the KV. It fails if the engine process that
+// made the KV is gone (Outlived) or may be gone (MayOutlive), and after the hand-off's deadline. Another attempt then prefills the prompt
+// again.
 func (u *upstreamCall) takeHandoff(h *handoff.Handoff) (json.RawMessage, *failure.Fault) {
 	if gone, sure := u.job.srv.Engines().ProcessGone(h.Maker); gone {
 		why := lifecycle.MayOutlive
-		if sure {
+		if sure { // the KV is certainly gone, so it does not count as held by the engine any longer
 			why = lifecycle.Outlived
 		}
 		return nil, failure.NewFault(lifecycle.CallEnd{Call: lifecycle.Decode, Reason: why},
@@ -194,12 +203,12 @@ func (u *upstreamCall) sendDecode(headers []engine.Header, body [][]byte, silenc
 	}
 	call := upstream.Call{
 		Call: u.call, Kind: lifecycle.Decode, Engine: u.rank.Instance, Scope: u.rank.Scope, Path: j.req.Endpoint.Path(),
-		InEngineQueue: u.slot.InEngineQueue, Aggregated: u.rank.Group != "",
+		InEngineQueue: u.slot.InEngineQueue, Aggregated: u.alsoPrefills(),
 		Limits: engine.Deadlines{Connect: j.srv.Settings().Limits.ConnectTimeout, FirstByte: silence, Idle: silence}, Log: j.srv.Log,
 	}
 	j.byName.noteSent(u.rank, headers)
 	if u.resp, fault = call.Open(j.record.WithTraceHeaders(headers), body); fault != nil && fault.Status != 0 {
-		fault.Frees = j.srv.Engines().RejectionFrees(u.rank)
+		fault.Frees = j.srv.Engines().RejectionFrees(u.rank) // a refusal by this engine also makes the prefill engine free the KV
 	}
 	return fault
 }
@@ -217,7 +226,8 @@ func (s *stream) openDuringPrefill() *failure.Fault {
 	var none *handoff.Handoff // a nil hand-off sets no limit for the time until the KV is read
 	s.upstream.pull = none.AwaitFirstEvent(s.upstream.rank, s.upstream.began, s.upstream.unstreamed)
 	defer s.upstream.pull.End()
-	body := profile.EarlyDecode(&j.body, j.changes, prefillCall.rendezvous, s.upstream.pull.Salt(), !s.upstream.unstreamed, nil)
+	salt := s.upstream.pull.Salt() // keeps the engine from using wrong KV of its prefix cache; empty: no KV there is known to be wrong
+	body := profile.EarlyDecode(&j.body, j.changes, prefillCall.rendezvous, salt, !s.upstream.unstreamed, nil)
 	if fault := s.upstream.sendDecode(upstream.PairHeaders(prefillCall.id, j.req.Endpoint, profile), body, handoff.Forever); fault != nil {
 		reason := lifecycle.Died // the engine may have the request
 		switch {
@@ -238,7 +248,7 @@ func (s *stream) openDuringPrefill() *failure.Fault {
 		}
 		return s.upstream.failDuringPrefill(reason, fault)
 	}
-	if s.noteIfLate(nil) {
+	if s.noteIfLate(none) {
 		return s.upstream.failDuringPrefill(lifecycle.Died, lateKVFault())
 	}
 	counted := s.upstream.answer.Filter.Prompt()
@@ -250,6 +260,8 @@ func (s *stream) openDuringPrefill() *failure.Fault {
 		return s.upstream.failDuringPrefill(lifecycle.Died, fault)
 	}
 	if fault = ignoredAnswerFault(lifecycle.Decode, j.checkPromptCount(j.resume.decodeMustCount, counted)); fault != nil {
+		// The engine began an answer anew that it should have continued. It has the KV and has not failed, so the prefill call only learns that
+		// the decode call is over.
 		const abandoned = false
 		prefillCall.answerEnded(abandoned)
 	}
@@ -277,13 +289,15 @@ func (s *stream) readFirstDuringPrefill() error {
 
 // failDuringPrefill tells the prefill call that the decode call has ended before its first event, in the way that reason names. It returns
 // why the decode call ended: its own fault, or the fault of the prefill call that ended it. It reports the decode engine to the monitor if
-// that engine is at fault.
+// that engine is at fault, and notes whether the engine may keep KV blocks for ever (blocksLeaked), because KV for which it waits never
+// comes.
 func (u *upstreamCall) failDuringPrefill(reason lifecycle.DecodeFailure, fault *failure.Fault) *failure.Fault {
 	j := u.job
 	cause, blocksLeaked := u.prefillCall.decodeFailed(reason)
 	u.blocksLeaked = blocksLeaked
 	if cause == nil { // the decode call ended by itself
-		saysState := fault.Status != 0 && fault.BlamedEngine != "" // the status tells that the engine is paused, or lacks a model
+		// Open blames an engine for its status only if this says that the engine is paused, or that it does not have the model.
+		saysState := fault.Status != 0 && fault.BlamedEngine != ""
 		if fault.Err != nil && (reason == lifecycle.Died || saysState || fault.Reason == lifecycle.Unreachable) {
 			j.srv.Monitor.ReportFailure(u.rank.Instance, fault.Err)
 		}
@@ -311,15 +325,17 @@ func (u *upstreamCall) takePrefillAnswer() (calledBackAfter time.Duration) {
 	j.record.Report(journal.Event{Kind: journal.Probed, Took: took})
 	j.record.Prefill = prefiller
 	notePrefilled(j, &probed, u.rank.Profile)
-	if !j.life.Resumed() && u.rank.Profile.Connector != mooncake.SGLang { // an SGLang decode engine reports its cached tokens itself
+	// An SGLang decode engine reports its cached tokens itself. For a resumed request, the filter has the count of the first prefill already;
+	// the count of this one also includes the answer so far.
+	if !j.life.Resumed() && u.rank.Profile.Connector != mooncake.SGLang {
 		u.answer.Filter.SetCached(j.cachedTokens)
 	}
 	return calledBackAfter
 }
 
 // beginPrefill starts the prefill call of an attempt on a goroutine of its own. The call is sent at once, or after the decode engine's
-// callback. pair is the number of the attempt's two calls in the request's lifecycle, and until limits the first wait. If a fault is
-// returned, nothing was sent.
+// callback. pair is the number of the attempt's two calls in the request's lifecycle, and until limits the wait for the callback. If a
+// fault is returned, nothing was sent.
 func (u *upstreamCall) beginPrefill(lease *prefill.Lease, pair int, until lifecycle.Timeout) *failure.Fault {
 	j, candidate := u.job, lease.Candidate
 	p := &concurrentPrefill{
@@ -338,8 +354,8 @@ func (u *upstreamCall) beginPrefill(lease *prefill.Lease, pair int, until lifecy
 	})
 	fault := p.prepareRendezvous()
 	if fault == nil {
-		lease.DetachOwner()
-		err := j.srv.prefillCalls.Run(math.MaxInt, p.run)
+		lease.DetachOwner() // the prefill may outlive the request, so p gives the lease back, and not the request
+		err := j.srv.prefillCalls.Run(anyNumber, p.run)
 		if begun = err == nil; !begun {
 			fault = failure.NewFault(lifecycle.CallEnd{Call: lifecycle.Decode, Reason: lifecycle.Leaving}, failure.Leaving, err)
 		}
@@ -350,6 +366,9 @@ func (u *upstreamCall) beginPrefill(lease *prefill.Lease, pair int, until lifecy
 	}
 	return fault
 }
+
+// anyNumber is the limit for Background.Run if any number of functions may run at once.
+const anyNumber = math.MaxInt
 
 // pairRequestID is the X-Request-Id of both calls of an attempt. No id may be the beginning of another id, because SGLang ends every
 // request whose id begins with the one that it is told to abort. The letter at the end ensures this for the attempts 1 and 10.
@@ -378,6 +397,7 @@ func (p *concurrentPrefill) prepareRendezvous() *failure.Fault {
 		p.rendezvous.Metaserver = p.callback.URL
 	case p.traits.Keeps:
 		if p.rendezvous.Coordinates = srv.Fleet.Coordinates(candidate); p.rendezvous.Coordinates == nil {
+			// The address was known when the attempt began (bindOrder). Another attempt follows, so the client hardly ever gets this error.
 			return failure.NewFault(lifecycle.CallEnd{Call: lifecycle.Decode, Reason: lifecycle.Unlearned}, failure.Leaving, errAddressUnknown)
 		}
 	}

@@ -18,7 +18,8 @@ import (
 )
 
 // endFailed ends the answer's present call before the answer was whole. answer is the error for the client, and err the cause. If the
-// answer has begun, the request's lifecycle decides what follows: the answer may still go on at another engine.
+// answer has begun, the request's lifecycle decides what follows: the answer may still go on at another engine. If the client has nothing
+// of it, the code that waits for the first event gets the fault and decides.
 func (s *stream) endFailed(why lifecycle.Reason, answer *openai.Error, err error) {
 	if s.state >= ended { // the end was handled already
 		return
@@ -33,10 +34,12 @@ func (s *stream) endFailed(why lifecycle.Reason, answer *openai.Error, err error
 	switch {
 	case begun && why == lifecycle.Throttled: // the engine had room, because it began the answer, so it refuses the request itself
 		why = lifecycle.Rejected
-	case begun && why == lifecycle.Rejected && answer.Status/100 == 5: // the engine refuses evenkeel's own credential
-		why = lifecycle.Erred
+	case begun && why == lifecycle.Rejected && answer.Status/100 == 5: // a 401 or 403, for which FromStream gives the client a 502
+		why = lifecycle.Erred // the engine refuses evenkeel's own credential, and not the request
 	}
-	end := lifecycle.CallEnd{Call: kind, Progress: lifecycle.Through, Reason: why, Open: true, Moved: begun && s.upstream.tracked.MustMove()}
+	endedByDrain := begun && s.upstream.tracked.MustMove()
+	// Through: the engine has read the KV. Open: its answer began with status 200.
+	end := lifecycle.CallEnd{Call: kind, Progress: lifecycle.Through, Reason: why, Open: true, Moved: endedByDrain}
 	s.upstream.fault = failure.NewFault(end, answer, err)
 	s.upstream.fault.Status, s.upstream.fault.BlamedEngine = s.upstream.answer.Filter.Failure().Status, s.upstream.rank.Instance
 	switch {
@@ -49,6 +52,7 @@ func (s *stream) endFailed(why lifecycle.Reason, answer *openai.Error, err error
 	}
 	event := s.job.callFailedEvent(s.upstream.fault)
 	reportedByEngine := why >= lifecycle.Rejected && why != lifecycle.Preempted // these reasons come from a status in an event of the answer
+	// Faulty: the engine itself says that it has failed.
 	event.Faulty = reportedByEngine && answer.Status/100 == 5 && !s.upstream.fault.Moved
 	s.step(event)
 }
@@ -65,8 +69,9 @@ func (s *stream) endWhole() {
 	s.step(lifecycle.Event{Kind: lifecycle.Ends})
 }
 
-// step reports an event of an answer that has begun to the request's lifecycle, and carries out the effects that the lifecycle returns. The
-// effect Confirm waits, and the event that says how this wait ended is a step of its own.
+// step reports an event of an answer that has begun to the request's lifecycle, and carries out the effects that the lifecycle returns. Of
+// these effects only Confirm, which is always the last one, waits. The event that says how this wait ended is a step of its own. The other
+// effects bring no event.
 func (s *stream) step(event lifecycle.Event) {
 	r := executor{job: s.job, stream: s, fault: s.upstream.fault, answerBegun: true}
 	event.ClientLeft, event.Engine = s.job.client.Left(), s.upstream.rank.Instance
@@ -82,7 +87,7 @@ func (s *stream) step(event lifecycle.Event) {
 	for len(effects) > 0 {
 		effect := effects[0]
 		effects = effects[1:]
-		if event = r.do(effect); effect.Kind == lifecycle.Confirm {
+		if event = r.do(effect); effect.Kind == lifecycle.Confirm { // the wait until the prefill engine confirms the KV is over
 			s.step(event)
 		}
 	}
@@ -94,7 +99,8 @@ var boardKinds = map[lifecycle.Disposition]board.Kind{lifecycle.Failing: board.F
 	lifecycle.Finish: board.Finished}
 
 // finishAnswer ends the answer that the client reads: it logs an error, and writes the end of a stream. Later calls do nothing. If fail is
-// nil, the answer is whole. Otherwise it ends with an error event, so that the client cannot take it for a whole one.
+// nil, the answer is whole. Otherwise it ends with an error event, so that the client cannot take it for a whole one. It writes no end if
+// other code puts the answer together: an assembler, or the fan-out of which the answer is one leg.
 func (s *stream) finishAnswer(fail *openai.Error) {
 	if s.state >= ended {
 		return
@@ -107,17 +113,17 @@ func (s *stream) finishAnswer(fail *openai.Error) {
 		s.upstream.answer.out = s.upstream.answer.DropEnd(s.upstream.answer.out)
 	}
 	switch {
-	case fail == nil:
+	case fail == nil: // MissingUsage appends the last event with the usage, if the client still lacks it
 		s.upstream.answer.out = s.upstream.answer.MissingUsage(s.upstream.answer.out)
 	case fail.Status == journal.StatusClientClosed: // the client reads nothing more
 		return
-	case s.job.passthrough != nil: // the receipt of a request that is passed through has the error, so nothing is logged
+	case s.job.passthrough != nil: // nothing is logged, because the receipt of a request that is passed through has the error
 	default:
 		s.job.srv.Log.Warn("an answer broke off", zap.Inline(s.job), zap.String("engine", s.upstream.rank.Target.ID),
 			zap.Int("tokens", s.tokens()), zap.String("outcome", journal.Outcome(fail)), zap.String("cause", s.logText(fail)))
 	}
 	if s.upstream.answer.Assembler != nil || s.upstream.unstreamed || s.job.isLeg {
-		return // the code that assembles the answer writes its end
+		return // collect, the engine itself (in one piece) or the fan-out of a leg gives the answer its end
 	}
 	fail = cmp.Or(fail, failure.NoError)
 	errorType := fail.TypeFor(s.job.req.Endpoint.Path())
@@ -159,14 +165,15 @@ func (s *stream) Close() {
 		return
 	}
 	s.job.client.OnGone(nil)
-	s.endFailed(lifecycle.Left, failure.ClientGone, nil) // takes effect if the client's side ended first
-	s.finishAnswer(failure.ClientGone)                   // takes effect if a panic has ended the request's lifecycle
+	s.endFailed(lifecycle.Left, failure.ClientGone, nil) // does nothing if the answer has ended; otherwise the client's side has ended first
+	s.finishAnswer(failure.ClientGone)                   // does nothing, unless a panic has kept the lifecycle from ending the answer
 	s.recordEnd()
-	s.job.releaseResumeBytes() // takes effect if something panicked before the lifecycle knew of the kept bytes
-	s.giveBackAll(board.Cancelled)
+	s.job.releaseResumeBytes()     // does nothing, unless a panic came before the lifecycle knew of the kept bytes
+	s.giveBackAll(board.Cancelled) // mostly only call and buffers, because the lifecycle has given the slot back, with the right kind
 }
 
-// recordEnd writes into the record and the metrics how the request's answer ended.
+// recordEnd writes into the record and the metrics how the request's answer ended, and concludes the request. A leg of a fan-out is not
+// concluded: the fan-out concludes the client's request once, when all its legs have ended.
 func (s *stream) recordEnd() {
 	now, j, tokens := time.Now(), s.job, s.tokens()
 	if j.passthrough != nil {
@@ -182,7 +189,7 @@ func (s *stream) recordEnd() {
 	}
 	compareTokenCounts(s)
 	s.checkPrefixCache()
-	if failedEngine := s.upstream.failedEngine(); s.endError != nil && failedEngine != "" {
+	if failedEngine := s.upstream.failedEngine(); s.endError != nil && failedEngine != "" { // EndAttempt would not name the engine
 		j.record.Report(journal.Event{Kind: journal.AttemptEnded, Cause: journal.Outcome(s.endError), On: failedEngine, Answer: s.endError})
 	}
 	j.record.EndAttempt(s.endError)
@@ -311,14 +318,15 @@ func (srv *Server) Conclude(in *Incoming, fail *openai.Error) {
 		return // ConcludePanicked ended the request before its answer was closed
 	}
 	defer srv.openRequests.Add(-1)
-	if in.forgetName != nil {
+	if in.forgetName != nil { // the answer has a name, by which the client can no longer end the request from now on
 		in.forgetName()
 	}
 	tokens := in.Record.PromptTokens + in.Record.OutputTokens
 	clientLeft := fail != nil && fail.Status == journal.StatusClientClosed
 	engineChosen := in.Record.Route != ""
 	if tokens == 0 && engineChosen && clientLeft {
-		tokens = -1 // unknown: the client left while an engine computed the prompt, before the engine reported its length
+		// The client left while an engine computed the prompt, before the engine reported its length. A negative number keeps the estimate.
+		tokens = -1
 	}
 	in.CorrectEstimate(tokens)
 	in.Body.Release()

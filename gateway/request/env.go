@@ -244,16 +244,16 @@ const (
 	localShort, localAsked, localEndpoint, localEnded     = "short", "asked", "endpoint", "ended"
 )
 
-// countRebind counts a request that lost its decode rank before the first token and is bound again. fault is why the two calls of the
-// attempt were ended together; nil: the decode call ended by itself.
+// countRebind counts a request that lost its decode rank before the first token and is bound again, by the cause of the loss. fault is why
+// one of the attempt's two calls, the prefill call and the decode call, has ended the other; nil: the decode call ended by itself.
 func (m *metrics) countRebind(fault *failure.Fault) {
-	cause := causePrefill
+	cause := causePrefill // the prefill call failed: all faults that have no case below are its own
 	switch {
 	case fault == nil:
 		cause = causeDecode
 	case fault.Verdict().Next == lifecycle.Over: // the request ends, so it is bound to no other rank
 		return
-	case fault.Reason == lifecycle.Unbegun:
+	case fault.Reason == lifecycle.Unbegun: // the prompt was prefilled, but the decode engine sent no event
 		cause = causeSilent
 	case fault.Call == lifecycle.Decode: // of the decode call's faults, only a missing or bad callback ends both calls
 		cause = causeCallback

@@ -78,7 +78,7 @@ func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, leg
 	}
 	f := &fannedOut{srv: srv, conn: conn, req: req, in: in, id: []byte(prefix + in.Record.ID), outputMode: openai.OutputMode(&whole.body),
 		stop: make(chan struct{})}
-	if whole.filterOptions.ID != nil { // the endpoint has names of answers
+	if whole.filterOptions.ID != nil { // at this endpoint, the client can end the request by the id of its answer, which newJob has chosen
 		f.id = whole.filterOptions.ID
 	}
 	for i := range legs {
@@ -99,26 +99,29 @@ func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, leg
 
 // newLeg makes the leg with the number i. part is the part of the request that the leg serves.
 func (f *fannedOut) newLeg(whole *job, i int, part *openai.SubRequest) fanOutLeg {
-	share, name := edge.NewCloseNotifier(f.srv.Log), legName(i)
-	leg := fanOutLeg{clientShare: share, prompt: part.Prompt, job: &job{
-		srv: f.srv, req: f.req, body: whole.body, changes: &part.Patch, client: share, isLeg: true, id: f.in.Record.ID + "-" + name,
+	// All legs answer the same client. Each has a notifier of its own, so that endLegs can end a leg as if the client had left.
+	legClient, name := edge.NewCloseNotifier(f.srv.Log), legName(i)
+	leg := fanOutLeg{clientShare: legClient, prompt: part.Prompt, job: &job{
+		srv: f.srv, req: f.req, body: whole.body, changes: &part.Patch, client: legClient, isLeg: true, id: f.in.Record.ID + "-" + name,
 		model: whole.model, incoming: f.in, record: f.in.Record.Leg(name), filterOptions: whole.filterOptions,
 	}}
 	options := &leg.job.filterOptions
-	options.ID, options.Created, options.Choice = f.answerName(i), f.in.Record.Arrival.Unix(), part.Choice
-	options.DropFinalUsage, options.DropDone = f.req.Stream, true // the whole answer has one end, which takePiece writes
+	options.ID, options.Created = f.answerName(i), f.in.Record.Arrival.Unix()
+	options.Choice = part.Choice // the number of the leg's answer among all answers
+	// A streamed answer has one end for all legs, which takePiece writes. In one piece, merge adds up the usages of the legs.
+	options.DropFinalUsage, options.DropDone = f.req.Stream, true
 	return leg
 }
 
 // queueOrForward puts all legs into the arrival queue. Another dispatcher may then answer the whole request (answered). If that dispatcher
 // gives the request back, the legs take their old places in the queue again. fail is the error for the client; nil: the other proxy
-// answers, or the legs are served here.
+// answers, or the legs are served here. After an error it gives back the slots that enterQueue has bound.
 func (f *fannedOut) queueOrForward(ctx *fasthttp.RequestCtx, whole *job) (answered bool, fail *openai.Error) {
 	defer func() {
 		if fail == nil {
 			return
 		}
-		for _, l := range f.legs { // no leg will use the slot that it got beforehand
+		for _, l := range f.legs { // no leg will use the slot that enterQueue has bound for it
 			if slot := l.job.local.boundSlot; slot != nil {
 				f.srv.Dispatcher.Release(slot, board.Outcome{Kind: board.Cancelled})
 			}
@@ -137,23 +140,24 @@ func (f *fannedOut) queueOrForward(ctx *fasthttp.RequestCtx, whole *job) (answer
 			return false, nil
 		}
 		whole.record.Report(journal.Event{Kind: journal.Attempted})
-		outcome, fail := whole.forwardToPeer(ctx, forward)
-		if outcome == lifecycle.PeerAnswers || fail != nil {
-			return fail == nil, fail
+		outcome, forwardError := whole.forwardToPeer(ctx, forward)
+		if outcome == lifecycle.PeerAnswers || forwardError != nil {
+			return forwardError == nil, forwardError
 		}
 		whole.life.NoteGivenBack(outcome)
-		for _, l := range f.legs {
+		for _, l := range f.legs { // each leg knows where the request was already, and where it may still go
 			l.job.life.CopyRouting(&whole.life)
 		}
 	}
 }
 
-// enterQueue puts the legs into the arrival queue together, except those whose prompt a decode rank computes itself. The whole request
-// may go to another region: the decision about its first leg counts for all legs, as long as no leg was served here. forward is the way to
-// the other proxy; nil: the legs that are in the queue have their tickets, or err says why they got none.
+// enterQueue puts the legs into the arrival queue together, except those whose prompt a decode rank computes itself. These keep their slots
+// in boundSlot. The whole request may go to another proxy: the decision about its first leg counts for all legs, and a request of which a
+// leg is served here stays here. forward is the way to the other proxy; nil: the legs that are in the queue have their tickets, or err says
+// why they got none. If forward is set, err does not matter.
 func (f *fannedOut) enterQueue() (forward *geo.Forward, err error) {
 	queued := f.legs
-	centralDecides := f.srv.Settings().Geo.Follows() // then it is asked before a decode rank here may take a leg
+	centralDecides := f.srv.Settings().Geo.Follows() // the central proxy must be asked before a decode rank here may take a leg
 	if !centralDecides {
 		queued = slices.DeleteFunc(slices.Clone(queued), func(l fanOutLeg) bool {
 			l.job.local.boundSlot = l.job.bindLocal()
@@ -169,13 +173,13 @@ func (f *fannedOut) enterQueue() (forward *geo.Forward, err error) {
 		arrivals[i] = l.job.arrivalRequest()
 	}
 	tickets, err := f.srv.Prefill.EnterAll(arrivals)
-	goesElsewhere := errors.Is(err, prefill.ErrElsewhere) // another proxy was chosen at once
-	if err == nil && query != nil {
+	goesElsewhere := errors.Is(err, prefill.ErrElsewhere) // decided at once, so the legs are not in the queue
+	if mayBeDecidedLater := err == nil && query != nil; mayBeDecidedLater {
 		goesElsewhere = f.awaitForwarding(&tickets[0])
 	}
 	if goesElsewhere {
-		if forward = query.Forward(); forward == nil {
-			err = prefill.ErrElsewhere // no other proxy was chosen for the request
+		if forward = query.Forward(); forward == nil { // no proxy was chosen: the proxy that has sent the request must ask again
+			err = prefill.ErrElsewhere
 		}
 		return forward, err
 	}
@@ -292,20 +296,22 @@ func (f *fannedOut) collect(ctx *fasthttp.RequestCtx) {
 // stream answers a streamed fan-out. The first leg that has an event or fails decides the status.
 func (f *fannedOut) stream(ctx *fasthttp.RequestCtx) {
 	f.startLegs(f.relayLeg)
-	first, _ := f.nextPiece()
-	edge.StopKeepAlive(ctx) // the answer begins, so the client gets no more comments that keep the connection alive
+	first, _ := f.nextPiece() // if the client has left, first has that error
+	edge.StopKeepAlive(ctx)   // the answer begins, so the client gets no more comments that keep the connection alive
 	if first.fail != nil {
 		f.answerError(ctx, first.fail)
 		return
 	}
 	f.takePiece(first)
 	f.srv.setServedByHeader(ctx, f.in)
-	f.srv.Stream(ctx, first.contentType, f, 0) // 0: no loop can carry an answer that comes from several engines
+	f.srv.Stream(ctx, first.contentType, f, withoutLoop) // an event loop reads from one engine, and the legs run on several
 }
 
-// relayLeg serves one answer of a streamed fan-out, and passes its events on as they come.
+// relayLeg serves one answer of a streamed fan-out, and passes its events on as they come. It returns an error only if the leg has no
+// answer.
 func (f *fannedOut) relayLeg(l *fanOutLeg) *openai.Error {
 	s, fail := l.job.serve(nil)
+	// The client has ended the answer by name before this leg had an event, and still waits. So the leg ends well, with no tokens.
 	if fail != nil && failedOnlyByAbort(l.job, f.conn, fail) {
 		kind := []byte("text/event-stream")
 		l.usage = sse.Usage{Prompt: l.job.estimatedTokens(), Cached: -1} // the same usage as in emptyAnswer, for the sum of all legs
@@ -457,19 +463,22 @@ func (f *fannedOut) allowCancelByName(whole *job) {
 	if whole.filterOptions.ID == nil {
 		return
 	}
-	key, legs := f.in.Record.Key, make([]*abortByName, len(f.legs))
+	caller, aborts := f.in.Record.Key, make([]*abortByName, len(f.legs))
 	var forgets []func() // each function ends the use of one name
 	for i, l := range f.legs {
+		// If the leg ends before it has an answer, it gives the client an answer without tokens, which repeats outputMode.
 		ofLeg := &abortByName{endpoint: f.req.Endpoint, leaveAsClient: l.clientShare.MarkGone, outputMode: f.outputMode}
-		legs[i], l.job.byName, l.job.filterOptions.Aborted = ofLeg, ofLeg, ofLeg.requested.Load
-		if f.req.Endpoint == mooncake.Generate {
-			forgets = append(forgets, f.srv.Running.Register(key, string(l.job.filterOptions.ID), func() { ofLeg.abort(f.srv) }))
+		aborts[i] = ofLeg
+		l.job.byName = ofLeg
+		l.job.filterOptions.Aborted = ofLeg.requested.Load
+		if f.req.Endpoint == mooncake.Generate { // answerName has given the leg's answer a name of its own
+			forgets = append(forgets, f.srv.Running.Register(caller, string(l.job.filterOptions.ID), func() { ofLeg.abort(f.srv) }))
 		}
 	}
-	forgets = append(forgets, f.srv.Running.Register(key, string(f.id), func() {
+	forgets = append(forgets, f.srv.Running.Register(caller, string(f.id), func() {
 		var aborting sync.WaitGroup // the legs are aborted at the same time
-		for _, l := range legs {
-			aborting.Go(func() { l.abort(f.srv) })
+		for _, ofLeg := range aborts {
+			aborting.Go(func() { ofLeg.abort(f.srv) })
 		}
 		aborting.Wait()
 	}))

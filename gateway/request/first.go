@@ -102,30 +102,34 @@ func (u *upstreamCall) answerTooLarge(err error) bool {
 	return u.unstreamed && errors.Is(err, engine.ErrTooLarge)
 }
 
+// alsoPrefills says whether the rank prefills and decodes. The roster sets Group only for such ranks.
+func (u *upstreamCall) alsoPrefills() bool { return u.rank.Group != "" }
+
 // sideName is the name of the call's engine in error messages for clients and operators: "decode", or failure.Engine for a rank that also
 // prefills.
 func (u *upstreamCall) sideName() string {
-	if u.rank.Group != "" {
+	if u.alsoPrefills() {
 		return failure.Engine
 	}
 	return "decode"
 }
 
 // decodeFault returns the fault of a decode call that ended with err before the client got anything. If the engine refused the request
-// in an event of its stream, the client gets this refusal. Every other end counts as a failure of the engine.
+// in an event of its stream, the client gets this refusal. Every other end counts as a failure of the engine. The fault says with Open that
+// the engine had begun its answer (status 200), so that it may still work on the request.
 func (s *stream) decodeFault(err error) *failure.Fault {
 	answerTooLarge := s.upstream.answerTooLarge(err)
 	tooLarge := answerTooLarge || errors.Is(s.upstream.answer.Err(), sse.ErrLargeEvent)
 	fault := s.upstream.fault // nil: err does not come from the events of the answer
 	if fault == nil || tooLarge {
 		rank := s.upstream.rank
-		fault = (&upstream.Call{Kind: lifecycle.Decode, Engine: rank.Instance, Aggregated: rank.Group != ""}).FaultOf(err)
+		fault = (&upstream.Call{Kind: lifecycle.Decode, Engine: rank.Instance, Aggregated: s.upstream.alsoPrefills()}).FaultOf(err)
 	}
 	fault.Progress, fault.Open = lifecycle.Headed, true
 	if s.upstream.answer.Filter.Started() || answerTooLarge {
 		fault.Progress = lifecycle.Through // the engine had read the KV before the call broke
 	}
-	switch {
+	switch { // the first two cases make the whole fault; in the others, an event of the answer reported the failure
 	case tooLarge:
 		fault.Reason, fault.BlamedEngine = lifecycle.TooLarge, ""
 		why := "the event that begins its answer is larger than limits.event_bytes; ask for less"
@@ -143,7 +147,7 @@ func (s *stream) decodeFault(err error) *failure.Fault {
 		err = fmt.Errorf("engine %s: %w: %s", s.upstream.rank.Target.ID, err, s.logText(s.endError))
 	}
 	fault.Err = failure.MarkUndelivered(err, s.upstream.answer.Filter.Failure().Message)
-	fault.MostLosses = maxRecomputes(s.upstream.rank.Profile)
+	fault.MostLosses = maxRecomputes(s.upstream.rank.Profile) // so often may engines give this request back for want of KV memory
 	switch {
 	case fault.ClientError.Status/100 == 4: // the client gets the engine's refusal as it is
 	case fault.Reason == lifecycle.Silent:

@@ -35,9 +35,9 @@ func (j *job) forwardToPeer(ctx *fasthttp.RequestCtx, forward *geo.Forward) (lif
 			forward.End(geo.OutcomeGone)
 		}
 	})
-	if j.client.Left() { // the client has left, so the peer is sent nothing
+	if j.client.Left() { // the client has left, so the peer is sent nothing, and the request ends as if the peer had refused it
 		peer.DropUnsent()
-		j.noteFreed()
+		j.noteFreed() // no engine works for the request
 		return lifecycle.PeerRefuses, failure.ClientGone
 	}
 	j.record.Report(journal.Event{Kind: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(),
@@ -49,7 +49,7 @@ func (j *job) forwardToPeer(ctx *fasthttp.RequestCtx, forward *geo.Forward) (lif
 	}
 	whole, returned := peer.Send(&geo.Request{
 		Method: http.MethodPost, Target: string(ctx.RequestURI()), Headers: j.record.WithTraceHeaders(j.forwardedHeaders(ctx)),
-		Body:   j.body.Splice(nil, mooncake.Reserved, nil),
+		Body:   j.body.Splice(nil, mooncake.Reserved, nil), // without the keys whose values clients may not choose (Reserved)
 		Stream: j.req.Stream, Deadline: j.incoming.ClientGivesUpAt, ExtraHold: heldBack, MaxBytes: peer.maxRelayBytes(),
 		NewConnection: j.ranElsewhere > 0, // after a lost peer, a kept-alive connection may be dead as well
 	})
@@ -92,11 +92,12 @@ func (j *job) forwardedHeaders(ctx *fasthttp.RequestCtx) (headers []engine.Heade
 	return headers
 }
 
-// handleReturned handles a forward that ended before the client had anything. If it returns no error, the request is served here, or
-// evenkeel decides again where it goes.
+// handleReturned handles a forward that ended before the client had anything. If it returns an error, the request ends with this error, and
+// the event is PeerRefuses. Otherwise the event says who gave the request back: after another region did (RegionReturns), the request is
+// served here; after a proxy of this region did (SiblingReturns), evenkeel decides again where it goes.
 func (j *job) handleReturned(returned *geo.Failure) (lifecycle.EventKind, *openai.Error) {
-	if returned.ClientLeft || j.client.Left() {
-		j.noteFreed()
+	if returned.ClientLeft || j.client.Left() { // no proxy gets the request any more
+		j.noteFreed() // the forward has ended, so no engine works for the request any more
 		return lifecycle.PeerRefuses, failure.ClientGone
 	}
 	if returned.Relay != nil { // the other proxy answered with an error that the client gets
@@ -132,18 +133,21 @@ func (j *job) handleReturned(returned *geo.Failure) (lifecycle.EventKind, *opena
 }
 
 // newRoutingQuery returns the question whether another proxy should serve the request. The question enters the arrival queue together
-// with the request. The result is nil if there is no other proxy, or if the endpoint's streams have no [DONE]: such requests are
-// always served here. mustStay says that this request must be served here.
+// with the request. A request that must be served here (mustStay) has a question, too: in the queue it counts for the policy, which also
+// decides for other requests. The result is nil if there is no other proxy, or if the request is neither a chat nor a completion: only of
+// these two does every other proxy know how their streams end, so all others are always served here.
 func (j *job) newRoutingQuery(mustStay bool) *geo.RoutingQuery {
 	if j.srv.Peers == nil || !j.req.Endpoint.IsChatOrCompletions() {
 		return nil
 	}
-	// If the proxies of this region share the decode groups, NeverForward only forbids other regions (RegionOnly). Otherwise the request stays
-	// here (LocalOnly).
+	// NeverForward forbids other regions (RegionOnly). If the proxies of this region share its decode groups, the request may still go to the
+	// owner of a group. Otherwise it stays here (LocalOnly).
 	groupsHaveOwners := j.srv.Owner.Has(owner.Groups)
+	staysInProxy := j.incoming.NeverForward && !groupsHaveOwners
 	ask := geo.Ask{
-		ID: j.id, Model: j.model.Name, Tenant: j.record.Key, PreferForward: j.life.TriedHere(),
-		LocalOnly: mustStay || j.incoming.NeverForward && !groupsHaveOwners, RegionOnly: j.incoming.NeverForward,
+		ID: j.id, Model: j.model.Name, Tenant: j.record.Key,
+		PreferForward: j.life.TriedHere(), // every attempt here has failed
+		LocalOnly:     mustStay || staysInProxy, RegionOnly: j.incoming.NeverForward,
 		RingKey: geo.RingKeyOf(j.incoming.Session, j.incoming.Address),
 	}
 	if from := j.incoming.From; from != nil { // another proxy sent the request
@@ -164,6 +168,10 @@ type forwarded struct {
 	*geo.Forward
 	job *job
 }
+
+// isFannedOut says whether this proxy would serve the request with a leg for each of its answers. Then only the legs have changes, and the
+// job of the whole request has none.
+func (f *forwarded) isFannedOut() bool { return f.job.changes == nil }
 
 // noteAnswerStarted notes that the other proxy's answer has begun, and frees the request's body, which is not needed here any more.
 func (f *forwarded) noteAnswerStarted(ctx *fasthttp.RequestCtx) {
@@ -215,7 +223,7 @@ func (f *forwarded) Close() {
 	tokens := f.Events()
 	f.Forward.Close()
 	if !f.Whole() {
-		j.noteFreed()
+		j.noteFreed() // if the client has left: the forward has ended, so no engine works for the request any more
 	}
 	j.record.Report(journal.Event{Kind: journal.Relayed, Took: time.Since(f.FirstAt()), Tokens: tokens})
 	j.record.EndAttempt(fail)
@@ -225,14 +233,15 @@ func (f *forwarded) Close() {
 // Panicked closes the answer after the code that streamed it has panicked with v.
 func (f *forwarded) Panicked(v any) { f.job.closeAfterPanic(v, f.Close) }
 
-// maxRelayBytes is how many bytes the other proxy's answer may have.
+// maxRelayBytes is how many bytes the other proxy's answer may have: enough for the tokens of all its texts, with the echo of the prompt.
 func (f *forwarded) maxRelayBytes() int64 {
 	j := f.job
 	answers := 1
-	if j.changes == nil { // the request asks for several answers: a leg of a fan-out would have changes
-		answers = j.srv.Settings().Limits.Answers
+	if f.isFannedOut() { // the other proxy sends all answers in one stream or body
+		answers = j.srv.Settings().Limits.Answers // the most that a request may ask for
 	}
-	bytesPerAnswer := maxStreamBytes(j.maxEchoed()+j.maxAnswerTokens(j.model.MaxLen), j.req.TopLogprobs, j.srv.Settings().Limits.EventBytes)
+	tokensPerAnswer := j.maxEchoed() + j.maxAnswerTokens(j.model.MaxLen)
+	bytesPerAnswer := maxStreamBytes(tokensPerAnswer, j.req.TopLogprobs, j.srv.Settings().Limits.EventBytes)
 	if bytesPerAnswer > math.MaxInt64/int64(answers) { // the product would overflow
 		return math.MaxInt64
 	}
@@ -242,8 +251,9 @@ func (f *forwarded) maxRelayBytes() int64 {
 // countsPossible says whether the token counts in another proxy's answer are possible. Impossible counts do not enter the record.
 func (f *forwarded) countsPossible(prompted, completion int) bool {
 	j := f.job
-	if j.changes == nil { // the counts are sums over several answers, maybe of several prompts
-		return prompt.PlausibleCounts(prompted, completion, 0)
+	if f.isFannedOut() { // the counts are sums over several answers, which may be larger than one context
+		const noContextLimit = 0
+		return prompt.PlausibleCounts(prompted, completion, noContextLimit)
 	}
 	return prompt.PlausibleCounts(prompted, completion, j.model.MaxLen) && completion <= j.maxAnswerTokens(j.model.MaxLen)
 }

@@ -82,6 +82,7 @@ func (j *job) recordFetch(turn *handback.Turn, fault *failure.Fault) {
 // keepTurn remembers which KV the decode engine keeps after a complete answer, so that the next turn of the conversation can fetch it.
 func keepTurn(s *stream) {
 	j, profile, transcript := s.job, s.upstream.rank.Profile, &s.upstream.answer.Transcript
+	// The profile lets prefill engines fetch the KV, and the answer says how (transcript.HandBack).
 	offersKV := profile.HandBack == mooncake.HandBackFetched && len(transcript.HandBack) > 0
 	afterHandoff := !s.upstream.computesPrompt && s.upstream.prefillCall == nil // a prefill engine has handed the prompt's KV over
 	tokensKnown := transcript.Exact() && !j.life.Resumed()                      // of a resumed answer, the transcript has only the last part
@@ -89,9 +90,12 @@ func keepTurn(s *stream) {
 		return
 	}
 	scope, prompt, ok := turnScope(j)
+	if !ok { // for example, it is not known to which token ids the KV belongs
+		return
+	}
 	engines := j.srv.Engines()
 	process := engines.ProcessAt(s.upstream.rank.Instance)
-	if !ok || process.Process != j.decodeProcess { // the KV is of an engine process, or of weights, that are gone
+	if process.Process != j.decodeProcess { // the engine has restarted or loaded other weights during the call, so the KV is gone
 		return
 	}
 	tokens, err := profile.ReadHandBack(transcript.HandBack, engines.HostsOf(s.upstream.rank.Instance))

@@ -36,8 +36,8 @@ func NewID() string {
 	return hex.EncodeToString(b[:])
 }
 
-// Serve answers a request, or has another proxy answer it. If it returns an error, the client has no answer yet, and the caller writes
-// the error.
+// Serve answers a request, or has another proxy answer it. legs are its prompts and answers: a request with several is fanned out. If Serve
+// returns an error, the client has no answer yet, and the caller writes the error.
 func (srv *Server) Serve(
 	ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Request, model roster.Route, legs []openai.SubRequest,
 ) *openai.Error {
@@ -47,8 +47,8 @@ func (srv *Server) Serve(
 	}
 	in.servedBy = servedLocally
 	j := srv.newJob(in, req, model, conn)
-	// While the client waits for the first event of its answer, it gets comments, which end with Stream or Fail. Another dispatcher gets
-	// none: it needs the final status, and sends comments to its client itself.
+	// While the client waits for the first event of its answer, it gets comments. Another proxy gets none: it needs the final status, and
+	// sends comments to its client itself.
 	if interval := srv.Settings().Limits.KeepAlive; interval > 0 && req.Stream && in.From == nil {
 		edge.StartKeepAlive(ctx, interval, in.Record.Arrival, sse.Silence(sse.FormOf(string(ctx.Path()))), srv.Log)
 	}
@@ -62,16 +62,16 @@ func (srv *Server) Serve(
 		return nil // another proxy answers
 	}
 	if fail != nil && answerAborted(ctx, j, conn, fail) {
-		return nil
+		return nil // the client has ended the request by name, and has got an answer without tokens
 	}
-	edge.StopKeepAlive(ctx) // if the client has the head of the answer already, the headers set below do not reach it
-	srv.setRouteHeaders(ctx, in)
-	srv.setServedByHeader(ctx, in)
-	in.Body.Release() // bytes kept to continue the answer at another engine are counted separately (resumeBytes)
+	edge.StopKeepAlive(ctx)        // if the client has the head of the answer already, the headers set below do not reach it
+	srv.setRouteHeaders(ctx, in)   // which engines served the request, for callers that may know it
+	srv.setServedByHeader(ctx, in) // whether this proxy or another one did
+	in.Body.Release()              // bytes kept to continue the answer at another engine are counted separately (resumeBytes)
 	if fail != nil {
 		return fail
 	}
-	srv.setPeerHeaders(ctx, in, nil)
+	srv.setPeerHeaders(ctx, in, nil) // for the proxy that forwarded the request, if one did; nil: there is no error
 	answerClient(ctx, s)
 	return nil
 }
@@ -131,21 +131,20 @@ func (srv *Server) ServePassthrough(ctx *fasthttp.RequestCtx, in *Incoming, req 
 		h.Set(attemptsHeader, strconv.Itoa(in.Record.Attempts))
 	}
 	if !s.upstream.unstreamed {
-		const unknownTokens = 0 // so no loop carries the answer
-		srv.Stream(ctx, s.upstream.resp.ContentType(), s, unknownTokens)
+		srv.Stream(ctx, s.upstream.resp.ContentType(), s, withoutLoop) // it is not known how many tokens will come
 		return nil
 	}
 	if meta := s.upstream.resp.Header(metadataHeader); len(meta) > 0 {
 		h.SetBytesV(metadataHeader, meta)
 	}
-	AnswerWhole(ctx, string(s.upstream.resp.ContentType()), p.answer, p.Memory)
+	AnswerWhole(ctx, string(s.upstream.resp.ContentType()), p.answer, p.Memory) // serve has read the whole answer into p.answer
 	s.Close()
 	return nil
 }
 
 // Refuse ends a request that never had an answer.
 func (srv *Server) Refuse(ctx *fasthttp.RequestCtx, in *Incoming, e *openai.Error) {
-	edge.StopKeepAlive(ctx)
+	edge.StopKeepAlive(ctx) // ends the comments that the client gets while it waits; its connection stays open
 	if in.Explain {
 		setReasonHeader(ctx, e)
 	}
@@ -200,9 +199,12 @@ const (
 
 // Fail answers with an error. If the client already has the head of a stream, it gets the error as the last event of this stream.
 func (srv *Server) Fail(ctx *fasthttp.RequestCtx, e *openai.Error) {
-	if path := string(ctx.Path()); edge.StopKeepAlive(ctx) { // the status is sent already, so the error goes into the stream
+	// While the client waits, it gets comments of a stream, the first of which sends the head.
+	headSent := edge.StopKeepAlive(ctx)
+	if path := string(ctx.Path()); headSent { // the status is sent already, so the error goes into the stream
 		end := sse.OnlyFailure(nil, sse.FormOf(path), e.Text(), e.TypeFor(path), e.Code)
-		edge.NewBodyStream(bytes.NewReader(end), func(error) {}, srv.Log).Answer(ctx)
+		nothingToRelease := func(error) {} // called at the end of the stream
+		edge.NewBodyStream(bytes.NewReader(end), nothingToRelease, srv.Log).Answer(ctx)
 		return
 	}
 	ctx.SetStatusCode(e.Status)
@@ -268,13 +270,16 @@ func (srv *Server) setPeerHeaders(ctx *fasthttp.RequestCtx, in *Incoming, fail *
 	case geo.RejectBusy, geo.RejectDraining, geo.RejectOwner:
 		srv.Peers.CountRejected(fail.Code)
 		ctx.Response.Header.Set(geo.RejectHeader, fail.Code)
-	case "deadline_unmet":
+	case "deadline_unmet": // the other proxy passes this error on to its client, so it is not counted as a refusal
 		ctx.Response.Header.Set(geo.RejectHeader, geo.RejectDeadline)
 	case "model_not_found":
 		srv.Peers.CountRejected(geo.RejectModel)
 		ctx.Response.Header.Set(geo.RejectHeader, geo.RejectModel)
 	}
 }
+
+// withoutLoop as the number of tokens for Stream says that no event loop carries the answer.
+const withoutLoop = 0
 
 // Events is an answer that comes event by event. Close ends its request and gives back what it holds, whether or not the answer is whole.
 // An Events may have further methods, which edge.NewBodyStream describes, to report how much Read can return without waiting and where the
@@ -284,11 +289,11 @@ type Events interface {
 	Close()
 }
 
-// Stream answers the client of ctx event by event. tokens is how many tokens may still come. If they are more than shortAnswerTokens and a
-// loop can carry the answer, a loop does. Otherwise the goroutine of the client's connection reads the events once the handler has
-// returned, so that a slow client slows its engine down.
+// Stream answers the client of ctx event by event. tokens is how many tokens may still come. If they are more than shortAnswerTokens and an
+// event loop (package loop) can carry the answer, a loop does. Otherwise the goroutine of the client's connection reads the events once the
+// handler has returned, so that a slow client slows its engine down.
 func (srv *Server) Stream(ctx *fasthttp.RequestCtx, contentType []byte, answer Events, tokens int) {
-	if !edge.StopKeepAlive(ctx) {
+	if headSent := edge.StopKeepAlive(ctx); !headSent { // otherwise a comment for the waiting client has sent status and headers already
 		ctx.SetStatusCode(http.StatusOK)
 		edge.StreamHead(&ctx.Response.Header, contentType)
 	}
@@ -328,28 +333,29 @@ func allowCancelByName(j *job, conn *edge.Conn) {
 	if j.filterOptions.ID == nil {
 		return
 	}
-	share := edge.NewCloseNotifier(j.srv.Log) // says that the client has left if it did, or if it has ended the request by name
-	conn.OnGone(share.MarkGone)
-	j.client = share
-	j.byName = &abortByName{endpoint: j.req.Endpoint, leaveAsClient: share.MarkGone, outputMode: openai.OutputMode(&j.body)}
+	// The job's client has left if the client of conn did, or if it has ended the request by name and the engine does not end the answer.
+	jobClient := edge.NewCloseNotifier(j.srv.Log)
+	conn.OnGone(jobClient.MarkGone)
+	j.client = jobClient
+	// An answer without tokens repeats the request's output_mode (see answerAborted).
+	j.byName = &abortByName{endpoint: j.req.Endpoint, leaveAsClient: jobClient.MarkGone, outputMode: openai.OutputMode(&j.body)}
 	j.filterOptions.Aborted = j.byName.requested.Load
 	forget := j.srv.Running.Register(j.incoming.Record.Key, string(j.filterOptions.ID), func() { j.byName.abort(j.srv) })
 	j.incoming.forgetName = func() {
 		forget()
-		conn.OnGone(nil) // removes share.MarkGone; the job itself only sets and removes callbacks of share
+		conn.OnGone(nil) // removes jobClient.MarkGone; the job itself only sets and removes callbacks of jobClient
 	}
 }
 
-// answerAborted gives an answer without tokens to a client that has ended its request by name before a rank began the answer. For any
-// other request it does nothing and returns false.
+// answerAborted gives an answer without tokens to a client that has ended its request by name before a rank began the answer, and concludes
+// the request with fail. For any other request it does nothing and returns false.
 func answerAborted(ctx *fasthttp.RequestCtx, j *job, conn client, fail *openai.Error) bool {
 	if !failedOnlyByAbort(j, conn, fail) {
 		return false
 	}
-	if j.req.Stream {
-		const moreTokens = 0
-		j.srv.Stream(ctx, []byte("text/event-stream"), &readyEvents{bytes.NewReader(emptyAnswer(j)),
-			func() { j.srv.Conclude(j.incoming, fail) }}, moreTokens)
+	if j.req.Stream { // the client expects events, even if all of them are known: the finish_reason, the usage and the end
+		events := &readyEvents{bytes.NewReader(emptyAnswer(j)), func() { j.srv.Conclude(j.incoming, fail) }}
+		j.srv.Stream(ctx, []byte("text/event-stream"), events, withoutLoop)
 		return true
 	}
 	AnswerWhole(ctx, "application/json", emptyAnswer(j), nil)

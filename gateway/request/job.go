@@ -146,7 +146,7 @@ type localDecode struct {
 	decided           bool             // whyLocal has decided once, so that a failed attempt on a decode rank is not repeated
 	emptyAnswerTokens int              // tokens of a prompt that was not handed off, because its answer ends at once; 0: this has not happened
 	boundSlot         *dispatcher.Slot // the slot that a leg got beforehand, together with the other legs; nil: it got none
-	knownPrompt       *prefill.Prompt  // hashes of the prompt for prefix caches, kept until the KV is on a rank; nil: none are needed
+	promptHashes      *prefill.Prompt  // hashes of the prompt for prefix caches, kept until the KV is on a rank; nil: none are needed
 }
 
 // resumption is what a job keeps so that another engine can continue an answer that its engine lost.

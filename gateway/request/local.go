@@ -33,19 +33,22 @@ func (j *job) prefixKeys() prefill.Prompt {
 	if j.life.Resumed() {
 		return j.srv.Prompts.CacheKeys(j.parts()) // the answer so far is a part of the prompt now
 	}
-	if j.local.knownPrompt != nil {
-		return *j.local.knownPrompt
+	if j.local.promptHashes != nil {
+		return *j.local.promptHashes
 	}
 	p := j.srv.Prompts.CacheKeys(j.parts())
-	if j.srv.LocalRanks.HasRanks(j.model.Board) { // for ranks that also prefill, placeAggregated keeps the hashes
-		known := p // a copy on the heap; taking p's address would move p to the heap on every call
-		j.local.knownPrompt = &known
+	// The prefix caches of the model's decode ranks are predicted, so the prompt is looked up there, too. For ranks that also prefill,
+	// placeAggregated keeps the hashes.
+	if j.srv.LocalRanks.HasRanks(j.model.Board) {
+		hashes := p // a copy on the heap; taking p's address would move p to the heap on every call
+		j.local.promptHashes = &hashes
 	}
 	return p
 }
 
 // bindLocal binds the request to a decode rank that computes the prompt itself, if the
-// configuration allows it and a rank has room. It returns nil if the request must go to a prefill engine.
+// configuration allows it and a rank has room. It returns nil if the request must go to a prefill engine,
+// or if another proxy may have to serve it, which is decided in the arrival queue (j.query).
 func (j *job) bindLocal() *dispatcher.Slot {
 	if slot := j.local.boundSlot; slot != nil { // enterQueue has bound this leg before
 		j.local.boundSlot = nil
@@ -53,8 +56,8 @@ func (j *job) bindLocal() *dispatcher.Slot {
 	}
 	// The leg has entered the arrival queue with the other legs, and waits there for a prefill engine.
 	queued := j.ticket != nil
-	// If one dispatcher decides for all others, or if every attempt here has failed, evenkeel first asks which dispatcher gets the request. It
-	// asks while the request is in the arrival queue.
+	// Follows: a central proxy decides where requests are served. TriedHere: every attempt here has failed. In both cases evenkeel first asks
+	// which proxy gets the request, while the request is in the arrival queue.
 	asksFirst := j.query != nil && j.life.MayAsk() && (j.srv.Settings().Geo.Follows() || j.life.TriedHere())
 	if queued || asksFirst {
 		return nil
@@ -95,7 +98,8 @@ func (j *job) bindLocal() *dispatcher.Slot {
 }
 
 // localPrompt describes the prompt for the search of a decode rank that computes it. known is false if its length in tokens is not known,
-// because it has images or sound.
+// because it has images or sound. If sought.Tokens is 0, LocalRanks.Length estimates the length from the bytes. The count of a prefill
+// engine that handed nothing off (emptyAnswerTokens) counts only for the next attempt.
 func (j *job) localPrompt() (sought local.Prompt, known bool) {
 	sought = local.Prompt{Prompt: j.prefixKeys(), Model: j.model.Board, Tokens: j.local.emptyAnswerTokens}
 	j.local.emptyAnswerTokens = 0
@@ -103,7 +107,7 @@ func (j *job) localPrompt() (sought local.Prompt, known bool) {
 	case sought.Tokens > 0: // the prefill engine that handed nothing off has counted the tokens
 	case sought.Media:
 		return sought, false
-	case sought.Bytes == 0 || j.req.PromptTokens > 0: // otherwise LocalRanks.Length estimates the length from the bytes
+	case sought.Bytes == 0 || j.req.PromptTokens > 0: // there are no bytes, or the client has sent token ids, whose number is exact
 		sought.Tokens = cmp.Or(sought.Prompt.Tokens, j.estimatedTokens())
 	}
 	return sought, true
@@ -112,18 +116,20 @@ func (j *job) localPrompt() (sought local.Prompt, known bool) {
 // ranksWithPrefix returns the ranks of a board (the decode ranks of one model) that hold the beginning of the prompt, with how many tokens
 // of KV each need not pull. tokens is the length of the prompt.
 func (j *job) ranksWithPrefix(boardName string, tokens int) (hits []board.Hit) {
-	if j.local.knownPrompt == nil || j.life.Resumed() {
+	// The hashes that the job keeps are those of the client's prompt. A resumed request has another one, with the answer so far.
+	if j.local.promptHashes == nil || j.life.Resumed() {
 		return nil
 	}
-	for _, offer := range j.srv.LocalRanks.Held(&local.Prompt{Prompt: *j.local.knownPrompt, Model: boardName, Tokens: tokens}) {
+	for _, offer := range j.srv.LocalRanks.Held(&local.Prompt{Prompt: *j.local.promptHashes, Model: boardName, Tokens: tokens}) {
 		hits = append(hits, board.Hit{Worker: offer.Rank, Tokens: offer.Hit})
 	}
 	return hits
 }
 
-// whyLocal returns why a decode rank may compute the prompt now; empty: no decode rank may. The reasons localShort and localAsked are
-// returned only at the first call. Later calls follow a failed attempt. Then a decode rank may compute the prompt only if the endpoint
-// takes no hand-off, or if the prefill engine handed nothing off because the answer is empty.
+// whyLocal returns why a decode rank may compute the prompt now; empty: no decode rank may. localShort says that it may if little of the
+// prompt is new to the rank, which the caller must check (localRule). The reasons localShort and localAsked are returned only at the first
+// call. Later calls follow a failed attempt. Then a decode rank may compute the prompt only if the endpoint takes no hand-off, or if the
+// prefill engine handed nothing off because its first token ended the answer (emptyAnswerTokens has the length of the prompt then).
 func (l *localDecode) whyLocal(conf *prefill.Disaggregation, in *Incoming, resumed bool) string {
 	switch {
 	case resumed, in.namesEngines(): // namesEngines: the caller has chosen the engines
@@ -147,16 +153,17 @@ func (l *localDecode) whyLocal(conf *prefill.Disaggregation, in *Incoming, resum
 }
 
 // localRule returns the limits under which a decode rank may compute the prompt: how many of the prompt's tokens may be new to the rank,
-// and how many such tokens may be in flight. why is what whyLocal returned, and tokens is the length of the prompt.
+// and how many such tokens may be in flight. why is what whyLocal returned, and tokens is the length of the prompt. The limit for new
+// tokens is a fixed Threshold, or with a Threshold of 0 the BreakEven: as many as the rank computes in the time that a hand-off takes.
 func (srv *Server) localRule(conf *prefill.Disaggregation, sought *local.Prompt, why string, tokens int) *board.Local {
 	rule := &board.Local{Threshold: conf.Threshold(), InFlight: conf.MaxLocalTokens}
 	switch {
 	case why != localShort: // the prompt may have any length; one longer than MaxLocalTokens runs only if no other tokens are in flight
 		rule.Threshold, rule.InFlight = math.MaxInt, max(rule.InFlight, tokens)
-	case rule.Threshold == 0:
+	case rule.Threshold == 0: // threshold_tokens is auto
 		if latency, rtt, known := srv.Prefill.LearnedLatency(sought.Model); known {
 			rule.BreakEven = srv.LocalRanks.BreakEven(sought, latency, rtt)
-		} else {
+		} else { // it is not known yet how long prefills take
 			rule.Threshold = prefill.DefaultLocalThreshold
 		}
 	}
@@ -171,22 +178,23 @@ func (j *job) noteKVArrived(h *handoff.Handoff, s *stream) {
 	if j.life.Resumed() {
 		return // the KV of a resumed request also has a part of the answer
 	}
-	if h == nil {
+	if h == nil { // otherwise the prefill engine has reported the counts before (notePrefilled)
 		j.takeDecodeCounts(s)
 	}
-	known := j.local.knownPrompt
-	if known == nil {
+	hashes := j.local.promptHashes
+	if hashes == nil {
 		return
 	}
-	sought := local.Prompt{Prompt: *known, Model: s.upstream.rank.Board}
+	sought := local.Prompt{Prompt: *hashes, Model: s.upstream.rank.Board}
 	if j.incoming.EndsSession {
 		sought.Keys = nil // no later turn asks for these keys; the prompt's length is still used for estimates
 	}
 	j.srv.LocalRanks.NoteHeld(s.upstream.rank.Worker, &sought, j.promptTokens, s.upstream.began)
 	if !s.upstream.computesPrompt { // a long prompt has thousands of keys, and only checkPrefixCache needs them once more
-		j.local.knownPrompt = nil
+		j.local.promptHashes = nil
 	}
-	if h != nil && !s.upstream.unstreamed { // an answer in one piece does not show when the KV was there
+	// Moved learns how long hand-offs take. An answer in one piece does not show when the KV was there.
+	if h != nil && !s.upstream.unstreamed {
 		j.srv.LocalRanks.Moved(sought.Model, j.promptTokens, time.Since(s.upstream.began))
 	}
 }
@@ -198,7 +206,8 @@ func (j *job) takeDecodeCounts(s *stream) {
 	if s.upstream.slot != nil { // nil: all of the answer came at once, and the slot is released
 		j.srv.Dispatcher.CorrectPrompt(s.upstream.slot, j.promptTokens)
 	}
-	j.resume.promptTokens, j.cachedTokens = j.promptTokens, -1
+	const unknown = -1 // no prefill engine has reported how many tokens it found in its prefix cache
+	j.resume.promptTokens, j.cachedTokens = j.promptTokens, unknown
 	j.record.PromptTokens = j.promptTokens
 	if !s.upstream.unstreamed {
 		if needsPromptIDs(j.req, s.upstream.rank.Profile) && len(s.upstream.answer.Transcript.PromptIDs) > 0 {
@@ -208,8 +217,9 @@ func (j *job) takeDecodeCounts(s *stream) {
 	}
 }
 
-// checkPrefixCache notes how many prompt tokens the engine found in its prefix cache, which its final usage says, and compares them with
-// the hits that were expected. If the cache does not work as expected, the engine gets no more prompts without a hand-off.
+// checkPrefixCache notes how many prompt tokens the engine found in its prefix cache, which its final usage says. LocalRanks compares them
+// with the hits that were expected (HitTokens), and learns from the difference. If the cache does not work as expected, it offers the
+// engine no more prompts without a hand-off. checkPrefixCache logs when this changes.
 func (s *stream) checkPrefixCache() {
 	j := s.job
 	if !s.upstream.computesPrompt || s.endError != nil {
@@ -220,8 +230,8 @@ func (s *stream) checkPrefixCache() {
 		usage.Cached = -1 // unknown, and not 0
 	}
 	j.record.CachedTokens = max(0, usage.Cached)
-	if known := j.local.knownPrompt; known != nil {
-		sought := local.Prompt{Prompt: *known, Model: s.upstream.rank.Board}
+	if hashes := j.local.promptHashes; hashes != nil {
+		sought := local.Prompt{Prompt: *hashes, Model: s.upstream.rank.Board}
 		if changed, asExpected := j.srv.LocalRanks.Computed(s.upstream.rank.Worker, &sought, j.promptTokens, j.record.HitTokens, usage.Cached,
 			s.upstream.began); changed {
 			j.srv.Log.Warn("a decode engine's cached_tokens show whether its prefix cache works as expected; if it does not, the engine gets no "+

@@ -80,7 +80,8 @@ var (
 )
 
 // awaitCallback waits until the decode engine calls back to say where the KV goes. If the decode call ends before that, or the time is
-// over, it waits for a late callback. It returns whether the prefill call must be sent.
+// over, it waits for a late callback: the engine may have allocated KV blocks, which only a prefill frees. It returns whether the prefill
+// call must be sent.
 func (p *concurrentPrefill) awaitCallback() (prefillNeeded bool) {
 	began := time.Now()
 	select {
@@ -90,20 +91,21 @@ func (p *concurrentPrefill) awaitCallback() (prefillNeeded bool) {
 		uncalled := failure.NewFault(lifecycle.CallEnd{Call: lifecycle.Decode, Progress: lifecycle.Sent, Reason: lifecycle.Uncalled},
 			failure.NoAnswer("decode", errNoCallback), errNoCallback)
 		p.report(lifecycle.Event{Kind: lifecycle.Overdue}, uncalled)
-		<-p.decodeOver // Overdue ends the decode call, unless its answer has begun without a callback
+		<-p.decodeOver // Overdue ends the decode call, unless its answer has begun without a callback; then the call ends with the answer
 	case <-p.decodeOver:
 	}
 	return p.awaitLateCallback()
 }
 
-// calledBack reports the decode engine's callback to the request's lifecycle. took is how long the engine took to call back. prefillNeeded
-// says that the prefill call must be sent now.
+// calledBack reports the decode engine's callback to the request's lifecycle: it says where the KV goes (CalledBack), that no KV is needed
+// (NeedsNothing), or it is not usable (Miscalled). took is how long the engine took to call back. prefillNeeded says that the prefill call
+// must be sent now.
 func (p *concurrentPrefill) calledBack(callback metaserver.Callback, took time.Duration) (prefillNeeded bool) {
 	p.job.mu.Lock()
 	defer p.job.mu.Unlock()
 	p.calledBackAfter, p.rendezvous.Callback = took, callback.KV
 	if callback.Err == nil {
-		p.lastLease.CalledBack(took)
+		p.lastLease.CalledBack(took) // the scheduler learns how long callbacks take
 	}
 	event := lifecycle.Event{Kind: lifecycle.CalledBack}
 	var fault *failure.Fault
@@ -112,7 +114,8 @@ func (p *concurrentPrefill) calledBack(callback metaserver.Callback, took time.D
 		event.Kind = lifecycle.Miscalled
 		fault = failure.NewFault(lifecycle.CallEnd{Call: lifecycle.Decode, Progress: lifecycle.Sent, Reason: lifecycle.Garbled},
 			failure.BadGateway("decode", "it named no place for the KV"), callback.Err)
-		if errors.Is(callback.Err, mooncake.ErrUnknownHost) { // KV is sent only to hosts of known engines
+		// KV is sent only to hosts of known engines. Misplaced ends the request; after Garbled another attempt may follow.
+		if errors.Is(callback.Err, mooncake.ErrUnknownHost) {
 			fault.Reason = lifecycle.Misplaced
 		}
 	case callback.Empty: // the decode engine has the whole prompt
@@ -126,8 +129,8 @@ func (p *concurrentPrefill) calledBack(callback metaserver.Callback, took time.D
 // KV blocks, and it frees them only when a prefill has ended. So a prefill is needed if the callback comes.
 func (p *concurrentPrefill) awaitLateCallback() (prefillNeeded bool) {
 	grace := p.timeout(lifecycle.ByGrace)
-	p.stopListening(grace)
-	event := lifecycle.Event{Kind: lifecycle.Uncallable}
+	p.stopListeningAfter(grace)
+	event := lifecycle.Event{Kind: lifecycle.Uncallable} // no usable callback came, so nothing is to be prefilled
 	select {
 	case callback := <-p.callback.Received():
 		if callback.Err == nil && !callback.Empty {
@@ -159,7 +162,7 @@ func (p *concurrentPrefill) moveToAnother() bool {
 	return true
 }
 
-// moveToSooner moves the prefill to another engine if the prefill would end at least one decode step sooner on that engine. It runs once
+// moveToSooner moves a prefill that was not sent yet to another engine, if it would end at least one decode step sooner there. It runs once
 // the decode engine has room. During the wait for room, other prefills may have ended earlier or later than predicted.
 func (p *concurrentPrefill) moveToSooner() {
 	quarantined := p.job.srv.Dispatcher.Quarantined(p.slot)
@@ -170,14 +173,14 @@ func (p *concurrentPrefill) moveToSooner() {
 	}
 	step := time.Duration(p.slot.StepMs * float32(time.Millisecond))
 	if lease := p.lease.MoveIfSooner(step, quarantined); lease != nil {
-		p.tried[len(p.tried)-1] = lease.Candidate.ID // replaces the last engine, which was sent nothing
+		p.tried[len(p.tried)-1] = lease.Candidate.ID // in place of the engine that was chosen last, which was not asked after all
 		p.moveTo(lease)
 	}
 }
 
 // moveTo moves the prefill to the engine of lease, and tells the dispatcher of the move. It is called with the job's mutex held.
 func (p *concurrentPrefill) moveTo(lease *prefill.Lease) {
-	lease.DetachOwner()
+	lease.DetachOwner() // p gives the lease back, because the prefill may outlive the request
 	p.job.srv.Dispatcher.Rerouted(p.slot, lease.Candidate.Instance)
 	p.lease, p.lastLease = lease, lease
 }
@@ -198,9 +201,9 @@ func (p *concurrentPrefill) withLock(f func()) {
 	f()
 }
 
-// step reports an event of a call to the request's lifecycle, and carries out the effects that the lifecycle returns. fault says how a call
-// has failed, or why one call must end the other; nil: the event has no such reason. step is called with the job's mutex held. goesOn says
-// that the effects make the prefill call go on: it is sent, or another prefill engine is looked for.
+// step reports an event of one of the two calls (the pair) to the request's lifecycle, and carries out the effects that the lifecycle
+// returns. fault says how a call has failed, or why one call must end the other; nil: the event has no such reason. step is called with the
+// job's mutex held. goesOn says that the effects make the prefill call go on: it is sent, or another prefill engine is looked for.
 func (p *concurrentPrefill) step(event lifecycle.Event, fault *failure.Fault) (goesOn bool) {
 	if fault != nil {
 		event.End = fault.CallEnd
@@ -209,7 +212,7 @@ func (p *concurrentPrefill) step(event lifecycle.Event, fault *failure.Fault) (g
 	hadFailed := p.pairState().Failed
 	var buffer [8]lifecycle.Effect
 	effects := p.job.stepLocked(event, buffer[:0])
-	if !hadFailed && p.pairState().Failed { // the event has ended the decode call
+	if !hadFailed && p.pairState().Failed { // because of this event, one call ends the other, or the answer is withheld
 		if p.endFault = fault; fault == nil { // the lifecycle compared the prompt's length at both engines, and saw that KV is missing
 			p.endFault = failure.NewFault(lifecycle.CallEnd{Progress: lifecycle.Through, Reason: lifecycle.Incomplete},
 				failure.BadGateway("prefill", errPrefillBroke.Error()), errPrefillBroke)
@@ -248,7 +251,7 @@ func (p *concurrentPrefill) do(effect lifecycle.Effect, fault *failure.Fault) (g
 		p.decodeCall.Disconnect(upstream.NoticeTimeout)
 	case lifecycle.AbortDecode:
 		p.abort(p.rank.Target)
-	case lifecycle.AbortPrefill:
+	case lifecycle.AbortPrefill: // at the engine that was asked last, even if its lease was given back, so that p.lease is nil
 		p.abort(p.lastLease.Candidate.Target)
 		if p.prefillCall != nil {
 			p.repeatAbort(p.lastLease.Candidate.Target, p.timeout(effect.Until))
@@ -257,7 +260,7 @@ func (p *concurrentPrefill) do(effect lifecycle.Effect, fault *failure.Fault) (g
 		if p.prefillCall != nil {
 			p.prefillCall.Disconnect(upstream.NoticeTimeout)
 		}
-	case lifecycle.Settle:
+	case lifecycle.Settle: // gives the lease back; lastLease still says which engine was asked
 		handoff.SettleLease(p.lease, effect.Disposition, fault)
 		p.lease = nil
 	case lifecycle.AwaitFirst:
@@ -269,8 +272,8 @@ func (p *concurrentPrefill) do(effect lifecycle.Effect, fault *failure.Fault) (g
 			p.firstTimer.Stop()
 			p.firstTimer = nil
 		}
-	case lifecycle.Forget:
-		p.stopListening(0)
+	case lifecycle.Forget: // no callback is expected any more
+		p.stopListeningAfter(0)
 	case lifecycle.DrainBeside: // only the end of this prefill frees the blocks of the decode engine; no client waits for it
 		cause := drainLate
 		if p.pairState().ClientLeft {
@@ -285,7 +288,7 @@ func (p *concurrentPrefill) do(effect lifecycle.Effect, fault *failure.Fault) (g
 		p.blocksLeaked = true
 	case lifecycle.WaitGone:
 		time.AfterFunc(p.timeout(effect.Until), func() { p.report(lifecycle.Event{Kind: lifecycle.ClientWaited}, clientLeftFault()) })
-	case lifecycle.SendBeside, lifecycle.Seek:
+	case lifecycle.SendBeside, lifecycle.Seek: // the prefill call is sent, or another prefill engine is looked for
 		p.waitLimit = effect.Until
 		return true
 	default: // no other effect concerns a pair
@@ -302,8 +305,8 @@ func (p *concurrentPrefill) timeout(limit lifecycle.Timeout) time.Duration {
 	return wait
 }
 
-// stopListening stops listening for the decode engine's callback after grace. Without a callback it does nothing.
-func (p *concurrentPrefill) stopListening(grace time.Duration) {
+// stopListeningAfter stops listening for the decode engine's callback after grace. It does nothing if the engine does not call back.
+func (p *concurrentPrefill) stopListeningAfter(grace time.Duration) {
 	if p.callback != nil {
 		p.callback.StopWaiting(grace)
 	}
@@ -336,7 +339,7 @@ const abortEvery = 250 * time.Millisecond
 func (p *concurrentPrefill) abort(target *engine.Target) {
 	srv := p.job.srv
 	// Run fails only while the proxy shuts down: then its connections close, and engines notice that
-	_ = srv.prefillCalls.Run(math.MaxInt, func() {
+	_ = srv.prefillCalls.Run(anyNumber, func() {
 		if err := upstream.Abort(srv.Client, target, p.id, srv.Log); err != nil {
 			srv.Log.Warn("an engine did not accept an abort, so it ends the request at its own timeout", zap.Inline(p.job),
 				zap.String("engine", target.ID), zap.Error(err))
@@ -344,8 +347,9 @@ func (p *concurrentPrefill) abort(target *engine.Target) {
 	})
 }
 
-// startFirstTimer starts the timer that ends the decode call if its first event does not come in time. It is called with the job's mutex
-// held.
+// startFirstTimer starts the timer that ends the decode call if its first event does not come in time. limit says how long it may take:
+// ByFirstEvent is the usual time, ByHold ends earlier if the prefill engine may free the KV earlier, and ByWhole is for an answer whose
+// first event comes only when all of it is computed. startFirstTimer is called with the job's mutex held.
 func (p *concurrentPrefill) startFirstTimer(limit lifecycle.Timeout) {
 	wait, cause := p.timeout(limit), errNoFirstEvent
 	if limit == lifecycle.ByHold && wait < p.rank.Profile.FirstEventTimeout { // the hold on the KV ends before the engine counts as silent
@@ -363,7 +367,7 @@ func (p *concurrentPrefill) startFirstTimer(limit lifecycle.Timeout) {
 				return
 			}
 		}
-		p.step(lifecycle.Event{Kind: lifecycle.Quiet}, unbegunFault(cause))
+		p.step(lifecycle.Event{Kind: lifecycle.Quiet}, unbegunFault(cause)) // no first event came in time
 	})
 }
 
@@ -391,8 +395,9 @@ func clientLeftFault() *failure.Fault {
 
 // firstEventCame reports the decode call's first event. counted is how many prompt tokens the decode engine has counted; 0: it has reported
 // no count. With some connectors the KV may still be incomplete at the first event. Then firstEventCame waits a short time
-// (lifecycle.ByConfirm) for the prefill engine's answer. It returns why the decode engine's answer may be wrong; nil: nothing shows that it
-// is.
+// (lifecycle.ByConfirm) for the prefill engine's answer. Confirmed reports the end of this wait, whether or not the answer has come: at
+// the end of the decode engine's answer, confirmKV waits for it once more. firstEventCame returns why the decode engine's answer may be
+// wrong; nil: nothing shows that it is.
 func (p *concurrentPrefill) firstEventCame(counted int) *failure.Fault {
 	p.withLock(func() {
 		// If the event came so late that the prefill engine may have freed the KV, the decode call counts as not begun, with errLateFirstEvent.
@@ -402,7 +407,7 @@ func (p *concurrentPrefill) firstEventCame(counted int) *failure.Fault {
 	})
 	p.awaitPrefill()
 	p.report(lifecycle.Event{Kind: lifecycle.Confirmed}, nil)
-	return p.pairFault()
+	return p.pairFault() // why one call has ended the other
 }
 
 // awaitPrefill waits for the end of the prefill call if the effects of the last step asked for this wait.
@@ -445,6 +450,7 @@ func (p *concurrentPrefill) confirmKV(counted int, clientGone <-chan struct{}) *
 				failure.NewFault(lifecycle.CallEnd{Progress: lifecycle.Sent, Reason: lifecycle.Unconfirmed}, answer, errUnconfirmed))
 		}
 	}
+	// Confirmed says that the wait is over, and passes the count on. If the prefill engine has answered, both counts must agree.
 	p.report(lifecycle.Event{Kind: lifecycle.Confirmed, Prompt: counted}, nil)
 	return p.pairFault()
 }
