@@ -171,7 +171,7 @@ func (d *Discoverer) Run(ctx context.Context) {
 		d.updateFleet(now)
 		d.startTrials(ctx, &wg, now)
 		d.publish()
-		timer.Reset(d.untilNextTrial(now))
+		timer.Reset(d.untilNextRetry(now))
 	}
 }
 
@@ -271,13 +271,14 @@ func (d *Discoverer) updateFleet(now time.Time) {
 	}
 }
 
-// passToFleet passes an engine to the fleet if the fleet does not have it and it may be used, or if its description has changed. After a
-// failure it does nothing until r.nextTrial.
+// passToFleet passes an engine to the fleet if the fleet does not have it and it may be used, or if its description has changed. If only
+// the reason why the engine gets no requests for now (Away) has changed, it passes only that. The fleet may refuse an engine. Then
+// passToFleet does nothing until r.nextTrial.
 func (d *Discoverer) passToFleet(r *record, now time.Time) {
 	isNew := r.inFleet == nil
 	unchanged := !isNew && *r.inFleet == r.listed
-	untried := !r.trialPassed && d.cfg.Probe != nil
-	notYet := isNew && (untried || r.listed.Away != "") // an engine that gets no requests for now is added when it gets them
+	needsTrial := !r.trialPassed && d.cfg.Probe != nil
+	notYet := isNew && (needsTrial || r.listed.Away != "") // an engine that gets no requests for now is added when it gets them
 	if unchanged || notYet || now.Before(r.nextTrial) {
 		return
 	}
@@ -288,9 +289,9 @@ func (d *Discoverer) passToFleet(r *record, now time.Time) {
 	switch change {
 	case away, back:
 		d.cfg.Fleet.SetAway(r.listed)
-	default: // added or changed
+	case added, changed:
 		if err := d.cfg.Fleet.Put(r.listed); err != nil {
-			d.setAwayOnly(r)
+			d.setAwayOnly(r) // the fleet keeps the old description, but must not send requests to an engine that is away now
 			d.recordFailure(r, now, err)
 			return
 		}
@@ -395,20 +396,21 @@ func (d *Discoverer) recordFailure(r *record, now time.Time, err error) {
 	r.err = err
 }
 
-// untilNextTrial returns the time until the next repeated trial is due; at most an hour, and a millisecond if one is overdue.
-func (d *Discoverer) untilNextTrial(now time.Time) time.Duration {
+// untilNextRetry returns the time until what failed for an engine must be tried again: its trial, or to pass it to the fleet, which refused
+// it. The result is at most an hour, and a millisecond if a retry is overdue. First trials do not count, because they begin at once.
+func (d *Discoverer) untilNextRetry(now time.Time) time.Duration {
 	next := now.Add(time.Hour) // any long wait will do, because new reports and results wake Run
 	for _, r := range d.records {
-		needsTrial := d.cfg.Probe != nil && r.inFleet == nil && !r.trialPassed
+		needsTrial := d.cfg.Probe != nil && r.inFleet == nil && !r.trialPassed // otherwise only the fleet is asked again
 		if needsTrial && d.runningTrials == maxTrials {
 			continue // no trial may begin until another one ends, and its end wakes Run
 		}
-		willRepeat := r.err != nil && !r.trialRuns && !r.inConfig
-		if willRepeat && r.nextTrial.Before(next) {
+		hasFailed := r.err != nil && !r.trialRuns && !r.inConfig
+		if hasFailed && r.nextTrial.Before(next) {
 			next = r.nextTrial
 		}
 	}
-	return max(time.Millisecond, next.Sub(now)) // bounded below, so that a try that is overdue does not keep Run busy
+	return max(time.Millisecond, next.Sub(now)) // bounded below, so that a retry that is overdue does not keep Run busy
 }
 
 // publish stores a copy of the state, which Status returns, and updates the metrics.

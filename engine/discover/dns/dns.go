@@ -74,8 +74,9 @@ func New(cfg Config) *Source {
 // Name returns "dns:", the host and the role.
 func (s *Source) Name() string { return "dns:" + s.cfg.Host + " " + s.cfg.Role }
 
-// Run looks up the name until ctx ends. Each interval varies at random by up to 10 %, so that several proxies do not ask at the same
-// times.
+// Run looks up the name until ctx ends, and reports the engines after each look-up. A resolver may leave out some records of an answer.
+// Therefore the report also has the engines that only the last few answers lacked. Each interval varies at random by up to 10 %, so that
+// several proxies do not ask at the same times.
 func (s *Source) Run(ctx context.Context, report func([]discover.Engine, error)) {
 	for {
 		found, err := s.lookup(ctx)
@@ -85,7 +86,7 @@ func (s *Source) Run(ctx context.Context, report func([]discover.Engine, error))
 		if err != nil {
 			report(nil, fmt.Errorf("look up %s records of %s: %w", s.cfg.Type, s.cfg.Host, err))
 		} else {
-			report(s.withoutMissing(found), nil)
+			report(s.withRecentlyFound(found), nil)
 		}
 		select {
 		case <-time.After(time.Duration(float64(s.cfg.Interval) * (0.9 + 0.2*rand.Float64()))):
@@ -124,9 +125,9 @@ func errUnlessFound(found []string, err error) error {
 	return cmp.Or(err, errNothing)
 }
 
-// withoutMissing updates how many answers in a row each known address was missing from, removes the addresses that were missing too often,
-// and returns engines for the others.
-func (s *Source) withoutMissing(found []string) (list []discover.Engine) {
+// withRecentlyFound returns engines for the addresses in found, and for those that only the last few answers lacked. It counts for each
+// known address how many answers in a row lacked it, and forgets an address that Config.Misses of them lacked.
+func (s *Source) withRecentlyFound(found []string) (list []discover.Engine) {
 	for _, address := range found {
 		s.missing[address] = -1 // the next loop raises it to 0: the address is missing from no answer
 	}

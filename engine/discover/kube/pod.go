@@ -55,9 +55,9 @@ func statesBySlices(slices []*discoveryv1.EndpointSlice) map[string]slicesState 
 	return all
 }
 
-// engines returns the engines of a pod: one for each port and role. A pod without an address has none. A pod that has ended
-// has none either, because its address may belong to another pod by now.
-func (c *Config) engines(pod *corev1.Pod, s slicesState) ([]discover.Engine, error) {
+// engines returns the engines of a pod: one for each port and role. bySlices is the pod's state by its EndpointSlices. A pod without an
+// address has no engines. A pod that has ended has none either, because its address may belong to another pod by now.
+func (c *Config) engines(pod *corev1.Pod, bySlices slicesState) ([]discover.Engine, error) {
 	hasEnded := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 	if pod.Status.PodIP == "" || hasEnded {
 		return nil, nil
@@ -76,9 +76,9 @@ func (c *Config) engines(pod *corev1.Pod, s slicesState) ([]discover.Engine, err
 	}
 	e := discover.Engine{Incarnation: string(pod.UID), Attributes: attributes}
 	switch {
-	case pod.DeletionTimestamp != nil || s.terminating:
+	case pod.DeletionTimestamp != nil || bySlices.terminating:
 		e.Away = discover.Leaving
-	case s.notServing || !isReady(pod):
+	case bySlices.notServing || !isReady(pod):
 		e.Away = discover.NotReady
 	}
 	var list []discover.Engine
@@ -87,14 +87,14 @@ func (c *Config) engines(pod *corev1.Pod, s slicesState) ([]discover.Engine, err
 		e.URL = cmp.Or(c.Scheme, "http") + "://" + e.Address
 		for _, role := range roles {
 			e.Role = role
-			list = append(list, forRole(e))
+			list = append(list, withAttributesOfRole(e)) // the pod's attributes are for all its roles
 		}
 	}
 	return list, nil
 }
 
-// forRole clears the attributes that engines of this role do not have.
-func forRole(e discover.Engine) discover.Engine {
+// withAttributesOfRole returns e without the attributes that engines of its role do not have.
+func withAttributesOfRole(e discover.Engine) discover.Engine {
 	switch a := &e.Attributes; e.Role {
 	case discover.Prefill:
 		a.Group, a.Barrier, a.Slots, a.KVTokens, a.Cost = "", "", 0, 0, 0
