@@ -17,13 +17,15 @@ const (
 	canaryVouched = "vouched" // the canary timed out, but streams of the engine sent tokens meanwhile
 )
 
-// sendCanaries asks each rank for a completion of one token, because an engine that no longer computes still answers GET /health.
-// It takes at most limit. A refusal of the request (4xx) is no failure, because it does not show whether the engine computes.
-// The requests have no hand-off, so they do not depend on another engine.
+// sendCanaries asks all ranks at the same time for a completion of one token, because an engine that no longer computes still answers
+// GET /health. It returns the errors of the ranks that did not give it within limit; nil: no canary failed. A refusal of the request (4xx)
+// is no failure, because it does not show whether the engine computes. The requests have no hand-off, so they do not depend on another
+// engine.
 func (w *watch) sendCanaries(ctx context.Context, ranks []*Target, ask canaryRequest, limit time.Duration) error {
 	ctx, stop := context.WithTimeout(ctx, limit)
 	defer stop()
-	w.traffic.AddSentWithoutSlot(1) // a canary does not wait for a free slot of its rank
+	// A canary does not wait for a free slot. The number is compared with the requests of one rank, and each rank gets one canary, hence 1.
+	w.traffic.AddSentWithoutSlot(1)
 	defer w.traffic.AddSentWithoutSlot(-1)
 	results := make(chan error, len(ranks)) // for each rank why its canary failed; nil: it did not
 	for _, rank := range ranks {
@@ -43,7 +45,8 @@ func (w *watch) sendCanaries(ctx context.Context, ranks []*Target, ask canaryReq
 	var errs []error
 	for range ranks {
 		errs = append(errs, <-results)
-		w.traffic.SettleComputed(canaryTokens, canaryTokens) // a canary has no hand-off, so its whole prompt counts as computed
+		const expected, computed = canaryTokens, canaryTokens // a canary has no hand-off, so the engine computes its whole prompt
+		w.traffic.SettleComputed(expected, computed)
 	}
 	return errors.Join(errs...)
 }

@@ -107,9 +107,9 @@ func (c *conn) releaseReader() {
 }
 
 // exchange writes the request and returns once it has read the response head. mayReuse says that the connection may be used
-// again after the body. After a failure, phase says how far the exchange had come. A large body is written by a second goroutine:
-// an engine may answer it (400, 413) without reading it, and such an answer ends the write. exchange does not use body after
-// it returns.
+// again after the body. After a failure, phase says how far the exchange had come. A large body is written by a second goroutine while
+// exchange reads: an engine may answer it (400, 413) without reading it, and such an answer ends the write. exchange does not use body
+// after it returns.
 func (c *conn) exchange(d Deadlines, head []byte, body [][]byte) (mayReuse bool, phase Phase, err error) {
 	c.reset(d, head, body)
 	defer clear(c.parts) // an idle connection must not keep a prompt in memory
@@ -136,7 +136,9 @@ func (c *conn) exchange(d Deadlines, head []byte, body [][]byte) (mayReuse bool,
 		return writeErr == nil && !hasClose(&c.head), PhaseHead, nil
 	case c.answered || writeErr == nil: // the request was written, or at least the engine has begun to answer it
 		return false, PhaseHead, err
-	case errors.Is(writeErr, os.ErrDeadlineExceeded): // evenkeel's own deadline stopped the write, so the error of the read is the cause
+	// A deadline of evenkeel stopped the write: sendListening sets it in the past once the read has failed, or the time for the answer is over
+	// for write and read alike. So the error of the read is the cause.
+	case errors.Is(writeErr, os.ErrDeadlineExceeded):
 		return false, PhaseWrite, err
 	default:
 		return false, PhaseWrite, writeErr
@@ -213,15 +215,18 @@ func (c *conn) send() error {
 	return err
 }
 
-// write writes parts: by one writev without TLS, in large records with TLS.
+// usesTLS says whether the connection has TLS; only then it has the buffer bw.
+func (c *conn) usesTLS() bool { return c.bw != nil }
+
+// write writes parts: by one writev without TLS, in large records with TLS. It adds the bytes that were written to wrote.
 func (c *conn) write() error {
-	if c.bw == nil { // without TLS there is no buffer bw
-		c.writevParts = c.parts
+	if !c.usesTLS() {
+		c.writevParts = c.parts // a second slice, because WriteTo cuts off what it has written, and the next request reuses parts
 		n, err := c.writevParts.WriteTo(c.nc)
 		c.wrote += n
 		return err
 	}
-	c.bw.Reset(c)
+	c.bw.Reset(c) // the buffer is empty now, and writes by c.Write, which counts the bytes in wrote
 	for _, b := range c.parts {
 		if _, err := c.bw.Write(b); err != nil {
 			return err
@@ -395,7 +400,7 @@ func (c *conn) hasNoInput() bool {
 // tlsDrained reports that the TLS layer has no decrypted bytes that were not read. To find out, it tries to read one byte with a
 // deadline in the past, which returns only bytes that are there already. Without TLS it is true.
 func (c *conn) tlsDrained() bool {
-	if c.bw == nil { // only with TLS can there be decrypted bytes
+	if !c.usesTLS() { // only with TLS can there be decrypted bytes
 		return true
 	}
 	c.mu.Lock()

@@ -8,7 +8,8 @@ import (
 )
 
 // crossCheck compares the sample s of the engine's metrics with what this proxy knows of its own requests on the engine. It records signs
-// of life, and raises an alarm if the sample and these requests contradict each other. at is when the scrape began.
+// of life, gives the sample to onSample, and stores it. It raises an alarm if the gauges do not change or if a rank runs too many requests.
+// It counts prompt tokens whose KV the engine did not pull although it should have. at is when the scrape began.
 func (w *watch) crossCheck(s *Sample, at time.Time) {
 	if len(w.in.Canaries) == 0 { // only the gauges of engines that get canaries are watched
 		return
@@ -21,8 +22,9 @@ func (w *watch) crossCheck(s *Sample, at time.Time) {
 	defer w.m.mu.Unlock()
 	w.storeSample(s, at)
 	checkFrozen(w, s)
-	if n := w.scrapes.pulls.newlyNotPulled(s, w.traffic); n > 0 {
-		w.m.metrics.shortPulls.WithLabelValues(w.in.ID).Add(n)
+	// Prompt tokens of hand-offs whose KV the engine should have pulled from the prefill engine, but computed again itself.
+	if tokens := w.scrapes.pulls.newlyNotPulled(s, w.traffic); tokens > 0 {
+		w.m.metrics.shortPulls.WithLabelValues(w.in.ID).Add(tokens)
 	}
 	checkOverfull(w, s)
 }
@@ -58,9 +60,9 @@ func checkFrozen(w *watch, s *Sample) {
 	}
 }
 
-// checkOverfull raises an alarm if a rank runs more requests than it has slots. Requests that evenkeel sent although no slot was
-// free (see Traffic.AddSentWithoutSlot) do not count. Either slots is configured wrong, or other clients use the engine. It logs
-// again only after a scrape in which no rank was too full. The caller holds m.mu.
+// checkOverfull raises an alarm if a rank runs more requests than it has slots: either slots is configured wrong, or other clients use the
+// engine. Requests that evenkeel sent although no slot was free do not count. The metric gets the excess of each scrape. The log gets one
+// line, and another one only after a scrape without an excess. The caller holds m.mu.
 func checkOverfull(w *watch, s *Sample) {
 	scrapes := &w.scrapes
 	running := 0.0 // requests that the fullest rank runs
@@ -69,15 +71,17 @@ func checkOverfull(w *watch, s *Sample) {
 			running = math.Max(running, n)
 		}
 	}
-	scrapes.followSlots(w.in.Slots, running)
+	// After the configured slots were lowered, the old number stays allowed until the requests that were admitted under it have ended.
+	scrapes.updateAllowedRunning(w.in.Slots, running)
 	excess := 0.0
 	if w.in.Slots > 0 { // 0: the number of slots is not known
-		excess = math.Max(0, running-float64(scrapes.slots)-float64(w.traffic.sentWithoutSlot.Load()))
+		allowed := float64(scrapes.allowedRunning)
+		excess = math.Max(0, running-allowed-float64(w.traffic.sentWithoutSlot.Load()))
 	}
 	w.m.metrics.overSlots.WithLabelValues(w.in.ID).Set(excess)
 	if excess > 0 && !scrapes.overfull {
 		w.m.cfg.Log.Warn("ALARM: a rank runs more requests than it has slots; correct engines.decode[].slots, or keep other clients off the "+
-			"engine", zap.String("engine", w.in.ID), zap.Int("slots", scrapes.slots), zap.Float64("running", running))
+			"engine", zap.String("engine", w.in.ID), zap.Int("slots", scrapes.allowedRunning), zap.Float64("running", running))
 	}
 	scrapes.overfull = excess > 0
 }

@@ -16,9 +16,8 @@ import (
 // must then call Reattach and continue with Read, which returns the error.
 func (r *Response) Detach(onWake func()) (fd int, ok bool) {
 	c := r.conn
-	usesTLS := c != nil && c.bw != nil
 	over := c == nil || r.err != nil // the response is closed, or its body has ended or failed
-	if over || usesTLS || r.body.framing != byChunks {
+	if over || c.usesTLS() || r.body.framing != byChunks {
 		return 0, false
 	}
 	ended := r.body.chunks.readFraming(c.br)

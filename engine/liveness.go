@@ -21,8 +21,8 @@ type Liveness struct {
 	hasGauges      atomic.Bool  // the engine reports gauges that change while the rank works
 
 	mu             sync.Mutex
-	pulls          []*PendingPull // requests to this rank whose first event has not come
-	salt           string         // the cache_salt of later requests; empty: none is needed
+	pendingPulls   []*PendingPull // requests to this rank whose first event has not come
+	cacheSalt      string         // the cache_salt of later requests; empty: none is needed
 	saltGeneration int            // number of salts so far, so that an older salt has a lower generation
 }
 
@@ -40,7 +40,9 @@ func (l *Liveness) fromNanos(ns int64) time.Time { return l.epoch.Add(time.Durat
 // LastSign returns the last time at which the core is known to have worked. Before the first sign, it is the time of NewLiveness.
 func (l *Liveness) LastSign() time.Time { return l.fromNanos(l.lastSign.Load()) }
 
-// RecordSign records that the core gave a sign of life at the time at. It does not allocate, because it is called for every event.
+// RecordSign records that the core gave a sign of life at the time at. The core of a decode engine also sends the heartbeats by which the
+// prefill engines keep the KV of waiting requests. Therefore a long gap between two signs is reported to the holds of these requests. This
+// needs the lock. All other signs are stored without it, and nothing is allocated, because RecordSign is called for every event.
 func (l *Liveness) RecordSign(at time.Time) {
 	sign := l.toNanos(at)
 	for {
@@ -48,9 +50,9 @@ func (l *Liveness) RecordSign(at time.Time) {
 		switch {
 		case sign <= previous: // another goroutine has recorded a later sign
 			return
-		case sign-previous > l.minReportedGap.Load(): // in so long a gap, the KV of a waiting request may have been lost
+		case sign-previous > l.minReportedGap.Load(): // a request that waits may have lost its KV in this gap
 			l.mu.Lock()
-			l.recordSignLocked(sign)
+			l.recordSignAndGap(sign)
 			l.mu.Unlock()
 			return
 		case l.lastSign.CompareAndSwap(previous, sign):
@@ -59,30 +61,31 @@ func (l *Liveness) RecordSign(at time.Time) {
 	}
 }
 
-// recordSignLocked records a sign of life, whose time is in ns after epoch, and reports the gap since the previous sign to the hold of each
-// waiting request. If the KV of a request may have been lost in the gap, later requests get a new salt, and all requests that wait with
-// an older salt count their KV as lost. It does nothing if a later sign is recorded already. The caller holds mu.
-func (l *Liveness) recordSignLocked(sign int64) {
+// recordSignAndGap records a sign of life, whose time is in ns after epoch, and reports the gap since the previous sign to each pending
+// pull, a request whose KV the rank has not pulled yet. The pull's hold computes whether the prefill engine kept the KV during the gap. If
+// the KV of any may have been lost, later requests get a new salt, and the KV of all pulls with an older salt counts as lost. It does
+// nothing if a later sign is recorded already. The caller holds mu.
+func (l *Liveness) recordSignAndGap(sign int64) {
 	previous := l.lastSign.Load()
 	if sign <= previous {
 		return
 	}
 	l.lastSign.Store(sign)
 	anyNewlyLost := false
-	for _, p := range l.pulls {
+	for _, p := range l.pendingPulls {
 		p.hold.RecordGap(l.fromNanos(previous), l.fromNanos(sign))
-		newlyLost := p.hold.Lost() && !p.lossCounted
+		newlyLost := p.hold.Lost() && !p.saltChangedSinceLoss
 		anyNewlyLost = anyNewlyLost || newlyLost
-		p.lossCounted = p.hold.Lost()
+		p.saltChangedSinceLoss = p.hold.Lost()
 	}
 	if anyNewlyLost {
 		l.changeSalt()
 	}
 	// Lost KV means that another prompt's KV may be in the rank's prefix cache by now. A request with an older salt could use it.
-	for _, p := range l.pulls {
+	for _, p := range l.pendingPulls {
 		if p.saltGeneration < l.saltGeneration {
 			p.hold.MarkLost()
-			p.lossCounted = true
+			p.saltChangedSinceLoss = true
 		}
 	}
 }
@@ -90,7 +93,7 @@ func (l *Liveness) recordSignLocked(sign int64) {
 // changeSalt changes the salt, so that later requests do not use the KV that is in the rank's prefix cache now. An engine uses cached KV
 // only for requests with the same cache_salt. The caller holds mu.
 func (l *Liveness) changeSalt() {
-	l.salt = rand.Text()
+	l.cacheSalt = rand.Text()
 	l.saltGeneration++
 }
 
@@ -121,33 +124,36 @@ func (r *LastRead) Record(bytes int, more bool, now time.Time) (sentAfter time.T
 
 // PendingPull is a request that was sent to a rank and whose first event has not come.
 type PendingPull struct {
-	liveness           *Liveness
-	sent               time.Time
-	keptWithoutRenewal time.Time // up to this time the prefill engine keeps the KV even if no sign renews the hold
-	hold               mooncake.Hold
-	salt               string      // the cache_salt of the request; empty: it needs none
-	saltGeneration     int         // Liveness.saltGeneration when the request was sent
-	lossCounted        bool        // its KV is lost, and the salt was changed for this reason
-	timer              *time.Timer // calls the function given to OnExpiry; nil: no timer runs
+	liveness             *Liveness
+	sent                 time.Time
+	keptWithoutRenewal   time.Time // up to this time the prefill engine keeps the KV even if no sign renews the hold
+	hold                 mooncake.Hold
+	cacheSalt            string      // the cache_salt of the request; empty: it needs none
+	saltGeneration       int         // Liveness.saltGeneration when the request was sent
+	saltChangedSinceLoss bool        // its KV is lost, and later requests have another salt for this reason
+	timer                *time.Timer // calls the function given to OnExpiry; nil: no timer runs
 }
 
 // AddPull begins the wait of a request for its first event, until End. It must be called before the request is written. hold says how
-// long the prefill engine keeps the KV.
+// long the prefill engine keeps the request's KV. The request gets the current salt of the rank (cache_salt), which keeps it from wrong KV
+// in the rank's prefix cache.
 func (l *Liveness) AddPull(now time.Time, hold mooncake.Hold) *PendingPull {
-	pull := &PendingPull{liveness: l, sent: now, keptWithoutRenewal: hold.KeptUntil(time.Time{}), hold: hold}
+	withoutSigns := hold.KeptUntil(time.Time{}) // the zero time: as if no sign of life had come, so that nothing renews the hold
+	pull := &PendingPull{liveness: l, sent: now, keptWithoutRenewal: withoutSigns, hold: hold}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	pull.salt, pull.saltGeneration = l.salt, l.saltGeneration
+	pull.cacheSalt, pull.saltGeneration = l.cacheSalt, l.saltGeneration
 	if maxSilence := hold.MaxSilence(); maxSilence > 0 { // 0: signs of life do not renew this hold
-		l.minReportedGap.Store(int64(maxSilence / 16)) // a small part of it, so that all gaps that matter are reported to the hold
+		const reportedShare = 16 // RecordSign reports gaps from 1/16 of the longest silence on, and so all that may end the hold
+		l.minReportedGap.Store(int64(maxSilence / reportedShare))
 	}
-	l.pulls = append(l.pulls, pull)
+	l.pendingPulls = append(l.pendingPulls, pull)
 	return pull
 }
 
 // Salt returns the cache_salt of the request, which keeps it from using wrong KV in the rank's prefix cache;
 // empty: no KV there is known to be wrong.
-func (p *PendingPull) Salt() string { return p.salt }
+func (p *PendingPull) Salt() string { return p.cacheSalt }
 
 // OnExpiry marks the KV as lost and calls expire, from another goroutine, once the prefill engine may have freed the KV, unless End is
 // called before. When the timer fires, signs of life may have renewed the hold. In this case the timer is set again.
@@ -194,11 +200,13 @@ func (p *PendingPull) CheckExpired(now time.Time) bool {
 	return p.hold.Lost()
 }
 
-// mayNeedSalt says whether requests to the rank need a salt, or will need one if a request that waits there loses its KV.
+// mayNeedSalt says whether requests to the rank need a salt, or may need one later. A request needs a salt if KV in the rank's prefix cache
+// may be wrong: with another salt it does not use that KV. Wrong KV gets there if the prefill engine gives the memory of a waiting
+// request's KV to another prompt before the rank has pulled it.
 func (l *Liveness) mayNeedSalt() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.salt != "" || len(l.pulls) > 0
+	return l.cacheSalt != "" || len(l.pendingPulls) > 0
 }
 
 // MarkLost records that the rank may have read the KV too late. Later requests get another salt, so that they do not use this KV in
@@ -214,8 +222,8 @@ func (p *PendingPull) MarkLost() {
 // nothing. The caller holds mu of the Liveness.
 func (p *PendingPull) markLostLocked() {
 	p.hold.MarkLost()
-	if !p.lossCounted {
-		p.lossCounted = true
+	if !p.saltChangedSinceLoss {
+		p.saltChangedSinceLoss = true
 		p.liveness.changeSalt()
 	}
 }
@@ -226,7 +234,7 @@ func (p *PendingPull) RecordFirstEvent(at time.Time) (kvValid bool) {
 	p.liveness.mu.Lock()
 	defer p.liveness.mu.Unlock()
 	l := p.liveness
-	l.recordSignLocked(max(l.toNanos(at), l.lastSign.Load()+1)) // +1 ns, because recordSignLocked ignores a time that is not later
+	l.recordSignAndGap(max(l.toNanos(at), l.lastSign.Load()+1)) // +1 ns, because recordSignAndGap ignores a time that is not later
 	return !p.hold.Lost()
 }
 
@@ -238,10 +246,10 @@ func (p *PendingPull) End() {
 		p.timer.Stop()
 		p.timer = nil
 	}
-	if i := slices.Index(p.liveness.pulls, p); i >= 0 { // the last element takes its place, because the order does not matter
-		last := len(p.liveness.pulls) - 1
-		p.liveness.pulls[i], p.liveness.pulls[last] = p.liveness.pulls[last], nil
-		p.liveness.pulls = p.liveness.pulls[:last]
+	if i := slices.Index(p.liveness.pendingPulls, p); i >= 0 { // the last element takes its place, because the order does not matter
+		last := len(p.liveness.pendingPulls) - 1
+		p.liveness.pendingPulls[i], p.liveness.pendingPulls[last] = p.liveness.pendingPulls[last], nil
+		p.liveness.pendingPulls = p.liveness.pendingPulls[:last]
 	}
 }
 
@@ -251,7 +259,7 @@ func (l *Liveness) silenceShare(now time.Time) (share float64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	lastSign := l.fromNanos(l.lastSign.Load())
-	for _, pull := range l.pulls {
+	for _, pull := range l.pendingPulls {
 		if maxSilence := pull.hold.MaxSilence(); maxSilence > 0 { // 0: signs of life do not renew this hold
 			silentSince := lastSign
 			if pull.sent.After(silentSince) { // no sign was expected for this request before it was sent

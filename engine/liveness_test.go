@@ -88,7 +88,7 @@ func TestOneLossIsThatOfAllThatWait(t *testing.T) {
 		for _, p := range []*PendingPull{first, second, third, third} {
 			p.End()
 		}
-		require.Empty(t, l.pulls)
+		require.Empty(t, l.pendingPulls)
 	})
 }
 

@@ -92,16 +92,16 @@ func ParseSeries(page []byte, limits Limits) (map[string]*dto.MetricFamily, erro
 	return families, nil
 }
 
-// linesOf returns the lines of a page with samples of these names. It leaves out TYPE lines, so that all series are untyped and their
-// values can be read in the same way.
-func linesOf(page []byte, names Limits) []byte {
+// linesOf returns the lines of a page that are samples of the series listed in limits. It does not check their values. It leaves out TYPE
+// lines, so that all series are untyped and their values can be read in the same way.
+func linesOf(page []byte, limits Limits) []byte {
 	var lines []byte
 	for line := range bytes.Lines(page) {
 		end := bytes.IndexAny(line, "{ \t") // the name ends where its labels begin or, without labels, at white space
 		if end <= 0 {                       // the line is no sample
 			continue
 		}
-		if _, wanted := names.limitOf(string(line[:end])); wanted {
+		if _, isListed := limits.limitOf(string(line[:end])); isListed {
 			lines = append(lines, bytes.TrimRight(line, "\r\n")...)
 			lines = append(lines, '\n')
 		}
@@ -152,8 +152,9 @@ func quotedShort(text string) string {
 // of vllm:cache_config_info; the keys of the result are their label engine.
 func Capacities(configs []*dto.Metric) (map[string]float64, error) {
 	all := map[string]float64{}
+	sharers := blockSharers(configs) // vLLM may show each engine the number of blocks of all engines behind its API server
 	for _, m := range configs {
-		tokens, known, err := cacheTokens(m, blockSharers(configs))
+		tokens, known, err := cacheTokens(m, sharers)
 		if err != nil {
 			return nil, err
 		}

@@ -99,7 +99,8 @@ func refusalOfAll(body []byte) error {
 }
 
 // refusalOfRank reads a 400 by which an engine says that it does not have the rank of the target t; nil: the body says something else. The
-// message numbers ranks as the rank header does: the engine's first rank has the number t.First.
+// message numbers ranks as the rank header does: the engine's first rank has the number t.First. If t.First is 4, "data_parallel_rank 6 is
+// out of range [0, 6)" means that the engine has two ranks, 4 and 5, and lacks the one that evenkeel calls rank 2.
 func refusalOfRank(body []byte, t *Target) error {
 	var answer struct {
 		Message string `json:"message"` // where SGLang and old vLLM put the message
@@ -112,11 +113,11 @@ func refusalOfRank(body []byte, t *Target) error {
 	if found == nil {
 		return nil
 	}
-	rank, _ := strconv.Atoi(found[1] + found[2]) // one of the two groups is empty; the pattern allows only a few digits, so Atoi does not fail
-	ranks, _ := strconv.Atoi(found[3])
-	rank, ranks = rank-t.First, ranks-t.First
-	plausible := ranks > 0 && ranks <= rank // else the engine would say that it lacks a rank that it has
-	asked := t.Rank < 0 || t.Rank == rank   // below 0: the request named its rank in the body, which is not known here
+	number, _ := strconv.Atoi(found[1] + found[2]) // one of the groups is empty; the pattern allows only a few digits, so Atoi does not fail
+	end, _ := strconv.Atoi(found[3])               // the engine's ranks have numbers below end
+	rank, ranks := number-t.First, end-t.First     // evenkeel numbers the engine's ranks from 0, the engine from t.First
+	plausible := ranks > 0 && ranks <= rank        // else the engine would say that it lacks a rank that it has
+	asked := t.Rank < 0 || t.Rank == rank          // below 0: the request named its rank in the body, which is not known here
 	if !plausible || !asked {
 		return nil
 	}
@@ -232,17 +233,21 @@ func (w *watch) recordRefusal(why error) {
 	var rank *RankError
 	switch {
 	case errors.Is(why, ErrReforming):
-		w.reportCount++                // so that a check which began before this does not end the halt
+		w.reportCount++                // the new count tells a check which began before this that its good result is out of date
 		w.setHalt(ErrReforming, false) // false: no check has seen this reason
 	case errors.Is(why, ErrPaused): // another program paused the engine, or this proxy did so before the proxy was restarted
 		w.reportCount++
 		w.setHalt(ErrPaused, false)
 	case errors.As(why, &rank):
-		if w.restrictions.rankCount != rank.Ranks { // the request may have been a try of a lost rank: wait longer before the next one
-			w.restrictions.retryDelay = min(2*w.restrictions.retryDelay, maxRetryDelay)
+		r := &w.restrictions
+		// rank.Ranks is how many ranks the engine has; those with higher numbers are lost. If the watch assumed another number, it may have put a
+		// lost rank back into service as a try, which has failed now. So it waits longer before the next try. Before the first one, retryDelay
+		// is 0 and stays so.
+		if r.rankCount != rank.Ranks {
+			r.retryDelay = min(2*r.retryDelay, maxRetryDelay)
 		}
-		w.restrictions.rankCount, w.restrictions.lastTryAt = rank.Ranks, time.Now()
-		w.publish(w.status)
+		r.rankCount, r.lastTryAt = rank.Ranks, time.Now()
+		w.publish(w.status) // the status lists the lost ranks
 	case errors.Is(why, ErrRetired):
 		w.reportCount++
 		next := w.status
@@ -432,19 +437,25 @@ func (w *watch) lostRankTryDue() bool {
 	return mayTry && time.Since(r.lastTryAt) >= max(r.retryDelay, w.m.cfg.FactsInterval)
 }
 
-// tryFirstLostRank starts a try of the first lost rank if one is due. If canaries are turned off, it puts this rank back into service,
-// and the next request of a client is the try. The caller holds m.mu.
-func (w *watch) tryFirstLostRank() {
-	firstLost := w.restrictions.rankCount // ranks with this and higher numbers are lost
-	switch r := &w.restrictions; {
-	case !w.lostRankTryDue(): // no rank is lost, or it is not yet time
-	case w.m.cfg.Canary > 0 && slices.ContainsFunc(w.in.Canaries, func(t *Target) bool { return t.Rank == firstLost }): // it gets canaries
+// tryLostRankIfDue starts a try of the first lost rank if one is due, to find out whether the engine has this rank again. The try is a
+// canary if canaries are on and the rank gets them: runCanaries sends it and notes when. Otherwise this rank is put back into service, and
+// the next request of a client is the try. The caller holds m.mu.
+func (w *watch) tryLostRankIfDue() {
+	if !w.lostRankTryDue() { // no rank is lost, or it is not yet time
+		return
+	}
+	r := &w.restrictions
+	firstLost := r.rankCount // ranks with this and higher numbers are lost
+	rankGetsCanaries := slices.ContainsFunc(w.in.Canaries, func(t *Target) bool { return t.Rank == firstLost })
+	switch {
+	case w.m.cfg.Canary > 0 && rankGetsCanaries:
 		select {
-		case w.canaryDue <- struct{}{}:
+		case w.canaryWake <- struct{}{}:
 		default: // runCanaries has a wake-up pending already
 		}
 	default:
 		r.lastTryAt = time.Now()
+		// If the engine refuses the client's request, recordRefusal doubles this delay. That must begin with a number above 0.
 		r.retryDelay = max(r.retryDelay, w.m.cfg.FactsInterval)
 		if r.rankCount++; r.rankCount >= w.in.Ranks {
 			r.rankCount = 0 // 0 says that the engine has all its ranks
@@ -505,7 +516,7 @@ func (w *watch) readFault(ctx context.Context, timeout time.Duration) (halt, err
 	case err != nil:
 		return nil, err
 	case json.Unmarshal(body, &answer) != nil || answer.Schema == 0: // this server is not vLLM, or sends another format
-		return nil, errNoFaults
+		return nil, errNoFaultReport
 	}
 	for _, e := range answer.Engines {
 		switch e.Status {
@@ -534,16 +545,16 @@ func (w *watch) readPaused(ctx context.Context) (paused bool, err error) {
 	return answer.Paused, err
 }
 
-var errNoFaults = errors.New("it does not say whether it has met a fault")
+var errNoFaultReport = errors.New("it does not say whether it has met a fault")
 
 // isMissingFeature says whether an error means that the engine does not have the path or the feature at all, so that asking again is
-// useless.
+// useless: by a status such as 404, or by an answer that is no report of faults.
 func isMissingFeature(err error) bool {
 	var answered *StatusError
 	if errors.As(err, &answered) {
 		return slices.Contains([]int{http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotImplemented}, answered.Status)
 	}
-	return errors.Is(err, errNoFaults)
+	return errors.Is(err, errNoFaultReport)
 }
 
 // readLoads asks an SGLang server when each rank's scheduler last reported its load. The result has, by rank, time stamps of the server's

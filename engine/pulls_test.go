@@ -24,7 +24,7 @@ vllm:external_prefix_cache_hits_total{engine="1"} 100
 		return p.newlyNotPulled(s, &traffic)
 	}
 	traffic.ExpectComputed(500) // it is not known yet whether the engine has counted this one
-	p.setCountedTokens(&traffic)
+	p.setSettledTokens(&traffic)
 	require.Zero(t, scraped(1, 9000, 4000), "what was there before is nobody's")
 	require.Zero(t, scraped(1, 9500, 4000), "it was to compute these")
 	traffic.SettleComputed(500, 400)
@@ -34,7 +34,7 @@ vllm:external_prefix_cache_hits_total{engine="1"} 100
 	require.EqualValues(t, 872, scraped(1, 10_500, 4000), "a hand-off of 1,000 tokens, and nothing was pulled")
 	traffic.SettleComputed(128, 128)
 	require.Zero(t, scraped(1, 11_500, 5000), "all of it came")
-	p.setCountedTokens(&traffic)
+	p.setSettledTokens(&traffic)
 	require.Zero(t, scraped(2, 300, 0), "another process begins anew")
 	require.EqualValues(t, 50, scraped(2, 350, 0))
 	s, err := MetricNames{}.Parse([]byte("vllm:external_prefix_cache_queries_total 5\n"))

@@ -38,18 +38,19 @@ func (r *Response) Header(name string) []byte {
 	return r.conn.head.Peek(name)
 }
 
-// SetIdle sets how long each later Read may wait for bytes; zero: for ever. A Read that is not the first one after SetIdle waits
-// between 3/4 of d and d. A caller that waits for an event must call SetIdle with the time that is left before each Read, because
-// keep-alive comments may come before the event.
+// SetIdle sets how long each later Read may wait for bytes; zero: for ever. The first Read after SetIdle waits for up to d, a later one for
+// 3/4 of d to d: the connection moves the deadline of its socket only when less than 3/4 of d is left, because that costs time. A caller
+// that waits for an event must call SetIdle with the time that is left before each Read, because keep-alive comments may come before the
+// event.
 func (r *Response) SetIdle(d time.Duration) {
 	if r.conn == nil {
 		return
 	}
 	r.conn.mu.Lock()
 	defer r.conn.mu.Unlock()
-	r.conn.idleLimit, r.conn.appliedDeadline = d, time.Time{}
-	if !r.conn.halfClosed { // after Call.Disconnect its own deadline stays
-		r.conn.readDeadline = time.Time{}
+	r.conn.idleLimit, r.conn.appliedDeadline = d, noDeadline // noDeadline: the next Read sets the deadline of the socket again
+	if !r.conn.halfClosed {                                  // after Call.Disconnect its own deadline stays
+		r.conn.readDeadline = noDeadline // only idleLimit bounds the Reads from now on
 	}
 }
 

@@ -39,15 +39,17 @@ type checkResult struct {
 	halt            error  // why the engine may get no new requests, by checkRestrictions; nil: it may get them
 	reforming       error  // state of a change of the number of ranks, by readScaling; nil: the number does not change
 	connectionBroke bool   // whether a caller's connection broke before the check
-	reportCount     uint64 // watch.reportCount before the check; a higher count now shows a report during the check
-	eventCount      uint64 // Traffic.events before the check; a higher count now shows that streams sent tokens meanwhile
+	reportsBefore   uint64 // watch.reportCount before the check; a higher count now shows a report during the check
+	eventsBefore    uint64 // Traffic.events before the check; a higher count now shows that streams sent tokens meanwhile
 }
 
 // check makes one check and updates the engine's status: it asks for the engine's health, reads its facts or gauges if that is due, and
-// finds out whether the engine is halted. It uses a new connection if an idle one could hide that the engine takes no connections.
+// finds out whether the engine is halted. It uses a new connection if an idle one could hide that the engine takes no connections. For this
+// it first looks up the engine's name again.
 func (w *watch) check(ctx context.Context) {
 	w.m.mu.Lock()
-	result := checkResult{connectionBroke: w.connectionBroke, reportCount: w.reportCount}
+	// The counts before the check show later whether callers reported a failure, or streams sent tokens, while the check went on.
+	result := checkResult{connectionBroke: w.connectionBroke, reportsBefore: w.reportCount}
 	wasUp, wasHalted, rereadDue := w.status.Up, w.restrictions.haltReason != nil, w.rereadDue
 	doubtful := !wasUp || w.connectionBroke || w.redial || w.failedChecks > 0
 	fresh := doubtful || time.Since(w.factsAt) >= w.m.cfg.FactsInterval // a new connection is used then (see alive)
@@ -56,12 +58,12 @@ func (w *watch) check(ctx context.Context) {
 	if fresh {
 		w.checkAddress(ctx)
 	}
-	result.eventCount = w.traffic.events.Load()
+	result.eventsBefore = w.traffic.events.Load()
 	began := time.Now()
-	quick, err := w.alive(ctx, fresh)
+	withoutComputing, err := w.alive(ctx, fresh)
 	result.health = err
 	if err == nil {
-		recordGoodAnswer(w, began, quick, fresh)
+		recordGoodAnswer(w, began, withoutComputing, fresh)
 	}
 	modelsUnknown := w.facts.err != nil && len(w.facts.models) == 0
 	getsNoRequests := !wasUp || modelsUnknown || wasHalted // the engine gets no requests until its facts are read
@@ -90,11 +92,11 @@ func (w *watch) check(ctx context.Context) {
 	}
 }
 
-// recordGoodAnswer records that the engine has just answered its health check well. began is when it was asked. quick says that the engine
-// computed nothing for the answer, fresh that it was asked over a new connection (see alive).
-func recordGoodAnswer(w *watch, began time.Time, quick, fresh bool) {
+// recordGoodAnswer records that the engine has just answered its health check well. began is when it was asked. withoutComputing says that
+// the engine computed nothing for the answer, fresh that it was asked over a new connection (see alive).
+func recordGoodAnswer(w *watch, began time.Time, withoutComputing, fresh bool) {
 	now := time.Now()
-	if quick { // false: the engine computed for its answer, so the time is no round trip
+	if withoutComputing { // false: the engine computed for its answer, so the time is no round trip
 		w.learnRTT(now.Sub(began), now, fresh)
 	}
 	w.lastGoodCheck = now
@@ -103,8 +105,9 @@ func recordGoodAnswer(w *watch, began time.Time, quick, fresh bool) {
 	}
 }
 
-// updateStatus updates the engine's status by the result of a check, and logs a refused API key. If the answer to the health check is
-// late, but streams of the engine sent tokens meanwhile, the engine stays up: its API server is only busy. The caller holds m.mu.
+// updateStatus updates the engine's status by the result of a check, and logs a refused API key. The first case that fits decides: what
+// explains a bad answer comes before the cases that judge the answer itself. If the answer to the health check is late, but streams of the
+// engine sent tokens meanwhile, the engine stays up: its API server is only busy. The caller holds m.mu.
 func (result checkResult) updateStatus(w *watch) {
 	err := result.health
 	if isOwnFault(err) { // the engine was not asked, so it stays up or down as it was
@@ -120,9 +123,9 @@ func (result checkResult) updateStatus(w *watch) {
 	if listFailed && wasRetired {
 		w.facts.err = ErrRetired
 	}
-	confirmed, halt := w.haltAfter(result)
-	reported := result.reportCount != w.reportCount // during the check a caller could not connect, or got a refusal
-	streamsGoOn := w.traffic.events.Load() != result.eventCount
+	haltSeenNow, halt := w.haltAfter(result)          // why requests must wait for the engine, and whether this check has seen it
+	reported := result.reportsBefore != w.reportCount // during the check a caller could not connect, or got a refusal
+	streamsGoOn := w.traffic.events.Load() != result.eventsBefore
 	// An engine whose models are unknown gets no requests. If the address is unproven, the streams may be of the host that had the name
 	// before.
 	onlyBusy := isLate(err) && streamsGoOn && len(w.facts.models) > 0 && !w.addressUnproven
@@ -134,7 +137,7 @@ func (result checkResult) updateStatus(w *watch) {
 	case err == nil && reported: // a caller's report contradicts this good check, so the next check decides
 	case err == nil: // a good answer is not enough if the engine refuses the key or lists no models
 		unusable := keyRefused || errors.Is(w.facts.err, ErrNotAnEngine) || errors.Is(w.facts.err, ErrRetired)
-		w.applyGoodCheck(halt, confirmed, !unusable)
+		w.applyGoodCheck(halt, haltSeenNow, !unusable)
 	case onlyBusy:
 		w.m.metrics.lateChecks.WithLabelValues(w.in.ID).Inc()
 		if !reported { // after a contrary report of a caller, the next check decides
@@ -168,12 +171,14 @@ func applyLateCheck(w *watch, err error) {
 	w.setStatus(next)
 }
 
-// haltAfter returns why requests must wait for the engine after a check; nil: they need not. confirmed is false if this check itself has
-// seen no reason to wait. The caller holds m.mu.
-func (w *watch) haltAfter(result checkResult) (confirmed bool, why error) {
-	halt := result.halt
-	if w.in.Held != nil && errors.Is(halt, ErrPaused) { // the operator paused the engine, and Held has the reason
-		halt = nil
+// haltAfter returns why the engine must be halted after a check, so that requests wait for it; nil: it need not be. The reason is, in this
+// order: a change of the number of ranks that the health check or readScaling reports, the same change seen before if the list of models
+// does not show its end yet, or what checkRestrictions found. seenNow is false if this check itself has seen no reason. The caller gives
+// both results to setHalt. The caller holds m.mu.
+func (w *watch) haltAfter(result checkResult) (seenNow bool, halt error) {
+	otherHalt := result.halt                                 // a pause or a fault
+	if w.in.Held != nil && errors.Is(otherHalt, ErrPaused) { // the operator paused the engine, and Held has the reason
+		otherHalt = nil
 	}
 	old := w.restrictions.haltReason
 	wasReforming := errors.Is(old, ErrReforming) || errors.Is(old, errScaleFailed)
@@ -183,14 +188,15 @@ func (w *watch) haltAfter(result checkResult) (confirmed bool, why error) {
 	case result.reforming != nil:
 		return true, result.reforming
 	case result.health == nil && w.facts.err != nil && wasReforming: // only a list of models shows that this halt is over
-		return halt != nil, old
+		return otherHalt != nil, old
 	}
-	return halt != nil, halt
+	return otherHalt != nil, otherHalt
 }
 
-// applyGoodCheck updates the status after a good health check. up says whether the engine may serve, halt and confirmed are the results
-// of haltAfter. The caller holds m.mu.
-func (w *watch) applyGoodCheck(halt error, confirmed, up bool) {
+// applyGoodCheck updates the status after a good health check. halt says why new requests must wait for the engine, for example that it is
+// paused; nil: they need not. haltSeenNow says whether this check has seen that reason, and up whether the engine may serve. If the engine
+// has lost ranks, applyGoodCheck also lets one of them be tried again. The caller holds m.mu.
+func (w *watch) applyGoodCheck(halt error, haltSeenNow, up bool) {
 	w.failedChecks = 0
 	if w.facts.start != w.status.StartTime { // the engine has restarted, and suspicion and lost ranks are of the old process
 		w.clearFailures()
@@ -198,18 +204,20 @@ func (w *watch) applyGoodCheck(halt error, confirmed, up bool) {
 		// A halt counts as confirmed, so that its end, which the restart explains, is no failure of the engine (see setHalt).
 		w.restrictions = restrictions{haltReason: old.haltReason, haltedAt: old.haltedAt, haltConfirmed: old.haltReason != nil}
 	}
-	w.setHalt(halt, confirmed)
+	w.setHalt(halt, haltSeenNow)
 	next := w.statusByFacts(up)
-	if why := w.restrictions.downReason(time.Now()); why != nil {
+	if why := w.restrictions.downReason(time.Now()); why != nil { // the halt has lasted too long, or cannot end
 		next.Up, next.Err = false, why
 	}
 	w.publish(next)
-	w.tryFirstLostRank()
+	w.tryLostRankIfDue()
 	w.publishSuspicion()
 }
 
 // applyFailedCheck updates the status after a health check that failed with err. connectionBroke says that a caller's connection broke
-// before this check, keyRefused that the engine refuses the API key. The caller holds m.mu.
+// before this check, keyRefused that the engine refuses the API key. An engine that is down because it hangs is late for a while: requests
+// wait for it, because a stopped process may continue. Once its last good check is Standstill (30 s) ago, it counts as dead. The caller
+// holds m.mu.
 func (w *watch) applyFailedCheck(err error, connectionBroke, keyRefused bool) {
 	w.failedChecks++
 	if connectionBroke && unreachable(err) { // a connection broke, and a new one cannot be made: the process has ended
@@ -250,15 +258,16 @@ func (w *watch) statusByFacts(up bool) Status {
 	}
 }
 
-// readFacts reads the facts that GET /health does not report. It reads version and capacity again if full is true, or if the
-// start time shows that the engine has restarted. If an engine has no /version or /metrics, these facts stay unknown, which
-// does not keep the engine from serving. hurry says that the engine gets no requests until the facts are read.
+// readFacts reads the facts that GET /health does not report: the metrics, the version, whether the engine is a vLLM that reports pauses
+// and faults (its features), and the list of models. It reads version, capacity and features again if full is true, or if the start time
+// shows that the engine has restarted. If an engine has no /version or /metrics, these facts stay unknown, which does not keep the engine
+// from serving. hurry says that the engine gets no requests until the facts are read.
 func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 	f, timeout := w.facts, w.m.cfg.Timeout
 	if hurry { // the engine could serve already, so facts that are only useful must not delay it
 		timeout = min(timeout, time.Second)
 	}
-	w.scrapes.pulls.setCountedTokens(w.traffic)
+	w.scrapes.pulls.setSettledTokens(w.traffic) // before the scrape, whose counters then include these tokens (see crossCheck)
 	began := time.Now()
 	sample, pageErr := w.scrape(ctx, timeout)
 	if pageErr == nil {
@@ -279,11 +288,12 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 	if full || f.version == "" {
 		f.readVersion(ctx, w, timeout)
 	}
-	if w.in.Version == "" && (full || f.featuresUnknown) { // an engine whose version is at /version may be a vLLM
+	mayBeVLLM := w.in.Version == "" // it has no path of its own for its version
+	if mayBeVLLM && (full || f.featuresUnknown) {
 		f.readFeatures(ctx, w, timeout)
 	}
 	w.m.mu.Lock()
-	w.rereadDue = false // cleared before the list is read: a later report may be about the list read now
+	w.rereadDue = false // cleared before the list is read: a caller that finds it wrong later may mean the list that is read now
 	w.m.mu.Unlock()
 	models, err := w.models(ctx)
 	if errors.As(err, new(*PageError)) { // the list was read, except for a wrong number, which is logged as one of the metrics page is
@@ -308,15 +318,18 @@ func (f *facts) readFeatures(ctx context.Context, w *watch, timeout time.Duratio
 	f.featuresUnknown = noFaultAnswer || noPauseAnswer
 }
 
-// readVersion sets the version, and whether the engine is an elastic SGLang. After an error the old values stay.
+// readVersion sets the version, and whether the engine is an elastic SGLang, one that continues without ranks that have failed. After an
+// error the old values stay. An engine whose version is not at /version is an SGLang: its profile gives the path /server_info, where the
+// settings of the server are, too.
 func (f *facts) readVersion(ctx context.Context, w *watch, timeout time.Duration) {
 	path, limit := "/version", answerLimit
-	if w.in.Version != "" { // the server may ask each rank for this answer, which takes longer while ranks are busy
+	isSGLang := w.in.Version != ""
+	if isSGLang { // the server may ask each rank for this answer, which takes longer while ranks are busy
 		path, timeout, limit = w.in.Version, w.m.cfg.Timeout, versionLimit
 	}
 	if answer, err := w.get(ctx, path, timeout, limit); err == nil {
 		f.version = parseVersion(answer)
-		f.continuesWithoutRanks = w.in.Version != "" && parseElastic(answer)
+		f.continuesWithoutRanks = isSGLang && parseElastic(answer)
 	}
 }
 

@@ -31,7 +31,7 @@ func TestNoAnswerIsBelievedUnderASaltThatLostKV(t *testing.T) {
 			return rapid.IntRange(0, len(pulls)-1).Draw(t, "wait")
 		}
 		t.Repeat(map[string]func(*rapid.T){
-			"": func(t *rapid.T) { require.Len(t, l.pulls, len(pulls)) },
+			"": func(t *rapid.T) { require.Len(t, l.pendingPulls, len(pulls)) },
 			"time passes": func(t *rapid.T) {
 				now = now.Add(time.Duration(rapid.IntRange(1, 40_000).Draw(t, "ms")) * time.Millisecond)
 			},

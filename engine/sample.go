@@ -20,11 +20,15 @@ var (
 	capacityNames = []string{"sglang:max_total_num_tokens"}
 	outputNames   = []string{"vllm:generation_tokens_total", "sglang:generation_tokens_total"}
 	preemptNames  = []string{"vllm:num_preemptions_total"}
-	wantedNames   = []string{"vllm:external_prefix_cache_queries_total"}
-	pulledNames   = []string{"vllm:external_prefix_cache_hits_total"}
+	wantedKVNames = []string{"vllm:external_prefix_cache_queries_total"} // prompt tokens whose KV was wanted from other engines
+	pulledKVNames = []string{"vllm:external_prefix_cache_hits_total"}    // those of them whose KV was pulled
 	expiredNames  = []string{"vllm:nixl_num_kv_expired_reqs_total"}
-	stepWaitNames = []string{"sglang:dp_attention_sync_wait_seconds_sum"} // SGLang has it only with SGLANG_ENABLE_METRICS_DP_ATTENTION=1
-	stepsNames    = []string{"sglang:dp_attention_sync_wait_seconds_count"}
+)
+
+// Names of SGLang's series about its steps. It has them only with SGLANG_ENABLE_METRICS_DP_ATTENTION=1.
+const (
+	stepWaitName = "sglang:dp_attention_sync_wait_seconds_sum"
+	stepsName    = "sglang:dp_attention_sync_wait_seconds_count"
 )
 
 // Names of series that are read from each page, whatever names the config gives other series.
@@ -90,15 +94,16 @@ func Metrics(ctx context.Context, c *Client, t *Target) ([]byte, error) {
 func (n MetricNames) Parse(page []byte) (*Sample, error) {
 	kv, running, waiting := orDefault(n.KVUsage, kvUsageNames), orDefault(n.Running, runningNames), orDefault(n.Waiting, waitingNames)
 	limits := Limits{}.Shares(kv...).Add(MostRequests, running...).Add(MostRequests, waiting...).Add(MostKVTokens, capacityNames...)
-	families, err := ParseSeries(page, limits.Counters(slices.Concat(outputNames, preemptNames, wantedNames, pulledNames, expiredNames)...))
+	counters := slices.Concat(outputNames, preemptNames, wantedKVNames, pulledKVNames, expiredNames)
+	families, err := ParseSeries(page, limits.Counters(counters...))
 	if err != nil {
 		return nil, err
 	}
-	first, err := firstRank(families)
+	first, err := firstRank(families) // the lowest number of a rank on the page, which need not be 0
 	if err != nil {
 		return nil, err
 	}
-	stepSeries, err := ParseSeries(page, Limits{}.Counters(stepWaitNames[0], stepsNames[0]))
+	stepSeries, err := ParseSeries(page, Limits{}.Counters(stepWaitName, stepsName))
 	if err != nil {
 		stepSeries = nil // no decision depends on these series, so the rest of the page is still used
 	}
@@ -110,11 +115,11 @@ func (n MetricNames) Parse(page []byte) (*Sample, error) {
 		capacity:     maxByEngine(families, capacityNames),
 		generated:    maxByEngine(families, outputNames),
 		preempted:    maxByEngine(families, preemptNames),
-		wantedTokens: maxByEngine(families, wantedNames),
-		pulledTokens: maxByEngine(families, pulledNames),
+		wantedTokens: maxByEngine(families, wantedKVNames), // prompt tokens whose KV was wanted from other engines
+		pulledTokens: maxByEngine(families, pulledKVNames), // those of them whose KV was pulled
 		expired:      maxByEngine(families, expiredNames),
-		stepWaits:    sumByRank(stepSeries[stepWaitNames[0]]),
-		steps:        sumByRank(stepSeries[stepsNames[0]]),
+		stepWaits:    sumByRank(stepSeries[stepWaitName]),
+		steps:        sumByRank(stepSeries[stepsName]),
 	}
 	if err := s.readCacheConfig(families[CacheConfigName].GetMetric()); err != nil {
 		return nil, err

@@ -34,12 +34,12 @@ type Monitor struct {
 
 // watch has the checks and the state of one instance.
 type watch struct {
-	m         *Monitor
-	in        Instance      // m.mu guards its fields Slots, Canary and Held
-	checkDue  chan struct{} // holds a token if a check must be made at once
-	canaryDue chan struct{} // holds a token if a canary may be due
-	stop      context.CancelFunc
-	traffic   *Traffic
+	m          *Monitor
+	in         Instance      // m.mu guards its fields Slots, Canary and Held
+	checkDue   chan struct{} // holds a token if a check must be made at once
+	canaryWake chan struct{} // holds a token if a canary may be due
+	stop       context.CancelFunc
+	traffic    *Traffic
 
 	factsAt         time.Time    // when facts were last read; only the goroutine of run uses it
 	facts           facts        // only the goroutine of run uses them

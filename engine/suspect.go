@@ -70,7 +70,8 @@ var (
 		"event on any stream, and no gauge moved")
 )
 
-// accusedError returns why the engine should get no new requests for now; nil: it may get them.
+// accusedError returns why the engine should get no new requests for now; nil: it may get them. A request that failed there is an open
+// accusation until its caller knows whether the engine or the request is at fault (see Accuse).
 func (s *suspicion) accusedError() error {
 	switch {
 	case s.openAccusations >= maxAccused:
@@ -84,7 +85,7 @@ func (s *suspicion) accusedError() error {
 // checkSilence checks whether the engine's core gives signs of life while requests wait there for their KV. After too long a silence, the
 // engine gets a canary, and no new requests until a sign comes or the canary passes. The caller holds m.mu.
 func (w *watch) checkSilence(now time.Time) {
-	if w.in.Held != nil {
+	if w.in.Held != nil { // an operator has stopped requests to the engine, so it gets no canary either
 		return
 	}
 	s := &w.suspect
@@ -104,18 +105,22 @@ func (w *watch) checkSilence(now time.Time) {
 	}
 }
 
-// recordOutcome applies the verdict on a request to the suspicion of this instance. The caller holds m.mu.
+// recordOutcome applies the verdict on a request to the suspicion of this instance. Served clears the suspicion. Faulted and Silent count
+// as failures, and several in a row take the instance out of service. Silent and Unclear ask for a canary, which shows whether the engine
+// computes. The caller holds m.mu.
 func (w *watch) recordOutcome(v Verdict, why error) {
 	now := time.Now()
 	s := &w.suspect
+	countsAsFailure := v == Faulted || v == Silent
+	needsCanary := v == Silent || v == Unclear
+	const noTrial = 0 // only canaries are trial requests of the circuit
 	switch {
 	case v == Served:
 		s.circuit.Succeed()
 		s.canaryPending, s.wedged = false, false
-	// This failure took the instance out of service. The id is 0, because only canaries are trial requests of the circuit.
-	case v != Unclear && s.circuit.Fail(0, now):
+	case countsAsFailure && s.circuit.Fail(noTrial, now): // this failure took the instance out of service
 		w.takeOut(outFailures, fmt.Errorf("%d requests in a row failed, the last: %w", circuit.Limit, why))
-	case v != Faulted && s.circuit.InService(): // after Silent or Unclear, a canary shows whether the engine computes; Faulted only counts
+	case needsCanary && s.circuit.InService(): // out of service, it gets canaries anyway
 		s.canaryPending = true
 	}
 	w.publishSuspicion()
@@ -127,11 +132,11 @@ const (
 	outCanary   = "canary"
 )
 
-// takeOut records that the instance was taken out of service. reason is a label of the metric, why the error that caused it.
+// takeOut records that the circuit has taken the instance out of service. reason is a label of the metric, why the error that caused it.
 // The caller holds m.mu.
 func (w *watch) takeOut(reason string, why error) {
 	s := &w.suspect
-	s.canaryPending = false // the next canary is the trial of the circuit
+	s.canaryPending = false // a canary that was pending because of a suspicion is not needed: from now on canaries are trials of the circuit
 	s.outReason = why
 	w.m.metrics.outages.WithLabelValues(w.in.ID, reason).Inc()
 	message := "an engine is out of service although it answers its health check; requests of one token will tell when it works again"
@@ -156,7 +161,7 @@ func (w *watch) publishSuspicion() {
 	w.setStatus(next)
 	if w.suspect.canaryPending || !w.suspect.circuit.InService() {
 		select {
-		case w.canaryDue <- struct{}{}:
+		case w.canaryWake <- struct{}{}:
 		default: // runCanaries has a wake-up pending already
 		}
 	}
@@ -165,14 +170,15 @@ func (w *watch) publishSuspicion() {
 // clearFailures clears the suspicion, for example after a restart of the engine. The caller holds m.mu.
 func (w *watch) clearFailures() { w.suspect = suspicion{} }
 
-// runCanaries sends a canary whenever one is due, until ctx ends. When it is woken by canaryDue, it also checks whether lost ranks work
-// again.
+// runCanaries sends the canaries of the instance at the times that nextCanary returns, until ctx ends. A send to canaryWake makes it ask
+// nextCanary again, because a canary may be needed now. The same wake-up says that a try of a lost rank may be due, because such tries have
+// no time of their own.
 func (w *watch) runCanaries(ctx context.Context) {
 	timer := time.NewTimer(time.Hour) // the loop sets or stops it before it waits
 	defer timer.Stop()
 	for {
-		next, due := w.nextCanary()
-		if due {
+		next, isScheduled := w.nextCanary()
+		if isScheduled {
 			timer.Reset(time.Until(next))
 		} else {
 			timer.Stop()
@@ -180,18 +186,19 @@ func (w *watch) runCanaries(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-w.canaryDue:
-			w.sendLostRankCanary(ctx)
+		case <-w.canaryWake:
+			w.sendLostRankCanary(ctx) // it does nothing if no try of a lost rank is due
 		case <-timer.C:
 			w.checkByCanaries(ctx)
 		}
 	}
 }
 
-// nextCanary returns when the next canary must be sent; due is false if none must be. An instance that is down gets none, because its
-// health checks will show when it is up again. An instance that gets no requests, because it is halted or an operator holds it, gets none
-// either.
-func (w *watch) nextCanary() (at time.Time, due bool) {
+// nextCanary returns when the next canary must be sent; isScheduled is false if none must be. An instance that is out of service gets one
+// when its circuit allows a trial. An instance in service gets one only while canaryPending is set, because something made it a suspect:
+// for example a request failed, or its gauges did not change. An instance that is down gets none, because its health checks will show when
+// it is up again. An instance that gets no requests, because it is halted or an operator holds it, gets none either.
+func (w *watch) nextCanary() (at time.Time, isScheduled bool) {
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
 	getsNoRequests := !w.status.Up || w.restrictions.haltReason != nil || w.in.Held != nil
@@ -250,17 +257,19 @@ func applyCanary(w *watch, outcome string, err error) {
 		w.recordRefusal(err)
 		return
 	}
-	if isOwnFault(err) { // the canary was not sent, so another one is due after a while
-		s.canaryPending = s.circuit.InService()
-		if !s.canaryPending { // the instance is out of service, and Trip sets the time of its next trial
-			s.circuit.Trip(time.Now())
+	if isOwnFault(err) { // the proxy could not send the canary, so another one must be sent after a while
+		if s.circuit.InService() {
+			s.canaryPending = true
+		} else {
+			s.canaryPending = false    // out of service, canaries are the trials of the circuit
+			s.circuit.Trip(time.Now()) // sets the time of the next trial
 		}
 		w.publishSuspicion()
 		return
 	}
 	w.m.metrics.canaries.WithLabelValues(w.in.ID, outcome).Inc()
-	// If canaries are off, the outcome is canaryPassed although none was sent. Therefore silentSince is cleared only if no rank is silent for
-	// too long any more.
+	// canaryPassed alone does not prove that the core works: if canaries are off, it is the outcome although none was sent. So the silence
+	// ends only if also no rank is silent for longer than its waiting requests allow, which a share above 1 would say.
 	if outcome == canaryPassed && w.traffic.maxSilenceShare(time.Now()) <= 1 {
 		s.silentSince = time.Time{}
 	}

@@ -19,7 +19,7 @@ type Traffic struct {
 	liveness map[int]*Liveness // the Liveness of each rank, by Target.Rank
 
 	computedTokens  atomic.Int64 // upper bound of the prompt tokens that the engine had to compute itself
-	uncountedTokens atomic.Int64 // the part of computedTokens that the engine may not have counted yet
+	unsettledTokens atomic.Int64 // the part of computedTokens of requests before SettleComputed, which the engine may not have counted yet
 }
 
 // Begin reports the first event of a stream, which from then on counts as running until End.
@@ -94,17 +94,20 @@ func (t *Traffic) hasSignSince(at time.Time) bool {
 	return false
 }
 
-// ExpectComputed reports a request right before it is sent. tokens is an upper bound of the prompt tokens that the engine must compute.
+// ExpectComputed reports a request right before it is sent. tokens is an upper bound of the prompt tokens that the engine must compute
+// itself, because a hand-off has no KV for them. Until SettleComputed the tokens are also unsettled: the engine's own counter may not have
+// them yet.
 func (t *Traffic) ExpectComputed(tokens int64) {
 	t.computedTokens.Add(tokens)
-	t.uncountedTokens.Add(tokens)
+	t.unsettledTokens.Add(tokens)
 }
 
-// SettleComputed replaces the estimate of ExpectComputed when a request got its first event, or will get none. tokens is the argument of
-// ExpectComputed, and computed is an upper bound of the prompt tokens that the engine really computed.
-func (t *Traffic) SettleComputed(tokens, computed int64) {
-	t.uncountedTokens.Add(-tokens)
-	t.computedTokens.Add(computed - tokens)
+// SettleComputed replaces the estimate of ExpectComputed when a request got its first event, or will get none: by then the engine has
+// counted what it computed. expected is the argument of ExpectComputed, and computed is an upper bound of the prompt tokens that the engine
+// really computed.
+func (t *Traffic) SettleComputed(expected, computed int64) {
+	t.unsettledTokens.Add(-expected)
+	t.computedTokens.Add(computed - expected)
 }
 
 // End reports that a stream has ended, so that it no longer counts as running.
@@ -180,8 +183,10 @@ type scrapes struct {
 
 	pulls pullCheck
 
-	slots       int // requests that may run without an alarm: the configured slots, or their old number for a while after they were lowered
-	calmScrapes int // scrapes in a row with no more requests than the configured slots
+	// allowedRunning is how many requests a rank may run without an alarm: the configured slots, or their old number for a while after they
+	// were lowered.
+	allowedRunning int
+	calmScrapes    int // scrapes in a row with no more requests than the configured slots
 }
 
 // minCalmScrapes is how many scrapes in a row must show no more requests than the configured slots before a lowered number of slots
@@ -189,18 +194,17 @@ type scrapes struct {
 // scrape.
 const minCalmScrapes = 2
 
-// followSlots updates the number of slots that checkOverfull uses to the configured one. It does so at once if the number was raised.
-// If it was lowered, it waits until the requests that were admitted before have ended. running is how many requests the fullest rank
-// runs.
-func (p *scrapes) followSlots(slots int, running float64) {
+// updateAllowedRunning sets allowedRunning to the configured slots. It does so at once if their number was raised. If it was lowered, it
+// waits until the requests that were admitted before have ended. running is how many requests the fullest rank runs.
+func (p *scrapes) updateAllowedRunning(slots int, running float64) {
 	if running > float64(slots) {
 		p.calmScrapes = 0
 	} else {
 		p.calmScrapes++
 	}
 	earlierRequestsEnded := p.calmScrapes >= minCalmScrapes
-	if slots > p.slots || earlierRequestsEnded {
-		p.slots = slots
+	if slots > p.allowedRunning || earlierRequestsEnded {
+		p.allowedRunning = slots
 	}
 }
 
@@ -211,30 +215,35 @@ func (p *scrapes) followSlots(slots int, running float64) {
 type pullCheck struct {
 	hasBase       bool
 	start         float64 // Sample.StartTime of the process to which base belongs
-	countedTokens float64 // tokens that the engine had to compute itself and has surely counted before the scrape
-	base          float64 // tokens that were not pulled, minus countedTokens, at the first scrape of this process
+	settledTokens float64 // tokens that the engine had to compute itself and has surely counted before the scrape
+	base          float64 // tokens that were not pulled, minus settledTokens, at the first scrape of this process
 	reported      float64 // tokens that newlyNotPulled has returned since the first scrape of this process
 }
 
-// setCountedTokens sets countedTokens. It must be called right before a scrape, so that the scrape includes these tokens.
-func (p *pullCheck) setCountedTokens(t *Traffic) {
-	p.countedTokens = float64(t.computedTokens.Load() - t.uncountedTokens.Load())
+// setSettledTokens sets settledTokens from t. It must be called right before a scrape, so that the scrape includes these tokens.
+func (p *pullCheck) setSettledTokens(t *Traffic) {
+	p.settledTokens = float64(t.computedTokens.Load() - t.unsettledTokens.Load())
 }
 
-// newlyNotPulled returns how many tokens the engine should have pulled and did not, without those returned after earlier scrapes.
+// newlyNotPulled returns for how many prompt tokens the engine should have pulled KV from a prefill engine and did not, without those that
+// earlier calls returned. The first scrape of an engine process only sets base: by how much the tokens that were not pulled exceed those
+// that the engine had to compute, for example because this proxy started later. For base, only settledTokens count as computed, which the
+// engine has surely counted, so that base is not too small. Later scrapes subtract all computedTokens, also those that the engine may not
+// have counted yet. Both keep the result from being too large.
 func (p *pullCheck) newlyNotPulled(s *Sample, t *Traffic) float64 {
-	notPulled, ok := s.NotPulledTokens(-1)
+	const allRanks = -1
+	notPulled, ok := s.NotPulledTokens(allRanks)
 	if !ok {
 		return 0
 	}
-	if !p.hasBase || s.StartTime != p.start { // the first scrape of this process only sets the base
-		p.hasBase, p.start, p.base, p.reported = true, s.StartTime, notPulled-p.countedTokens, 0
+	if firstScrape := !p.hasBase || s.StartTime != p.start; firstScrape { // a new start time: another process of the engine
+		p.hasBase, p.start, p.base, p.reported = true, s.StartTime, notPulled-p.settledTokens, 0
 		return 0
 	}
-	// Of the tokens that were not pulled, those that the engine had to compute anyway, and the difference at the first scrape, are no fault.
-	missing := notPulled - float64(t.computedTokens.Load()) - p.base
+	hadToCompute := float64(t.computedTokens.Load())
+	missing := notPulled - hadToCompute - p.base // since the first scrape
 	more := missing - p.reported
-	if more <= 0 { // 0: nothing new; below 0: computedTokens counts some tokens before the engine does
+	if more <= 0 { // 0: nothing new; below 0: hadToCompute has some tokens before the engine has counted them
 		return 0
 	}
 	p.reported = missing

@@ -19,18 +19,18 @@ var ErrNotAnEngine = errors.New("the answer is not a list of models; check that 
 // newWatch returns the watch of an instance. The instance counts as down until its first check. The caller holds m.mu.
 func newWatch(m *Monitor, in Instance) *watch {
 	return &watch{
-		m: m, in: in, checkDue: make(chan struct{}, 1), canaryDue: make(chan struct{}, 1), stop: func() {},
+		m: m, in: in, checkDue: make(chan struct{}, 1), canaryWake: make(chan struct{}, 1), stop: func() {},
 		traffic: m.trafficOf(in.ID), expired: -1, status: Status{Since: time.Now(), Changed: time.Now()},
 	}
 }
 
 // alive asks an engine whether it takes requests: at its path Ready, or at /health if it has none. It also asks at /health if Ready
-// answers 503, which may only be the result of an earlier GET /health, or 404, because an older version may lack the path. quick says
-// that the engine computed nothing for the answer.
+// answers 503, which may only be the result of an earlier GET /health, or 404, because an older version may lack the path.
+// withoutComputing says that the engine computed nothing for the answer.
 //
 // fresh says to ask over a new connection, to the current address of the engine's name. An idle connection may
 // lead to a process that accepts no new connections.
-func (w *watch) alive(ctx context.Context, fresh bool) (quick bool, err error) {
+func (w *watch) alive(ctx context.Context, fresh bool) (withoutComputing bool, err error) {
 	ask := func(path string) error {
 		call := w.m.cfg.Client.NewCall(w.in.Target)
 		if fresh {
