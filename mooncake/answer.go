@@ -285,8 +285,9 @@ func readHandoff(kv json.RawMessage) (h handoff, ok bool) {
 }
 
 // checkHandoff checks the members that a decode engine uses, and the hosts. With connector opaque the members are not known, so the
-// hand-off only must not be empty. byProbeID is the value of ProbeAnswer.ReusesRequestID.
-func (p *Profile) checkHandoff(h *handoff, knownHost func(string) bool) (byProbeID bool, err error) {
+// hand-off only must not be empty. reusesRequestID says that the decode request must have the X-Request-Id of the probe, because the
+// engines match their two requests by this id: with nixl-push, and with versions whose hand-offs do not name the probe's request.
+func (p *Profile) checkHandoff(h *handoff, knownHost func(string) bool) (reusesRequestID bool, err error) {
 	if h.members == 0 {
 		return false, fmt.Errorf("%w: kv_transfer_params is {}", ErrNoHandoff)
 	}
@@ -318,7 +319,8 @@ func (p *Profile) checkHandoff(h *handoff, knownHost func(string) bool) (byProbe
 	if port, err := strconv.Atoi(string(h.port)); err != nil || port < 1 || port > 65535 {
 		return false, fmt.Errorf("%w: remote_port is %s, not a port", ErrBadHandoff, describeValue(h.port))
 	}
-	return unnamed || p.Connector == NIXLPush, p.checkHosts(h.raw, knownHost)
+	reusesRequestID = unnamed || p.Connector == NIXLPush
+	return reusesRequestID, p.checkHosts(h.raw, knownHost)
 }
 
 // checkTransferMode refuses a hand-off of the other of the two NIXL connectors, one of which pulls and one pushes. With it, each engine
@@ -461,8 +463,11 @@ func (a *ProbeAnswer) addPart(part []byte) error {
 		}
 	}
 	read := members.probeAnswer()
+	// Only answers of /v1/messages have this member. A prefill asks for one token. If it was not aborted, it ends with max_tokens, which is
+	// read as length. If it was aborted, SGLang reports another reason.
 	hasStopReason := len(members.stopReason) > 0 && !rawjson.IsNull(members.stopReason)
-	if hasStopReason && read.FinishReason != "length" { // the prefill was aborted: see ReadEarlyProbe
+	wasAborted := hasStopReason && read.FinishReason != "length"
+	if wasAborted {
 		return fmt.Errorf("%w: stop_reason is not max_tokens", ErrPrefillFailed)
 	}
 	if read.PromptTokens > 0 {

@@ -25,13 +25,16 @@ var textLayout = generateLayout("text")
 // generateLayout returns a layout with the key names of SGLang 0.5.23 (sampling/sampling_params.py). prompt is the key of the prompt. The
 // layout drops no members, because in SGLang clients may set every member of sampling_params.
 func generateLayout(prompt string) *keyLayout {
-	return newKeyLayout(map[string]keyLocation{
-		"prompt": {prompt, false}, "max_tokens": {"max_new_tokens", true}, "min_tokens": {"min_new_tokens", true},
-		"seed": {"sampling_seed", true},
-	}, []string{
+	const inBody, inParams = false, true // keyLocation.inParams: the member is in the body itself, or in its sampling_params
+	otherKeys := map[string]keyLocation{
+		"prompt": {prompt, inBody}, "max_tokens": {"max_new_tokens", inParams}, "min_tokens": {"min_new_tokens", inParams},
+		"seed": {"sampling_seed", inParams},
+	}
+	sameKeysInParams := []string{
 		"n", "stop", "stop_token_ids", "stop_regex", "custom_params", "logit_bias", "min_p", "presence_penalty", "frequency_penalty",
 		"repetition_penalty", "ignore_eos", "beam_width", "stream_interval", "json_schema", "regex", "ebnf", "structural_tag",
-	}, nil)
+	}
+	return newKeyLayout(otherKeys, sameKeysInParams, nil) // nil: no member is dropped
 }
 
 // newKeyLayout returns a layout. locations says where a body has each key that differs from the key of a completion: "max_tokens" may be
@@ -59,7 +62,8 @@ func ScanFor(ep Endpoint, raw []byte, maxDepth int) (Body, error) {
 	if !ok || params[0] != '{' {
 		params = []byte("{}") // the engine will refuse a value that is not an object
 	}
-	scannedParams, err := ScanBody(params, 0)
+	const usualDepth = 0 // ScanBody's own bound; the scan of the whole body has refused deeper ones than maxDepth
+	scannedParams, err := ScanBody(params, usualDepth)
 	if err != nil { // sampling_params has too many members
 		return Body{}, err
 	}

@@ -123,12 +123,14 @@ func (b *Body) Get(key string) (json.RawMessage, bool) {
 	return nil, false
 }
 
-// Count returns how often key appears in the text, which is more than once if the client repeats it. Members that Set added do not count.
+// Count returns how often a member appears in the text, which is more than once if the client repeats it. key is its key in a completion.
+// The body's endpoint may use another key for it, or have it in sampling_params: then Count looks there. Members that Set added do not
+// count.
 func (b *Body) Count(key string) int {
 	n := 0
-	object, translated := b.locate(key)
+	object, keyThere := b.locate(key)
 	for i := range object.members {
-		if object.members[i].key == translated {
+		if object.members[i].key == keyThere {
 			n++
 		}
 	}
@@ -202,11 +204,11 @@ func (b *Body) spliceText(dst [][]byte, drop func(key string) bool, set []Member
 		if drop != nil && drop(m.key) || hasKey(set, m.key) {
 			continue
 		}
-		start := m.start
+		start := m.start // the first byte behind the comma before the member, or behind the '{'
 		if keptBefore {
-			start-- // start at the comma before the member
+			start-- // the comma, which is needed between two members
 		}
-		if start != to { // there is a dropped member between the two
+		if start != to { // a member between is left out: otherwise the text of the last one ends right before this comma
 			dst = append(dst, b.raw[from:to:to])
 			from = start
 		}
@@ -291,7 +293,8 @@ func (b *Body) locate(completionKey string) (object *Body, key string) {
 }
 
 // completionKey returns the key that a completion has for the member key of this body; empty: completions have no such member. inParams
-// says that the member is in sampling_params.
+// says that the member is in sampling_params. For example, max_new_tokens in the sampling_params of SGLang's /generate is max_tokens in a
+// completion. Only bodies of endpoints with other keys or places than completions have a layout.
 func (b *Body) completionKey(key string, inParams bool) string {
 	if b.layout == nil {
 		return key
@@ -299,8 +302,9 @@ func (b *Body) completionKey(key string, inParams bool) string {
 	if completionKey, ok := b.layout.completionKeys[keyLocation{key, inParams}]; ok {
 		return completionKey
 	}
-	// If isRenamed, this key names another member in a completion, which has another key or place in this body.
-	if _, isRenamed := b.layout.locations[key]; inParams || isRenamed {
+	// A completion may have this key, too, but for a member that this body has elsewhere. So max_tokens in a body of /generate is not the
+	// max_tokens of a completion.
+	if _, isElsewhere := b.layout.locations[key]; inParams || isElsewhere {
 		return ""
 	}
 	return key
@@ -330,7 +334,8 @@ func (b *Body) spliceWithLayout(dst [][]byte, drop func(completionKey string) bo
 			return completionKey != "" && drop != nil && drop(completionKey)
 		}
 	}
-	// A sampling_params that is not an object is passed on unchanged, so that the engine refuses it, unless a member must be set in it.
+	// The object sampling_params is written anew, without the members that are dropped; a body without it gets one, which may be empty. A
+	// sampling_params that is not an object is passed on unchanged, so that the engine refuses it, unless a member must be set in it.
 	v, exists := b.Get(paramsKey)
 	writesParams := !exists || v[0] == '{' || len(params) > 0
 	if writesParams {

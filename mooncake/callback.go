@@ -48,9 +48,9 @@ type Callback struct {
 }
 
 // ReadCallback checks a callback that came to the metaserver, the URL of evenkeel to which decode engines post callbacks. All required keys
-// must exist, request_id must be id (see Endpoint.RequestID), all hosts must be known, and there may not be more blocks than the prompt can
-// have. An unknown key is accepted only if it holds no address: see addUnknown. prompt is the largest number of tokens that the prompt can
-// have, block the size of a KV block in tokens; 0: not known.
+// must exist once, request_id must be id (see Endpoint.RequestID), all hosts must be known, and there may not be more blocks than the
+// prompt can have. An unknown key is accepted only if it holds no address. prompt is the largest number of tokens that the prompt can have,
+// block the size of a KV block in tokens; 0: not known.
 func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known func(host string) bool) (Callback, error) {
 	bad := func(format string, args ...any) (Callback, error) {
 		return Callback{}, fmt.Errorf("%w: "+format, append([]any{ErrBadCallback}, args...)...)
@@ -60,7 +60,8 @@ func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known 
 	}
 	c := callbackMembers{plainKeys: p.KVPlainKeys}
 	if _, err := rawjson.Scan(body, callbackDepth, func(at rawjson.Place) string {
-		return c.add(rawjson.Key(body[at.Key+1:at.KeyEnd-1]), body[at.Val:at.ValEnd:at.ValEnd])
+		key, value := rawjson.Key(body[at.Key+1:at.KeyEnd-1]), body[at.Val:at.ValEnd:at.ValEnd]
+		return c.add(key, value) // not empty: why this member is refused, with which Scan then fails
 	}); err != nil {
 		return bad("%w", err)
 	}
@@ -75,12 +76,13 @@ func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known 
 		return bad("remote_block_ids has %d blocks in a group, and the prompt at most %d", blocks, limit)
 	}
 	namedID := stringValue(c.values[atRequestID])
-	isShort := len(id) > suffixLength && namedID == id[:len(id)-suffixLength] // see Callback.ShortID
+	// A decode engine cuts off the random suffix that vLLM adds to ids. An engine that added none cuts off as much of evenkeel's own id.
+	isShort := len(id) > suffixLength && namedID == id[:len(id)-suffixLength]
 	if namedID != id && !isShort {
 		return Callback{}, fmt.Errorf("%w: a request_id of %d bytes", ErrOtherRequest, len(namedID))
 	}
 	callback := Callback{KV: bytes.Clone(bytes.TrimSpace(body)), Empty: blocks == 0, ShortID: isShort, Unknown: c.unknown}
-	// checkHosts would accept a remote_host that names no host at all.
+	// remote_host is checked by itself, because checkHosts would accept one that names no host at all.
 	if host, _ := splitHost(stringValue(c.values[atHost])); known == nil || !known(host) {
 		return Callback{}, fmt.Errorf("%w: %s under remote_host; if it is one of yours, add it to kv_hosts of the engine's profile",
 			ErrUnknownHost, shownHost(host))

@@ -48,15 +48,19 @@ func (p *Profile) EarlyProbe(b *Body, changes *Patch, r *Rendezvous, stream bool
 	return p.probeBody(b, changes, pullProbe, dst)
 }
 
-// EarlyDecode appends to dst the segments of the decode request, for a profile whose Early is true. salt, if it is not empty, keeps the
-// request from using wrong blocks of the decode engine's prefix cache.
+// EarlyDecode appends to dst the segments of the decode request, for a profile whose Early is true. If the request continues an answer that
+// broke off (Patch.Resume), the answer so far goes with it. salt, if it is not empty, keeps the request from using wrong blocks of the
+// decode engine's prefix cache.
 func (p *Profile) EarlyDecode(b *Body, changes *Patch, r *Rendezvous, salt string, stream bool, dst [][]byte) [][]byte {
 	if p.Connector == SGLang {
 		return p.sglangBody(b, changes, r, r.DecodeRank, stream, dst)
 	}
 	members, drop := p.answerMembers(b, changes, stream)
-	members = append(addSalt(b, salt, members), Member{"kv_transfer_params", changes.resumeOrNil().addIDs(p.decodeParams(r))})
-	return b.Splice(dst, changes.resumeOrNil().dropAlso(drop), members)
+	resume := changes.resumeOrNil()             // nil: the request begins the answer, and the two calls below change nothing
+	kv := resume.addTokenIDs(p.decodeParams(r)) // some engines take the ids of prompt and answer so far beside the KV
+	drop = resume.dropForLongerPrompt(drop)     // echo, for example, must not apply to the longer prompt
+	members = append(addSalt(b, salt, members), Member{"kv_transfer_params", kv})
+	return b.Splice(dst, drop, members)
 }
 
 // decodeParams returns the kv_transfer_params that tell a decode engine where its KV comes from. Their form for ascend-layerwise is from
@@ -116,5 +120,5 @@ func (p *Profile) sglangBody(b *Body, changes *Patch, r *Rendezvous, rank int, s
 	}
 	addRank("routed_dp_rank", rank)
 	addRank("disagg_prefill_dp_rank", r.PrefillRank)
-	return b.Splice(dst, changes.resumeOrNil().dropAlso(drop), members)
+	return b.Splice(dst, changes.resumeOrNil().dropForLongerPrompt(drop), members)
 }

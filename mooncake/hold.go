@@ -19,13 +19,15 @@ type Hold struct {
 	keptAfterSign time.Duration
 	heartbeat     time.Duration // the time between heartbeats
 	signsSince    time.Time     // since this time, the core has given signs of life without a gap
-	nextCounted   time.Time     // the next sign of life counts only if it comes at this time or later
-	signsNeeded   int           // how many more signs of life must count before heartbeats certainly go out
-	lost          bool          // the KV may have been given to another prompt before it was read
+	// nextCountedFrom is the time from which on the next sign of life counts. A sign before it does not show another heartbeat.
+	nextCountedFrom time.Time
+	signsNeeded     int  // how many more signs of life must count before heartbeats certainly go out
+	lost            bool // the KV may have been given to another prompt before it was read
 }
 
 // Hold returns the Hold of a hand-off that is sent to a decode engine now. If no heartbeat comes, the prefill engine keeps the KV up to the
-// time until. A quarter of the hold's margin is reserved for differences between clocks and for heartbeats under way.
+// time until. If the profile's engines renew holds by heartbeats, signs of life of the decode engine's core keep the KV for longer. A
+// quarter of the hold's margin is subtracted then, for differences between clocks and for heartbeats under way.
 func (p *Profile) Hold(now, until time.Time) Hold {
 	k := Hold{keptUntil: until, signsSince: now}
 	if p.Renews() {
@@ -33,10 +35,11 @@ func (p *Profile) Hold(now, until time.Time) Hold {
 		// A heartbeat keeps the KV for 2/3 of the timeout. At a sign of life, the last heartbeat is at most 1/6 of the timeout old, so at least
 		// 1/2 of the timeout is left.
 		k.keptAfterSign = p.KVHoldTimeout/2 - p.clockMargin()
-		// The first sign of life counts only after a short delay, in which the decode engine accepts the request. Further signs count only if
-		// they are one heartbeat interval apart. Between three counted signs, the core has sent at least two heartbeats, and the second of them
-		// certainly renews the hold.
-		k.nextCounted, k.signsNeeded = now.Add(p.clockMargin()/6), 3
+		// Heartbeats for this request go out only once the decode engine has accepted it, so the first sign of life counts only after a short
+		// delay. Further signs count only if they are one heartbeat interval apart. Between three counted signs there are two such intervals, and
+		// in each the core sends a heartbeat. The first one may renew nothing, because it only opens the connection. The second one renews.
+		acceptDelay := p.clockMargin() / 6
+		k.nextCountedFrom, k.signsNeeded = now.Add(acceptDelay), 3
 	}
 	return k
 }
@@ -58,10 +61,11 @@ func (p *Profile) clockMargin() time.Duration {
 	return margin / 4
 }
 
-// RecordGap records that the decode engine's core gave no sign of life between from, the time of its last sign, and to. The KV counts as
-// lost if the prefill engine did not certainly keep it up to the time to.
+// RecordGap records that the decode engine's core gave no sign of life between from, the time of its last sign, and to. Up to from, each
+// sign of life renewed the hold, once so many signs had counted that heartbeats certainly went out (afterSigns). In the gap nothing renewed
+// it. So the KV counts as lost if the prefill engine did not certainly keep it up to the time to.
 func (k *Hold) RecordGap(from, to time.Time) {
-	k.keptUntil, k.nextCounted, k.signsNeeded = k.afterSigns(from)
+	k.keptUntil, k.nextCountedFrom, k.signsNeeded = k.afterSigns(from)
 	k.signsSince = to
 	k.lost = k.lost || to.After(k.keptUntil)
 }
@@ -72,28 +76,29 @@ func (k *Hold) KeptUntil(last time.Time) time.Time {
 	return until
 }
 
-// afterSigns returns the new values of keptUntil, nextCounted and signsNeeded if the core gave signs of life without a gap up to last. It
-// first counts the signs that are still needed, as early as they can count. At a sign of life, the core's last heartbeat is at most one
-// heartbeat interval old. Each sign therefore renews the hold once signsNeeded is 0.
-func (k *Hold) afterSigns(last time.Time) (keptUntil, nextCounted time.Time, signsNeeded int) {
-	keptUntil, nextCounted, signsNeeded = k.keptUntil, k.nextCounted, k.signsNeeded
+// afterSigns returns the new values of keptUntil, nextCountedFrom and signsNeeded if the core gave signs of life without a gap up to last.
+// A sign renews the hold only if heartbeats certainly go out. This is so after a number of signs (signsNeeded) that are each one heartbeat
+// interval apart, because the core sends a heartbeat in each interval. afterSigns first counts such signs, as early as they can count. Once
+// signsNeeded is 0, each sign renews the hold: the core's last heartbeat is then at most one interval old.
+func (k *Hold) afterSigns(last time.Time) (keptUntil, nextCountedFrom time.Time, signsNeeded int) {
+	keptUntil, nextCountedFrom, signsNeeded = k.keptUntil, k.nextCountedFrom, k.signsNeeded
 	if k.keptAfterSign == 0 { // nothing renews the hold
-		return keptUntil, nextCounted, signsNeeded
+		return keptUntil, nextCountedFrom, signsNeeded
 	}
 	for signsNeeded > 0 {
-		sign := k.signsSince // time of the next counted sign; without a gap, there is a sign at any time after signsSince
-		if nextCounted.After(sign) {
-			sign = nextCounted
+		sign := k.signsSince // time of the next counted sign: without a gap, the core worked at any time from signsSince to last
+		if nextCountedFrom.After(sign) {
+			sign = nextCountedFrom
 		}
 		if sign.After(last) { // too few signs have counted, so it is not certain that heartbeats go out
-			return keptUntil, nextCounted, signsNeeded
+			return keptUntil, nextCountedFrom, signsNeeded
 		}
-		nextCounted, signsNeeded = sign.Add(k.heartbeat), signsNeeded-1
+		nextCountedFrom, signsNeeded = sign.Add(k.heartbeat), signsNeeded-1
 	}
 	if renewed := last.Add(k.keptAfterSign); renewed.After(keptUntil) {
 		keptUntil = renewed
 	}
-	return keptUntil, nextCounted, signsNeeded
+	return keptUntil, nextCountedFrom, signsNeeded
 }
 
 // Lost says whether the prefill engine may have given the KV blocks to another prompt before the decode engine read them.

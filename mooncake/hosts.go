@@ -33,44 +33,46 @@ type hostCheck struct {
 	known     func(string) bool // says whether the hand-off may send decode engines to this host
 }
 
-// checkValue returns an error if the value of key contains an unknown host. address says that the name of this key, or of a key around it,
-// means addresses, so that every string in the value counts as a host.
-func (w *hostCheck) checkValue(key string, raw json.RawMessage, address bool) error {
+// checkValue returns an error if the value of key contains an unknown host. keyMeansAddress says that the name of this key, or of a key
+// around it, means addresses, so that every string in the value counts as a host. Otherwise a string counts only if it looks like an
+// address.
+func (w *hostCheck) checkValue(key string, raw json.RawMessage, keyMeansAddress bool) error {
 	switch raw[0] {
 	case '{':
 		for o := rawjson.ObjectAt(raw, 0); o.NextValue(); {
 			val := o.Value()
-			if bytes.IndexByte(val, '"') < 0 && !maybeAddress(o.Key) { // neither the key nor a string in the value could be an address
+			if bytes.IndexByte(val, '"') < 0 && !mayContainAddress(o.Key) { // neither the key nor a string in the value could be an address
 				continue
 			}
 			member := rawjson.Key(o.Key)
-			if slices.Contains(w.plainKeys, member) {
+			if slices.Contains(w.plainKeys, member) { // the operator has declared that values of this key are no addresses
 				continue
 			}
-			if err := w.checkText(key, member, false); err != nil { // a key may be an address, too
+			const meansAddress = false // a key counts as a host only if it looks like one
+			if err := w.checkText(key, member, meansAddress); err != nil {
 				return err
 			}
-			if err := w.checkValue(member, val, address || namesAddress(member)); err != nil {
+			if err := w.checkValue(member, val, keyMeansAddress || namesAddress(member)); err != nil {
 				return err
 			}
 		}
 	case '[':
 		for val := range rawjson.Elements(raw) {
-			if err := w.checkValue(key, val, address); err != nil {
+			if err := w.checkValue(key, val, keyMeansAddress); err != nil {
 				return err
 			}
 		}
 	case '"':
-		if address || maybeAddress(raw) {
-			return w.checkText(key, rawjson.Unquote(raw), address)
+		if keyMeansAddress || mayContainAddress(raw) {
+			return w.checkText(key, rawjson.Unquote(raw), keyMeansAddress)
 		}
 	}
 	return nil
 }
 
-// maybeAddress says whether a JSON string that is still escaped may contain something that looks like a URL or an IP address. All of these
-// have a dot or a colon, which an escape with a backslash may hide.
-func maybeAddress(written []byte) bool {
+// mayContainAddress says whether a JSON string that is still escaped may contain something that looks like a URL or an IP address. All of
+// these have a dot or a colon, which an escape with a backslash may hide.
+func mayContainAddress(written []byte) bool {
 	return bytes.IndexByte(written, '.') >= 0 || bytes.IndexByte(written, ':') >= 0 || bytes.IndexByte(written, '\\') >= 0
 }
 

@@ -132,11 +132,13 @@ var (
 	usageEachStep = []byte(`{"include_usage":true,"continuous_usage_stats":true}`)
 )
 
-// ProbeBody appends the segments of the prefill request, which asks for one token, without a stream, and for a hand-off.
-// The prompt, and every key that changes it, are byte for byte as in DecodeBody. info is for vllm-mooncake only.
+// ProbeBody appends the segments of the prefill request, which asks for one token, without a stream, and for a hand-off. The prompt, and
+// every key that changes it, are byte for byte as in DecodeBody. kv_transfer_params (params) asks for the hand-off. It may also tell the
+// prefill engine to fetch the KV of the chat's last turn (Patch.Fetch). With vllm-mooncake, which fetches nothing, it has the id of the
+// transfer from info instead; other connectors need no info.
 func (p *Profile) ProbeBody(b *Body, ep Endpoint, changes *Patch, info *BootstrapInfo, dst [][]byte) [][]byte {
 	params := pullProbe
-	if changes != nil && changes.Fetch != nil { // the prefill engine fetches the KV of the chat's last turn
+	if changes != nil && changes.Fetch != nil {
 		params = changes.Fetch
 	}
 	if p.Connector == VLLMMooncake && info != nil {
@@ -148,9 +150,10 @@ func (p *Profile) ProbeBody(b *Body, ep Endpoint, changes *Patch, info *Bootstra
 	return p.probeBody(b, changes, params, dst)
 }
 
-// probeBody appends a probe of an endpoint without rules of its own. params becomes its kv_transfer_params.
+// probeBody appends a probe of an endpoint without rules of its own. params becomes its kv_transfer_params. If the request continues an
+// answer that broke off, some engines take the token ids of prompt and answer so far there.
 func (p *Profile) probeBody(b *Body, changes *Patch, params json.RawMessage, dst [][]byte) [][]byte {
-	params = changes.resumeOrNil().addIDs(params)
+	params = changes.resumeOrNil().addTokenIDs(params)
 	members := make([]Member, 0, 12)
 	members = addOneToken(b, changes, members)
 	// min_tokens keeps a probe from ending with the end-of-sequence token, after which it would return no hand-off. Connectors that always
@@ -166,7 +169,7 @@ func (p *Profile) probeBody(b *Body, changes *Patch, params json.RawMessage, dst
 		members = append(members, Member{"return_token_ids", jsonTrue})
 	}
 	drop := dropOnProbe
-	if asksTooManyLogprobs(b) {
+	if asksTooManyLogprobs(b) { // with this number, the prefill engine itself refuses the request, before it computes anything
 		drop = dropOnProbeExceptLogprobs
 	}
 	// output_mode stays in a probe, so that the prefill engine refuses an invalid value (vLLM 0.32.0, GenerateRequest in
@@ -176,7 +179,7 @@ func (p *Profile) probeBody(b *Body, changes *Patch, params json.RawMessage, dst
 		dropOthers := drop
 		drop = func(key string) bool { return key != "output_mode" && dropOthers(key) }
 	}
-	return b.Splice(dst, changes.resumeOrNil().dropAlso(drop), append(members, Member{"kv_transfer_params", params}))
+	return b.Splice(dst, changes.resumeOrNil().dropForLongerPrompt(drop), append(members, Member{"kv_transfer_params", params}))
 }
 
 // dropOnProbeExceptLogprobs drops what dropOnProbe drops, except the number of logprobs. It is for a request for more logprobs than engines
@@ -202,10 +205,11 @@ func asksTooManyLogprobs(b *Body) bool {
 	return false
 }
 
-// DecodeBody appends the segments of the decode request: the client's body with kv, the prefill engine's hand-off, unchanged. If stream is
-// false, the client gets the engine's own answer, so the request asks for nothing that the client did not ask for. If kv is nil, the decode
-// engine computes the prompt itself, which the profile must allow by AllowLocalPrefill. salt, if it is not empty, keeps the request from
-// using wrong blocks of the decode engine's prefix cache.
+// DecodeBody appends the segments of the decode request: the client's body with kv, the prefill engine's hand-off, unchanged. Keys that
+// engines must not get from clients are dropped. If stream is false, the client gets the engine's own answer, so the request asks for
+// nothing that the client did not ask for. If kv is nil, the decode engine computes the prompt itself, which the profile must allow by
+// AllowLocalPrefill. If the request continues an answer that broke off (Patch.Resume), the answer so far goes with it. salt, if it is not
+// empty, keeps the request from using wrong blocks of the decode engine's prefix cache.
 func (p *Profile) DecodeBody(b *Body, ep Endpoint, changes *Patch, kv json.RawMessage, salt string, stream bool, dst [][]byte) [][]byte {
 	if s := bodyRulesOf[ep]; s != nil {
 		return s.decode(p, b, kv, salt, stream, dst)
@@ -215,14 +219,16 @@ func (p *Profile) DecodeBody(b *Body, ep Endpoint, changes *Patch, kv json.RawMe
 		members = append(members, Member{"rid", appendString(nil, changes.RID)})
 	}
 	members = addSalt(b, salt, members)
-	if kv != nil || changes.resumeOrNil().idsInParams() { // without KV to pull and without ids in it, the request needs no kv_transfer_params
-		members = append(members, Member{"kv_transfer_params", changes.resumeOrNil().addIDs(kv)})
+	resume := changes.resumeOrNil()             // nil: the request begins the answer, and the calls below change nothing
+	if kv != nil || resume.tokenIDsInParams() { // without KV to pull and without ids in it, the request needs no kv_transfer_params
+		members = append(members, Member{"kv_transfer_params", resume.addTokenIDs(kv)})
 	}
-	return b.Splice(dst, changes.resumeOrNil().dropAlso(drop), members)
+	return b.Splice(dst, resume.dropForLongerPrompt(drop), members)
 }
 
-// addSalt adds a cache_salt, so that the request does not use blocks of the decode engine's prefix cache that may be wrong. If the client
-// sent a salt, the new salt is a hash of both. An empty salt changes nothing.
+// addSalt adds a cache_salt, so that the request does not use blocks of the decode engine's prefix cache that may be wrong: an engine that
+// pulled KV too late may have got another prompt's KV. evenkeel then invents a new salt for the rank, and the engine shares cached blocks
+// only among requests with the same salt. If the client sent a salt, the new salt is a hash of both. An empty salt changes nothing.
 func addSalt(b *Body, salt string, members []Member) []Member {
 	if salt == "" {
 		return members
@@ -255,7 +261,7 @@ func (p *Profile) answerMembers(b *Body, changes *Patch, stream bool) (members [
 			usage = usageEachStep
 		}
 		members = append(members, Member{"stream", jsonTrue}, Member{"stream_options", usage})
-		willEcho := wantsEcho(b) && changes.resumeOrNil() == nil // a request that continues an answer drops echo: see Resume.dropAlso
+		willEcho := wantsEcho(b) && changes.resumeOrNil() == nil // a request that continues an answer drops echo: see Resume.dropForLongerPrompt
 		if p.mayAskTokenIDs(b) && !willEcho {
 			members = append(members, Member{"return_token_ids", jsonTrue})
 		}
@@ -281,16 +287,18 @@ func (p *Profile) mayAskTokenIDs(b *Body) bool {
 	return p.returnTokenIDs()
 }
 
-// DiscardBody appends the segments of a request whose only purpose is that a decode engine pulls the KV of a hand-off, so that the
-// prefill engine frees its blocks. The blocks may have another prompt's KV by now. Each discard therefore needs a new salt, with which
-// no other request finds this KV in the decode engine's prefix cache.
+// DiscardBody appends the segments of a request whose only purpose is that a decode engine pulls the KV of a hand-off (kv), so that the
+// prefill engine frees its blocks. It has the prompt of the request whose hand-off is not needed. The blocks may have another prompt's KV
+// by now. Each discard therefore needs a new salt, with which no other request finds this KV in the decode engine's prefix cache.
 func (p *Profile) DiscardBody(b *Body, ep Endpoint, changes *Patch, kv json.RawMessage, salt string, dst [][]byte) [][]byte {
 	if s := bodyRulesOf[ep]; s != nil {
 		return s.discard(b, changes, kv, salt, dst)
 	}
 	members := addOneToken(b, changes, make([]Member, 0, 7))
-	members = append(members, Member{"cache_salt", appendString(nil, salt)}, Member{"kv_transfer_params", changes.resumeOrNil().addIDs(kv)})
-	return b.Splice(dst, changes.resumeOrNil().dropAlso(dropOnProbe), members)
+	resume := changes.resumeOrNil() // nil: the discarded request does not continue an answer, and the two calls below change nothing
+	kv = resume.addTokenIDs(kv)     // some engines take the ids of prompt and answer so far beside the KV
+	members = append(members, Member{"cache_salt", appendString(nil, salt)}, Member{"kv_transfer_params", kv})
+	return b.Splice(dst, resume.dropForLongerPrompt(dropOnProbe), members)
 }
 
 // addOneToken adds the members that end a request after its first token and make its answer one piece of JSON. It also adds those that

@@ -181,20 +181,7 @@ const holdWithoutLease = 480 * time.Second
 func (p Profile) WithDefaults() Profile {
 	setDefault(&p.Connector, AscendMooncakeV1)
 	setDefault(&p.Name, p.Connector)
-	if p.alwaysEarly() { // these connectors have no hand-off, so no hold and no choice of how a probe ends
-		setDefault(&p.Bind, BindArrival)
-	} else {
-		setDefault(&p.Bind, BindLate)
-		hold := holdWithoutLease
-		if p.nixl() {
-			hold = 30 * time.Second // vLLM's lease since mid 2026
-		}
-		setDefault(&p.KVHoldTimeout, hold)
-		setDefault(&p.ProbeMinTokens, MinTokensOne)
-	}
-	if p.Ascend() { // most tutorials of vllm-ascend turn on its recompute scheduler, which interrupts answers
-		setDefault(&p.ChatResume, ChatResumeAscend)
-	}
+	p.setConnectorDefaults()
 	setDefault(&p.ChatResume, ChatResumeNone)
 	setDefault(&p.DPMode, DPExternal)
 	setDefault(&p.NonStream, NonStreamAssemble)
@@ -211,11 +198,33 @@ func (p Profile) WithDefaults() Profile {
 	if p.RecomputeMax == nil {
 		p.RecomputeMax = new(3)
 	}
-	if p.QueueRenews == nil { // vLLM versions that kept NIXL's KV for 480 s had no leases to renew
-		p.QueueRenews = new(p.nixl() && p.KVHoldTimeout < holdWithoutLease)
+	if p.QueueRenews == nil {
+		p.QueueRenews = new(p.hasLease())
 	}
 	return p
 }
+
+// setConnectorDefaults sets the defaults that depend on the connector, in the fields that are not set.
+func (p *Profile) setConnectorDefaults() {
+	if p.alwaysEarly() { // these connectors have no hand-off, so no hold and no choice of how a probe ends
+		setDefault(&p.Bind, BindArrival)
+	} else {
+		setDefault(&p.Bind, BindLate)
+		hold := holdWithoutLease
+		if p.nixl() {
+			hold = 30 * time.Second // vLLM's lease since mid 2026
+		}
+		setDefault(&p.KVHoldTimeout, hold)
+		setDefault(&p.ProbeMinTokens, MinTokensOne)
+	}
+	if p.Ascend() { // most tutorials of vllm-ascend turn on its recompute scheduler, which interrupts answers
+		setDefault(&p.ChatResume, ChatResumeAscend)
+	}
+}
+
+// hasLease says whether the prefill engine keeps KV under a lease, which a decode engine renews for the requests in its queue. Only NIXL
+// has leases. vLLM versions that kept NIXL's KV for 480 s had none, so a shorter time shows a version with leases.
+func (p *Profile) hasLease() bool { return p.nixl() && p.KVHoldTimeout < holdWithoutLease }
 
 // setDefault sets a field to its default if it has its zero value.
 func setDefault[T comparable](field *T, def T) {

@@ -49,9 +49,9 @@ func (r *Resume) promptMembers(b *Body, members []Member) []Member {
 	return append(members, Member{"add_generation_prompt", jsonFalse})
 }
 
-// addIDs returns kv, a kv_transfer_params, with the token ids added if Method puts them there. kv itself does not change.
-func (r *Resume) addIDs(kv json.RawMessage) json.RawMessage {
-	if !r.idsInParams() {
+// addTokenIDs returns kv, a kv_transfer_params, with the token ids added if Method puts them there. kv itself does not change.
+func (r *Resume) addTokenIDs(kv json.RawMessage) json.RawMessage {
+	if !r.tokenIDsInParams() {
 		return kv
 	}
 	if kv == nil {
@@ -68,8 +68,8 @@ func (r *Resume) addIDs(kv json.RawMessage) json.RawMessage {
 	return append(out, '}')
 }
 
-// idsInParams says whether this way of resuming (Method) puts the token ids into kv_transfer_params.
-func (r *Resume) idsInParams() bool { return r != nil && resumeIDKeys[r.Method] != nil }
+// tokenIDsInParams says whether this way of resuming (Method) puts the token ids into kv_transfer_params.
+func (r *Resume) tokenIDsInParams() bool { return r != nil && resumeIDKeys[r.Method] != nil }
 
 // resumeIDKeys lists, for each way of resuming, the members of kv_transfer_params that get the token ids of prompt and answer. vLLM reads
 // prompt_token_ids from 0.27 on (renderers/online_renderer.py). vllm-ascend 0.26.0rc1 reads the key that begins with an underscore
@@ -96,10 +96,10 @@ func (r *Resume) addLimits(b *Body, members []Member) []Member {
 	return members
 }
 
-// dropAlso returns a function that drops the keys that drop drops, and those that must not apply to the longer prompt: the engine must
-// not echo it into the answer, nor truncate it a second time. With ChatResumeContinue, the engine still has to truncate the messages. A
-// nil Resume returns drop itself.
-func (r *Resume) dropAlso(drop func(string) bool) func(string) bool {
+// dropForLongerPrompt returns a function that drops the keys that drop drops, and those that must not apply to the longer prompt: the
+// engine must not echo it into the answer, nor truncate it a second time. With ChatResumeContinue, the engine still has to truncate the
+// messages. A nil Resume returns drop itself.
+func (r *Resume) dropForLongerPrompt(drop func(string) bool) func(string) bool {
 	if r == nil {
 		return drop
 	}
