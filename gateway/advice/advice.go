@@ -120,9 +120,9 @@ func (a *Advisor) Observe(s Sample) Advice {
 // adviseOutage returns the advice while no rank of a side answers. It clears the samples, so that the window begins anew. The needs from
 // before the outage are kept, and the advised numbers come from them.
 func (a *Advisor) adviseOutage(s Sample) Advice {
-	a.samples = append(a.samples[:0], s)
+	a.samples = append(a.samples[:0], s) // windowMeans uses a.samples: the values shown are those of this sample alone
 	out := a.windowMeans()
-	a.samples = a.samples[:0]
+	a.samples = a.samples[:0] // this sample must not count in the window after the outage
 	step := Step{None, ReasonPrefillDown}
 	out.Says = "How many ranks are needed is not known while no prefill rank takes prompts; see /workers."
 	if s.Prefill.Live > 0 {
@@ -199,16 +199,18 @@ func (a *Advisor) slotSeconds() float64 {
 	return backlogGoal.Seconds()
 }
 
-// meanNeed is the mean need over the samples of the window, at the time of the last sample.
+// meanNeed is the mean need over the samples of the window, at the time of the last sample. Each side has two needs: for the requests that
+// reach it now, and for those that would reach it if the other side had enough ranks.
 func (a *Advisor) meanNeed() need {
 	mean := need{at: a.samples[len(a.samples)-1].At}
-	slotSeconds, samples := a.slotSeconds(), float64(len(a.samples))
+	slotSeconds := a.slotSeconds() // how long an answer keeps its slot, and so how many waiting requests a slot can serve in turn
+	samples := float64(len(a.samples))
 	for i := range a.samples {
 		one := needOf(&a.samples[i], a.settings.Target, slotSeconds)
 		mean.prefill += one.prefill / samples
 		mean.decode += one.decode / samples
-		mean.prefillUnthrottled += one.prefillUnthrottled / samples
-		mean.decodeUnthrottled += one.decodeUnthrottled / samples
+		mean.prefillIfDecodeSuffices += one.prefillIfDecodeSuffices / samples
+		mean.decodeIfPrefillSuffices += one.decodeIfPrefillSuffices / samples
 	}
 	return mean
 }
@@ -222,25 +224,27 @@ func (a *Advisor) largestNeed(since time.Time) (largest need) {
 		largest.at = n.at
 		largest.prefill = max(largest.prefill, n.prefill)
 		largest.decode = max(largest.decode, n.decode)
-		largest.prefillUnthrottled = max(largest.prefillUnthrottled, n.prefillUnthrottled)
-		largest.decodeUnthrottled = max(largest.decodeUnthrottled, n.decodeUnthrottled)
+		largest.prefillIfDecodeSuffices = max(largest.prefillIfDecodeSuffices, n.prefillIfDecodeSuffices)
+		largest.decodeIfPrefillSuffices = max(largest.decodeIfPrefillSuffices, n.decodeIfPrefillSuffices)
 	}
 	return largest
 }
 
 // advise compares the needs with the live ranks and writes steps, numbers and the sentence into out. The present need shows whether a side
 // is short. A short side gets the ranks for the largest need of the last Window. Ranks beyond the largest need of the last CalmPeriod are
-// spare. A side that is neither keeps the advised number from windowMeans, which is that of its live ranks.
+// spare. Spare ranks are found by the need that the side would have if the other side had enough ranks, because a side that is short holds
+// requests back from the other one. A side that is neither keeps the advised number from windowMeans, which is that of its live ranks.
 func (a *Advisor) advise(out *Advice) {
 	present := a.needs[len(a.needs)-1]
 	inWindow, inCalmPeriod := a.largestNeed(present.at.Add(-a.settings.Window)), a.largestNeed(present.at.Add(-a.settings.CalmPeriod))
 	a.short.prefill = isShort(a.short.prefill, present.prefill, out.Prefill.Live)
 	a.short.decode = isShort(a.short.decode, present.decode, out.Decode.Live)
-	watched := a.settings.Window + a.settings.CalmPeriod
+	needed := a.settings.Window + a.settings.CalmPeriod // the needs of a CalmPeriod come from the samples of this time
 	// While ranks are down, less work reaches the other side, so the needs of that time are too low to remove ranks.
-	allWereUp := present.at.Sub(a.watchedSince) >= watched && present.at.Sub(a.lastLossAt) >= watched
-	prefillToSpare := allWereUp && !a.short.prefill && wholeRanks(inCalmPeriod.prefillUnthrottled) < out.Prefill.Live
-	decodeToSpare := allWereUp && !a.short.decode && wholeRanks(inCalmPeriod.decodeUnthrottled) < out.Decode.Live
+	watchedLongEnough := present.at.Sub(a.watchedSince) >= needed
+	allWereUp := watchedLongEnough && present.at.Sub(a.lastLossAt) >= needed
+	prefillToSpare := allWereUp && !a.short.prefill && wholeRanks(inCalmPeriod.prefillIfDecodeSuffices) < out.Prefill.Live
+	decodeToSpare := allWereUp && !a.short.decode && wholeRanks(inCalmPeriod.decodeIfPrefillSuffices) < out.Decode.Live
 	if a.short.prefill {
 		out.Prefill.Advised = max(out.Prefill.Live+1, wholeRanks(inWindow.prefill))
 	}
@@ -248,10 +252,10 @@ func (a *Advisor) advise(out *Advice) {
 		out.Decode.Advised = max(out.Decode.Live+1, wholeRanks(inWindow.decode))
 	}
 	if prefillToSpare {
-		out.Prefill.Advised = wholeRanks(inCalmPeriod.prefillUnthrottled)
+		out.Prefill.Advised = wholeRanks(inCalmPeriod.prefillIfDecodeSuffices)
 	}
 	if decodeToSpare {
-		out.Decode.Advised = wholeRanks(inCalmPeriod.decodeUnthrottled)
+		out.Decode.Advised = wholeRanks(inCalmPeriod.decodeIfPrefillSuffices)
 	}
 	out.Ratio = float64(out.Prefill.Advised) / float64(out.Decode.Advised)
 	switch {

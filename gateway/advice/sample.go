@@ -68,40 +68,60 @@ type need struct {
 	at              time.Time
 	prefill, decode float64
 	// The need of each side if the other side had all the ranks that it needs, and so held no requests back.
-	prefillUnthrottled, decodeUnthrottled float64
+	prefillIfDecodeSuffices, decodeIfPrefillSuffices float64
 }
 
 // needOf computes the needed ranks from a sample. The ranks of a side should be busy to the share target, and serve all waiting requests
-// within the time backlogGoal. The unthrottled need of a side is its need if the other side were not short of ranks, and so passed on more
-// requests. slotSeconds is how long an answer keeps its slot.
+// within the time backlogGoal. slotSeconds is how long an answer keeps its slot. A side that is short of ranks holds requests back from the
+// other side. Therefore needOf also computes what the other side would need otherwise: its need times the factor by which the ranks of the
+// short side must grow.
 func needOf(s *Sample, target, slotSeconds float64) need {
-	n := need{at: s.At}
-	queued := 0.0 // requests in the arrival queue that wait for decode, because the pool is full
-	if d := s.Decode; d.Live > 0 {
-		slotsPerRank := float64(d.Slots) / float64(d.Live)
-		usedShare := max(share(d.Used, d.Slots), kvShare(d.KVTokens, d.Capacity)) // of slots or of KV memory, whichever is scarcer
-		if s.PoolFull {
-			queued = float64(s.Prefill.Requests)
-		}
-		n.decode = float64(d.Live) * usedShare / target // the ranks that the running requests fill to the target
-		if slotsPerRank > 0 {                           // a slot that is free again within backlogGoal serves several of the waiting requests
-			n.decode += (float64(d.Pool) + queued) * min(1, slotSeconds/backlogGoal.Seconds()) / slotsPerRank
-		}
+	waitForDecode := 0 // requests in the arrival queue that wait for decode ranks, because the pool is full
+	if s.PoolFull && s.Decode.Live > 0 {
+		waitForDecode = s.Prefill.Requests
 	}
-	if p := s.Prefill; p.Live > 0 {
-		busyRanks := float64(p.Busy) // and, below, the ranks that would do the waiting work within backlogGoal
-		if queued == 0 {             // else the prompts wait for decode ranks, and more prefill ranks would not begin them earlier
-			busyRanks += p.WaitingSeconds / backlogGoal.Seconds()
-		}
-		n.prefill = busyRanks / target
-		if s.Decode.Pool == 0 { // waiting hand-offs fill the KV of prefill ranks, but only more decode ranks help
-			filledRanks := float64(p.Live) * kvShare(p.KVTokens, p.Capacity) // how many ranks the KV in use would fill
-			n.prefill = max(n.prefill, filledRanks/target)
-		}
+	n := need{
+		at: s.At, decode: decodeNeed(&s.Decode, waitForDecode, target, slotSeconds), prefill: prefillNeed(s, waitForDecode > 0, target),
 	}
-	n.prefillUnthrottled = n.prefill * shortage(n.decode, s.Decode.Live)
-	n.decodeUnthrottled = n.decode * shortage(n.prefill, s.Prefill.Live)
+	n.prefillIfDecodeSuffices = n.prefill * shortage(n.decode, s.Decode.Live)
+	n.decodeIfPrefillSuffices = n.decode * shortage(n.prefill, s.Prefill.Live)
 	return n
+}
+
+// decodeNeed returns how many decode ranks are needed: those that the running requests fill to the share target, and those whose slots
+// serve the waiting requests within backlogGoal. Hand-offs in the pool wait, and in addition queued requests. A slot that is free again
+// after slotSeconds serves several of them in turn. 0: no rank is live, so nothing is known.
+func decodeNeed(d *Decode, queued int, target, slotSeconds float64) float64 {
+	if d.Live == 0 {
+		return 0
+	}
+	usedShare := max(share(d.Used, d.Slots), kvShare(d.KVTokens, d.Capacity)) // of slots or of KV memory, whichever is scarcer
+	ranks := float64(d.Live) * usedShare / target
+	if slotsPerRank := float64(d.Slots) / float64(d.Live); slotsPerRank > 0 {
+		slotsPerRequest := min(1, slotSeconds/backlogGoal.Seconds())
+		ranks += (float64(d.Pool) + float64(queued)) * slotsPerRequest / slotsPerRank
+	}
+	return ranks
+}
+
+// prefillNeed returns how many prefill ranks are needed: the busy ones and those that do the waiting work within backlogGoal, or those that
+// the KV in use fills, if that is more. All of them should be used only to the share target. promptsWaitForDecode says that the waiting
+// prompts wait for decode ranks, so that more prefill ranks would not begin them earlier. 0: no rank is live, so nothing is known.
+func prefillNeed(s *Sample, promptsWaitForDecode bool, target float64) float64 {
+	p := &s.Prefill
+	if p.Live == 0 {
+		return 0
+	}
+	busyRanks := float64(p.Busy)
+	if !promptsWaitForDecode {
+		busyRanks += p.WaitingSeconds / backlogGoal.Seconds()
+	}
+	ranks := busyRanks / target
+	if s.Decode.Pool == 0 { // waiting hand-offs fill the KV of prefill ranks, but only more decode ranks help
+		filledRanks := float64(p.Live) * kvShare(p.KVTokens, p.Capacity) // how many ranks the KV in use would fill
+		ranks = max(ranks, filledRanks/target)
+	}
+	return ranks
 }
 
 // shortage is the factor, 1 or more, by which a side would pass on more requests if it had all ranks that it needs. need is the number of
