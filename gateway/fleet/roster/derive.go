@@ -17,7 +17,10 @@ import (
 	"evenkeel/prefill/local"
 )
 
-// Derive returns what the rest of the proxy sees of the roster. It must be called after a Tick.
+// Derive returns what the rest of the proxy sees of the roster: the candidates of the prefill tier, the workers of the dispatcher, and the
+// routes of the models. It first describes each engine and rank by itself. Then it marks what depends on other engines: models that no
+// request can use, candidates whose KV no rank would fetch, candidates that come second, and engines whose probes should move elsewhere.
+// Derive must be called after a Tick.
 func Derive(r *Roster) *Snapshot {
 	d := &deriving{r: r, regionListings: map[string]*listings{}, groupListings: map[string]*listings{}, p: &Snapshot{
 		owners: r.owners, engines: make(map[string]*Engine, len(r.order)), ranks: map[int32]*Rank{}, workers: map[string]int32{},
@@ -35,7 +38,7 @@ func Derive(r *Roster) *Snapshot {
 		e := new(*r.engines[k])
 		p.engines[k] = e
 		p.order = append(p.order, e)
-		inServiceOrAwaited := e.state.serves() || e.state == Late
+		inServiceOrAwaited := e.state.serves() || e.state == Late // requests wait for a late engine
 		d.addRoutes(e, inServiceOrAwaited)
 		for _, rank := range e.Ranks() {
 			state := r.stateOfRank(e, rank)
@@ -46,11 +49,11 @@ func Derive(r *Roster) *Snapshot {
 			}
 		}
 	}
-	markOneSided(p.routes, p.order)
-	dropUnlistedModels(p.Candidates, d.regionListings, d.groupListings)
-	requireDecodeRanks(p.Candidates, p.Workers)
-	markFallbacks(r.terms.Prefer, p.Candidates, p.Workers)
-	markDeserted(p.order, p.Candidates)
+	markOneSided(p.routes, p.order)                                     // models that only prefill or only decode engines list
+	dropUnlistedModels(p.Candidates, d.regionListings, d.groupListings) // models of a candidate that no decode rank lists
+	requireDecodeRanks(p.Candidates, p.Workers)                         // candidates whose KV no decode rank would fetch now
+	markFallbacks(r.terms.Prefer, p.Candidates, p.Workers)              // engines of the kind that comes second
+	markDeserted(p.order, p.Candidates)                                 // prefill engines that cannot compute while others can
 	isInService := func(e *Engine) bool { return e.state.serves() && len(e.Status.Models) > 0 }
 	p.inService = countByRole(p.order, isInService)
 	return p
@@ -63,25 +66,27 @@ type deriving struct {
 	regionListings, groupListings map[string]*listings // model lists: of decode-only ranks, by region; of aggregated ranks, by group
 }
 
-// addDecodeRank adds a rank that decodes. The rank becomes a worker, to which requests can be bound, once its engine has named its models.
-// The list of these models is then also added to the listings of the rank's region or, for an aggregated rank, of its group.
+// addDecodeRank adds a rank that decodes. Its worker id can be found by its name from now on. Once its engine has ever named its models,
+// and so has a board, decode calls can be sent to the rank. While the engine names its models, the rank is also a worker, to which the
+// dispatcher can bind requests. The list of the models is then added to the listings of the rank's region or, for an aggregated rank, of
+// its group. The listings decide for which models a prefill candidate can be used.
 func (d *deriving) addDecodeRank(e *Engine, rank int, state RankState) {
 	name := e.At(rank).ID
 	id := d.r.workerIDs[e.workerKey(rank)]
 	d.p.workers[name] = id
-	if e.board != "" {
+	if e.board != "" { // empty: the engine has never named its models
 		d.p.ranks[id] = d.newRank(e, rank, id, state)
 	}
-	region := e.otherRegion
+	region := e.otherRegion // empty: the proxy's own region
 	if len(e.Status.Models) == 0 {
 		if e.Role == Decode { // the engine may still list any model; an aggregated one decodes only for its own group
-			listingsOf(d.regionListings, region).unknown = true
+			listingsOf(d.regionListings, region).anyUnnamed = true
 		}
 		return
 	}
 	w := d.newWorker(e, rank, d.p.ranks[id])
 	d.p.Workers = append(d.p.Workers, w)
-	accepts := w.Up || w.Awaited
+	accepts := w.Up || w.Awaited // awaited: the rank takes no requests now, but they wait for it
 	if w.Mixed {
 		listingsOf(d.groupListings, e.groupID()).add(e.lists, accepts)
 		d.addToGroup(e, w)
@@ -99,14 +104,15 @@ func (d *deriving) addLocalRank(e *Engine, rank int, w *board.Worker) {
 		return
 	}
 	l := local.Rank{ID: w.ID, Name: w.Name, Model: w.Model, Engine: w.Engine, Capacity: w.Capacity, Up: w.Up, Computes: computesPrompts}
-	if w.Mixed {
+	if w.Mixed { // the cache of a rank that only decodes is known from the answers that it gave
 		l.Events = d.eventSource(e, rank)
 	}
 	d.p.Locals = append(d.p.Locals, l)
 }
 
 // addToGroup adds a rank that prefills and decodes to its group, which is one candidate of the prefill tier. The candidate is live if one
-// of the ranks takes requests, and late if requests wait for one of the ranks.
+// of the ranks takes requests. It also answers late if requests wait for one of the ranks (Awaited). This matters only if no rank is live:
+// requests then wait for the candidate, and are not refused.
 func (d *deriving) addToGroup(e *Engine, w board.Worker) {
 	id := e.groupID()
 	index := slices.IndexFunc(d.p.Candidates, func(c prefill.Candidate) bool { return c.ID == id })
@@ -119,7 +125,7 @@ func (d *deriving) addToGroup(e *Engine, w board.Worker) {
 	}
 	c := &d.p.Candidates[index]
 	c.Live = c.Live || w.Up
-	c.AnswersLate = c.AnswersLate || w.Awaited
+	c.AnswersLate = c.AnswersLate || w.Awaited // whether or not a rank is live
 	for _, m := range e.Status.Models {
 		if !slices.Contains(c.Models, m.ID) {
 			c.Models = append(c.Models, m.ID)
@@ -128,12 +134,15 @@ func (d *deriving) addToGroup(e *Engine, w board.Worker) {
 }
 
 // newCandidate describes a rank of a prefill engine for the prefill tier. rank is NoRank for an only rank without a number. The candidate
-// has a board and KV events only after its engine has named its models.
+// has a board and KV events only after its engine has named its models. If requests wait for the rank, because its engine is late or
+// halted, the candidate answers late: it gets no prompts, and they are not refused. While the engine starts slowly, the candidate may have
+// only a part of slowProbes unanswered probes.
 func (d *deriving) newCandidate(e *Engine, rank int, state RankState) prefill.Candidate {
 	id := e.ID + "/" + strconv.Itoa(max(0, rank)) // an only rank counts as rank 0
+	profileName := e.Conf.Profile                 // candidates of one profile count as the same hardware
 	c := prefill.Candidate{
 		ID: id, Instance: e.Key(), Target: e.At(rank), Profile: e.Profile,
-		Hardware: e.Conf.Profile, CapacityTokens: cmp.Or(e.Profile.KVTokensPerRank, e.Capacity(rank)), Region: e.otherRegion,
+		Hardware: profileName, CapacityTokens: cmp.Or(e.Profile.KVTokensPerRank, e.Capacity(rank)), Region: e.otherRegion,
 		ProbeLimit: e.limitOf(slowProbes),
 		Live:       state.in(Up, Starting), AnswersLate: state.awaited(),
 	}
@@ -148,14 +157,17 @@ func (d *deriving) newCandidate(e *Engine, rank int, state RankState) prefill.Ca
 	return c
 }
 
-// newRank describes a rank to which decode calls can be sent. number is the number of the rank in its engine, and id is its worker id.
+// newRank describes a rank to which decode calls can be sent. number is the number of the rank in its engine, and id is its worker id. An
+// engine pins responses if it runs a request to /v1/responses on the rank that the request names. SGLang does, and vLLM from pinsMinor on.
 func (d *deriving) newRank(e *Engine, number int, id int32, state RankState) *Rank {
 	target := e.At(number)
+	const ifUnknown = false // an engine whose version cannot be read is not relied on
+	pinsResponses := e.Profile.Connector == mooncake.SGLang || e.hasVersion(pinsMinor, ifUnknown)
 	out := &Rank{
 		Worker: id, Instance: e.Key(), Target: target, Profile: e.Profile, Traffic: e.Traffic, Signs: e.Traffic.Liveness(target.Rank),
 		Region:  e.otherRegion,
 		Board:   e.board,
-		Context: e.longestContext(), Scope: e.fence, PinsResponses: e.Profile.Connector == mooncake.SGLang || e.hasVersion(pinsMinor, false),
+		Context: e.longestContext(), Scope: e.fence, PinsResponses: pinsResponses,
 		State: state,
 	}
 	if e.Role == Aggregated {
@@ -164,7 +176,9 @@ func (d *deriving) newRank(e *Engine, number int, id int32, state RankState) *Ra
 	return out
 }
 
-// newWorker describes a rank for the dispatcher. number is the number of the rank in its engine; NoRank: the only rank.
+// newWorker describes a rank for the dispatcher. number is the number of the rank in its engine; NoRank: the only rank. The worker is Up if
+// it takes requests, and Awaited if it will soon, because its engine is halted. Otherwise it takes none. If it is also Down, it takes no
+// part in the steps of its group.
 func (d *deriving) newWorker(e *Engine, number int, rank *Rank) board.Worker {
 	isWedged := e.Status.Wedged && !e.Status.Halted() // a halted engine need not compute anything
 	w := board.Worker{
@@ -172,10 +186,10 @@ func (d *deriving) newWorker(e *Engine, number int, rank *Rank) board.Worker {
 		Engine: e.ID, Lists: e.lists, Slots: e.Slots(), Limit: e.limitOf(e.Conf.Slots), Capacity: cmp.Or(e.Conf.KV, e.Capacity(number)),
 		Cost: e.Conf.Cost, KeepsKVFor: e.Profile.Keeps(),
 		Up: rank.State == Up, Awaited: rank.State == Halted,
-		Unpinned: !rank.EngineHonoursRank(mooncake.Responses),
+		Unpinned: !rank.EngineHonoursRank(mooncake.Responses),                     // engines that ignore the named rank do so at this endpoint
 		Down:     !e.Status.Up || isWedged || e.Status.Lost[max(0, number)] != "", // a lost rank has left its group
 		Process:  math.Float64bits(e.Status.StartTime), Early: e.Profile.Early(),
-		AtOnce: e.Profile.Early() && e.Profile.Connector == mooncake.NIXLPush,
+		AtOnce: e.Profile.Early() && e.Profile.Connector == mooncake.NIXLPush, // a slot must be free when the prefill ends
 	}
 	if e.Role == Aggregated {
 		w.Mixed = true
@@ -183,7 +197,7 @@ func (d *deriving) newWorker(e *Engine, number int, rank *Rank) board.Worker {
 		w.Interval = e.Conf.Interval
 		w.Early, w.AtOnce = false, false // no KV is sent to an aggregated rank
 	} else if e.Profile.Renews() { // prefill engines keep the KV of requests that wait in this engine's own queue
-		w.MaxEngineQueue = d.r.terms.Beyond
+		w.MaxEngineQueue = d.r.terms.Beyond // so many requests may wait there
 	}
 	// If requests of other proxies run on the rank as well, this proxy may use only a part of the slots.
 	quota := d.r.owners.Quotas[w.Name]
@@ -203,7 +217,9 @@ func (e *Engine) Slots() int {
 	return e.Conf.Slots
 }
 
-// eventSource says where a rank publishes the contents of its prefix cache; empty: KV events are not enabled.
+// eventSource says where a rank publishes the contents of its prefix cache: at the place that the config gives. If the engine has a Finder,
+// it is asked for the place before each connection. rank may be NoRank, for an only rank without a number. The result is empty if KV events
+// are not enabled.
 func (d *deriving) eventSource(e *Engine, rank int) prefill.EventSource {
 	config := d.r.terms.KVEvents
 	if !config.Enabled {
@@ -211,7 +227,7 @@ func (d *deriving) eventSource(e *Engine, rank int) prefill.EventSource {
 	}
 	source := prefill.EventSource{Place: ConfiguredEvents(e, rank, config), Model: e.baseModel(), ReplayTimeout: config.ReplayTimeout}
 	if e.Finder != nil {
-		source.Finder = e.Finder(max(0, rank))
+		source.Finder = e.Finder(max(0, rank)) // an only rank counts as rank 0
 	}
 	return source
 }
@@ -229,7 +245,8 @@ func ConfiguredEvents(e *Engine, rank int, all prefill.KVEventsConfig) kvevents.
 
 // addRoutes adds an engine to the routes of the models that it lists. A route has AllAggregated and PromptLogprobs only if they are true of
 // every engine that lists the model, and each other flag if it is true of one such engine. usable says that the engine is in service, or
-// that requests wait for it.
+// that requests wait for it. A decode engine that lacks KV memory may give a request back: it ends the answer early, so that the request
+// goes on elsewhere. GivesBackUnseen warns of endpoints whose answers do not show this.
 func (d *deriving) addRoutes(e *Engine, usable bool) {
 	for _, m := range e.Status.Models {
 		r, hasRoute := d.p.routes[m.ID]
@@ -242,7 +259,7 @@ func (d *deriving) addRoutes(e *Engine, usable bool) {
 			r.NoHandOff[ep] = r.NoHandOff[ep] || needsHandOff && !e.takesHandOff(mooncake.Endpoint(ep))
 		}
 		r.SGLang = r.SGLang || e.Profile.Connector == mooncake.SGLang
-		r.GivesBackUnseen = r.GivesBackUnseen || e.mayGiveBack() // an engine that is down may be up when a request gets there
+		r.GivesBackUnseen = r.GivesBackUnseen || e.mayGiveBack() // also of an engine that is down: it may be up when a request gets there
 		if e.Role == Decode {
 			r.PromptLogprobs = r.PromptLogprobs && e.computesPromptLogprobs()
 		} else {

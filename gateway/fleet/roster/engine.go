@@ -76,17 +76,19 @@ func BoardIn(board, region string) string {
 const AggregatedMark = "+aggregated"
 
 // DisplayName returns the name of a board, or of a group with its board, in a form for people. aggregated says that the ranks of the board
-// both prefill and decode.
+// both prefill and decode. The name of such a board is "model+aggregated", or "model+aggregated@region" in another region, and the result
+// "model (aggregated)" or "model@region (aggregated)". Any other name is returned as it is.
 func DisplayName(board string) (name string, aggregated bool) {
 	at := strings.LastIndex(board, AggregatedMark)
 	if at < 0 {
 		return board, false
 	}
-	model, region := board[:at], board[at+len(AggregatedMark):]
-	if region != "" && !strings.HasPrefix(region, RegionMark) {
+	model, markedRegion := board[:at], board[at+len(AggregatedMark):]
+	isPartOfModel := markedRegion != "" && !strings.HasPrefix(markedRegion, RegionMark) // the text "+aggregated" belongs to the model's name
+	if isPartOfModel {
 		return board, false
 	}
-	return model + region + " (aggregated)", true
+	return model + markedRegion + " (aggregated)", true
 }
 
 // NoRank stands in place of the number of a rank: for the engine as a whole, or for an only rank without a number.
@@ -176,7 +178,7 @@ func (e *Engine) decodesFor(board, model string) bool {
 func (e *Engine) Serves() bool { return e.state.serves() }
 
 // StartIsNews says whether a start time, just read from the engine's metrics, shows something new about the engine's processes. asked is
-// when the proxy sent the question.
+// when the proxy sent the question. Only the start of a prefill engine is news, because only its hand-offs depend on its process.
 func (e *Engine) StartIsNews(start float64, asked time.Time) bool {
 	next, _ := e.processes.RecordStartRead(start, asked) // next is the same pointer if the start time shows nothing new
 	return e.Role == Prefill && next != e.processes
@@ -257,9 +259,10 @@ func (e *Engine) clampsMaxTokens() bool {
 	return e.hasVersion(clampsMinor, true)
 }
 
-// takesHandOff says whether an engine takes hand-offs at an endpoint. With early connectors (the decode rank is chosen before the prefill)
-// and nixl-push, the engine that pushes KV finds the destination by the X-Request-Id. vLLM does not give a response this id, so with these
-// connectors a response has no hand-off.
+// takesHandOff says whether an engine takes hand-offs at an endpoint. Every engine does so for chats and completions. With early connectors
+// (the decode rank is chosen before the prefill) and nixl-push, the engine that pushes KV finds the destination by the X-Request-Id of the
+// decode request. For these connectors, only the endpoint for token ids takes hand-offs besides: vLLM does not give this id to a request of
+// the Responses API, for example. Otherwise the engine's version decides.
 func (e *Engine) takesHandOff(ep mooncake.Endpoint) bool {
 	if ep.IsChatOrCompletions() {
 		return true
@@ -271,7 +274,9 @@ func (e *Engine) takesHandOff(ep mooncake.Endpoint) bool {
 	if needsRequestID && ep != mooncake.Tokens {
 		return false
 	}
-	return e.hasVersion(handOffMinor[ep], false)
+	const ifUnknown = false // an earlier version would drop the hand-off without an error
+	firstMinor := handOffMinor[ep]
+	return e.hasVersion(firstMinor, ifUnknown)
 }
 
 // mayGiveBack says whether a decode engine that lacks KV memory may give a request back, i.e. end its answer early: by its profile, or

@@ -95,7 +95,8 @@ func (v Removed) apply(r *Roster, out *effects) {
 // the newer engine stays.
 type Left struct{ Key, Incarnation string }
 
-// apply removes the engine if it has the given incarnation. If discovery gives incarnations, the engine and its KV are gone for good.
+// apply removes the engine if it has the given incarnation. If discovery gives incarnations, the engine and its KV are gone for good. This
+// is remembered until the engine's last hand-off has expired, so that none of them is used. The monitor must stop watching the engine.
 func (v Left) apply(r *Roster, out *effects) {
 	if e := r.engines[v.Key]; e != nil && e.Incarnation == v.Incarnation {
 		dead := v.Incarnation != "" // without an incarnation, the engine may still run and be found again
@@ -108,7 +109,8 @@ func (v Left) apply(r *Roster, out *effects) {
 	id := ProcessID{Incarnation: v.Incarnation, Key: v.Key}
 	if before, removed := r.departed[id]; removed && v.Incarnation != "" {
 		delete(r.departed, id)
-		r.endedIncarnations[v.Incarnation] = before.until
+		lastHandOffExpires := before.until
+		r.endedIncarnations[v.Incarnation] = lastHandOffExpires
 	}
 }
 
@@ -119,7 +121,8 @@ type Turned struct {
 	Found
 }
 
-// apply stores what discovery says of the engine, if the engine has the given incarnation.
+// apply stores what a source of discovery says of the engine now, above all whether the engine gets new work. It does nothing if another
+// incarnation, a newer engine, has the address by now.
 func (v Turned) apply(r *Roster, _ *effects) {
 	if e := r.engines[v.Key]; e != nil && e.Incarnation == v.Incarnation {
 		e.Found = v.Found
@@ -133,7 +136,9 @@ type Health struct {
 	IsRefused bool
 }
 
-// apply stores the status of the engine. For a prefill engine, it also records what the status shows of the processes at its address.
+// apply stores the status of the engine. For a prefill engine, it also records what the status shows of the processes at its address: how
+// the connection went, and the start time. If one of the two is evidence of a new process, a restart is reported, because the hand-offs of
+// the old process are lost. The first process that is seen is no restart.
 func (v Health) apply(r *Roster, out *effects) {
 	e := r.engines[v.Key]
 	if e == nil {
@@ -145,8 +150,8 @@ func (v Health) apply(r *Roster, out *effects) {
 	}
 	if e.Role == Prefill { // the processes of engines that decode are not followed
 		next, evidence := e.processes.RecordConnection(moved, v.IsRefused, out.now)
-		e.setProcesses(out, Restarted, next, evidence)
-		readNow := v.Status.Up && v.Status.Err == nil // otherwise the start time may be that of an earlier check
+		e.setProcesses(out, Restarted, next, evidence) // reports a restart only if there is evidence
+		readNow := v.Status.Up && v.Status.Err == nil  // otherwise the start time may be that of an earlier check
 		next, evidence = e.processes.RecordStart(v.Status.StartTime, readNow)
 		e.setProcesses(out, Restarted, next, evidence)
 	}
@@ -174,7 +179,9 @@ type Lived struct {
 	Asked time.Time
 }
 
-// apply records the start time, which may show that the engine has a new process or that a doubted process still runs.
+// apply records the start time of a prefill engine's process, which the proxy has just read. It may show that the engine has a new process,
+// or that a doubted process, one that seemed to be replaced, still runs. Only the hand-offs of prefill engines depend on the process, so
+// other engines are left out.
 func (v Lived) apply(r *Roster, out *effects) {
 	if e := r.engines[v.Key]; e != nil && e.Role == Prefill {
 		next, evidence := e.processes.RecordStartRead(v.Start, v.Asked)

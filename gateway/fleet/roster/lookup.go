@@ -113,33 +113,33 @@ func (p *Snapshot) FailingWith(worker int32, sameHost bool, list []int32) []int3
 }
 
 // SharingQueueWith returns the ranks that are likely to refuse requests because a worker did, e.g. because one rate limit covers all of
-// them. These are the ranks of the worker's group, or the ranks of its engine if no other group takes requests. It returns none if no rank
-// besides these takes requests. Only ranks of the worker's board count. others says whether a rank takes requests that is neither returned
-// nor in list.
-func (p *Snapshot) SharingQueueWith(worker int32, list []int32) (around []int32, others bool) {
+// them (sameQueue). These are the ranks of the worker's group, or the ranks of its engine if no other group takes requests. It returns none
+// if no rank besides these takes requests. Only ranks of the worker's board count. avoided are ranks that the request avoids already.
+// othersExist says whether a rank takes requests that is neither returned nor avoided: the caller then sends the request there.
+func (p *Snapshot) SharingQueueWith(worker int32, avoided []int32) (sameQueue []int32, othersExist bool) {
 	refusing := p.ranks[worker]
 	if refusing == nil { // the worker is gone, so no request is sent there
 		return nil, false
 	}
 	// The ranks of the group are tried first, and the ranks of the engine only if the first choice would leave no rank.
-	for _, isAround := range [...]func(*Rank) bool{
+	for _, sharesQueue := range [...]func(*Rank) bool{
 		func(r *Rank) bool { return r.Group == refusing.Group },
 		func(r *Rank) bool { return r.Instance == refusing.Instance },
 	} {
-		anyElsewhere := false // whether a rank that is not in around takes requests
-		around = around[:0]   // without the ranks of the first choice
+		anyElsewhere := false     // whether a rank that is not in sameQueue takes requests
+		sameQueue = sameQueue[:0] // without the ranks of the first choice
 		for id, r := range p.ranks {
 			switch {
 			case r.Board != refusing.Board: // requests of this board cannot go there
-			case isAround(r):
-				around = append(around, id)
+			case sharesQueue(r):
+				sameQueue = append(sameQueue, id)
 			case r.State == Up:
 				anyElsewhere = true
-				others = others || !slices.Contains(list, id)
+				othersExist = othersExist || !slices.Contains(avoided, id)
 			}
 		}
 		if anyElsewhere {
-			return around, others
+			return sameQueue, othersExist
 		}
 	}
 	return nil, false

@@ -15,7 +15,7 @@ import (
 // listings has the model lists of the decode ranks that can take a candidate's requests.
 type listings struct {
 	all, accepting []*board.Names // lists of all ranks; lists of the ranks that take requests, or for which requests wait
-	unknown        bool           // an engine has not named its models yet
+	anyUnnamed     bool           // an engine has not named its models yet
 }
 
 // listingsOf returns the listings of a region or of a group of aggregated ranks, whose ID is the key. It creates them if there are none.
@@ -41,10 +41,9 @@ func anyLists(lists []*board.Names, model string) bool {
 	return slices.ContainsFunc(lists, func(n *board.Names) bool { return n.Has(model) })
 }
 
-// dropUnlistedModels removes the models from a candidate that no reachable decode rank lists. Reachable are the ranks in the candidate's
-// region, or the ranks of the group if the candidate is a group. If no reachable rank lists any of its models, the candidate keeps them,
-// because it may serve them alone. If a model is listed only by ranks that take no requests now, the candidate is a fallback for it
-// (FallbackFor).
+// dropUnlistedModels removes the models from a candidate that no reachable decode rank lists, and marks those that no reachable rank takes
+// now. Reachable are the ranks in the candidate's region, or the ranks of the group if the candidate is a group. Nothing changes if no
+// reachable rank has named its models.
 func dropUnlistedModels(candidates []prefill.Candidate, regions, groups map[string]*listings) {
 	for i := range candidates {
 		c := &candidates[i]
@@ -52,20 +51,33 @@ func dropUnlistedModels(candidates []prefill.Candidate, regions, groups map[stri
 		if c.Aggregated {
 			reachable = groups[c.ID]
 		}
-		if reachable == nil || len(reachable.all) == 0 { // no rank has named its models, so nothing is known
+		if reachable == nil || len(reachable.all) == 0 {
 			continue
 		}
-		isListed := func(model string) bool { return anyLists(reachable.all, model) }
-		if !reachable.unknown && slices.ContainsFunc(c.Models, isListed) { // if unknown is true, another engine may still list the models
-			c.Models = slices.DeleteFunc(c.Models, func(model string) bool { return !isListed(model) })
-		}
-		if len(reachable.accepting) == 0 {
-			continue // no rank takes requests, so no model is better off than the others
-		}
-		for _, m := range c.Models {
-			if !anyLists(reachable.accepting, m) {
-				c.FallbackFor = append(c.FallbackFor, m)
-			}
+		keepListedModels(c, reachable)
+		markFallbackModels(c, reachable)
+	}
+}
+
+// keepListedModels removes the models from a candidate that no reachable rank lists. It removes none while an engine has not named its
+// models, because that engine may list them. It also removes none if no reachable rank lists any of the candidate's models, because the
+// candidate may serve them alone.
+func keepListedModels(c *prefill.Candidate, reachable *listings) {
+	isListed := func(model string) bool { return anyLists(reachable.all, model) }
+	if !reachable.anyUnnamed && slices.ContainsFunc(c.Models, isListed) {
+		c.Models = slices.DeleteFunc(c.Models, func(model string) bool { return !isListed(model) })
+	}
+}
+
+// markFallbackModels makes a candidate the second choice (FallbackFor) for those of its models that are listed only by ranks which take no
+// requests now. If no rank takes requests, no model is better off than the others, and none is marked.
+func markFallbackModels(c *prefill.Candidate, reachable *listings) {
+	if len(reachable.accepting) == 0 {
+		return
+	}
+	for _, m := range c.Models {
+		if !anyLists(reachable.accepting, m) {
+			c.FallbackFor = append(c.FallbackFor, m)
 		}
 	}
 }

@@ -69,10 +69,11 @@ func (p *Pause) String() string {
 // and the time with which it began.
 type PauseBegun struct{ Group, Path string }
 
-// apply pauses the group, and makes the monitor watch its engines as paused ones.
+// apply pauses the group, and makes the monitor watch its engines as paused ones. It records the start time of each engine's process. A
+// process that starts later was not paused, and Pause.Restarted finds it by its start time.
 func (v PauseBegun) apply(r *Roster, out *effects) {
 	next := &Pause{Group: v.Group, Path: v.Path, Since: out.now, StartTimes: map[string]float64{}}
-	for key, e := range r.engines {
+	for key, e := range r.engines { // also of other groups: Restarted looks up only engines that the pause covers
 		next.StartTimes[key] = e.Status.StartTime
 	}
 	if old := r.pauses[v.Group]; old != nil {
@@ -89,7 +90,9 @@ type PauseEnded struct {
 	Unresumed []string `json:"Left"` // keys of the engines that did not resume
 }
 
-// apply ends each pause, or replaces it by one of the engines that stay paused.
+// apply ends each pause to which the resuming call applies, or replaces it by a pause of those engines that stay paused (Unresumed). The
+// call went to the engines of one group or to all. Unresumed has the start time of each engine's process, because the pause of an engine
+// ends when it restarts.
 func (v PauseEnded) apply(r *Roster, out *effects) {
 	for group, p := range r.pauses {
 		isOfGroup := v.Group == "" || v.Group == group
@@ -101,8 +104,8 @@ func (v PauseEnded) apply(r *Roster, out *effects) {
 		next := *p
 		next.Unresumed = map[string]float64{}
 		for key, e := range r.engines {
-			wasCalled := isOfGroup || e.InGroup(v.Group)
-			staysPaused := !wasCalled || slices.Contains(v.Unresumed, key)
+			gotCall := isOfGroup || e.InGroup(v.Group)
+			staysPaused := !gotCall || slices.Contains(v.Unresumed, key)
 			if staysPaused && p.Covers(e) {
 				next.Unresumed[key] = e.Status.StartTime
 			}
@@ -115,10 +118,12 @@ func (v PauseEnded) apply(r *Roster, out *effects) {
 	out.add(Effect{What: WatchEngines})
 }
 
-// forgetUnresumed removes an engine from the Unresumed lists of pauses if the engine, or the process that was paused, is gone. The process
-// of an engine without a start time counts as gone while the engine is down. A pause whose list becomes empty ends.
+// forgetUnresumed ends the pause of engines whose paused process is gone. When a group resumes, the engines that did not resume stay
+// paused, and the pause lists them in Unresumed, with the start times of their processes. An engine leaves this list if it is gone, or if
+// it has another start time. Without a start time, its process counts as gone while the engine is down. A pause whose list becomes empty
+// ends. After a change, the monitor learns which engines are still paused.
 func (r *Roster) forgetUnresumed(out *effects) {
-	for group, p := range r.pauses {
+	for group, p := range r.pauses { // before its group resumes, a pause has no list, and it goes on whatever its engines do
 		next := *p
 		next.Unresumed = maps.Clone(p.Unresumed)
 		maps.DeleteFunc(next.Unresumed, func(key string, start float64) bool {
@@ -129,7 +134,7 @@ func (r *Roster) forgetUnresumed(out *effects) {
 			unknownAndDown := start == 0 && !e.Status.Up
 			return e.Status.StartTime != start || unknownAndDown
 		})
-		if len(next.Unresumed) == len(p.Unresumed) { // nothing was removed, e.g. because the whole group is paused
+		if len(next.Unresumed) == len(p.Unresumed) { // nothing was removed, or there is no list
 			continue
 		}
 		r.pauses[group] = &next
@@ -209,9 +214,11 @@ func (p *Snapshot) Caches(keys []string) (candidates []string, workers []int32) 
 		}
 		for _, rank := range e.Ranks() {
 			if e.Decodes() {
-				workers = append(workers, p.workers[e.At(rank).ID])
+				name := e.At(rank).ID
+				workers = append(workers, p.workers[name])
 			} else {
-				candidates = append(candidates, e.ID+"/"+strconv.Itoa(max(0, rank)))
+				number := max(0, rank) // an only rank without a number (NoRank) counts as rank 0
+				candidates = append(candidates, e.ID+"/"+strconv.Itoa(number))
 			}
 		}
 	}

@@ -46,10 +46,10 @@ type Processes struct {
 type connectionState uint8
 
 const (
-	startKnown       connectionState = iota // the process with the known start time accepts connections
-	lastRefused                             // the last connection was refused, so a new process must come, whose start time is not known yet
-	startAwaited                            // a new process accepts connections, and its start time is not known yet
-	refusedMeanwhile                        // the last connection was refused, but the start time was read at about the same time
+	acceptsStartKnown   connectionState = iota // the process with the known start time accepts connections
+	refusedStartUnknown                        // the last connection was refused, so a new process must come; its start time is not known
+	acceptsStartUnknown                        // a new process accepts connections, and its start time is not known yet
+	refusedStartKnown                          // the last connection was refused, but the start time was read at about the same time
 )
 
 // engineIDs are the engine ids in a candidate's hand-offs.
@@ -95,22 +95,25 @@ func (p *Processes) Fate(process int) Fate {
 }
 
 // RecordConnection records how a connection went: whether it was refused, and whether the engine's name has a new address (moved). If this
-// shows that there must be a new process, evidence says how, and the process before counts as Gone; empty: nothing shows a new process.
+// shows that there must be a new process, evidence says how, and the process before counts as Gone; empty: nothing shows a new process. The
+// state says whether the last connection was accepted or refused, and whether the start time of the newest process is known. RecordStart
+// sets the second part: if it comes while connections are still refused, the state is refusedStartKnown.
 func (p *Processes) RecordConnection(moved, isRefused bool, now time.Time) (next *Processes, evidence string) {
 	nextState := p.connection
+	wasAccepted := p.connection == acceptsStartKnown || p.connection == acceptsStartUnknown
 	switch {
-	case moved:
-		nextState, evidence = startAwaited, evidenceAddress
+	case moved: // another process, at the new address
+		nextState, evidence = acceptsStartUnknown, evidenceAddress
 		if isRefused {
-			nextState = lastRefused
+			nextState = refusedStartUnknown
 		}
-	case isRefused && (p.connection == startKnown || p.connection == startAwaited):
-		nextState, evidence = lastRefused, evidenceRefused
+	case isRefused && wasAccepted: // no process listens, so the old one has ended
+		nextState, evidence = refusedStartUnknown, evidenceRefused
 	case isRefused: // an earlier refusal has shown already that the old process is gone
-	case p.connection == lastRefused: // the new process accepts connections now
-		nextState = startAwaited
-	case p.connection == refusedMeanwhile: // the process whose start time was read accepts connections now
-		nextState = startKnown
+	case p.connection == refusedStartUnknown: // the new process accepts connections now
+		nextState = acceptsStartUnknown
+	case p.connection == refusedStartKnown: // the process whose start time was read accepts connections now
+		nextState = acceptsStartKnown
 	}
 	if nextState == p.connection && evidence == "" {
 		return p, ""
@@ -125,25 +128,28 @@ func (p *Processes) RecordConnection(moved, isRefused bool, now time.Time) (next
 }
 
 // RecordStart records a start time of the present process; 0: not known, so nothing changes. A start time older than the known one was read
-// earlier, and is ignored. readNow says that the time was read just now, so that an unchanged time shows that no new process came. evidence
-// says what shows that there is a new process; empty: there is none.
+// earlier, and is ignored. readNow says that the time was read just now, so that an unchanged time shows that no new process came. A later
+// start time than the known one is that of a new process. RecordStart adds this process, unless RecordConnection has added it already and
+// only its start time was missing. evidence says what shows that there is a new process that was not known; empty: there is none.
 func (p *Processes) RecordStart(start float64, readNow bool) (next *Processes, evidence string) {
-	nextState := startKnown // the process with this start time accepts connections
-	if p.connection == lastRefused || p.connection == refusedMeanwhile {
-		nextState = refusedMeanwhile // the start time is known, but the last connection was refused
+	nextState := acceptsStartKnown
+	if p.connection == refusedStartUnknown || p.connection == refusedStartKnown {
+		nextState = refusedStartKnown
 	}
-	showsNothing := start == p.start && (!readNow || nextState == p.connection) // the time is known, and so is the state
+	addedWithoutStart := p.connection == refusedStartUnknown || p.connection == acceptsStartUnknown // by RecordConnection
+	showsNothing := start == p.start && (!readNow || !addedWithoutStart)
 	isOlder := start < p.start
 	if start == 0 || isOlder || showsNothing {
 		return p, ""
 	}
 	next = new(*p)
 	next.connection = nextState
-	alreadyAdded := nextState != p.connection     // RecordConnection has added the new process, whose start time this is
-	hasChanged := p.start != 0 && start > p.start // another time than the known one is that of another process
-	if hasChanged && !alreadyAdded {
+	hasChanged := p.start != 0 && start > p.start
+	if hasChanged && !addedWithoutStart {
 		fateBefore := Gone
-		if n := len(p.fates); n > 1 && p.fates[n-2] == Doubted { // the newest engine id may belong to this process or to the one before
+		// If the newest process was only suspected, from a new engine id, the id may be that of the process whose start time this is. Then the
+		// suspected process is the present one, so it is not Gone for certain.
+		if n := len(p.fates); n > 1 && p.fates[n-2] == Doubted {
 			fateBefore = Doubted
 		}
 		next.addProcess(fateBefore)
@@ -158,11 +164,13 @@ func (p *Processes) RecordStart(start float64, readNow bool) (next *Processes, e
 // replaced the known ones (Doubted). If the request was sent before a connection showed a new process, the answer may be that of the old
 // process. It is then ignored, because the start time of the new process would otherwise look like that of yet another one.
 func (p *Processes) RecordStartRead(start float64, asked time.Time) (next *Processes, evidence string) {
-	mayBeOld := asked.Before(p.newSince) && (p.start == 0 || start == p.start)
-	if mayBeOld { // a later start time than the known one would be that of a new process
+	// The known start time may be that of the old process, and so may the first start time ever. A later one is that of a new process, and
+	// RecordStart ignores an earlier one.
+	mayBeOfOld := p.start == 0 || start == p.start
+	if asked.Before(p.newSince) && mayBeOfOld {
 		return p, ""
 	}
-	const readNow = true
+	const readNow = true // even an unchanged time is news: the process that accepts connections has it
 	next, evidence = p.RecordStart(start, readNow)
 	isNewest := start != 0 && start == next.start // it was neither unknown nor older than the known one
 	if isNewest && asked.After(next.doubtSince) {
@@ -171,13 +179,14 @@ func (p *Processes) RecordStartRead(start float64, asked time.Time) (next *Proce
 	return next, evidence
 }
 
-// withoutDoubts returns the state after the present process has shown its start time. Engine ids that came while this start time was known
-// belong to the present process. So the process that first used such an id, and all later ones, are Known.
+// withoutDoubts returns the state after the present process has shown its start time. A process is Doubted if a later engine id made it
+// look as if a new process had replaced it. Engine ids that came while this start time was known belong to the present process. So it has
+// run since the id first came: the processes from then on are all this one, and none of them is Doubted any more.
 func (p *Processes) withoutDoubts(start float64) *Processes {
 	next := p
 	for _, ofCandidate := range p.engineIDs {
 		for _, id := range ofCandidate.ids {
-			if id.start == start {
+			if isOfPresent := id.start == start; isOfPresent {
 				next = next.knownFrom(id.firstProcess)
 			}
 		}
@@ -185,8 +194,11 @@ func (p *Processes) withoutDoubts(start float64) *Processes {
 	return next
 }
 
-// RecordHandoff records the engine id of a candidate's hand-off. process was the newest process when the probe was sent, and maker is the
-// process that made the hand-off. evidence says what shows that there may be a new process; empty: the id gives no reason to think so.
+// RecordHandoff records the engine id that a candidate's hand-off names. The processes at the engine's address are numbered in the order in
+// which they were noticed. process was the newest process when the probe was sent, and maker is the process that made the hand-off. Each
+// process has an engine id of its own. A new id therefore gives reason to suspect a new process: it gets a number, and those before it
+// become Doubted. But if an older id comes back, several engines share the address. From then on, ids show nothing, and the doubts end.
+// evidence says what shows that there may be a new process; empty: the id gives no reason to think so.
 func (p *Processes) RecordHandoff(process int, candidate, id string, now time.Time) (next *Processes, maker int, evidence string) {
 	id = withoutRank(id)
 	maker = process
@@ -198,7 +210,7 @@ func (p *Processes) RecordHandoff(process int, candidate, id string, now time.Ti
 	if !isNew {
 		entry = known.ids[index]
 	}
-	entry.start = p.start
+	entry.start = p.start // the start time that is known now; withoutDoubts finds by it the ids of the process that runs
 	tooMany := isNew && len(known.ids) == mostEngineIDs
 	shared := known.shared
 	suspectNew := false // the id gives reason to think that a new process has made the hand-off
@@ -233,19 +245,26 @@ func (p *Processes) RecordHandoff(process int, candidate, id string, now time.Ti
 		next.addSuspected(now)
 		evidence = evidenceEngineID
 	}
-	if becameShared && !isNew { // the older id is back, so its process and all later ones were not replaced
+	if becameShared && !isNew { // the older id is back, so its process and all later ones were not replaced, and are Known again
 		next = next.knownFrom(entry.firstProcess)
 	}
-	known.ids = slices.Clone(known.ids)
-	switch {
-	case !isNew:
-		known.ids[index] = entry
-	case !tooMany:
-		known.ids = append(known.ids, entry)
-	}
+	known = known.with(index, entry)
 	known.shared = shared
 	next.setEngineIDs(candidate, known)
 	return next, maker, evidence
+}
+
+// with returns the engine ids in which entry replaces the id at index or, if index is below 0, is added. If the list is full, nothing is
+// added.
+func (e engineIDs) with(index int, entry engineID) engineIDs {
+	e.ids = slices.Clone(e.ids)
+	switch {
+	case index >= 0:
+		e.ids[index] = entry
+	case len(e.ids) < mostEngineIDs:
+		e.ids = append(e.ids, entry)
+	}
+	return e
 }
 
 // setEngineIDs replaces the engine ids of a candidate. It changes p, so p must be a copy that no other goroutine has yet. It copies the

@@ -156,11 +156,13 @@ func (r *Roster) replace(old, e *Engine, now time.Time) {
 	e.Status, e.serviceState, e.arrival = old.Status, old.serviceState, old.arrival
 	e.board, e.lists, e.listedModels = old.board, old.lists, old.listedModels
 	e.processes, e.gaveBack = old.processes, old.gaveBack
-	if e.Found == (Found{}) && !e.FromNewEntry { // the description is an operator's, so it lacks what discovery has found
+	// A description by an operator, or one that a reload builds again from the same entry, lacks what discovery has found, which still
+	// applies. A new entry makes the engine one of the config, which discovery does not manage.
+	if e.Found == (Found{}) && !e.FromNewEntry {
 		e.Found = old.Found
 	}
-	r.distrustHosts(old, mayStillRun, now)
-	r.rememberRanks(old, now) // old may have more ranks than e
+	r.distrustHosts(old, mayStillRun, now) // hosts that e lacks stay trusted until the last probe of the running process is answered
+	r.rememberRanks(old, now)              // old may have more ranks than e
 	r.adaptDrains(e)
 }
 
@@ -214,25 +216,39 @@ func (r *Roster) remove(e *Engine, dead bool, now time.Time) {
 	r.endDrainsOf(e.Key())
 	r.distrustHosts(e, dead, now)
 	r.rememberRanks(e, now)
+	r.keepWorkerIDs(e, now)
+	r.rememberProcesses(e, dead, now)
+	maps.DeleteFunc(r.revivableIDs, func(_ string, b revivableID) bool { return now.Sub(b.at) > rankMemory })
+	maps.DeleteFunc(r.endedIncarnations, func(_ string, until time.Time) bool { return now.After(until) })
+	maps.DeleteFunc(r.departed, func(_ ProcessID, d departedEngine) bool { return now.After(d.until) })
+}
+
+// keepWorkerIDs keeps the worker ids of an engine that leaves, so that its ranks get them again if it comes back. An engine without an
+// incarnation is identified by its address alone: the next engine there counts as the same one, so its ids stay in workerIDs.
+func (r *Roster) keepWorkerIDs(e *Engine, now time.Time) {
+	if e.Incarnation == "" {
+		return
+	}
 	for _, rank := range e.Ranks() {
 		name := e.workerKey(rank)
-		// Without an incarnation, the next engine at the address counts as the same engine, and so keeps the ids.
-		if id, hasID := r.workerIDs[name]; hasID && e.Incarnation != "" {
+		if id, hasID := r.workerIDs[name]; hasID {
 			delete(r.workerIDs, name)
 			r.revivableIDs[e.Incarnation+" "+name] = revivableID{id, now}
 		}
 	}
-	// After this time, the last hand-off of the engine has expired.
-	until := now.Add(r.terms.ProbeTimeout + e.Profile.KVHoldTimeout)
+}
+
+// rememberProcesses remembers an engine that leaves until its last hand-off has expired. The hand-offs of an engine that is dead for
+// certain are not used any more. Otherwise its processes are remembered, because the same process may come back. Without an incarnation,
+// death is never certain: the next engine at the address counts as the same one.
+func (r *Roster) rememberProcesses(e *Engine, dead bool, now time.Time) {
+	until := now.Add(r.terms.ProbeTimeout + e.Profile.KVHoldTimeout) // the last probe may be answered after ProbeTimeout
 	neverReturns := dead && e.Incarnation != ""
 	if neverReturns {
 		r.endedIncarnations[e.Incarnation] = until
 	} else {
 		r.departed[e.withoutProcess()] = departedEngine{e.processes, until}
 	}
-	maps.DeleteFunc(r.revivableIDs, func(_ string, b revivableID) bool { return now.Sub(b.at) > rankMemory })
-	maps.DeleteFunc(r.endedIncarnations, func(_ string, until time.Time) bool { return now.After(until) })
-	maps.DeleteFunc(r.departed, func(_ ProcessID, d departedEngine) bool { return now.After(d.until) })
 }
 
 // rememberRanks is called for an engine that leaves. It keeps the ranks of the engine for the time rankMemory, because assignments may

@@ -91,7 +91,8 @@ func (p *Snapshot) Missing() []string {
 			continue
 		}
 		why := cmp.Or(e.details(), e.state.Why())
-		if e.state == e.withheld { // the engine's own failures are not the reason of this state
+		isWithheld := e.state == e.withheld // it drains, or another proxy owns it, so its own failures are not the reason
+		if isWithheld {
 			why = e.state.Why()
 		}
 		if e.state == Draining && e.Away != "" {

@@ -18,10 +18,13 @@ import (
 // Next returned has passed.
 type Tick struct{}
 
-// apply decides the engines' states from pauses, connectors, health and groups, in this order. It also reports drains whose deadline has
-// passed, and forgets ranks that left long ago.
+// apply decides the engines' states from pauses, connectors, health and groups. The order of the steps matters. First, pauses end for
+// engines that have restarted. Then each engine gets its board (the model and region of its requests), and the pauses that go on are
+// applied. Only engines of one board must have the same connector, so connectors are compared after that. From all this the states follow,
+// and then the groups in which an engine is down. apply also reports drains whose deadline has passed, and forgets ranks that left long
+// ago.
 func (Tick) apply(r *Roster, out *effects) {
-	r.forgetUnresumed(out)
+	r.forgetUnresumed(out) // ends pauses of engines whose paused process is gone
 	for _, key := range r.order {
 		r.updateBoard(r.engines[key])
 		r.applyPauses(r.engines[key])
@@ -131,19 +134,21 @@ func (r *Roster) refuseOddConnectors(out *effects) {
 	}
 }
 
-// updateStates decides the state of every engine, and the share of its slots that it may use. It begins and ends slow starts.
+// updateStates decides the state of every engine, and the share of its slots that it may use. It begins and ends slow starts. The state
+// follows from the engine's health, and from a drain or another owner that keeps requests away. An engine at which requests failed leaves
+// service only if another engine can replace it, so the engines in full service are counted first.
 func (r *Roster) updateStates(out *effects) {
-	inService := map[string]int{} // numbers of engines in full service, by workKind (role and model)
+	inFullService := map[string]int{} // numbers of engines in full service, by workKind (role and model)
 	for _, e := range r.engines {
 		if e.isInFullService() {
-			inService[e.workKind()]++
+			inFullService[e.workKind()]++
 		}
 	}
 	for _, k := range r.order {
 		e := r.engines[k]
 		service := &e.serviceState
-		byHealth := e.stateByHealth(inService[e.workKind()])
-		cameUp := !service.byHealth.serves()
+		byHealth := e.stateByHealth(inFullService[e.workKind()])
+		didNotServe := !service.byHealth.serves() // at the last Tick
 		restarted := service.servedStart != 0 && e.Status.StartTime != service.servedStart
 		service.byHealth = byHealth
 		service.withheld = r.withheldState(e)
@@ -151,7 +156,7 @@ func (r *Roster) updateStates(out *effects) {
 		if service.withheld != Up {
 			service.state = max(byHealth, service.withheld) // of two reasons the one further down in the list of states counts
 		}
-		r.updateSlowStart(e, cameUp || restarted, out)
+		r.updateSlowStart(e, didNotServe || restarted, out)
 	}
 }
 
@@ -222,15 +227,18 @@ func (r *Roster) markBrokenGroups(out *effects) {
 }
 
 // stateByHealth is the state of an engine as far as it follows from its answers. others is how many engines are in full service for its
-// model and role.
+// model and role. The status of the monitor has these findings about the engine:
+//   - Out: requests failed in a row. Wedged: a canary, a request of one token that shows whether the engine computes, failed, too.
+//   - Accused: requests failed, and it is not known yet whether the engine is at fault.
+//   - Late: it does not answer its health check, but may do so soon.
+//   - Halted: it is up, but paused, or its group re-forms. It is in service, and requests wait until it resumes.
 //
-// An engine at which requests failed stays in service if no other engine serves its model: requests that may fail are better than requests
-// that must fail, and the canary request will show whether the engine works. A halted engine is in service, but gets no requests until it
-// resumes.
+// An engine that is out or accused stays in service if no other engine serves its model: requests that may fail are better than requests
+// that must fail, and the canary will show whether the engine works. Of several states the first case below counts, because it explains the
+// others: requests fail at an engine that is down, late or halted.
 func (e *Engine) stateByHealth(others int) RankState {
 	s := &e.Status
 	mayWork := !s.Wedged && len(s.Models) > 0
-	// Without another engine, an engine that may work stays in service.
 	out := s.Out != nil && (!mayWork || others > 0)
 	accused := s.Accused != nil && others > 0
 	isLate := s.Late && !accused // requests wait for a late engine, unless it is accused and another engine serves
@@ -265,10 +273,12 @@ func (r *Roster) withheldState(e *Engine) RankState {
 }
 
 // stateOfRank is the state of one rank of an engine; rank -1: the only rank, which has no number. It is the engine's state, unless the rank
-// or its group has a reason of its own not to take requests.
+// or its group has a reason of its own not to take requests. Such reasons count if the engine serves, or if it is late: then it does not
+// answer its health check for a moment, and requests wait for its ranks.
 func (r *Roster) stateOfRank(e *Engine, rank int) RankState {
+	servesOrAwaited := e.state.serves() || e.state == Late
 	switch {
-	case !e.state.serves() && e.state != Late: // the whole engine takes no requests, so the reasons of single ranks do not count
+	case !servesOrAwaited: // the whole engine takes no requests, so the reasons of single ranks do not count
 		return e.state
 	case r.drains[e.rankDrainKey(rank)] != nil:
 		return Draining
