@@ -99,11 +99,12 @@ func kvCapacity(e *roster.Engine, rank int) int64 { return cmp.Or(e.Capacity(ran
 func (f *Fleet) OnSample(key string, s *engine.Sample, asked time.Time) {
 	now := f.Now()
 	e := now.Engine(key)
-	if e == nil || e.Role != roster.Decode {
+	if e == nil || e.Role != roster.Decode { // an aggregated engine pulls no KV, and its gauge also counts prompts that it computes
 		return
 	}
 	for _, r := range e.Ranks() {
-		usage, isReported := s.KVUsage(max(0, r)) // an only rank without a number counts as rank 0
+		number := max(0, r) // an only rank without a number counts as rank 0
+		usage, isReported := s.KVUsage(number)
 		capacity := kvCapacity(e, r)
 		target := e.At(r)
 		rank, _ := now.RankByName(target.ID)

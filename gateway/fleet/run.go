@@ -92,7 +92,9 @@ func (f *Fleet) applyUnless(alreadyKnown func() bool, events ...roster.Event) {
 	effects = f.roster.Apply(roster.Tick{}, now, effects)
 	next := roster.Derive(f.roster)
 	f.tape.Step(now, append(events, owners), effects, next) // records the step, if the proxy records
-	f.current.Store(next.WithRoutes(f.Now()))               // requests get the new routes only below: see WithRoutes
+	// Until deps.Publish has given the new engines to the prefill tier and the dispatcher, Now returns them with the old routes: routes admit
+	// requests, and a request must find its engines there.
+	f.current.Store(next.WithRoutes(f.Now()))
 	enginesChanged := slices.ContainsFunc(effects, func(e roster.Effect) bool { return e.What == roster.WatchEngines })
 	if enginesChanged {
 		f.deps.Monitor.Set(instancesToWatch(next.Engines()))
@@ -100,7 +102,7 @@ func (f *Fleet) applyUnless(alreadyKnown func() bool, events ...roster.Event) {
 	}
 	f.carryOut(effects)
 	f.deps.Publish(next.Candidates, next.Locals, next.Workers)
-	f.current.Store(next)
+	f.current.Store(next) // now with the new routes
 	f.trackedCalls.moveDesertedProbes()
 	// A proxy that has ended must start no timer any more.
 	if wait := f.roster.Next(now); wait > 0 && f.deps.Context.Err() == nil {
@@ -110,12 +112,13 @@ func (f *Fleet) applyUnless(alreadyKnown func() bool, events ...roster.Event) {
 	}
 }
 
-// withSettings returns events with the current settings in front. It also completes the engines that the events bring in: it gives them the
-// traffic that the monitor has seen, and a finder for the addresses at which their ranks publish KV events.
+// withSettings returns events with the current settings of the roster in front. From the plan of a reload it removes the engines that have
+// left the fleet since the plan was made. It also completes the engines that the events bring in: it gives them the traffic that the
+// monitor has seen, and a finder for the addresses at which their ranks publish KV events.
 func (f *Fleet) withSettings(events []roster.Event) []roster.Event {
-	events = append([]roster.Event{termsOf(f.deps.Settings(), f.deps.Started)}, events...)
+	events = append([]roster.Event{rosterSettings(f.deps.Settings(), f.deps.Started)}, events...)
 	for i, e := range events {
-		if plan, ok := e.(roster.Planned); ok {
+		if plan, ofReload := e.(roster.Planned); ofReload {
 			events[i] = withoutGone(plan, f.Now())
 		}
 		for _, added := range enginesIn(events[i]) {
@@ -127,7 +130,8 @@ func (f *Fleet) withSettings(events []roster.Event) []roster.Event {
 	return events
 }
 
-func termsOf(s *Settings, started time.Time) roster.Terms {
+// rosterSettings returns the settings on which the roster depends. started is when the proxy started.
+func rosterSettings(s *Settings, started time.Time) roster.Terms {
 	return roster.Terms{
 		Region: s.Geo.Self.Region, Started: started, SlowStart: s.Health.SlowStart, ProbeTimeout: s.Limits.ProbeTimeout,
 		KVEvents: s.Prefill.KVEvents, Beyond: s.Dispatch.Beyond, Prefer: s.Engines.Prefer,
@@ -164,13 +168,15 @@ func ownersOf(owners *owner.Set, r *roster.Roster) (o roster.Owners) {
 	return o
 }
 
-// resolveAndApply resolves the host names of the engines that events bring in, and then applies the events.
+// resolveAndApply resolves the host names of the engines that events bring in, and then applies the events. If a name does not resolve now,
+// the engine keeps the addresses that the fleet already has for it.
 func (f *Fleet) resolveAndApply(events ...roster.Event) {
 	var lookups sync.WaitGroup
 	for _, e := range events {
 		for _, added := range enginesIn(e) {
 			lookups.Go(func() { // before the events are applied, because hand-offs may name these hosts from then on
-				f.deps.resolveHosts(added, f.Now().Engine(added.Key()))
+				before := f.Now().Engine(added.Key()) // the engine that added replaces; nil: none
+				f.deps.resolveHosts(added, before)
 			})
 		}
 	}

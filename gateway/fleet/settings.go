@@ -18,15 +18,16 @@ type Settings struct {
 	Listed   map[string]bool // engines that the config lists, by role and host:port
 }
 
-// NewSettings derives the settings from a config that was validated.
+// NewSettings derives the settings from a config that was validated: the profiles by name, and the keys of the engines that the config
+// lists. Discovery leaves the listed engines alone.
 func NewSettings(cfg *config.Config) *Settings {
 	s := &Settings{Config: cfg, Profiles: map[string]*mooncake.Profile{}}
 	for name, p := range cfg.Profiles {
 		s.Profiles[name] = &p
 	}
-	all, _ := enginesOf(s)
-	s.Listed = make(map[string]bool, len(all))
-	for key := range all {
+	engines, _ := enginesOf(s) // by role and host:port; their order does not matter here
+	s.Listed = make(map[string]bool, len(engines))
+	for key := range engines {
 		s.Listed[key] = true
 	}
 	return s

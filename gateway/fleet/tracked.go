@@ -151,7 +151,7 @@ func (t *trackedCalls) moveDesertedProbes() {
 func (c *TrackedCall) moveIfDeserted(now *roster.Snapshot) {
 	switch e := now.Engine(c.at.Instance); {
 	case e == nil || !e.Deserted: // the engine has left, so nothing is known of it, or the probe may stay
-	case e.Status.Up:
+	case e.Status.Up: // the engine is halted, which counts like a drain, and not as its failure
 		c.leaveEngine(drained)
 	default:
 		c.leaveEngine(died)
