@@ -81,7 +81,7 @@ func sayPrefill(say func(format string, args ...any), p *receipt.Prefill) {
 		what, unit = "group of ranks that prefill and decode", "group"
 	}
 	switch p.Reason {
-	case "", "policy": // empty: the decision was not traced
+	case "", "policy": // empty: the decision was not traced, and p.Eligible is 0 then
 		say("Prefill policy %s chose among %s", p.Policy, words.Count(p.Eligible, unit))
 	case "only":
 		say("The %s was the only one left", what)
@@ -104,10 +104,12 @@ func onEngine(engine string) string {
 // whyRank returns sentences that say why a request got its decode rank.
 func whyRank(d *receipt.Decode) []string {
 	if d.Able == 0 { // the slot has no trace, because dispatcher.Config.Explain is not set
-		return []string{fmt.Sprintf("Decode policy %s chose the rank in its stage %s.", d.Policy, cmp.Or(d.Stage, "bound"))}
+		stage := cmp.Or(d.Stage, "bound") // without a stage it is only known that the request was bound to the rank
+		return []string{fmt.Sprintf("Decode policy %s chose the rank in its stage %s.", d.Policy, stage)}
 	}
+	held, fullest := max(0, d.KVTokens), max(0, d.Fullest) // a load is never below 0
 	s := []string{fmt.Sprintf("Decode policy %s chose among %s with room. This one held %s KV tokens, the fullest %s.", d.Policy,
-		words.Count(d.Able, "rank"), stats.Grouped(max(0, d.KVTokens)), stats.Grouped(max(0, d.Fullest)))}
+		words.Count(d.Able, "rank"), stats.Grouped(held), stats.Grouped(fullest))}
 	if d.Stage == "guard" { // the starvation guard chose the request because of its age
 		s = append([]string{"It had waited longest."}, s...)
 	}

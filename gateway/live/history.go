@@ -37,16 +37,18 @@ func historyOf(samples []detect.Sample) History {
 	return out
 }
 
-// lineValues returns the values of a sample in the order of lineNames; -1: not known.
+// lineValues returns the values of a sample in the order of lineNames; -1: not known. Values are whole numbers. Therefore requests are
+// counted per 1000 s, of which there may be less than one per second, and latencies are in microseconds.
 func lineValues(s *detect.Sample) [len(lineNames)]int64 {
-	us := func(ms float64, of detect.Latency) int64 {
+	microseconds := func(ms float64, of detect.Latency) int64 {
 		if of.Samples == 0 {
 			return -1
 		}
 		return int64(1000 * ms)
 	}
+	requestsPer1000S := int64(1000 * s.RequestsPerS)
 	return [...]int64{
-		int64(s.Pool), int64(1000 * s.RequestsPerS), int64(s.TokensPerS), us(s.TPOT.P50Ms, s.TPOT), us(s.TPOT.P99Ms, s.TPOT),
-		us(s.TTFT.P50Ms, s.TTFT), us(s.TTFT.P99Ms, s.TTFT),
+		int64(s.Pool), requestsPer1000S, int64(s.TokensPerS), microseconds(s.TPOT.P50Ms, s.TPOT), microseconds(s.TPOT.P99Ms, s.TPOT),
+		microseconds(s.TTFT.P50Ms, s.TTFT), microseconds(s.TTFT.P99Ms, s.TTFT),
 	}
 }

@@ -185,7 +185,8 @@ func (l *Live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	l.serveStream(w, r)
 }
 
-// serveStream answers with the history and then with the news of each second, until the watcher leaves or is dropped.
+// serveStream answers first with the history, the document and the strip, and then with the news of each second, until the watcher leaves
+// or is dropped. The strip has what happened in the last quarter of an hour, in bins of five seconds. It changes only with each bin.
 func (l *Live) serveStream(w http.ResponseWriter, r *http.Request) {
 	watcher, ok := l.addWatcher(time.Now())
 	if !ok {
@@ -207,7 +208,8 @@ func (l *Live) serveStream(w http.ResponseWriter, r *http.Request) {
 			if !ok { // the watcher was dropped
 				return
 			}
-			if s.write("document", n.document) != nil || n.strip != nil && s.write("strip", n.strip) != nil { // the watcher has left
+			hasStrip := n.strip != nil                                                                  // once per bin
+			if s.write("document", n.document) != nil || hasStrip && s.write("strip", n.strip) != nil { // the watcher has left
 				return
 			}
 		}

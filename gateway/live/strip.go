@@ -53,10 +53,14 @@ const (
 	burstShare = 0.1 // a smaller share of the bin's requests is no burst
 )
 
-// stripOf makes the strip from the bins of the last quarter of an hour. Counts are differences from the bin before. If the bins cover the
-// whole time, the first one only serves as the bin before the second one, and is not shown.
+// stripForm is the version of the Strip's format. It rises as Form does.
+const stripForm = 1
+
+// stripOf makes the strip from the bins of the last quarter of an hour. For each bin it has the requests that ended and failed, the loads
+// of the groups, and what happened to engines and the proxy. Counts are differences from the bin before. If the bins cover the whole time,
+// the first one only serves as the bin before the second one, and is not shown.
 func stripOf(bins []detect.Sample) Strip {
-	s := Strip{Form: 1, EveryMs: detect.BinLength.Milliseconds(), AtMs: []int64{}, Requests: []int64{}, Failures: []FailureLine{},
+	s := Strip{Form: stripForm, EveryMs: detect.BinLength.Milliseconds(), AtMs: []int64{}, Requests: []int64{}, Failures: []FailureLine{},
 		Lines: []GroupLine{}, Events: []Event{}}
 	beginOf := func(b *detect.Sample) int64 { return b.At.Truncate(detect.BinLength).UnixMilli() }
 	firstShown := 0
@@ -64,15 +68,15 @@ func stripOf(bins []detect.Sample) Strip {
 		firstShown = 1
 	}
 	shown := len(bins) - firstShown
-	inBurst := false            // whether many requests were refused in the bin before
-	var examined *detect.Sample // the last bin at which the whole proxy was examined
+	inBurst := false            // whether the bin before was part of a burst of refusals
+	var examined *detect.Sample // the last bin at which the whole proxy was examined, and not only its counts
 	if firstShown == 1 && bins[0].Examined {
 		examined = &bins[0]
 	}
 	for i := range shown {
 		b := &bins[firstShown+i]
 		s.AtMs = append(s.AtMs, beginOf(b))
-		before := b // the first bin has no bin before it, and so counts nothing
+		before := b // without a bin before it, a bin counts from itself, so that its counts are 0
 		if firstShown+i > 0 {
 			before = &bins[firstShown+i-1]
 		}
@@ -83,20 +87,26 @@ func stripOf(bins []detect.Sample) Strip {
 			s.Events = append(s.Events, eventsBetween(examined, b)...)
 			examined = b
 		}
-		isBurst := refused >= burstLeast && float64(refused) >= burstShare*float64(s.Requests[i])
+		manyRefused := refused >= burstLeast
+		isBurst := manyRefused && float64(refused) >= burstShare*float64(s.Requests[i]) // many, also as a share of all requests
 		if isBurst && !inBurst {
 			s.Events = append(s.Events, Event{b.At.UnixMilli(), "refused", "A burst of requests was refused with a 429"})
 		}
-		inBurst = isBurst || inBurst && refused >= burstLeast // a burst ends only when refusals are few, so that it is one event
+		inBurst = isBurst || inBurst && manyRefused // a burst ends only when refusals are few, so that it is one event
 	}
+	s.sortLines()
+	s.Events = s.Events[max(0, len(s.Events)-maxEvents):] // the newest ones
+	return s
+}
+
+// sortLines sorts the lines of failures and groups by name, so that each has its place on the page.
+func (s *Strip) sortLines() {
 	slices.SortFunc(s.Failures, func(a, b FailureLine) int {
 		return cmp.Or(cmp.Compare(a.Outcome, b.Outcome), cmp.Compare(a.Status, b.Status))
 	})
 	slices.SortFunc(s.Lines, func(a, b GroupLine) int {
 		return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.Group, b.Group))
 	})
-	s.Events = s.Events[max(0, len(s.Events)-maxEvents):]
-	return s
 }
 
 // addFailures fills in the failures of bin i, which are those since the bin before. n is the number of bins. It returns how many of them
@@ -167,16 +177,17 @@ func eventsBetween(before, after *detect.Sample) (list []Event) {
 	return list
 }
 
-// enginesByChange returns, for each change (see changeOf), the engines that both samples have and that have changed so, sorted by name.
+// enginesByChange returns the engines that both samples have and whose state has changed, sorted by name. The key of the result is what
+// they did: wentDown, cameBack, beganToDrain or undrained. For this only three kinds of states count: up, drain, and down for all others.
 func enginesByChange(before, after *detect.Sample) map[string][]detect.EngineName {
 	changed := map[string][]detect.EngineName{}
 	for _, e := range slices.SortedFunc(maps.Keys(after.Engines), func(a, b detect.EngineName) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Role, b.Role))
 	}) {
 		earlier, wasKnown := before.Engines[e]
-		from, to := eventKind(earlier), eventKind(after.Engines[e])
+		from, to := stateKind(earlier), stateKind(after.Engines[e])
 		if wasKnown && from != to {
-			change := changeOf(from, to)
+			change := changeOf(from, to) // what the engine did
 			changed[change] = append(changed[change], e)
 		}
 	}
@@ -191,7 +202,7 @@ const (
 	beganToDrain = "began to drain"
 )
 
-// changeOf returns what an engine did when its state changed. from and to are kinds of states (see eventKind).
+// changeOf returns what an engine did when its state changed. from and to are kinds of states (see stateKind).
 func changeOf(from, to string) string {
 	switch {
 	case to == "down":
@@ -204,8 +215,8 @@ func changeOf(from, to string) string {
 	return cameBack
 }
 
-// eventKind returns the kind of event that brings an engine into a state: up, drain, or down for all other states.
-func eventKind(state string) string {
+// stateKind returns the kind of a state of an engine: up, drain, or down for all other states.
+func stateKind(state string) string {
 	if state == "up" || state == "drain" {
 		return state
 	}

@@ -151,8 +151,16 @@ func adviceText(a *advice.Advice, incidents []detect.Incident) string {
 	return a.Says
 }
 
-// prefill writes a line per prefill engine, those that take no prompts first.
+// prefill writes a summary of the queue of prompts and of batch requests, and then a line per prefill engine, those that take no prompts
+// first.
 func (s *sheet) prefill(p *detect.Prefill) {
+	s.lines = append(s.lines, "")
+	s.paragraph(0, prefillSummary(p))
+	s.prefillEngines(p.Engines)
+}
+
+// prefillSummary says how many requests wait for prefill, and which share of the prompt tokens was found in prefix caches (hits).
+func prefillSummary(p *detect.Prefill) string {
 	text := fmt.Sprintf("prefill policy %s: %d of at most %d requests wait, hits %.0f %% of tokens", cmp.Or(p.Policy, "–"), p.Waiting,
 		p.QueueMax, 100*p.HitShare)
 	if b := p.Batch; b.Waiting > 0 || b.Ran > 0 {
@@ -161,9 +169,14 @@ func (s *sheet) prefill(p *detect.Prefill) {
 			text += ", held back for " + durationText(b.HeldS/float64(b.Ran)) + " on average"
 		}
 	}
-	s.lines = append(s.lines, "")
-	s.paragraph(0, text)
-	list := slices.Clone(p.Engines)
+	return text
+}
+
+// prefillEngines writes a line per prefill engine, those that take no prompts first: its state, the share of its KV cache in use and the
+// share from which on it gets no prompts, its unanswered prompts (probes), how many of their tokens are still to be computed (new), and
+// the share of prompt tokens that were found in its prefix cache (hits).
+func (s *sheet) prefillEngines(all []detect.PrefillEngine) {
+	list := slices.Clone(all)
 	slices.SortStableFunc(list, func(a, b detect.PrefillEngine) int { return cmp.Compare(rankOfState(a.State), rankOfState(b.State)) })
 	nameWidth := 0
 	for i := range list {

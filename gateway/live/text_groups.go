@@ -22,34 +22,9 @@ func (s *sheet) model(m *Model, d *Document) {
 
 // group writes how evenly the ranks of a group are loaded, their loads, and what other policies would have cost.
 func (s *sheet) group(g *Group, t *detect.Traffic) {
-	name := "group " + g.Name
-	if g.Name == "" {
-		name = "ranks without barrier"
-	}
-	ranks := words.Count(len(g.Ranks), "rank")
-	if g.SteppingRanks < len(g.Ranks) {
-		ranks = fmt.Sprintf("%d of %s step", g.SteppingRanks, ranks)
-	}
-	text := fmt.Sprintf("%s: %s, policy %s, imbalance %s tokens, idle %.1f %%", name, ranks, g.Policy, shortCount(g.ImbalanceTokens),
-		100*g.IdleShare)
-	if g.ModelMs > 0 {
-		text += fmt.Sprintf(", %.1f %% of %.1f ms lost", 100*g.LostShare, g.ModelMs)
-	}
-	// If tokens come much more slowly than one per step, the streams do not run in common steps, and the step time means little. Without
-	// samples of TPOT, common steps are assumed.
-	haveCommonSteps := t.TPOT.Samples == 0 || t.TPOT.P50Ms <= 3*g.StepMs
-	if g.StepMs > 0 && haveCommonSteps {
-		text += fmt.Sprintf(", step %.1f ms", g.StepMs)
-	}
-	if g.Held > 0 {
-		text += fmt.Sprintf(", %d held", g.Held)
-	}
-	if g.FallbackRounds > 0 {
-		text += "; the policy was too slow, so that another one decides"
-	}
-	s.paragraph(2, text)
+	s.paragraph(2, groupSummary(g, t))
 	s.ranks(g)
-	if g.Rounds != nil {
+	if g.Rounds != nil { // the ranks also prefill
 		s.paragraph(4, g.Rounds.Says)
 	}
 	if g.ModelWhy != "" { // without a step model, the twin has no results
@@ -62,6 +37,38 @@ func (s *sheet) group(g *Group, t *detect.Traffic) {
 		}
 	}
 	s.paragraph(4, g.Twin.Note)
+}
+
+// groupSummary says how many ranks a group has, which policy it has, and how evenly its ranks are loaded. A step of a group waits for its
+// fullest rank. ModelMs is the length of a step at the present loads, by the step model, and LostShare the part of it that imbalance costs.
+func groupSummary(g *Group, t *detect.Traffic) string {
+	name := "group " + g.Name
+	if g.Name == "" {
+		name = "ranks without barrier"
+	}
+	ranks := words.Count(len(g.Ranks), "rank")
+	if g.SteppingRanks < len(g.Ranks) {
+		ranks = fmt.Sprintf("%d of %s step", g.SteppingRanks, ranks)
+	}
+	text := fmt.Sprintf("%s: %s, policy %s, imbalance %s tokens, idle %.1f %%", name, ranks, g.Policy, shortCount(g.ImbalanceTokens),
+		100*g.IdleShare)
+	if g.ModelMs > 0 { // 0: there is no step model
+		text += fmt.Sprintf(", %.1f %% of %.1f ms lost", 100*g.LostShare, g.ModelMs)
+	}
+	// If tokens come much more slowly than one per step, the streams do not run in common steps, and the step time means little. Without
+	// samples of TPOT, common steps are assumed.
+	const muchSlower = 3 // a stream that gets a token per step has a TPOT of about one step
+	haveCommonSteps := t.TPOT.Samples == 0 || t.TPOT.P50Ms <= muchSlower*g.StepMs
+	if g.StepMs > 0 && haveCommonSteps {
+		text += fmt.Sprintf(", step %.1f ms", g.StepMs)
+	}
+	if g.Held > 0 {
+		text += fmt.Sprintf(", %d held", g.Held)
+	}
+	if g.FallbackRounds > 0 {
+		text += "; the policy was too slow, so that another one decides"
+	}
+	return text
 }
 
 // ranks draws the KV tokens of each rank, and names the ranks that are not up.
@@ -122,7 +129,8 @@ func markOf(state string) rune {
 	return 'x'
 }
 
-// drawBars draws a horizontal bar per rank. The bar of the fullest rank has full length.
+// drawBars draws a horizontal bar per rank, with numbers beside it. The bar of the fullest rank has full length. A rank that takes part in
+// no steps has no load that counts, so its line has only its state.
 func (s *sheet) drawBars(g *Group) {
 	nameWidth := 0
 	for i := range g.Ranks {
@@ -145,13 +153,13 @@ func (s *sheet) drawBars(g *Group) {
 		if r.TokenMs > 0 {
 			line += fmt.Sprintf(" %.0f ms/token", r.TokenMs)
 		}
-		if g.Rounds != nil {
+		if g.Rounds != nil { // the ranks also prefill, and have prompt tokens still to compute
 			line += fmt.Sprintf(" %s new", shortCount(r.Backlog))
 		}
-		if r.Kept > 0 {
+		if r.Kept > 0 { // KV of ended answers
 			line += fmt.Sprintf(" %s kept", shortCount(r.Kept))
 		}
-		if r.Tight {
+		if r.Tight { // it ran out of KV memory, so it is kept emptier for a while
 			line += " tight"
 		}
 		s.row("%s", line)

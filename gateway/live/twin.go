@@ -59,16 +59,19 @@ type Counterfactual struct {
 	SavedMs    float64 `json:"saved_ms"` // by how many ms steps under this policy are longer than now; below 0: shorter
 }
 
-// counterfactuals returns the load of the fullest rank under other policies. The twin knows how much longer their steps are in ms, and the
-// step model how many ms each KV token costs (StepModel.PerTokenMs). Policies for which the twin has found no sure difference are left out.
+// counterfactuals returns the load of the fullest rank under other policies. The twin replays the traffic under them: StepMs is the mean
+// length of a step, and SavedMs how much shorter steps are under the policy in force (below 0: longer). The step model says how many ms
+// each KV token costs (StepModel.PerTokenMs). Policies for which the twin has found no sure difference are left out.
 func counterfactuals(g *detect.Group) []Counterfactual {
 	list := []Counterfactual{}
 	if g.Twin == nil || g.StepModel.PerTokenMs <= 0 || g.SteppingRanks == 0 {
 		return list
 	}
 	for _, a := range g.Twin.Against {
-		if a.Claimed && a.StepMs > 0 { // Claimed: the twin is sure of the difference
-			tokens := max(0, g.MostTokens+int64(a.SavedMs/g.StepModel.PerTokenMs))
+		hasResult := a.Claimed && a.StepMs > 0 // the twin is sure of the difference, and has replayed steps
+		if hasResult {
+			moreTokens := int64(a.SavedMs / g.StepModel.PerTokenMs) // the present policy saves the time that these tokens would cost
+			tokens := max(0, g.MostTokens+moreTokens)
 			list = append(list, Counterfactual{a.Policy, tokens, a.SavedMs})
 		}
 	}
