@@ -47,19 +47,19 @@ func (f *fitFile) readIfChanged() (*predictor.Fit, error) {
 
 // warnOfUnusedFit warns if the policies in force use nothing of the fit file, or only a part of it.
 func (r *Reloader) warnOfUnusedFit(cfg *config.Config) {
-	if r.fit.kind == "" {
+	if r.fitFile.kind == "" {
 		return // there is no fit file, or it could not be read
 	}
 	decision := cfg.Decision()
-	if why := decision.DoubtFit(r.fit.kind); why != "" {
+	if why := decision.DoubtFit(r.fitFile.kind); why != "" {
 		r.deps.Log.Warn(why, zap.String(keyField, "predictor.file"))
 	}
 }
 
 // reloadFit makes predictions start anew from a new version of the fit file, and returns whether it did.
 func (r *Reloader) reloadFit() (changed bool, err error) {
-	r.fit.path = r.Settings().Predictor.File
-	fit, err := r.fit.readIfChanged()
+	r.fitFile.path = r.Settings().Predictor.File
+	fit, err := r.fitFile.readIfChanged()
 	switch {
 	case errors.Is(err, fs.ErrNotExist): // probably the file is being replaced, so a later check reads it
 		return false, nil
@@ -71,7 +71,7 @@ func (r *Reloader) reloadFit() (changed bool, err error) {
 	if err := r.deps.SetFit(fit); err != nil {
 		return false, err
 	}
-	r.deps.Log.Info("predictions start anew from the fit file", zap.String("predictor.file", r.fit.path),
+	r.deps.Log.Info("predictions start anew from the fit file", zap.String("predictor.file", r.fitFile.path),
 		zap.String("kind", string(fit.Kind)), zap.Int("outputs", fit.Outputs.Len()))
 	r.warnOfUnusedFit(r.Settings().Config)
 	return true, nil

@@ -20,7 +20,7 @@ var errEmptyConfig = errors.New("the file is empty or sets no key, so it would r
 // New puts a validated config in force, and reads all files that the config names, except those of engines. It returns the fit from which
 // predictions start; nil: there is no fit file.
 func New(cfg *config.Config, d Deps) (*Reloader, *predictor.Fit, error) {
-	r := &Reloader{deps: d, metrics: newMetrics(d.Registerer), source: source{at: d.Started}, fit: fitFile{path: cfg.Predictor.File}}
+	r := &Reloader{deps: d, metrics: newMetrics(d.Registerer), source: source{at: d.Started}, fitFile: fitFile{path: cfg.Predictor.File}}
 	r.settings.Store(newSettings(cfg))
 	r.warnOfDoubts(cfg)
 	s, err := readSecrets(cfg)
@@ -35,7 +35,7 @@ func New(cfg *config.Config, d Deps) (*Reloader, *predictor.Fit, error) {
 			return nil, nil, fmt.Errorf("geo.tls.ca: %w", err)
 		}
 	}
-	fit, err := r.fit.readIfChanged()
+	fit, err := r.fitFile.readIfChanged()
 	if err != nil {
 		return nil, nil, fmt.Errorf("predictor.file: %w", err)
 	}
@@ -56,16 +56,17 @@ func (r *Reloader) SetSource(file string, load func() (*config.Config, error)) {
 func (r *Reloader) Reload(dry bool) Reload {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	result := r.reload(dry)
+	result := r.reloadConfig(dry)
 	if !dry {
 		r.reloadNamedFiles()
 	}
 	return result
 }
 
-// reload is Reload without the files that the config names. Unless dry, it also remembers which version of the config file it has read, and
-// reports the outcome.
-func (r *Reloader) reload(dry bool) (result Reload) {
+// reloadConfig reads the config file again, and puts it in force if it is valid and sets other values than before. With dry, it only says
+// what it would change. Otherwise it also remembers which version of the config file it has read, and reports the outcome. It does not look
+// for changes of the files that the config names.
+func (r *Reloader) reloadConfig(dry bool) (result Reload) {
 	result = Reload{At: time.Now(), Outcome: unchanged, Changes: []config.Change{}}
 	if r.source.load == nil { // SetSource was not called, so there is no file to read
 		return result
@@ -73,13 +74,15 @@ func (r *Reloader) reload(dry bool) (result Reload) {
 	present := digestOf(r.source.file) // computed before the file is read: if the file changes meanwhile, the change is noticed later
 	p, err := r.prepare()
 	if err == nil && len(p.changes) > 0 {
-		result.Outcome, result.Changes = dryRun, p.changes
+		result.Changes = p.changes
 		for _, c := range p.changes {
 			if c.Restart {
 				result.Restart = append(result.Restart, c.Path)
 			}
 		}
-		if !dry {
+		if dry {
+			result.Outcome = dryRun
+		} else {
 			result.Outcome = used
 			err = p.apply(func() { r.commit(p) })
 		}
@@ -166,7 +169,8 @@ func (r *Reloader) exportStatus() {
 }
 
 // prepare reads and checks the config file and all files that it names. It changes nothing. If it returns an error, the result has only
-// namedFiles: the files that the config names. These are nil if the error is in the config file itself.
+// namedFiles: the files that the config names. These are nil if the error is in the config file itself. If the config names the same fit
+// file as before, prepare does not read it, because reloadFit does so whenever its content has changed.
 func (r *Reloader) prepare() (*prepared, error) {
 	p := &prepared{}
 	next, err := r.source.load()
@@ -181,24 +185,27 @@ func (r *Reloader) prepare() (*prepared, error) {
 	if err != nil {
 		return p, err
 	}
-	p.settings, p.changes, p.fit.path = newSettings(merged), changes, merged.Predictor.File
+	p.settings, p.changes = newSettings(merged), changes
 	p.namedFiles = digestsOf(filesOf(merged)) // computed before the files are read: if one changes meanwhile, the change is noticed later
 	if p.secrets, err = readSecrets(merged); err != nil {
 		return p, err
 	}
-	var fit *predictor.Fit
-	if merged.Predictor.File == old.Predictor.File { // the same fit file, which reloadFit reads if its content has changed
-		p.fit = r.fit
-	} else if fit, err = p.fit.readIfChanged(); err != nil {
-		return p, fmt.Errorf("predictor.file: %w", err)
+	var newFit *predictor.Fit // nil: predictions go on from the present fit
+	if merged.Predictor.File == old.Predictor.File {
+		p.fitFile = r.fitFile
+	} else {
+		p.fitFile = fitFile{path: merged.Predictor.File}
+		if newFit, err = p.fitFile.readIfChanged(); err != nil {
+			return p, fmt.Errorf("predictor.file: %w", err)
+		}
 	}
-	p.apply, err = r.deps.Prepare(old, p.settings, fit)
+	p.apply, err = r.deps.Prepare(old, p.settings, newFit)
 	return p, err
 }
 
 // commit puts a prepared config in force. It cannot fail.
 func (r *Reloader) commit(p *prepared) {
-	r.fit = p.fit
+	r.fitFile = p.fitFile
 	r.useSecrets(p.secrets)
 	r.warnIfWorldReadable(privateFiles(p.settings.Config)...)
 	r.settings.Store(p.settings)

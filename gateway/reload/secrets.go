@@ -101,19 +101,21 @@ func readPromptKey(p board.PredictorConfig) ([]byte, error) {
 // leastSecret is the least length of a key in bytes: 128 bits.
 const leastSecret = 16
 
-// fleetPrefix marks a file that the fleet reads, in lastRead and in secrets.othersFiles. The listener for other proxies may read the same
-// file, and each of the two readers must notice a change.
-const fleetPrefix = "ca_file "
+// fleetReader marks a file that the fleet reads, in lastRead and in secrets.filesOfOtherReaders. The listener for other proxies may read
+// the same file, and each of the two readers must notice a change.
+const fleetReader = "ca_file "
 
-// readSecrets reads all files with tokens, keys and certificates that a config names.
+// readSecrets reads all files with tokens, keys and certificates that a config names. Of files that other components read later, it only
+// notes the digest: authorities of the fleet, under fleetReader, and files for calls between proxies, under their plain name. The same file
+// may be in both places, so that each reader notices a change.
 func readSecrets(cfg *config.Config) (*secrets, error) {
 	s := &secrets{ // the digests come first: if a file changes while it is read, the change is noticed later
 		digests: map[string]digest{cfg.KeysFile: digestOf(cfg.KeysFile), cfg.Admin.TokenFile: digestOf(cfg.Admin.TokenFile),
 			cfg.Predictor.SecretFile: digestOf(cfg.Predictor.SecretFile)},
-		othersFiles: map[string]digest{},
+		filesOfOtherReaders: map[string]digest{},
 	}
-	for _, p := range cfg.Profiles {
-		s.othersFiles[fleetPrefix+p.CAFile] = digestOf(p.CAFile)
+	for _, p := range cfg.Profiles { // the fleet reads these authorities when it builds engines
+		s.filesOfOtherReaders[fleetReader+p.CAFile] = digestOf(p.CAFile)
 	}
 	var err error
 	if s.keys, err = keys.Load(cfg.KeysFile); err != nil {
@@ -128,7 +130,9 @@ func readSecrets(cfg *config.Config) (*secrets, error) {
 	pairs := []config.TLS{cfg.TLS, cfg.Admin.TLS} // by listener: Public, Admin, and Peers if there are other proxies
 	if cfg.Geo.On() {
 		pairs = append(pairs, config.TLS{CertFile: cfg.Geo.TLS.Cert, KeyFile: cfg.Geo.TLS.Key})
-		s.othersFiles[cfg.Geo.TLS.CA], s.othersFiles[cfg.Geo.HMAC.KeysFile] = digestOf(cfg.Geo.TLS.CA), digestOf(cfg.Geo.HMAC.KeysFile)
+		for _, file := range []string{cfg.Geo.TLS.CA, cfg.Geo.HMAC.KeysFile} { // the components for other proxies read these files
+			s.filesOfOtherReaders[file] = digestOf(file)
+		}
 	}
 	for i, t := range pairs {
 		if !t.On() {
@@ -141,7 +145,8 @@ func readSecrets(cfg *config.Config) (*secrets, error) {
 	return s, nil
 }
 
-// useSecrets puts secrets in force. Requests that run still count in the limits of their API key, and finish even if the key is gone.
+// useSecrets puts secrets in force, and stores the digests of their files in lastRead, from which changes of these files are noticed.
+// Requests that run still count in the limits of their API key, and finish even if the key is gone.
 func (r *Reloader) useSecrets(s *secrets) {
 	if old := r.keys.Load(); old != nil { // nil: the proxy starts, and has no keys before
 		s.keys.KeepUsageOf(old)
@@ -158,9 +163,11 @@ func (r *Reloader) useSecrets(s *secrets) {
 			r.tls[i].ReplaceBy(p)
 		}
 	}
-	for file, version := range s.othersFiles {
-		if old, ok := r.lastRead[file]; ok { // the file's reader still uses the version that was read before, so the change must still be noticed
-			version = old
+	// Other components read these files themselves: their reader still uses the version that it has read. So a new version does not count as
+	// read until this reader has noticed the change and read it.
+	for file, version := range s.filesOfOtherReaders {
+		if usedByReader, wasRead := r.lastRead[file]; wasRead {
+			version = usedByReader
 		}
 		s.digests[file] = version
 	}

@@ -36,11 +36,11 @@ type Reloader struct {
 
 	mu       sync.Mutex // guards all fields below: only one goroutine at a time reads files
 	source   source
-	fit      fitFile
+	fitFile  fitFile
 	lastRead map[string]digest // digests of small files as they were last read
-	// distrusted has the digests of the files of all profiles at the last change of a ca_file that could not be used; nil: the last change was
-	// used.
-	distrusted map[string]digest
+	// profileFilesAtRefusal has the digests of the files of all profiles at the last change of a ca_file that could not be used; nil: the last
+	// change was used.
+	profileFilesAtRefusal map[string]digest
 }
 
 // Outcomes of a reload.
@@ -60,7 +60,7 @@ type prepared struct {
 	settings   *Settings
 	changes    []config.Change
 	secrets    *secrets
-	fit        fitFile
+	fitFile    fitFile
 	namedFiles map[string]digest // digests of the files that the config names
 	apply      func(commit func()) error
 }
@@ -145,12 +145,12 @@ func vocabSize(cfg *config.Config) int {
 
 // secrets are the contents of files with secrets, keys and certificates.
 type secrets struct {
-	keys        *keys.Set
-	token       *token
-	prompts     []byte                 // key with which prompts are hashed for the predictor; nil: it does not distinguish prompts
-	tls         [listeners]*certs.Pair // nil: the listener has no TLS
-	digests     map[string]digest      // digests of the files as they were read
-	othersFiles map[string]digest      // digests of the files that other components read: authorities and geo keys
+	keys                *keys.Set
+	token               *token
+	prompts             []byte                 // key with which prompts are hashed for the predictor; nil: it does not distinguish prompts
+	tls                 [listeners]*certs.Pair // nil: the listener has no TLS
+	digests             map[string]digest      // digests of the files as they were read
+	filesOfOtherReaders map[string]digest      // digests of the files that other components read: authorities and geo keys
 }
 
 // The listeners that may have TLS.

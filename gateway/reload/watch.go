@@ -67,7 +67,7 @@ func (r *Reloader) reloadChangedFiles() {
 		isThere := present != (digest{}) // a zero digest: the file is being replaced
 		if isThere && (present != r.source.lastRead || anyChanged(r.source.refusedFiles)) {
 			const dry = false
-			r.reload(dry)
+			r.reloadConfig(dry)
 		}
 	}
 	r.reloadNamedFiles()
@@ -179,16 +179,19 @@ func (r *Reloader) reloadToken() (changed bool, err error) {
 }
 
 // reloadTrust makes engines trust changed authorities. An authority is refused together with a client certificate that cannot be used, so
-// it is tried again when any file of a profile changes.
+// after a refusal it is tried again when any file of a profile has changed since.
 func (r *Reloader) reloadTrust() (changed bool, err error) {
 	present := digestsOf(filesOfProfiles(r.Settings().Config))
-	retry := anyChanged(r.distrusted)
-	changed, err = r.deps.ReloadTrust(func(file string) bool { return r.markReadIfChangedFor(fleetPrefix, file) || retry })
+	retry := anyChanged(r.profileFilesAtRefusal)
+	mustRead := func(file string) bool { // the fleet is one of the readers of this file
+		return r.markReadIfChangedFor(fleetReader, file) || retry
+	}
+	changed, err = r.deps.ReloadTrust(mustRead)
 	switch {
 	case err != nil:
-		r.distrusted = present
+		r.profileFilesAtRefusal = present
 	case changed:
-		r.distrusted = nil
+		r.profileFilesAtRefusal = nil
 	}
 	return changed, err
 }
