@@ -26,9 +26,9 @@ func (g *Gateway) reloadDeps() reload.Deps {
 	}
 }
 
-// prepare asks every part that may refuse a new config. The function apply gives the config to the parts, and calls commit once neither the
-// dispatcher nor the scheduler can refuse any more. An operator may set another policy before apply is called, so the dispatcher may still
-// refuse then. Therefore apply asks it first, before anything has changed.
+// prepare asks every part that may refuse a new config. The function apply gives the config to the parts, and calls commit once neither
+// the dispatcher nor the prefill scheduler can refuse any more. An operator may set another policy before apply is called, so the dispatcher
+// may still refuse then. Therefore apply asks it first, before anything has changed.
 func (g *Gateway) prepare(old, next *reload.Settings, fit *predictor.Fit) (apply func(commit func()) error, err error) {
 	plan, err := g.fleet.Plan(old.Settings, next.Settings)
 	if err != nil {
@@ -38,25 +38,29 @@ func (g *Gateway) prepare(old, next *reload.Settings, fit *predictor.Fit) (apply
 	if err != nil {
 		return nil, err
 	}
-	tier := g.prefillConfig(next)
-	if tier.Policy == g.prefillConfig(old).Policy {
-		tier.Policy = g.scheduler.Policy() // the file did not change the policy, and an operator may have set another one since the start
+	prefillSettings := g.prefillConfig(next)
+	if prefillSettings.Policy == g.prefillConfig(old).Policy {
+		// The file did not change the policy, and an operator may have set another one since the start.
+		prefillSettings.Policy = g.scheduler.Policy()
 	}
-	if err := tier.Validate(); err != nil {
+	if err := prefillSettings.Validate(); err != nil {
 		return nil, err
 	}
 	d := &next.Dispatch
-	decision := board.Settings{Policy: d.Policy, Window: d.Window, TickLimit: d.TickLimit, TTL: next.PoolTTL(), StepModel: d.StepModel,
+	dispatchSettings := board.Settings{Policy: d.Policy, Window: d.Window, TickLimit: d.TickLimit, TTL: next.PoolTTL(), StepModel: d.StepModel,
 		BindAhead: d.BindAhead, Predictor: next.Predictor}
-	decision.Predictor.Fit = fit
+	dispatchSettings.Predictor.Fit = fit
 	if next.Dispatch.Policy == old.Dispatch.Policy {
-		decision.Policy = "" // empty: the file did not change the policy, so the policy in force stays
+		dispatchSettings.Policy = "" // empty: the file did not change the policy, so the policy in force stays
 	}
-	return func(commit func()) error {
-		if err := g.dispatcher.Configure(decision); err != nil {
+	if err := g.dispatcher.CheckSettings(dispatchSettings); err != nil {
+		return nil, err
+	}
+	apply = func(commit func()) error {
+		if err := g.dispatcher.Configure(dispatchSettings); err != nil {
 			return err
 		}
-		if err := g.scheduler.Configure(tier); err != nil {
+		if err := g.scheduler.Configure(prefillSettings); err != nil {
 			return err
 		}
 		commit()
@@ -68,19 +72,24 @@ func (g *Gateway) prepare(old, next *reload.Settings, fit *predictor.Fit) (apply
 		g.places.Resize(next.Pool.Size)
 		g.fleet.Apply(plan)
 		return nil
-	}, g.dispatcher.CheckSettings(decision)
+	}
+	return apply, nil
 }
 
 // prefillConfig returns the config of the prefill tier, with the parts of this proxy that the tier uses.
 func (g *Gateway) prefillConfig(s *reload.Settings) prefill.Config {
 	c := s.Tier()
-	c.Explain, c.Places = s.RecordsReasons(), g.places
+	c.Explain = s.RecordsReasons()
+	c.Places = g.places // the places in the pool, where hand-offs wait for slots
 	// The closures reach the dispatcher when they are called: at the start, the prefill tier is made before the dispatcher.
-	c.Free = func(board, model string) (n int, onlySomeRanks bool) { return g.dispatcher.Free(board, model) }
-	c.Decode = func(board, model string, within time.Duration) (n int, onlySomeRanks bool) {
+	//
+	// Free counts the decode slots of a model that are free now.
+	c.Free = func(board, model string) (slots int, onlySomeRanks bool) { return g.dispatcher.Free(board, model) }
+	// Decode counts how many more hand-offs would get a slot within a time, in free slots and in those that come free by then.
+	c.Decode = func(board, model string, within time.Duration) (handoffs int, onlySomeRanks bool) {
 		return g.dispatcher.Room(board, model, within)
 	}
-	c.Ranks = g.locals
+	c.Ranks = g.rankCaches
 	c.Scraper, c.Registerer, c.Log = g.fleet.Scrape, g.reg, g.log
 	return c
 }

@@ -75,7 +75,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		return nil, err
 	}
 	g.client = engine.NewClient(engine.Options{})
-	g.locals = local.New(cfg.Prefill.Index.MaxBytes)
+	g.rankCaches = local.New(cfg.Prefill.Index.MaxBytes) // predicts the prefix caches of decode ranks
 	g.places = pool.NewSemaphore(cfg.Pool.Size)
 	g.monitor = engine.NewMonitor(engine.MonitorConfig{
 		Client: g.client, Registerer: g.reg, Log: log,
@@ -89,10 +89,10 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		return nil, err
 	}
 	g.places.OnFree(g.scheduler.Wake)
-	decision := cfg.Decision()
-	decision.Predictor.Fit = fit
-	attachParts(g, &decision, cfg.RecordsReasons())
-	if g.dispatcher, err = dispatcher.Start(g.ctx, decision); err != nil {
+	dispatcherConfig := cfg.Decision()
+	dispatcherConfig.Predictor.Fit = fit
+	completeDispatcherConfig(g, &dispatcherConfig, cfg.RecordsReasons())
+	if g.dispatcher, err = dispatcher.Start(g.ctx, dispatcherConfig); err != nil {
 		return nil, err
 	}
 	g.bodies = edge.NewBodies(int64(cfg.Limits.Bodies))
@@ -143,15 +143,15 @@ func fleetDeps(g *Gateway) fleet.Deps {
 	}
 }
 
-// attachParts sets in the dispatcher's config the parts of this proxy that the dispatcher uses. explain says that the dispatcher records
-// the reasons of its decisions.
-func attachParts(g *Gateway, decision *dispatcher.Config, explain bool) {
-	decision.TTL = g.conf().PoolTTL()
-	decision.Explain = explain
-	decision.Places = g.places
-	decision.OnRoom = g.scheduler.Wake
-	decision.Registerer, decision.Log = g.reg, g.log
-	decision.EngineMetrics = func(worker int32) (metrics dispatcher.EngineMetrics, ok bool) {
+// completeDispatcherConfig sets in the dispatcher's config the parts of this proxy that the dispatcher uses. explain says that the
+// dispatcher records the reasons of its decisions.
+func completeDispatcherConfig(g *Gateway, c *dispatcher.Config, explain bool) {
+	c.TTL = g.conf().PoolTTL()
+	c.Explain = explain
+	c.Places = g.places
+	c.OnRoom = g.scheduler.Wake
+	c.Registerer, c.Log = g.reg, g.log
+	c.EngineMetrics = func(worker int32) (metrics dispatcher.EngineMetrics, ok bool) {
 		r := g.fleet.Now().Rank(worker)
 		if r == nil { // the rank has left the fleet
 			return metrics, false
@@ -178,7 +178,7 @@ func (g *Gateway) requestDeps() request.Deps {
 		Context: g.ctx, Log: g.log, Registerer: g.reg, Buckets: secondsBuckets,
 		Settings: func() *fleet.Settings { return g.conf().Settings }, Serving: g.service.Context, PromptKey: g.config.PromptKey,
 		Client: g.client, Monitor: g.monitor, Fleet: g.fleet, Engines: func() request.Engines { return g.fleet.Now() }, Prefill: g.scheduler,
-		LocalRanks: g.locals, Places: g.places, Dispatcher: g.dispatcher, Journal: g.journal,
+		LocalRanks: g.rankCaches, Places: g.places, Dispatcher: g.dispatcher, Journal: g.journal,
 		Owner: g.owner, Peers: g.peers.Geo(), Callbacks: g.callbacks, Running: new(abort.Running), Loops: &g.loops,
 	}
 }
@@ -226,7 +226,7 @@ func (g *Gateway) newMetaserver() *metaserver.Server {
 // publish gives the lists of engines and ranks to the prefill tier, the prefix index of decode ranks and the dispatcher.
 func (g *Gateway) publish(candidates []prefill.Candidate, locals []local.Rank, workers []board.Worker) {
 	g.scheduler.SetCandidates(candidates)
-	g.locals.Set(locals)
+	g.rankCaches.Set(locals)
 	g.dispatcher.SetWorkers(workers)
 }
 
@@ -309,7 +309,7 @@ func runParts(g *Gateway) {
 	g.background.Go(func() { g.scheduler.Run(g.ctx) })
 	g.background.Go(func() {
 		<-g.ctx.Done()
-		g.locals.Close()
+		g.rankCaches.Close()
 	})
 	g.background.Go(func() { g.config.Watch(g.ctx) })
 	g.background.Go(func() { g.advice.Run(g.ctx) })
@@ -385,7 +385,9 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	if g.peers != nil {
 		err = errors.Join(err, g.peers.Drain(cut))
 	}
-	wait := g.requests.Finish(cut)
+	// Background work of finished requests goes on, such as freeing KV that no engine fetched. Finish waits for it, but not beyond the end of
+	// cut. awaitRest waits for what is left then, and is called when g.stop has told that work to end.
+	awaitRest := g.requests.Finish(cut)
 	if !endedInTime() { // ctx ended before all requests had finished
 		<-ended
 		if open > 0 {
@@ -400,7 +402,7 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	}
 	g.service.Close()
 	g.fleet.StopTimers()
-	wait()
+	awaitRest()
 	g.callbacks.Close() // closed only now, because until here requests may wait for callbacks of decode engines
 	g.background.Wait()
 	g.loops.Close()
@@ -440,7 +442,7 @@ func (g *Gateway) discard() {
 		g.peers.Geo().Close()
 	}
 	g.fleet.StopTimers()
-	g.locals.Close()
+	g.rankCaches.Close()
 	g.callbacks.Close()
 	g.background.Wait()
 	g.loops.Close()

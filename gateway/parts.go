@@ -45,7 +45,7 @@ type Gateway struct {
 	fleet      *fleet.Fleet
 	discovery  *discovery.Discovery // nil: nothing is discovered
 	scheduler  *prefill.Scheduler
-	locals     *local.Ranks
+	rankCaches *local.Ranks // predicts the prefix caches of decode ranks
 	places     *pool.Semaphore
 	dispatcher *dispatcher.Dispatcher
 	owner      *owner.Set         // nil: all engines are served by this proxy alone

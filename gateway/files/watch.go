@@ -75,7 +75,7 @@ type watcher struct {
 	notify *fsnotify.Watcher // nil: the system has no events
 	log    *zap.Logger
 	names  map[string]bool // files and symlinks whose events matter
-	dirs   map[string]bool
+	dirs   map[string]bool // directories that are watched, or missing
 }
 
 // watchFiles watches the directories of the files, and of every symlink on the way to the files. It stops watching all other directories.
@@ -100,11 +100,13 @@ func (w *watcher) watchFiles(list []string) {
 		}
 	}
 	for dir := range wanted { // add again each time, because a directory may have been replaced by another of the same name
-		if err := w.notify.Add(dir); err != nil && !os.IsNotExist(err) {
+		err := w.notify.Add(dir)
+		isMissing := os.IsNotExist(err) // this is no fault: a later call watches the directory when it exists
+		if err != nil && !isMissing {
 			w.log.Debug("a directory cannot be watched, so the proxy looks at it from time to time", zap.String("dir", dir), zap.Error(err))
 			continue
 		}
-		w.dirs[dir] = true
+		w.dirs[dir] = true // also if it is missing; a call that removes it then fails, which does no harm
 	}
 }
 
