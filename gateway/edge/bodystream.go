@@ -34,12 +34,12 @@ type BodyStream struct {
 	log        *zap.Logger
 	conn       io.Writer // the client's connection, for large chunks; nil: fasthttp writes all chunks
 	headConn   *headConn // sends the last pieces of the answer in one write; nil: each piece is a write of its own
-	// headWritten says that the head of the answer is written, or that fasthttp writes it before it reads. Only then may
-	// chunks be written to conn.
-	headWritten bool
-	keepAlive   *KeepAlive
-	err         error // why reading from src has ended; nil: it has not
-	endOnce     sync.Once
+	// headBeforeRead says that the head of the answer is written, or that fasthttp writes it before it calls Read. Only then may Read
+	// write to conn itself.
+	headBeforeRead bool
+	keepAlive      *KeepAlive
+	err            error // why reading from src has ended; nil: it has not
+	endOnce        sync.Once
 }
 
 // NewBodyStream returns a BodyStream of src. src may have three more methods. Pending() int returns how many bytes Read returns without
@@ -54,8 +54,8 @@ func NewBodyStream(src io.Reader, onEnd func(err error), log *zap.Logger) *BodyS
 	return p
 }
 
-// pending returns how many bytes Read returns without waiting; 0 also if the source cannot say it.
-func (p *BodyStream) pending() int {
+// readyBytes returns how many further bytes the source returns without waiting; 0 also if the source cannot say it.
+func (p *BodyStream) readyBytes() int {
 	if p.pendingSrc == nil {
 		return 0
 	}
@@ -64,9 +64,11 @@ func (p *BodyStream) pending() int {
 
 func (p *BodyStream) ended() bool { return p.endedSrc != nil && p.endedSrc.Ended() }
 
-// Answer makes p the body of the answer to ctx's request. It returns at once, except if writeWithoutFasthttp must write the answer.
+// Answer makes p the body of the answer to ctx's request, and fasthttp then writes the answer after the handler has returned. If
+// writeWithoutFasthttp must write the answer, Answer returns when all of it is written.
 func (p *BodyStream) Answer(ctx *fasthttp.RequestCtx) {
-	h, headSent := headConnOf(ctx), StopKeepAlive(ctx)
+	h := headConnOf(ctx)
+	headSent := StopKeepAlive(ctx) // true: a comment for the waiting client has already sent the head
 	if h != nil {
 		p.keepAlive = h.keepAlive
 	}
@@ -75,8 +77,9 @@ func (p *BodyStream) Answer(ctx *fasthttp.RequestCtx) {
 		return
 	}
 	p.conn, p.headConn = ctx.Conn(), h
-	p.headWritten = p.pending() > smallChunk // fasthttp must send the head at once, because BodyStream may write the first chunk itself
-	ctx.Response.ImmediateHeaderFlush = p.headWritten
+	// A first chunk that is large is written by Read itself, so fasthttp must send the head before it calls Read.
+	p.headBeforeRead = p.readyBytes() > smallChunk
+	ctx.Response.ImmediateHeaderFlush = p.headBeforeRead
 	ctx.Response.SetBodyStream(p, -1) // -1: the body comes in chunks
 }
 
@@ -90,29 +93,28 @@ func (p *BodyStream) writeWithoutFasthttp(ctx *fasthttp.RequestCtx, headSent boo
 	ctx.HijackSetNoResponse(true) // because fasthttp would write chunks, or a second head
 	ctx.Hijack(func(net.Conn) {   // fasthttp calls this when the handler has returned
 		if reuse {
-			go h.renew().serve()
+			go h.renew().serve() // on another goroutine, so that this one ends and fasthttp frees what it holds for the old request
 			return
 		}
 		_ = conn.Close()
 	})
-	var out []byte
+	var head []byte // empty: the client has the head already
 	if !headSent {
 		ctx.Response.Header.SetContentLength(bodyUntilClose)
-		out = ctx.Response.Header.AppendBytes(nil)
+		head = ctx.Response.Header.AppendBytes(nil)
 	}
-	p.headWritten = headSent
-	if p.writeBody(conn, out, isHTTP10) != nil { // a write to the client has failed; Close tells onEnd
+	p.headBeforeRead = headSent
+	if p.writeBody(conn, head, isHTTP10) != nil { // a write to the client has failed; Close tells onEnd
 		return
 	}
-	whole := p.err == io.EOF //nolint:errorlint // as Close compares; another error means that the answer is cut off
-	// Without headSent, the client speaks HTTP/1.0, where the end of the connection ends the body.
-	reuse = whole && headSent && !p.keepAlive.closesAfter
-	if whole {
+	isWhole := p.err == io.EOF //nolint:errorlint // as Close compares: another error, even one that wraps io.EOF, has cut the answer off
+	if isWhole {
+		// Without headSent, the client speaks HTTP/1.0, where the end of the connection ends the body.
+		reuse = headSent && !p.keepAlive.closesAfter
 		return
 	}
-	if c, ok := ConnOf(ctx); ok { // reset the connection, so that the client sees an error
-		c.dropClient()
-		c.closeSocket()
+	if c, ok := ConnOf(ctx); ok {
+		c.reset()
 	}
 }
 
@@ -134,7 +136,7 @@ func (p *BodyStream) writeBody(conn net.Conn, out []byte, isHTTP10 bool) error {
 			if _, err := conn.Write(out); err != nil {
 				return err
 			}
-			out, p.headWritten = out[:0], true
+			out, p.headBeforeRead = out[:0], true
 		}
 	}
 	return nil
@@ -150,8 +152,8 @@ const (
 var bufferPool = sync.Pool{New: func() any { return new([]byte) }}
 
 // Read reads from the source for fasthttp, which writes each result as a chunk. While it waits for the source, the client gets keep-alive
-// comments, except inside an event. If the source has more than smallChunk bytes, Read itself writes one large chunk to the connection and
-// returns 0 bytes. A panic of the source becomes an error.
+// comments, except inside an event. If more than smallChunk bytes can be read without waiting, Read itself writes them to the connection as
+// one large chunk, and returns 0 bytes. A panic of the source becomes an error.
 func (p *BodyStream) Read(b []byte) (n int, err error) {
 	if p.err != nil {
 		return 0, p.err
@@ -164,7 +166,7 @@ func (p *BodyStream) Read(b []byte) (n int, err error) {
 			p.err = err
 		}
 	}()
-	if p.headWritten {
+	if p.headBeforeRead {
 		p.keepAlive.recordHeadWritten()
 		if insideEvent := p.tornSrc != nil && p.tornSrc.Torn(); !insideEvent { // a comment inside an event would damage the event
 			p.keepAlive.StartTimer()
@@ -174,14 +176,15 @@ func (p *BodyStream) Read(b []byte) (n int, err error) {
 	n, err = p.src.Read(b)
 	// The comments stop before anything is written, because none may follow a part of an event, or be written while writes are held.
 	p.keepAlive.StopTimer()
+	// A source that can say whether it has ended says so before it returns io.EOF, so that b may be known to have the last bytes.
 	if p.isLastRead(err) && p.headConn != nil {
 		p.headConn.holdWrites() // the last chunk and the end of the body are then sent together
 	}
 	switch {
 	case err != nil || p.conn == nil: // fasthttp ends the answer, or writes all chunks itself
-	case !p.headWritten:
-		p.headWritten = true // fasthttp sends the head together with these bytes
-	case n+p.pending() > smallChunk:
+	case !p.headBeforeRead:
+		p.headBeforeRead = true // fasthttp sends the head together with these bytes
+	case n+p.readyBytes() > smallChunk: // the n bytes in b and those that the source still has ready
 		return 0, p.writeChunk(b[:n]) // after 0 bytes without an error, fasthttp reads again
 	}
 	return n, err
@@ -190,19 +193,19 @@ func (p *BodyStream) Read(b []byte) (n int, err error) {
 // isLastRead says whether nothing follows the bytes of a read of the source that returned err. This is so at io.EOF, or if the source says
 // that it has ended before it returns io.EOF.
 func (p *BodyStream) isLastRead(err error) bool {
-	saysEnded := err == nil && p.pending() == 0 && p.ended()
+	saysEnded := err == nil && p.readyBytes() == 0 && p.ended()
 	return saysEnded || err == io.EOF //nolint:errorlint // as fasthttp compares
 }
 
-// writeChunk writes one chunk of up to writePieceSize bytes to the connection: first the bytes of begun, then those that the
-// source returns without waiting.
-func (p *BodyStream) writeChunk(begun []byte) error {
+// writeChunk writes one chunk of up to writePieceSize bytes to the connection: firstBytes, which the caller has read from the source, and
+// then the bytes that the source returns without waiting.
+func (p *BodyStream) writeChunk(firstBytes []byte) error {
 	buf := bufferPool.Get().(*[]byte)
 	defer bufferPool.Put(buf)
-	size := min(len(begun)+p.pending(), writePieceSize-chunkRoom)
+	size := min(len(firstBytes)+p.readyBytes(), writePieceSize-chunkRoom)
 	b := slices.Grow((*buf)[:0], size+chunkRoom)
-	b = append(append(strconv.AppendInt(b, int64(size), 16), "\r\n"...), begun...)
-	missing := size - len(begun) // bytes of the chunk's data that are not in b yet
+	b = append(append(strconv.AppendInt(b, int64(size), 16), "\r\n"...), firstBytes...)
+	missing := size - len(firstBytes) // bytes of the chunk's data that are not in b yet
 	for missing > 0 {
 		n, err := p.src.Read(b[len(b) : len(b)+missing])
 		if err != nil { // nothing of this chunk has been written

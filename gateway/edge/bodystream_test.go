@@ -127,7 +127,7 @@ func TestALargeArrivalAllocatesNothing(t *testing.T) {
 	text := strings.Repeat("x", 60_000)
 	a := &arrivals{}
 	p := NewBodyStream(a, nil, zap.NewNop())
-	p.conn, p.headWritten = &bytes.Buffer{}, true
+	p.conn, p.headBeforeRead = &bytes.Buffer{}, true
 	buf, parts := make([]byte, 4096), []string{text}
 	require.Less(t, testing.AllocsPerRun(1000, func() {
 		p.conn.(*bytes.Buffer).Reset()
@@ -154,7 +154,7 @@ func (h *half) Read(p []byte) (int, error) {
 func TestNoCommentIsDueInsideAnEvent(t *testing.T) {
 	src := &half{keep: &KeepAlive{interval: time.Hour, headState: headSentByAnswer}}
 	p := NewBodyStream(src, func(error) {}, zap.NewNop())
-	p.headWritten, p.keepAlive = true, src.keep
+	p.headBeforeRead, p.keepAlive = true, src.keep
 	for _, src.torn = range []bool{false, true, false} {
 		_, err := p.Read(make([]byte, 100))
 		require.NoError(t, err)

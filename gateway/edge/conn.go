@@ -162,14 +162,17 @@ func (c *Conn) renewWriteDeadline(now time.Time) error {
 	return c.Conn.SetWriteDeadline(deadline)
 }
 
-// countSlowClient counts a client that was cut because it was too slow. Either a single write waited for WriteTimeout, or all writes of the
-// answer together waited for MaxLag. took is how long the failed write waited.
+// countSlowClient counts a client if a write to it failed because the client is too slow. Either this write waited for WriteTimeout, or all
+// writes of the answer together waited for MaxLag. took is how long the failed write waited.
 func (c *Conn) countSlowClient(err error, took time.Duration) {
+	// When a write begins, a deadline that WriteTimeout has set is still at least 3/4 of WriteTimeout away, as renewWriteDeadline sees to.
+	leastForTimeout := c.ln.options.WriteTimeout / 4 * 3
 	switch {
 	case errors.Is(err, syscall.ETIMEDOUT): // the kernel gave up: the client reads nothing, or is gone
 		c.countOnce(&c.ln.cutStalled)
-	case !errors.Is(err, os.ErrDeadlineExceeded) || c.fixedWriteDeadline.Load(): // the client was not cut for being slow
-	case took < c.ln.options.WriteTimeout/4*3: // only MaxLag makes a deadline this short (see renewWriteDeadline)
+	case !errors.Is(err, os.ErrDeadlineExceeded): // the write failed for another reason
+	case c.fixedWriteDeadline.Load(): // other code, such as crypto/tls, has set a deadline of its own, which is not for slow clients
+	case took < leastForTimeout: // MaxLag has set this shorter deadline
 		c.countOnce(&c.ln.cutLagging)
 	default:
 		c.countOnce(&c.ln.cutStalled)
@@ -242,6 +245,13 @@ func (c *Conn) drainInput() {
 		return
 	}
 	_, _ = io.Copy(io.Discard, c.Conn) // the copy ends at the deadline at the latest; an error changes nothing
+}
+
+// reset cuts an answer off, so that the client sees an error: it makes the kernel drop the bytes that it has not sent, and closes the
+// socket. As after closeSocket, the owner of the connection must still call Close.
+func (c *Conn) reset() {
+	c.dropClient()
+	c.closeSocket()
 }
 
 // closeSocket closes the socket and Gone while another goroutine may use the connection, whose reads and writes then fail. The owner of the

@@ -128,8 +128,10 @@ func (h *headConn) Read(p []byte) (int, error) {
 		return 0, errBeyondHead
 	}
 	waitsForRequest := len(p) == 1 && len(h.unread) == 0 // fasthttp reads a single byte while it waits for a request
-	// readFirst reads from the socket, so it cannot be used if TLS is above the socket, which is if the two connections differ.
-	if waitsForRequest && h.Conn == net.Conn(h.client) {
+	isPlain := h.Conn == net.Conn(h.client)              // false: TLS is above the client's socket
+	// A connection that waits for a request holds no buffer if readFirst waits for it. With TLS, this does not work, because readFirst
+	// reads from the socket itself.
+	if waitsForRequest && isPlain {
 		if err := h.readFirst(); err != nil {
 			return 0, err
 		}
@@ -137,7 +139,7 @@ func (h *headConn) Read(p []byte) (int, error) {
 	if len(h.unread) > 0 {
 		n := h.head.scan(h.unread[:min(len(h.unread), len(p))])
 		copy(p, h.unread[:n])
-		h.setUnread(h.unread[n:])
+		h.setUnread(h.unread[n:]) // the rest of the head, or the beginning of the body
 		return n, nil
 	}
 	n, err := h.Conn.Read(p)

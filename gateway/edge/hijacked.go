@@ -162,20 +162,26 @@ func (o *Hijacked) TryWrite(p []byte, now time.Time) (int, error) {
 	}
 	switch {
 	case err != nil:
-		o.client.countSlowClient(err, 0) // no write deadline is set, so the time does not matter
+		o.client.countSlowClient(err, 0) // no write deadline is set, so how long the write waited does not matter
 		o.client.dropClient()
 	case o.written < len(p):
-		// Each piece of 64 KiB has a deadline of its own, as in Conn.Write: after so many bytes, the client counts as blocked anew.
-		o.bytesSinceBlocked += o.written
-		wasBlocked, pieceIsWritten := !o.blockedSince.IsZero(), o.bytesSinceBlocked >= writePieceSize
-		if !wasBlocked || pieceIsWritten {
-			o.endBlocked(now)
-			o.blockedSince, o.bytesSinceBlocked = now, 0
-		}
+		o.noteBlocked(now)
 	default:
 		o.endBlocked(now)
 	}
 	return o.written, err
+}
+
+// noteBlocked records that the client has read only a part of the bytes that TryWrite had for it. A client may be blocked only for a time
+// that GiveUpAt bounds. As with the deadlines of Conn.Write, this time begins anew each time when the client has read 64 KiB.
+func (o *Hijacked) noteBlocked(now time.Time) {
+	o.bytesSinceBlocked += o.written
+	wasBlocked, hasReadPiece := !o.blockedSince.IsZero(), o.bytesSinceBlocked >= writePieceSize
+	if wasBlocked && !hasReadPiece { // the time since blockedSince runs on
+		return
+	}
+	o.endBlocked(now)
+	o.blockedSince, o.bytesSinceBlocked = now, 0
 }
 
 // endBlocked records that the client is no longer blocked. The time for which it was blocked counts towards MaxLag.

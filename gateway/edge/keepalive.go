@@ -57,14 +57,18 @@ func (s headState) afterComment() (needsHead bool, next headState) {
 // Listener. Before StopKeepAlive, the handler must not touch ctx's answer.
 func StartKeepAlive(ctx *fasthttp.RequestCtx, interval time.Duration, since time.Time, comment []byte, log *zap.Logger) {
 	h := headConnOf(ctx)
-	if interval <= 0 || h == nil || h.client == nil || h.server == nil || ctx.IsHead() {
+	fromListener := h != nil && h.client != nil && h.server != nil
+	if interval <= 0 || !fromListener || ctx.IsHead() {
 		return
 	}
 	isHTTP10 := !ctx.Request.Header.IsHTTP11()
 	closeWanted := ctx.Request.Header.ConnectionClose() || ctx.Response.ConnectionClose()
+	// Once a comment has sent the head, fasthttp cannot end the answer. The connection is then taken from fasthttp, and evenkeel itself waits
+	// for the next request, at the socket below any TLS. It cannot read a request of TLS there, so with TLS the connection is closed instead.
+	canReadNext := !ctx.IsTLS()
 	k := &KeepAlive{
 		interval: interval, comment: comment, log: log, client: h.client, conn: ctx.Conn(), header: &ctx.Response.Header, server: h.server,
-		isHTTP10: isHTTP10, closesAfter: closeWanted || isHTTP10 || ctx.IsTLS(), // with TLS, awaitRequest could not read the next request
+		isHTTP10: isHTTP10, closesAfter: closeWanted || isHTTP10 || !canReadNext,
 	}
 	h.keepAlive = k
 	k.startTimer(time.Until(since.Add(interval)))
@@ -118,10 +122,14 @@ func (k *KeepAlive) stopTimer() headState {
 	return k.headState
 }
 
-// recordHeadWritten records that the head of the answer was written, so that comments no longer send it. It also ends a wait, after which
-// the timer does not use headState, so that no lock is needed to set it.
+// recordHeadWritten records that the answer has sent the head, unless a comment had sent it before. From then on, comments are sent
+// without a head. recordHeadWritten first ends a wait of the client. Outside a wait, the timer does not use headState, so that no lock is
+// needed to set it. Nothing happens if k is nil.
 func (k *KeepAlive) recordHeadWritten() {
-	if k != nil && k.stopTimer() == headNotSent {
+	if k == nil {
+		return
+	}
+	if sentBefore := k.stopTimer(); sentBefore == headNotSent {
 		k.headState = headSentByAnswer
 	}
 }

@@ -91,8 +91,8 @@ func (r *Reservation) Acquire(n int) bool {
 	return true
 }
 
-// allowed says whether the rule of Quota lets r hold n more. A caller's only request may take all that is free, because otherwise a body as
-// large as the limit could never be read.
+// allowed says whether r may hold n more. This is so if its caller, over all its requests, then holds at most as much as stays free for
+// others. A caller's only request may even take all that is free, because otherwise a body as large as the limit could never be read.
 func (r *Reservation) allowed(n int64) bool {
 	q := r.quota
 	if q.limit <= 0 || r.amount+n <= q.alwaysAllowed {
@@ -102,7 +102,7 @@ func (r *Reservation) allowed(n int64) bool {
 	ofCaller := q.callers[r.caller] + n
 	ofRequest := r.amount + n
 	free := q.limit - q.used - n
-	if r.body != nil {
+	if r.body != nil { // the body of the same request has a reservation of its own on this quota
 		ofRequest += r.body.amount
 	}
 	isOnlyRequest := ofCaller == ofRequest
@@ -127,11 +127,20 @@ func (r *Reservation) Most(n int) int {
 // Release gives all that r holds back to its quota. It may be called more than once.
 func (r *Reservation) Release() { r.releaseSome(math.MaxInt64) }
 
-// releaseSome gives n bytes or places back to the quota, or all that r holds if that is less. remaining is what r still holds. A nil
-// Reservation holds nothing.
-func (r *Reservation) releaseSome(n int64) (remaining int64) {
+// held returns how many bytes or places r holds now. A nil Reservation holds nothing.
+func (r *Reservation) held() int64 {
 	if r == nil {
 		return 0
+	}
+	r.quota.mu.Lock()
+	defer r.quota.mu.Unlock()
+	return r.amount
+}
+
+// releaseSome gives n bytes or places back to the quota, or all that r holds if that is less. Nothing happens if r is nil.
+func (r *Reservation) releaseSome(n int64) {
+	if r == nil {
+		return
 	}
 	q := r.quota
 	q.mu.Lock()
@@ -143,7 +152,6 @@ func (r *Reservation) releaseSome(n int64) (remaining int64) {
 		delete(q.callers, r.caller)
 	}
 	r.amount -= n
-	return r.amount
 }
 
 // smallBody is the largest body, in bytes, that is read although its request will be refused, so that the connection can stay open.

@@ -82,7 +82,7 @@ func (o *Options) serve(ctx *fasthttp.RequestCtx) {
 	}()
 	h := headConnOf(ctx)
 	f, why := parseHead(ctx.Request.Header.Protocol(), ctx.Request.Header.RawHeaders())
-	if h.head.bareLF { // parseHead does not see the request line, whose end must be CRLF, too
+	if h.head.bareLF { // some line ends in LF alone; it may be the request line, which parseHead does not see
 		why = "a header line does not end in CRLF"
 	}
 	if why != "" {
@@ -101,7 +101,7 @@ func (o *Options) serve(ctx *fasthttp.RequestCtx) {
 			reservation.Release()
 		}
 	}()
-	if h.client != nil {
+	if fromListener := h.client != nil; fromListener {
 		h.client.writeWaitNanos.Store(0) // MaxLag applies to each answer by itself, so the count starts anew
 	}
 	h.keepAlive = nil // the KeepAlive belonged to the connection's previous request
@@ -117,21 +117,28 @@ func (o *Options) answerPanic(ctx *fasthttp.RequestCtx) {
 	if h := headConnOf(ctx); h != nil {
 		h.reservation.Release() // the handler panicked before it could end the reservation
 	}
-	c, ok := ConnOf(ctx) // a connection that did not come through a Listener has neither a callback nor a KeepAlive
-	if ok {
-		c.OnGone(nil) // the handler's callback must not run any more
+	c, fromListener := ConnOf(ctx) // a connection that did not come through a Listener has neither a callback nor a KeepAlive
+	headSent := false
+	if fromListener {
+		c.OnGone(nil)                 // the handler's callback must not run any more
+		headSent = StopKeepAlive(ctx) // true: a comment for the waiting client has already sent the status 200
 	}
-	if ok && StopKeepAlive(ctx) { // status 200 is sent already, so the connection is cut to show that the answer is incomplete
-		if conn := ctx.Conn(); !ctx.Hijacked() { // after a hijack, the hijack's own function closes the connection
-			ctx.HijackSetNoResponse(true)
-			ctx.Hijack(func(net.Conn) { _ = conn.Close() })
-		}
-		c.dropClient()
-		c.closeSocket()
+	if headSent {
+		cutAnswer(ctx, c)
 		return
 	}
 	ctx.Response.Reset() // Reset also closes a body stream that the handler has set
 	o.refuse(ctx, refusedPanic)
+}
+
+// cutAnswer resets the connection c of ctx, so that the client, which has the head of the answer, sees that the answer is incomplete. It
+// takes the connection from fasthttp, which would write a second head. The connection is closed when the handler has returned.
+func cutAnswer(ctx *fasthttp.RequestCtx, c *Conn) {
+	if conn := ctx.Conn(); !ctx.Hijacked() { // after a hijack, the hijack's own function closes the connection
+		ctx.HijackSetNoResponse(true)
+		ctx.Hijack(func(net.Conn) { _ = conn.Close() })
+	}
+	c.reset()
 }
 
 // answerUnreadable is fasthttp's ErrorHandler. It answers requests whose head fasthttp could not read. fasthttp has set status 200 before,

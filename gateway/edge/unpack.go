@@ -42,7 +42,8 @@ var (
 
 // Unpack returns the content of a body, decompressed if it is compressed, or a refusal. maxBytes bounds the content, in bytes. The
 // reservation is charged for the content before memory for it is allocated, so a small body cannot expand into memory that is not charged.
-// At the end, the part of the reservation for the compressed body is released.
+// At the end, the part of the reservation for the compressed body is released. After a refusal, the reservation may hold more than before;
+// the caller gives up the request and releases all of it.
 func Unpack(h *fasthttp.RequestHeader, packed []byte, reservation *Reservation, maxBytes int) ([]byte, *Refusal) {
 	c, ok := codingOf(h)
 	switch {
@@ -52,7 +53,7 @@ func Unpack(h *fasthttp.RequestHeader, packed []byte, reservation *Reservation, 
 	case c == nil: // the body is not compressed
 		return packed, nil
 	}
-	packedMemory := reservation.releaseSome(0) // releases nothing: what the reservation holds for the compressed body
+	packedMemory := reservation.held() // for the compressed body
 	sizes, err := c.readSizes(packed)
 	if err != nil {
 		return nil, badEncoding(err)
@@ -233,6 +234,7 @@ func openZstd(packed []byte, sizes statedSizes) (io.ReadCloser, error) {
 // zstdError turns an error of the zstd decoder into an error for the client.
 func zstdError(err error) error {
 	switch {
+	// The decoder returns either error for a window above its bound, which openZstd sets to the window of the first frame.
 	case errors.Is(err, zstd.ErrDecoderSizeExceeded), errors.Is(err, zstd.ErrWindowSizeExceeded):
 		return errors.New("a zstd frame has a larger window than the first; compress the body as one frame")
 	case errors.Is(err, zstd.ErrUnknownDictionary):

@@ -43,9 +43,9 @@ func AcquireBody(ctx *fasthttp.RequestCtx) ([]byte, *Reservation) {
 }
 
 // receiveBody reads the body of a request whose head has been read, and makes it the body of ctx. It returns a refusal if the head
-// alone is a reason for one, if the body is too large, if the quota has no room, or if reading fails. If the head is the reason,
-// the body is not read. The exception is a small body of a caller whom Authenticate refuses: the handler refuses this request, so
-// that the connection stays open.
+// alone is a reason for one, if the body is too large, if the quota has no room, or if reading fails. The connection ends after a
+// refusal. If the head is the reason, the body is not read. The exception is a small body of a caller whom Authenticate refuses: it is
+// read, and the handler then refuses the request, so that the connection stays open.
 func (o *Options) receiveBody(ctx *fasthttp.RequestCtx, conn *headConn, f framing) *Refusal {
 	conn.reservation, conn.bodyAcquired = nil, false
 	if !f.chunked && f.length == 0 {
@@ -57,7 +57,7 @@ func (o *Options) receiveBody(ctx *fasthttp.RequestCtx, conn *headConn, f framin
 	u := upload{o: o, headConn: conn, framing: f, limit: o.MaxBody, began: time.Now(),
 		reservation: &Reservation{quota: o.Bodies, caller: o.callerOf(h, conn)}}
 	if authRefusal != nil {
-		u.limit = min(smallBody, o.MaxBody) // for a body up to this size, the handler refuses the request, and the connection stays open
+		u.limit = min(smallBody, o.MaxBody) // a body up to this size is read, and left to the handler to refuse
 	}
 	if r := u.refusalByHead(authRefusal); r != nil {
 		return r
@@ -75,8 +75,11 @@ func (o *Options) receiveBody(ctx *fasthttp.RequestCtx, conn *headConn, f framin
 // refusalByHead returns the refusal of a request whose body is not to be read, because of its length or because of authRefusal; nil: the
 // body is to be read. The length of a chunked body is 0 here, so read must check it.
 func (u *upload) refusalByHead(authRefusal *Refusal) *Refusal {
-	switch tooLong := u.framing.length > u.limit; {
-	case authRefusal != nil && (tooLong || u.framing.expect): // the body would be read for nothing
+	isRefusedCaller, tooLong := authRefusal != nil, u.framing.length > u.limit
+	switch {
+	// A small body of a refused caller is read, so that the connection can stay open. If the client waits for 100 Continue, it is refused
+	// before it sends a body.
+	case isRefusedCaller && (tooLong || u.framing.expect):
 		return authRefusal
 	case tooLong:
 		return u.o.tooLarge()

@@ -63,6 +63,9 @@ func (w *watcher) addToEpoll(fd int, events uint32, id uint64) error {
 	return unix.EpollCtl(w.ep, unix.EPOLL_CTL_ADD, fd, &ev)
 }
 
+// idOf returns the id that addToEpoll has put into an event.
+func idOf(ev *unix.EpollEvent) uint64 { return uint64(uint32(ev.Fd)) | uint64(uint32(ev.Pad))<<32 }
+
 // run calls onGone for each client that leaves, until close.
 func (w *watcher) run() {
 	defer func() { // run ends only when the listener is closed and has no connections, so add is not called any more
@@ -75,9 +78,9 @@ func (w *watcher) run() {
 		if err != nil && !errors.Is(err, unix.EINTR) {
 			panic("edge: epoll_wait: " + err.Error()) // this is a bug; without the watcher, clients that leave would not be noticed
 		}
-		for _, ev := range events[:max(n, 0)] { // n is -1 after a signal (EINTR)
-			id := uint64(uint32(ev.Fd)) | uint64(uint32(ev.Pad))<<32
-			if id == stopID {
+		for i := range max(n, 0) { // n is -1 after a signal (EINTR)
+			id := idOf(&events[i])
+			if id == stopID { // close was called
 				return
 			}
 			w.onGone(id)
