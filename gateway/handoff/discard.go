@@ -190,6 +190,8 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 		}
 	}
 	h.Lease.Dispatched()
+	// The engine pulls the KV of whole blocks, and computes the rest of the prompt itself: less than one block. How many tokens it has
+	// really computed is not read from the answer, so this upper bound stays when the call has ended.
 	rank.Traffic.ExpectComputed(BlockTokens)
 	defer rank.Traffic.SettleComputed(BlockTokens, BlockTokens)
 	silence := rank.Profile.FirstEventTimeout
@@ -221,6 +223,7 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 		// Lost counts the failure against this pair of prefill and decode engine: the decode engine may have got the hand-off, which may be why
 		// the call broke. A call that the proxy itself ended (HungUp) shows nothing about the pair.
 		slotOutcome.Lost = fault.Progress != lifecycle.Unsent && fault.Reason != lifecycle.HungUp
+		// Orphaned tells the board that the rank may hold KV blocks for ever: it may wait for KV that the prefill engine has freed.
 		slotOutcome.Orphaned = !time.Now().Before(h.FirstEventBy()) && LeaksBlocks(rank, fault)
 		return discardFailed, fault.Reason != lifecycle.Silent, fault.Err
 	case fault.Reason == lifecycle.Paused: // the part of the engine that would free the KV never saw the request
@@ -235,8 +238,8 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 }
 
 // reportToMonitor tells the monitor how the call of a discard to an engine has ended. fault is why it failed; nil: the engine has decoded
-// the hand-off. A refusal counts only if it is about the state of the engine, and a call that the proxy itself ended (HungUp) counts
-// against no engine.
+// the hand-off. The monitor gets two kinds of reports. ReportFailure gives it the error of a call, because of which it may check the engine
+// or take it for down. RecordOutcome counts how the call went: after several failures in a row, the engine gets no new requests.
 func (d *Discarder) reportToMonitor(instance string, fault *failure.Fault) {
 	switch {
 	case fault == nil:
@@ -250,7 +253,8 @@ func (d *Discarder) reportToMonitor(instance string, fault *failure.Fault) {
 	}
 	d.Monitor.ReportFailure(instance, fault.Err)
 	switch {
-	case fault.Status != 0 || fault.Reason == lifecycle.HungUp: // counts against no engine
+	case fault.Status != 0: // the engine works, but takes no requests now, or does not have the model
+	case fault.Reason == lifecycle.HungUp: // the proxy itself has ended the call
 	case fault.Reason == lifecycle.Silent:
 		d.Monitor.RecordOutcome(instance, engine.Silent, fault.Err)
 	default:

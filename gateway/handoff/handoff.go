@@ -197,12 +197,12 @@ const maxCountedTokens = 1 << 32
 // the answer may have.
 func LimitOnePiece(r *roster.Rank, call *engine.Call, settings *fleet.Settings, tokens int) (stop func()) {
 	asked := time.Now()
-	return Repeat(RemainingWait(r, settings, asked, tokens, asked), func() time.Duration {
+	return Repeat(RemainingWait(r, settings, asked, tokens, asked), func() (nextCheck time.Duration) {
 		if timeLeft := RemainingWait(r, settings, asked, tokens, time.Now()); timeLeft > 0 { // the core has given a sign of life
 			return timeLeft
 		}
 		call.Expire()
-		return expireInterval
+		return expireInterval // one Expire may have no effect, so it is repeated until stop is called
 	})
 }
 
@@ -211,8 +211,9 @@ func LimitOnePiece(r *roster.Rank, call *engine.Call, settings *fleet.Settings, 
 const expireInterval = time.Second
 
 // AwaitFirstEvent begins the wait for the first event of a request that is sent to a rank, with the hand-off h, or without one (nil). The
-// wait knows until when the prefill engine certainly keeps the KV. onePiece says that the answer comes in one piece. Until it comes, only
-// gauges show whether the core of the rank works.
+// wait knows until when the prefill engine certainly keeps the KV. While the hand-off is queued on the rank, the core of the decode engine
+// may renew the hold on the KV; signs of life of the core then prove the renewals. onePiece says that the answer comes in one piece. Until
+// it comes, only gauges show whether the core of the rank works.
 func (h *Handoff) AwaitFirstEvent(r *roster.Rank, now time.Time, onePiece bool) *engine.PendingPull {
 	unlimited := mooncake.HeldUntil(now.Add(Forever))
 	if h == nil { // no hold on a hand-off bounds the wait
@@ -221,7 +222,8 @@ func (h *Handoff) AwaitFirstEvent(r *roster.Rank, now time.Time, onePiece bool) 
 	onThisRank := r.EngineHonoursRank(h.Endpoint) // else the signs of this rank do not prove that the request's hold is renewed
 	gaugesShowRenewals := r.Profile.Renews() && r.Signs.HasGauges() && onThisRank
 	switch {
-	case onePiece && !gaugesShowRenewals: // when the answer comes, nothing shows whether its KV was pulled in time
+	// Such an answer comes long after its KV was pulled, and nothing shows when that was. A limit would refuse good answers, too.
+	case onePiece && !gaugesShowRenewals:
 		return r.Signs.AddPull(now, unlimited)
 	case !onThisRank: // renewals do not count, so the hold ends at a fixed time
 		return r.Signs.AddPull(now, mooncake.HeldUntil(h.FirstEventBy()))
@@ -255,13 +257,17 @@ func (h *Handoff) NoteExpiries(m Monitor) {
 // the surplus comes from another proxy instead, the only harm is that this prompt, and those that wait on the rank, are prefilled once
 // more. If the engine does not report its count, MayHaveExpired returns false.
 func (h *Handoff) MayHaveExpired(ctx context.Context, m Monitor, pull *engine.PendingPull, now time.Time) bool {
-	if h == nil || !h.expiredKnown || !pull.KeptByRenewal(now) { // no hand-off, no count to compare with, or KV that was certainly kept
+	if h == nil || !h.expiredKnown { // there is no hand-off, or no count to compare with
 		return false
 	}
-	expired, known := m.ExpiredNow(ctx, h.Lease.Candidate.Instance)
-	_, total := h.Lease.Unfetched()
-	ownAtMost := float64(total - h.ownExpiredBefore) // at most so many of this proxy's own hand-offs have expired since
-	if !known || expired-h.expiredBefore <= ownAtMost {
+	if !pull.KeptByRenewal(now) { // the time for which the engine keeps the KV in any case is not over
+		return false
+	}
+	freed, known := m.ExpiredNow(ctx, h.Lease.Candidate.Instance)
+	_, left := h.Lease.Unfetched() // how many hand-offs this proxy has left to the hold timeout since its start
+	freedSince := freed - h.expiredBefore
+	ownFreedAtMost := float64(left - h.ownExpiredBefore) // some of these may still be held
+	if !known || freedSince <= ownFreedAtMost {
 		return false
 	}
 	pull.MarkLost() // the decode engine may have cached the wrong KV, and used it for requests that wait there
