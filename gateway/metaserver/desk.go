@@ -23,7 +23,8 @@ func (w *Wanted) limit() int {
 	if w.Limit > 0 {
 		return w.Limit
 	}
-	return mooncake.MaxCallback(0, 0)
+	const unknown = 0
+	return mooncake.MaxCallback(unknown, unknown) // the largest size for a prompt and KV blocks of unknown length
 }
 
 // Callback is a callback that has come. If Err is set it cannot be used, and no other callback for the request will be accepted.
@@ -180,8 +181,8 @@ func (p *PendingCallback) handOver(c Callback) (late bool, err error) {
 	return late, nil
 }
 
-// markShortIDRank remembers that a rank cuts request ids. isFirst says that it had not been remembered before.
-func (d *desk) markShortIDRank(rank string) (isFirst bool) {
+// noteFirstShortID remembers that a rank cuts request ids. isFirst says that this had not been remembered before.
+func (d *desk) noteFirstShortID(rank string) (isFirst bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	isKnown := d.shortIDRanks[rank]

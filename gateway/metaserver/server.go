@@ -194,13 +194,13 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 // wait for the answers.
 func (s *Server) deliver(w http.ResponseWriter, p *PendingCallback, body []byte) {
 	callback, err := p.wanted.Read(body)
-	if err != nil {
+	if err != nil { // the request waits for this callback, and is told that it cannot be used
 		s.refuseUseless(w, p, http.StatusBadRequest, err)
 		return
 	}
 	late, err := p.handOver(Callback{Callback: callback})
 	switch {
-	case err != nil:
+	case err != nil: // the request waits for no callback any more
 		s.refuseUnwanted(w, err)
 		return
 	case late && !callback.Empty: // an empty callback needs no prefill, so it does not come too late
@@ -208,7 +208,7 @@ func (s *Server) deliver(w http.ResponseWriter, p *PendingCallback, body []byte)
 	default:
 		s.results.WithLabelValues(resultOK).Inc()
 	}
-	if callback.ShortID && s.desk.markShortIDRank(p.wanted.Rank) {
+	if callback.ShortID && s.desk.noteFirstShortID(p.wanted.Rank) { // the log says this once for each rank
 		s.Log.Warn("a decode engine adds no random suffix to the ids of requests, and cuts the end of ours in its callbacks; this works, but "+
 			"the proxy could not tell two requests with the same id apart",
 			zap.String("engine", p.wanted.Rank))
