@@ -42,7 +42,8 @@ func TextBeforePrompt(body *mooncake.Body, endpoint mooncake.Endpoint) string {
 	var text strings.Builder
 	for block := range rawjson.Elements(value) {
 		for key, v := range rawjson.Members(block) {
-			if key == "text" && !bytes.HasPrefix(v, []byte(billingBlock)) {
+			isBilling := bytes.HasPrefix(v, []byte(billingBlock)) // differs in each request, but vLLM leaves it out of the prompt
+			if key == "text" && !isBilling {
 				text.Write(v)
 			}
 		}

@@ -114,7 +114,8 @@ func (p *parser) checkMediaInValue(b json.RawMessage, i int, forPlugin bool) (en
 }
 
 // checkMediaInObject does what checkMediaInValue does, for an object. The object is itself a part with a medium if it has a key for media,
-// or a type of such a part. Its members may contain further parts.
+// or a type of such a part. Its members may contain further parts. forPlugin is true if the object is under the key data of the request,
+// which is for plugins with which an engine reads and writes data of any kind. The bytes of media are added to p.mediaBytes.
 func (p *parser) checkMediaInObject(b json.RawMessage, i int, forPlugin bool) (end int, refusal *Error) {
 	object, isPart := rawjson.ObjectAt(b, i), false
 	for object.Next() {
@@ -124,12 +125,14 @@ func (p *parser) checkMediaInObject(b json.RawMessage, i int, forPlugin bool) (e
 		}
 		switch v := object.Value(); {
 		case mediaKeys[key]:
-			isPart, p.mediaBytes = true, bytesBefore // bytesBefore, because checkPart below counts the bytes of this value again
+			// If the value has parts of its own, their bytes are counted already. They do not count here, because checkPart below counts
+			// the bytes of the whole value.
+			isPart, p.mediaBytes = true, bytesBefore
 		case key == "type" && isString(v):
 			kind := rawjson.Unquote(v)
 			isPart = isPart || mediaKeys[kind] || kind == "input_image"
-		case forPlugin && strings.HasSuffix(key, "data_format") && !isNull(v): // how the plugin is to read, or to write, the data
-			// With another format, the plugin reads or writes files on the engine's machine.
+		case forPlugin && strings.HasSuffix(key, "data_format") && !isNull(v): // the format in which a plugin reads or writes the data
+			// With a format that is not in dataFormats, the plugin reads or writes files on the engine's machine.
 			if !isString(v) || !slices.Contains(dataFormats, rawjson.Unquote(v)) {
 				return 0, badRequest(CodeUnsupported, shorten(key), "%q must be one of %s", shorten(key), strings.Join(dataFormats, ", "))
 			}

@@ -68,15 +68,15 @@ type SubRequest struct {
 	Prompt int // index of the answer's prompt; usage counts the tokens of each prompt once
 }
 
-// Parts splits the request into one part for each answer, ordered by Choice. If there is only one answer, its part changes nothing in the
-// body.
+// Parts splits the request into one part for each answer, ordered by Choice. Each part takes its prompt out of Prompts. If Prompts is nil,
+// the prompt stays as it is in the body.
 func (r *Request) Parts() []SubRequest {
 	prompts := max(1, len(r.Prompts))
 	parts := make([]SubRequest, 0, prompts*r.N)
 	for prompt := range prompts {
 		for sample := range r.N {
 			part := SubRequest{Choice: prompt*r.N + sample, Prompt: prompt}
-			part.SeedOffset = sample
+			part.SeedOffset = sample // makes the answers to one prompt differ although the request has a seed
 			if r.Prompts != nil {
 				part.Patch.Prompt = r.Prompts[prompt]
 			}
@@ -95,14 +95,15 @@ func Parse(endpoint mooncake.Endpoint, raw []byte, limits Limits) (*Request, *Er
 	}
 	p, s := parser{limits: limits, req: &Request{Endpoint: endpoint, Body: body, N: 1}}, &schemas[endpoint]
 	for key, v := range body.All() {
-		rule, ok := s.rules[key]
-		if !ok && !mooncake.Reserved(key) {
+		rule, hasRule := s.rules[key]
+		isReserved := mooncake.Reserved(key) // package mooncake leaves such a key out of the bodies that engines get
+		if !hasRule && !isReserved {
 			continue // only the engines use this key
 		}
 		if body.Count(key) > 1 { // engines take the last value, some other parsers the first
 			return nil, badRequest(CodeDuplicateKey, key, "the key %q appears more than once; send it once", key).withClientKey(&body, key)
 		}
-		if rule != nil {
+		if rule != nil { // nil: the key is reserved, or the rule is only that the key must not be repeated
 			if refusal := rule(&p, key, v); refusal != nil {
 				return nil, refusal.withClientKey(&body, key)
 			}
@@ -152,12 +153,34 @@ func (p *parser) setLimit() {
 	}
 }
 
-// checkCombinations checks conditions between several keys, after all of them were read, and completes the request.
+// checkCombinations checks conditions between several keys, after all of them were read. If they hold, it completes the request.
 func (p *parser) checkCombinations() *Error {
-	req, s := p.req, &schemas[p.req.Endpoint]
 	if refusal := p.requireModel(); refusal != nil {
 		return refusal
 	}
+	if refusal := p.checkNeededKeys(); refusal != nil {
+		return refusal
+	}
+	p.setLimit()
+	// The endpoint's own checks may set another limit than setLimit, and checkCounts needs the limit.
+	if ofEndpoint := schemas[p.req.Endpoint].checkCombinations; ofEndpoint != nil {
+		if refusal := ofEndpoint(p); refusal != nil {
+			return refusal
+		}
+	}
+	if refusal := p.checkCounts(); refusal != nil {
+		return refusal
+	}
+	if refusal := p.checkStream(); refusal != nil {
+		return refusal
+	}
+	p.complete()
+	return nil
+}
+
+// checkNeededKeys checks that the request has a prompt, and that its keys for a stream and for logprobs come with the keys that they need.
+func (p *parser) checkNeededKeys() *Error {
+	req, s := p.req, &schemas[p.req.Endpoint]
 	if !p.hasPrompt {
 		return badRequest(CodeMissing, s.promptKey, "the request has no %q", s.promptKey)
 	}
@@ -168,21 +191,15 @@ func (p *parser) checkCombinations() *Error {
 	if req.TopLogprobs != 0 && hasLogprobsKey && !p.logprobs {
 		return badRequest(CodeInvalidValue, "top_logprobs", "\"top_logprobs\" needs \"logprobs\" to be true")
 	}
-	p.setLimit()
-	if s.checkCombinations != nil {
-		if refusal := s.checkCombinations(p); refusal != nil {
-			return refusal
-		}
-	}
-	if refusal := p.checkCounts(); refusal != nil {
-		return refusal
-	}
+	return nil
+}
+
+// complete sets the fields of a valid request that follow from several keys.
+func (p *parser) complete() {
+	req := p.req
 	req.ContinuousUsage = req.ContinuousUsage && req.IncludeUsage
 	echoHasLogprobs := p.logprobs || req.Endpoint == mooncake.Chat // vLLM computes logprobs for each echo of a chat
 	req.PromptLogprobs = p.promptLogprobs || p.echo && echoHasLogprobs
-	if refusal := p.checkStream(); refusal != nil {
-		return refusal
-	}
 	if p.wantsBeams {
 		req.Beams, req.N = req.N, 1 // one request to one engine computes all beams
 	}
@@ -192,7 +209,6 @@ func (p *parser) checkCombinations() *Error {
 	}
 	tools, _ := req.Body.Get("tools")
 	req.PromptBytes += len(tools) - p.mediaBytes // engines render the tools into the prompt, but inline media are no text
-	return nil
 }
 
 // checkCounts checks how many tokens the answer must have at least, and how many answers the request asks for. It is called after setLimit.

@@ -11,28 +11,40 @@ func (r *Request) CheckSplit(recompute bool) *Error {
 			"\"use_beam_search\" is not supported here: the engines of this model either prefill or "+
 				"decode, and beam search cannot be split so")
 	case !r.PromptLogprobs: // the decode engine needs only the KV of the prompt
-	case r.Limit == 1 && r.Endpoint.Assembles(): // the prefill engine computes the prompt's logprobs and the only token
+	// The prefill engine computes the prompt's logprobs and the only token, so it gives the answer alone. At /generate, where Assembles is
+	// false, it cannot: the engines there are SGLang's, and a prefill engine of SGLang takes no request without a decode engine.
+	case r.Limit == 1 && r.Endpoint.Assembles():
 		r.PrefillOnly = true
-	case !recompute: // the prompt's logprobs cannot be computed; the error names the key that asks for them
-		key, what := "prompt_logprobs", "\"prompt_logprobs\""
-		if r.Endpoint == mooncake.Generate {
-			return badRequest(CodeUnsupported, "logprob_start_len",
-				"\"logprob_start_len\" of 0 or more with \"return_logprob\" is not supported here: "+
-					"the engines of this model either prefill or decode, and tell no logprobs of a prompt then")
-		}
-		switch value, ok := r.Body.Get(key); {
-		case ok && !isNull(value): // the key is prompt_logprobs itself
-		case r.Endpoint == mooncake.Tokens: // without prompt_logprobs, only prompt_logprob_token_ids asks for such logprobs
-			key, what = "prompt_logprob_token_ids", "\"prompt_logprob_token_ids\""
-		default:
-			key, what = "echo", "\"echo\" with logprobs"
-			if r.Endpoint == mooncake.Chat {
-				what = "\"echo\" in a chat"
-			}
-		}
-		return badRequest(CodeUnsupported, key,
-			"%s is not supported here with \"max_tokens\" above 1: a decode engine of this model gets the KV cache "+
-				"of the prompt from another engine and cannot compute the prompt's logprobs", what)
+	case !recompute: // the decode engine does not compute the prompt, so it has no logprobs of it
+		return r.refusePromptLogprobs()
 	}
 	return nil
+}
+
+// refusePromptLogprobs returns the refusal of a request for logprobs of the prompt that no engine can compute. It names the key that asks
+// for them.
+func (r *Request) refusePromptLogprobs() *Error {
+	if r.Endpoint == mooncake.Generate {
+		return badRequest(CodeUnsupported, "logprob_start_len",
+			"\"logprob_start_len\" of 0 or more with \"return_logprob\" is not supported here: "+
+				"the engines of this model either prefill or decode, and tell no logprobs of a prompt then")
+	}
+	key, what := r.keyOfPromptLogprobs()
+	return badRequest(CodeUnsupported, key,
+		"%s is not supported here with \"max_tokens\" above 1: a decode engine of this model gets the KV cache "+
+			"of the prompt from another engine and cannot compute the prompt's logprobs", what)
+}
+
+// keyOfPromptLogprobs returns the key of the body that asks for logprobs of the prompt, and the words for this in an error message.
+func (r *Request) keyOfPromptLogprobs() (key, what string) {
+	value, ok := r.Body.Get("prompt_logprobs")
+	switch {
+	case ok && !isNull(value):
+		return "prompt_logprobs", "\"prompt_logprobs\""
+	case r.Endpoint == mooncake.Tokens: // the only other key for them at this endpoint
+		return "prompt_logprob_token_ids", "\"prompt_logprob_token_ids\""
+	case r.Endpoint == mooncake.Chat:
+		return "echo", "\"echo\" in a chat"
+	}
+	return "echo", "\"echo\" with logprobs"
 }
