@@ -109,8 +109,9 @@ func addDiscovered(ps *Peers, c *PeerConfig, id string) {
 	ps.cfg.Log.Info("another proxy was found", zap.String("peer", id))
 }
 
-// keepEgress adds to spentByID what was spent on removed peers today, because their addresses may come back. It first drops the peers on
-// which nothing was spent today.
+// keepEgress adds to spentByID what was spent on removed peers today. A peer's id contains its address, which may come back. The peer that
+// is then added has the same id, and goes on with what is left of the day's egress budget. keepEgress first drops the ids for which
+// nothing was spent today.
 func keepEgress(spentByID map[string]*spending, removed []*peer, now time.Time) {
 	maps.DeleteFunc(spentByID, func(_ string, s *spending) bool { return s.today(now) == 0 })
 	for _, p := range removed {

@@ -90,10 +90,10 @@ func (f *Forward) AnswerBegun(whole bool, cached int) {
 	if whole { // tookMs is the time of the whole answer, and cannot be compared with the predicted time of the first token
 		p.trust.WholeAnswer(nowMs)
 	} else {
-		p.trust.FirstEvent(nowMs, tookMs, predictedMs)
-		if predictedMs > 0 { // a policy has predicted the time
-			p.distrust.Add(nowMs, tookMs-predictedMs)
-			p.residual.Add(tookMs, f.predicted.WithoutResidual(), f.firstAt)
+		p.trust.FirstEvent(nowMs, tookMs, predictedMs) // bounds how many requests of the peer may be unanswered
+		if predictedMs > 0 {                           // a policy has predicted the time
+			p.distrust.Add(nowMs, tookMs-predictedMs)                        // raises the gain that the next forwards must promise
+			p.residual.Add(tookMs, f.predicted.WithoutResidual(), f.firstAt) // corrects the next predictions
 			ps.metrics.costError.WithLabelValues(p.id).Observe((tookMs - predictedMs) / 1000)
 		}
 	}
@@ -102,7 +102,7 @@ func (f *Forward) AnswerBegun(whole bool, cached int) {
 	if overPredicted && len(f.prompt.Keys) > 0 {
 		p.prompts.Correct(p.indexSlot, f.prompt.Keys, int(float64(f.cached)/f.blockTokens))
 	}
-	p.prompts.Confirm(&f.speculation)
+	p.prompts.Confirm(&f.speculation) // the whole prompt, which was assumed to be cached at the peer since the decision, is cached there now
 }
 
 // startUnansweredTimer is for a request whose answer is not streamed, so that the time of its first token is not known. The
@@ -191,7 +191,7 @@ func (f *Forward) end(outcome, cause string) {
 		return
 	}
 	f.ended = true
-	carrier := f.carrier
+	carrier := f.carrier // the call to the peer, which has counted its bytes; nil: the request was not sent
 	f.mu.Unlock()
 	ps, p, now := f.peers, f.peer, f.peers.clock.Now()
 	receipt := f.makeReceipt(carrier, now)
@@ -231,22 +231,25 @@ func (f *Forward) makeReceipt(carrier Carrier, now time.Time) *Receipt {
 	return receipt
 }
 
-// updatePeer removes what the forward had booked on the peer, and updates the peer's circuit and trust by the outcome.
-func (f *Forward) updatePeer(outcome, cause string, spent float64, now time.Time) {
+// updatePeer removes what the forward had booked on the peer, and updates the peer's circuit and trust by the outcome. costUSD is what the
+// bytes of the forward have cost; it is added to what the peer has cost today.
+func (f *Forward) updatePeer(outcome, cause string, costUSD float64, now time.Time) {
 	ps, p := f.peers, f.peer
 	ps.mu.Lock()
 	defer f.unlockAndWake(f.releaseUnanswered()) // releaseUnanswered runs now, unlockAndWake at the end
 	delete(p.inflight, f)
 	p.reserved.Withdraw(f.number)
-	p.egress.add(spent, now)
+	p.egress.add(costUSD, now)
 	clientMayBeCause := cause == RejectDeadline || cause == causeLarge
-	if outcome == OutcomeFallback && !clientMayBeCause { // the peer did not serve the request; if it is no sibling, this changes nothing
+	if outcome == OutcomeFallback && !clientMayBeCause {
+		// A sibling got the request because it decodes the model. It did not serve the request, so perhaps another proxy owns its decode
+		// groups now. For a peer that is no sibling, this changes nothing.
 		p.assumeNoGroups()
 	}
 	switch {
 	case !f.firstAt.IsZero(), outcome == OutcomeRelayed: // the peer has begun to answer, or has judged the request
 		p.circuit.Succeed()
-	case outcome == OutcomeFallback && !slices.Contains(blameless, cause):
+	case outcome == OutcomeFallback && !slices.Contains(blameless, cause): // the peer has failed
 		p.trust.Failed(ps.sinceStartMs(now))
 		if p.circuit.Fail(f.number, now) { // this failure took the peer out of service: when the outage is over, the queue decides again
 			ps.clock.After(p.circuit.OutageLength(), ps.cfg.Queue.Wake)

@@ -156,8 +156,9 @@ func (f *Forward) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
 // Err is the reason why the peer's answer is not read any further; nil: it may be read further.
 func (f *Forward) Err() error { return f.reader.Err() }
 
-// GoBack makes Next read the response again. Next first returns the given events, and an error event if the answer cannot be read any
-// further.
+// GoBack ends the reading by the caller that got the response from Flow, so that Next goes on with it. events are those that the client
+// has not got yet: Next returns them first, and after them an error event if the answer cannot be read any further. The end that Arrive
+// returned is not needed, because the reader of f knows whether the answer has ended.
 func (f *Forward) GoBack(events []byte, _ sse.End) {
 	if f.unread = events; f.reader.Err() != nil {
 		f.appendLostEvent()

@@ -27,15 +27,15 @@ func (f *Forward) Send(r *Request) (whole *Relay, fail *Failure) {
 	return nil, f.Fail(err)
 }
 
-// send is Send, but does not end the forward after an error. It returns an answer that is not streamed; of a stream it returns nil, and
-// its first event is in unread when send returns.
+// send does the work of Send up to an error, after which Send ends the forward. It sends the request, and reads the answer: the whole of
+// it, which it returns, or, if it is streamed, up to its first event. For a stream it returns nil, and the event is in unread.
 func (f *Forward) send(r *Request) (*Relay, error) {
 	ps, now := f.peers, time.Now()
 	deadline := f.firstEventDeadline(r, now)
 	if !now.Before(deadline) { // the call below would take a time limit of 0 for no limit
 		return nil, errLate
 	}
-	if !r.Stream {
+	if !r.Stream { // the answer does not show when its first token comes, so a timer says until when the request counts as unanswered
 		stopTimer := f.startUnansweredTimer(deadline.Sub(now))
 		defer stopTimer()
 	}
@@ -44,16 +44,10 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 	if r.NewConnection {
 		call.Fresh()
 	}
-	if !f.SetCarrier(call) { // the client has left, or the peer has gone down
+	if mayStart := f.SetCarrier(call); !mayStart { // the client has left, or the peer has gone down; later, either of them aborts the call
 		return nil, engine.ErrAborted
 	}
-	headers := slices.Clip(r.Headers)
-	if f.tenant != "" { // a header without a value would be signed, and a mesh on the way may drop it
-		headers = append(headers, engine.Header{Name: TenantHeader, Value: f.tenant})
-	}
-	hdr := ps.hopHeaders(&Message{Method: r.Method, Target: r.Target, Headers: headers}, r.Body, ps.addressOf(f.peer), f.inboundHop, f.rid,
-		now, deadline)
-	resp, err := call.Do(r.Method, r.Target, hdr, r.Body,
+	resp, err := call.Do(r.Method, r.Target, f.headers(r, now, deadline), r.Body,
 		engine.Deadlines{Connect: ps.cfg.Connect, FirstByte: deadline.Sub(now), Idle: deadline.Sub(now)})
 	if err != nil {
 		return nil, err
@@ -64,6 +58,16 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 		return nil, f.readRefusal(status)
 	}
 	return f.receive(r, deadline)
+}
+
+// headers returns the headers of the request r to the peer: those of r, the tenant, and those by which the peer checks who has sent it.
+func (f *Forward) headers(r *Request, now, deadline time.Time) []engine.Header {
+	headers := slices.Clip(r.Headers)
+	if f.tenant != "" { // a header without a value would be signed, and a mesh on the way may drop it
+		headers = append(headers, engine.Header{Name: TenantHeader, Value: f.tenant})
+	}
+	message := &Message{Method: r.Method, Target: r.Target, Headers: headers}
+	return f.peers.hopHeaders(message, r.Body, f.peers.recipientOf(f.peer), f.inboundHop, f.rid, now, deadline)
 }
 
 // receive reads a good answer: the whole of it, or, if it is streamed, up to its first event, which must come before the deadline. It then

@@ -58,8 +58,12 @@ func (l *httpLink) postProbe(ctx context.Context, question []byte) (outcome Prob
 	call.OnWritten(func() { writtenAt = time.Now() })
 	stopAbort := context.AfterFunc(ctx, call.Abort)
 	defer stopAbort()
-	hdr := ps.hopHeaders(&Message{Method: http.MethodPost, Target: ProbePath}, parts, address{to: l.to}, nil,
-		"probe-"+ps.process.nameAt(began), began, began.Add(ps.cfg.Probe.Interval))
+	message := &Message{Method: http.MethodPost, Target: ProbePath}
+	recipient := hopRecipient{proxy: l.to}       // without its process, which only the answer to the probe tells
+	var noInbound *Hop                           // this proxy itself asks, so no request came here before
+	rid := "probe-" + ps.process.nameAt(began)   // stands for the id of a request, which every hop must have
+	deadline := began.Add(ps.cfg.Probe.Interval) // every hop must have a deadline, too, but only ctx ends the call
+	hdr := ps.hopHeaders(message, parts, recipient, noInbound, rid, began, deadline)
 	resp, err := call.Do(http.MethodPost, ProbePath, hdr, parts, engine.Deadlines{}) // no time limits, because ctx aborts the call
 	if err != nil {
 		return ProbeOutcome{Err: err}

@@ -79,21 +79,25 @@ func (p *peer) usable() bool { return p.up && p.major == policy.Protocol }
 // between two answers is the interval plus the round trip.
 func (p *peer) policyView(ps *Peers, model string, now time.Time) policy.Peer {
 	offer, hasOffer := p.offers[model]
-	reserved, tokens := p.reserved.Reserved()
+	reserved, unseenTokens := p.reserved.Reserved() // of forwards that the peer's last answer to a probe did not count
 	rtt, _ := p.rtt.Ms()
 	budget := ps.cfg.Egress.DailyUSD // USD per day; 0: no limit
+	// Both say, in ms, by how much first tokens came later than predicted. Distrust raises the gain that a forward must promise. The
+	// residual corrects the next predictions.
+	distrustMs, residualMs := p.distrust.Ms(ps.sinceStartMs(now)), p.residual.Ms(now)
 	return policy.Peer{
 		ID: p.id, Probed: p.probed, Down: !p.up, Major: p.major,
 		AgeMs: ms(now.Sub(p.lastAnsweredAt)), IntervalMs: ms(ps.cfg.Probe.Interval) + rtt,
 		Draining: p.draining, OffersModel: hasOffer && p.decodesModel(model),
 		CircuitOpen: !p.circuit.Allows(now), BudgetSpent: budget > 0 && p.egress.today(now) >= budget,
-		Offer: offer, RTTMs: rtt, Reserved: reserved, UnseenTokens: tokens,
-		DistrustMs: p.distrust.Ms(ps.sinceStartMs(now)), ResidualMs: p.residual.Ms(now),
+		Offer: offer, RTTMs: rtt, Reserved: reserved, UnseenTokens: unseenTokens,
+		DistrustMs: distrustMs, ResidualMs: residualMs,
 		Unanswered: p.unanswered, Window: p.trust.Window(ps.sinceStartMs(now)),
 	}
 }
 
-// expireReservations drops reservations that are too old: probes have not been answered since.
+// expireReservations drops the reservations of forwards that were sent longer ago than two probe intervals and a round trip. The answer to
+// a probe would have counted them, and so dropped them, within this time. No such answer came, and they must not stay for ever.
 func (p *peer) expireReservations(ps *Peers, now time.Time) {
 	rtt, _ := p.rtt.Ms()
 	p.reserved.Expire(ps.sinceStartMs(now), ms(ps.cfg.Probe.Interval), rtt)

@@ -173,13 +173,15 @@ func (ps *Peers) AnswerProbe(body []byte, arrival time.Time) ([]byte, *Refusal) 
 func (ps *Peers) localOffers() map[string]policy.Offer {
 	all := map[string]policy.Offer{}
 	ps.cfg.Queue.Offers(func(model string, l *prefill.Local) {
-		running, seqs := ps.cfg.Running(model)
+		running, maxRunning := ps.cfg.Running(model) // requests on the least busy decode rank; how many all ranks can run at once
 		ps.mu.Lock()
 		defer ps.mu.Unlock()
 		s := ps.stateOf(model)
 		settings := roundSettings(&s.policy, l)
-		candidates := localCandidates(nil, &settings, l, running, seqs > 0)
-		o := policy.NewOffer(candidates, l.Waiting, float64(l.Tokens), s.departureGap.Ms(), seqs)
+		decodes := maxRunning > 0
+		candidates := localCandidates(nil, &settings, l, running, decodes)
+		o := policy.NewOffer(candidates, l.Waiting, float64(l.Tokens), s.departureGap.Ms(), maxRunning)
+		// FitN tells operators from how many prefills the engines' prefill times were learned. It is the number of the engine with the most.
 		for i := range l.Prefillers {
 			o.FitN = max(o.FitN, l.Prefillers[i].Samples)
 		}

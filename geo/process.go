@@ -23,7 +23,9 @@ func newProcess(began time.Time, maxSetBack time.Duration) *process {
 	return &process{began: began, maxSetBack: maxSetBack, wall: func(now time.Time) time.Time { return now.Round(0) }, name: randomHex()}
 }
 
-// nameAt returns the name of the process at the time now. It changes the name if the wall clock was set back by more than maxSetBack.
+// nameAt returns the name of the process at the time now. It changes the name if the wall clock was set back by more than maxSetBack. A
+// request to this proxy has its time and this name, and the Verifier accepts it only for a short time. After the clock was set back, a
+// recorded request would be young enough again; with another name, all earlier requests are refused.
 func (p *process) nameAt(now time.Time) string {
 	wallMinusMonotonic := p.wall(now).Sub(p.began.Round(0)) - now.Sub(p.began) // difference of the times since began
 	p.mu.Lock()

@@ -99,17 +99,17 @@ func (q *RoutingQuery) Queued(now time.Time, entered bool, waiting int) {
 // wakes the queue at the end of this time.
 func (q *RoutingQuery) Where(h *prefill.Here) prefill.Where {
 	ps := q.peers
-	running, seqs := ps.cfg.Running(h.Model)
+	running, maxRunning := ps.cfg.Running(h.Model) // requests on the least busy decode rank; how many all ranks can run at once
+	noRanks := maxRunning == 0                     // no decode rank here takes requests for the model
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	s := ps.stateOf(h.Model)
 	if s.round != h.Round {
-		ps.startRound(s, h, running, seqs > 0)
+		ps.startRound(s, h, running, !noRanks)
 	}
-	noRanks := seqs == 0
-	maySendBack := q.ask.LocalOnly && q.ask.InboundHop != nil // another proxy sent it, and it may not be forwarded once more
-	if ps.cfg.Siblings && noRanks && maySendBack {
-		return prefill.ToThere // without a forward: no group here decodes the model, so the proxy that sent it must ask again
+	onlySendBack := q.ask.LocalOnly && q.ask.InboundHop != nil // another proxy sent it, and it may not be forwarded once more
+	if ps.cfg.Siblings && noRanks && onlySendBack {
+		return prefill.ToThere // no forward is booked, so the proxy that sent the request gets it back, and asks again who decodes it
 	}
 	q.roundSettings = &s.settings
 	if i := q.prescribedPeer(s, noRanks); i >= 0 { // no costs are compared, so the decision has none
@@ -213,7 +213,10 @@ func (ps *Peers) startRound(s *modelState, h *prefill.Here, running float64, dec
 		s.candidates = append(s.candidates, candidate)
 		s.peers = append(s.peers, p)
 	}
-	s.policy.Begin(s.candidates, s.departureGap.Ms())
+	// The gap is the average time between two departures from the arrival queue. By it, the policy predicts how long a request waits
+	// behind those that it finds there.
+	departureGapMs := s.departureGap.Ms()
+	s.policy.Begin(s.candidates, departureGapMs)
 }
 
 // roundSettings returns the settings of a policy for the present round. If MaxUnanswered is Auto, it is replaced by a number that
@@ -233,7 +236,8 @@ func roundSettings(p *policy.Policy, l *prefill.Local) policy.Settings {
 }
 
 // localCandidates appends the prefill engines of this region to dst as candidates. They count as unhealthy if no decode rank of this
-// region serves the model (decodes).
+// region serves the model (decodes). running is the number of requests on the least busy decode rank. It is the same for all candidates,
+// because that rank decodes the request whichever engine prefills it.
 func localCandidates(dst []policy.Candidate, set *policy.Settings, l *prefill.Local, running float64, decodes bool) []policy.Candidate {
 	for i := range l.Prefillers {
 		prefiller := &l.Prefillers[i]
@@ -249,15 +253,17 @@ func localCandidates(dst []policy.Candidate, set *policy.Settings, l *prefill.Lo
 	return dst
 }
 
-// policyReplica converts the state of a prefill engine for a policy. Its credit is what Settings.Credit allows by the last scrape
-// without waiting requests, and Prefiller.Answered: the requests that were answered since, less those that were sent since.
+// policyReplica converts the state of a prefill engine for a policy. Its credit is how many requests may be sent to the engine now: as many
+// as Settings.Credit allowed at the scrape of its gauges, plus the requests that were answered since then, less those that were sent since
+// then. Prefiller.Answered is this difference.
 func policyReplica(prefiller *prefill.Prefiller, set *policy.Settings) policy.Replica {
 	maxSeqs := cmp.Or(prefiller.MaxSeqs, math.MaxInt) // 0: not known, so it is no limit
+	creditAtScrape := set.Credit(prefiller.Ran, prefiller.WaitingAtScrape, maxSeqs)
 	return policy.Replica{
 		Healthy: prefiller.Live, GateOpen: prefiller.Open, GateWillOpen: prefiller.KVGateWillOpen,
 		Unanswered: prefiller.Unanswered, Outstanding: prefiller.Held,
 		ForeignWaiting: prefiller.OthersWaiting, Pending: prefiller.WaitingAtScrape,
-		Credit: min(set.Credit(prefiller.Ran, prefiller.WaitingAtScrape, maxSeqs)+prefiller.Answered, set.CreditMax),
+		Credit: min(creditAtScrape+prefiller.Answered, set.CreditMax),
 	}
 }
 
@@ -404,7 +410,8 @@ func (q *RoutingQuery) bookForward(s *modelState, h *prefill.Here, d policy.Deci
 	return prefill.ToThere
 }
 
-// newForward returns a Forward, with a new number, of the request to a peer. It books nothing on the peer.
+// newForward returns a Forward, with a new number, of the request to a peer. It books nothing on the peer. h is the state of this region
+// for the request, and d the decision that chose the peer.
 func (q *RoutingQuery) newForward(p *peer, h *prefill.Here, d policy.Decision) *Forward {
 	q.peers.lastForward++
 	f := &Forward{
@@ -412,7 +419,9 @@ func (q *RoutingQuery) newForward(p *peer, h *prefill.Here, d policy.Decision) *
 		hitTokens: q.hitTokens(p, h.Tokens), predicted: d.Terms, localMs: d.LocalMs,
 		prompt: q.ask.Prompt, blockTokens: q.blockTokens(h.Tokens), decidedAt: h.Now, queuedAt: h.Since,
 	}
-	if math.IsInf(f.localMs, 0) { // JSON has no infinite numbers
+	// Infinite: no engine of this region could serve the request, or no costs were compared. The receipt is JSON, which has no infinite
+	// numbers, so -1 stands for it.
+	if math.IsInf(f.localMs, 0) {
 		f.localMs = -1
 	}
 	return f
@@ -457,6 +466,7 @@ func RingKeyOf(session uint64, address string) uint64 {
 func (q *RoutingQuery) ownerSibling(s *modelState) int {
 	return q.soonest(s, func(i int) bool {
 		p, why := s.peers[i-s.localCount], s.candidates[i].Why
+		// A peer that does not decode the model is not awaitable. Of one that drains, Why does not say this.
 		drainsAsOwner := why == policy.Draining && p.decodesModel(q.ask.Model)
 		return p.sibling && (why.Awaitable() || drainsAsOwner)
 	})

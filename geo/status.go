@@ -50,6 +50,7 @@ func (ps *Peers) Status() Status {
 	defer ps.mu.Unlock()
 	s := Status{
 		ID: ps.cfg.Self.ID, Region: ps.cfg.Self.Region, Central: ps.cfg.Central, Policy: ps.policyText,
+		// The weights have the names that they have in the text of a policy.
 		QS: ps.settings.WaitWeight, W: ps.settings.PrefillWeight, Load: ps.settings.BatchWeight, MinGain: ps.settings.MinGainMs,
 		Peers: []PeerStatus{},
 	}
@@ -57,10 +58,13 @@ func (ps *Peers) Status() Status {
 		p.expireReservations(ps, now)
 		rtt, _ := p.rtt.Ms()
 		reserved, _ := p.reserved.Reserved()
+		// Distrust is by how much the peer was slower than predicted. The window is how many requests may be unanswered at the peer; it
+		// grows with first events in time, and shrinks with late ones.
+		distrustMs, window := p.distrust.Ms(ps.sinceStartMs(now)), p.trust.Window(ps.sinceStartMs(now))
 		status := PeerStatus{
 			ID: p.id, Name: p.name, Region: p.conf.Region, URL: p.target.URL.String(), Up: p.up, Draining: p.draining, Version: p.major,
 			Fault: p.probeError, RTTMs: rtt, AgeMs: -1, Reserved: reserved, InFlight: len(p.inflight), USDToday: p.egress.today(now),
-			MinGainUp: p.distrust.Ms(ps.sinceStartMs(now)), Unanswered: p.unanswered, Window: p.trust.Window(ps.sinceStartMs(now)),
+			MinGainUp: distrustMs, Unanswered: p.unanswered, Window: window,
 			Circuit: "closed", Models: maps.Clone(p.offers), Available: map[string]string{},
 		}
 		if p.probed {

@@ -56,8 +56,9 @@ type Resident struct {
 	KVTokens int64  `json:"kv_tokens"`
 }
 
-// maxHandedBack bounds an answer, in bytes: more than 30,000 ranks. When it is read, the lease is already released.
-const maxHandedBack = 4 << 20
+// maxPostAnswer bounds an answer to post, in bytes. The largest is a HandedBack, for which it is enough for more than 30,000 ranks. When
+// that answer is read, the lease is already released.
+const maxPostAnswer = 4 << 20
 
 // ErrHandBack is the error if a region or group is not handed back.
 var ErrHandBack = errors.New("the region is not handed back")
@@ -96,14 +97,17 @@ func (ps *Peers) post(ctx context.Context, name, path string, ask any) ([]byte, 
 	stopAbort := context.AfterFunc(ctx, call.Abort)
 	defer stopAbort()
 	now := time.Now()
-	hdr := ps.hopHeaders(&Message{Method: http.MethodPost, Target: path}, parts, recipient, nil, "owner-"+randomHex(),
-		now, now.Add(time.Minute))
+	message := &Message{Method: http.MethodPost, Target: path}
+	var noInbound *Hop               // this proxy itself asks, so no request came here before
+	rid := "owner-" + randomHex()    // stands for the id of a request, which every hop must have
+	deadline := now.Add(time.Minute) // every hop must have a deadline, too, but only ctx ends the call
+	hdr := ps.hopHeaders(message, parts, recipient, noInbound, rid, now, deadline)
 	resp, err := call.Do(http.MethodPost, path, hdr, parts, engine.Deadlines{}) // no time limits, because ctx aborts the call
 	if err != nil {
 		return nil, err
 	}
 	defer resp.Close()
-	text, err := resp.ReadAll(maxHandedBack)
+	text, err := resp.ReadAll(maxPostAnswer)
 	switch {
 	case err != nil:
 		return nil, err
@@ -113,14 +117,15 @@ func (ps *Peers) post(ctx context.Context, name, path string, ask any) ([]byte, 
 	return text, nil
 }
 
-// targetOf returns the target and address of the peer that calls itself by this name in its answers to probes; nil: there is none.
-func (ps *Peers) targetOf(name string) (*engine.Target, address) {
+// targetOf finds the peer that calls itself by this name in its answers to probes. It returns the target of calls to the peer, or nil if
+// there is no such peer. It also returns the peer, with its present process, as the recipient of a request.
+func (ps *Peers) targetOf(name string) (*engine.Target, hopRecipient) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	for _, p := range ps.peers {
 		if p.name == name {
-			return p.target, address{p.name, p.boot}
+			return p.target, hopRecipient{proxy: p.name, process: p.boot}
 		}
 	}
-	return nil, address{}
+	return nil, hopRecipient{}
 }

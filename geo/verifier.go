@@ -81,39 +81,69 @@ func (d *Verifier) verifyHead(credentials *Credentials, now time.Time) (Hop, *Re
 	case err != nil:
 		return h, refuse(http.StatusLoopDetected, RejectHop, "%v; this listener is for other proxies, clients have their own", err)
 	}
-	if keys := d.keys.Load(); keys != nil {
-		age := now.Sub(time.UnixMilli(h.Time)).Abs()
-		switch {
-		case !keys.Signed(credentials.Signature, &credentials.Message, &h):
-			return h, refuse(http.StatusUnauthorized, RejectSignature, "the signature is not that of a known key; use the same keys on both sides")
-		case age > d.skew:
-			return h, refuse(http.StatusUnauthorized, RejectStale, "sent %v ago by the sender's clock, and %v is believed; set the clocks",
-				age.Round(time.Millisecond), d.skew)
-		case d.nonces.used(h.Nonce):
-			return h, refuse(http.StatusUnauthorized, RejectSignature, "the nonce was used before")
-		}
+	if refusal := d.verifySignature(credentials, &h, now); refusal != nil {
+		return h, refusal
 	}
-	if _, ok := d.certificateNames(h.Sender()); !ok {
-		return h, refuse(http.StatusForbidden, RejectPeer, "no peer is named %q; list it under geo.peers", h.Sender())
-	}
-	if _, ok := d.certificateNames(h.Origin); !ok || h.Origin != h.Via[0] {
-		return h, refuse(http.StatusForbidden, RejectPeer, "the origin %q is no peer, or not the first of via", h.Origin)
+	if refusal := d.verifyPeers(&h); refusal != nil {
+		return h, refusal
 	}
 	if !d.addressed(credentials.Target, &h, now) {
 		return h, refuse(http.StatusMisdirectedRequest, RejectRecipient,
 			"it was sent to %q, or to an earlier run of %q; geo.self.id and the peer's id under geo.peers must agree",
 			h.To, d.self)
 	}
+	return h, d.verifyHops(&h)
+}
+
+// verifySignature checks the signature, the age and the nonce of a request. Without keys, it checks nothing.
+func (d *Verifier) verifySignature(credentials *Credentials, h *Hop, now time.Time) *Refusal {
+	keys := d.keys.Load()
+	if keys == nil {
+		return nil
+	}
+	age := now.Sub(time.UnixMilli(h.Time)).Abs()
+	switch {
+	case !keys.Signed(credentials.Signature, &credentials.Message, h):
+		return refuse(http.StatusUnauthorized, RejectSignature, "the signature is not that of a known key; use the same keys on both sides")
+	case age > d.skew:
+		return refuse(http.StatusUnauthorized, RejectStale, "sent %v ago by the sender's clock, and %v is believed; set the clocks",
+			age.Round(time.Millisecond), d.skew)
+	case d.nonces.used(h.Nonce):
+		return refuse(http.StatusUnauthorized, RejectSignature, "the nonce was used before")
+	}
+	return nil
+}
+
+// verifyPeers checks that the proxy that sent the request here, and the one to which the client sent it, are peers.
+func (d *Verifier) verifyPeers(h *Hop) *Refusal {
+	if !d.isPeer(h.Sender()) {
+		return refuse(http.StatusForbidden, RejectPeer, "no peer is named %q; list it under geo.peers", h.Sender())
+	}
+	if !d.isPeer(h.Origin) || h.Origin != h.Via[0] {
+		return refuse(http.StatusForbidden, RejectPeer, "the origin %q is no peer, or not the first of via", h.Origin)
+	}
+	return nil
+}
+
+// isPeer says whether an entry of geo.peers stands for a proxy with this id.
+func (d *Verifier) isPeer(id string) bool {
+	_, ok := d.certificateNames(id)
+	return ok
+}
+
+// verifyHops checks the way of a request between proxies: it must not come back to this proxy, and must not be longer than allowed.
+func (d *Verifier) verifyHops(h *Hop) *Refusal {
+	countIsWrong := h.N != len(h.Via) // the hop header contradicts itself
 	switch {
 	case slices.Contains(h.Via, d.self):
-		return h, refuse(http.StatusLoopDetected, RejectHop, "the request was here before")
-	case h.N > h.Max || h.N != len(h.Via):
-		return h, refuse(http.StatusLoopDetected, RejectHop, "it has made %d hops of %d", h.N, h.Max)
+		return refuse(http.StatusLoopDetected, RejectHop, "the request was here before")
+	case h.N > h.Max || countIsWrong:
+		return refuse(http.StatusLoopDetected, RejectHop, "it has made %d hops of %d", h.N, h.Max)
 	case h.Max > d.maxHops:
-		return h, refuse(http.StatusLoopDetected, RejectHop, "it may make %d hops and %d are allowed here; set geo.max_hops alike", h.Max,
+		return refuse(http.StatusLoopDetected, RejectHop, "it may make %d hops and %d are allowed here; set geo.max_hops alike", h.Max,
 			d.maxHops)
 	}
-	return h, nil
+	return nil
 }
 
 // addressed reports whether the request was sent to this process of this proxy. The sender of a probe does not know the
