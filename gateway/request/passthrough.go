@@ -33,7 +33,7 @@ func (r *executor) doPassthrough(effect lifecycle.Effect) (event lifecycle.Event
 	switch effect.Kind {
 	case lifecycle.Remember: // the engine does not have the endpoint
 		p.Engines.NoteMissingEndpoint(p.chosen.Instance, p.Path)
-	case lifecycle.Recall: // the client gets the error of the call before the last one
+	case lifecycle.Recall: // the client may get the error of the call before the last one
 		if r.fault = p.earlierFault; r.fault != nil { // nil: no engine failed before
 			r.lastError = r.fault.ClientError
 		}
@@ -41,13 +41,17 @@ func (r *executor) doPassthrough(effect lifecycle.Effect) (event lifecycle.Event
 		r.job.srv.Log.Warn("an engine did not answer a request that was passed through to it", zap.String("request_id", r.job.id),
 			zap.String("endpoint", p.Path), zap.String("engine", p.chosen.Instance), zap.Int("attempt", r.job.record.Attempts),
 			zap.Int("status", r.fault.Status), zap.Error(r.fault.Err))
-	case lifecycle.Choose:
+	case lifecycle.Choose: // Chosen, NoneLeft or NoRoute says whether there is an engine that was not tried yet
 		if p.chosen, event.Kind, p.noEngine = p.Engines.Choose(r.job.req.Model, p.Path, p.triedEngines); p.noEngine == nil {
 			p.triedEngines = append(p.triedEngines, p.chosen.Instance)
 		}
-	default:
-		redial := effect.Kind == lifecycle.SendAnew // only SendAnew and SendOver get here
+	case lifecycle.SendOver: // the chosen engine gets the request for the first time
+		const redial = false
 		return r.sendOver(redial, effect.Until)
+	case lifecycle.SendAnew: // the same engine gets it once more, because the kept-alive connection had ended
+		const redial = true
+		return r.sendOver(redial, effect.Until)
+	default: // do passes no other effect on
 	}
 	return event
 }
@@ -66,7 +70,8 @@ func (r *executor) sendOver(redial bool, until lifecycle.Timeout) lifecycle.Even
 	j.record.Report(journal.Event{Kind: journal.Attempted})
 	j.record.Report(journal.Event{Kind: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "pass", Engine: p.chosen.ID})
 	rank := &roster.Rank{Instance: p.chosen.Instance, Target: p.chosen.Target, Traffic: p.chosen.Traffic}
-	r.stream = newSlotlessStream(j, rank, sse.Options{Form: sse.Verbatim, Choice: -1, Cached: sse.OwnCached})
+	unchanged := sse.Options{Form: sse.Verbatim, Choice: -1, Cached: sse.OwnCached} // the client gets the events as the engine sends them
+	r.stream = newSlotlessStream(j, rank, unchanged)
 	fault := callPassthrough(r.stream, redial, until)
 	if fault == nil {
 		return lifecycle.Event{Kind: lifecycle.First}
@@ -75,30 +80,19 @@ func (r *executor) sendOver(redial bool, until lifecycle.Timeout) lifecycle.Even
 		fault = failure.NewFault(fault.CallEnd, j.srv.drainedError(drainedMessage), failure.ErrMoved)
 		fault.Moved = true
 	}
-	p.earlierFault = r.fault
+	p.earlierFault = r.fault // kept for Recall, before callFailed replaces r.fault: the client may get this error and not that of this call
 	return r.callFailed(fault)
 }
 
 // callPassthrough sends the request, and reads the answer: all of it if it comes in one piece, else up to its first event. redial says that
 // the same engine gets the request a second time, over a new connection.
 func callPassthrough(s *stream, redial bool, until lifecycle.Timeout) (fault *failure.Fault) {
-	j, p, limits := s.job, s.job.passthrough, &s.job.srv.Settings().Limits
-	call := &upstream.Call{
-		Call: j.srv.Client.NewCall(p.chosen.Target), Kind: lifecycle.Sole, Engine: p.chosen.Instance, Path: p.Path,
-		Limits: engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: timeoutOf(until, j.srv.Settings(), nil),
-			Idle: limits.EventTimeout}, Log: j.srv.Log,
-	}
-	if s.upstream.call = call.Call; redial {
-		call.Fresh()
-	}
-	s.upstream.tracked = j.srv.Fleet.Track(roster.Location{Instance: p.chosen.Instance, Rank: -1}, call.Call, true)
-	if p.MaxTokens > 0 { // the model runs for a request that has no slot, which the counts of the engine's traffic must show
-		s.upstream.announcedTokens, s.upstream.countedWithoutSlot = p.MaxTokens, true
-		s.upstream.rank.Traffic.AddSentWithoutSlot(1)
-		s.upstream.rank.Traffic.ExpectComputed(s.upstream.announcedTokens)
-	}
+	j, p := s.job, s.job.passthrough
+	call := newPassthroughCall(s, redial, until)
+	countPassthrough(s, p.MaxTokens)
 	j.client.OnGone(func() { call.Disconnect(upstream.NoticeTimeout) })
-	headers := engine.JSONHeaders(j.callID("x", j.record.Attempts))
+	const idOfPassthrough = "x" // the kind of the call in its id
+	headers := engine.JSONHeaders(j.callID(idOfPassthrough, j.record.Attempts))
 	headers[0].Value = p.ContentType // the first header is Content-Type
 	s.upstream.resp, fault = call.Open(j.record.WithTraceHeaders(headers), p.Body)
 	if refused := fault != nil && fault.Status > 0 && fault.BlamedEngine == ""; refused { // an error status of an engine that works
@@ -114,6 +108,36 @@ func callPassthrough(s *stream, redial bool, until lifecycle.Timeout) (fault *fa
 		j.srv.Monitor.ReportFailure(fault.BlamedEngine, fault.Err)
 	}
 	return fault
+}
+
+// newPassthroughCall prepares the call to the chosen engine as the call of the stream, and registers it, so that a drain can end it. redial
+// and until are those of callPassthrough.
+func newPassthroughCall(s *stream, redial bool, until lifecycle.Timeout) *upstream.Call {
+	j, p, limits := s.job, s.job.passthrough, &s.job.srv.Settings().Limits
+	var noProfile *mooncake.Profile // the time limits of these calls are the same for all engines
+	call := &upstream.Call{
+		Call: j.srv.Client.NewCall(p.chosen.Target), Kind: lifecycle.Sole, Engine: p.chosen.Instance, Path: p.Path,
+		Limits: engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: timeoutOf(until, j.srv.Settings(), noProfile),
+			Idle: limits.EventTimeout}, Log: j.srv.Log,
+	}
+	if s.upstream.call = call.Call; redial {
+		call.Fresh()
+	}
+	const abortable = true // no KV is pulled for the call, so a drain may end it at any time
+	s.upstream.tracked = j.srv.Fleet.Track(roster.Location{Instance: p.chosen.Instance, Rank: -1}, call.Call, abortable)
+	return call
+}
+
+// countPassthrough adds the request to the counts of the engine's traffic: as one that runs without a slot of a rank, and with the tokens
+// that the engine may compute for it. maxTokens bounds these tokens; 0: the endpoint does not run the model, so nothing is counted. At the
+// end of the call, endAccounting corrects both counts.
+func countPassthrough(s *stream, maxTokens int64) {
+	if maxTokens <= 0 {
+		return
+	}
+	s.upstream.announcedTokens, s.upstream.countedWithoutSlot = maxTokens, true
+	s.upstream.rank.Traffic.AddSentWithoutSlot(1)
+	s.upstream.rank.Traffic.ExpectComputed(s.upstream.announcedTokens)
 }
 
 // classifyRefusal sets the reason why an engine answered with an error status: the engine lacks the endpoint, its model cannot do what the
@@ -138,7 +162,7 @@ func lacksEndpoint(status int, body []byte) bool {
 }
 
 // readPassthroughStart reads an answer that comes in one piece, or a stream up to its first event. The client gets nothing until it
-// returns.
+// returns. The fault is nil if the answer has come or begun.
 func readPassthroughStart(s *stream, call *upstream.Call) *failure.Fault {
 	limits := &s.job.srv.Settings().Limits
 	if !bytes.HasPrefix(s.upstream.resp.ContentType(), []byte("text/event-stream")) {
@@ -151,19 +175,20 @@ func readPassthroughStart(s *stream, call *upstream.Call) *failure.Fault {
 	for !s.upstream.answer.Filter.Started() && s.state == flowing {
 		_ = s.fill() // s.upstream.fault has the error, too, and is read below
 	}
+	// Without a first event, endFailed has ended the stream, and has set upstream.fault.
 	switch {
 	case s.upstream.answer.Filter.Started():
 		s.firstAt = time.Now()
 		s.job.enterPhase(journal.Streaming, "")
 		return nil
-	case s.upstream.answer.Filter.Failure().Status > 0: // the first event reports a failure
+	case s.upstream.answer.Filter.Failure().Status > 0: // the first event reports a failure, and its error is already the client's
 		return failure.UnusableAnswer(lifecycle.Sole, lifecycle.Erred, s.upstream.fault.ClientError, errEngineReported)
 	}
-	return call.FaultOf(s.upstream.fault.Err)
+	return call.FaultOf(s.upstream.fault.Err) // the connection broke, the body ended, or the engine was silent for too long
 }
 
 // readOnePiece reads an answer in one piece, of any content type and at most limit bytes. It also takes the token counts, if the answer or
-// its metadata has any.
+// its metadata has any. The faults name the kind of the call, lifecycle.Sole: it serves all of the request on one engine.
 func readOnePiece(s *stream, call *upstream.Call, limit int) *failure.Fault {
 	p := s.job.passthrough
 	isJSON := bytes.HasPrefix(s.upstream.resp.ContentType(), []byte("application/json"))
@@ -184,8 +209,9 @@ func readOnePiece(s *stream, call *upstream.Call, limit int) *failure.Fault {
 	if !isJSON {
 		usageJSON = s.upstream.resp.Header(metadataHeader)
 	}
-	switch _, err = mooncake.ScanBody(usageJSON, 0); {
-	case err == nil:
+	const defaultDepth = 0 // JSON may be nested as deeply as in a request by default
+	switch _, err = mooncake.ScanBody(usageJSON, defaultDepth); {
+	case err == nil: // it is a JSON object
 		s.upstream.answer.Filter.ReadUsage(usageJSON)
 	case isJSON && !json.Valid(whole): // valid JSON of another form, such as a list, has no counts but is an answer
 		return failure.UnusableAnswer(lifecycle.Sole, lifecycle.Garbled, failure.BadGateway(failure.Engine, "its answer is not JSON"), err)
@@ -198,9 +224,11 @@ func readOnePiece(s *stream, call *upstream.Call, limit int) *failure.Fault {
 const firstBufferBytes = 4 << 10
 
 // readAll reads the body of an answer. As the answer grows, the client's caller is charged for the memory. readAll fails with errNoRoom if
-// the caller may have no more memory.
+// the caller may have no more memory now, because of its other requests or those of other callers. It fails with ErrTooLarge if the answer
+// has more than limit bytes, or more than there would be room for without any other request.
 func (p *Passthrough) readAll(resp *engine.Response, limit int) (whole []byte, err error) {
-	limit = p.Memory.Most(limit+1) - 1 // the buffer holds one byte more than limit, so that a longer answer is noticed
+	room := p.Memory.Most(limit + 1) // Most returns what the request could hold alone, but at most limit+1
+	limit = room - 1                 // the buffer holds one byte more than limit, so that a longer answer is noticed
 	for {
 		if len(whole) == cap(whole) { // the buffer is full: it grows to twice its size, but not beyond limit+1
 			more := min(max(firstBufferBytes, cap(whole)), limit+1-cap(whole))

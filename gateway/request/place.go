@@ -47,9 +47,11 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 	})
 	j.enterPhase(journal.Pooled, "")
 	entry, region := poolEntry(j, candidate, tokens)
+	// entry.Model names the board, i.e. the decode ranks that may take the request. OwnsGroupFor takes this name without its region.
 	ownedBoard := entry.Model
 	if !candidate.Aggregated {
-		ownedBoard = strings.TrimSuffix(entry.Model, roster.BoardIn("", region)) // OwnsGroupFor takes the name of a board without its region
+		markOfRegion := roster.BoardIn("", region) // what the name of a board in the region ends with; empty for the own region
+		ownedBoard = strings.TrimSuffix(entry.Model, markOfRegion)
 	}
 	bound, losses := enqueue(entry), j.srv.Owner.Losses()
 	queued = true // from now on the entry holds the place in the pool
@@ -130,12 +132,12 @@ func (j *job) firstTokenDeadline() time.Time {
 	return j.incoming.Deadline
 }
 
-// unplacedFault returns the fault of a request that got no decode rank. ownerChanged says that another proxy owns the decode group now. The
-// KV of a hand-off cannot be sent to another region. So if a region has lost its ranks, the prompt is prefilled again in another region,
-// once.
+// unplacedFault returns the fault of a request that got no decode rank. ownerChanged says that another proxy owns the decode group now.
+// region is where the request must be decoded; empty: in the proxy's own region. The KV of a hand-off cannot be sent to another region. So
+// if a region other than the own one has lost its ranks, the prompt is prefilled again in another region, once.
 func (j *job) unplacedFault(err error, tokens int, region string, ownerChanged bool) *failure.Fault {
 	unlisted := errors.Is(err, board.ErrNotListed) // no engine lists the model any more
-	if ownerChanged && !unlisted {                 // OwnsGroupFor is also false for a model that no engine lists
+	if ownerChanged && !unlisted {                 // ownerChanged is also true for a model that no engine lists
 		return failure.NewFault(lifecycle.CallEnd{Reason: lifecycle.Unowned}, failure.NotOurs, owner.ErrNotOwner)
 	}
 	answer := failure.UnplacedError("decode", err, tokens, j.model.Name, j.model.AllAggregated)

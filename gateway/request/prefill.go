@@ -3,6 +3,7 @@ package request
 import (
 	"bytes"
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"sync"
@@ -15,6 +16,7 @@ import (
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/fleet/roster"
+	"evenkeel/gateway/handback"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/lifecycle"
@@ -50,7 +52,7 @@ func newProbeCall(j *job, lease *prefill.Lease, until lifecycle.Timeout) *probeC
 		c.Fresh()
 	}
 	c.tracked = srv.Fleet.TrackProbe(&lease.Candidate, c.Call.Call)
-	c.Tracked = c.tracked
+	c.Tracked = c.tracked // by it, the call finds out whether it was ended because its engine is down
 	return c
 }
 
@@ -63,18 +65,20 @@ func (c *probeCall) answerBy() time.Time { return c.began.Add(c.Limits.FirstByte
 // has answered. stopped says that the proxy ended the call, or never sent it. clientLeft says that the client had left. If the proxy closes
 // the connection before the answer begins, the engine aborts the request.
 func (c *probeCall) reportEnd(fault *failure.Fault, stopped, clientLeft bool) *failure.Fault {
-	switch {
-	case fault == nil || fault.Status != 0: // the engine has answered
+	if engineAnswered := fault == nil || fault.Status != 0; engineAnswered {
 		c.srv.Monitor.Answered(c.Engine)
 		if fault != nil && fault.BlamedEngine != "" { // the answer says something about the engine, for example that it is paused
 			c.srv.Monitor.ReportFailure(fault.BlamedEngine, fault.Err)
 		}
 		return fault
+	}
+	switch {
 	case stopped && clientLeft:
 		fault.Reason, fault.ClientError, fault.Err = lifecycle.Left, failure.ClientGone, nil
-	case stopped && c.tracked.MustMove():
+	case stopped && c.tracked.MustMove(): // the engine is taken out of service or paused, so the request moves to another one
 		fault.Reason = lifecycle.Moved
-	case fault.Reason != lifecycle.HungUp: // the proxy did not end the call, so its end says something about the engine
+	case fault.Reason == lifecycle.HungUp: // the proxy ended the call for another reason, which says nothing about the engine
+	default: // the engine could not be reached, was silent, or broke the call off
 		c.srv.Monitor.ReportFailure(fault.BlamedEngine, fault.Err)
 	}
 	if fault.Reason == lifecycle.Moved || fault.Reason == lifecycle.HungUp { // the proxy ended the call: the engine has not failed
@@ -101,38 +105,15 @@ var answerPool = sync.Pool{New: func() any { return new([]byte) }}
 // answered holds the prompt's KV blocks. So the hand-off is read even if the client has left: it is needed to free the blocks. A hand-off
 // that is returned together with a fault must only be discarded.
 func (j *job) runProbe(lease *prefill.Lease, until lifecycle.Timeout) (*handoff.Handoff, *failure.Fault) {
-	candidate, began := lease.Candidate, time.Now()
-	info, err := j.srv.Fleet.BootstrapInfo(candidate)
-	if err != nil {
-		fault := failure.NewFault(lifecycle.CallEnd{Reason: lifecycle.Unnamed},
-			failure.BadGateway("prefill", "its bootstrap server does not answer"), err)
-		if prefill.Unsent(err) {
-			fault.Reason = lifecycle.Unreachable
-		}
+	began := time.Now()
+	info, fault := transferNames(j, lease.Candidate)
+	if fault != nil {
 		return nil, fault
-	}
-	if info != nil {
-		info.TransferID = j.callID("t", j.record.Attempts)
 	}
 	call := newProbeCall(j, lease, until)
 	call.began = began
 	defer call.untrack()
-	// The lease of a profile with Early is marked as sent only now, other leases were marked before. Such a profile gets here only while the
-	// engine's address is unknown to decode engines (see bindOrder).
-	if candidate.Profile.Early() {
-		lease.MarkSent()
-	}
-	// An engine that finishes a prefill pins the KV before it sends its answer. The answer has the only name of that KV: if the
-	// connection is closed before, the KV stays pinned until the hold timeout (vllm#50425). So when a client leaves, its probe may
-	// run for limits.probe_grace, and the hand-off is then discarded. A probe that takes longer is aborted, which frees the KV at
-	// once. If the prefill ends in the same instant, the KV may stay pinned without evenkeel knowing. The engine's KV budget is not
-	// charged for this rare case: to charge for every aborted probe would keep requests away from engines that are empty.
-	var atAnyTime time.Time // the call may end as soon as the grace is over
-	ignoreClient := endAfterClientLeft(j.client, call.Call.Call, j.srv.Settings().Limits.ProbeGrace, atAnyTime)
-	patch, turn := j.fetchTurn(lease)
-	resp, fault := call.Open(j.record.WithTraceHeaders(engine.JSONHeaders(j.callID("p", j.record.Attempts))),
-		candidate.Profile.ProbeBody(&j.body, j.req.Endpoint, patch, info, nil))
-	ignoreClient()
+	resp, turn, fault := openProbe(j, call, lease, info)
 	answered := time.Now() // the hold timeout runs from the response headers on
 	if resp != nil {
 		defer resp.Close()
@@ -153,6 +134,49 @@ func (j *job) runProbe(lease *prefill.Lease, until lifecycle.Timeout) (*handoff.
 		return nil, fault
 	}
 	return j.acceptAnswer(lease, call.process, info, answer, answered)
+}
+
+// transferNames returns the names that a prefill request must give the engine for the transfer of the KV; nil: the engine needs none. It
+// fails if the engine's bootstrap server, which has one of the names, does not answer.
+func transferNames(j *job, candidate prefill.Candidate) (*mooncake.BootstrapInfo, *failure.Fault) {
+	info, err := j.srv.Fleet.BootstrapInfo(candidate)
+	if err != nil {
+		fault := failure.NewFault(lifecycle.CallEnd{Reason: lifecycle.Unnamed},
+			failure.BadGateway("prefill", "its bootstrap server does not answer"), err)
+		if prefill.Unsent(err) {
+			fault.Reason = lifecycle.Unreachable
+		}
+		return nil, fault
+	}
+	if info != nil {
+		info.TransferID = j.callID("t", j.record.Attempts)
+	}
+	return info, nil
+}
+
+// openProbe sends the prefill request of runProbe, and returns the engine's response once its head has come. turn is the earlier turn of
+// the conversation whose KV the engine fetches for the request; nil: it fetches none.
+//
+// An engine that finishes a prefill pins the KV before it sends its answer. The answer has the only name of that KV: if the connection is
+// closed before, the KV stays pinned until the hold timeout (vllm#50425). So when a client leaves, its probe may run for
+// limits.probe_grace, and the hand-off is then discarded. A probe that takes longer is aborted, which frees the KV at once. If the prefill
+// ends in the same instant, the KV may stay pinned without evenkeel knowing. The engine's KV budget is not charged for this rare case: to
+// charge for every aborted probe would keep requests away from engines that are empty.
+func openProbe(j *job, call *probeCall, lease *prefill.Lease, info *mooncake.BootstrapInfo) (resp *engine.Response, turn *handback.Turn,
+	fault *failure.Fault) {
+	profile := lease.Candidate.Profile
+	// With an Early profile, requests usually get their decode rank before their prefill, so a lease is marked as sent only with the prefill
+	// call. Other leases were marked before. An Early request gets here only while decode engines lack the engine's address (bindOrder).
+	if profile.Early() {
+		lease.MarkSent()
+	}
+	var atAnyTime time.Time // the call may end as soon as the grace is over
+	ignoreClient := endAfterClientLeft(j.client, call.Call.Call, j.srv.Settings().Limits.ProbeGrace, atAnyTime)
+	patch, turn := j.fetchTurn(lease)
+	resp, fault = call.Open(j.record.WithTraceHeaders(engine.JSONHeaders(j.callID("p", j.record.Attempts))),
+		profile.ProbeBody(&j.body, j.req.Endpoint, patch, info, nil))
+	ignoreClient()
+	return resp, turn, fault
 }
 
 // acceptAnswer turns a prefill engine's answer into a hand-off, or returns why it cannot. It also stores in the job, the record and the
@@ -236,13 +260,13 @@ func (srv *Server) checkCounts(c prefill.Candidate, probed *mooncake.ProbeAnswer
 	return nil
 }
 
-// notePrefilled stores what the prefill engine reported about the prompt: its length, its cached tokens and, if profile says that a lost
-// answer could go on from them, its token ids. profile is the profile of an engine of the attempt.
+// notePrefilled stores what the prefill engine reported about the prompt that it computed: its length, its cached tokens and, if profile
+// says that a lost answer could go on from them, its token ids. profile is the profile of an engine of the attempt.
 func notePrefilled(j *job, probed *mooncake.ProbeAnswer, profile *mooncake.Profile) {
-	j.promptTokens = cmp.Or(probed.PromptTokens, j.promptTokens)
+	j.promptTokens = cmp.Or(probed.PromptTokens, j.promptTokens) // if a lost answer goes on, with the answer so far
 	j.record.Report(journal.Event{Kind: journal.Prefilled, Tokens: probed.PromptTokens, Cached: probed.CachedTokens,
 		Resumed: j.life.Resumed()})
-	if j.life.Resumed() { // the counts include the answer so far, and the fields below are about the client's own prompt
+	if j.life.Resumed() { // the fields below are about the client's own prompt, and were set before the answer was lost
 		return
 	}
 	j.resume.promptTokens = j.promptTokens
@@ -276,17 +300,20 @@ func (j *job) noteEmptyAnswer(tokens int) {
 	j.changes = &changes
 }
 
-// run makes the prefill call. It is the body of the goroutine that beginPrefill starts. If the decode engine calls back, run waits for the
-// callback. Then it asks one prefill engine after the other, until one takes the prompt.
+// run makes the prefill call, also called the probe. It is the body of the goroutine that beginPrefill starts. If the decode engine calls
+// back, run waits for the callback. Then it asks one prefill engine after the other, until one takes the prompt.
 func (p *concurrentPrefill) run() {
 	defer close(p.prefillOver)
 	if p.traits.CallsBack {
-		if !p.awaitCallback() {
+		if !p.awaitCallback() { // no prefill is needed
 			return
 		}
-		p.moveToSooner()
+		p.moveToSooner() // during the wait for the callback, another prefill engine may have become the one that ends the prefill sooner
 	}
-	for p.runProbe() && p.moveToAnother() { // runProbe returns true if another engine should be tried
+	for {
+		if tryAnother := p.runProbe(); !tryAnother || !p.moveToAnother() {
+			return
+		}
 	}
 }
 
@@ -373,16 +400,19 @@ func (p *concurrentPrefill) acceptAnswer(answer []byte, at time.Time) *failure.F
 		}
 	}
 	p.probed, p.answeredAt = probed, at
-	if p.noEarlyEvents { // only now, because the rank computes no tokens before it has the KV
+	// The answer shows its tokens only at its end, so the board must estimate them until then. It begins with this only now, because the
+	// rank computes no tokens before it has the KV.
+	if p.noEarlyEvents {
 		p.slot.MarkNonStreaming(p.maxTokens)
 	}
 	lease.Answered(prefill.Usage{PromptTokens: cmp.Or(probed.PromptTokens, p.promptEstimate), CachedTokens: probed.CachedTokens},
 		at.Add(candidate.Profile.KVHoldTimeout))
-	var why *failure.Fault // why the decode call must end; nil: it goes on
+	// If the client has left, PrefillDone may end the decode call, which has gone on only until the end of the prefill.
+	var whyDecodeEnds *failure.Fault // nil: PrefillDone does not end the decode call, or finds the reason itself
 	if p.pairState().ClientLeft {
-		why = clientLeftFault()
+		whyDecodeEnds = clientLeftFault()
 	}
-	p.step(lifecycle.Event{Kind: lifecycle.PrefillDone, Prompt: probed.PromptTokens}, why)
+	p.step(lifecycle.Event{Kind: lifecycle.PrefillDone, Prompt: probed.PromptTokens}, whyDecodeEnds)
 	return nil
 }
 
@@ -395,10 +425,13 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Timeout) (*strea
 		lease.MarkSent()
 	}
 	j.client.OnGone(func() { call.Disconnect(upstream.NoticeTimeout) })
-	body := candidate.Profile.DecodeBody(&j.body, j.req.Endpoint, j.changes, nil, "", j.req.Stream, nil)
+	var noKV json.RawMessage // the engine computes the prompt itself
+	const noSalt = ""        // its prefix cache has no blocks that must not be used
+	body := candidate.Profile.DecodeBody(&j.body, j.req.Endpoint, j.changes, noKV, noSalt, j.req.Stream, nil)
+	const isAnswer = true
 	answer, fault := call.SendAndRead(j.record.WithTraceHeaders(engine.JSONHeaders(j.callID("p", j.record.Attempts))), body,
-		maxBodyBytes(j.srv.Settings(), true), call.answerBy())
-	if fault = call.reportUnpairedEnd(j, fault); fault != nil {
+		maxBodyBytes(j.srv.Settings(), isAnswer), call.answerBy())
+	if fault = call.reportUnpairedEnd(j, fault); fault != nil { // no decode call runs beside this call
 		return nil, fault
 	}
 	filterOptions := j.filterOptions
@@ -407,9 +440,10 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Timeout) (*strea
 	if !j.req.Stream { // the answer in one piece is handled like a single event that also has the usage
 		filterOptions.ContinuousUsage, filterOptions.Unstreamed = true, true
 	}
-	s := newSlotlessStream(j,
-		&roster.Rank{Instance: candidate.Instance, Target: candidate.Target, Profile: candidate.Profile,
-			Traffic: &engine.Traffic{}, Signs: engine.NewLiveness()}, filterOptions)
+	// The stream wants a rank, which a prefill engine is not. Nothing else reads the traffic and the signs of life of this one.
+	insteadOfRank := &roster.Rank{Instance: candidate.Instance, Target: candidate.Target, Profile: candidate.Profile,
+		Traffic: &engine.Traffic{}, Signs: engine.NewLiveness()}
+	s := newSlotlessStream(j, insteadOfRank, filterOptions)
 	if err := processAll(s, answer); err != nil {
 		reported := s.upstream.answer.Filter.Failure()
 		s.giveBackAll(board.Failed)

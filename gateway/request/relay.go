@@ -22,8 +22,8 @@ import (
 	"evenkeel/sse"
 )
 
-// newStream prepares the call to the rank of the slot, and the stream of its answer. It sends nothing yet. It decides which parts of the
-// request stay in memory so that a lost answer can go on, and registers the call so that a drain can end it.
+// newStream prepares the call to the rank of the slot, and the stream of its answer. It sends nothing yet. If the engine will stream, it
+// decides which parts of the request stay in memory so that a lost answer can go on. It registers the call so that a drain can end it.
 func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	rank := j.srv.Engines().Rank(slot.Worker)
 	call := upstream.NewCall(j.srv.Client, rank.Profile, rank.Target)
@@ -37,28 +37,38 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	resumed := j.life.Resumed()
 	s.upstream.unstreamed = !resumed && !j.req.Stream && (j.req.Passthrough || rank.Profile.NonStream == mooncake.NonStreamPassthrough)
 	s.upstream.noEarlyText = j.buffersText(rank.Profile)
-	filterOptions := s.upstream.filterOptions()
-	var assembler *sse.Assembler
 	if !s.upstream.unstreamed {
 		j.keepForResume(rank)
-		if !resumed && !j.req.Stream { // a resumed answer keeps its first assembler (see takeOver)
-			assembler = newAssembler(j)
-		}
 	}
 	// A drain aborts a call only when the rank pulls no KV for it. A local call never pulls any. With an answer in one piece, nothing shows
 	// before its end that the pull is over, so a drain does not wait for it.
 	abortable := s.upstream.unstreamed || s.upstream.computesPrompt
 	s.upstream.tracked = j.srv.Fleet.Track(roster.Location{Instance: rank.Instance, Rank: rank.Target.Rank}, call, abortable)
-	s.upstream.answer.Transcript.Reset(mooncake.ByText(j.resume.method))
-	if !s.upstream.unstreamed && j.resume.retention != lifecycle.KeepNothing {
-		noPrefillYet := s.upstream.computesPrompt || rank.Profile.Early() // no prefill engine has told the prompt's token ids
-		s.upstream.answer.Transcript.KeepPrompt = noPrefillYet
+	filterOptions := s.upstream.filterOptions()
+	if recordsAnswer := prepareTranscript(s); recordsAnswer {
 		filterOptions.Transcript = &s.upstream.answer.Transcript
 	}
 	s.upstream.answer.Answer.Reset(filterOptions)
-	s.upstream.answer.Assembler = assembler
 	s.upstream.answer.out = s.upstream.answer.out[:0]
+	wantsOnePiece := !j.req.Stream && !s.upstream.unstreamed
+	if wantsOnePiece && !resumed { // a resumed answer keeps its first assembler (see takeOver)
+		s.upstream.answer.Assembler = newAssembler(j)
+	}
 	return s
+}
+
+// prepareTranscript empties the transcript of the call's answer. It returns whether the answer must be recorded in it, because another
+// engine may have to continue the answer. The transcript then has the text of the answer if the answer would go on from its text, and
+// otherwise only its tokens. It also has the token ids of the prompt if no prefill engine has reported them before the decode call.
+func prepareTranscript(s *stream) (recordsAnswer bool) {
+	j, transcript := s.job, &s.upstream.answer.Transcript
+	keepText := mooncake.ByText(j.resume.method)
+	transcript.Reset(keepText)
+	if s.upstream.unstreamed || j.resume.retention == lifecycle.KeepNothing {
+		return false
+	}
+	transcript.KeepPrompt = s.upstream.computesPrompt || s.upstream.rank.Profile.Early()
+	return true
 }
 
 // filterOptions returns what the filter does with the answer: what the client of the job asked for, and what depends on the rank.
@@ -89,10 +99,10 @@ func (j *job) buffersText(profile *mooncake.Profile) bool {
 }
 
 // noteFirstEvent notes that the first data event has come. From now on the client may have a part of the answer, the engine's traffic
-// counts the answer as running, and the engine has computed the prompt.
+// counts the answer as running and has the number of tokens that the engine has computed of the prompt, and a drain may end the call.
 func (s *stream) noteFirstEvent() {
 	s.firstAt = time.Now()
-	const computedNothing = false
+	const computedNothing = false // the answer has begun, so the engine has computed what it did not get of the prompt's KV
 	s.upstream.correctCompute(computedNothing)
 	if s.upstream.slot != nil { // nil: the whole answer came at once, and its slot is free
 		s.upstream.countedRunning = true
@@ -110,7 +120,8 @@ func (s *stream) noteFirstEvent() {
 }
 
 // fill waits for the engine's next bytes, and turns the events that these bytes complete into bytes for the client. It returns an error
-// only before the first data event. A later error becomes the last event that the client gets.
+// only before the first data event, and only if endError does not say more than this error. A later error becomes the last event that the
+// client gets.
 func (s *stream) fill() error {
 	if s.state == lost {
 		s.continueAnswer()
@@ -131,9 +142,13 @@ func (s *stream) fill() error {
 		return nil //nolint:nilerr // the end of the stream is not part of the answer
 	}
 	s.bodyEnded(err)
-	fault := s.upstream.fault // nil: the answer was whole
-	if fault == nil || fault.Reason == lifecycle.Unusable || s.upstream.answer.Filter.Started() {
-		return nil // the error, if there is one, is in s.upstream.fault
+	switch fault := s.upstream.fault; {
+	case fault == nil: // the answer was whole
+		return nil
+	case fault.Reason == lifecycle.Unusable: // bodyEnded has found out why the answer cannot be used, and set endError
+		return nil
+	case s.upstream.answer.Filter.Started(): // the client gets the error as an event
+		return nil
 	}
 	return err
 }
@@ -152,6 +167,8 @@ func (s *stream) feed(p []byte, now time.Time) {
 func (s *stream) bodyEnded(err error) {
 	s.upstream.answer.out = s.upstream.answer.CloseEvent(s.upstream.answer.out) // ends a cut event, so that another event can follow
 	whole := errors.Is(err, io.EOF) && s.upstream.answer.Closed() == sse.Complete
+	// The cases after the first have this order: an answer that is too large, or whole, is so whatever else has happened. Then come the two
+	// reasons for which this proxy itself has ended the call. In the last two cases, the engine has ended it, and is at fault.
 	switch kvFault := s.upstream.prefillCall.pairFault(); {
 	case s.job.passthrough != nil:
 		passthroughBodyEnded(s, err)
@@ -173,25 +190,27 @@ func (s *stream) bodyEnded(err error) {
 	default:
 		s.job.srv.Monitor.ReportFailure(s.upstream.rank.Instance, err)
 		why := (&upstream.Call{Kind: lifecycle.Decode}).FaultOf(err).Reason
-		if why == lifecycle.HungUp { // no drain ended the call, and endFailed checks whether the client did
+		// HungUp would say that this proxy ended the call, and so that the engine is not at fault. The cases above have excluded a drain and
+		// the prefill call, and endFailed itself finds out whether the client has left.
+		if why == lifecycle.HungUp {
 			why = lifecycle.Broke
 		}
 		s.endFailed(why, failure.StreamBroke("upstream_broken", err), err)
 	}
 }
 
-// passthroughBodyEnded does what bodyEnded does, for a request that is passed through. If no event has come yet, readPassthroughStart
-// decides what the client gets.
+// passthroughBodyEnded does what bodyEnded does, for a request that is passed through. From its first event on, such an answer is complete
+// wherever its body ends, except within an event. If no event has come yet, readPassthroughStart decides what the client gets.
 func passthroughBodyEnded(s *stream, err error) {
 	err = cmp.Or(s.upstream.answer.Err(), err) // the reader's own error comes first: after it, the rest of the body was not read
 	begun, bodyComplete := s.upstream.answer.Filter.Started(), errors.Is(err, io.EOF)
 	switch {
-	case bodyComplete && s.upstream.answer.Closed() == sse.Complete: // a [DONE] is not required, because some engines send none
+	case bodyComplete && s.upstream.answer.Closed() == sse.Complete:
 		s.endWhole()
 		return
 	case bodyComplete && s.upstream.answer.Reader.Buffered() > 0: // a part of an event is left
 		err = errCut
-	case bodyComplete:
+	case bodyComplete: // no event has come
 		err = errNoData
 	}
 	answer := openai.NewError(http.StatusBadGateway, "upstream_broken", failure.NoAnswer(failure.Engine, err).Message)
@@ -222,7 +241,8 @@ func (s *stream) processEvent(e sse.Event) {
 }
 
 // applyEffects counts the events that were processed. If the last one ended the answer (effects.End), it ends the call, as a whole answer
-// or with the failure that the engine reported.
+// or with the failure that the engine reported. A failure for which another engine may give a good answer has the reason Garbled. Unusable
+// says that every engine would give such an answer.
 func (s *stream) applyEffects(effects sse.Effects) {
 	if effects.Events > 0 {
 		s.countProgress(effects.Tokens, effects.Events)
@@ -231,11 +251,11 @@ func (s *stream) applyEffects(effects sse.Effects) {
 	case sse.NotEnded:
 	case sse.Complete:
 		s.endWhole()
-	case sse.Short:
+	case sse.Short: // the [DONE] came too early
 		s.endFailed(lifecycle.Garbled, failure.StreamBroke("upstream_incomplete", errNotWhole), errNotWhole)
-	case sse.Garbled:
+	case sse.Garbled: // an event cannot be read
 		s.endFailed(lifecycle.Garbled, failure.StreamBroke("upstream_broken", s.upstream.answer.Err()), s.upstream.answer.Err())
-	case sse.Broken:
+	case sse.Broken: // the answer exceeds a limit, or its events cannot be joined
 		s.endFailed(lifecycle.Unusable, failure.StreamBroke("upstream_broken", s.upstream.answer.Err()), s.upstream.answer.Err())
 	case sse.Refused:
 		reported := s.upstream.answer.Filter.Failure()
@@ -260,8 +280,9 @@ func (s *stream) applyEffects(effects sse.Effects) {
 	}
 }
 
-// countProgress adds tokens that came in a number of events to the slot, to the engine's traffic and to the metrics. The dispatcher's next
-// round reads the slot.
+// countProgress reports events with tokens. tokens is how many tokens the engine has generated so far. The slot gets this number, which the
+// dispatcher's next round reads. The engine's traffic only learns that events came, which shows that the engine works. The metrics get the
+// gaps between the events.
 func (s *stream) countProgress(tokens, events int) {
 	if s.upstream.slot != nil { // nil: a prefill engine answers
 		if s.upstream.unstreamed { // the prefill call also marks the slot, but only when the prefill engine has answered
@@ -272,7 +293,7 @@ func (s *stream) countProgress(tokens, events int) {
 	if s.upstream.countedRunning { // the traffic counts the answer only from noteFirstEvent on
 		s.upstream.rank.Traffic.OnEvent()
 	}
-	s.dropRequestBody()
+	s.dropRequestBody() // with KeepStart, the body is needed only until the first token
 	if s.firstTokenAt.IsZero() {
 		s.firstTokenAt, s.lastTokenAt = s.readAt, s.readAt
 		events-- // no gap comes before the first event

@@ -21,16 +21,17 @@ var errIgnoredResume = errors.New("the engine did not go on with the answer so f
 	"profile, or upgrade the engine")
 
 // continueAnswer continues an answer that its engine has lost. The request is served again: the part of the answer that the client has is
-// appended to the prompt, and the client gets the new part as if one engine had sent the whole answer.
+// appended to the prompt, and the client gets the new part as if one engine had sent the whole answer. If only the end of the answer is
+// missing, evenkeel writes it. If the answer cannot go on, it is broken off with an error.
 func (s *stream) continueAnswer() {
 	j, fault, moved := s.job, s.upstream.fault, s.upstream.tracked.MustMove() // moved: a drain has ended the call
+	kvIsWrong := false                                                        // text that was computed from broken KV must not be continued
 	if !j.client.Left() {
-		// Text that was computed from broken KV must not be continued.
 		if kvFault := s.upstream.prefillCall.confirmKV(s.upstream.answer.Filter.Prompt(), j.client.Gone()); kvFault != nil {
-			s.upstream.fault, fault = kvFault, nil // nil stands for the wrong KV
+			s.upstream.fault, kvIsWrong = kvFault, true
 		}
 	}
-	if wrongKV := fault == nil; wrongKV || j.client.Left() { // the answer is broken off
+	if kvIsWrong || j.client.Left() { // the answer is broken off
 		s.step(lifecycle.Event{Kind: lifecycle.GivenUp})
 		return
 	}
@@ -41,8 +42,8 @@ func (s *stream) continueAnswer() {
 	switch tier {
 	case lifecycle.Broken: // the answer cannot go on, so it is broken off
 		s.step(lifecycle.Event{Kind: lifecycle.GivenUp})
-	case lifecycle.Concluding: // planContinuation has written the end of the answer
-	default:
+	case lifecycle.Concluding: // planContinuation has written the end into the stream, so the answer is whole
+	default: // another engine continues the answer
 		j.record.Report(journal.Event{Kind: journal.Retried})
 		var next *stream
 		if next, attemptError = j.serve(nil); attemptError == nil {
@@ -68,30 +69,49 @@ func (m *metrics) countLoss(fault *failure.Fault, moved bool, tier lifecycle.Tie
 	counter.WithLabelValues(tier).Inc()
 }
 
-// endLoss logs whether a lost answer goes on. If the next attempt has failed, it ends the stream: with the error that the client would have
-// got without that attempt. attemptError is how the next attempt failed; nil: it did not fail, or there was none, and then the lifecycle
-// has ended the stream.
+// endLoss logs whether a lost answer goes on, and ends the stream if the attempt to continue it has failed. fault is why the answer was
+// lost. tier says how it goes on; lifecycle.Broken: not at all. attemptError is how the attempt to continue it failed; nil: it did not
+// fail, or no attempt was made.
 func endLoss(s *stream, fault *failure.Fault, tier lifecycle.Tier, attemptError *openai.Error) {
 	j := s.job
 	switch {
-	case tier != lifecycle.Broken:
+	case tier != lifecycle.Broken: // the answer goes on, or evenkeel has written its end
 		j.srv.Log.Info("an answer goes on after its decode engine lost it", zap.Inline(j), zap.String("lost", fault.ClientError.Code),
 			zap.String("tier", tier),
 			zap.Bool("token_exact", tier != lifecycle.ByText), zap.Int("tokens", s.tokens()), zap.String("engine", s.upstream.rank.Target.ID))
-	case attemptError == nil: // continueAnswer has ended the stream already
+	case attemptError == nil: // no attempt was made, and the lifecycle has ended the stream
 	case attemptError.Status == journal.StatusClientClosed:
 		s.finishAnswer(failure.ClientGone)
-	default:
+	default: // the client gets the error by which the answer was lost, as if no attempt to continue it had been made
 		j.srv.Log.Warn("an answer could not go on after its decode engine lost it", zap.Inline(j), zap.String("cause", attemptError.Message))
 		s.finishAnswer(fault.ClientError)
 	}
 }
 
-// planContinuation decides how the lost answer goes on, and prepares the job for its next attempt. It returns lifecycle.Concluding if no
-// token is left to compute: then it has written the end of the answer into the stream. It returns lifecycle.Broken if the answer cannot go
-// on.
+// planContinuation decides how the lost answer goes on, and returns this as a tier. For lifecycle.Broken, the answer cannot go on. For
+// lifecycle.Concluding, no token is left to compute, and planContinuation has written the end of the answer into the stream. For all other
+// tiers, it has prepared the job for the attempt that continues the answer.
 func (s *stream) planContinuation() lifecycle.Tier {
-	j, resume := s.job, &s.job.resume
+	joinTranscript(s)
+	loss := lostAnswer(s)
+	plan := loss.Plan()
+	switch {
+	case plan.Tier == lifecycle.Broken:
+		return plan.Tier
+	case plan.Tier == lifecycle.Concluding && loss.Finished: // the engine has sent a finish_reason
+		s.writeEnding(plan.AnswerSoFar.Head, "")
+		return plan.Tier
+	}
+	applyPlan(s, &plan)
+	if plan.Tier == lifecycle.Concluding { // the answer has all tokens that it may have, but no finish_reason yet
+		s.resetForEnd(s.job.resume.answerTokens)
+		s.writeEnding(plan.AnswerSoFar.Head, "length")
+	}
+	return plan.Tier
+}
+
+// joinTranscript appends the part of the answer that the lost call has sent to the parts of earlier calls.
+func joinTranscript(s *stream) {
 	if s.earlierTranscript == nil {
 		s.earlierTranscript = &sse.Transcript{}
 	}
@@ -99,33 +119,27 @@ func (s *stream) planContinuation() lifecycle.Tier {
 		s.earlierTranscript.Head, s.earlierTranscript.Prompt = s.upstream.answer.Transcript.Head, s.upstream.answer.Transcript.Prompt
 	}
 	s.earlierTranscript.Join(&s.upstream.answer.Transcript)
-	loss := lostAnswer(s)
-	p := loss.Plan()
-	if p.Tier == lifecycle.Broken {
-		return p.Tier
-	}
-	if p.Tier == lifecycle.Concluding && loss.Finished { // the engine has sent a finish_reason
-		s.writeEnding(p.AnswerSoFar.Head, "")
-		return p.Tier
-	}
-	if p.ClientHasNothing { // the answer is assembled from its start
+}
+
+// applyPlan makes the job's next attempt continue the answer as the plan says: engines get the answer so far as a part of the prompt, must
+// count it (PrefillCount, DecodeCount), and their events are joined to it.
+func applyPlan(s *stream, plan *lifecycle.Plan) {
+	j, resume := s.job, &s.job.resume
+	if plan.ClientHasNothing { // the answer is assembled from its start
 		s.upstream.answer.Assembler = newAssembler(j)
 	}
-	s.earlierTranscript, j.filterOptions.Continuation = p.AnswerSoFar, p.Continuation
-	resume.answerTokens, resume.prefillMustCount, resume.decodeMustCount = p.AnswerSoFar.Completed, p.PrefillCount, p.DecodeCount
+	s.earlierTranscript, j.filterOptions.Continuation = plan.AnswerSoFar, plan.Continuation
+	resume.answerTokens, resume.prefillMustCount, resume.decodeMustCount = plan.AnswerSoFar.Completed, plan.PrefillCount, plan.DecodeCount
 	j.promptTokens = resume.promptTokens + resume.answerTokens
-	j.record.Inexact = j.record.Inexact || p.Tier == lifecycle.ByText
+	// A text may be split into other tokens than those that were generated.
+	j.record.Inexact = j.record.Inexact || plan.Tier == lifecycle.ByText
 	changes := *j.changes // a copy, because prefill calls of earlier attempts may still read the old changes
-	changes.Resume, j.changes = p.Resume, &changes
-	if p.Tier == lifecycle.Concluding { // the answer has all tokens that it may have, but no finish_reason yet
-		s.resetForEnd(resume.answerTokens)
-		s.writeEnding(p.AnswerSoFar.Head, "length")
-	}
-	return p.Tier
+	changes.Resume, j.changes = plan.Resume, &changes
 }
 
 // lostAnswer returns the facts about a lost answer that decide how it goes on. Facts that only the body of the request shows are left out
-// if the body is not in memory any more.
+// if the body is not in memory any more. resume.retention says how long it is kept: until the end of the answer (KeepAll), until the first
+// token (KeepStart), or not at all (KeepNothing). When the body is dropped, retention becomes KeepNothing.
 func lostAnswer(s *stream) lifecycle.Loss {
 	j, resume := s.job, &s.job.resume
 	loss := lifecycle.Loss{
@@ -134,18 +148,26 @@ func lostAnswer(s *stream) lifecycle.Loss {
 		Method:    resume.method, PromptIDs: resume.promptIDs, PromptTokens: resume.promptTokens, MaxAnswerTokens: j.maxWholeAnswer(),
 		TokenLimit: j.req.Limit, TokenLimitKey: cmp.Or(j.req.MaxTokensKey, "max_tokens"),
 	}
-	if resume.retention == lifecycle.KeepAll {
+	if resume.retention == lifecycle.KeepAll { // the answer may go on after the part that the client has
 		loss.MayExtendPrompt, loss.HasTools = !openai.CannotResume(&j.body, j.req.Endpoint), openai.HasTools(&j.body)
-		if resume.method == mooncake.ResumeText {
-			if loss.PromptText = j.parts().Text(); openai.Echoes(&j.body) { // with echo, the answer itself begins with the prompt's text
-				loss.PromptText = []byte(`""`)
-			}
+		if resume.method == mooncake.ResumeText { // the next prompt is the text of this prompt and of the answer
+			loss.PromptText = textBeforeAnswer(j)
 		}
 	}
 	if resume.retention != lifecycle.KeepNothing {
 		loss.TokensVisible = j.tokensVisible()
 	}
 	return loss
+}
+
+// textBeforeAnswer returns the text, as a JSON string, that the text of the answer follows in a prompt by which the answer goes on. With
+// echo, it is empty, because the answer itself begins with the text of the prompt.
+func textBeforeAnswer(j *job) []byte {
+	text := j.parts().Text()
+	if openai.Echoes(&j.body) {
+		return []byte(`""`)
+	}
+	return text
 }
 
 // maxWholeAnswer returns how many tokens the answer may have, with the part that the client has already.
@@ -164,7 +186,7 @@ func (j *job) maxWholeAnswer() int {
 // first events already.
 func (s *stream) takeOver(next *stream) {
 	assembler := s.upstream.answer.Assembler
-	s.detach()
+	s.detach() // gives back the connection and the buffers of the lost call; its slot was given back before
 	s.upstream = next.upstream
 	s.upstream.answer.Assembler = assembler
 	s.state, s.endError, next.state = next.state, next.endError, givenBack // now s must give back what next held
@@ -181,23 +203,26 @@ func (s *stream) takeOver(next *stream) {
 			continue
 		}
 		if err := s.upstream.answer.Assembler.Add(e.Raw); err != nil {
-			if s.state == ended { // the rest of the answer came at once, so endFailed does not set the error
-				s.endError = cmp.Or(s.endError, failure.StreamBroke("upstream_broken", err))
+			cannotJoin := failure.StreamBroke("upstream_broken", err)
+			if s.state == ended { // the rest of the answer came at once; endFailed below then does nothing, so the error is set here
+				s.endError = cmp.Or(s.endError, cannotJoin)
 			}
-			s.endFailed(lifecycle.Unusable, failure.StreamBroke("upstream_broken", err), err)
+			s.endFailed(lifecycle.Unusable, cannotJoin, err)
 			break
 		}
 	}
 	s.upstream.answer.out = s.upstream.answer.out[:0]
 }
 
-// resetForEnd prepares the filter for an end that evenkeel writes itself. tokens is how many tokens the answer has.
+// resetForEnd prepares the filter for an end that evenkeel writes itself. tokens is how many tokens the answer has. They all count as
+// tokens of earlier calls, because the filter, which counts those of the present call, begins again at 0.
 func (s *stream) resetForEnd(tokens int) {
 	filterOptions := s.job.filterOptions
 	filterOptions.Cached = s.job.cachedTokens
 	s.earlierTokens = tokens
 	s.upstream.answer.Filter.Reset(filterOptions)
-	s.upstream.answer.Transcript.Reset(false)
+	const keepText = false // nothing continues the answer any more
+	s.upstream.answer.Transcript.Reset(keepText)
 }
 
 // writeEnding ends an answer that its engine did not end. It writes the finish_reason in finish (empty: the engine has sent one) and then
@@ -210,15 +235,17 @@ func (s *stream) writeEnding(head sse.Head, finish string) {
 	if s.upstream.rank.Context > 0 { // the length of the context is known
 		usage.Completion = min(usage.Completion, max(0, s.upstream.rank.Context-usage.Prompt))
 	}
-	// In these cases only the decode engine knew how many tokens were cached.
-	if s.upstream.computesPrompt || s.upstream.rank.Profile.Connector == mooncake.SGLang {
-		usage.Cached = -1
+	// In these cases the decode engine itself finds tokens of the prompt in its cache, and no prefill engine has reported how many.
+	onlyDecodeEngineKnows := s.upstream.computesPrompt || s.upstream.rank.Profile.Connector == mooncake.SGLang
+	if onlyDecodeEngineKnows {
+		const unknown = -1
+		usage.Cached = unknown
 	}
 	usage.Total = usage.Prompt + usage.Completion
 	_, reported := s.upstream.answer.Filter.Usage()
 	s.upstream.noUsage = !reported // the usage that follows is not the engine's
 	for e := range sse.Events(ending(j.req.Endpoint, head, finish, usage)) {
-		if s.state < ended {
+		if s.state < ended { // otherwise an event before this one has ended the answer
 			s.processEvent(e)
 		}
 	}
@@ -244,8 +271,10 @@ func (j *job) checkPromptCount(want, counted int) *openai.Error {
 	return openai.NewError(http.StatusBadGateway, "recompute_unresumable", errIgnoredResume.Error())
 }
 
-// keepForResume decides which parts of a request stay in memory in case this rank loses its answer. It charges their size to
-// Server.resumeBytes.
+// keepForResume decides which parts of a request stay in memory in case this rank loses its answer. With KeepAll, the body stays until the
+// end of the answer, so that the answer can go on, or begin anew, at any time; its size is charged to Server.resumeBytes. If neither would
+// be possible, or if too little memory is left, the body stays only until the first token (KeepStart): until then, the same request can be
+// sent again. If the profile of the rank's engine allows no answer to go on, nothing stays (KeepNothing).
 func (j *job) keepForResume(rank *roster.Rank) {
 	if j.life.Resumed() { // what was kept for the first part of the answer is used for its later parts, too
 		return
@@ -289,20 +318,16 @@ func (s *stream) dropRequestBody() {
 }
 
 // resumeMethod returns how a lost answer of this request can be continued: a value of chat_resume, mooncake.ResumePrompt or
-// mooncake.ResumeText. Empty means that it cannot. If the endpoint is one of token ids (Tokens, Generate), it also stores the ids of the
-// prompt in j.resume.
+// mooncake.ResumeText. Empty means that it cannot. The answer goes on either from the token ids of prompt and answer, or from their text.
+// Text is second best, and is used if the token ids of the prompt are not known. The ids are stored in j.resume if the request has them.
 func (j *job) resumeMethod(profile *mooncake.Profile) string {
-	method := profile.ChatResume
-	byText := mooncake.ChatResumeContinue // used instead if the token ids of the prompt are not known
+	storePromptIDs(j)
+	method, byText := profile.ChatResume, mooncake.ChatResumeContinue
 	switch j.req.Endpoint {
 	case mooncake.Completions:
 		method, byText = mooncake.ResumePrompt, mooncake.ResumeText
-	case mooncake.Tokens:
+	case mooncake.Tokens, mooncake.Generate: // the answers of these endpoints go on only from token ids
 		method, byText = mooncake.ResumePrompt, ""
-		j.resume.promptIDs, _ = j.body.Get(openai.PromptKey(mooncake.Tokens))
-	case mooncake.Generate:
-		method, byText = mooncake.ResumePrompt, ""
-		_, j.resume.promptIDs = j.parts().IDs()
 	}
 	switch {
 	case method == mooncake.ChatResumeNone, !j.req.Endpoint.CanResume():
@@ -311,10 +336,21 @@ func (j *job) resumeMethod(profile *mooncake.Profile) string {
 	case j.resume.promptIDs == nil, openai.Echoes(&j.body): // with echo, the decode engine is not asked for token ids
 		method = byText
 	}
-	if method == mooncake.ResumeText && j.parts().Text() == nil {
+	if method == mooncake.ResumeText && j.parts().Text() == nil { // the prompt is no text
 		return ""
 	}
 	return method
+}
+
+// storePromptIDs stores the token ids of the prompt in j.resume, if the endpoint is one whose requests have them. At other endpoints, an
+// engine may report them later.
+func storePromptIDs(j *job) {
+	switch j.req.Endpoint {
+	case mooncake.Tokens:
+		j.resume.promptIDs, _ = j.body.Get(openai.PromptKey(mooncake.Tokens))
+	case mooncake.Generate:
+		_, j.resume.promptIDs = j.parts().IDs()
+	}
 }
 
 // maxRecomputes returns how often the profile allows one answer to go on after a loss; 0: never.

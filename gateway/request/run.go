@@ -32,14 +32,14 @@ import (
 func (j *job) serve(ctx *fasthttp.RequestCtx) (*stream, *openai.Error) {
 	j.life.MustServeHere = ctx == nil // ctx is needed to let another proxy answer
 	j.life.NoHandOff = j.incoming.NoHandOff
-	j.byName.noteNoRank()
-	j.mu.Lock() // after a lost answer, prefill calls of earlier attempts may still run and use life
+	j.byName.noteNoRank() // the rank that lost the answer does not have the request any more, so an abort by name must not go there
+	j.mu.Lock()           // after a lost answer, prefill calls of earlier attempts may still run and use life
 	j.recorder.Begin(&j.life)
 	j.mu.Unlock()
 	j.avoid.prefill = nil            // to continue a lost answer, every prefill engine may be asked
 	defer func() { j.query = nil }() // when the answer has begun, the routing question and the hashes of the prompt in it are not needed
 	begun := lifecycle.Event{Kind: lifecycle.Begun}
-	if j.passthrough != nil {
+	if j.passthrough != nil { // one engine serves all of the request, so no rank is bound for it
 		begun.Bind = lifecycle.Passthrough
 	}
 	s, fail := (&executor{job: j, ctx: ctx}).run(begun)
@@ -89,9 +89,9 @@ func (r *executor) run(event lifecycle.Event) (*stream, *openai.Error) {
 				return nil, r.clientError(effect.Error)
 			}
 			event = r.do(effect)
-			// The effect's call or wait is over, so a client that leaves now need not end it. The effects up to Forward see to this themselves,
-			// because the answer of another proxy may still be under way.
-			if effect.Kind > lifecycle.Forward {
+			// The kinds after Forward are calls to engines, and waits. The one of this effect is over, so a client that leaves now need not end
+			// it. The kinds up to Forward see to this themselves; after Forward, the answer of another proxy may still be under way.
+			if isCallOrWait := effect.Kind > lifecycle.Forward; isCallOrWait {
 				j.client.OnGone(nil)
 			}
 		}
@@ -108,14 +108,19 @@ func (r *executor) giveBackAfterPanic(remaining []lifecycle.Effect) {
 	if !j.life.Resumed() { // keepForResume may have charged bytes that the lifecycle does not know of yet
 		j.releaseResumeBytes()
 	}
+	// In a pair of calls that run at the same time, the prefill call is made before the decode call is sent. So without a prefill call,
+	// neither of them has begun (Idle).
 	hasPrefillCall := r.stream != nil && r.stream.upstream.prefillCall != nil
-	panicked := lifecycle.Event{Kind: lifecycle.Panicked, Idle: !hasPrefillCall} // Idle: neither call of the last pair had begun
+	panicked := lifecycle.Event{Kind: lifecycle.Panicked, Idle: !hasPrefillCall}
 	for _, effect := range slices.Concat(remaining, j.step(panicked, nil)) {
-		switch { // effects without a case count outcomes or take the request further, and the request has ended
+		// Settle gives back a resource of the request, and Resolve the notes about earlier 500s. Effects without a case count outcomes, or take
+		// the request further, which has ended.
+		givesBack := effect.Kind == lifecycle.Settle || effect.Kind == lifecycle.Resolve
+		switch {
 		case effect.Kind == lifecycle.SendBoth: // after a panic, no new call is sent
-		case effect.Pair > 0 && hasPrefillCall: // the effect is about the decode call and the prefill call that run at the same time
+		case effect.Pair > 0 && hasPrefillCall: // the effect is about a call of the pair
 			r.stream.upstream.prefillCall.doAfterPanic(effect)
-		case effect.Kind == lifecycle.Settle || effect.Kind == lifecycle.Resolve:
+		case givesBack:
 			r.do(effect)
 		}
 	}
@@ -126,19 +131,45 @@ func (r *executor) giveBackAfterPanic(remaining []lifecycle.Effect) {
 func (r *executor) do(effect lifecycle.Effect) lifecycle.Event {
 	j := r.job
 	switch effect.Kind {
-	case lifecycle.Question: // asks which dispatcher should serve the request, while the request is in the arrival queue
+	// Which proxy serves the request.
+	case lifecycle.Question: // while the request is in the arrival queue, it is asked which dispatcher should serve it
 		if j.query == nil { // not nil: offerElsewhere, handleReturned or routingQuery has made this question already
-			j.query = j.newRoutingQuery(false)
+			const mustStay = false
+			j.query = j.newRoutingQuery(mustStay)
 		}
-	case lifecycle.Attempt:
-		j.record.Report(journal.Event{Kind: journal.Attempted})
-		r.fault, r.stream, r.lease = nil, nil, nil
-	case lifecycle.Settle:
-		r.settle(effect.Resource, effect.Disposition)
 	case lifecycle.Restart: // offerElsewhere has made the question for the next wait in the arrival queue
 		j.query = r.nextQuery
-	case lifecycle.Drop:
+	case lifecycle.Offer: // Group: another proxy owns the decode group now; otherwise every attempt here failed
+		return r.offerElsewhere(effect.Group)
+	case lifecycle.Forward: // another proxy gets the request
+		var event lifecycle.Event
+		event.Kind, r.lastError = j.forwardToPeer(r.ctx, r.forward)
+		return event
+	case lifecycle.Drop: // another proxy was chosen, but will not get the request
 		r.forward.DropUnsent()
+
+	// An attempt at this proxy.
+	case lifecycle.Attempt: // an attempt begins
+		j.record.Report(journal.Event{Kind: journal.Attempted})
+		r.fault, r.stream, r.lease = nil, nil, nil
+	case lifecycle.TryLocal: // a decode rank that also prefills is looked for
+		return r.tryLocal()
+	case lifecycle.Queue: // waits for a prefill engine
+		return r.queue()
+	case lifecycle.SendProbe: // the prefill engine gets the prompt
+		return r.sendProbe(effect.Until)
+	case lifecycle.Enqueue: // waits for a slot on a decode rank
+		return r.enqueue(effect)
+	case lifecycle.SendDecode: // the decode rank gets the request
+		return r.sendDecode(effect.Until)
+	case lifecycle.SendBoth: // the decode rank and the prefill engine get the request at the same time
+		return r.beganEvent(r.stream.decodeDuringPrefill(r.lease, effect.Pair, effect.Until))
+	case lifecycle.Remember, lifecycle.Recall, lifecycle.Complain, lifecycle.Choose, lifecycle.SendOver, lifecycle.SendAnew:
+		return r.doPassthrough(effect)
+
+	// After a call, or an attempt.
+	case lifecycle.Settle: // something that the request holds is given back or passed on
+		r.settle(effect.Resource, effect.Disposition)
 	case lifecycle.Avoid, lifecycle.ReportFailure, lifecycle.ReportSuccess:
 		r.reportOutcome(effect)
 	case lifecycle.Resolve: // the engines of earlier 500s are blamed or cleared
@@ -146,48 +177,15 @@ func (r *executor) do(effect lifecycle.Effect) lifecycle.Event {
 			settle(effect.Blame)
 		}
 		j.unexplained500s = nil
-	case lifecycle.TryLocal:
-		if r.slot = j.bindLocal(); r.slot == nil {
-			return lifecycle.Event{Kind: lifecycle.NoLocal}
-		}
-		r.prepareStream()
-		return lifecycle.Event{Kind: lifecycle.LocalBound, Copied: j.resume.chargedBytes > 0, NoEarlyEvents: r.stream.upstream.unstreamed}
-	case lifecycle.Queue:
-		return r.queue()
-	case lifecycle.Forward:
-		var event lifecycle.Event
-		event.Kind, r.lastError = j.forwardToPeer(r.ctx, r.forward)
-		return event
-	case lifecycle.SendProbe:
-		return r.sendProbe(effect.Until)
-	case lifecycle.Enqueue:
-		return r.enqueue(effect)
-	case lifecycle.SendDecode:
-		fault, quit := r.stream.decode(r.handoff, effect.Until)
-		if fault == nil && r.isAggregated() {
-			const unknown = -1
-			var noHold time.Time // the rank keeps no KV for a hand-off
-			r.lease.Answered(prefill.Usage{PromptTokens: j.promptTokens, CachedTokens: unknown}, noHold)
-		}
-		return r.beganEvent(fault, quit)
-	case lifecycle.SendBoth:
-		return r.beganEvent(r.stream.decodeDuringPrefill(r.lease, effect.Pair, effect.Until))
-	case lifecycle.Pause:
+	case lifecycle.Pause: // waits before the next attempt
 		if j.awaitRetry(effect.Retry, r.fault) {
 			return lifecycle.Event{Kind: lifecycle.Retried}
 		}
 		return lifecycle.Event{Kind: lifecycle.GivenUp}
-	case lifecycle.Offer: // Group: another proxy owns the decode group now; otherwise every attempt here failed
-		return r.offerElsewhere(effect.Group)
-	case lifecycle.Remember, lifecycle.Recall, lifecycle.Complain, lifecycle.Choose, lifecycle.SendOver, lifecycle.SendAnew:
-		return r.doPassthrough(effect)
+
+	// The end of an answer that has begun.
 	case lifecycle.Confirm: // the decode engine has ended the answer; its end waits until the KV is confirmed
-		s := r.stream
-		if fault := s.upstream.prefillCall.confirmKV(s.upstream.answer.Filter.Prompt(), j.client.Gone()); fault != nil {
-			s.upstream.fault = fault
-			return lifecycle.Event{Kind: lifecycle.CallFailed}
-		}
-		return lifecycle.Event{Kind: lifecycle.Believed}
+		return r.confirm()
 	case lifecycle.GoOn: // the next call of fill continues the answer, after the client has got all earlier events
 		r.stream.state = lost
 	case lifecycle.EndWhole:
@@ -197,6 +195,37 @@ func (r *executor) do(effect lifecycle.Effect) lifecycle.Event {
 	case lifecycle.AnswerIt, lifecycle.Fail: // run itself carries out these two
 	}
 	return lifecycle.Event{}
+}
+
+// tryLocal looks for a decode rank that also prefills the prompt. If there is one, it prepares the stream for the slot there.
+func (r *executor) tryLocal() lifecycle.Event {
+	if r.slot = r.job.bindLocal(); r.slot == nil {
+		return lifecycle.Event{Kind: lifecycle.NoLocal}
+	}
+	r.prepareStream()
+	bodyIsKept := r.job.resume.chargedBytes > 0 // so that a lost answer can go on
+	return lifecycle.Event{Kind: lifecycle.LocalBound, Copied: bodyIsKept, NoEarlyEvents: r.stream.upstream.unstreamed}
+}
+
+// sendDecode sends the request to the decode rank, with the hand-off if there is one, and waits for the first event of the answer.
+func (r *executor) sendDecode(until lifecycle.Timeout) lifecycle.Event {
+	fault, quit := r.stream.decode(r.handoff, until)
+	if fault == nil && r.isAggregated() { // the rank has also prefilled the prompt, so its answer ends the prefill of the lease
+		const unknown = -1
+		var noHold time.Time // the rank keeps no KV for a hand-off
+		r.lease.Answered(prefill.Usage{PromptTokens: r.job.promptTokens, CachedTokens: unknown}, noHold)
+	}
+	return r.beganEvent(fault, quit)
+}
+
+// confirm waits until the prefill engine has confirmed that the KV of the answer was complete. The event says whether it was.
+func (r *executor) confirm() lifecycle.Event {
+	s := r.stream
+	if fault := s.upstream.prefillCall.confirmKV(s.upstream.answer.Filter.Prompt(), r.job.client.Gone()); fault != nil {
+		s.upstream.fault = fault
+		return lifecycle.Event{Kind: lifecycle.CallFailed}
+	}
+	return lifecycle.Event{Kind: lifecycle.Believed}
 }
 
 // queue waits in the arrival queue. The event says that the request has a lease on a prefill engine (Turn), that another proxy should
@@ -211,12 +240,15 @@ func (r *executor) queue() lifecycle.Event {
 		return lifecycle.Event{Kind: lifecycle.Directed}
 	case err != nil:
 		r.lastError = j.leaseError(err)
-		return lifecycle.Event{Kind: lifecycle.NoTurn, Open: errors.Is(err, prefill.ErrUnavailable)}
+		otherRegionMayServe := errors.Is(err, prefill.ErrUnavailable)
+		return lifecycle.Event{Kind: lifecycle.NoTurn, Open: otherRegionMayServe}
 	}
 	j.avoid.prefill = append(j.avoid.prefill, lease.Candidate.ID)
 	r.lease = lease
 	bind := j.srv.bindOrder(lease.Candidate)
-	if j.req.PrefillOnly && bind == lifecycle.Early { // the prefill engine gives the whole answer, so no decode rank is bound
+	// The prefill engine gives the whole answer, so no decode rank is needed. With Late, the prefill call comes first, and here it is the only
+	// call.
+	if j.req.PrefillOnly && bind == lifecycle.Early {
 		bind = lifecycle.Late
 	}
 	return lifecycle.Event{Kind: lifecycle.Turn, Bind: bind, Traits: lifecycle.Traits[lease.Candidate.Profile.Connector]}
@@ -267,11 +299,14 @@ func (r *executor) enqueue(effect lifecycle.Effect) lifecycle.Event {
 	}
 	r.prepareStream()
 	s := r.stream
+	// With noEarlyEvents, the lifecycle gives the wait for the first event as much time as the whole answer may take. If the two calls run at
+	// the same time (Early), this is also done for an engine that may send no text before the end.
 	noEarlyEvents := s.upstream.unstreamed
-	if effect.Bind == lifecycle.Early { // in a pair, the wait is the same for an answer without early text and one in one piece
+	if effect.Bind == lifecycle.Early {
 		noEarlyEvents = noEarlyEvents || s.upstream.noEarlyText
 	}
-	return lifecycle.Event{Kind: lifecycle.Bound, Copied: j.resume.chargedBytes > 0, NoEarlyEvents: noEarlyEvents,
+	bodyIsKept := j.resume.chargedBytes > 0 // so that a lost answer can go on
+	return lifecycle.Event{Kind: lifecycle.Bound, Copied: bodyIsKept, NoEarlyEvents: noEarlyEvents,
 		MayIgnoreAbort: mayIgnoreAbort(noEarlyEvents, s.upstream.rank.Profile, j.req.Endpoint)}
 }
 
@@ -298,14 +333,15 @@ func (r *executor) beganEvent(fault *failure.Fault, quit bool) lifecycle.Event {
 		}
 		return event
 	}
-	return lifecycle.Event{Kind: lifecycle.First, Copied: r.job.resume.chargedBytes > 0}
+	bodyIsKept := r.job.resume.chargedBytes > 0 // so that a lost answer can go on
+	return lifecycle.Event{Kind: lifecycle.First, Copied: bodyIsKept}
 }
 
 // callFailed keeps the fault of a failed call for the effects that follow, and writes the fault and the name of its engine into the record.
 // It returns the event that reports the fault to the request's lifecycle.
 func (r *executor) callFailed(fault *failure.Fault) lifecycle.Event {
 	r.fault, r.lastError = fault, fault.ClientError
-	r.job.byName.noteNoRank()
+	r.job.byName.noteNoRank()               // the call is over, so an abort by name finds no rank that has the request
 	if fault.Reason == lifecycle.Unlisted { // leaseError gives this to the client if no other engine has the model
 		r.job.unlistedAnswer = fault.ClientError
 	}
@@ -317,7 +353,9 @@ func (r *executor) callFailed(fault *failure.Fault) lifecycle.Event {
 	case r.lease != nil && fault.EngineFailed():
 		failedEngine = r.lease.Candidate.ID
 	}
-	if fault.Reason == lifecycle.Stale && r.lease != nil { // the connection was stale, so the next attempt may use the same prefill engine
+	// A stale connection says nothing about its engine, so the next attempt may use the same prefill engine. queue has put the engine of this
+	// attempt at the end of the list.
+	if fault.Reason == lifecycle.Stale && r.lease != nil {
 		r.job.avoid.prefill = r.job.avoid.prefill[:len(r.job.avoid.prefill)-1]
 	}
 	r.job.record.Report(journal.Event{Kind: journal.AttemptEnded, Cause: fault.Cause(), On: failedEngine, Status: fault.Status,
@@ -341,28 +379,34 @@ func (r *executor) prefillEngine() prefill.Candidate {
 	return r.lease.Candidate
 }
 
-// reportOutcome notes that an engine failed or served the request, or that the next attempts avoid a rank. If another engine fails at the
-// same request later, the request is the likely cause. Then a status 500 does not count against the prefill engine or the group of ranks
-// that gave it.
+// reportOutcome notes that an engine failed or served the request, or that the next attempts avoid a rank. A failure of a prefill call is
+// reported only if it was a status 500. All its other failures are counted when the lease is given back.
 func (r *executor) reportOutcome(effect lifecycle.Effect) {
-	ofPrefill := effect.Kind == lifecycle.ReportFailure && effect.Call == lifecycle.Prefill
-	ofAggregated := r.isAggregated() && effect.Blame == lifecycle.Disputed
-	if ofPrefill || ofAggregated { // the 500 was counted when the lease was given back, before its cause is known
-		scheduler, id := r.job.srv.Prefill, r.prefillEngine().ID
-		r.job.unexplained500s = append(r.job.unexplained500s, func(cause lifecycle.Blame) {
-			if cause == lifecycle.Nobody { // the request is the cause
-				scheduler.Forgive(id)
-			}
-		})
+	is500OfPrefill := effect.Kind == lifecycle.ReportFailure && effect.Call == lifecycle.Prefill
+	is500OfAggregated := r.isAggregated() && effect.Blame == lifecycle.Disputed // the engine or the request may have caused it
+	if is500OfPrefill || is500OfAggregated {
+		r.forgive500IfUnjust()
 	}
-	if !ofPrefill {
+	if !is500OfPrefill {
 		r.stream.reportDecodeOutcome(effect)
 	}
 }
 
-// offerElsewhere asks whether another proxy should get a request that cannot be served here: the owner of its decode group if
-// groupMoved is true, else a region where no attempt has failed yet. If so, it returns Offered, and the request asks this in its next wait
-// in the arrival queue. Otherwise it returns NotOffered.
+// forgive500IfUnjust is called after a 500 of the engine, or the group of ranks, that has computed the prompt. It was counted against them
+// when the lease was given back. If another engine fails at the same request later, the request is the likely cause, and this count is
+// taken back.
+func (r *executor) forgive500IfUnjust() {
+	scheduler, id := r.job.srv.Prefill, r.prefillEngine().ID
+	r.job.unexplained500s = append(r.job.unexplained500s, func(cause lifecycle.Blame) {
+		if cause == lifecycle.Nobody { // the request is the cause
+			scheduler.Forgive(id)
+		}
+	})
+}
+
+// offerElsewhere makes the question whether another proxy should get a request that cannot be served here: the owner of its decode group if
+// groupMoved is true, else a region where no attempt has failed yet. If the question makes sense, offerElsewhere returns Offered, and keeps
+// it in nextQuery for the request's next wait in the arrival queue, where it is decided. Otherwise it returns NotOffered.
 func (r *executor) offerElsewhere(groupMoved bool) lifecycle.Event {
 	j, peers := r.job, r.job.srv.Peers
 	notOffered := lifecycle.Event{Kind: lifecycle.NotOffered}
@@ -370,15 +414,13 @@ func (r *executor) offerElsewhere(groupMoved bool) lifecycle.Event {
 	if !mayBeForwarded || j.client.Left() {
 		return notOffered
 	}
-	switch {
-	case groupMoved && j.incoming.namesEngines(): // a request that names its engines goes to no other proxy
-		return notOffered
-	case !groupMoved && !peers.Offered(j.model.Name): // no other region has the model, so the prompt need not be hashed to ask
-		return notOffered
+	var query *geo.RoutingQuery
+	if groupMoved {
+		query = questionForOwner(j)
+	} else {
+		query = questionForOtherRegion(j)
 	}
-	const mustStay = false
-	query := j.newRoutingQuery(mustStay)
-	if !groupMoved && !query.Offered() { // the request must stay here, or may not go to a region that has the model
+	if query == nil {
 		return notOffered
 	}
 	r.nextQuery = query
@@ -388,11 +430,35 @@ func (r *executor) offerElsewhere(groupMoved bool) lifecycle.Event {
 	return lifecycle.Event{Kind: lifecycle.Offered}
 }
 
+// questionForOwner returns the question whether the owner of the decode group should serve the request; nil: the request names its engines,
+// and so goes to no other proxy.
+func questionForOwner(j *job) *geo.RoutingQuery {
+	if j.incoming.namesEngines() {
+		return nil
+	}
+	const mustStay = false
+	return j.newRoutingQuery(mustStay)
+}
+
+// questionForOtherRegion returns the question whether another region should serve the request; nil: the request may go to no region that
+// has its model.
+func questionForOtherRegion(j *job) *geo.RoutingQuery {
+	if !j.srv.Peers.Offered(j.model.Name) { // no other region has the model, so the prompt need not be hashed for the question
+		return nil
+	}
+	const mustStay = false
+	query := j.newRoutingQuery(mustStay)
+	if !query.Offered() { // the request must stay here, or may not go to a region that has the model
+		return nil
+	}
+	return query
+}
+
 // beginAnswer returns the stream of an answer whose first event has come; nil: another proxy has answered. If the whole answer has
 // come, it reports the end to the request's lifecycle. Otherwise a client that leaves ends the call from now on.
 func (r *executor) beginAnswer() *stream {
 	s := r.stream
-	if s == nil {
+	if s == nil { // this proxy has called no engine in the last attempt, because another proxy has answered through ctx
 		return nil
 	}
 	s.dropRequestBody()
@@ -403,7 +469,7 @@ func (r *executor) beginAnswer() *stream {
 			event = r.job.callFailedEvent(s.upstream.fault)
 		}
 		s.step(event)
-	case s.upstream.call != nil: // from now on, if the client leaves, the connection is closed, and the engine aborts the request
+	case s.upstream.call != nil: // the engine still sends the answer; if the client leaves, the engine aborts it when the connection is closed
 		r.job.client.OnGone(func() { s.upstream.call.Disconnect(upstream.NoticeTimeout) })
 	}
 	return s
@@ -442,19 +508,11 @@ func (r *executor) settle(resource lifecycle.Resource, disposition lifecycle.Dis
 			handoff.SettleLease(r.lease, disposition, r.fault)
 			clientLeft := r.fault != nil && r.fault.Reason == lifecycle.Left
 			if clientLeft && disposition == lifecycle.Free { // the engine has aborted the prefill, and keeps nothing
-				j.noteFreed()
+				j.noteFreed() // the record gets the time at which no engine holds anything for this client any more
 			}
 		}
 	case lifecycle.KV:
-		switch disposition {
-		case lifecycle.Discard:
-			j.discard(r.handoff)
-		case lifecycle.MaybeRead, lifecycle.MaybeRunning:
-			j.maybeRead = append(j.maybeRead, r.handoff)
-		default:
-			handoff.SettleLease(r.handoff.Lease, disposition, nil)
-		}
-		r.handoff = nil
+		r.settleKV(disposition)
 	case lifecycle.MaybeReadKV:
 		r.settleMaybeRead(disposition)
 	case lifecycle.Slot:
@@ -466,14 +524,31 @@ func (r *executor) settle(resource lifecycle.Resource, disposition lifecycle.Dis
 			j.srv.Prefill.Ended(j.leaseOwner)
 			j.leaseOwner = nil
 		}
-	case lifecycle.Copy:
+	case lifecycle.Copy: // the body, which was kept so that a lost answer can go on
 		j.releaseResumeBytes()
 	case lifecycle.Seat, lifecycle.Body, lifecycle.Memory:
 		r.givePassthroughBack(resource, disposition)
 	}
 }
 
-// settleMaybeRead discards or gives back the oldest hand-off of which it was not known whether an engine has read it.
+// settleKV gives the hand-off back, or has it discarded. If a decode engine may have read it, this is done only after the last attempt, by
+// settleMaybeRead: until then, it is not known whether the request may be sent to one more engine for a discard.
+func (r *executor) settleKV(disposition lifecycle.Disposition) {
+	j := r.job
+	switch disposition {
+	case lifecycle.Discard:
+		j.discard(r.handoff)
+	case lifecycle.MaybeRead, lifecycle.MaybeRunning:
+		j.maybeRead = append(j.maybeRead, r.handoff)
+	default:
+		var noFault *failure.Fault // the prefill engine has not failed
+		handoff.SettleLease(r.handoff.Lease, disposition, noFault)
+	}
+	r.handoff = nil
+}
+
+// settleMaybeRead discards or gives back the oldest hand-off of which it was not known whether an engine has read it. The lifecycle settles
+// these hand-offs in the order in which settleKV has put them into maybeRead.
 func (r *executor) settleMaybeRead(disposition lifecycle.Disposition) {
 	j := r.job
 	if len(j.maybeRead) == 0 { // a panic came before the hand-off was added to maybeRead
@@ -486,7 +561,8 @@ func (r *executor) settleMaybeRead(disposition lifecycle.Disposition) {
 		j.discard(oldest)
 		return
 	}
-	handoff.SettleLease(oldest.Lease, disposition, nil)
+	var noFault *failure.Fault // the prefill engine has not failed
+	handoff.SettleLease(oldest.Lease, disposition, noFault)
 }
 
 // settleCall takes a call that is over out of the counts of its engine. Before the answer has begun, it also gives back what the stream of
@@ -500,7 +576,7 @@ func (r *executor) settleCall(disposition lifecycle.Disposition) {
 		r.stream.upstream.endAccounting(disposition)
 	}
 	if disposition == lifecycle.Cancelled || j.passthrough != nil { // the call may have ended because the client left
-		j.noteFreed()
+		j.noteFreed() // if so, the record gets the time at which no engine holds anything for this client any more
 	}
 	if r.stream != nil && !r.answerBegun {
 		r.stream.giveBackAll(boardKinds[disposition])

@@ -159,7 +159,10 @@ func (s *stream) Flow() *engine.Response {
 func (s *stream) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
 	s.readAt = now
 	dst, effects := s.upstream.answer.Feed(dst, data, now)
-	s.upstream.rank.ObserveRead(&s.upstream.lastRead, s.job.req.Endpoint, len(data), false, effects.Events > 0, now)
+	// Tokens are a sign that the core of the engine's rank works.
+	const leftUnread = false // a read of the loop empties the socket, or has so many bytes that it counts as one that did not
+	hasTokens := effects.Events > 0
+	s.upstream.rank.ObserveRead(&s.upstream.lastRead, s.job.req.Endpoint, len(data), leftUnread, hasTokens, now)
 	if effects.Events > 0 {
 		s.countProgress(effects.Tokens, effects.Events)
 	}

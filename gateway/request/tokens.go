@@ -30,17 +30,20 @@ func ending(endpoint mooncake.Endpoint, head sse.Head, finish string, usage sse.
 }
 
 // emptyAnswer returns an answer without tokens, for a request that its client has ended by name before any rank began the answer: a stream
-// of events, or one piece.
+// of events, or one piece. It is made as if an engine had sent nothing but the end of an answer. The filter gives the events of this end
+// the form that the client asked for. If the client wants one piece, an assembler joins them.
 func emptyAnswer(j *job) []byte {
 	head, options := sse.Head{ID: []byte(`""`), Mode: j.byName.outputMode}, j.filterOptions // the filter replaces the empty id
-	options.Continuation, options.Transcript = nil, nil
-	options.Cached = sse.OwnCached
-	options.MaxTokens, options.Context = 0, 0 // no limits
-	usage := sse.Usage{Prompt: j.estimatedTokens(), Total: j.estimatedTokens(), Cached: -1}
-	filter, framer := sse.NewFilter(options), sse.NewFramer(0)
+	options.Continuation, options.Transcript = nil, nil                                     // no part of the answer comes from other calls
+	options.Cached = sse.OwnCached                                                          // the filter leaves the usage below as it is
+	options.MaxTokens, options.Context = 0, 0                                               // no limits
+	const unknown = -1
+	usage := sse.Usage{Prompt: j.estimatedTokens(), Total: j.estimatedTokens(), Cached: unknown}
+	const defaultSize = 0 // the largest size that an event may have by default
+	filter, framer := sse.NewFilter(options), sse.NewFramer(defaultSize)
 	var assembler *sse.Assembler
-	options.Unstreamed = !j.req.Stream && j.req.Endpoint == mooncake.Generate
-	if !j.req.Stream && !options.Unstreamed { // an answer of /generate in one piece has the form of its event, and needs no assembler
+	hasFormOfEvent := j.req.Endpoint == mooncake.Generate // an answer of /generate in one piece is the data of its only event
+	if !j.req.Stream && !hasFormOfEvent {
 		assembler = newAssembler(j)
 	}
 	framer.Feed(ending(j.req.Endpoint, head, "abort", usage))
@@ -55,7 +58,7 @@ func emptyAnswer(j *job) []byte {
 	switch {
 	case assembler != nil:
 		answer, _ = assembler.JSON(nil)
-	case !j.req.Stream: // the answer is one event: take its data
+	case !j.req.Stream: // the answer is the data of the event
 		answer, _, _ = bytes.Cut(bytes.TrimPrefix(answer, []byte("data: ")), []byte("\n\n"))
 	}
 	return answer

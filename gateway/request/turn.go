@@ -45,8 +45,10 @@ func (j *job) awaitLease() (*prefill.Lease, *geo.Forward, error) {
 	})
 	lease = avoidBlocked(j, lease) // exchanges the lease if KV of its engine lately did not arrive
 	j.record.Report(journal.Event{Kind: journal.Chose, Lease: lease})
+	// MayAsk: no attempt was made yet, or after the last one it was asked which proxy should serve the request, and the answer is: this one.
+	// Then the engines of the attempts before the question may be tried again.
 	if j.life.MayAsk() {
-		j.avoid.prefill = nil // the engines of attempts before the question may be tried again
+		j.avoid.prefill = nil
 	}
 	if query != nil { // the answer to the question was that the request stays here
 		query.CountLocal()
@@ -120,33 +122,47 @@ func (j *job) awaitTurn() (*prefill.Lease, error) {
 
 // arrivalRequest describes the request for the arrival queue. A retry keeps the time at which the request first arrived.
 func (j *job) arrivalRequest() prefill.Request {
-	onePrompt := j.changes == nil || j.changes.Prompt == nil // otherwise req.PromptTokens counts the prompts of all legs
-	counted := j.promptTokens > 0 || onePrompt && j.req.PromptTokens > 0
 	arrival := prefill.Request{
-		ID: j.id, Model: j.model.Name, PromptTokens: j.estimatedTokens(), Counted: counted, PromptBytes: prompt.Bytes(j.req, j.changes),
-		Arrival: j.record.Arrival,
+		ID: j.id, Model: j.model.Name, Arrival: j.record.Arrival,
+		// The length of the prompt.
+		PromptTokens: j.estimatedTokens(), Counted: promptIsCounted(j), PromptBytes: prompt.Bytes(j.req, j.changes),
+		// What the client has asked for.
 		Session: j.incoming.Session, EndsSession: j.incoming.EndsSession, Policy: j.incoming.PrefillPolicy, Target: j.incoming.ToPrefill,
-		Key: cmp.Or(j.incoming.Flow, j.record.Key), Priority: j.incoming.Priority, Batch: j.incoming.Batch, HasPlace: j.life.HasPoolPlace(),
-		Exclude: j.avoid.prefill, Returned: j.life.HasWaited(),
+		// The order in the queue. A request that has waited before, and that another proxy gave back (Returned), gets its old place.
+		Key: cmp.Or(j.incoming.Flow, j.record.Key), Priority: j.incoming.Priority, Batch: j.incoming.Batch, Returned: j.life.HasWaited(),
+		// The earlier attempts: a place in the pool that is still held, and the engines that were tried.
+		HasPlace: j.life.HasPoolPlace(), Exclude: j.avoid.prefill,
 	}
 	if !j.life.Resumed() { // resumed: the client has its first token already
 		arrival.Deadline = j.incoming.Deadline
 	}
-	if j.leaseOwner == nil {
+	if j.leaseOwner == nil { // the first attempt; the audit finds leases of this owner that are not given back
 		j.leaseOwner = &prefill.LeaseOwner{}
 	}
 	arrival.LeaseOwner = j.leaseOwner
+	addRoutingQuestion(j, &arrival)
+	return arrival
+}
+
+// promptIsCounted says whether the length of the prompt was counted in tokens. Otherwise it is an estimate from the text.
+func promptIsCounted(j *job) bool {
+	isOneOfSeveral := j.changes != nil && j.changes.Prompt != nil // the legs' prompts, which req.PromptTokens counts together
+	return j.promptTokens > 0 || !isOneOfSeveral && j.req.PromptTokens > 0
+}
+
+// addRoutingQuestion adds the question which proxy should serve the request, if it may go to another one. It also adds the hashes of the
+// prompt, by which the engines that have it in their caches are found, and the regions in which the request may be prefilled.
+func addRoutingQuestion(j *job, arrival *prefill.Request) {
 	// A request that has a place in the pool, or that names its engines, does not go to another proxy.
 	if j.query != nil && !j.life.HasPoolPlace() && !j.incoming.namesEngines() {
 		arrival.Remote, arrival.Prompt = j.query, j.query.Prompt()
 	}
-	if arrival.Prompt.Keys == nil { // the routing question (Remote) has not hashed the prompt
+	if arrival.Prompt.Keys == nil { // the question has not hashed the prompt
 		arrival.Prompt = j.prefixKeys()
 	}
 	if peers := j.srv.Peers; peers != nil {
 		arrival.MayGoTo = peers.RegionFilter(j.record.Key, j.model.Name)
 	}
-	return arrival
 }
 
 // bindOrder returns the order of the next steps for a request that has a lease on the candidate. If the connector allows it, the request is
