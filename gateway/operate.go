@@ -245,7 +245,7 @@ func (g *Gateway) UndrainEngine(role, id string) error { return g.fleet.Undrain(
 // found is false if there is no such engine.
 func (g *Gateway) ForgetPrefixes(id string) (found bool) {
 	if id == "" {
-		g.locals.Forget(g.locals.IDs())
+		g.rankCaches.Forget(g.rankCaches.IDs())
 	}
 	return g.scheduler.ForgetPrefixes(id)
 }
@@ -255,7 +255,7 @@ func (g *Gateway) forgetCaches(candidates []string, workers []int32) {
 	for _, id := range candidates {
 		g.scheduler.ForgetPrefixes(id)
 	}
-	g.locals.Forget(workers)
+	g.rankCaches.Forget(workers)
 }
 
 // Calls returns the part that calls all engines of the fleet at once, for example to change their weights.
