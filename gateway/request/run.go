@@ -341,7 +341,8 @@ func (r *executor) beganEvent(fault *failure.Fault, quit bool) lifecycle.Event {
 // It returns the event that reports the fault to the request's lifecycle.
 func (r *executor) callFailed(fault *failure.Fault) lifecycle.Event {
 	r.fault, r.lastError = fault, fault.ClientError
-	r.job.byName.noteNoRank()               // the call is over, so an abort by name finds no rank that has the request
+	// The call is over, so an abort by name must find no rank that has the request.
+	r.job.byName.noteNoRank()
 	if fault.Reason == lifecycle.Unlisted { // leaseError gives this to the client if no other engine has the model
 		r.job.unlistedAnswer = fault.ClientError
 	}
