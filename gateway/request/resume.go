@@ -25,7 +25,8 @@ var errIgnoredResume = errors.New("the engine did not go on with the answer so f
 // missing, evenkeel writes it. If the answer cannot go on, it is broken off with an error.
 func (s *stream) continueAnswer() {
 	j, fault, moved := s.job, s.upstream.fault, s.upstream.tracked.MustMove() // moved: a drain has ended the call
-	kvIsWrong := false                                                        // text that was computed from broken KV must not be continued
+	// Text that was computed from broken KV must not be continued.
+	kvIsWrong := false
 	if !j.client.Left() {
 		if kvFault := s.upstream.prefillCall.confirmKV(s.upstream.answer.Filter.Prompt(), j.client.Gone()); kvFault != nil {
 			s.upstream.fault, kvIsWrong = kvFault, true
@@ -160,8 +161,8 @@ func lostAnswer(s *stream) lifecycle.Loss {
 	return loss
 }
 
-// textBeforeAnswer returns the text, as a JSON string, that the text of the answer follows in a prompt by which the answer goes on. With
-// echo, it is empty, because the answer itself begins with the text of the prompt.
+// textBeforeAnswer returns the text, as a JSON string, to which the text of the answer so far is appended to make the prompt of the next
+// attempt. With echo, it is empty, because the answer itself begins with the text of the prompt.
 func textBeforeAnswer(j *job) []byte {
 	text := j.parts().Text()
 	if openai.Echoes(&j.body) {
