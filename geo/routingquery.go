@@ -254,8 +254,8 @@ func localCandidates(dst []policy.Candidate, set *policy.Settings, l *prefill.Lo
 }
 
 // policyReplica converts the state of a prefill engine for a policy. Its credit is how many requests may be sent to the engine now: as many
-// as Settings.Credit allowed at the scrape of its gauges, plus the requests that were answered since then, less those that were sent since
-// then. Prefiller.Answered is this difference.
+// as Settings.Credit allows by the last scrape of its gauges in which no request waited, plus the requests that were answered since then,
+// less those that were sent since then. Prefiller.Answered is this difference.
 func policyReplica(prefiller *prefill.Prefiller, set *policy.Settings) policy.Replica {
 	maxSeqs := cmp.Or(prefiller.MaxSeqs, math.MaxInt) // 0: not known, so it is no limit
 	creditAtScrape := set.Credit(prefiller.Ran, prefiller.WaitingAtScrape, maxSeqs)
