@@ -27,8 +27,8 @@ func (g *Gateway) reloadDeps() reload.Deps {
 }
 
 // prepare asks every part that may refuse a new config. The function apply gives the config to the parts, and calls commit once neither
-// the dispatcher nor the prefill scheduler can refuse any more. An operator may set another policy before apply is called, so the dispatcher
-// may still refuse then. Therefore apply asks it first, before anything has changed.
+// the dispatcher nor the prefill scheduler can refuse any more. An operator may set another policy before apply is called, so the
+// dispatcher may still refuse then. Therefore apply asks it first, before anything has changed.
 func (g *Gateway) prepare(old, next *reload.Settings, fit *predictor.Fit) (apply func(commit func()) error, err error) {
 	plan, err := g.fleet.Plan(old.Settings, next.Settings)
 	if err != nil {
