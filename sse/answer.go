@@ -38,7 +38,8 @@ func (a *Answer) Reset(options Options) {
 // during the call. Once the answer has ended, Feed returns no more events or bytes.
 func (a *Answer) Feed(dst, p []byte, now time.Time) ([]byte, Effects) {
 	var total Effects
-	if a.hasEnded && !a.Reader.Done() { // the answer ended early, so the rest of the body does not matter
+	endedEarly := a.hasEnded && !a.Reader.Done() // as by an error, before the stream's last event
+	if endedEarly {                              // the rest of the body does not matter
 		return dst, total
 	}
 	a.Reader.Feed(p, now) // after [DONE], the Reader only counts these bytes
@@ -50,7 +51,9 @@ func (a *Answer) Feed(dst, p []byte, now time.Time) ([]byte, Effects) {
 		var effects Effects
 		dst, effects = a.Event(dst, e)
 		total.Events += effects.Events
-		total.Tokens, total.End = max(total.Tokens, effects.Tokens), effects.End
+		// Tokens counts the whole answer up to the event, so it is not added up. It is 0 for an event without tokens.
+		total.Tokens = max(total.Tokens, effects.Tokens)
+		total.End = effects.End
 	}
 	a.hasEnded = a.hasEnded || total.End != NotEnded
 	return dst, total
@@ -62,7 +65,6 @@ func (a *Answer) Feed(dst, p []byte, now time.Time) ([]byte, Effects) {
 func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 	from := len(dst) // offset in dst where the client's copy of the event begins
 	edited, end := a.Filter.Event(e, dst)
-	effects := Effects{End: end}
 	// The filter returns e.Raw if the event needs no edit, and otherwise dst with the edited event appended.
 	if inDst := len(edited) > 0 && &edited[0] != &e.Raw[0]; inDst {
 		dst = edited
@@ -73,10 +75,8 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 	if a.Assembler != nil {
 		dst = dst[:from] // this client gets no events; the bytes of edited stay valid until the next append
 	}
-	if tokens := a.Filter.Tokens(); tokens > a.reportedTokens { // Tokens may also fall, and only growth is reported
-		a.reportedTokens = tokens
-		effects.Events, effects.Tokens = 1, tokens
-	}
+	effects := a.countEvent()
+	effects.End = end
 	belongsToAnswer := len(edited) > 0 && e.Kind != KindComment && (end == NotEnded || end == Preempted)
 	if a.Assembler != nil && belongsToAnswer {
 		if err := a.Assembler.Add(edited); err != nil {
@@ -86,25 +86,47 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 	}
 	switch end {
 	case NotEnded:
-		switch {
-		case a.Filter.streamEnded: // this event is the last one, and no [DONE] comes after it
-			a.Reader.markEnd()
-			a.endBytes, effects.End = len(dst)-from, Complete
-		case a.Filter.Started(): // the answer has begun, so the client gets even comments
-			if a.Filter.facts.isEmpty { // the answer makes no progress by this event, such as a ping
-				a.Reader.ignoreForGap()
-			}
-		case len(edited) == 0: // the filter holds the event back, or drops it
-			a.Reader.ignoreAsFirst()
-		case e.Kind == KindComment:
-			dst = dst[:from] // a comment sent now would fix the client's status to 200, and the engine may still fail
-		}
+		filterPassedIt := len(edited) > 0
+		dst, effects.End = a.goOn(dst, from, filterPassedIt, e.Kind)
 	case Broken, Garbled:
 		a.err = a.Filter.Fault()
 	case Refused, Complete, Short:
 		dst = dst[:from] // the client does not get this event: the caller writes an error event or [DONE]
-	} // with Preempted, the client gets the event's content
+	case Preempted: // the client gets the event's content
+	}
 	return dst, effects
+}
+
+// goOn follows up an event with which, as the filter says, the answer has not ended. dst ends with the client's copy of the event, which
+// begins at the offset from. filterPassedIt is false if the filter holds the event back or drops it. goOn tells the Reader whether the
+// event counts as progress. It returns Complete for the last event of a stream without [DONE], else NotEnded.
+func (a *Answer) goOn(dst []byte, from int, filterPassedIt bool, kind Kind) ([]byte, End) {
+	switch {
+	case a.Filter.streamEnded: // this event is the last one, and no [DONE] comes after it
+		a.Reader.markEnd()
+		a.endBytes = len(dst) - from // for DropEnd
+		return dst, Complete
+	case a.Filter.Started(): // the answer has begun, so the client gets even comments
+		if a.Filter.facts.isEmpty { // the answer makes no progress by this event, such as a ping
+			a.Reader.ignoreForGap()
+		}
+	case !filterPassedIt: // nothing of the answer has come yet
+		a.Reader.ignoreAsFirst()
+	case kind == KindComment:
+		dst = dst[:from] // a comment sent now would fix the client's status to 200, and the engine may still fail
+	}
+	return dst, NotEnded
+}
+
+// countEvent returns how an event that the filter has just read changes the count of tokens. If the count has grown, Events is 1, and
+// Tokens is the new count of the whole answer. Otherwise both are 0: the event has no tokens, or the engine's usage has corrected an
+// estimate down.
+func (a *Answer) countEvent() (effects Effects) {
+	if tokens := a.Filter.Tokens(); tokens > a.reportedTokens {
+		a.reportedTokens = tokens
+		effects.Events, effects.Tokens = 1, tokens
+	}
+	return effects
 }
 
 // Closed returns how the answer ended; the caller calls it when the engine's body ends. An answer with a finish_reason is Complete even

@@ -61,11 +61,12 @@ func (a *Assembler) Add(event []byte) error {
 			}
 		case "usage":
 			if !rawjson.IsNull(o.Value()) {
-				a.usage, a.hasAnswer = append(a.usage[:0], o.Value()...), true
+				a.usage = append(a.usage[:0], o.Value()...)
+				a.hasAnswer = true // even without choices: the engine has answered, and the Filter decides whether the answer is whole
 			}
-		case "id", "request_id", "created", "model", "system_fingerprint", "prompt_token_ids": // the same in all events that have it
-			a.topMembers.setFirst(o.Key, o.Value())
-		default:
+		case "id", "request_id", "created", "model", "system_fingerprint", "prompt_token_ids": // each is the same in all events that have it
+			a.topMembers.keepFirst(o.Key, o.Value())
+		default: // a member that we do not know: lists and objects of several events are joined
 			a.topMembers.merge(o.Key, o.Value())
 		}
 	}

@@ -45,7 +45,7 @@ func (c *choice) add(b []byte, i int) (ok bool) {
 		case "token_ids": // each event has only the ids of its new tokens
 			c.otherMembers.appendTo(o.Key, val)
 		case "prompt_token_ids": // only the first event has the ids of the prompt
-			c.otherMembers.setFirst(o.Key, val)
+			c.otherMembers.keepFirst(o.Key, val)
 		default:
 			c.otherMembers.merge(o.Key, val)
 		}
@@ -76,7 +76,7 @@ func (c *choice) addDelta(b []byte, i int) (ok bool) {
 		val := o.Value()
 		switch string(o.Key) {
 		case "role":
-			c.message.setFirst(o.Key, val)
+			c.message.keepFirst(o.Key, val)
 		case "tool_calls":
 			if !rawjson.IsNull(val) && !c.tools.add(b, o.Val) {
 				return false
@@ -105,7 +105,7 @@ func (c *choice) addLogprobs(b []byte, i int) (ok bool) {
 		if o.Value()[0] == '[' {
 			c.logprobs.appendTo(o.Key, o.Value())
 		} else {
-			c.logprobs.setLast(o.Key, o.Value())
+			c.logprobs.keepLast(o.Key, o.Value())
 		}
 	}
 	return o.Pos > 0
@@ -220,10 +220,10 @@ func (cs *calls) addOne(b []byte, i, index int) (end int) {
 			if !rawjson.IsNull(val) && !addFunction(&c.function, b, o.Val) {
 				return -1
 			}
-		case "id", "type":
-			c.otherMembers.setFirst(o.Key, val)
-		default:
-			c.otherMembers.setLast(o.Key, val)
+		case "id", "type": // they come with the call's first delta and name the call, so a later value does not replace them
+			c.otherMembers.keepFirst(o.Key, val)
+		default: // a member that we do not know: the newest value is taken to be the valid one
+			c.otherMembers.keepLast(o.Key, val)
 		}
 	}
 	if c.otherMembers.tooMany() || c.function.tooMany() {
@@ -249,11 +249,11 @@ func addFunction(fn *fields, b []byte, i int) (ok bool) {
 		val := o.Value()
 		switch {
 		case string(o.Key) == "name":
-			fn.setFirst(o.Key, val)
+			fn.keepFirst(o.Key, val)
 		case string(o.Key) == "arguments" && val[0] == '"':
 			fn.appendTo(o.Key, val)
 		default:
-			fn.setLast(o.Key, val)
+			fn.keepLast(o.Key, val)
 		}
 	}
 	return o.Pos > 0

@@ -69,39 +69,67 @@ func (r *removals) next(b []byte, marked *mark) (from, to int) {
 	return rawjson.Cut(b, int(marked.comma), int(marked.quote), int(marked.end), isFirst)
 }
 
-// actionFor decides what to do with a marked member. If no case of the switch returns, the member gets a new value, unless it has this
-// value already.
+// actionFor decides what to do at a mark. A mark is the place of a member of the event or, for three of its kinds, the place where the
+// event lacks cached_tokens. b is the event's data.
 func (f *Filter) actionFor(marked *mark, b []byte) action {
-	var scratch [20]byte
 	old := b[marked.val:marked.end]
 	switch marked.kind {
 	case usageValue:
 		return usageAction(f, old)
-	case detailsValue:
-		if f.options.Cached == unknownCached && marked.otherMembers == 0 { // cached_tokens, which is removed, is their only member
+	case detailsValue, cachedValue, noDetails, nullDetails, noCached:
+		return cachedAction(f, marked, old)
+	case engineOnlyValue:
+		switch {
+		case !f.options.Unstreamed: // in a stream, the member is missing for clients that did not ask for it
+			return removeMember
+		case rawjson.IsNull(old): // in an answer in one piece, it is null for these clients
+			return keepValue
+		}
+		return setNull
+	case idValue:
+		if bytes.Equal(old, f.id) {
+			return keepValue
+		}
+		return setValue
+	case indexValue:
+		return setUnlessSame(f, marked, old)
+	case endValue: // after a preemption another engine continues the answer, so the client gets null instead of this end
+		if f.facts.recomputed && !rawjson.IsNull(old) {
+			return setNull
+		}
+		return keepValue
+	}
+	return continuedAction(f, marked, old)
+}
+
+// cachedAction decides what to do with cached_tokens and the prompt_tokens_details around it, or at the place where the event lacks them.
+func cachedAction(f *Filter, marked *mark, old []byte) action {
+	switch marked.kind {
+	case detailsValue: // the details as a whole; cached_tokens in them has a mark of its own
+		if f.options.Cached == unknownCached && marked.hasOnlyCached { // the details would be empty without cached_tokens
 			return removeMember
 		}
 		return keepValue
-	case cachedValue: // other values of Cached are counts, which replace this one
+	case cachedValue:
 		switch f.options.Cached {
-		case OwnCached:
+		case OwnCached: // this engine's own count is right
 			return keepValue
 		case unknownCached:
 			return removeMember
 		}
-	case noDetails, nullDetails, noCached:
-		if f.facts.hasUsage {
-			return setValue
-		}
-		return keepValue // a usage whose counts could not be read gets no new details
-	case engineOnlyValue:
-		switch {
-		case !f.options.Unstreamed:
-			return removeMember
-		case rawjson.IsNull(old): // an engine that does not stream sends this null to every client
-			return keepValue
-		}
-		return setNull
+		return setUnlessSame(f, marked, old) // the prefill engine's count replaces it
+	}
+	// The event lacks cached_tokens: noDetails, nullDetails, noCached. The prefill engine's count is inserted.
+	if f.facts.hasUsage {
+		return setValue
+	}
+	return keepValue // a usage whose counts could not be read gets no new details
+}
+
+// continuedAction decides what to do with created, and with a member that is only marked if this engine continues the answer of an earlier
+// engine.
+func continuedAction(f *Filter, marked *mark, old []byte) action {
+	switch marked.kind {
 	case roleValue: // the client has the role from the first engine
 		return removeMember
 	case offsetsValue, spansValue: // the engine counts them from the start of its own part of the answer
@@ -122,17 +150,13 @@ func (f *Filter) actionFor(marked *mark, b []byte) action {
 		if len(f.options.Continuation.Head.Fingerprint) == 0 {
 			return removeMember // the first engine of this answer sent no fingerprint
 		}
-	case idValue:
-		if bytes.Equal(old, f.id) {
-			return keepValue
-		}
-		return setValue
-	case endValue: // after a preemption another engine continues the answer, so the client gets null instead of this end
-		if f.facts.recomputed && !rawjson.IsNull(old) {
-			return setNull
-		}
-		return keepValue
 	}
+	return setUnlessSame(f, marked, old)
+}
+
+// setUnlessSame returns setValue, or keepValue if the member has the client's value already: an event without any edit is not copied.
+func setUnlessSame(f *Filter, marked *mark, old []byte) action {
+	var scratch [20]byte
 	if bytes.Equal(old, f.appendValue(scratch[:0], marked, old)) {
 		return keepValue
 	}
@@ -141,7 +165,7 @@ func (f *Filter) actionFor(marked *mark, b []byte) action {
 
 // usageAction decides what to do with a usage, whose value in the event is old.
 func usageAction(f *Filter, old []byte) action {
-	wanted := f.continuous || f.options.Usage && f.facts.choices == 0 // the client asked for the usage of this event
+	wanted := f.continuousUsage || f.options.Usage && f.facts.choices == 0 // the client asked for the usage of this event
 	switch {
 	case wanted:
 		return keepValue
@@ -153,36 +177,46 @@ func usageAction(f *Filter, old []byte) action {
 	return setNull // OpenAI sends null in each event before the one with the final usage
 }
 
-// appendValue appends the value that the client gets for a marked member, whose value in the event is old.
+// appendValue appends what the client gets at a mark for which actionFor returns setValue. old is the value in the event.
 func (f *Filter) appendValue(dst []byte, marked *mark, old []byte) []byte {
 	switch marked.kind {
-	case spansValue:
-		return appendSpans(dst, old, f.options.Continuation.Tokens)
-	case offsetsValue:
-		return appendShifted(dst, old, f.options.Continuation.Runes)
-	case noDetails, nullDetails, noCached:
+	case noDetails, nullDetails, noCached: // the event lacks cached_tokens
 		return f.appendCached(dst, marked)
+	case cachedValue: // cached_tokens: the prefill engine's count
+		return strconv.AppendInt(dst, int64(f.options.Cached), 10)
 	case idValue:
 		return append(dst, f.id...)
-	case createdValue:
-		if f.options.Created == 0 {
-			return append(dst, f.options.Continuation.Head.Created...)
-		}
-		return strconv.AppendInt(dst, f.options.Created, 10)
-	case modelValue:
-		return append(dst, f.options.Continuation.Head.Model...)
-	case fingerprintValue:
-		return append(dst, f.options.Continuation.Head.Fingerprint...)
-	case promptValue:
-		return strconv.AppendInt(dst, int64(f.options.Continuation.addEarlier(f.facts.usage).Prompt), 10)
-	case completionValue:
-		return strconv.AppendInt(dst, int64(f.options.Continuation.addEarlier(f.facts.usage).Completion), 10)
-	case totalValue:
-		return strconv.AppendInt(dst, int64(f.options.Continuation.addEarlier(f.facts.usage).Total), 10)
-	case indexValue:
+	case indexValue: // the index of a choice
 		return strconv.AppendInt(dst, int64(f.options.Choice), 10)
-	default: // cachedValue: the prefill engine's count
-		return strconv.AppendInt(dst, int64(f.options.Cached), 10)
+	case createdValue:
+		if f.options.Created != 0 { // the caller wants this value; otherwise the mark is for a continued answer
+			return strconv.AppendInt(dst, f.options.Created, 10)
+		}
+	}
+	return appendContinued(dst, f, marked.kind, old)
+}
+
+// appendContinued appends the value of a member that differs because this engine continues the answer of an earlier engine, so
+// Options.Continuation is set. The client gets the first engine's head, and counts and offsets that include the earlier part of the answer.
+func appendContinued(dst []byte, f *Filter, kind valueKind, old []byte) []byte {
+	earlier := f.options.Continuation
+	switch kind {
+	case createdValue:
+		return append(dst, earlier.Head.Created...)
+	case modelValue:
+		return append(dst, earlier.Head.Model...)
+	case fingerprintValue:
+		return append(dst, earlier.Head.Fingerprint...)
+	case promptValue:
+		return strconv.AppendInt(dst, int64(earlier.addEarlier(f.facts.usage).Prompt), 10)
+	case completionValue:
+		return strconv.AppendInt(dst, int64(earlier.addEarlier(f.facts.usage).Completion), 10)
+	case totalValue:
+		return strconv.AppendInt(dst, int64(earlier.addEarlier(f.facts.usage).Total), 10)
+	case offsetsValue: // where each token begins in the text
+		return appendShifted(dst, old, earlier.Runes)
+	default: // spansValue: which model weights made which tokens
+		return appendSpans(dst, old, earlier.Tokens)
 	}
 }
 
@@ -190,7 +224,7 @@ func (f *Filter) appendValue(dst []byte, marked *mark, old []byte) []byte {
 func (f *Filter) appendCached(dst []byte, marked *mark) []byte {
 	isNewMember := marked.kind != nullDetails // nullDetails: a value in place of null
 	lacksObject := marked.kind != noCached    // noCached: the object prompt_tokens_details is there
-	if isNewMember && marked.otherMembers > 0 {
+	if isNewMember && marked.needsComma {
 		dst = append(dst, ',')
 	}
 	if marked.kind == noDetails {

@@ -25,8 +25,8 @@ func (fs fields) find(key []byte) *field {
 	return nil
 }
 
-// setFirst sets a member to val, unless the member has a value other than null already.
-func (fs *fields) setFirst(key, val []byte) {
+// keepFirst sets a member to val, unless the member has a value other than null already.
+func (fs *fields) keepFirst(key, val []byte) {
 	switch f := fs.find(key); {
 	case f == nil:
 		fs.appendMember(key, val)
@@ -35,8 +35,8 @@ func (fs *fields) setFirst(key, val []byte) {
 	}
 }
 
-// setLast sets a member to val, so that the last value that came stays. It ignores null if the member exists.
-func (fs *fields) setLast(key, val []byte) {
+// keepLast sets a member to val, so that the last value that came stays. It ignores null if the member exists.
+func (fs *fields) keepLast(key, val []byte) {
 	switch f := fs.find(key); {
 	case f == nil:
 		fs.appendMember(key, val)
@@ -116,7 +116,7 @@ func joinObjects(a, b []byte) []byte {
 	var all fields
 	for _, from := range [][]byte{a, b} {
 		for o := rawjson.ObjectAt(from, 0); o.NextValue(); {
-			all.setLast(o.Key, o.Value())
+			all.keepLast(o.Key, o.Value())
 		}
 	}
 	return append(all.appendMembers([]byte{'{'}), '}')

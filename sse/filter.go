@@ -69,7 +69,7 @@ const (
 
 const (
 	usualMarks   = 16  // initial capacity for marks, the members of one event that may have to change: enough for most events
-	maxKeptMarks = 256 // largest capacity for marks that a filter keeps for its next stream: 8 KiB of memory, more only for a rare event
+	maxKeptMarks = 256 // largest capacity for marks that a filter keeps for its next stream: 7 KiB of memory, more only for a rare event
 
 	// maxDetails bounds the prompt_tokens_details, in bytes, that a filter keeps until its stream ends. Those of engines have a few counts.
 	maxDetails = 1 << 10
@@ -95,8 +95,8 @@ func (f *Filter) Reset(o Options) {
 	case o.Continuation != nil: // the client already got events with the first engine's id, which is already JSON
 		id = append(id, o.Continuation.Head.ID...)
 	}
-	*f = Filter{options: o, isTokensForm: o.Form == Tokens, continuous: o.Usage && o.ContinuousUsage, id: id, marks: marks,
-		pendingUsage: emptied(f.pendingUsage), details: emptied(f.details), heldEvents: emptied(f.heldEvents)}
+	*f = Filter{options: o, isTokensForm: o.Form == Tokens, continuousUsage: o.Usage && o.ContinuousUsage, id: id, marks: marks,
+		preparedUsage: emptied(f.preparedUsage), details: emptied(f.details), heldEvents: emptied(f.heldEvents)}
 }
 
 // Event takes the next event of the stream and returns the client's bytes for it: e.Raw itself if the event does not
@@ -106,39 +106,24 @@ func (f *Filter) Reset(o Options) {
 // Some forms have no [DONE]. For their last event, Event returns NotEnded and sets streamEnded, by which Answer.Event, its caller, finds
 // the end.
 func (f *Filter) Event(e Event, dst []byte) (out []byte, end End) {
-	f.facts.isEmpty = false // the value is of the previous event
-	switch e.Kind {
-	case KindComment:
+	f.facts.isEmpty = false // the value is of the previous event, and Answer.Event looks at it after each event
+	switch {
+	case e.Kind == KindComment:
 		return e.Raw, NotEnded
-	case KindDone:
-		end = Short // unless a finish_reason came before [DONE]
-		if f.Finished() {
-			end = Complete
-		}
-		switch {
-		case f.options.DropDone:
-			return nil, end
-		case f.options.Form == Verbatim: // a Verbatim answer is complete at [DONE], even without a finish_reason
-			return f.forwardVerbatim(e)
-		}
-		return e.Raw, end
-	}
+	case e.Kind == KindDone:
+		return takeDone(f, e)
 	// With DropDone, the answer shares the client's stream with others, so the id and the index in its events must be replaced. In an event
 	// that is too large to be read, they cannot be replaced.
-	if e.Kind == KindOpaque && f.options.DropDone {
+	case e.Kind == KindOpaque && f.options.DropDone:
 		f.fault = ErrLargeEvent
 		return nil, Broken
-	}
-	if !f.options.Form.chunked() {
+	case !f.options.Form.chunked(): // the events have no choices, as those of /v1/responses
 		return f.takeFormEvent(e, dst)
 	}
-	f.facts = facts{choices: -1}
+	f.facts = facts{choices: noChoiceList}
 	f.marks = f.marks[:0]
 	if e.Kind == KindOpaque { // the event is larger than the reader's limit, so it is forwarded without being read
-		f.started = true
-		if f.options.Transcript != nil {
-			f.options.Transcript.Unread = true
-		}
+		markUnread(f)
 		return e.Raw, NotEnded
 	}
 	if !f.read(e.Data) {
@@ -158,6 +143,30 @@ func (f *Filter) Event(e Event, dst []byte) (out []byte, end End) {
 		f.options.Transcript.record(f, e.Data)
 	}
 	return out, end
+}
+
+// takeDone takes [DONE]. The answer is Complete if a finish_reason came before it, else Short.
+func takeDone(f *Filter, e Event) (out []byte, end End) {
+	end = Short
+	if f.Finished() {
+		end = Complete
+	}
+	switch {
+	case f.options.DropDone: // the fan-out sends one [DONE] for all its streams
+		return nil, end
+	case f.options.Form == Verbatim: // a Verbatim answer is complete at [DONE], even without a finish_reason
+		return f.forwardVerbatim(e)
+	}
+	return e.Raw, end
+}
+
+// markUnread notes that the client gets an event that was not read, because it is too large. No other engine can then continue the answer,
+// because the transcript lacks this part of it.
+func markUnread(f *Filter) {
+	f.started = true
+	if f.options.Transcript != nil {
+		f.options.Transcript.Unread = true
+	}
 }
 
 // handleNonJSON decides about an event that is not a JSON object. The client gets nothing for it. The event is ignored if it is empty, or
@@ -216,7 +225,7 @@ func (f *Filter) exceededLimit() error {
 
 // countTokens updates the number of tokens by the event that was read, whose data is data. The number is the engine's count in its last
 // usage plus the tokens that came after this usage: the number of their ids or, if the engine sends no ids, an estimate from the number of
-// chunks. countTokens also stores the usage itself, and sets drift, the error of this number, when the final usage comes.
+// chunks. countTokens also stores the usage itself. When the final usage comes, it sets drift, by how much the number before was too high.
 func (f *Filter) countTokens(data []byte) {
 	facts := &f.facts
 	before := f.tokens // the number without this event, for drift
@@ -228,19 +237,7 @@ func (f *Filter) countTokens(data []byte) {
 		f.ids += facts.ids
 	}
 	if facts.hasUsage {
-		f.usageSeen = true
-		f.idsAtUsage, f.chunksAtUsage = f.ids, f.chunks
-		f.usage = facts.usage
-		f.details = f.details[:0]
-		if facts.detailsEnd-facts.detailsAt <= maxDetails {
-			f.details = append(f.details, data[facts.detailsAt:facts.detailsEnd]...)
-		}
-		switch {
-		case f.options.Cached != OwnCached:
-			f.usage.Cached = f.options.Cached
-		case f.usage.Cached > f.usage.Prompt: // no more than the prompt can be cached, so the count is wrong
-			f.usage.Cached = -1
-		}
+		storeUsage(f, data)
 	}
 	f.tokens, f.tokensEstimated = f.usage.Completion, false
 	if f.idsSeen {
@@ -255,6 +252,24 @@ func (f *Filter) countTokens(data []byte) {
 	}
 }
 
+// storeUsage stores the usage of the event that was read, whose data is data. From now on, tokens are counted from this usage on.
+func storeUsage(f *Filter, data []byte) {
+	facts := &f.facts
+	f.usageSeen = true
+	f.idsAtUsage, f.chunksAtUsage = f.ids, f.chunks
+	f.usage = facts.usage
+	f.details = f.details[:0]
+	if facts.detailsEnd-facts.detailsAt <= maxDetails {
+		f.details = append(f.details, data[facts.detailsAt:facts.detailsEnd]...)
+	}
+	switch {
+	case f.options.Cached != OwnCached: // another engine computed the prompt, so this engine's count of cached tokens is wrong
+		f.usage.Cached = f.options.Cached
+	case f.usage.Cached > f.usage.Prompt: // no more than the prompt can be cached, so the count is wrong
+		f.usage.Cached = unknownCached
+	}
+}
+
 // assumedPerChunk returns how many tokens a chunk is assumed to have if the engine sent no exact count. Without an average of earlier
 // streams it is 1.
 func (f *Filter) assumedPerChunk() float64 {
@@ -265,8 +280,8 @@ func (f *Filter) assumedPerChunk() float64 {
 }
 
 // decide decides what the client gets of the event. First it looks for a bad end: recomputed, error or abort. Otherwise it stores what the
-// event says of the end of the answer, the finish_reason and the final usage, and drops an unwanted event. The end that decide returns is
-// Preempted, Refused or NotEnded.
+// event says of the end of the answer, the finish_reason and the final usage, and drops an unwanted event. An event that is no failure sets
+// started, because it shows that the engine has the KV. The end that decide returns is Preempted, Refused or NotEnded.
 func (f *Filter) decide(e Event, dst []byte) ([]byte, End) {
 	facts := &f.facts
 	finish := e.Data[facts.finishAt:facts.finishEnd] // the finish_reason; empty: the event has none
@@ -278,6 +293,7 @@ func (f *Filter) decide(e Event, dst []byte) ([]byte, End) {
 		}
 		return f.editMarked(e, dst), Preempted
 	case string(finish) == "abort" && f.options.Aborted != nil && f.options.Aborted(): // no failure: the client itself aborted the answer
+		// goes on below
 	case string(finish) == "error", string(finish) == "abort":
 		f.failure = finishFailure(string(finish))
 		return f.editMarked(e, dst), Refused
@@ -287,7 +303,8 @@ func (f *Filter) decide(e Event, dst []byte) ([]byte, End) {
 		f.promptIDs = facts.promptIDs
 	}
 	if len(finish) > 0 {
-		f.finishReason, f.endedByStopText, f.keepsKV = finishReason(finish), facts.stopText, facts.handBackEnd > 0
+		f.finishReason, f.endedByStopText = finishReason(finish), facts.stopText
+		f.keepsKV = facts.handBackEnd > 0 // the event has kv_transfer_params, which say where the engine keeps the answer's KV
 	}
 	if f.finishReason != "" && facts.hasUsage {
 		f.deferUsage(e.Data)
@@ -295,7 +312,7 @@ func (f *Filter) decide(e Event, dst []byte) ([]byte, End) {
 	if isDropped(f, finish) {
 		return nil, NotEnded
 	}
-	keepsUsage := facts.choices == 0 || f.continuous // editMarked removes the usage from all other events, or sets it to null
+	keepsUsage := facts.choices == 0 || f.continuousUsage // editMarked removes the usage from all other events, or sets it to null
 	f.usageSent = f.usageSent || facts.hasUsage && keepsUsage
 	return f.editMarked(e, dst), NotEnded
 }
@@ -313,7 +330,8 @@ func isDropped(f *Filter, finish []byte) bool {
 	// No finish_reason has come, so another engine will continue the answer and send the final usage.
 	case onlyUsage && f.options.Transcript != nil && f.finishReason == "":
 		return true
-	case onlyIDs && !f.options.TokenIDs && !f.continuous: // the engine sends it only because evenkeel asked for token ids
+	// The engine sends the event only because evenkeel asked for token ids. With continuous usage, the client still gets its usage.
+	case onlyIDs && !f.options.TokenIDs && !f.continuousUsage:
 		return true
 	case onlyRole && f.options.Continuation != nil: // the client has the role from an earlier engine
 		return true
@@ -321,20 +339,24 @@ func isDropped(f *Filter, finish []byte) bool {
 	return false
 }
 
-// deferUsage stores the final usage as an event of its own, pendingUsage, which MissingUsage appends. It is needed if the engine sends the
-// usage only with the finish_reason, where OpenAI's clients do not look for it. It does nothing if the client gets the usage in another
-// way, and clears pendingUsage once the engine itself has sent such an event.
+// deferUsage stores the final usage as an event of its own, preparedUsage, which MissingUsage appends at the end of the answer. It is
+// needed if the engine sends the usage only with the finish_reason, where OpenAI's clients do not look for it. data is the data of the
+// event, which has a usage. deferUsage drops preparedUsage if the engine itself sends an event with only the usage.
 func (f *Filter) deferUsage(data []byte) {
-	facts := &f.facts
+	wantsFinalUsage := f.options.Usage && !f.continuousUsage && !f.options.DropFinalUsage // else it wants none, gets all, or the fan-out's sum
 	switch {
-	case !f.options.Usage || f.continuous || f.options.DropFinalUsage: // the client gets no usage, every usage, or the fan-out's sum
-		return
-	case facts.choices == 0: // the engine itself has sent an event with only the usage
-		f.pendingUsage = f.pendingUsage[:0]
-		return
+	case !wantsFinalUsage:
+	case f.facts.choices == 0: // this event has only the usage
+		f.preparedUsage = f.preparedUsage[:0]
+	default:
+		prepareUsage(f, data)
 	}
-	var usage []byte
-	f.pendingUsage = append(f.pendingUsage[:0], "data: {"...)
+}
+
+// prepareUsage sets preparedUsage to a copy of the event, whose data is data, without choices. The usage comes last in the copy.
+func prepareUsage(f *Filter, data []byte) {
+	var usage []byte // not nil after the loop, because the event has a usage
+	f.preparedUsage = append(f.preparedUsage[:0], "data: {"...)
 	o := rawjson.ObjectAt(data, rawjson.Space(data, 0))
 	for o.NextValue() {
 		switch string(o.Key) {
@@ -342,32 +364,35 @@ func (f *Filter) deferUsage(data []byte) {
 		case "usage":
 			usage = o.Value()
 		default:
-			f.pendingUsage = append(append(f.pendingUsage, data[o.Quote:o.Pos]...), ',')
+			keyAndValue := data[o.Quote:o.Pos]
+			f.preparedUsage = append(append(f.preparedUsage, keyAndValue...), ',')
 		}
 	}
-	f.pendingUsage = append(append(append(f.pendingUsage, `"choices":[],"usage":`...), usage...), "}\n\n"...)
+	f.preparedUsage = append(append(append(f.preparedUsage, `"choices":[],"usage":`...), usage...), "}\n\n"...)
 }
 
-// MissingUsage appends the event with the final usage if the client asked for it and the engine sent no such event.
+// MissingUsage appends the event with only the final usage that deferUsage has prepared. It appends nothing if there is none: the client
+// did not ask for the usage, or the engine has sent such an event, or no usage at all. The caller calls it before [DONE].
 func (f *Filter) MissingUsage(dst []byte) []byte {
-	if len(f.pendingUsage) == 0 {
+	if len(f.preparedUsage) == 0 {
 		return dst
 	}
 	const head = len("data: ")
-	data := f.pendingUsage[head : len(f.pendingUsage)-len(BlankLine)]
-	e := Event{Raw: f.pendingUsage, Data: data, Kind: KindData, dataAt: head}
+	data := f.preparedUsage[head : len(f.preparedUsage)-len(BlankLine)]
+	e := Event{Raw: f.preparedUsage, Data: data, Kind: KindData, dataAt: head}
 	out, _ := f.Event(e, dst)
-	if unchanged := len(out) > 0 && &out[0] == &e.Raw[0]; unchanged { // then Event has returned e.Raw itself, and appended nothing to dst
+	if unchanged := len(out) > 0 && &out[0] == &e.Raw[0]; unchanged { // Event returns e.Raw itself if it edits nothing
 		return append(dst, out...)
 	}
 	return out
 }
 
-// LacksUsage says that the client asked for the usage, and that neither the engine has sent the final usage nor MissingUsage can append it.
-// It is false for an answer that another engine began.
+// LacksUsage says that the client asked for the usage and will not get it from the engine. A caller then makes an event with a usage from
+// the filter's own counts. LacksUsage is always false for an answer that another engine began.
 func (f *Filter) LacksUsage() bool {
+	willAppendIt := len(f.preparedUsage) > 0               // MissingUsage appends it at the end
 	fanOutHasIt := f.options.DropFinalUsage && f.usageSeen // the fan-out reads the usage by the method Usage and sends it itself
-	hasUsage := f.usageSent || len(f.pendingUsage) > 0 || fanOutHasIt
+	hasUsage := f.usageSent || willAppendIt || fanOutHasIt
 	return f.options.Usage && !hasUsage && f.options.Continuation == nil
 }
 
@@ -492,19 +517,26 @@ func (t *Transcript) record(f *Filter, b []byte) {
 	if t.KeepPrompt && facts.promptEnd > 0 {
 		t.PromptIDs = append(t.PromptIDs[:0], b[facts.promptAt:facts.promptEnd]...)
 	}
-	if facts.handBackEnd > 0 {
+	if facts.handBackEnd > 0 { // kv_transfer_params: they say where the engine keeps the answer's KV, from which another engine can pull it
 		t.HandBack = append(t.HandBack[:0], b[facts.handBackAt:facts.handBackEnd]...)
 	}
-	t.Unread = t.Unread || facts.choices > 1 // the facts have the text and the ids of one choice only
+	// The facts have the text and the ids of one choice only, so the transcript would lack the others. An Unread transcript is not continued.
+	t.Unread = t.Unread || facts.choices > 1
 	if facts.idsAt > 0 {
 		for ids := rawjson.ArrayAt(b, facts.idsAt); ids.Next(); {
-			ids.Pos = rawjson.ValueEnd(b, ids.Val)
-			t.recordID(b[ids.Val:max(ids.Val, ids.Pos)]) // an id that does not end has the end -1, and becomes empty
+			t.recordID(takeElement(&ids))
 		}
 	}
 	if facts.content {
 		t.recordContent(facts, b)
 	}
+}
+
+// takeElement returns the current element of a list, and sets the list's Pos to the end of it, as the next call of Next needs. It returns
+// nothing for an element without an end, which also ends the iteration.
+func takeElement(list *rawjson.Array) []byte {
+	list.Pos = rawjson.ValueEnd(list.Text, list.Val) // -1: the element has no end
+	return list.Text[list.Val:max(list.Val, list.Pos)]
 }
 
 // recordID adds the id of the answer's next token. An id that is no number, or does not fit into IDs, makes the transcript Unread. It is
@@ -518,9 +550,9 @@ func (t *Transcript) recordID(idJSON []byte) {
 // recordContent adds the content of an event, whose data is b. The transcript already has the event's ids.
 func (t *Transcript) recordContent(facts *facts, b []byte) {
 	t.Content = true
-	t.Shown = len(t.IDs) // earlier tokens without text count, too: their text came with this event
-	t.MoreThan = t.MoreThan || facts.hasNonText
-	if facts.textEnd > facts.textAt {
+	t.Shown = len(t.IDs)                        // earlier tokens without text count, too: their text came with this event
+	t.MoreThan = t.MoreThan || facts.hasNonText // more than Text and IDs can show, such as a tool call
+	if facts.textEnd > facts.textAt {           // the event has text
 		text := b[facts.textAt+1 : facts.textEnd-1] // the JSON string without its quotes
 		t.Runes += runes(text)
 		if t.KeepText {

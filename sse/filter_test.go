@@ -248,7 +248,7 @@ func TestResetForgetsTheLegBefore(t *testing.T) {
 	require.NotZero(t, f.Tokens())
 	f.Reset(nothing)
 	fresh := NewFilter(nothing)
-	fresh.id, fresh.marks, fresh.pendingUsage, fresh.details = f.id, f.marks, f.pendingUsage, f.details // memory it may keep
+	fresh.id, fresh.marks, fresh.preparedUsage, fresh.details = f.id, f.marks, f.preparedUsage, f.details // memory it may keep
 	require.Equal(t, fresh, f)
 }
 
@@ -260,7 +260,7 @@ func TestAFilterDoesNotKeepWhatARareEventNeeded(t *testing.T) {
 	require.Greater(t, len(f.MissingUsage(nil)), len(large), "the client gets it all the same")
 	f.Reset(nothing)
 	require.LessOrEqual(t, cap(f.id), maxKeptBuffer)
-	require.LessOrEqual(t, cap(f.pendingUsage), maxKeptBuffer)
+	require.LessOrEqual(t, cap(f.preparedUsage), maxKeptBuffer)
 }
 
 func TestDetailsOfTheUsageAreKeptWhileTheyAreSmall(t *testing.T) {

@@ -48,7 +48,7 @@ type formFacts struct {
 	endsStream      bool // the event is the last one of the stream
 	failed          bool
 	fault           error  // why the event cannot be forwarded; nil: it can
-	failure         []byte // the event or the error in it, as the argument for ReadFailure
+	errorText       []byte // the event or the error in it, as the argument for ReadFailure
 	finishReason    string // the finish_reason; empty: the event has none
 	endedByStopText bool   // a stop text of the request ended the answer
 	usage           Usage
@@ -61,8 +61,11 @@ type formFacts struct {
 
 // forwardVerbatim takes the next event of an answer that the client gets unchanged. Only an event with an error makes the answer fail.
 func (f *Filter) forwardVerbatim(e Event) ([]byte, End) {
-	failed := e.Kind == KindData && f.ReadUsage(e.Data) // ReadUsage also stores the event's usage
-	if failed {
+	hasError := false
+	if e.Kind == KindData {
+		hasError = f.ReadUsage(e.Data) // it also stores the event's usage
+	}
+	if hasError {
 		const message = "the engine ended its answer with an error; its log says why"
 		f.failure = Failure{Message: message, Type: "server_error", Code: "engine_failed", Status: 502}
 		return e.Raw, Refused
@@ -124,22 +127,21 @@ func (f *Filter) takeFormEvent(e Event, dst []byte) (out []byte, end End) {
 		return takeOpaque(f, e, dst)
 	}
 	event := forms[f.options.Form].read(e.Data, f.options.Cached)
-	if adapt := forms[f.options.Form].adapt; adapt != nil && event.readable {
-		adapt(f, &event, e.Data)
-	}
+	adaptToClient(f, &event, e.Data)
 	mayHoldPing := f.heldCount > 0 && f.heldCount < maxHeldEvents // a ping is held only after another event, and if there is room
+	lacksReason := !event.hasFinalUsage && f.finishReason == ""   // neither this event nor an earlier one has a finish_reason
 	switch {
 	case !event.readable:
 		return f.handleNonJSON(e.Data)
 	case event.failed:
-		f.failure = ReadFailure(event.failure)
+		f.failure = ReadFailure(event.errorText)
 		return e.Raw, Refused
 	case event.fault != nil:
 		f.fault = event.fault
 		return nil, Broken
 	case event.isPing && !f.started && !mayHoldPing: // a ping has no part of the answer, so it may be dropped
 		return nil, NotEnded
-	case event.endsStream && !event.hasFinalUsage && f.finishReason == "": // the stream ends without a finish_reason
+	case event.endsStream && lacksReason:
 		return nil, Short
 	}
 	f.eventCount++
@@ -148,19 +150,30 @@ func (f *Filter) takeFormEvent(e Event, dst []byte) (out []byte, end End) {
 		f.fault = fault
 		return nil, Broken
 	}
-	beforeAnswer := !f.started && !event.hasTokens && !event.hasFinalUsage // so far, no event had a part of the answer itself
-	// Once maxHeldEvents events are held back, a further event is forwarded as a part of the answer. If it still announces the answer, hold
-	// refuses it.
-	if beforeAnswer && (event.announces || f.heldCount < maxHeldEvents) {
+	if mustHold(f, &event) {
 		return nil, hold(f, e, event.edits)
 	}
 	recordFormEvent(f, &event, e.Data)
 	if len(event.edits) == 0 {
-		return f.appendHeld(e.Raw, dst), NotEnded
+		return f.appendAfterHeld(e.Raw, dst), NotEnded
 	}
 	dst = append(dst, f.heldEvents...)
 	f.heldEvents = f.heldEvents[:0]
 	return f.appendEdited(e, event.edits, dst), NotEnded
+}
+
+// adaptToClient adds the edits that only this client needs, such as its own id, if the form has such edits.
+func adaptToClient(f *Filter, event *formFacts, data []byte) {
+	if adapt := forms[f.options.Form].adapt; adapt != nil && event.readable {
+		adapt(f, event, data)
+	}
+}
+
+// mustHold says whether hold must take the event, because no part of the answer has come, not even in this event. Once maxHeldEvents are
+// held back, hold takes only an event that still announces the answer, and refuses it. Any other event then counts as a part of the answer.
+func mustHold(f *Filter, event *formFacts) bool {
+	beforeAnswer := !f.started && !event.hasTokens && !event.hasFinalUsage
+	return beforeAnswer && (event.announces || f.heldCount < maxHeldEvents)
 }
 
 // recordFormEvent records an event with a part of the answer: its tokens, its place in the transcript, if there is one, and what it says
@@ -171,10 +184,10 @@ func recordFormEvent(f *Filter, event *formFacts, data []byte) {
 	if record := forms[f.options.Form].record; record != nil && f.options.Transcript != nil {
 		record(f.options.Transcript, f, event, data)
 	}
-	if event.hasFinalUsage {
+	if event.hasFinalUsage { // in these forms, the final usage and the finish_reason come in the same event
 		f.finishReason, f.endedByStopText = event.finishReason, event.endedByStopText
 	}
-	f.streamEnded = event.endsStream && f.finishReason != ""
+	f.streamEnded = event.endsStream && f.finishReason != "" // the last event may come after the one with the finish_reason
 }
 
 // hold stores an event that only announces the answer, with its edits applied. It returns Broken if the engine sends more than
@@ -197,10 +210,11 @@ func setFacts(f *Filter, event *formFacts) {
 		event.usage.Prompt, event.usage.Cached = f.usage.Prompt, f.usage.Cached
 		event.usage.Total += event.usage.Prompt
 	}
-	f.facts = facts{choices: -1, isEmpty: event.isPing, content: event.hasTokens, hasUsage: event.usage.Total > 0, usage: event.usage}
+	choices := noChoiceList
 	if event.hasFinalUsage {
-		f.facts.choices = 0 // countTokens takes the usage of an event without choices for the final one
+		choices = 0 // an empty list: in chunked forms, the event with the final usage has it, and countTokens finds that event by it
 	}
+	f.facts = facts{choices: choices, isEmpty: event.isPing, content: event.hasTokens, hasUsage: event.usage.Total > 0, usage: event.usage}
 }
 
 // takeOpaque takes a piece of an event that is too large to be read, and forwards it.
@@ -209,15 +223,12 @@ func takeOpaque(f *Filter, e Event, dst []byte) (out []byte, end End) {
 		f.fault = ErrLargeEvent
 		return nil, Broken
 	}
-	f.started = true
-	if f.options.Transcript != nil {
-		f.options.Transcript.Unread = true
-	}
-	return f.appendHeld(e.Raw, dst), NotEnded
+	markUnread(f)
+	return f.appendAfterHeld(e.Raw, dst), NotEnded // events that announced the answer may still be held back, and go first
 }
 
-// appendHeld appends the events that were held back and then raw to dst. If none were held back, it returns raw alone.
-func (f *Filter) appendHeld(raw, dst []byte) []byte {
+// appendAfterHeld appends the events that were held back and then raw to dst. If none were held back, it returns raw alone.
+func (f *Filter) appendAfterHeld(raw, dst []byte) []byte {
 	if len(f.heldEvents) == 0 {
 		return raw
 	}

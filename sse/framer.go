@@ -50,7 +50,7 @@ type Framer struct {
 	nextLF     int // there is no LF from scanned up to this offset; each lone CR would otherwise cost another search for the next LF
 
 	emittedBytes     int  // bytes of this event that were returned already, as opaque pieces
-	lineBegunEarlier bool // some bytes of the current line were returned already, so the line is not blank
+	lineStartEmitted bool // some bytes of the current line were returned already, so the line is not blank
 	afterCR          bool // the previous line of this event ended in a lone CR
 
 	dataLines       int // data lines of the current event so far
@@ -79,22 +79,22 @@ func Events(text []byte) func(yield func(Event) bool) {
 // Feed takes in the bytes p. It copies only what belongs to an unfinished event, so p must not change until Next returns false. Slices
 // of earlier events are no longer valid after Feed.
 func (f *Framer) Feed(p []byte) {
-	f.takeOwnership()
-	f.scratch = f.scratch[:0]
-	if len(f.buf) == 0 { // no event is unfinished, so p itself can be cut
+	f.copyUnfinished()        // buf is now only the beginning of an unfinished event of earlier calls, in the framer's own memory
+	f.scratch = f.scratch[:0] // forgets the Data of events that were returned since the last Feed
+	if len(f.buf) == 0 {      // no event is unfinished, so p itself can be cut
 		if cap(f.ownBuf) > maxKeptBuffer {
 			f.ownBuf = nil
 		}
 		f.buf, f.bufIsCallers = p, true
 		return
 	}
-	f.buf = append(f.buf, p...)
-	f.ownBuf = f.buf // append may have moved the bytes to new memory
+	f.buf = append(f.buf, p...) // p continues the unfinished event
+	f.ownBuf = f.buf            // append may have moved the bytes to new memory
 }
 
-// takeOwnership copies the beginning of an unfinished event to the start of the framer's own memory, because the caller may reuse its
+// copyUnfinished copies the beginning of an unfinished event to the start of the framer's own memory, because the caller may reuse its
 // slice. Without an unfinished event it only forgets that slice.
-func (f *Framer) takeOwnership() {
+func (f *Framer) copyUnfinished() {
 	unfinished := f.buf[f.eventStart:]
 	if len(unfinished) > 0 && f.eventStart == 0 && !f.bufIsCallers {
 		return // the event is there already; copying it again at each Feed would take time quadratic in its length
@@ -119,11 +119,11 @@ func (f *Framer) Next() (Event, bool) {
 		if !hasEnd { // the line is not complete, and neither is the event
 			return f.takePiece()
 		}
-		blank := end == f.lineStart && !f.lineBegunEarlier
-		if !blank && f.emittedBytes == 0 { // the data of an event that comes in pieces is not read
+		blank := end == f.lineStart && !f.lineStartEmitted // if a piece has ended within the line, lineStart is not its true start
+		if !blank && f.emittedBytes == 0 {                 // the data of an event that comes in pieces is not read
 			f.recordDataLine(end)
 		}
-		f.lineStart, f.scanned, f.lineBegunEarlier = next, next, false
+		f.lineStart, f.scanned, f.lineStartEmitted = next, next, false
 		if blank {
 			return f.takeEvent(next), true
 		}
@@ -169,7 +169,9 @@ func (f *Framer) lineEnd() (end, next int, ok bool) {
 	case cr < 0: // the line ends in an LF
 		f.afterCR = false
 		return limit, limit + 1, true
-	case crAt == f.lineStart && f.afterCR && !f.lineBegunEarlier: // a blank line after a lone CR
+	// A blank line after a line that ended in a lone CR. If a piece has ended within the line, lineStart is not its true start, and the line
+	// is not blank.
+	case crAt == f.lineStart && f.afterCR && !f.lineStartEmitted:
 		return crAt, crAt + 1, true
 	case crAt+1 == len(f.buf): // a lone CR, or the first half of a CRLF whose LF has not come
 		f.scanned = crAt
@@ -219,23 +221,23 @@ func (f *Framer) takeEvent(next int) Event {
 	return e
 }
 
-// takePiece returns the bytes of an unfinished event that is already too large; false: there is no such event, or none of its bytes are
-// new. Then takePiece also copies the unfinished event, because the caller of Feed may reuse its slice.
+// takePiece returns the bytes of an unfinished event that is already too large, as far as Next has not returned them yet. If there are no
+// such bytes, takePiece returns false, and copies the unfinished event, because the caller of Feed may reuse its slice.
 func (f *Framer) takePiece() (Event, bool) {
 	end := len(f.buf)
-	if f.scanned < end {
-		end = f.scanned // a CR at the end may be half of a CRLF, so it is not returned yet
+	if f.scanned < end { // the last byte is a CR, which may be half of a CRLF
+		end = f.scanned // leaves the CR for the next call
 	}
 	tooLarge := f.Buffered() > f.max
 	if !tooLarge || end == f.eventStart {
 		if f.bufIsCallers { // the caller may change its slice from now on
-			f.takeOwnership()
+			f.copyUnfinished()
 		}
 		return Event{}, false
 	}
 	e := Event{Raw: f.buf[f.eventStart:end:end], Kind: KindOpaque}
-	f.lineBegunEarlier = f.lineBegunEarlier || end > f.lineStart
+	f.lineStartEmitted = f.lineStartEmitted || end > f.lineStart // the piece ends within a line, so the line is not blank
 	f.emittedBytes += end - f.eventStart
-	f.eventStart, f.lineStart, f.scanned, f.dataLines = end, end, end, 0
+	f.eventStart, f.lineStart, f.scanned, f.dataLines = end, end, end, 0 // the rest of the event begins here
 	return e, true
 }

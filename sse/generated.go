@@ -13,7 +13,7 @@ import (
 // readGenerated reads an event of /generate, or an answer in one piece. It does not use Options.Cached, the second argument of all such
 // functions, because the cached tokens in such an event stay as they are.
 func readGenerated(b []byte, _ int) (s formFacts) {
-	s.failure = b
+	s.errorText = b // used only if the event turns out to be an error
 	at := rawjson.Space(b, 0)
 	o := rawjson.ObjectAt(b, at)
 	for o.NextValue() {
@@ -78,7 +78,7 @@ func (s *formFacts) readEnd(o rawjson.Object) {
 		}
 	}
 	if s.finishReason == "abort" {
-		s.failure = []byte(`{"error":{"message":` + message + `,"code":` + status + `}}`)
+		s.errorText = []byte(`{"error":{"message":` + message + `,"code":` + status + `}}`)
 	}
 }
 
@@ -94,7 +94,7 @@ func (f *Filter) adaptGenerated(s *formFacts, data []byte) {
 		s.idAt.replacement = string(f.id)
 		s.edits = append(s.edits, s.idAt)
 	}
-	if f.options.Choice >= 0 && !f.options.Unstreamed { // an answer in one piece has no index
+	if f.options.Choice >= 0 && !f.options.Unstreamed { // Choice is the index of the prompt; an answer in one piece has no index
 		comma := ","
 		open := rawjson.Space(data, 0) // the offset of the object's opening brace
 		if hasNoMembers := rawjson.Space(data, open+1) == s.endAt; hasNoMembers {
@@ -102,7 +102,7 @@ func (f *Filter) adaptGenerated(s *formFacts, data []byte) {
 		}
 		s.edits = append(s.edits, edit{s.endAt, s.endAt, comma + `"index":` + strconv.Itoa(f.options.Choice)})
 	}
-	if f.options.Continuation != nil && f.options.Continuation.Last != nil {
+	if f.options.Continuation != nil && f.options.Continuation.Last != nil { // an earlier engine has sent events, of which Last is the last
 		joinGenerated(f, s, data)
 	}
 }
@@ -111,20 +111,23 @@ func (f *Filter) adaptGenerated(s *formFacts, data []byte) {
 // one of the engines sends all of the answer so far in each event, it sets fault instead.
 func joinGenerated(f *Filter, s *formFacts, data []byte) {
 	continuation := f.options.Continuation
-	earlier := 0 // token ids in earlier events of this engine
+	earlierIDs := 0 // token ids in earlier events of this engine
 	if f.options.Transcript != nil {
-		earlier = len(f.options.Transcript.IDs)
+		earlierIDs = len(f.options.Transcript.IDs)
 	}
-	listed := countListed(data, s.idsAt)
-	growth, _ := growthOf(listed, s.usage.Completion, earlier)
+	listedIDs := countListed(data, s.idsAt) // token ids in this event
+	allTokens := s.usage.Completion         // tokens of this engine so far, by its own count
+	// An event that lists all of these tokens is cumulative. One that lists fewer has only the new ones.
+	growth, _ := growthOf(listedIDs, allTokens, earlierIDs)
 	otherGrowth := growth != GrowthUnknown && growth != continuation.Grows
 	// In a cumulative stream, an event that lacks some ids cannot be joined, because the joined list would lack them, too.
-	tokensMissing := continuation.Grows == Cumulative && listed != s.usage.Completion
-	if otherGrowth || tokensMissing {
+	lacksIDs := continuation.Grows == Cumulative && listedIDs != allTokens
+	if otherGrowth || lacksIDs {
 		s.fault = ErrOtherGrowth
 		return
 	}
-	s.edits = editsToJoin(s.edits, continuation.Last, continuation.Grows, data)
+	lastBefore := continuation.Last // the last event of the engines before, which has what their whole answer says
+	s.edits = editsToJoin(s.edits, lastBefore, continuation.Grows, data)
 	s.sortEdits() // the edit at the object's end was added before those inside it
 }
 

@@ -35,14 +35,15 @@ func (t *Transcript) recordGenerated(f *Filter, s *formFacts, b []byte) {
 	}
 	t.Completed, t.Prompt = f.tokens, s.usage.Prompt
 	idsBefore := len(t.IDs)
-	grows := t.recordGeneratedIDs(s, b)
-	t.Content = t.Content || len(t.IDs) > idsBefore
-	t.recordShown(b[s.textAt.from:s.textAt.to], grows)
+	growth := t.recordGeneratedIDs(s, b)                // whether the event has the whole answer so far, or only the new part
+	t.Content = t.Content || len(t.IDs) > idsBefore     // the client has a part of the answer, even if the new tokens show no text yet
+	t.recordShown(b[s.textAt.from:s.textAt.to], growth) // the growth decides how a new text is recognised
 	t.Last = append(t.Last[:0], b...)
 }
 
-// recordGeneratedIDs adds the ids of the event's new tokens, and returns and stores how the event grows the answer. The transcript becomes
-// Unread if the number of ids does not fit the engine's count, or if earlier events grew in the other way.
+// recordGeneratedIDs adds the ids of the event's new tokens. It returns and stores whether the event has the whole answer so far
+// (cumulative) or only the new part (delta). The transcript becomes Unread, so that no other engine continues the answer, if the number of
+// ids does not fit the engine's count, or if earlier events were of the other kind.
 func (t *Transcript) recordGeneratedIDs(s *formFacts, b []byte) Growth {
 	idsBefore := len(t.IDs)
 	grows, consistent := growthOf(countListed(b, s.idsAt), s.usage.Completion, idsBefore)
@@ -55,23 +56,26 @@ func (t *Transcript) recordGeneratedIDs(s *formFacts, b []byte) Growth {
 	if grows == Cumulative {
 		repeated = idsBefore
 	}
-	for ids := rawjson.ArrayAt(b, s.idsAt.from); s.idsAt.to > 0 && ids.Next(); {
-		ids.Pos = rawjson.ValueEnd(b, ids.Val)
+	hasIDs := s.idsAt.to > 0 // else the event has no list of ids
+	for ids := rawjson.ArrayAt(b, s.idsAt.from); hasIDs && ids.Next(); {
+		id := takeElement(&ids)
 		if ids.N > repeated {
-			t.recordID(b[ids.Val:max(ids.Val, ids.Pos)])
+			t.recordID(id)
 		}
 	}
 	return grows
 }
 
 // recordShown counts all tokens so far as shown to the client if the event's text surely includes the text of all of them. textJSON is the
-// text as a JSON string, with its quotes; empty: the event has no text.
+// text as a JSON string, with its quotes. It is empty if the event has no text at all: the engine then has no tokenizer, and the client
+// misses no text.
 func (t *Transcript) recordShown(textJSON []byte, grows Growth) {
-	hasNewText := len(textJSON) > t.textBytes // in a cumulative stream, the text is longer than that of the last event
+	hasText := len(textJSON) > 0
+	isNew := len(textJSON) > t.textBytes // in a cumulative stream, the text is longer than that of the last event
 	if grows == Delta {
-		hasNewText = len(textJSON) > len(`""`)
+		isNew = len(textJSON) > len(`""`)
 	}
-	if !hasNewText && len(textJSON) > 0 {
+	if hasText && !isNew {
 		return // the text of the new tokens comes with a later event
 	}
 	t.textBytes = len(textJSON)
@@ -109,7 +113,7 @@ func showsAllTokens(textJSON []byte) bool {
 	return r != ' ' && !unicode.Is(unicode.Han, r)
 }
 
-// Join appends the transcript of the engine that continued this answer. Head, Prompt, PromptIDs and HandBack do not change.
+// Join appends next, the transcript of the engine that continued this answer. Head, Prompt, PromptIDs and HandBack do not change.
 func (t *Transcript) Join(next *Transcript) {
 	if next.Content { // without content from the next engine, the client has seen no new tokens
 		t.Shown = len(t.IDs) + next.Shown
@@ -120,28 +124,29 @@ func (t *Transcript) Join(next *Transcript) {
 	t.Completed += next.Completed
 	t.Guessed = t.Guessed || next.Guessed
 	t.Content = t.Content || next.Content
-	t.MoreThan = t.MoreThan || next.MoreThan
-	t.Unread = t.Unread || next.Unread
-	t.joinLast(next)
+	t.MoreThan = t.MoreThan || next.MoreThan // there was content other than plain text
+	t.Unread = t.Unread || next.Unread       // a part of the answer may be missing
+	t.joinLast(next)                         // the last event, for /generate
 }
 
-// joinLast replaces t.Last by next.Last, edited so that it also has the answer of the engines before.
+// joinLast replaces t.Last, the last event of the engines before, by next.Last, edited so that it also has their part of the answer. It
+// also adds weight_versions, which a further engine needs to join its own list to it.
 func (t *Transcript) joinLast(next *Transcript) {
 	if len(next.Last) == 0 { // the endpoint is not /generate, or the next engine sent nothing
 		return
 	}
-	last := withSpans(next.Last)
+	last := withWeightVersions(next.Last)
 	if len(t.Last) == 0 { // t is still empty: next is the transcript of the first engine
-		t.Last, t.Grows = last, next.Grows
+		t.Last, t.Grows = last, next.Grows // Grows says whether events have the whole answer so far or only the new part
 		return
 	}
 	t.Last = applyEdits(editsToJoin(nil, t.Last, t.Grows, last), last)
 }
 
-// withSpans returns a copy of the event with the member weight_versions, which says which model weights made which tokens. If the event
-// has only weight_version, the current weights, withSpans adds weight_versions with one span. Some engines send the list only in
-// their last event.
-func withSpans(event []byte) []byte {
+// withWeightVersions returns a copy of the event with the member weight_versions, a list of spans that says which model weights made which
+// tokens. Some engines send the list only in the last event of an answer, which an engine that failed never sent. Then withWeightVersions
+// adds a list with one span: weight_version, the current weights, made all of the engine's tokens.
+func withWeightVersions(event []byte) []byte {
 	o := rawjson.ObjectAt(event, rawjson.Space(event, 0))
 	for o.NextValue() {
 		meta := o.Value()
@@ -150,7 +155,7 @@ func withSpans(event []byte) []byte {
 		}
 		version := memberOf(meta, "weight_version")
 		if memberOf(meta, "weight_versions") == nil && version != nil {
-			end := o.Pos - 1 // offset of the closing brace of meta_info
+			end := o.Pos - len("}") // where a new last member of meta_info is inserted
 			spans := `,"weight_versions":` + string(appendSpanList(nil, []span{{version, 0, numberOf(memberOf(meta, "completion_tokens"))}}))
 			return applyEdits([]edit{{end, end, spans}}, event)
 		}
@@ -201,37 +206,61 @@ func editsToJoin(edits []edit, last []byte, grows Growth, b []byte) []edit {
 // editsToJoinMeta adds the edits that make a meta_info look as if its engine had made the whole answer. last is the meta_info of the
 // engines before.
 func editsToJoinMeta(edits []edit, last []byte, grows Growth, o rawjson.Object) []edit {
-	tokens := numberOf(memberOf(last, "completion_tokens")) // tokens of the engines before
+	earlierTokens := numberOf(memberOf(last, "completion_tokens")) // tokens of the engines before
 	for o.NextValue() {
-		key := string(o.Key)
-		before, v, put := memberOf(last, key), o.Value(), "" // put: the new value of the member; empty: it stays
-		switch {
-		// A finish_reason of type length has the max_new_tokens of this engine alone. The tokens of earlier engines are added to it.
-		case key == "finish_reason" && v[0] == '{':
-			for in := rawjson.ObjectAt(o.Text, o.Val); in.NextValue(); {
-				if n, ok := rawjson.Int(in.Text, in.Val, in.Pos); ok && string(in.Key) == "length" {
-					edits = append(edits, edit{in.Val, in.Pos, strconv.Itoa(n + tokens)})
-				}
-			}
-		// Even if earlier engines sent no list, the offsets are shifted, because they must count from the start of the whole answer.
-		case key == "weight_versions" && v[0] == '[':
-			put = string(appendSpanList(nil, readSpans(readSpans(nil, before, 0), v, tokens)))
-		case before == nil: // earlier engines sent no such member
-		case slices.Contains(perTokenMembers, key):
-			if grows == Cumulative {
-				put = joinLists(before, v)
-			}
-		case key == "completion_tokens", key == "reasoning_tokens", key == "output_token_logprobs_length",
-			key == "output_token_sampling_mask_length":
-			put = strconv.Itoa(numberOf(before) + numberOf(v))
-		case key == "prompt_tokens", key == "cached_tokens", key == "cached_tokens_details", bytes.HasPrefix(o.Key, []byte("input_")):
-			put = string(before) // these members describe the client's own prompt; this engine's prompt includes the answer so far
+		key, v := string(o.Key), o.Value()
+		if key == "finish_reason" && v[0] == '{' {
+			edits = editsToJoinReason(edits, rawjson.ObjectAt(o.Text, o.Val), earlierTokens)
+			continue
 		}
-		if put != "" {
-			edits = append(edits, edit{o.Val, o.Pos, put})
+		joined := joinedMember(key, memberOf(last, key), v, grows, earlierTokens)
+		if joined != "" { // empty: the engine's own value stays
+			edits = append(edits, edit{o.Val, o.Pos, joined})
 		}
 	}
 	return edits
+}
+
+// editsToJoinReason adds the edit for a finish_reason of type length, whose member length is the max_new_tokens of this engine alone. The
+// tokens of earlier engines are added to it.
+func editsToJoinReason(edits []edit, reason rawjson.Object, earlierTokens int) []edit {
+	for reason.NextValue() {
+		if n, ok := rawjson.Int(reason.Text, reason.Val, reason.Pos); ok && string(reason.Key) == "length" {
+			edits = append(edits, edit{reason.Val, reason.Pos, strconv.Itoa(n + earlierTokens)})
+		}
+	}
+	return edits
+}
+
+// joinedMember returns the value that a member of meta_info has for the answer of all engines; empty: the value v of this engine stays.
+// before is the value in the last event of the engines before; nil: they sent none. These engines made earlierTokens tokens.
+func joinedMember(key string, before, v []byte, grows Growth, earlierTokens int) string {
+	switch {
+	case key == "weight_versions" && v[0] == '[':
+		return joinSpans(before, v, earlierTokens)
+	case before == nil: // there is nothing to join with
+		return ""
+	case slices.Contains(perTokenMembers, key):
+		if grows == Cumulative {
+			return joinLists(before, v)
+		}
+		return "" // each event has only the elements of its new tokens
+	case key == "completion_tokens", key == "reasoning_tokens", key == "output_token_logprobs_length",
+		key == "output_token_sampling_mask_length":
+		return strconv.Itoa(numberOf(before) + numberOf(v))
+	case key == "prompt_tokens", key == "cached_tokens", key == "cached_tokens_details", bytes.HasPrefix([]byte(key), []byte("input_")):
+		return string(before) // these members describe the client's own prompt; this engine's prompt includes the answer so far
+	}
+	return ""
+}
+
+// joinSpans joins two lists weight_versions, whose spans say which model weights made which tokens. The offsets of this engine's spans, in
+// v, are shifted by earlierTokens even if the engines before sent no list (before is nil): they must count from the start of the whole
+// answer.
+func joinSpans(before, v []byte, earlierTokens int) string {
+	spans := readSpans(nil, before, 0)
+	spans = readSpans(spans, v, earlierTokens)
+	return string(appendSpanList(nil, spans))
 }
 
 // A span says which model weights made the tokens from start to end of an answer (add_weight_versions_to_meta_info in

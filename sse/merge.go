@@ -55,10 +55,10 @@ func (m *merger) add(p Part) error {
 			}
 		case "metrics": // metrics describe one answer; vLLM 0.33 leaves them out if a request has several
 			if m.single {
-				m.topMembers.setFirst(o.Key, o.Value())
+				m.topMembers.keepFirst(o.Key, o.Value())
 			}
 		default:
-			m.topMembers.setFirst(o.Key, o.Value())
+			m.topMembers.keepFirst(o.Key, o.Value())
 		}
 	}
 	if o.Pos < 0 || !hasChoices {
@@ -74,23 +74,24 @@ func (m *merger) addChoices(b []byte, i int) (ok bool) {
 		if m.count > 0 {
 			m.choices = append(m.choices, ',')
 		}
-		list.Pos = m.addChoice(b, list.Val)
+		list.Pos = m.addChoice(b, list.Val) // Next goes on after the choice, and ends if it could not be read
 		m.count++
 	}
-	return list.Pos > 0
+	return list.Pos > 0 // -1: the list, or a choice in it, could not be read
 }
 
-// addChoice copies the choice at i in b with its new index, and returns where it ends; not positive: the choice cannot be read.
+// addChoice copies the choice at i in b with its new index, and returns where it ends; -1: it is not an object that can be read.
 func (m *merger) addChoice(b []byte, i int) (end int) {
 	m.choices = strconv.AppendInt(append(m.choices, `{"index":`...), int64(m.count), 10)
 	o := rawjson.ObjectAt(b, i)
 	for o.NextValue() {
+		keyAndValue := b[o.Quote:o.Pos]
 		if string(o.Key) != "index" {
-			m.choices = append(append(m.choices, ','), b[o.Quote:o.Pos]...)
+			m.choices = append(append(m.choices, ','), keyAndValue...)
 		}
 	}
 	m.choices = append(m.choices, '}')
-	return o.Pos
+	return o.Pos // after the last member: the end of the object, or -1
 }
 
 // json returns the merged answer. It has a usage if at least one of the answers had one.

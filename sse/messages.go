@@ -14,11 +14,11 @@ const messageStop = "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"
 // noReason is the error of an answer that the engine ended without a stop_reason, as vLLM ends an aborted answer.
 const noReason = `{"error":"the decode engine ended the answer without a stop_reason"}`
 
-// readMessage reads an event of /v1/messages, or an answer in one piece. cached is Options.Cached: the number of
-// cached prompt tokens that the client is to see.
+// readMessage reads an event of /v1/messages, or an answer in one piece. cached is Options.Cached: the number of cached prompt tokens that
+// the client is to see, unknownCached, or OwnCached for the engine's own number.
 func readMessage(b []byte, cached int) (s formFacts) {
 	var kind string
-	s.failure = b
+	s.errorText = b // used only if the event turns out to be an error
 	at := rawjson.Space(b, 0)
 	o := rawjson.ObjectAt(b, at)
 	for o.NextValue() {
@@ -39,18 +39,20 @@ func readMessage(b []byte, cached int) (s formFacts) {
 			}
 		}
 	}
-	s.readable = o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b)
+	isOneObject := o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b) // Pos is -1 if the object is malformed; only white space may follow it
+	s.readable = isOneObject
 	switch {
 	case !s.readable: // what was read is not used
 	case kind == "error":
 		s.failed = true
-	case kind == "message": // an answer in one piece; the edits of its usage come twice, which changes nothing
+	case kind == "message": // an answer in one piece
 		s.hasFinalUsage, s.endsStream = true, true
+		// The loop has read the usage already, so its edits come twice. appendEdited skips an edit whose place an earlier one has replaced.
 		s.readAnswer(rawjson.ObjectAt(b, at), cached)
 	case kind == "message_delta":
 		s.hasFinalUsage = true
 		if s.finishReason == "" && !s.failed { // vLLM ends an aborted answer in this way; see noReason
-			s.failed, s.failure = true, []byte(noReason)
+			s.failed, s.errorText = true, []byte(noReason)
 		}
 	case kind == "message_stop":
 		s.endsStream = true
@@ -62,13 +64,13 @@ func readMessage(b []byte, cached int) (s formFacts) {
 }
 
 // readAnswer reads a message: its stop_reason and its usage. It adds edits for the members that clients must not get, and for the counts of
-// cached tokens. cached is Options.Cached.
+// cached tokens. cached is the number of cached prompt tokens that the client is to see; negative: unknownCached or OwnCached.
 func (s *formFacts) readAnswer(o rawjson.Object, cached int) {
 	keptBefore := false // true once a member before the current one stays in the client's copy
 	for o.NextValue() {
 		key := rawjson.Key(o.Key)
 		if isEngineOnlyKey(key) {
-			s.edits = append(s.edits, removalOf(&o, keptBefore))
+			s.edits = append(s.edits, removalOf(&o, keptBefore)) // with the comma before it, or after it if no member before it stays
 			continue
 		}
 		keptBefore = true

@@ -27,7 +27,7 @@ type Filter struct {
 	promptIDs     int    // how many token ids the prompt has; 0: not known
 	failure       Failure
 	fault         error
-	pendingUsage  []byte // the final usage as an event of its own, which MissingUsage appends; empty: there is none
+	preparedUsage []byte // the final usage as an event of its own, which MissingUsage appends; empty: there is none
 
 	// The following fields are only for forms that are not chunked, such as that of /v1/responses:
 	heldEvents []byte // events that are held back until the first event with a token
@@ -36,7 +36,7 @@ type Filter struct {
 
 	// The flags are declared together to save memory: a flag between other fields would take eight bytes, and every stream has a filter.
 
-	continuous      bool // the client gets the usage of every chunk
+	continuousUsage bool // the client gets the usage of every chunk
 	isTokensForm    bool // the answer is one of /inference/v1/generate
 	tokensEstimated bool // some of the tokens are estimated from the number of chunks
 	idsSeen         bool
@@ -51,7 +51,7 @@ type Filter struct {
 
 // facts is what one event contains. read finds all of it in one pass over the bytes.
 type facts struct {
-	choices               int // how many choices the event has; -1: it has no list of choices
+	choices               int // how many choices the event has; noChoiceList: it has no list of choices
 	hasUsage              bool
 	detailsAt, detailsEnd int // the offsets of the usage's prompt_tokens_details in the event's data; 0: there are none
 	usage                 Usage
@@ -75,6 +75,8 @@ type facts struct {
 
 	promptAt, promptEnd int // the offsets of the list of the prompt's token ids; 0: there is none
 }
+
+const noChoiceList = -1 // as the value of facts.choices
 
 // valueKind names a member of an event that may have to change before the client gets the event.
 type valueKind uint8
@@ -110,19 +112,20 @@ const (
 // marks, and no event has more than 1 GiB.
 type mark struct {
 	kind              valueKind
-	level             uint8 // nesting depth: inEvent, inPart or inSubpart
+	level             uint8 // nesting depth: topLevel, secondLevel or thirdLevel
+	hasOnlyCached     bool  // of prompt_tokens_details: they have cached_tokens and no other member
+	needsComma        bool  // of the place for a new member: the object has members, after which a comma must come
 	open              int32 // offset of the opening brace of the object that has the member
 	membersBefore     int32 // number of members of this object that come before the member
 	comma, quote, val int32 // offsets of the comma before the member, of its key and of its value
 	end               int32 // offset of the end of the member's value
-	otherMembers      int32 // of prompt_tokens_details: the number of its members besides cached_tokens
 }
 
 // These levels say how deep in an event a member is.
 const (
-	inEvent   uint8 = iota
-	inPart          // the member is in a choice, or in the usage
-	inSubpart       // the member is in a delta, in logprobs, or in the details of the usage
+	topLevel    uint8 = iota
+	secondLevel       // the member is in a choice, or in the usage
+	thirdLevel        // the member is in a delta, in logprobs, or in the details of the usage
 )
 
 // markMember records the current member of o. If o.Pos is not yet the end of the value, the caller must set end later.
@@ -140,10 +143,12 @@ func (f *Filter) markWholeMember(kind valueKind, level uint8, o *rawjson.Object)
 // markInsertion records where a new last member of an object could be inserted: before its closing brace, the byte before o.Pos. All
 // members of the object were read.
 func (f *Filter) markInsertion(kind valueKind, o *rawjson.Object) {
-	f.marks = append(f.marks, mark{kind: kind, open: int32(o.Open), val: int32(o.Pos - 1), end: int32(o.Pos - 1), otherMembers: int32(o.N)})
+	f.marks = append(f.marks, mark{kind: kind, open: int32(o.Open), val: int32(o.Pos - 1), end: int32(o.Pos - 1), needsComma: o.N > 0})
 }
 
-// read scans an event's JSON and fills f.facts and f.marks; ok is false if b is not exactly one JSON object.
+// read scans an event's JSON and fills f.facts and f.marks; ok is false if b is not exactly one JSON object. A mark is a member that may
+// have to change: later, editMarked replaces it, removes it or keeps it. Most members are marked only if an option may change them: those
+// of a continued answer if the client must get the first engine's value, and the id and created if another value was chosen for the client.
 func (f *Filter) read(b []byte) (ok bool) {
 	o := rawjson.ObjectAt(b, rawjson.Space(b, 0))
 	for o.Next() {
@@ -153,35 +158,36 @@ func (f *Filter) read(b []byte) (ok bool) {
 		case "usage":
 			f.readUsage(&o)
 		case "prompt_token_ids":
-			f.readPromptIDs(inEvent, &o)
+			f.readPromptIDs(topLevel, &o)
 		case "kv_transfer_params":
 			if b[o.Val] == '{' { // not null: the engine hands back the answer's KV
 				f.facts.handBackAt, f.facts.handBackEnd = o.Val, rawjson.ValueEnd(b, o.Val)
 			}
-			f.markWholeMember(engineOnlyValue, inEvent, &o)
+			f.markWholeMember(engineOnlyValue, topLevel, &o) // always: no client may get it
 		case "id":
-			if len(f.id) > 0 {
-				f.markWholeMember(idValue, inEvent, &o)
+			if len(f.id) > 0 { // the client gets this id instead
+				f.markWholeMember(idValue, topLevel, &o)
 			}
 		case "request_id": // events of /inference/v1/generate have their id here
 			if f.isTokensForm && len(f.id) > 0 {
-				f.markWholeMember(idValue, inEvent, &o)
+				f.markWholeMember(idValue, topLevel, &o)
 			}
 		case "created":
 			if f.options.Created != 0 || f.options.Continuation != nil {
-				f.markWholeMember(createdValue, inEvent, &o)
+				f.markWholeMember(createdValue, topLevel, &o)
 			}
 		case "model":
-			f.markIfContinued(modelValue, inEvent, &o)
+			f.markIfContinued(modelValue, topLevel, &o)
 		case "system_fingerprint":
-			f.markIfContinued(fingerprintValue, inEvent, &o)
+			f.markIfContinued(fingerprintValue, topLevel, &o)
 		case "error":
 			f.facts.isError = f.facts.isError || !rawjson.IsNull(b[o.Val:])
-		case "object":
+		case "object": // old engines mark an error by this value
 			f.facts.isError = f.facts.isError || bytes.HasPrefix(b[o.Val:], []byte(`"error"`))
 		}
 	}
-	return o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b)
+	isOneObject := o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b) // Pos is -1 if the object is malformed; only white space may follow it
+	return isOneObject
 }
 
 // readPromptIDs reads the current member of o, the token ids of the prompt, which another engine needs to continue the answer. It marks
@@ -208,7 +214,7 @@ func (f *Filter) markIfContinued(kind valueKind, level uint8, o *rawjson.Object)
 
 // readChoices reads the choices of an event, and moves top.Pos to the end of their list.
 func (f *Filter) readChoices(top *rawjson.Object) {
-	if top.Text[top.Val] != '[' { // such as null; facts.choices stays -1
+	if top.Text[top.Val] != '[' { // such as null; facts.choices stays noChoiceList
 		return
 	}
 	a := rawjson.ArrayAt(top.Text, top.Val)
@@ -220,7 +226,8 @@ func (f *Filter) readChoices(top *rawjson.Object) {
 	f.facts.choices, top.Pos = a.N, a.Pos
 }
 
-// readChoice reads the choice at i in b, and returns where it ends; not positive: it cannot be read.
+// readChoice reads the choice at i in b into f.facts, and returns where it ends; -1: it cannot be read. It marks the members that may have
+// to change for the client; editMarked later decides about each mark by its kind.
 func (f *Filter) readChoice(b []byte, i int) (end int) {
 	bare := true // so far the choice has no text, no finish_reason, no logprobs and no member of a delta
 	hasDelta, hasText := false, false
@@ -229,7 +236,7 @@ func (f *Filter) readChoice(b []byte, i int) (end int) {
 		switch string(o.Key) {
 		case "index":
 			if f.options.Choice >= 0 {
-				f.markWholeMember(indexValue, inPart, &o)
+				f.markWholeMember(indexValue, secondLevel, &o)
 			}
 		case "delta": // of a chat
 			hasMembers := f.readDelta(&o)
@@ -241,21 +248,21 @@ func (f *Filter) readChoice(b []byte, i int) (end int) {
 				f.facts.content, f.facts.textAt, f.facts.textEnd = true, o.Val, o.Pos
 			}
 		case "finish_reason":
-			f.markWholeMember(endValue, inPart, &o)
+			f.markWholeMember(endValue, secondLevel, &o)
 			if b[o.Val] == '"' { // not null, which it is until the answer ends
 				bare = false
 				f.facts.finishAt, f.facts.finishEnd = o.Val+1, o.Pos-1
 			}
 		case "stop_reason":
-			f.markWholeMember(endValue, inPart, &o)
+			f.markWholeMember(endValue, secondLevel, &o)
 			f.facts.stopText = f.facts.stopText || b[o.Val] == '"'
 			f.facts.recomputed = f.facts.recomputed || bytes.HasPrefix(b[o.Val:], []byte(`"recomputed"`))
 		case "token_ids":
 			f.readIDs(&o)
 		case "prompt_token_ids":
-			f.readPromptIDs(inPart, &o)
+			f.readPromptIDs(secondLevel, &o)
 		case "kv_transfer_params":
-			f.markWholeMember(engineOnlyValue, inPart, &o)
+			f.markWholeMember(engineOnlyValue, secondLevel, &o)
 		case "logprobs":
 			textBefore := f.options.Continuation != nil && f.options.Continuation.Runes > 0 // text_offset must also count this earlier text
 			if textBefore && b[o.Val] == '{' {
@@ -264,7 +271,7 @@ func (f *Filter) readChoice(b []byte, i int) (end int) {
 			bare = bare && rawjson.IsNull(b[o.Val:])
 		case "weight_versions":
 			if f.options.Continuation != nil && b[o.Val] == '[' {
-				f.markWholeMember(spansValue, inPart, &o)
+				f.markWholeMember(spansValue, secondLevel, &o)
 			}
 		}
 	}
@@ -275,8 +282,8 @@ func (f *Filter) readChoice(b []byte, i int) (end int) {
 	return o.Pos
 }
 
-// readDelta reads the delta of a choice, and moves choice.Pos to the end of the delta if the delta is an object. hasMembers is false only
-// if the delta is null or {}.
+// readDelta reads the delta of a choice into f.facts: whether it has a role, text or other content. It moves choice.Pos to the end of the
+// delta if the delta is an object. hasMembers is false only if the delta is null or {}.
 func (f *Filter) readDelta(choice *rawjson.Object) (hasMembers bool) {
 	b := choice.Text
 	if b[choice.Val] != '{' {
@@ -286,7 +293,7 @@ func (f *Filter) readDelta(choice *rawjson.Object) (hasMembers bool) {
 	for o.Next() {
 		if string(o.Key) == "role" {
 			f.facts.hasRole = true
-			f.markIfContinued(roleValue, inSubpart, &o)
+			f.markIfContinued(roleValue, thirdLevel, &o) // to remove it: the client has the role from the first engine
 			continue
 		}
 		first := b[o.Val]
@@ -313,7 +320,7 @@ func (f *Filter) readOffsets(b []byte, i int) int {
 	o := rawjson.ObjectAt(b, i)
 	for o.Next() {
 		if string(o.Key) == "text_offset" && b[o.Val] == '[' {
-			f.markWholeMember(offsetsValue, inSubpart, &o)
+			f.markWholeMember(offsetsValue, thirdLevel, &o)
 		}
 	}
 	return o.Pos
@@ -333,14 +340,14 @@ func (f *Filter) readIDs(choice *rawjson.Object) {
 		choice.Pos = rawjson.ValueEnd(choice.Text, choice.Val)
 	}
 	if !f.options.TokenIDs {
-		f.markMember(engineOnlyValue, inPart, choice)
+		f.markMember(engineOnlyValue, secondLevel, choice)
 	}
 }
 
 // readUsage reads the usage of an event, which may be null, and moves top.Pos to the end of its value.
 func (f *Filter) readUsage(top *rawjson.Object) {
 	at := len(f.marks) // index of the mark that is added here; those of the members inside the usage come after it
-	f.markMember(usageValue, inEvent, top)
+	f.markMember(usageValue, topLevel, top)
 	if top.Text[top.Val] == '{' {
 		top.Pos = f.readCounts(top.Text, top.Val)
 	} else {
@@ -387,29 +394,30 @@ func (f *Filter) readCounts(b []byte, i int) int {
 func (f *Filter) readCount(kind valueKind, usage *rawjson.Object) (n int, ok bool) {
 	usage.Pos = rawjson.ValueEnd(usage.Text, usage.Val)
 	if f.options.Continuation != nil {
-		f.markMember(kind, inPart, usage)
+		f.markMember(kind, secondLevel, usage)
 	}
 	return rawjson.Int(usage.Text, usage.Val, usage.Pos)
 }
 
-// readDetails reads prompt_tokens_details, the current member of a usage, into u. If the prefill engine's cached_tokens are known
-// (options.Cached >= 0), it also marks where this count must be written.
+// readDetails reads prompt_tokens_details, the current member of a usage, into u. It marks the details and their cached_tokens, which
+// actionFor may have to replace or remove. If the prefill engine's cached_tokens are known (options.Cached >= 0) and the details lack this
+// member, it marks where the count must be written.
 func (f *Filter) readDetails(usage *rawjson.Object, u *Usage) {
 	b := usage.Text
 	if b[usage.Val] != '{' {
 		if f.options.Cached >= 0 && b[usage.Val] == 'n' { // null is replaced by details with cached_tokens
-			f.markWholeMember(nullDetails, inPart, usage)
+			f.markWholeMember(nullDetails, secondLevel, usage)
 		}
 		return
 	}
-	at := len(f.marks) // index of the mark that is added here
-	f.markMember(detailsValue, inPart, usage)
+	at := len(f.marks)                             // index of the mark of the details; those of their members come after it
+	f.markMember(detailsValue, secondLevel, usage) // second level: a member of the usage
 	o := rawjson.ObjectAt(b, usage.Val)
 	found := 0 // how many members cached_tokens the details have
 	for o.Next() {
 		if string(o.Key) == "cached_tokens" {
 			found++
-			f.markWholeMember(cachedValue, inSubpart, &o)
+			f.markWholeMember(cachedValue, thirdLevel, &o) // third level: a member of the details
 			if n, ok := rawjson.Int(b, o.Val, o.Pos); ok {
 				u.Cached = n
 			}
@@ -419,11 +427,11 @@ func (f *Filter) readDetails(usage *rawjson.Object, u *Usage) {
 	f.facts.detailsAt, f.facts.detailsEnd = usage.Val, o.Pos
 	f.marks[at].end = int32(o.Pos)
 	if found > 0 {
-		f.marks[at].otherMembers = int32(o.N - found) // 0: cached_tokens is the only member, so actionFor may remove the details as a whole
+		f.marks[at].hasOnlyCached = o.N == found // actionFor may then remove the details as a whole
 		return
 	}
-	f.marks[at].otherMembers = 1 // the details lack cached_tokens, so actionFor must not remove them, even if they have no members
-	if f.options.Cached >= 0 && o.Pos > 0 {
+	prefillCountKnown := f.options.Cached >= 0
+	if prefillCountKnown && o.Pos > 0 { // the details lack cached_tokens; Pos is -1 if they are malformed
 		f.markInsertion(noCached, &o)
 	}
 }

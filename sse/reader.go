@@ -115,7 +115,7 @@ func (r *Reader) failTimedOut() {
 // Feed takes in p, the bytes that came since the last Feed. p must not change until Next returns false. The slices in earlier events are no
 // longer valid after Feed.
 func (r *Reader) Feed(p []byte, now time.Time) {
-	r.Pause(now)
+	r.Pause(now) // ends the wait for these bytes, so that the time until the next Wait does not count as silence of the engine
 	if !r.done {
 		r.framer.Feed(p)
 		return
@@ -126,8 +126,8 @@ func (r *Reader) Feed(p []byte, now time.Time) {
 	}
 }
 
-// Next returns the next complete event up to [DONE]; see Framer.Next. If the second result is false, Err says whether the caller may read
-// more from the engine.
+// Next returns the next complete event up to [DONE]. An event that is larger than Limits.Event comes in pieces of KindOpaque. If the second
+// result is false, Err says whether the caller may read more from the engine.
 func (r *Reader) Next() (Event, bool) {
 	if r.err != nil || r.done {
 		return Event{}, false
@@ -145,12 +145,15 @@ func (r *Reader) Next() (Event, bool) {
 		return Event{}, false
 	}
 	r.bytes += int64(len(e.Raw))
-	r.torn = e.Kind == KindOpaque && r.framer.emittedBytes > 0
+	r.torn = e.Kind == KindOpaque && r.framer.emittedBytes > 0 // e is a piece of a large event, but not its last piece
+	endsWait := e.Kind == KindData || e.Kind == KindOpaque && !r.torn
 	switch {
 	case e.Kind == KindDone:
 		r.markEnd()
-	case e.Kind == KindData, e.Kind == KindOpaque && !r.torn: // a whole event, or the last piece of a large one
-		r.sawData, r.silentFor, r.silentBefore = true, 0, r.silentFor // silentBefore gets the old value of silentFor
+	case endsWait: // the engine is no longer silent
+		r.sawData = true
+		r.silentBefore = r.silentFor // kept for ignoreAsFirst and ignoreForGap: the event may turn out to have no content
+		r.silentFor = 0
 	}
 	return e, true
 }

@@ -6,11 +6,11 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// readResponse reads an event of /v1/responses, or an answer in one piece. cached is Options.Cached: the number of
-// cached prompt tokens that the client is to see.
+// readResponse reads an event of /v1/responses, or an answer in one piece. cached is Options.Cached: the number of cached prompt tokens
+// that the client is to see, unknownCached, or OwnCached for the engine's own number.
 func readResponse(b []byte, cached int) (s formFacts) {
 	var kind, object string
-	s.failure = b
+	s.errorText = b // used only if the event turns out to be an error
 	at := rawjson.Space(b, 0)
 	o := rawjson.ObjectAt(b, at)
 	for o.NextValue() {
@@ -27,13 +27,14 @@ func readResponse(b []byte, cached int) (s formFacts) {
 			}
 		}
 	}
-	s.readable = o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b)
+	isOneObject := o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b) // Pos is -1 if the object is malformed; only white space may follow it
+	s.readable = isOneObject
 	switch {
 	case !s.readable: // what was read is not used
 	case object == "response": // b is an answer in one piece, not an event
 		s.hasFinalUsage = true
 		s.readResponse(rawjson.ObjectAt(b, at), cached)
-		s.sortEdits()
+		s.sortEdits() // if b also has a member response, its edits were added before those of members in front of it
 	case kind == "response.completed", kind == "response.incomplete": // the loop has read the usage in its member response
 		s.hasFinalUsage = true
 	case kind == "response.failed", kind == "error", object == "error":
@@ -48,13 +49,13 @@ func readResponse(b []byte, cached int) (s formFacts) {
 }
 
 // readResponse reads a response object: its status, error and usage. It adds edits for members that clients must not get, and for the
-// count of cached tokens in its usage. cached is Options.Cached.
+// count of cached tokens in its usage. cached is the number that the client is to see there; negative: unknownCached or OwnCached.
 func (s *formFacts) readResponse(o rawjson.Object, cached int) {
 	keptBefore := false // true once a member before the current one stays in the client's copy
 	for o.NextValue() {
 		key, v := rawjson.Key(o.Key), o.Value()
 		if isEngineOnlyKey(key) {
-			s.edits = append(s.edits, removalOf(&o, keptBefore))
+			s.edits = append(s.edits, removalOf(&o, keptBefore)) // with the comma before it, or after it if no member before it stays
 			continue
 		}
 		keptBefore = true
@@ -70,7 +71,7 @@ func (s *formFacts) readResponse(o rawjson.Object, cached int) {
 			}
 		case "error":
 			if !rawjson.IsNull(v) { // the error alone becomes the argument for ReadFailure
-				s.failure = append(append([]byte(`{"error":`), v...), '}')
+				s.errorText = append(append([]byte(`{"error":`), v...), '}')
 			}
 		case "usage":
 			if v[0] == '{' {
@@ -80,8 +81,9 @@ func (s *formFacts) readResponse(o rawjson.Object, cached int) {
 	}
 }
 
-// readUsage reads the usage of a response, and adds the edits that replace the engine's own count of cached tokens by cached, which is
-// Options.Cached; OwnCached: there are no such edits.
+// readUsage reads the usage of a response. cached is the number of cached prompt tokens that the client is to see. readUsage adds the edits
+// that replace the engine's own counts by it, except if it is OwnCached. It also becomes the only element of a list with a count for each
+// turn, because the prefill engine's count is not divided into turns.
 func (s *formFacts) readUsage(o rawjson.Object, cached int) {
 	shown := strconv.Itoa(max(0, cached)) // clients expect a number, even if the count is not known
 	for o.NextValue() {
@@ -102,7 +104,7 @@ func (s *formFacts) readUsage(o rawjson.Object, cached int) {
 					if s.usage.Cached = countOf(&d); cached != OwnCached {
 						s.edits = append(s.edits, edit{d.Val, d.Pos, shown})
 					}
-				case string(d.Key) == "cached_tokens_per_turn" && listed && cached != OwnCached:
+				case string(d.Key) == "cached_tokens_per_turn" && listed && cached != OwnCached: // an empty list has no count to replace
 					s.edits = append(s.edits, edit{d.Val, d.Pos, "[" + shown + "]"})
 				}
 			}

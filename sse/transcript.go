@@ -148,7 +148,7 @@ func (c *Continuation) addEarlier(u Usage) Usage {
 // answer's events, chat says whether they are those of a chat.
 func Ending(dst []byte, chat bool, h Head, finish string, u Usage) []byte {
 	if finish != "" {
-		dst = h.open(dst, chat)
+		dst = h.openEvent(dst, chat)
 		if chat {
 			dst = append(dst, `{"index":0,"delta":{}`...)
 		} else {
@@ -157,12 +157,13 @@ func Ending(dst []byte, chat bool, h Head, finish string, u Usage) []byte {
 		dst = rawjson.AppendString(append(dst, `,"logprobs":null,"finish_reason":`...), finish)
 		dst = append(dst, `,"stop_reason":null}]}`+"\n\n"...)
 	}
-	dst = append(h.open(dst, chat), `],"usage":`...)
-	return append(append(u.appendJSON(dst, nil), "}\n\n"...), Done...)
+	dst = append(h.openEvent(dst, chat), `],"usage":`...) // the bracket closes the list of choices, which stays empty
+	var otherCounts map[string]int                        // of prompt tokens, besides the cached ones: there are none
+	return append(append(u.appendJSON(dst, otherCounts), "}\n\n"...), Done...)
 }
 
-// open appends the beginning of an event, up to its first choice.
-func (h *Head) open(dst []byte, chat bool) []byte {
+// openEvent appends the beginning of an event, up to where the first choice stands. The list of choices and the event stay open.
+func (h *Head) openEvent(dst []byte, chat bool) []byte {
 	object := `"text_completion"`
 	if chat {
 		object = `"chat.completion.chunk"`
