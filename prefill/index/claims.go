@@ -9,22 +9,22 @@ type Index struct {
 	cfg Config
 
 	// An entry is a block that at least one slot holds. Its number is an index into the following slices; number 0 is not used.
-	table      table
-	keys       []Key
-	holders    []uint64 // bit sets of the slots that hold an entry: words elements per entry
-	words      int
-	firstClaim []uint32 // by entry: its first claim; for an unused entry: the next unused entry
-	useLinks   []link
-	useOrder   order  // the entries by their last use, over all slots
-	freeEntry  uint32 // first number in the list of free entries; 0: none is free
-	entries    int
+	table          table
+	keys           []Key
+	holders        []uint64 // bit sets of the slots that hold an entry: wordsPerEntry elements per entry
+	wordsPerEntry  int      // length of an entry's bit set, in words of 64 bits, each for 64 slots
+	firstClaim     []uint32 // by entry: its first claim; for an unused entry: the next unused entry
+	useLinks       []link
+	useOrder       order  // the entries by their last use, over all slots
+	firstFreeEntry uint32 // first number in the list of free entries; 0: none is free
+	entries        int
 
 	// A claim says that one slot holds one entry.
-	claims     []claim // by claim number; number 0 is not used
-	recency    []link  // by claim: its neighbours in the slot's order of use
-	freeClaim  uint32  // first number in the list of free claims; 0: none is free
-	lastClaim  uint32  // claim that was looked up last; claimOf tries its neighbours first
-	claimCount int
+	claims         []claim // by claim number; number 0 is not used
+	recency        []link  // by claim: its neighbours in the slot's order of use
+	firstFreeClaim uint32  // first number in the list of free claims; 0: none is free
+	lastClaim      uint32  // claim that was looked up last; claimOf tries its neighbours first
+	claimCount     int
 
 	slots     []slot
 	clock     uint32 // counts speculations, to tell claims that are older than a speculation from newer ones
@@ -69,6 +69,31 @@ const (
 	speculationMask = confirmed - 1 // mask, and largest value, of the number of speculations in claim.support
 )
 
+// isNeeded reports whether the engine is known to hold the block, or a speculation needs the claim. Otherwise it must be dropped.
+func (c *claim) isNeeded() bool { return c.support != 0 }
+
+// isConfirmed reports whether the engine is known to hold the block.
+func (c *claim) isConfirmed() bool { return c.support&confirmed != 0 }
+
+// confirm notes that the engine holds the block.
+func (c *claim) confirm() { c.support |= confirmed }
+
+// unconfirm notes that the engine does not hold the block any more.
+func (c *claim) unconfirm() { c.support &^= confirmed }
+
+// speculations is the number of speculations that need the claim.
+func (c *claim) speculations() uint16 { return c.support & speculationMask }
+
+// countSpeculation counts one more speculation that needs the claim, unless the number is at its largest value.
+func (c *claim) countSpeculation() {
+	if c.speculations() < speculationMask {
+		c.support++
+	}
+}
+
+// uncountSpeculation counts one speculation less. The number must not be 0.
+func (c *claim) uncountSpeculation() { c.support-- }
+
 type slot struct {
 	id         string
 	inUse      bool
@@ -106,10 +131,16 @@ func (s *slot) fitting(keys []Key) []Key {
 // lookUp returns the claim of slot n on a key; 0: the slot does not hold the key.
 func (x *Index) lookUp(n int, k Key) uint32 {
 	entry := x.table.find(k, x.keys)
-	if x.holders[int(entry)*x.words+n/64]&(1<<(n%64)) == 0 { // entry 0 is held by no slot
+	if word, bit := x.holderBit(entry, n); *word&bit == 0 { // entry 0 is held by no slot
 		return 0
 	}
 	return x.claimOf(entry, n)
+}
+
+// holderBit returns where slot n has its bit among the holders of an entry, the slots that hold it: the word and the bit in it. Entry 0
+// stands for a key without an entry, and no slot holds it.
+func (x *Index) holderBit(entry uint32, n int) (word *uint64, bit uint64) {
+	return &x.holders[int(entry)*x.wordsPerEntry+n/64], 1 << (n % 64)
 }
 
 // claimOf returns the claim of slot n on an entry that the slot holds. It first tries the neighbours of the claim that was
@@ -133,9 +164,9 @@ func (x *Index) claimOf(entry uint32, n int) uint32 {
 // index is full. A new claim is the slot's most recent one. An existing one becomes so, too, unless the index evicts the oldest blocks
 // first.
 func (x *Index) ensureClaim(n int, k Key) uint32 {
-	s, word, bit := &x.slots[n], n/64, uint64(1)<<(n%64) // the slot's bit among the holders of an entry
-	entry := x.table.find(k, x.keys)
-	if x.holders[int(entry)*x.words+word]&bit != 0 { // the slot has this claim already
+	s := &x.slots[n]
+	entry := x.table.find(k, x.keys)                        // 0: the key has no entry
+	if word, bit := x.holderBit(entry, n); *word&bit != 0 { // the slot has this claim already; never so for entry 0
 		c := x.claimOf(entry, n)
 		if x.cfg.Evict == LeastRecent { // with Oldest, the order of insertion stays
 			x.useOrder.touch(x.useLinks, entry)
@@ -156,7 +187,8 @@ func (x *Index) ensureClaim(n int, k Key) uint32 {
 	if entry == 0 {
 		entry = x.newEntry(k)
 	}
-	x.holders[int(entry)*x.words+word] |= bit
+	word, bit := x.holderBit(entry, n)
+	*word |= bit
 	c := x.newClaim()
 	x.claims[c] = claim{entry: entry, sibling: x.firstClaim[entry], born: x.clock, slot: uint16(n)}
 	x.firstClaim[entry] = c
@@ -167,13 +199,11 @@ func (x *Index) ensureClaim(n int, k Key) uint32 {
 
 // newEntry makes the entry of a key, which no slot holds yet.
 func (x *Index) newEntry(k Key) uint32 {
-	entry := x.freeEntry
-	if entry != 0 { // takes the first number off the list of free ones
-		x.freeEntry = x.firstClaim[entry]
-	} else { // no number is free: the slices grow by one
+	entry := x.takeFreeEntry()
+	if entry == 0 { // no number is free: the slices grow by one entry
 		entry = uint32(len(x.keys))
 		x.keys, x.firstClaim, x.useLinks = append(x.keys, Key{}), append(x.firstClaim, 0), append(x.useLinks, link{})
-		for range x.words {
+		for range x.wordsPerEntry { // an empty bit set of holders
 			x.holders = append(x.holders, 0)
 		}
 	}
@@ -184,40 +214,64 @@ func (x *Index) newEntry(k Key) uint32 {
 	return entry
 }
 
+// takeFreeEntry takes the first number off the list of free entries; 0: the list is empty. An entry in this list has no claims, so
+// firstClaim has the next free entry in their place.
+func (x *Index) takeFreeEntry() uint32 {
+	entry := x.firstFreeEntry
+	if entry != 0 {
+		x.firstFreeEntry = x.firstClaim[entry]
+	}
+	return entry
+}
+
+// freeEntry removes an entry that no slot holds any more, and puts its number in front of the list of free entries: see takeFreeEntry.
+func (x *Index) freeEntry(entry uint32) {
+	x.table.remove(x.keys[entry], entry)
+	x.useOrder.remove(x.useLinks, entry)
+	x.keys[entry] = Key{}
+	x.firstClaim[entry] = x.firstFreeEntry
+	x.firstFreeEntry = entry
+	x.entries--
+}
+
 // newClaim returns an unused claim number.
 func (x *Index) newClaim() uint32 {
 	x.claimCount++
-	if c := x.freeClaim; c != 0 { // takes the first number off the list of free ones
-		x.freeClaim = x.claims[c].sibling
+	if c := x.firstFreeClaim; c != 0 { // takes the first number off the list of free ones
+		x.firstFreeClaim = x.claims[c].sibling
 		return c
 	}
 	x.claims, x.recency = append(x.claims, claim{}), append(x.recency, link{})
 	return uint32(len(x.claims) - 1)
 }
 
-// dropClaim removes a claim, and the claim's entry if no other claim on the entry is left.
+// dropClaim removes a claim, which says that a slot (an engine) holds an entry (a block of a prompt). It also removes the entry if no other
+// slot holds it.
 func (x *Index) dropClaim(c uint32, why Reason) {
 	entry, n := x.claims[c].entry, int(x.claims[c].slot)
 	s := &x.slots[n]
 	s.recent.remove(x.recency, c)
 	s.held--
-	x.claimCount--
 	x.evictions[why]++
-	x.holders[int(entry)*x.words+n/64] &^= 1 << (n % 64)
-	toClaim := &x.firstClaim[entry] // becomes the link in the entry's list of claims that points to c
+	word, bit := x.holderBit(entry, n)
+	*word &^= bit
+	x.freeClaim(c)
+	if x.firstClaim[entry] == 0 { // no slot holds the entry any more
+		x.freeEntry(entry)
+	}
+}
+
+// freeClaim takes a claim out of its entry's list of claims, and puts its number in front of the list of free claims. Both lists are linked
+// by the field sibling.
+func (x *Index) freeClaim(c uint32) {
+	toClaim := &x.firstClaim[x.claims[c].entry] // becomes the link in the entry's list of claims that points to c
 	for *toClaim != c {
 		toClaim = &x.claims[*toClaim].sibling
 	}
 	*toClaim = x.claims[c].sibling
-	x.claims[c] = claim{sibling: x.freeClaim}
-	x.freeClaim = c
-	if x.firstClaim[entry] == 0 { // no slot holds the entry any more: its number becomes free
-		x.table.remove(x.keys[entry], entry)
-		x.useOrder.remove(x.useLinks, entry)
-		x.keys[entry], x.firstClaim[entry] = Key{}, x.freeEntry
-		x.freeEntry = entry
-		x.entries--
-	}
+	x.claims[c] = claim{sibling: x.firstFreeClaim}
+	x.firstFreeClaim = c
+	x.claimCount--
 }
 
 // evictEntry drops all claims on an entry, and so the entry itself, to free memory.
@@ -238,7 +292,7 @@ func (x *Index) costOn(entry uint32) int64 {
 }
 
 // entryCost is the memory, in bytes, of an entry with its first claim.
-func (x *Index) entryCost() int64 { return int64(entryCost + wordCost*x.words) }
+func (x *Index) entryCost() int64 { return int64(entryCost + wordCost*x.wordsPerEntry) }
 
 // The memory of the index is estimated from these sizes. They are upper bounds, with the growth of slices and of the
 // table included.
@@ -253,19 +307,20 @@ func (x *Index) bytes() int64 {
 	return int64(x.entries)*x.entryCost() + int64(x.claimCount-x.entries)*claimCost
 }
 
-// Reset drops all blocks and frees their memory. The slots stay valid.
+// Reset drops all blocks and frees their memory. The slots stay valid. Each slice then has one element, because number 0 stands for no
+// entry and for no claim.
 func (x *Index) Reset() {
-	x.words = (max(len(x.slots), 1) + 63) / 64 // rounded up
+	x.wordsPerEntry = (max(len(x.slots), 1) + 63) / 64 // words of 64 bits, one bit for each slot, rounded up
 	x.table = table{}
-	x.keys, x.holders = make([]Key, 1), make([]uint64, x.words)
+	x.keys, x.holders = make([]Key, 1), make([]uint64, x.wordsPerEntry)
 	x.firstClaim, x.useLinks, x.useOrder = make([]uint32, 1), make([]link, 1), order{}
 	x.claims, x.recency = make([]claim, 1), make([]link, 1)
-	x.freeEntry, x.freeClaim, x.entries = 0, 0, 0
+	x.firstFreeEntry, x.firstFreeClaim, x.entries = 0, 0, 0
 	x.evictions[Removed] += uint64(x.claimCount)
 	x.claimCount = 0
 	for i := range x.slots {
 		s := &x.slots[i]
-		s.clearCount++ // ends the speculations of the slot
+		s.clearCount++ // speculations of the slot have another count, and so no effect any more
 		s.held, s.recent = 0, order{}
 	}
 	x.lingering = nil
@@ -304,17 +359,17 @@ const (
 	reasons
 )
 
-// widen enlarges each entry's bit set of holders so that it has a bit for every slot.
-func (x *Index) widen() {
+// widenHolders enlarges each entry's bit set of holders so that it has a bit for every slot.
+func (x *Index) widenHolders() {
 	words := (len(x.slots) + 63) / 64 // rounded up
-	if words == x.words {
+	if words == x.wordsPerEntry {
 		return
 	}
 	wide := make([]uint64, len(x.keys)*words)
 	for entry := range x.keys {
-		copy(wide[entry*words:], x.holders[entry*x.words:(entry+1)*x.words])
+		copy(wide[entry*words:], x.holders[entry*x.wordsPerEntry:(entry+1)*x.wordsPerEntry])
 	}
-	x.holders, x.words = wide, words
+	x.holders, x.wordsPerEntry = wide, words
 	for x.bytes() > x.cfg.MaxBytes { // an entry now needs more memory
 		x.evictEntry(x.useOrder.oldest)
 	}

@@ -11,7 +11,7 @@ func (x *Index) Match(dst []int32, keys []Key) []int32 {
 	for range x.slots {
 		dst = append(dst, 0)
 	}
-	for w := range x.words { // each word has the bits of 64 slots
+	for w := range x.wordsPerEntry { // each word has the bits of 64 slots
 		x.matchWord(dst[64*w:], keys, w)
 	}
 	return dst
@@ -26,7 +26,7 @@ func (x *Index) matchWord(dst []int32, keys []Key, word int) {
 			return
 		}
 		entry := int(x.table.find(keys[depth], x.keys)) // 0 if the key is unknown; entry 0 has no holders
-		next := matching & x.holders[entry*x.words+word]
+		next := matching & x.holders[entry*x.wordsPerEntry+word]
 		// Visit the slots that held all earlier blocks but not this one. Each step clears the lowest bit.
 		for gone := matching &^ next; gone != 0; gone &= gone - 1 {
 			dst[bits.TrailingZeros64(gone)] = int32(depth)
@@ -48,8 +48,8 @@ func (x *Index) inUse(w int) (word uint64) {
 	return word
 }
 
-// Insert notes that the slot's engine holds the blocks. Of a prompt with more blocks than the slot's capacity, only the first ones
-// are kept.
+// Insert notes that the slot's engine holds the blocks. Of a prompt with more blocks than the slot's capacity, only the first ones are
+// kept. An inserted block is confirmed: it stays even if no speculation (a guess that a probe in flight will store it) needs it any more.
 func (x *Index) Insert(s Slot, keys []Key) {
 	if !x.isCurrent(s) { // the candidate was removed
 		return
@@ -57,9 +57,9 @@ func (x *Index) Insert(s Slot, keys []Key) {
 	keys = x.slots[s.N].fitting(keys)
 	for i := len(keys) - 1; i >= 0; i-- { // from the last, so that a block is evicted before the blocks in front of it
 		c := x.ensureClaim(s.N, keys[i])
-		x.claims[c].support |= confirmed
+		x.claims[c].confirm()
 	}
-	x.releaseConfirmedLingering(s)
+	x.releaseConfirmedLingering(s) // speculations whose probes have ended no longer count the blocks that are now confirmed
 }
 
 // Remove notes that the slot's engine no longer holds a block. The blocks behind it cannot be used without it, but they
@@ -72,20 +72,20 @@ func (x *Index) Remove(s Slot, k Key) {
 	if c == 0 { // the slot does not hold the block
 		return
 	}
-	x.claims[c].support &^= confirmed
-	if x.claims[c].support == 0 { // otherwise a probe in flight still needs the claim
+	x.claims[c].unconfirm()
+	if !x.claims[c].isNeeded() { // otherwise a probe in flight still needs the claim
 		x.dropClaim(c, Removed)
 	}
 }
 
-// Correct drops the slot's claims on all but the first cached blocks of a prompt, because the engine found only these in
-// its cache. It returns the number of dropped claims. If the prompt is that of a probe that has ended, a call of Confirm for
-// the probe may follow. It adds the dropped blocks again, because the prefill has computed them meanwhile.
+// Correct drops the slot's claims on all but the first cached blocks of a prompt, because the engine found only these in its cache when it
+// began the prompt's prefill. It returns the number of dropped claims. Once the prefill has computed the other blocks, Confirm adds them
+// again.
 func (x *Index) Correct(s Slot, keys []Key, cached int) (dropped int) {
 	if !x.isCurrent(s) { // the candidate was removed
 		return 0
 	}
-	for i := len(keys) - 1; i >= max(cached, 0); i-- { // from the last block to the first one that was not found
+	for i := len(keys) - 1; i >= max(cached, 0); i-- { // in the order in which ensureClaim made the claims: from the last block on
 		if c := x.lookUp(s.N, keys[i]); c != 0 {
 			x.dropClaim(c, Removed)
 			dropped++

@@ -319,7 +319,7 @@ func TestNeverAboveItsBounds(t *testing.T) {
 			switch rapid.IntRange(0, 5).Draw(t, "step") {
 			case 0, 1:
 				x.Insert(s, keys)
-				if x.cfg.Evict == LeastRecent && x.words == 1 && capacity[s] == 0 {
+				if x.cfg.Evict == LeastRecent && x.wordsPerEntry == 1 && capacity[s] == 0 {
 					require.EqualValues(t, len(keys), x.Match(nil, keys)[s.N], "what was just inserted is there")
 				}
 			case 2:
@@ -358,7 +358,7 @@ func consistent(t require.TestingT, x *Index) {
 		for c := x.firstClaim[e]; c != 0; c = x.claims[c].sibling {
 			claims++
 			n := int(x.claims[c].slot)
-			if x.claims[c].entry != e || x.claims[c].support == 0 || x.holders[int(e)*x.words+n/64]&(1<<(n%64)) == 0 {
+			if x.claims[c].entry != e || x.claims[c].support == 0 || x.holders[int(e)*x.wordsPerEntry+n/64]&(1<<(n%64)) == 0 {
 				require.Fail(t, "a claim that nobody vouches for, or no holder", "%+v", x.claims[c])
 			}
 		}

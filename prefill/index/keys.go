@@ -25,8 +25,9 @@ type Scope struct {
 	Tenant      string // isolation key of the tenant, so that tenants share no blocks
 }
 
-// Root is the key that stands before a prompt's first block. It depends on the unit and on the size of a block, so that
-// blocks of different units or sizes never have the same key.
+// Root is the key that stands before a prompt's first block. It depends on the unit and on the size of a block, so that blocks of different
+// units or sizes never have the same key. Hash is the same in every process. Check has a secret of this process, so that no client can make
+// a text whose key equals the key of another tenant's text.
 func (s Scope) Root(unit Unit, block int) Key {
 	var scratch [256]byte
 	buf := append(scratch[:0], keyVersion...)
@@ -36,7 +37,7 @@ func (s Scope) Root(unit Unit, block int) Key {
 		buf = binary.LittleEndian.AppendUint64(buf, uint64(len(part)))
 		buf = append(buf, part...)
 	}
-	return Key{xxhash.Sum64(buf), maphash.Bytes(secret, buf)}
+	return Key{Hash: xxhash.Sum64(buf), Check: maphash.Bytes(secret, buf)}
 }
 
 // Fingerprint is a hash of text with a secret of this process, so that clients cannot make two texts with one hash.
@@ -64,8 +65,11 @@ type Hasher struct {
 	media  bool // the prompt has a part that is not text
 }
 
-// parentKeyBytes is the size of the previous block's key, which stands at the front of buf.
-const parentKeyBytes = 16
+// parentKeyBytes is the size of the previous block's key, which stands at the front of buf: first its Check, then its Hash.
+const (
+	parentKeyBytes   = 16
+	parentCheckBytes = 8
+)
 
 // start begins a prompt. The keys are appended to dst, and root is the key before the first block. A block has blockBytes bytes.
 func (h *Hasher) start(dst []Key, root Key, blockBytes int) {
@@ -80,7 +84,7 @@ func (h *Hasher) start(dst []Key, root Key, blockBytes int) {
 // startBlock puts a block's key before the bytes of the next block, so that the next key covers it.
 func (h *Hasher) startBlock(k Key) {
 	binary.LittleEndian.PutUint64(h.buf, k.Check)
-	binary.LittleEndian.PutUint64(h.buf[8:], k.Hash)
+	binary.LittleEndian.PutUint64(h.buf[parentCheckBytes:], k.Hash)
 	h.filled = parentKeyBytes
 }
 
@@ -107,10 +111,11 @@ func (h *Hasher) writeByte(c byte) {
 	}
 }
 
-// endBlock makes the key of the block, which is full, and begins the next one. Hash leaves out the previous Check, because it must be the
-// same in every process.
+// endBlock makes the key of the block, which is full, and begins the next one. buf has the Check and the Hash of the previous block, and
+// then this block. Check covers all of it. Hash leaves out the previous Check, which a secret of this process decides, because Hash must be
+// the same in every process.
 func (h *Hasher) endBlock() {
-	k := Key{xxhash.Sum64(h.buf[8:]), maphash.Bytes(secret, h.buf)}
+	k := Key{Hash: xxhash.Sum64(h.buf[parentCheckBytes:]), Check: maphash.Bytes(secret, h.buf)}
 	h.keys = append(h.keys, k)
 	h.startBlock(k)
 }

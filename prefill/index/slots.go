@@ -1,7 +1,7 @@
 package index
 
-// Add returns the slot of a candidate, and makes one if there is none. capacity is the number of blocks that the
-// candidate's engine can hold (for blocks of bytes: Ratio.Blocks); 0: unknown, which means no bound.
+// Add returns the slot of a candidate, and makes one if there is none. capacity is the number of blocks that the candidate's engine can
+// hold; 0: unknown, which means no bound. If blocks have a size in bytes of text, and not in tokens, Ratio.Blocks estimates this number.
 func (x *Index) Add(id string, capacity int) Slot {
 	vacant := -1
 	for i := range x.slots {
@@ -17,7 +17,7 @@ func (x *Index) Add(id string, capacity int) Slot {
 	if vacant < 0 { // all slots are in use: one more is made
 		vacant = len(x.slots)
 		x.slots = append(x.slots, slot{})
-		x.widen()
+		x.widenHolders() // each entry needs a bit for the new slot
 	}
 	s := &x.slots[vacant]
 	s.id, s.inUse, s.capacity = id, true, max(capacity, 0)

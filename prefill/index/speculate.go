@@ -2,8 +2,8 @@ package index
 
 import "time"
 
-// Speculate counts a prompt's blocks as held by the slot while the prompt's probe is in flight. The caller must not change
-// keys before the speculation ends.
+// Speculate counts a prompt's blocks as held by the slot while the prompt's probe is in flight. Of a prompt with more blocks than the
+// slot's capacity, it counts only the first ones. The caller must not change keys before the speculation ends.
 func (x *Index) Speculate(s Slot, keys []Key) Speculation {
 	if !x.isCurrent(s) { // the candidate was removed: nothing is counted
 		return Speculation{}
@@ -12,12 +12,10 @@ func (x *Index) Speculate(s Slot, keys []Key) Speculation {
 	keys = at.fitting(keys)
 	for i := len(keys) - 1; i >= 0; i-- { // from the last block, so that a block is evicted before the blocks in front of it
 		n := x.ensureClaim(s.N, keys[i])
-		if c := &x.claims[n]; c.support&speculationMask < speculationMask { // keeps the number of speculations out of the top bit, confirmed
-			c.support++
-		}
+		x.claims[n].countSpeculation()
 	}
 	p := Speculation{keys: keys, slot: s, clearCount: at.clearCount, began: x.clock}
-	x.clock++
+	x.clock++ // claims that are made from now on are newer than the speculation, so they do not count it
 	return p
 }
 
@@ -25,13 +23,13 @@ func (x *Index) Speculate(s Slot, keys []Key) Speculation {
 // again.
 func (x *Index) Confirm(p *Speculation) {
 	if x.StillValid(p) {
-		for i := len(p.keys) - 1; i >= 0; i-- {
+		for i := len(p.keys) - 1; i >= 0; i-- { // from the last block, so that a block is evicted before the blocks in front of it
 			n := x.ensureClaim(p.slot.N, p.keys[i])
 			c := &x.claims[n]
 			if p.isCountedBy(c) { // false for a claim that was just made
-				c.support--
+				c.uncountSpeculation()
 			}
-			c.support |= confirmed
+			c.confirm()
 		}
 	}
 	*p = Speculation{}
@@ -60,7 +58,9 @@ func (x *Index) ExpireSoon(p *Speculation, now time.Time) {
 	*p = Speculation{}
 }
 
-// releaseConfirmedLingering removes confirmed blocks from the slot's lingering speculations, as releaseConfirmed does.
+// releaseConfirmedLingering removes the confirmed blocks at the prompt's start from the slot's lingering speculations. These are
+// speculations whose probes have ended with an unknown outcome. One without further blocks leaves the list. One that has no effect any
+// more, because the slot was cleared or deleted, stays until Sweep removes it.
 func (x *Index) releaseConfirmedLingering(s Slot) {
 	remaining := x.lingering[:0] // reuses the memory of the list
 	for i := range x.lingering {
@@ -81,11 +81,11 @@ func (x *Index) releaseConfirmedLingering(s Slot) {
 func (x *Index) releaseConfirmed(p *Speculation) {
 	for len(p.keys) > 0 {
 		c := &x.claims[x.lookUp(p.slot.N, p.keys[0])]
-		if c.support&confirmed == 0 { // also true of claim 0, which lookUp returns for a block that the slot does not hold
+		if !c.isConfirmed() { // also true of claim 0, which lookUp returns for a block that the slot does not hold
 			return
 		}
-		if p.isCountedBy(c) {
-			c.support--
+		if p.isCountedBy(c) { // false if another speculation has made the claim since p began
+			c.uncountSpeculation()
 		}
 		p.keys = p.keys[1:]
 	}
@@ -105,15 +105,17 @@ func (x *Index) StillValid(p *Speculation) bool {
 	return len(p.keys) > 0 && x.isCurrent(p.slot) && x.slots[p.slot.N].clearCount == p.clearCount
 }
 
-// endSpeculation removes p from its claims, and drops each claim that no other speculation needs and that is not confirmed.
+// endSpeculation removes p from the claims that count it. It then drops each of them that is no longer needed: no other speculation needs
+// it, and the engine is not known to hold the block.
 func (x *Index) endSpeculation(p *Speculation, why Reason) {
 	if !x.StillValid(p) { // its claims are gone already
 		return
 	}
-	for i := len(p.keys) - 1; i >= 0; i-- {
-		n := x.lookUp(p.slot.N, p.keys[i])
+	for i := len(p.keys) - 1; i >= 0; i-- { // in the order in which Speculate made the claims
+		n := x.lookUp(p.slot.N, p.keys[i]) // 0: the claim was dropped meanwhile
 		if c := &x.claims[n]; n != 0 && p.isCountedBy(c) {
-			if c.support--; c.support == 0 {
+			c.uncountSpeculation()
+			if !c.isNeeded() {
 				x.dropClaim(n, why)
 			}
 		}
@@ -123,5 +125,5 @@ func (x *Index) endSpeculation(p *Speculation, why Reason) {
 // isCountedBy reports whether p is one of the speculations that c counts. It is not if c was born after p began: then p's own claim
 // was dropped meanwhile, and another speculation made c.
 func (p *Speculation) isCountedBy(c *claim) bool {
-	return int32(c.born-p.began) <= 0 && c.support&speculationMask > 0 // born <= began, although the clock wraps around
+	return int32(c.born-p.began) <= 0 && c.speculations() > 0 // born <= began, although the clock wraps around
 }
