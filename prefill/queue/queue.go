@@ -65,8 +65,8 @@ type ModelQueue[T any] struct {
 	byTurn         ordered[*flowQueue[T]] // flow queues; a request of the first one is served next
 	byDisplacement ordered[*flowQueue[T]] // flow queues; the first one loses a request first if the model queue is full
 	firstAttempts  int                    // requests in all flow queues
-	batch          int                    // number of firstAttempts that have priority Batch
-	tokens         int64                  // prompt tokens of the firstAttempts that are not batch
+	batchAttempts  int                    // number of firstAttempts that have priority Batch
+	onlineTokens   int64                  // prompt tokens of the firstAttempts that are not batch
 
 	onlyRetriesIn, closedIn, deferredIn uint64        // the last rounds in which ServeOnlyRetries, CloseForRound and Defer were called
 	retryDeferredIn                     uint64        // the last round in which a retry was deferred
@@ -124,7 +124,7 @@ func (q *Queue[T]) ByPriority() map[int]int {
 }
 
 // OnlineFirstAttempts is how many requests wait in the model queue, without retries and batch.
-func (mq *ModelQueue[T]) OnlineFirstAttempts() int { return mq.firstAttempts - mq.batch }
+func (mq *ModelQueue[T]) OnlineFirstAttempts() int { return mq.firstAttempts - mq.batchAttempts }
 
 // HasOnline reports whether a request waits that is not batch.
 func (mq *ModelQueue[T]) HasOnline() bool {
@@ -133,14 +133,14 @@ func (mq *ModelQueue[T]) HasOnline() bool {
 }
 
 // Tokens is the sum of the prompt tokens of the requests that OnlineFirstAttempts counts.
-func (mq *ModelQueue[T]) Tokens() int64 { return mq.tokens }
+func (mq *ModelQueue[T]) Tokens() int64 { return mq.onlineTokens }
 
 // Empty reports whether no request waits in the model queue.
 func (mq *ModelQueue[T]) Empty() bool { return mq.firstAttempts+mq.retries.Len() == 0 }
 
 // Backlog is the number of waiting requests, with retries and without batch, and the sum of their prompt tokens.
 func (mq *ModelQueue[T]) Backlog() (requests int, tokens int64) {
-	requests, tokens = mq.OnlineFirstAttempts(), mq.tokens
+	requests, tokens = mq.OnlineFirstAttempts(), mq.onlineTokens
 	for _, item := range mq.retries.members {
 		if item.Priority != Batch {
 			requests, tokens = requests+1, tokens+int64(item.Tokens)
@@ -172,13 +172,16 @@ func (q *Queue[T]) Round() uint64 { return q.round }
 // and keys from free engines.
 const roundDepth, keysDepth, modelDepth = 64, 128, 4
 
-// Next is the first request that may still be served in this round and was not deferred in it; nil: the round is over.
+// Next is the first request that may still be served in this round and was not deferred in it; nil: the round is over. To keep a round
+// short, it searches a model queue of which many requests were deferred only in part, and at last not at all: see roundDepth.
 func (q *Queue[T]) Next() (first *Item[T]) {
 	for _, mq := range q.modelQueues {
 		deferredHere := 0
 		if mq.deferredIn == q.round { // otherwise mq.deferrals is the count of an earlier round
 			deferredHere = mq.deferrals
 		}
+		// Leaves out flow queues, each with the requests of one key, of which a request was deferred. A model queue with few deferred requests is
+		// still searched as a whole, however many requests of other models were deferred.
 		onlyUndeferredFlows := q.deferrals >= roundDepth && deferredHere >= modelDepth
 		searchedEnough := onlyUndeferredFlows && q.deferrals >= keysDepth
 		if mq.closedIn == q.round || searchedEnough {
@@ -196,11 +199,13 @@ func (q *Queue[T]) Next() (first *Item[T]) {
 // MarkPoolFull notes that the pool has no place left in this round, so that only retries can be served.
 func (q *Queue[T]) MarkPoolFull() { q.placesFree = false }
 
-// Defer notes that this request cannot be served in this round. Requests behind it still can.
+// Defer notes that this request cannot be served in this round. Requests behind it still can. Next reads the counts of deferred requests:
+// if there are many, it searches less.
 func (i *Item[T]) Defer() {
 	mq, round := i.modelQueue, i.modelQueue.queue.round
-	if mq.deferredIn != round { // the first request of the model queue that is deferred in this round
-		mq.deferredIn, mq.deferrals, mq.deferredTargets = round, 0, mq.deferredTargets[:0]
+	if mq.deferredIn != round { // the first request of the model queue that is deferred in this round: what is noted is of an earlier one
+		mq.deferredIn, mq.deferrals = round, 0
+		mq.deferredTargets = mq.deferredTargets[:0] // DeferSameTarget fills the list
 	}
 	i.deferredIn = round
 	if i.flowQueue != nil {
@@ -208,8 +213,8 @@ func (i *Item[T]) Defer() {
 	} else { // only retries wait outside of a flow queue
 		mq.retryDeferredIn = round
 	}
-	mq.deferrals++
-	mq.queue.deferrals++
+	mq.deferrals++       // of this model
+	mq.queue.deferrals++ // of all models
 }
 
 // DeferSameTarget defers this request, which has a target, and all requests of the model queue with the same target that are of the same
@@ -219,15 +224,17 @@ func (i *Item[T]) DeferSameTarget() {
 	i.modelQueue.deferredTargets = append(i.modelQueue.deferredTargets, targetClass{i.Target, i.HasPlace})
 }
 
-// isDeferred reports whether the request was deferred in a round, by its own Defer or by DeferSameTarget of another request.
+// isDeferred reports whether the request was deferred in a round: by its own Defer, or by DeferSameTarget of another request that may go
+// only to the same engine. That one defers either retries, which have a place in the pool of prefilled requests already, or first attempts.
 func (i *Item[T]) isDeferred(round uint64) bool {
 	if i.deferredIn == round {
 		return true
 	}
-	if i.Target == "" || i.modelQueue.deferredIn != round { // then deferredTargets is of an earlier round
+	targetsOutdated := i.modelQueue.deferredIn != round // deferredTargets is of an earlier round
+	if i.Target == "" || targetsOutdated {              // without a Target, the request may go to any engine
 		return false
 	}
-	return slices.Contains(i.modelQueue.deferredTargets, targetClass{i.Target, i.HasPlace})
+	return slices.Contains(i.modelQueue.deferredTargets, targetClass{target: i.Target, hasPlace: i.HasPlace})
 }
 
 // ServeOnlyRetries notes that only retries of the model queue can be served in this round.
@@ -289,15 +296,16 @@ func (mq *ModelQueue[T]) firstServable(placesFree bool) (first *Item[T]) {
 	return first
 }
 
-// firstNotDeferred is firstServable without the requests that were deferred in the round. It goes through all requests only if the
-// first one was deferred, which is rare. onlyUndeferredFlows leaves out the flow queues in which a request was deferred, and all
-// retries if one retry was deferred.
+// firstNotDeferred is the request of the model queue that is served first of those that were not deferred in the round; nil: there is none.
+// placesFree says that the pool of prefilled requests has a place left; if it is false, only retries can be served, which have a place. If
+// onlyUndeferredFlows is true, the search leaves out the flow queues in which a request was deferred, and all retries if one retry was
+// deferred.
 func (mq *ModelQueue[T]) firstNotDeferred(round uint64, placesFree, onlyUndeferredFlows bool) *Item[T] {
 	first := mq.firstServable(placesFree)
 	if first == nil {
 		return nil
 	}
-	if !onlyUndeferredFlows && !first.isDeferred(round) { // the usual case
+	if !onlyUndeferredFlows && !first.isDeferred(round) { // the usual case, which needs no search
 		return first
 	}
 	first = nil // searched for below
@@ -336,12 +344,13 @@ func (mq *ModelQueue[T]) Add(item *Item[T]) {
 		q.arrivals++
 		item.number = q.arrivals
 	}
-	item.modelQueue, item.retriesIndex, item.deadlineIndex = mq, -1, -1
+	item.modelQueue, item.retriesIndex, item.deadlineIndex = mq, -1, -1 // -1: in neither heap yet
 	q.waiting++
-	if !item.Deadline.IsZero() && !item.pinned {
+	if !item.Deadline.IsZero() && !item.pinned { // NextDeadline leaves out requests that were pinned
 		heap.Push(&q.byDeadline, item)
 	}
-	if item.HasPlace {
+	isRetry := item.HasPlace // only a retry has a place in the pool already
+	if isRetry {
 		heap.Push(&mq.retries, item)
 		return
 	}
@@ -349,7 +358,7 @@ func (mq *ModelQueue[T]) Add(item *Item[T]) {
 	fq.insert(item)
 	mq.addToCounts(item, 1)
 	fq.class.waiting++
-	if fq.items.Len() == 1 {
+	if fq.items.Len() == 1 { // the flow queue was empty, and so in neither heap
 		heap.Push(&mq.byTurn, fq)
 		heap.Push(&mq.byDisplacement, fq)
 	} else { // its first request and its length may have changed
@@ -358,13 +367,14 @@ func (mq *ModelQueue[T]) Add(item *Item[T]) {
 	}
 }
 
-// addToCounts adds a first attempt to the model queue's counts if sign is 1, and subtracts it if sign is -1.
+// addToCounts adds a first attempt to the model queue's counts if sign is 1, and subtracts it if sign is -1. The tokens of batch requests
+// are not counted, because no backlog counts batch requests.
 func (mq *ModelQueue[T]) addToCounts(item *Item[T], sign int) {
 	mq.firstAttempts += sign
 	if item.Priority == Batch {
-		mq.batch += sign
+		mq.batchAttempts += sign
 	} else {
-		mq.tokens += int64(sign * item.Tokens)
+		mq.onlineTokens += int64(sign * item.Tokens)
 	}
 }
 
@@ -382,20 +392,27 @@ func (mq *ModelQueue[T]) flowQueueOf(f *flow[T]) *flowQueue[T] {
 // Remove takes the request out of the queue, and drops its flow queue and its class if they are then empty. It reports whether
 // the request still waited.
 func (i *Item[T]) Remove() bool {
-	mq := i.modelQueue
-	if i.HasPlace {
-		if i.retriesIndex < 0 { // the retry does not wait any more
-			return false
-		}
-		heap.Remove(&mq.retries, i.retriesIndex)
-		mq.queue.waiting--
-		i.dropFromDeadlines()
-		return true
+	isRetry := i.HasPlace // only a retry has a place in the pool already
+	isWaiting := i.flowQueue != nil
+	if isRetry {
+		isWaiting = i.retriesIndex >= 0
 	}
-	fq := i.flowQueue
-	if fq == nil { // the request does not wait any more
+	if !isWaiting {
 		return false
 	}
+	if isRetry {
+		heap.Remove(&i.modelQueue.retries, i.retriesIndex)
+	} else {
+		i.removeFromFlowQueue()
+	}
+	i.dropFromDeadlines()
+	i.modelQueue.queue.waiting--
+	return true
+}
+
+// removeFromFlowQueue takes a first attempt out of its flow queue, which has the requests of one key, and out of the counts.
+func (i *Item[T]) removeFromFlowQueue() {
+	mq, fq := i.modelQueue, i.flowQueue
 	if fq.items.Len() == 1 { // before the item leaves, because the heaps compare the first items
 		heap.Remove(&mq.byTurn, fq.turnIndex)
 		heap.Remove(&mq.byDisplacement, fq.displacementIndex)
@@ -403,7 +420,7 @@ func (i *Item[T]) Remove() bool {
 		fq.leaveFlow()
 	}
 	fq.items.Remove(i.element)
-	if !i.pinned {
+	if !i.pinned { // a pinned request was not counted as displaceable
 		fq.displaceable--
 	}
 	if fq.items.Len() > 0 { // its first request and its length may have changed
@@ -411,25 +428,23 @@ func (i *Item[T]) Remove() bool {
 		heap.Fix(&mq.byDisplacement, fq.displacementIndex)
 	}
 	i.flowQueue, i.element = nil, nil
-	i.dropFromDeadlines()
 	mq.addToCounts(i, -1)
-	mq.queue.waiting--
 	if fq.class.waiting--; fq.class.waiting == 0 {
 		delete(mq.queue.classes, fq.priority)
 	}
-	return true
 }
 
 // InFlowQueue reports whether the request waits in a flow queue. Retries do not wait in flow queues, and cannot be displaced.
 func (i *Item[T]) InFlowQueue() bool { return i.flowQueue != nil }
 
-// MarkServed notes that the request is served. The tokens of its prompt delay the next turn of its key, in the model queues of all
-// models. MarkServed must be called before Remove.
+// MarkServed notes that the request is served. The tokens of its prompt delay the next turn of its key, in the model queues of all models.
+// So keys take turns by the tokens that each was served: start-time fair queueing. MarkServed must be called before Remove.
 func (i *Item[T]) MarkServed() {
 	if i.flowQueue == nil { // a retry: its key has used its turn at the first attempt
 		return
 	}
 	f := i.flowQueue.flow
+	// virtualTime is the turn that was served last. A key that comes back after a pause has its turn at it, and not before.
 	f.class.virtualTime = max(f.class.virtualTime, f.nextTurn)
 	f.nextTurn += int64(max(1, i.Tokens))
 	for _, fq := range f.queues { // the key's turn has moved in each of them
@@ -469,7 +484,7 @@ func (mq *ModelQueue[T]) MakeRoom(priority int, key string, n, limit int) (displ
 	lengthOfKey := mq.waitingOf(priority, key) + n
 	excess := mq.firstAttempts + n - limit
 	if priority == Batch { // batch requests have a limit of their own, too
-		excess = max(excess, mq.batch+n-MaxBatch(limit))
+		excess = max(excess, mq.batchAttempts+n-MaxBatch(limit))
 	}
 	for ; excess > 0; excess-- {
 		item := mq.toDisplace(priority, key, lengthOfKey)
@@ -488,19 +503,19 @@ func (mq *ModelQueue[T]) MakeRoom(priority int, key string, n, limit int) (displ
 // MaxBatch is how many batch requests may wait in a model queue, if limit requests may wait in it.
 func MaxBatch(limit int) int { return max(1, limit/2) }
 
-// toDisplace is the request that leaves a full model queue to make room for a new request with this priority and key; nil: there
-// is none. It is the last displaceable request of the flow queue that comes first in byDisplacement. A flow queue of a higher
-// priority loses no request. A flow queue of the same priority loses one only if it is longer than lengthOfKey, which is the length
-// of the new request's own flow queue with all new requests.
-func (mq *ModelQueue[T]) toDisplace(priority int, key string, lengthOfKey int) *Item[T] {
+// toDisplace is the request that leaves a full model queue to make room for a new request with this priority and key; nil: there is none.
+// It is the last request that is not pinned of the flow queue that comes first in byDisplacement. A flow queue of a higher priority loses
+// no request. A flow queue of the same priority loses one only if it is longer than ownLengthAfter: the length of the flow queue of the new
+// request's own key once all requests for which MakeRoom makes room are in it.
+func (mq *ModelQueue[T]) toDisplace(priority int, key string, ownLengthAfter int) *Item[T] {
 	if mq.byDisplacement.Len() == 0 {
 		return nil
 	}
 	fq := mq.byDisplacement.members[0]
 	switch {
-	case fq.displaceable == 0, fq.priority > priority:
+	case fq.displaceable == 0, fq.priority > priority: // all of its requests are pinned, or it matters more
 		return nil
-	case fq.priority == priority && (fq.key == key || fq.items.Len() <= lengthOfKey):
+	case fq.priority == priority && (fq.key == key || fq.items.Len() <= ownLengthAfter):
 		return nil
 	}
 	element := fq.items.Back() // the request that would be served last
