@@ -116,6 +116,22 @@ func (c Call) check(paths map[string][]string, engines *roster.Snapshot) (*check
 	if refusal := c.setDefaults(); refusal != nil {
 		return nil, refusal
 	}
+	effects, refusal := c.checkPath(paths)
+	if refusal != nil {
+		return nil, refusal
+	}
+	p := &checkedCall{Call: c, effects: effects, targets: targetsOf(engines, c.Group)}
+	if refusal := p.checkTargets(); refusal != nil {
+		return nil, refusal
+	}
+	if refusal := p.checkPauses(engines.Pauses()); refusal != nil {
+		return nil, refusal
+	}
+	return p, nil
+}
+
+// checkPath returns what a call of the path does to engines, or why the path or its query is refused.
+func (c *Call) checkPath(paths map[string][]string) (effects []string, _ *Refusal) {
 	path, query, _ := strings.Cut(c.Path, "?")
 	effects, listed := paths[path]
 	notOfQuery := func(r rune) bool { return r <= ' ' || r > '~' || r == '#' } // a space, or not printable ASCII; # begins a fragment
@@ -128,25 +144,38 @@ func (c Call) check(paths map[string][]string, engines *roster.Snapshot) (*check
 	case strings.ContainsFunc(query, notOfQuery):
 		return nil, &Refusal{http.StatusBadRequest, "bad_body", fmt.Sprintf("the query of %q has what no query has; encode it", path)}
 	}
-	p := &checkedCall{Call: c, effects: effects, targets: targetsOf(engines, c.Group)}
-	if len(p.targets) == 0 && c.Group == "" {
-		return nil, &Refusal{http.StatusNotFound, "not_found", "there is no engine to call; GET /workers lists those that there are"}
-	}
-	if len(p.targets) == 0 {
-		return nil, &Refusal{http.StatusNotFound, "not_found",
-			fmt.Sprintf("no engine that decodes is in group %q; GET /workers lists them, and without a group all engines are called", c.Group)}
-	}
-	ofAllEngines := func(pause roster.Pause) bool { return pause.Group == "" && pause.Unresumed == nil } // nil: no engine has resumed
-	resumesGroup := p.does(config.CallResumes) && c.Group != ""
-	if resumesGroup && slices.ContainsFunc(engines.Pauses(), ofAllEngines) { // a part of a pause cannot end
-		return nil, &Refusal{http.StatusConflict, "call_refused",
-			fmt.Sprintf("all engines are paused, and not group %q alone; resume them all, by a call without a group", c.Group)}
-	}
-	return p, nil
+	return effects, nil
 }
 
-// targetsOf returns the addresses of the engines of a group; an empty group means all engines. It leaves out regions that another proxy
-// owns. Engines with the same address share a target.
+// checkTargets refuses a call that would go to no engine.
+func (p *checkedCall) checkTargets() *Refusal {
+	switch {
+	case len(p.targets) > 0:
+		return nil
+	case p.Group == "":
+		return &Refusal{http.StatusNotFound, "not_found", "there is no engine to call; GET /workers lists those that there are"}
+	}
+	return &Refusal{http.StatusNotFound, "not_found",
+		fmt.Sprintf("no engine that decodes is in group %q; GET /workers lists them, and without a group all engines are called", p.Group)}
+}
+
+// checkPauses refuses a call that resumes one group while all engines are paused by one call: a part of such a pause cannot end.
+func (p *checkedCall) checkPauses(pauses []roster.Pause) *Refusal {
+	ofAllEngines := func(pause roster.Pause) bool { return pause.Group == "" && isWhole(pause) }
+	resumesGroup := p.does(config.CallResumes) && p.Group != ""
+	if resumesGroup && slices.ContainsFunc(pauses, ofAllEngines) {
+		return &Refusal{http.StatusConflict, "call_refused",
+			fmt.Sprintf("all engines are paused, and not group %q alone; resume them all, by a call without a group", p.Group)}
+	}
+	return nil
+}
+
+// isWhole says whether a pause still covers its whole group, because no engine has resumed since it began. Otherwise it covers only the
+// engines that did not resume with their group.
+func isWhole(pause roster.Pause) bool { return pause.Unresumed == nil }
+
+// targetsOf returns the addresses of the engines that decode in a group; an empty group means all engines. It leaves out an engine whose
+// region another proxy owns, because that proxy calls it. Engines with the same address share a target.
 func targetsOf(engines *roster.Snapshot, group string) (targets []target) {
 	for _, e := range engines.Engines() {
 		called := group == "" || e.InGroup(group)
@@ -204,15 +233,16 @@ func (p *checkedCall) endsPause(answers []Answer, before []roster.Pause) (ends b
 	switch {
 	case p.does(config.CallPauses):
 		// The pause only ends if it is new and every engine refused it. If one engine is paused, those that step with it must get no requests.
-		wasPaused := slices.ContainsFunc(before, func(pause roster.Pause) bool { return pause.Group == p.Group && pause.Unresumed == nil })
+		wasPaused := slices.ContainsFunc(before, func(pause roster.Pause) bool { return pause.Group == p.Group && isWhole(pause) })
 		if wasPaused || slices.ContainsFunc(answers, mayPause) {
 			return false, nil
 		}
-		for _, pause := range before { // engines that had not resumed before the call have not resumed now
+		for _, pause := range before { // what is left of earlier pauses stays: its engines have not resumed now either
 			unresumed = slices.AppendSeq(unresumed, maps.Keys(pause.Unresumed))
 		}
 		return true, unresumed
 	case p.does(config.CallResumes) && slices.ContainsFunc(answers, isDone): // if no engine resumed, all of them stay paused
+		// The pause goes on for the engines that did not do what they were asked for.
 		return true, p.keysWhere(func(i int) bool { return !answers[i].Done })
 	}
 	return false, nil
