@@ -209,8 +209,9 @@ func PairingKey(p *mooncake.Profile) string {
 	return mooncake.BindLate
 }
 
-// checkPartners reports engines that have no partner of the other role. It does not compare their models, which are not known yet. A role
-// without any engine is no error, because its engines may be added later.
+// checkPartners reports engines that have no partner: no engine of the other role has the same PairingKey, so none can serve a model
+// together with them. The keys differ only with early binding, where a request gets its decode rank before its prefill. checkPartners does
+// not compare the engines' models, which are not known yet. A role without any engine is no error, because its engines may be added later.
 func (c *Config) checkPartners(bad report) {
 	if c.Discovery.On() || len(c.Engines.Prefill) == 0 || len(c.Engines.Decode) == 0 {
 		return
@@ -219,7 +220,7 @@ func (c *Config) checkPartners(bad report) {
 	for _, e := range c.Engines.All() {
 		anyEarly = anyEarly || bindsEarly(c, e.Profile)
 	}
-	if !anyEarly { // all other profiles have the same PairingKey
+	if !anyEarly { // all profiles that bind late have the same PairingKey
 		return
 	}
 	for _, side := range []struct {

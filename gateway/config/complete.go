@@ -77,15 +77,15 @@ func (c *Config) fillDefaults() {
 	c.FleetCall.addDefaultPaths()
 }
 
-// choosePrefillPolicy sets prefill.policy if the file does not set it. It chooses again if the policy comes from an earlier call, because
-// MergeReload may have changed the settings of geo since then.
+// choosePrefillPolicy sets prefill.policy if the file does not set it: to finish, except where another policy is known to fit better. It
+// chooses again if the policy comes from an earlier call, because MergeReload may have changed the settings of geo since then.
 func (c *Config) choosePrefillPolicy() {
 	if c.Prefill.Policy != "" && c.Prefill.Policy != c.source.chosenPolicy {
 		return // the file sets the policy
 	}
 	c.Prefill.Policy = "finish"
 	switch {
-	case c.anyListedTwice() && c.Geo.On(): // the policy finish was never measured together with other regions
+	case c.anyServesBothRoles() && c.Geo.On(): // finish was never measured on such engines together with other regions
 		c.Prefill.Policy = "lmetric"
 	case c.Geo.Leads(): // gorgo takes round trips between regions into account
 		c.Prefill.Policy = "gorgo"
@@ -93,8 +93,8 @@ func (c *Config) choosePrefillPolicy() {
 	c.source.chosenPolicy = c.Prefill.Policy
 }
 
-// anyListedTwice says whether some engine is listed both as a prefill and as a decode engine, so that it serves both roles.
-func (c *Config) anyListedTwice() bool {
+// anyServesBothRoles says whether some engine is listed both as a prefill and as a decode engine, so that it serves both roles.
+func (c *Config) anyServesBothRoles() bool {
 	return slices.ContainsFunc(c.Engines.Prefill, func(p Engine) bool {
 		return slices.ContainsFunc(c.Engines.Decode, func(d Engine) bool { return idOf(p) == idOf(d) })
 	})

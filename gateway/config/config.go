@@ -328,23 +328,25 @@ func (c *Config) ProfilesInUse(role string) []string {
 	return slices.Sorted(maps.Keys(used))
 }
 
-// addNameable adds the profiles that discovered engines of a role may name. It adds DefaultProfile only if the file has no other profile
-// for prefill and decode engines, and DefaultAggregated only for the role aggregated.
+// addNameable adds to used the profiles that discovered engines of a role may name; an empty role stands for all roles. It adds
+// DefaultProfile only if used gets no other profile for prefill and decode engines, and DefaultAggregated only for the role aggregated.
 func (c *Config) addNameable(role string, used map[string]bool) {
 	pairsWritten := false // the file has a profile for prefill and decode engines besides DefaultProfile
 	for name, p := range c.Profiles {
-		switch forPairs := p.Connector != mooncake.None; { // the profile is for prefill and decode engines
+		forPairs := p.Connector != mooncake.None // engines with a connector hand KV over, so the profile is for prefill and decode engines
+		forRole := forPairs || role == "" || role == "aggregated"
+		switch {
 		case name == DefaultProfile: // added below, if the file has no other
 		case name == DefaultAggregated:
 			if role == "aggregated" {
 				used[name] = true
 			}
-		case forPairs || role == "" || role == "aggregated":
+		case forRole:
 			used[name] = true
 			pairsWritten = pairsWritten || forPairs
 		}
 	}
-	if !pairsWritten {
+	if !pairsWritten { // then no other profile is for prefill and decode engines; it is added whatever the role is
 		used[DefaultProfile] = true
 	}
 }

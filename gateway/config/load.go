@@ -134,7 +134,7 @@ func (c *Config) ParseEngines(file string, text []byte) (e Engines, err error) {
 	}
 	// A config with only these engines, so that the defaults and the checks of a config file apply to them.
 	one := &Config{Profiles: maps.Clone(c.Profiles), source: src}
-	if src.isSet("$.engines.prefer") {
+	if src.isSet("$.engines.prefer") { // checkShape has recorded the keys of this file below $.engines, although they are at its root
 		return Engines{}, src.errorAt("$.engines.prefer", "only the config file says which kind of engines comes first; remove it here")
 	}
 	if err := yaml.NewDecoder(bytes.NewReader(src.text), yaml.Strict()).Decode(&one.Engines); err != nil {

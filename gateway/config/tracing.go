@@ -70,11 +70,13 @@ func (t *Tracing) ClientTLS() (*tls.Config, error) {
 
 // clientTLS returns the TLS settings for a collector. host is the name that the collector's certificate must have.
 func (t CollectorTLS) clientTLS(host string) (*tls.Config, error) {
-	c, err := certs.Client("", "", t.CertFile, t.KeyFile)
+	const serverName, caFile = "", "" // the server's name is that of the URL; CAFile is followed below
+	c, err := certs.Client(serverName, caFile, t.CertFile, t.KeyFile)
 	if err != nil {
 		return nil, fmt.Errorf("tracing.tls: %w", err)
 	}
-	if t.CAFile != "" {
+	if t.CAFile != "" { // otherwise crypto/tls checks the certificate and its name by the system's authorities
+		// Follow reads the file again for each handshake. It checks the certificate in place of crypto/tls, and so needs the name.
 		if err := certs.Follow(c, t.CAFile, host); err != nil {
 			return nil, fmt.Errorf("tracing.tls.ca_file: %w", err)
 		}
