@@ -151,9 +151,9 @@ func (r *Reader) scopeOf(s *Source) (scope index.Scope, canBeShared bool) {
 	return scope, r.salts.Shared(scope.Salt)
 }
 
-// hashText hashes the bytes of a prompt: a text, or the messages of a chat with its tools.
+// hashText hashes the bytes of a prompt that is not a list of token ids: a text, or the messages of a chat with its tools.
 func (s *Source) hashText(h *index.Hasher, scope index.Scope, written json.RawMessage) index.Text {
-	isText := takesIDs(s.Req.Endpoint)                    // CacheKeys has hashed lists of ids before, so the prompt is text
+	isText := takesIDs(s.Req.Endpoint)                    // such an endpoint takes token ids or a text, and CacheKeys has hashed ids already
 	if !isText && !s.Req.Endpoint.IsChatOrCompletions() { // the endpoint is Responses or Messages
 		scope.Salt += openai.TextBeforePrompt(s.Body, s.Req.Endpoint) // prompts share KV only if the text before them is the same
 		isText = len(written) > 0 && written[0] == '"'                // the input of a response may be one string
@@ -179,7 +179,9 @@ func (r *Reader) countTokens(s *Source, maxTokens int) (tokens int, ok bool) {
 		return 0, false // the engine truncates the prompt, so only the engine knows the length
 	}
 	ids, isIDs := index.PromptTokens(nil, s.clientPrompt())
-	if isIDs && (s.Req.Endpoint == mooncake.Completions || s.Req.PromptTokens > 0) { // else media belong to the ids, and take more tokens
+	// Other endpoints than completions may have media, for which an engine adds tokens to the ids. PromptTokens is 0 then.
+	withoutMedia := s.Req.Endpoint == mooncake.Completions || s.Req.PromptTokens > 0
+	if isIDs && withoutMedia {
 		return len(ids), true
 	}
 	if Bytes(s.Req, s.Changes) <= maxTokens {

@@ -208,7 +208,7 @@ func (t *tokenizer) endCall(call uint64, now time.Time, err error) (stopped, res
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	wasInService := t.circuit.InService()
-	t.circuit.Limit = 1 // failures in a row, after which engines are asked no more for a while
+	t.circuit.Limit = 1 // failures in a row after which engines are asked no more for a while; a new tokenizer has 0, which stands for 5
 	var status *engine.StatusError
 	refusesPrompt := errors.As(err, &status) && (status.Status == http.StatusBadRequest || status.Status == http.StatusUnprocessableEntity)
 	switch {

@@ -272,7 +272,8 @@ func (g *Ring) FailedOn(now time.Time) (host string, most, all int) {
 		return "", 0, 0
 	}
 	requestsOf := map[string]int{} // number of requests with a failed attempt on each host
-	for _, r := range g.lastEnded(mostSearched, false) {
+	const allOfThem = false        // only the last mostSearched, so that a search stays short
+	for _, r := range g.lastEnded(mostSearched, allOfThem) {
 		if r.Status < 500 || now.Sub(r.endTime()) > recentFailure { // the request did not fail by a fault here, or not lately
 			continue
 		}
