@@ -207,7 +207,8 @@ func flagNames(at *kong.Node) (names []string) {
 	if at.DefaultCmd != nil { // flags behind the node belong to its default command
 		at = at.DefaultCmd
 	}
-	for _, group := range at.AllFlags(true) {
+	const withoutHidden = true
+	for _, group := range at.AllFlags(withoutHidden) {
 		for _, f := range group {
 			names = append(names, "--"+f.Name)
 			isNegatable := f.Negated || f.Tag != nil && f.Tag.Negatable != ""
@@ -224,7 +225,7 @@ func valuesOf(f *kong.Flag, unfinished string) []string {
 	if f == nil { // the flag is unknown
 		return nil
 	}
-	if f.Enum != "" {
+	if f.Enum != "" { // the allowed values, with commas between them
 		return withPrefix(unfinished, strings.Split(f.Enum, ","))
 	}
 	var list []string
@@ -243,7 +244,7 @@ func valuesOf(f *kong.Flag, unfinished string) []string {
 	}
 	list = withPrefix(unfinished, list)
 	if p := f.PlaceHolder; strings.HasPrefix(p, "FILE") || p == "DIR" { // the value may also be a path
-		list = append(list, completeFiles)
+		list = append(list, completeFiles) // the shell itself completes names of files
 	}
 	return list
 }

@@ -74,13 +74,15 @@ func (c *demoCmd) setDefaults(k *kong.Context) error {
 	return nil
 }
 
-// setAggregatedDefaults sets each flag that was not given to its default with --aggregated, if that differs.
+// setAggregatedDefaults sets each flag that was not given to its default with --aggregated, if that differs. The times are those of engines
+// at full scale, divided by demoSpeedup.
 func (c *demoCmd) setAggregatedDefaults(given []string) {
 	m := fullAggregated
+	freeSlots := func() int { return int(math.Round(freeSlotShare * float64(c.Workers*c.Slots))) }
 	for flag, set := range map[string]func(){
 		"policies":          func() { c.Policies = demoAggregatedPolicies },
 		"requests":          func() { c.Requests = 800 },
-		"extra":             func() { c.Extra = -int(math.Round(freeSlotShare * float64(c.Workers*c.Slots))) },
+		"extra":             func() { c.Extra = -freeSlots() }, // negative: fewer requests in the system than slots, so that these stay free
 		"c0":                func() { c.C0 = m.C0 / demoSpeedup },
 		"c1":                func() { c.C1 = time.Duration(m.C1 / demoSpeedup) },
 		"prefill-per-token": func() { c.PrefillPerToken = m.Own / demoSpeedup },
@@ -161,7 +163,7 @@ func learnedPromptTimes(ctx context.Context, g *gateway.Gateway) string {
 func (c *demoCmd) aggregatedCommandLine() string {
 	line := fmt.Sprintf("evenkeel demo --aggregated --requests %d --slots %d --extra=%d --policies %s --seed %d ", c.Requests, c.Slots,
 		c.Extra, c.Policies, c.Seed)
-	line += c.lawFlags(fmt.Sprintf("--workers %d --c0 %v --c1 %v --prefill-base %v --prefill-per-token %v --prefill-shared %v",
+	line += c.lawFlagOr(fmt.Sprintf("--workers %d --c0 %v --c1 %v --prefill-base %v --prefill-per-token %v --prefill-shared %v",
 		c.Workers, c.C0, c.C1, c.PrefillBase, c.PrefillPerToken, c.PrefillShared))
 	line += fmt.Sprintf(" --token-budget %d --jitter %v --window %v --max-age %v --max-hold %v",
 		c.TokenBudget, c.Jitter, c.Window, c.MaxAge, c.MaxHold)

@@ -45,32 +45,45 @@ func (c *demoCmd) lookUpLaw(given []string) (err error) {
 	return nil
 }
 
-// setLawDefaults sets the flags that were not given to their defaults with --law.
+// setLawDefaults sets the flags that were not given to their defaults with --law. A law says how long the steps of a deployment take, in
+// place of --c0 and --c1.
 func (c *demoCmd) setLawDefaults(given []string) {
-	// enginesOwn is the policy that is nearest to the engine's own balancing.
-	enginesOwn, m := c.deployment.Balances(), c.stepModel()
-	c.C0, c.C1 = m.C0, max(1, time.Duration(m.C1)) // C0 and C1 only have to pass checkFlags, because the engines step by the law
-	defaults := map[string]func(){
-		"policies": func() { c.Policies = enginesOwn + ",jsq-kv,br0,brh,evenkeel" },
-		// Prefill is made so fast that the result depends only on the decode ranks.
-		"prefills":          func() { c.Prefills = 4 },
-		"prefill-base":      func() { c.PrefillBase = time.Millisecond },
-		"prefill-per-token": func() { c.PrefillPerToken = time.Microsecond },
-	}
+	m := c.stepModel()                             // the law's times if all ranks have the same load
+	c.C0, c.C1 = m.C0, max(1, time.Duration(m.C1)) // these only have to pass checkFlags, which refuses 0: the engines step by the law
+	defaults := c.pairLawDefaults()
 	if c.Aggregated {
 		c.PrefillBase, c.PrefillPerToken, c.PrefillShared = 0, 0, 0 // 0, because the law has these times
-		slower := demoSpeedup / c.speedup()                         // the defaults of --jitter and --max-hold are for demoSpeedup
-		defaults = map[string]func(){
-			"policies": func() { c.Policies = enginesOwn + ",jsq-kv," + delayerPolicy + ",evenkeel" },
-			"jitter":   func() { c.Jitter = time.Duration(slower * float64(c.Jitter)) },
-			"max-hold": func() { c.MaxHold = time.Duration(slower * float64(c.MaxHold)) },
-		}
+		defaults = c.aggregatedLawDefaults()
 	}
 	defaults["requests"] = func() { c.Requests = max(c.Requests, 2*(c.concurrency()+c.warmUpRequests())) }
 	for flag, set := range defaults { // in any order, because none of them uses what another sets
 		if !slices.Contains(given, flag) {
 			set()
 		}
+	}
+}
+
+// pairLawDefaults returns, for each flag whose default differs with --law for pairs of engines, a function that sets the default. Prefill
+// is made so fast that the result depends only on the decode ranks. The first policy is the one that is nearest to the engine's own
+// balancing.
+func (c *demoCmd) pairLawDefaults() map[string]func() {
+	return map[string]func(){
+		"policies":          func() { c.Policies = c.deployment.Balances() + ",jsq-kv,br0,brh,evenkeel" },
+		"prefills":          func() { c.Prefills = 4 },
+		"prefill-base":      func() { c.PrefillBase = time.Millisecond },
+		"prefill-per-token": func() { c.PrefillPerToken = time.Microsecond },
+	}
+}
+
+// aggregatedLawDefaults is pairLawDefaults for --aggregated. The flags' own defaults of --jitter and --max-hold are for engines that are
+// demoSpeedup times as fast as at full scale. A deployment with many ranks runs more slowly here, so these times become longer by the same
+// factor as its steps.
+func (c *demoCmd) aggregatedLawDefaults() map[string]func() {
+	slower := demoSpeedup / c.speedup()
+	return map[string]func(){
+		"policies": func() { c.Policies = c.deployment.Balances() + ",jsq-kv," + delayerPolicy + ",evenkeel" },
+		"jitter":   func() { c.Jitter = time.Duration(slower * float64(c.Jitter)) },
+		"max-hold": func() { c.MaxHold = time.Duration(slower * float64(c.MaxHold)) },
 	}
 }
 
@@ -84,7 +97,8 @@ func (c *demoCmd) scaledLaw() step.Law {
 	return l
 }
 
-// setStepLaw makes an engine take the times and the padding of its steps from the law, if --law names one.
+// setStepLaw makes an engine take the times and the padding of its steps from the law, if --law names one. Otherwise a step takes C0, and
+// C1 more per KV token of the fullest rank.
 func (c *demoCmd) setStepLaw(cfg *refengine.Config) {
 	if c.deployment != nil {
 		l := c.scaledLaw()
@@ -100,8 +114,9 @@ func (c *demoCmd) describeStep() string {
 	return fmt.Sprintf("a step takes %s and %s for each KV token of the fullest rank", millis(c.C0), c.perTokenText())
 }
 
-// lawFlags returns --law with its value if it was given. Otherwise it returns flags, a text with the flags that --law replaces.
-func (c *demoCmd) lawFlags(flags string) string {
+// lawFlagOr returns --law with its value if it was given: it names the deployment whose step times and ranks the demo has. Otherwise it
+// returns flags, a text with the flags that --law replaces.
+func (c *demoCmd) lawFlagOr(flags string) string {
 	if c.deployment != nil {
 		return "--law " + c.Law
 	}

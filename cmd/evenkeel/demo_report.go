@@ -27,7 +27,7 @@ func (c *demoCmd) makeReport(trials []*trial, requests []trace.Request, source s
 	bounds := make([]report.Sample, 0, len(trials))
 	for _, t := range trials {
 		r.Runs = append(r.Runs, t.run)
-		bounds = append(bounds, t.bound)
+		bounds = append(bounds, t.balanced)
 	}
 	r.Bound = report.Summarize(bounds...)
 	r.Facts = c.facts(trials, requests, source, began)
@@ -53,7 +53,7 @@ func (c *demoCmd) commandLine() string {
 		return c.aggregatedCommandLine()
 	}
 	line := fmt.Sprintf("evenkeel demo --requests %d %s --slots %d --extra %d --policies %s --seed %d",
-		c.Requests, c.lawFlags(fmt.Sprintf("--workers %d --c0 %v --c1 %v", c.Workers, c.C0, c.C1)), c.Slots, c.Extra, c.Policies, c.Seed)
+		c.Requests, c.lawFlagOr(fmt.Sprintf("--workers %d --c0 %v --c1 %v", c.Workers, c.C0, c.C1)), c.Slots, c.Extra, c.Policies, c.Seed)
 	line += fmt.Sprintf(" --connector %s --prefills %d --prefill-base %v --prefill-per-token %v --window %v --max-age %v",
 		c.Connector, c.Prefills, c.PrefillBase, c.PrefillPerToken, c.Window, c.MaxAge)
 	if c.Trace != "" {
@@ -105,7 +105,7 @@ func (c *demoCmd) describeTrials(trials []*trial) (specs, audits []string) {
 		}
 		audits[i] = fmt.Sprintf("%s: %d hand-offs pulled, %d parts of KV written, %d leaked, %d still pinned, %d pulls of other KV, drift of "+
 			"the proxy's books %d",
-			t.policy.name, t.audit.pulls, t.audit.writes, t.audit.leaks, t.audit.pins, t.audit.wrongReads, t.audit.drift)
+			t.policy.name, t.audit.pulls, t.audit.writes, t.audit.leaks, t.audit.pinned, t.audit.kvErrors, t.audit.drift)
 	}
 	return specs, audits
 }
@@ -132,50 +132,78 @@ func describeMachine() string {
 
 // scaleNotes returns notes on how far the numbers of this run apply to engines at full scale. It computes the notes from the run.
 func (c *demoCmd) scaleNotes(r *report.Report) []string {
-	// c1 is not scaled down, so the c1 of this run also applies at full scale.
-	atFullScale := report.StepModel{C0: fullScale.C0, C1: float64(c.C1)}
 	var notes []string
-	if c.C0 < atFullScale.C0 {
-		notes = append(notes, fmt.Sprintf("Engine time is scaled down: a step's fixed part c0 is %s here and %s at full scale, %.3g times more; "+
-			"its part per KV token, c1 = %s, is not scaled.",
-			millis(c.C0), millis(atFullScale.C0), float64(atFullScale.C0)/float64(c.C0), millis(c.C1)))
-	}
-	if level, ok := r.Bound[report.KVShare]; ok { // level is for the loads of the first run, spread evenly over the ranks
-		first := r.Runs[0]
-		// KV's shares of a full-scale step: with the loads of this run, and with full slots of requests as in two traces.
-		sameLoads := atFullScale.KVShare(c.meanRankLoad(r))
-		azure := atFullScale.KVShare(float64(c.Slots) * trace.Resident(trace.Azure().Requests))
-		mooncake := atFullScale.KVShare(float64(c.Slots) * mooncakeKVPerRequest)
-		notes = append(notes, fmt.Sprintf("KV's share of a step is %.0f %% here under %s, %.0f %% if ranks were level; with c0 = %s the same "+
-			"loads' would be %.0f %%. At full scale, level, %d slots a rank: Azure's conversation trace %.0f %%, Mooncake's %.0f %%.",
-			100*first.Metrics[report.KVShare].Mean, first.Policy, 100*level.Mean, millis(atFullScale.C0), 100*sameLoads, c.Slots, 100*azure,
-			100*mooncake))
-	}
-	if n := len(r.Runs) - 1; n > 0 { // there are two policies or more: the last one is compared with the first
-		first, last := r.Runs[0], r.Runs[n]
-		firstStep, okFirst := first.Metrics[report.StepMean]
-		lastStep, okLast := last.Metrics[report.StepMean]
-		if okFirst && okLast {
-			// The ratios of the mean steps, here and at full scale.
-			here, atC0 := lastStep.Mean/firstStep.Mean, c.atFullScaleMs(lastStep.Mean)/c.atFullScaleMs(firstStep.Mean)
-			notes = append(notes, fmt.Sprintf("Imbalance and idle share carry over to full scale. TPOT and throughput do not: they gain at most "+
-				"the idle share times KV's share of the step. The mean step of %s against that of %s: %+.1f %% here, %+.1f %% with the same loads and "+
-				"c0 = %s.",
-				last.Policy, first.Policy, 100*(here-1), 100*(atC0-1), millis(atFullScale.C0)))
+	for _, note := range []string{c.fixedPartNote(), c.kvShareNote(r), c.meanStepNote(r.Runs)} {
+		if note != "" {
+			notes = append(notes, note)
 		}
 	}
 	return notes
 }
 
+// fixedPartNote returns a note on c0, the part of a step's time that does not depend on the load; empty: c0 is not smaller than at full
+// scale.
+func (c *demoCmd) fixedPartNote() string {
+	if c.C0 >= fullScale.C0 {
+		return ""
+	}
+	return fmt.Sprintf("Engine time is scaled down: a step's fixed part c0 is %s here and %s at full scale, %.3g times more; "+
+		"its part per KV token, c1 = %s, is not scaled.",
+		millis(c.C0), millis(fullScale.C0), float64(fullScale.C0)/float64(c.C0), millis(c.C1))
+}
+
+// kvShareNote returns a note on KV's share of a step: the part of its time that depends on the load of the ranks, here and at full scale;
+// empty: it was not measured.
+func (c *demoCmd) kvShareNote(r *report.Report) string {
+	ifLevel, ok := r.Bound[report.KVShare] // the share if, in each of the same steps, all ranks had the same load
+	if !ok {
+		return ""
+	}
+	first := r.Runs[0]
+	// c1 is not scaled down, so the c1 of this run also applies at full scale.
+	atFullScale := report.StepModel{C0: fullScale.C0, C1: float64(c.C1)}
+	sameLoads := atFullScale.KVShare(c.meanRankLoad(r)) // with the loads of this run
+	// With all slots of a rank full, and requests as long as those of two traces.
+	azure := atFullScale.KVShare(float64(c.Slots) * trace.Resident(trace.Azure().Requests))
+	mooncake := atFullScale.KVShare(float64(c.Slots) * mooncakeKVPerRequest)
+	return fmt.Sprintf("KV's share of a step is %.0f %% here under %s, %.0f %% if ranks were level; with c0 = %s the same "+
+		"loads' would be %.0f %%. At full scale, level, %d slots a rank: Azure's conversation trace %.0f %%, Mooncake's %.0f %%.",
+		100*first.Metrics[report.KVShare].Mean, first.Policy, 100*ifLevel.Mean, millis(atFullScale.C0), 100*sameLoads, c.Slots, 100*azure,
+		100*mooncake)
+}
+
+// meanStepNote returns a note that compares the mean step under the last policy with that under the first one, here and at full scale;
+// empty: there is only one policy, or too little was measured.
+func (c *demoCmd) meanStepNote(runs []report.Run) string {
+	if len(runs) < 2 {
+		return ""
+	}
+	first, last := runs[0], runs[len(runs)-1]
+	firstStep, okFirst := first.Metrics[report.StepMean]
+	lastStep, okLast := last.Metrics[report.StepMean]
+	if !okFirst || !okLast {
+		return ""
+	}
+	ratioHere := lastStep.Mean / firstStep.Mean
+	ratioAtC0 := c.atFullScaleMs(lastStep.Mean) / c.atFullScaleMs(firstStep.Mean) // with the same loads, and c0 as at full scale
+	return fmt.Sprintf("Imbalance and idle share carry over to full scale. TPOT and throughput do not: they gain at most "+
+		"the idle share times KV's share of the step. The mean step of %s against that of %s: %+.1f %% here, %+.1f %% with the same loads and "+
+		"c0 = %s.",
+		last.Policy, first.Policy, 100*(ratioHere-1), 100*(ratioAtC0-1), millis(fullScale.C0))
+}
+
 // aggregatedNotes returns notes on the engines, and on the times that the proxy has learned.
 func (c *demoCmd) aggregatedNotes(trials []*trial) []string {
 	notes := c.engineNotes()
+	// While all ranks compute equally many prompt tokens, a step takes both times for each token: that of the rank itself, and that of the
+	// part which all ranks compute together.
+	perPromptToken := c.PrefillPerToken + c.PrefillShared
 	for _, t := range trials {
 		spec, err := policy.ParseSpec(t.policy.spec)
 		if err == nil && spec.Accepts("max_hold") { // only a policy that may hold prompts uses these times
 			notes = append(notes, fmt.Sprintf("The proxy learns from the times of tokens what a prompt takes. Under %s it knew %s; the engines "+
 				"take %s and %s. Until it knows something, it holds no prompt.",
-				t.policy.name, t.learnedTimes, micros(c.PrefillPerToken+c.PrefillShared), millis(c.PrefillBase)))
+				t.policy.name, t.learnedTimes, micros(perPromptToken), millis(c.PrefillBase)))
 		}
 	}
 	return notes

@@ -30,10 +30,10 @@ import (
 
 // trial is the result of running the demo's load under one policy.
 type trial struct {
-	policy demoPolicy
-	load   *load.Result
-	run    report.Run
-	bound  report.Sample // the result if, in each of the same steps, all ranks had the same load
+	policy   demoPolicy
+	load     *load.Result
+	run      report.Run
+	balanced report.Sample // the results if, in each of the same steps, all ranks had the same load
 	// learnedTimes says, with --aggregated, how long prompts take by what the proxy knew when measuring began, and at the end.
 	learnedTimes string
 	audit        audit
@@ -42,13 +42,13 @@ type trial struct {
 // audit has counts from the engines and the proxy after a run. Except for pulls and writes, all must be 0.
 type audit struct {
 	pulls, writes           int64 // hand-offs that were pulled, and parts of KV that prefill engines wrote; not errors
-	leaks, pins, wrongReads int64 // hand-offs that no decode engine pulled; hand-offs whose KV is still pinned; pulls that read wrong KV
+	leaks, pinned, kvErrors int64 // hand-offs that no decode engine pulled; hand-offs whose KV an engine still keeps; requests with wrong KV
 	drift                   int64 // slots and KV tokens by which the proxy's accounts do not balance
 }
 
 // hasErrors says whether KV leaked, is still pinned or was read wrongly, or whether the proxy's accounts do not balance.
 func (a audit) hasErrors() bool {
-	return a.leaks != 0 || a.pins != 0 || a.wrongReads != 0 || a.drift != 0
+	return a.leaks != 0 || a.pinned != 0 || a.kvErrors != 0 || a.drift != 0
 }
 
 // runTrials runs one policy after another by calling try. A policy starts when all requests of the previous policy have been sent, so the
@@ -107,14 +107,15 @@ func (c *demoCmd) runTrial(ctx context.Context, p demoPolicy, requests []trace.R
 		return nil, err
 	}
 	fmt.Fprintln(progress, title)
-	result, known, err := c.sendRequests(ctx, g, requests, progress, sent)
+	result, learnedAtStart, err := c.sendRequests(ctx, g, requests, progress, sent)
 	t := &trial{policy: p, load: result}
-	sample := report.Sample{}
+	sample := report.Sample{} // the results by metric: from the proxy, its log, the clients and the engines' steps
 	if err == nil {
 		if c.Aggregated {
-			t.learnedTimes = fmt.Sprintf("%s when measuring began, %s at the end", cmp.Or(known, nothingLearned), learnedPromptTimes(ctx, g))
+			t.learnedTimes = fmt.Sprintf("%s when measuring began, %s at the end", cmp.Or(learnedAtStart, nothingLearned),
+				learnedPromptTimes(ctx, g))
 		}
-		t.audit.drift, err = readGateway(ctx, g, sample)
+		t.audit.drift, err = readGateway(ctx, g, sample) // while the proxy still runs
 	}
 	if stopErr := stopProxy(ctx, g); stopErr != nil {
 		err = errors.Join(err, stopErr)
@@ -145,10 +146,10 @@ func stopProxy(ctx context.Context, g *gateway.Gateway) error {
 	return nil
 }
 
-// sendRequests sends the requests to the proxy, shows the progress, and calls sent when the last request has been sent. known says what the
-// proxy had learned about the times of prompts when measuring began; empty: measuring never began, or the ranks only decode.
+// sendRequests sends the requests to the proxy, shows the progress, and calls sent when the last request has been sent. learnedAtStart says
+// what the proxy had learned about the times of prompts when measuring began; empty: measuring never began, or the ranks only decode.
 func (c *demoCmd) sendRequests(ctx context.Context, g *gateway.Gateway, requests []trace.Request, progress io.Writer,
-	sent func()) (result *load.Result, known string, err error) {
+	sent func()) (result *load.Result, learnedAtStart string, err error) {
 	show := newProgress(progress)
 	allSent := sync.OnceFunc(func() {
 		show.finish() // the next policy shows its own progress from here on
@@ -168,12 +169,12 @@ func (c *demoCmd) sendRequests(ctx context.Context, g *gateway.Gateway, requests
 		Warm: func(p load.Progress) bool {
 			warm := p.Ended >= c.warmUpRequests()
 			if warm && c.Aggregated {
-				known = learnedPromptTimes(ctx, g)
+				learnedAtStart = learnedPromptTimes(ctx, g)
 			}
 			return warm
 		},
 	})
-	return result, known, err
+	return result, learnedAtStart, err
 }
 
 // startEngines starts the engines for a policy. With --aggregated there are no prefill engines, and the engine decode also prefills. With
@@ -260,7 +261,7 @@ func startGateway(ctx context.Context, cfg *config.Config, engines int, patience
 // bootstrap server of a reference engine listens at that engine's own port.
 func (c *demoCmd) addPrefills(cfg *config.Config, prefills []*refengine.Engine) {
 	cfg.Profiles = map[string]mooncake.Profile{config.DefaultProfile: {Connector: c.Connector}}
-	if c.Connector == mooncake.AscendLayerwise {
+	if c.Connector == mooncake.AscendLayerwise { // its decode engines call the proxy back
 		cfg.Bind.Listen = "127.0.0.1:0"
 	}
 	for i, e := range prefills {
@@ -301,16 +302,20 @@ func awaitReady(ctx context.Context, g *gateway.Gateway, engines int, patience t
 	}
 }
 
-// addCounts adds the engines' counts of transfers and of errors with KV.
+// addCounts adds the engines' counts of transfers and of errors with KV. A pin is the KV of one hand-off, which the prefill engine keeps
+// until a decode engine has pulled it.
 func (a *audit) addCounts(prefills []*refengine.Engine, decode *refengine.Engine) {
 	for _, e := range append([]*refengine.Engine{decode}, prefills...) {
 		s := e.Stats()
 		a.pulls += s.Pulls
 		a.writes += s.Pushes
 		a.leaks += s.Leaks
-		a.pins += int64(s.Pins)
-		a.wrongReads += s.Replays + s.ExpiredPulls + s.OutlivedWrites + s.WrongBlocks + s.KeyMismatches + s.Unknown + s.MixedPushes +
-			s.FreedWrites + s.SampledApart
+		a.pinned += int64(s.Pins)
+		// Pulls of KV that was used up, had timed out, belonged to another prompt, or was not there.
+		wrongPulls := s.Replays + s.ExpiredPulls + s.WrongBlocks + s.KeyMismatches + s.Unknown
+		// Writes that ended too late, came from two engines, or went into pages of another request.
+		wrongWrites := s.OutlivedWrites + s.MixedPushes + s.FreedWrites
+		a.kvErrors += wrongPulls + wrongWrites + s.SampledApart // SampledApart: the legs of a request differ in its first token
 	}
 }
 
@@ -351,8 +356,9 @@ func copyClientResults(r *load.Result, into report.Sample) {
 	}
 }
 
-// measureSteps computes results from the engine's log of steps, adds them to the sample, and sets t.run and t.bound. Only the steps while
-// measuring count; if measuring never began, there are none. ranksPrefill says that the engine's ranks also prefill.
+// measureSteps computes results from the engine's log of steps, adds them to the sample, and sets t.run. It sets t.balanced to the results
+// that the same steps would have with equal loads on all ranks. Only the steps while measuring count; if measuring never began, there are
+// none. ranksPrefill says that the engine's ranks also prefill.
 func (t *trial) measureSteps(log []steplog.Step, m report.StepModel, ranksPrefill bool, sample report.Sample) {
 	steps := make([]report.Step, len(log))
 	for i, s := range log {
@@ -369,11 +375,11 @@ func (t *trial) measureSteps(log []steplog.Step, m report.StepModel, ranksPrefil
 	if t.load.Window != nil {
 		w = report.Window{From: t.load.Warm.Sub(t.load.Start), To: t.load.LastSend.Sub(t.load.Start)}
 	}
-	measured, bound := report.Measure(w.Cut(steps), m)
+	measured, balanced := report.Measure(w.Cut(steps), m)
 	for name, v := range measured {
 		sample[name] = v
 	}
-	t.bound = bound
+	t.balanced = balanced
 	t.run = report.Run{Policy: t.policy.name, Seeds: 1, Metrics: report.Summarize(sample), Steps: steps, Window: w}
 }
 
@@ -388,7 +394,7 @@ func (t *trial) printErrors(out io.Writer) {
 	}
 	if a := t.audit; a.hasErrors() {
 		fmt.Fprintf(out, "%s: the books do not close: %d hand-offs leaked, %d still pinned, %d pulls of other KV, drift %d\n", t.policy.name,
-			a.leaks, a.pins, a.wrongReads, a.drift)
+			a.leaks, a.pinned, a.kvErrors, a.drift)
 	}
 	if t.run.Window.Length() == 0 {
 		fmt.Fprintf(out, "%s: nothing could be measured: the last request was sent before all slots were refilled; send more with --requests\n",

@@ -68,7 +68,8 @@ type fitTTFTCmd struct {
 	JSON bool   `name:"json" help:"Print one JSON document."`
 }
 
-// Run fits the times of prefills. It fails if the fit of no engine is good enough to be used.
+// Run fits the times of prefills, and prints them. It fails if the fit of no engine is good enough to be used, so that the fit has no
+// Config.
 func (c *fitTTFTCmd) Run(std streams) error {
 	log, err := fit.ReadRequestLog(c.Log)
 	if err != nil {
@@ -78,7 +79,10 @@ func (c *fitTTFTCmd) Run(std streams) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", c.Log, err)
 	}
-	return failWithout(lines.Config, printFit(std.out, lines, c.JSON))
+	if err := printFit(std.out, lines, c.JSON); err != nil {
+		return err
+	}
+	return failIfEmpty(lines.Config)
 }
 
 type fitStepCmd struct {
@@ -88,7 +92,7 @@ type fitStepCmd struct {
 	JSON      bool    `name:"json" help:"Print one JSON document."`
 }
 
-// Run fits the times of steps. It fails if the fit of no group is good enough to be used.
+// Run fits the times of steps, and prints them. It fails if the fit of no group is good enough to be used, so that the fit has no Config.
 func (c *fitStepCmd) Run(std streams) error {
 	if c.Shift != 0 && c.Decisions == "" {
 		return usageError{errors.New("--shift needs --decisions, because it shifts the trace against the decision log")}
@@ -103,16 +107,19 @@ func (c *fitStepCmd) Run(std streams) error {
 			return err
 		}
 	}
-	return failWithout(steps.Config, printFit(std.out, steps, c.JSON))
+	if err := printFit(std.out, steps, c.JSON); err != nil {
+		return err
+	}
+	return failIfEmpty(steps.Config)
 }
 
-// failWithout returns err or, if err is nil and config is empty, errFailed. A script then sees by the exit status that no fit was good
-// enough. The reason has already been printed.
-func failWithout(config string, err error) error {
-	if err == nil && config == "" {
+// failIfEmpty returns errFailed if a fit has no config for evenkeel, because no fit was good enough. A script sees it by the
+// exit status. The reason has already been printed.
+func failIfEmpty(config string) error {
+	if config == "" {
 		return errFailed
 	}
-	return err
+	return nil
 }
 
 // printFit prints a fit as JSON for programs or as text for people.

@@ -113,7 +113,7 @@ func (f *fixtureCase) decide(library *policy.Library, cfg *config.Config) (verdi
 		return verdict{}, err
 	case len(f.Candidates) == 0:
 		return verdict{}, fmt.Errorf("there are no candidates; list at least one")
-	case !(f.Request.PromptTokens >= 1):
+	case !(f.Request.PromptTokens >= 1): // in this form, NaN is refused as well
 		return verdict{}, fmt.Errorf("request.prompt_tokens is %v; write the length of a prompt", f.Request.PromptTokens)
 	}
 	query := policy.Query{ID: f.Request.ID, Cursor: -1} // -1: round-robin has not chosen yet
@@ -135,7 +135,7 @@ func (f *fixtureCase) decide(library *policy.Library, cfg *config.Config) (verdi
 	if !wantExists {
 		return verdict{}, fmt.Errorf("want is %q; name one of the candidates", f.Want)
 	}
-	policy.Aggregate(view)
+	policy.Aggregate(view) // sets the indicators that compare all candidates, such as max_bs
 	choice := p.Choose(&query, view)
 	chosen := view[choice.Index].ID
 	return verdict{

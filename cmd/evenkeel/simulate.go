@@ -216,9 +216,9 @@ func (c *simulateCmd) uniformFleet() decode.Fleet {
 	g := &f.Groups[0] // the only group
 	g.C0Ms, g.C1Ms = float64(c.C0)/float64(time.Millisecond), float64(c.C1)/float64(time.Millisecond)
 	if c.deployment != nil {
-		law := c.deployment.Law()
-		level := law.Level()
-		g.C0Ms, g.C1Ms, g.RequestMs, g.Law = level.C0Ms, level.C1Ms, level.RequestMs, &law
+		law := c.deployment.Law() // how long a step takes for any loads of the ranks
+		ifLevel := law.Level()    // how long it takes if all ranks have the same load
+		g.C0Ms, g.C1Ms, g.RequestMs, g.Law = ifLevel.C0Ms, ifLevel.C1Ms, ifLevel.RequestMs, &law
 	}
 	return f
 }
@@ -247,7 +247,8 @@ func (c *simulateCmd) parseLoad(f *decode.Fleet) (decode.Load, error) {
 	return decode.Load{Rho: rho}, nil
 }
 
-// setBinding sets, by the flags, whether requests get their decode ranks before or after the prefill, and how long a prefill takes.
+// setBinding sets, by the flags, whether requests get their decode ranks before or after the prefill, and how long a prefill takes. It also
+// sets Ahead: how many requests beyond its slots a rank may have if it gets them before their prefill, in which they need no slot.
 func (c *simulateCmd) setBinding(l *decode.Load) error {
 	l.AtArrival = c.Bind == bindArrival
 	l.Prefill = &decode.Prefill{Ms: c.PrefillMs, PerTokenMs: c.PerToken}
@@ -257,7 +258,7 @@ func (c *simulateCmd) setBinding(l *decode.Load) error {
 			return fmt.Errorf("--prefills %d: at least 1, or leave it out", *c.Prefills)
 		}
 	}
-	if c.Ahead == "auto" {
+	if c.Ahead == "auto" { // the board adapts the number to how many requests wait for their first token
 		l.Ahead = board.AheadAuto
 		return nil
 	}
@@ -415,16 +416,17 @@ func (c *simulateCmd) commandLine() string {
 	return line.Text
 }
 
-// facts returns the conditions of the simulation for the report: machine, trace, ranks, load and what policies know beforehand.
+// facts returns the conditions of the simulation for the report: machine, trace, ranks, load and what policies know beforehand. The speed
+// of this machine changes only how long the board's decisions take (report.TickP99), because all other times are simulated.
 func (c *simulateCmd) facts(plan *decode.Plan, result *decode.Result, source string, began time.Time) []report.Fact {
 	v, commit := buildInfo()
 	load := fmt.Sprintf("open loop, %g of what the ranks could serve if they were level", plan.Load.Rho)
 	if plan.Load.Rho == 0 { // no arrival rate is set
 		load = fmt.Sprintf("closed loop, %d requests in the system beyond the slots", plan.Load.Pool)
 	}
-	known := "learned"
+	stepTimesAre := "learned" // how policies know what a step takes
 	if c.TellLaw {
-		known = "told"
+		stepTimesAre = "told"
 	}
 	return []report.Fact{
 		{Name: "when", Value: fmt.Sprintf("%s, %.0f s in all", began.Format("2006-01-02 15:04:05 MST"), time.Since(began).Seconds())},
@@ -434,7 +436,8 @@ func (c *simulateCmd) facts(plan *decode.Plan, result *decode.Result, source str
 		{Name: "decode", Value: c.describeFleet(&plan.Fleet)},
 		{Name: "load", Value: load},
 		{Name: "predictor", Value: cmp.Or(c.Predictor, "the policies' own")},
-		{Name: "board", Value: fmt.Sprintf("the server's, freed slots wait %s for others; what a step takes is %s", millis(c.Window), known)},
+		{Name: "board", Value: fmt.Sprintf("the server's, freed slots wait %s for others; what a step takes is %s", millis(c.Window),
+			stepTimesAre)},
 		{Name: "prefill", Value: c.describePrefill(&plan.Load)},
 		{Name: "telemetry", Value: fmt.Sprintf("progress is seen %d steps late, KV takes %d steps to a rank", c.Stale, c.Transfer)},
 	}

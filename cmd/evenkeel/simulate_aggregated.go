@@ -23,8 +23,8 @@ const (
 	aggregatedBudget          = 8192   // most tokens that a rank computes in a step, vLLM's default on these GPUs
 	freeSlotShare             = 0.15   // share of the slots that stay free in a closed loop
 	drawnRequests             = 20_000 // requests in a random trace
-	// maxAggregated bounds the slots of all ranks together, and the requests beyond them, because a run keeps each request in memory.
-	maxAggregated = 16_384
+	// maxRequestsAtOnce bounds the slots of all ranks together, and the requests beyond them, because a run keeps each request in memory.
+	maxRequestsAtOnce = 16_384
 )
 
 // aggregatedColumns are the columns of the table for --tier aggregated. The JSON output has all metrics.
@@ -34,14 +34,14 @@ var aggregatedColumns = []report.Metric{report.TokensPerS, report.TTFTMean, repo
 
 // simulateAggregated compares policies on ranks that both prefill and decode, and prints a table or JSON.
 func (c *simulateCmd) simulateAggregated(ctx context.Context, std streams) error {
-	if c.deployment == nil {
+	if c.deployment == nil { // --law, which names a deployment, was not given
 		return usageError{errors.New("--tier aggregated needs --law, which says what a step takes; --law list prints all")}
 	}
 	policies, err := c.parseAggregatedPolicies()
 	if err != nil {
 		return err
 	}
-	load, texts, err := c.aggregatedLoad()
+	load, lengths, err := c.aggregatedLoad() // lengths: those of a trace's prompts and answers
 	if err != nil {
 		return err
 	}
@@ -50,11 +50,11 @@ func (c *simulateCmd) simulateAggregated(ctx context.Context, std streams) error
 	}
 	began, bar := time.Now(), newProgress(std.err)
 	fmt.Fprintf(std.err, "%s, %d seeds; %d ranks of %d slots that prefill and decode; %s\n",
-		texts.Name, c.Seeds, load.Ranks, load.Slots, describeLaw(c.deployment))
+		lengths.Name, c.Seeds, load.Ranks, load.Slots, describeLaw(c.deployment))
 	samples, err := report.Trials(ctx, len(policies), c.Seeds, func(done, total int) {
 		bar.update(done, total, fmt.Sprintf("%d of %d runs done", done, total))
 	}, func(ctx context.Context, i int, seed uint64) (report.Sample, error) {
-		return runAggregated(ctx, c.loadForSeed(load, texts, seed), policies[i])
+		return runAggregated(ctx, c.loadForSeed(load, lengths, seed), policies[i])
 	})
 	bar.finish()
 	if err != nil {
@@ -66,7 +66,7 @@ func (c *simulateCmd) simulateAggregated(ctx context.Context, std streams) error
 	}
 	r.Facts = []report.Fact{
 		{Name: "when", Value: fmt.Sprintf("%s, %.0f s in all", began.Format("2006-01-02 15:04:05 MST"), time.Since(began).Seconds())},
-		{Name: "trace", Value: fmt.Sprintf("the lengths of %s, %d seeds", texts.Name, c.Seeds)},
+		{Name: "trace", Value: fmt.Sprintf("the lengths of %s, %d seeds", lengths.Name, c.Seeds)},
 		{Name: "ranks", Value: fmt.Sprintf("%d that prefill and decode, %d slots each; %s", load.Ranks, load.Slots, describeLaw(c.deployment))},
 	}
 	r.Notes = c.aggregatedNotes(&r)
@@ -116,13 +116,14 @@ func (c *simulateCmd) parseAggregatedPolicies() (all []mixed.Contender, err erro
 	return all, nil
 }
 
-// aggregatedLoad makes the load and its trace from the flags. They are the same for all seeds; loadForSeed varies them.
-func (c *simulateCmd) aggregatedLoad() (*mixed.Load, *mixed.Replayed, error) {
+// aggregatedLoad makes the load from the flags, and the trace that gives the lengths of its prompts and answers. Of both, loadForSeed makes
+// a copy for each seed.
+func (c *simulateCmd) aggregatedLoad() (_ *mixed.Load, lengths *mixed.Replayed, _ error) {
 	if c.deployment.Prompt.Fit.Steps == 0 { // no steps with prompts were measured
 		return nil, nil, fmt.Errorf("--law %s does not say what prompts take; take --tier decode, or another law", c.Law)
 	}
-	if c.Slots < 1 || c.Slots > maxAggregated/c.deployment.Ranks {
-		return nil, nil, fmt.Errorf("--slots %d: 1 to %d with so many ranks", c.Slots, maxAggregated/c.deployment.Ranks)
+	if c.Slots < 1 || c.Slots > maxRequestsAtOnce/c.deployment.Ranks {
+		return nil, nil, fmt.Errorf("--slots %d: 1 to %d with so many ranks", c.Slots, maxRequestsAtOnce/c.deployment.Ranks)
 	}
 	if c.Capacity < 0 {
 		return nil, nil, fmt.Errorf("--capacity %d: a number of KV tokens, or 0 for no limit", c.Capacity)
@@ -134,10 +135,11 @@ func (c *simulateCmd) aggregatedLoad() (*mixed.Load, *mixed.Replayed, error) {
 			return nil, nil, err
 		}
 	}
-	texts := &mixed.Replayed{Name: name, Requests: t.Requests}
+	lengths = &mixed.Replayed{Name: name, Requests: t.Requests}
 	l := &mixed.Load{
-		Texts: texts, Ranks: c.deployment.Ranks, Slots: c.Slots, Budget: aggregatedBudget,
-		Law: c.deployment.Served(), Of: c.deployment.Name(), Full: 1 - freeSlotShare,
+		Texts: lengths, Ranks: c.deployment.Ranks, Slots: c.Slots, Budget: aggregatedBudget,
+		Law: c.deployment.Served(), Of: c.deployment.Name(),
+		Full: 1 - freeSlotShare, // the share of the slots that requests fill in a closed loop
 	}
 	if err := c.setPace(l); err != nil {
 		return nil, nil, err
@@ -148,11 +150,12 @@ func (c *simulateCmd) aggregatedLoad() (*mixed.Load, *mixed.Replayed, error) {
 		return nil, nil, fmt.Errorf("--capacity %d: the longest request of the trace has %d tokens, and a rank needs a tenth more",
 			c.Capacity, n)
 	}
-	return l, texts, nil
+	return l, lengths, nil
 }
 
-// setPace sets by --load and --pool when requests come. For an open loop, it sets Rho, the requests as a share of what the ranks could
-// serve. For a closed loop, it sets Full, the requests in the system as a share of the slots; without --pool, Full stays as it is.
+// setPace sets by --load and --pool when requests come. For an open loop, it sets Rho, the requests that arrive as a share of those that
+// the ranks could serve in the same time. For a closed loop, it sets Full, the requests in the system as a share of the slots; without
+// --pool, Full stays as it is.
 func (c *simulateCmd) setPace(l *mixed.Load) error {
 	slots := l.Ranks * l.Slots
 	switch {
@@ -161,13 +164,15 @@ func (c *simulateCmd) setPace(l *mixed.Load) error {
 		if err != nil {
 			return err
 		}
-		if open.Rho*float64(slots) < 1 {
+		// Rho 1 stands for ranks whose slots are all in use, so about this many requests are in the system at a time.
+		atATime := open.Rho * float64(slots)
+		if atATime < 1 {
 			return fmt.Errorf("--load %s: there would be less than one request at a time; write a larger share", c.Load)
 		}
 		l.Rho, l.Full = open.Rho, 0
 	case c.Pool != nil:
-		if *c.Pool > maxAggregated {
-			return fmt.Errorf("--pool %d: at most %d", *c.Pool, maxAggregated)
+		if *c.Pool > maxRequestsAtOnce { // the simulator keeps each request in memory
+			return fmt.Errorf("--pool %d: at most %d", *c.Pool, maxRequestsAtOnce)
 		}
 		l.Full = 1 + float64(*c.Pool)/float64(slots) // a negative --pool leaves slots free
 		if l.Full <= 0 {
@@ -178,9 +183,9 @@ func (c *simulateCmd) setPace(l *mixed.Load) error {
 }
 
 // loadForSeed returns a copy of the load for one seed. Each seed begins at another place in the trace, and draws other arrival times.
-func (c *simulateCmd) loadForSeed(l *mixed.Load, texts *mixed.Replayed, seed uint64) *mixed.Load {
-	load, part := *l, *texts
-	part.From = int(seed-1) * len(texts.Requests) / c.Seeds // seeds count from 1, and share the trace equally
+func (c *simulateCmd) loadForSeed(l *mixed.Load, lengths *mixed.Replayed, seed uint64) *mixed.Load {
+	load, part := *l, *lengths
+	part.From = int(seed-1) * len(lengths.Requests) / c.Seeds // seeds count from 1, and share the trace equally
 	load.Texts, load.Seed, load.Room = &part, seed, c.Capacity
 	load.Measure(0) // computes how many requests the ranks can serve; 0: Room is not changed
 	return &load

@@ -70,10 +70,11 @@ func findLaw(name string) (*laws.Entry, error) {
 	return e, nil
 }
 
-// stepModel returns how long a step takes, for the plots of the report.
+// stepModel returns how long a step takes, for the plots of the report: by --law, which takes the place of --c0 and --c1, or by these two.
+// A plot needs one time for each load, so ranks with a law are assumed to have equal loads.
 func (c *simulateCmd) stepModel() report.StepModel {
 	if c.deployment == nil {
-		return report.StepModel{C0: c.C0, C1: float64(c.C1)}
+		return report.StepModel{C0: c.C0, C1: float64(c.C1)} // a report has C1 as a number of nanoseconds
 	}
 	return levelStepModel(c.deployment.Law())
 }
@@ -124,10 +125,11 @@ func describeGain(e *laws.Entry, rankTasks string, runs []report.Run) string {
 		return ""
 	}
 	reference := first.Policy
+	nearestToEngine := e.Balances() // the policy of evenkeel that does most nearly what the engine does by itself
 	switch reference {
 	case enginePolicy:
 		reference += ", which is " + e.EngineTitle() + "'s own balancing"
-	case e.Balances():
+	case nearestToEngine:
 		reference += ", which is nearest to " + e.EngineTitle() + "'s own balancing"
 	}
 	return fmt.Sprintf("%s that %s: %s beside %s: %s.", e.Title(), rankTasks, last.Policy, reference, strings.Join(parts, ", "))

@@ -75,19 +75,23 @@ func (c *simulateCmd) prefillEngines() int {
 	return *c.Prefills
 }
 
+// drawnPrompts is how many requests a random trace has without --requests.
+const drawnPrompts = 12_000
+
 // prefillPlan makes the plan of the simulation from the flags. It also returns the name of the trace.
 func (c *simulateCmd) prefillPlan() (_ *prefill.Plan, traceName string, _ error) {
 	f := &c.Prefill
 	plan := &prefill.Plan{
-		Requests: c.Requests, Seeds: c.Seeds, Push: f.Push, CapacityFactor: f.WrongCapacity, TellLine: !f.Learn,
-		Burst: f.Burst, NoHotspots: !f.Hotspots, Affinity: f.Affinity,
+		Requests: c.Requests, Seeds: c.Seeds, Push: f.Push, CapacityFactor: f.WrongCapacity,
+		// With --no-learn, evenkeel is told how long a prefill takes, and does not learn it.
+		TellLine: !f.Learn, Burst: f.Burst, NoHotspots: !f.Hotspots, Affinity: f.Affinity,
 		Engines: prefill.Engines{
 			Ranks: c.prefillEngines(), Capacity: cmp.Or(c.Capacity, defaultCapacity), Hold: f.Hold, Slow: f.Slow,
 			Line: prefillpolicy.Latency{TPMs: f.Tp, T0Ms: f.T0, Beta2: f.Beta2},
 		},
 		Definitions: map[string]prefillpolicy.Definition{},
 	}
-	if f.Both {
+	if f.Both { // engines both prefill and decode
 		plan.Engines.Decode = &prefill.Decode{C0: c.C0, C1: c.C1, Chunk: f.Chunk}
 	}
 	for name, score := range f.Define {
@@ -102,7 +106,7 @@ func (c *simulateCmd) prefillPlan() (_ *prefill.Plan, traceName string, _ error)
 	plan.Trace = trace.Mooncake()
 	if c.Trace != "" {
 		var err error
-		if plan.Trace, source, err = c.readTrace(cmp.Or(c.Requests, 12_000)); err != nil {
+		if plan.Trace, source, err = c.readTrace(cmp.Or(c.Requests, drawnPrompts)); err != nil {
 			return nil, "", err
 		}
 	}
@@ -172,7 +176,8 @@ func (c *simulateCmd) prefillCommandLine() string {
 	return line.Text
 }
 
-// prefillNotes returns notes on how far the numbers apply to real engines.
+// prefillNotes returns notes on how far the numbers apply to real engines. A load is the share of time in which engines prefill: the trace
+// is stretched until this is the share under the policy lmetric. The column busy has the share under each policy.
 func (c *simulateCmd) prefillNotes(p *prefill.Plan) []string {
 	var notes []string
 	sharesBlocks := slices.ContainsFunc(p.Trace.Requests, func(r trace.Request) bool { return len(r.HashIDs) > 0 })
@@ -180,7 +185,7 @@ func (c *simulateCmd) prefillNotes(p *prefill.Plan) []string {
 		notes = append(notes, "The trace does not say which prompts share blocks: no prompt finds anything in a cache, and policies that look "+
 			"for hits have none to look for.")
 	}
-	if p.TellLine {
+	if p.TellLine { // evenkeel did not have to learn how long a prefill takes
 		notes = append(notes, "The tier is told what a prefill takes, which no server knows.")
 	}
 	return append(notes,

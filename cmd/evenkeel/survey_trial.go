@@ -66,11 +66,12 @@ func (c *surveyCmd) runTrial(std streams) error {
 	if err != nil {
 		return usageError{err}
 	}
+	target := targets[0] // checkTrial has refused more than one address
 	if c.Plan {
-		return c.planAndPlay(std, targets[0], nil)
+		return c.planAndPlay(std, target, nil)
 	}
 	c.Out = cmp.Or(c.Out, trialFile)
-	return withNewFile(c.Out, func(file *os.File) error { return c.planAndPlay(std, targets[0], file) })
+	return withNewFile(c.Out, func(file *os.File) error { return c.planAndPlay(std, target, file) })
 }
 
 // untilSignal returns a context that ends at the first SIGINT, SIGTERM or SIGHUP. A second SIGINT or SIGTERM ends the process at once. A
@@ -88,36 +89,16 @@ func untilSignal() (ctx context.Context, stop func()) {
 	}
 }
 
-// planAndPlay prints the plan, sends the loads, and writes the results to file and terminal. With --plan, it only prints
-// the plan, and file is nil.
+// planAndPlay prints the plan: what the trial costs, and what to expect of it. Then it starts a proxy, sends each load straight to the
+// engine and through the proxy, and writes the results to file and terminal. With --plan, it ends after the plan, and file is nil.
 func (c *surveyCmd) planAndPlay(std streams, target *engine.Target, file io.Writer) error {
 	ctx, stop := untilSignal()
 	defer stop()
 	client := engine.NewClient(engine.Options{ReadBuffer: 64 << 10})
 	defer client.Close()
-	fmt.Fprintf(std.err, "asking the engine what it is; each answer is waited for 5 seconds\n")
-	entry, err := c.askEngine(ctx)
-	if err != nil {
+	r, entry, err := c.preparePlan(ctx, std, client, target)
+	if err != nil || c.Plan {
 		return err
-	}
-	e := trials.Ask(ctx, client, target)
-	e.Count(entry.Ranks, entry.Slots)
-	e.Budget, e.Interval = entry.Budget, entry.Interval
-	loads := trials.Loads(&e, c.Short)
-	expected, err := c.simulateLoads(ctx, std, &e, loads)
-	if err != nil {
-		return err
-	}
-	r := trials.New(&e, loads, expected)
-	r.Short, r.Each = c.Short, c.timePerWay().Seconds()
-	v, commit := buildInfo()
-	r.Program = trials.Program{
-		Version: v, Commit: commit, Go: runtime.Version(), System: runtime.GOOS + "/" + runtime.GOARCH, CPUs: runtime.GOMAXPROCS(0),
-	}
-	_, leastPairs := c.blockPairs()
-	r.Plan(std.out, trials.Costs(loads, expected, c.timePerWay(), leastPairs))
-	if c.Plan {
-		return nil
 	}
 	g, err := c.startProxy(ctx, r, entry)
 	if err != nil {
@@ -133,6 +114,34 @@ func (c *surveyCmd) planAndPlay(std streams, target *engine.Target, file io.Writ
 		return err
 	}
 	return c.writeResults(std, r, file, stopProxy)
+}
+
+// preparePlan asks the engine for its role and its settings, simulates the loads, and prints the plan. It returns the report, which has no
+// results yet, and the engine as it stands in a config.
+func (c *surveyCmd) preparePlan(ctx context.Context, std streams, client *engine.Client,
+	target *engine.Target) (*trials.Report, *draft.Entry, error) {
+	fmt.Fprintf(std.err, "asking the engine what it is; each answer is waited for 5 seconds\n")
+	entry, err := c.askEngine(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	e := trials.Ask(ctx, client, target) // what only a trial needs to know, such as the model
+	e.Count(entry.Ranks, entry.Slots)
+	e.Budget, e.Interval = entry.Budget, entry.Interval
+	loads := trials.Loads(&e, c.Short)
+	expected, err := c.simulateLoads(ctx, std, &e, loads)
+	if err != nil {
+		return nil, nil, err
+	}
+	r := trials.New(&e, loads, expected)
+	r.Short, r.Each = c.Short, c.timePerRoute().Seconds()
+	v, commit := buildInfo()
+	r.Program = trials.Program{
+		Version: v, Commit: commit, Go: runtime.Version(), System: runtime.GOOS + "/" + runtime.GOARCH, CPUs: runtime.GOMAXPROCS(0),
+	}
+	_, leastPairs := c.pairsPerLoad()
+	r.Plan(std.out, trials.Costs(loads, expected, c.timePerRoute(), leastPairs))
+	return r, entry, nil
 }
 
 // writeResults writes the report to the file and to the terminal, and then calls stopProxy. The file comes first, because the terminal may
@@ -157,16 +166,17 @@ func (c *surveyCmd) writeResults(std streams, r *trials.Report, file io.Writer, 
 	return nil
 }
 
-// blockPairs returns how many pairs of blocks are sent for a load, at most and at least.
-func (c *surveyCmd) blockPairs() (most, least int) {
+// pairsPerLoad returns how many pairs of blocks are sent for a load, at most and at least. Of the blocks of a pair, one is sent straight to
+// the engine and one through evenkeel.
+func (c *surveyCmd) pairsPerLoad() (most, least int) {
 	if c.Short {
 		return shortPairs, shortPairs
 	}
 	return trialPairs, leastTrialPairs
 }
 
-// timePerWay returns how long each load is sent straight to the engine, and as long again through evenkeel.
-func (c *surveyCmd) timePerWay() time.Duration {
+// timePerRoute returns how long each load is sent straight to the engine, and as long again through evenkeel.
+func (c *surveyCmd) timePerRoute() time.Duration {
 	if c.Short {
 		return shortEach
 	}
@@ -259,14 +269,7 @@ func (c *surveyCmd) sendLoads(ctx context.Context, std streams, r *trials.Report
 ) error {
 	bar := newProgress(std.err)
 	defer bar.finish()
-	p := &trials.Player{
-		Engine: *r.Engine, APIKey: os.Getenv(engineKeyEnv),
-		URLs: map[trials.Way]string{trials.Straight: straight, trials.Ours: "http://" + g.Addr()},
-		Each: c.timePerWay(), Bound: trials.Patience,
-		Told:    func(now load.Progress, what string) { bar.showTrial(now, what) },
-		Learned: func() *trials.Learned { return learnedStepTimes(ctx, g) },
-	}
-	p.Pairs, p.Least = c.blockPairs()
+	p := c.newPlayer(ctx, r, g, straight, bar)
 	scrapeEvery := time.Second
 	if c.Short {
 		scrapeEvery = 200 * time.Millisecond
@@ -300,6 +303,18 @@ func (c *surveyCmd) sendLoads(ctx context.Context, std streams, r *trials.Report
 	return nil
 }
 
+// newPlayer returns a player for the loads of r. It sends them straight to the engine at the URL straight, and through the proxy g.
+func (c *surveyCmd) newPlayer(ctx context.Context, r *trials.Report, g *gateway.Gateway, straight string, bar *progress) *trials.Player {
+	mostPairs, leastPairs := c.pairsPerLoad()
+	return &trials.Player{
+		Engine: *r.Engine, APIKey: os.Getenv(engineKeyEnv),
+		URLs: map[trials.Way]string{trials.Straight: straight, trials.Ours: "http://" + g.Addr()},
+		Each: c.timePerRoute(), Bound: trials.Patience, Pairs: mostPairs, Least: leastPairs,
+		Told:    func(now load.Progress, what string) { bar.showTrial(now, what) }, // called whenever there is progress
+		Learned: func() *trials.Learned { return learnedStepTimes(ctx, g) },        // what evenkeel knows of the step times by then
+	}
+}
+
 // startProxy starts evenkeel on free ports, with the config that evenkeel init would write for this engine. It records the name
 // of the policy in the report.
 func (c *surveyCmd) startProxy(ctx context.Context, r *trials.Report, entry *draft.Entry) (*gateway.Gateway, error) {
@@ -318,7 +333,8 @@ func (c *surveyCmd) startProxy(ctx context.Context, r *trials.Report, entry *dra
 		cfg.Pool.Size = max(cfg.Pool.Size, l.InFlight)
 	}
 	r.Program.Policy = cfg.Dispatch.Policy
-	return startGateway(ctx, cfg, 1, trialStartTimeout)
+	const enginesToAwait = 1 // all ranks are behind one address
+	return startGateway(ctx, cfg, enginesToAwait, trialStartTimeout)
 }
 
 // trialStartTimeout is how long evenkeel may take until it is ready and the engine is up.
