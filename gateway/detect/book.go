@@ -47,7 +47,7 @@ type Incident struct {
 type Book struct {
 	lastID        int // id of the newest incident
 	now           time.Time
-	enginesAway   bool // some engine gets no requests now, so Incidents advises to bring engines back
+	enginesAway   bool // some engine gets no requests now, so Incidents may advise to bring engines back first
 	list          []*incident
 	unplaced      []string  // sentences of findings that are in no incident, because the list is full of more harmful ones
 	unplacedSince time.Time // since when there have been unplaced findings; zero: there are none

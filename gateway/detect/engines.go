@@ -197,8 +197,8 @@ func findEngineDown(v *view, report reportFunc) {
 	})
 }
 
-// findEngineOut reports engines that answer but get no requests. The sentence depends on the state: out, odd or wedged. Findings are
-// compared by the whole reason (e.Why). The sentence has it without the engine's address (why), because it names the engine already.
+// findEngineOut reports engines that answer but get no requests. The sentence depends on the state: out, odd or wedged. It has the reason
+// without the engine's address (why), because it names the engine already. The Reason of the finding is e.Why as it is.
 func findEngineOut(v *view, report reportFunc) {
 	v.eachEngine(EngineOut, func(e *Engine, where place, why string) {
 		text := fmt.Sprintf("is %s and gets no requests: %s", e.State, cmp.Or(why, unknownWhy))

@@ -77,7 +77,7 @@ func (v *view) lowerIfOthersServe(all []Finding) {
 			}
 			away[itsSide][engineOf(f.Where)] = true
 		case d.effect && f.Severity == Bad: // a bad result of other findings, such as a full queue: requests fail or wait
-			return
+			return // nothing is lowered
 		}
 	}
 	for i := range all {

@@ -94,7 +94,7 @@ func findPoolLate(v *view, report reportFunc) {
 	}
 }
 
-// Panels of the live page that show more about groups.
+// Panels of the live page that show more about groups and their ranks.
 const (
 	ranksPanel   = "ranks"
 	balancePanel = "balance"

@@ -87,7 +87,7 @@ func (l *load) judge(areRefused, crowdedForLong bool) {
 	l.crowded = asManyWaitAsRun || manyWaitForKV
 	isLastingCrowd := l.crowded && crowdedForLong
 	switch {
-	case !areRefused && !isLastingCrowd:
+	case !areRefused && !isLastingCrowd: // no finding
 	case l.hasFreeSlots:
 		l.kind = KVFull
 	default: // slots are short, so more KV memory would not help
@@ -155,7 +155,7 @@ func findKVFull(v *view, report reportFunc) {
 		fullPercent := 100 * float64(l.kvTokens) / float64(l.capacity)
 		freeSlots := fmt.Sprintf("%s of %s %ss", stats.Grouped(l.slots-l.used), stats.Grouped(l.slots), slotNoun)
 		waiting := waits(l.waiting) + " " + l.where + apiKeyText
-		report(place{"model", m.Name, "ranks"}, noReason,
+		report(place{"model", m.Name, ranksPanel}, noReason,
 			"The KV caches of the %ss of model %s are %.0f %% full, so that %s stay free, and %s",
 			rankNoun, m.Name, fullPercent, freeSlots, waiting).Key = apiKey
 	})

@@ -76,7 +76,7 @@ func (r *Ring) recentAnswers(record *RankAt) AnswerCounts {
 }
 
 // tokenTimes returns a rank's mean time between two tokens of an answer, in ms: over the last paceWindow (tokenMs), and in each span of the
-// last minute (spanMs), for the comparison with other ranks. 0: too few tokens came. record is the newest record of the rank.
+// last minute (spanMs), for the comparison with other ranks. 0: too little was measured. record is the newest record of the rank.
 func (r *Ring) tokenTimes(record *RankAt) (tokenMs float64, spanMs [spans]float64) {
 	bySpan, recent, minute := r.streamsOf(record)
 	for i := range bySpan {

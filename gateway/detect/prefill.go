@@ -144,7 +144,7 @@ func findPrefillOut(v *view, report reportFunc) {
 	})
 	for i := range v.Prefill.Groups {
 		if g := &v.Prefill.Groups[i]; g.State == "out" {
-			where := place{"group", g.ID, "ranks"}
+			where := place{"group", g.ID, ranksPanel}
 			report(where, noReason, "%s%s", where.capitalized(), takesNone)
 		}
 	}

@@ -109,7 +109,7 @@ func findRankEmpty(v *view, report reportFunc) {
 		if len(e.ranks) == 0 || !enough || modelIsEmpty {
 			continue
 		}
-		where := place{"model", m.Name, "ranks"}
+		where := place{"model", m.Name, ranksPanel}
 		answers := stats.Grouped(e.ofThese.Answers)
 		if len(e.ranks) == 1 {
 			all := e.ofThese.Answers + e.ofOthers.Answers

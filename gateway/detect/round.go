@@ -231,7 +231,7 @@ func (o *incident) everHad(f *member) bool {
 	return slices.ContainsFunc(o.everFound, func(m member) bool { return m.subject() == f.subject() })
 }
 
-// splitReopened splits an incident that had ended and came back. It returns a new incident, which lasts since the first one came back and
+// splitReopened splits an incident that had ended and came back. It returns a new incident, which begins when the first one came back, and
 // takes over its present findings. The first one ends again, at the time at which it had ended before.
 func (b *Book) splitReopened(o *incident, r *round) (cameBack *incident) {
 	b.lastID++

@@ -65,7 +65,7 @@ func (u *stepWatch) compareWithUsual(g *Group, now time.Time) {
 }
 
 // compareLength compares how long the group's steps take with how long steps at the present loads usually take. It returns for how long
-// steps have been slow (0: they are not), and meanwhile sets u.usualStepMs.
+// steps have been slow (0: they are not). It sets u.usualStepMs, if steps are slow and the usual length is known, and else clears it.
 func (u *stepWatch) compareLength(g *Group, now time.Time) (slowFor time.Duration) {
 	u.usualStepMs = 0
 	usualMs, atMostMs, known := usualStepMs(g, u.usualMinutes)
@@ -82,7 +82,7 @@ func (u *stepWatch) compareLength(g *Group, now time.Time) (slowFor time.Duratio
 }
 
 // compareTokens compares how many tokens a step gives to an answer with the usual number. It returns for how long steps have given few
-// tokens (0: they do not), and meanwhile sets u.usualStepTokens.
+// tokens (0: they do not). It sets u.usualStepTokens, if steps give few tokens and the present number is known, and else clears it.
 func (u *stepWatch) compareTokens(g *Group, now time.Time) (fewFor time.Duration) {
 	u.usualStepTokens = 0
 	tokens, usual := g.tokensPerStep(), medianYield(u.usualMinutes) // tokens is 0 if unknown

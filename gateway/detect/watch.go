@@ -35,7 +35,7 @@ func (w *Watch) Update(f *Facts, s Sample) {
 // compareStepsWithUsual fills in the paces of all groups, and compares their steps with usual ones. It also records steps without a fault,
 // for comparisons in the next hour.
 func (w *Watch) compareStepsWithUsual(f *Facts) {
-	watches := map[GroupName]*stepWatch{} // groups that have left the proxy are not in the new map
+	watches := map[GroupName]*stepWatch{} // without groups that have left, or whose steps cannot be compared now
 	for name, g := range f.groups() {
 		g.fillInPaces(w.ranksPace)
 		if !g.StepsAreComparable() {
