@@ -111,7 +111,7 @@ func (p *Pair) step(e Event, dst []Effect) []Effect {
 			return dst
 		}
 		p.decodeBlocks, p.prefill = blocksAwaitKV, mayBeSent
-		return append(dst, Effect{Kind: DrainBeside, Until: ByProbe}) // a prefill runs only for this end
+		return append(dst, Effect{Kind: DrainBeside, Until: ByProbe}) // the prefill runs only so that its end frees them
 	case Uncallable: // no usable callback came after the end of the request, so nothing is to be prefilled
 		p.prefill = noPrefill
 		return p.settleLease(Free, dst)
@@ -360,11 +360,11 @@ func (p *Pair) handleDecodeFailed(reason DecodeFailure, dst []Effect) []Effect {
 		dst = append(dst, Effect{Kind: CountLoss})
 	}
 	// The decode call is closed only after this wait, because its engine must not reuse pages that the prefill engine still writes.
-	engineMayHaveRequest := reason == Died // otherwise it refused the request
+	engineMayHaveRequest := reason == Died // otherwise the engine does not have the request
 	if !p.Failed && engineMayHaveRequest && p.traits.Aborts {
 		dst = append(dst, Effect{Kind: AwaitPrefill, Until: ByGrace})
 	}
-	if p.prefill == answered { // no decode engine will fetch the KV, so the prefill engine keeps it until its hold timeout (Orphan)
+	if p.prefill == answered { // no decode engine will fetch KV that is left, so the prefill engine frees it at its hold timeout (Orphan)
 		dst = p.settleLease(Orphan, dst)
 	}
 	return dst
@@ -373,7 +373,7 @@ func (p *Pair) handleDecodeFailed(reason DecodeFailure, dst []Effect) []Effect {
 // endPrefill ends the prefill call after the decode call has ended by itself, in the way that the connector needs. leaks says whether
 // the decode engine may keep blocks for ever.
 func (p *Pair) endPrefill(reason DecodeFailure, dst []Effect) (_ []Effect, leaks bool) {
-	decodeMayHaveRequest := reason == Died // otherwise the decode engine refused the request, and has no blocks for it
+	decodeMayHaveRequest := reason == Died // otherwise the decode engine has neither the request nor blocks for it
 	switch t := &p.traits; {
 	case t.Aborts:
 		dst = p.abortPrefill(dst)

@@ -221,8 +221,8 @@ func (l *Lifecycle) beginAnswer(e *Event, dst []Effect) []Effect {
 	l.noteKeptBody(e)
 	dst = l.held.settle(dst, KV, Free)    // the decode engine has read the KV, so the prefill engine has freed it
 	dst = l.held.settle(dst, Lease, Free) // held only if the engine that answers also computed the prompt
-	// What failed attempts have left, such as hand-offs that an engine may have read. They are discarded on another engine only if the
-	// request is not what breaks engines.
+	// Failed attempts may have left hand-offs that an engine may have read. If the request may be what breaks engines, no further engine gets
+	// them.
 	dst = l.held.settleAfterAttempts(dst, l.tries.mayBreakEngines())
 	return append(l.tries.resolve500(Engine, dst), Effect{Kind: AnswerIt})
 }
@@ -459,16 +459,17 @@ func (l *Lifecycle) stepAnswerLost(e Event, dst []Effect) []Effect {
 // giveUp ends the attempts here. It offers the request to another dispatcher, if one may serve it and the request did not cause the
 // failure. Otherwise the client gets an error.
 func (l *Lifecycle) giveUp(e Event, dst []Effect) []Effect {
-	dst = l.held.settle(dst, KV, MaybeRead) // no decode engine will get a hand-off that is left: settleRest discards it
+	dst = l.held.settle(dst, KV, MaybeRead) // no attempt will use a hand-off that is left, so settleRest decides what becomes of it
 	if e.ClientLeft {
 		return l.endWithError(e, OfClient, dst)
 	}
-	groupMoved := l.nextStep == Ask                                   // another proxy owns the decode group now, and should serve the request
-	requestIsCause := l.nextStep == Over || l.tries.mayBreakEngines() // no engine would answer otherwise, or none may be risked
+	groupMoved := l.nextStep == Ask // another proxy owns the decode group now, and should serve the request
+	// An engine of another region may answer otherwise, and the request does not seem to break engines.
+	otherRegionMayServe := l.nextStep != Over && !l.tries.mayBreakEngines()
 	mayOffer := false
 	if groupMoved {
 		mayOffer = l.tryOffer(lostGroup)
-	} else if !requestIsCause {
+	} else if otherRegionMayServe {
 		mayOffer = l.tryOffer(failed)
 	}
 	if mayOffer {
@@ -492,9 +493,8 @@ func (l *Lifecycle) endWithError(e Event, clientError Error, dst []Effect) []Eff
 }
 
 // settleRest gives back what the request still holds when no attempt follows here: the body that was kept so that a lost answer can go on
-// (Copy), and what the attempts have left, such as hand-offs that an engine may have read. These are discarded on another engine, unless
-// the request may be what breaks engines. If an engine answered 500 and no other engine has shown the cause since, the cause stays unknown
-// (Disputed).
+// (Copy), and what the attempts have left (settleAfterAttempts). If an engine answered 500 and no other engine has shown the cause since,
+// the cause stays unknown (Disputed).
 func (l *Lifecycle) settleRest(dst []Effect) []Effect {
 	dst = l.held.settle(dst, Copy, Back)
 	return l.held.settleAfterAttempts(l.tries.resolve500(Disputed, dst), l.tries.mayBreakEngines())

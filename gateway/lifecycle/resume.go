@@ -71,8 +71,8 @@ type Plan struct {
 // l.AnswerSoFar.
 func (l *Loss) Plan() Plan {
 	soFar := *l.AnswerSoFar
-	// fromStart is a transcript without any part of the answer, for an answer that begins again. The client may have its head (the id, for
-	// example) from the first events, so the new answer gets the same head.
+	// fromStart is a transcript without any part of the answer, for an answer that begins again. The client may have the head of the lost
+	// answer (the id, for example) from its first events, so the new answer gets the same head.
 	fromStart := &sse.Transcript{Head: soFar.Head, Prompt: soFar.Prompt}
 	// Unread: an event that could not be read may have had content.
 	clientSawTokens := soFar.Content || soFar.Unread || len(soFar.IDs) > 0 && l.TokensVisible
@@ -115,8 +115,8 @@ func (l *Loss) continuePlan(soFar *sse.Transcript) Plan {
 	return l.planAfter(soFar, tier, resume)
 }
 
-// resumeAfter returns the part of the prompt that the answer so far becomes, by l.Method: its text or its token ids. It also returns the
-// tier that stands for the method.
+// resumeAfter returns how the answer so far becomes a part of the prompt, by l.Method: with its text or its token ids. The tier stands for
+// the method.
 func (l *Loss) resumeAfter(soFar *sse.Transcript) (Tier, *mooncake.Resume) {
 	resume := &mooncake.Resume{Method: l.Method, Tokens: soFar.Completed}
 	if l.TokenLimit > 0 {

@@ -131,8 +131,8 @@ func (t *tries) noteBrokenConn(b BrokenConn, down []string) (mayBreakEngines boo
 	return t.enginesFailed+1 >= maxBrokenEngines // +1 for this engine: an engine reported a failure at the request before
 }
 
-// note500 notes an engine that answered 500, because the engine or the request may be its cause. Once a second engine has done so, the
-// request is the cause: no engine is blamed for these 500s or for later ones, which the effect Resolve reports.
+// note500 notes an engine that answered 500: the engine or the request may be the cause. Once a second engine has done so, the request is
+// the cause: no engine is blamed for these 500s or for later ones, which the effect Resolve reports.
 func (t *tries) note500(engine string, dst []Effect) []Effect {
 	if t.unexplained500 != "" && t.unexplained500 != engine { // a second engine
 		t.causes500 = true

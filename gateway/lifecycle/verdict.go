@@ -84,7 +84,8 @@ const (
 )
 
 // ReasonOfStatus returns the reason for the status of an engine's answer. Status 0 stands for an event that reports a failure without a
-// status. The reasons differ in what follows (see the tables prefills and decodes): who is blamed, and whether another engine is tried.
+// status. The reasons differ in what follows (see the tables prefills and decodes): whether the engine is blamed, and whether another
+// engine is tried.
 func ReasonOfStatus(status int) Reason {
 	switch {
 	case status == 429:
@@ -95,7 +96,7 @@ func ReasonOfStatus(status int) Reason {
 	switch status {
 	case 500: // the engine or the request is at fault: old engines also answer 500 to a request that they cannot serve
 		return Failed
-	case 501: // the engine cannot do what the request asks for, which is no failure
+	case 501: // the engine cannot do what the request asks for
 		return Unable
 	case 503: // the engine is overloaded or not ready
 		return Busy
@@ -316,7 +317,7 @@ func (e CallEnd) LostByEngine() bool {
 // EngineFailed says whether the call's engine is the reason that the call ended: by its answer, or because its connection or answer failed.
 func (e CallEnd) EngineFailed() bool { return e.Reason >= Stale && !e.Moved }
 
-// soleVerdict is the verdict on a Sole call, by which one engine serves all of a request. KV only says whether the engine may have computed
+// soleVerdict is the verdict on a Sole call, in which one engine serves all of a request. KV only says whether the engine may have computed
 // the request's tokens (Spent) or not (Free). Next has these values here:
 //   - Elsewhere: no other engine gets the request, because it may be what made its engine fail.
 //   - Over: no other engine gets the request, because the request is at fault.
