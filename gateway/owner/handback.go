@@ -100,7 +100,7 @@ func (s *Set) askBack(ctx context.Context, scope *Scope, holder string, epoch in
 	scope.mu.Lock()
 	defer scope.mu.Unlock()
 	clear(scope.othersLoad)
-	scope.othersReported = true // so that RankQuota allows all slots of ranks that the holder does not list
+	scope.othersReported = true // so that RankQuota allows more than one slot of ranks that the holder does not list
 	var ours []geo.Resident     // none, because the list has only the holder's requests
 	var silentRanks []string    // none, because the holder knows all its requests
 	scope.setOthersLoad(ours, h.Ranks, silentRanks)

@@ -134,7 +134,7 @@ func (n *neighbours) updateClaims(all map[string]*Scope, engines map[string]Engi
 			n.decideStaticOwner(scope, now)
 		case !scope.home: // the claim of this proxy's own region keeps the role with which it was made
 			const isHome = false
-			canServe := engines[name].halfAnswer() // a proxy that reaches fewer engines leaves the region to others
+			canServe := engines[name].halfAnswer() // a proxy that reaches less than half of the engines leaves the region to others
 			scope.claim.SetRole(isHome, n.takeoverRank(scope), canServe)
 		}
 	}

@@ -148,7 +148,7 @@ func (s *Set) recordOwnership(scope *Scope, epoch int64, now time.Time) (sinceOt
 	scope.handedBack = false // the scope is this proxy's again
 	if isTakeover := scope.claim == nil || epoch != scope.lastOwnedEpoch; isTakeover {
 		scope.lastOwnedEpoch, scope.epochBegan = epoch, now
-		if scope.othersMayRunFor > withoutEnd { // withoutEnd, for a static order, stays
+		if scope.othersMayRunFor != withoutEnd { // withoutEnd, for a static order, stays
 			scope.othersMayRunFor = s.deps.KVHoldTimeout() // a reload may have changed the value since the scope was made
 		}
 		hadOwner := !scope.ownerLastSeen.IsZero()
