@@ -236,8 +236,8 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *requ
 	}
 	engines := d.deps.Fleet.Now() // read once, so that all checks below see the same engines
 	route, listed, modelsKnown := engines.Lookup(req.Model)
-	completable := !route.OneSided // one-sided: only engines that prefill, or only engines that decode, list the model
-	at := lookup{engines: engines, servedHere: listed && completable, modelsKnown: modelsKnown}
+	servedHere := listed && !route.OneSided // OneSided: only engines that prefill, or only engines that decode, list the model
+	at := lookup{engines: engines, servedHere: servedHere, modelsKnown: modelsKnown}
 	if !ep.IsChatOrCompletions() {
 		if fail := d.checkEndpoint(ep, req.Model, route); fail != nil {
 			return req, route, fail

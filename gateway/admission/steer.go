@@ -120,8 +120,8 @@ func (r *requestContext) readClassAndDeadline(h *fasthttp.RequestHeader) *openai
 }
 
 // readTargets reads which prefill engine (ToPrefill) and which decode rank (ToDecode) a trusted caller wants for the request. If the decode
-// rank also prefills, its group of ranks becomes the target of the prefill, whatever else the caller has named: such a rank
-// computes its prompts itself.
+// rank also prefills, its group of ranks becomes the target of the prefill, whatever else the caller has named: such a rank computes its
+// prompts itself.
 func (d *Handler) readTargets(ctx *fasthttp.RequestCtx, in *requestContext, route roster.Route) *openai.Error {
 	if id := ctx.Request.Header.Peek(targetPrefillHeader); len(id) > 0 && in.key.Trusted {
 		in.ToPrefill = string(id)
