@@ -98,7 +98,7 @@ func New(d Deps) (*Peers, error) {
 	cfg.Draining = d.Service.Draining
 	cfg.Registerer = d.Registerer
 	cfg.Log = d.Log
-	if d.Owner != nil { // answers to probes then also say which proxy owns what (its tenure)
+	if d.Owner != nil { // answers to probes then also say what the proxy that answers owns (its tenure)
 		cfg.Tenure = r.probeAnswer
 		cfg.OnProbe = r.recordProbe
 	}
@@ -375,9 +375,9 @@ func (r *Peers) Addr() string {
 }
 
 // giveBack gives a scope (a region or a group) to the proxy that asks for it and should own it (sender). Meanwhile no new request begins
-// for the scope. For a group, giveBack first waits until the prompts that are prefilled for it are on its decode ranks, because afterwards
-// this proxy may send nothing to them. It then stops admission to the scope, lists this proxy's requests that still run there, and releases
-// the lease.
+// for the scope. For a group, giveBack first waits, for a limited time, until the prompts that are prefilled for it are on its decode
+// ranks, because afterwards this proxy may send nothing to them. It then stops admission to the scope, lists this proxy's requests that
+// still run there, and releases the lease.
 func (r *Peers) giveBack(sender string, ask geo.HandBack) (h geo.HandedBack, err error) {
 	scope, done, err := r.deps.Owner.AllowHandBack(sender, ask) // until done, the scope takes no new requests
 	if err != nil {
