@@ -66,15 +66,15 @@ func (f *Facts) modelLoad(m *Model) (l load) {
 		}
 	}
 	l.waiting, l.where = f.waitingForRanks(m)
-	areRefused := f.manyFail() && f.queueFullFailures() != nil // many requests fail now, and some of them because a queue is full
-	l.judge(areRefused, m.CrowdedS > 0)
+	queueRefuses := f.manyFail() && f.queueFullFailures() != nil // many requests fail now, and some of them because a queue is full
+	l.judge(queueRefuses, m.CrowdedS > 0)
 	return l
 }
 
 // judge decides whether the load is a finding (kind): no slot or no KV memory is free, and about as many requests wait as run (crowded).
 // A crowd counts only once it has lasted for a while (crowdedForLong), because short bursts are normal. But if requests are refused
-// because a queue is full (areRefused), the load is a finding at once.
-func (l *load) judge(areRefused, crowdedForLong bool) {
+// because a queue is full (queueRefuses), the load is a finding at once.
+func (l *load) judge(queueRefuses, crowdedForLong bool) {
 	kvIsFull := l.capacity > 0 && float64(l.kvTokens) >= kvFullShare*float64(l.capacity) // a capacity of 0 is not known
 	l.hasFreeSlots = float64(l.used) < allTakenShare*float64(l.slots)
 	hasRoom := l.hasFreeSlots && !kvIsFull
@@ -87,7 +87,7 @@ func (l *load) judge(areRefused, crowdedForLong bool) {
 	l.crowded = asManyWaitAsRun || manyWaitForKV
 	isLastingCrowd := l.crowded && crowdedForLong
 	switch {
-	case !areRefused && !isLastingCrowd: // no finding
+	case !queueRefuses && !isLastingCrowd: // no finding
 	case l.hasFreeSlots:
 		l.kind = KVFull
 	default: // slots are short, so more KV memory would not help
