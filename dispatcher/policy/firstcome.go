@@ -79,7 +79,7 @@ func (p *firstCome) Decide(s *Snapshot, dst []Assignment) []Assignment {
 		if !p.engineQueues { // an engine's queue takes any number of entries
 			p.ranks.charge(g, tokens)
 		}
-		// The entry now counts in everything that a rule may compare. A rank's load is its tokens times its step time per token (Cost).
+		// The entry now counts in everything that a rule may compare. A rank's load is its tokens times its cost per token.
 		p.envelope.heldTokens[g] += tokens
 		p.envelope.addLoad(g, subset.Scaled(tokens, float64(s.Workers[g].Cost)))
 		p.requests[g]++

@@ -111,8 +111,8 @@ func (p *evenkeel) reserveForOverdue(s *Snapshot) {
 // fillGroup fills in what the planner knows about the group. For each rank, these are its slots, its KV room, the prompt tokens that it has
 // yet to compute (Backlog), and its load at the start of the round. For all ranks, these are the seconds that a prompt token takes (Own),
 // the cost of a request in KV tokens (Request), the mean number of requests that waited for their first token in the last minute
-// (NotStarted), and the prompt tokens computed per second (Rate); below 0, the last two are not known. p.ranks must have the free slots and
-// rooms already.
+// (NotStarted), and the prompt tokens computed per second (Rate); below 0, the last two are not known. It also counts the requests that
+// decode (Decoding) and all slots (Slots). p.ranks must have the free slots and rooms already.
 func (p *evenkeel) fillGroup(s *Snapshot) {
 	group := &p.gather.group
 	*group = rounds.Group{
@@ -135,7 +135,7 @@ func (p *evenkeel) fillGroup(s *Snapshot) {
 // fillCandidates fills in the entries that the planner chooses from: the oldest requests, at most so many (limit), and all urgent requests,
 // which the planner does not hold back.
 func (r *gather) fillCandidates(s *Snapshot, limit int) {
-	noSlotYet, neverUrgent := math.NaN(), math.Inf(1) // values of Since and Until, as the planner reads them
+	noSlotYet, noLimit := math.NaN(), math.Inf(1) // values of Since and Until, as the planner reads them
 	r.waiting, r.poolIndex, r.hits = r.waiting[:0], r.poolIndex[:0], r.hits[:0]
 	room := int64(math.MinInt64) // largest KV room of a rank with a free slot
 	for _, rank := range r.group.Ranks {
@@ -148,7 +148,7 @@ func (r *gather) fillCandidates(s *Snapshot, limit int) {
 		if int64(e.Prompt) > room { // no rank has room for the entry; as a candidate it could keep a slot free that a younger request can use
 			continue
 		}
-		c := rounds.Candidate{Prompt: e.Prompt, Since: noSlotYet, Until: neverUrgent, Urgent: e.Express || isOverdue(s, e)}
+		c := rounds.Candidate{Prompt: e.Prompt, Since: noSlotYet, Until: noLimit, Urgent: e.Express || isOverdue(s, e)}
 		if !c.Urgent { // urgent requests do not count towards the limit
 			if limit == 0 {
 				continue

@@ -152,7 +152,7 @@ func (p *greedy) placeSingle(s *Snapshot, dst []Assignment) []Assignment {
 
 // bestSingle finds the position in line (from 0) of the entry that fits rank g and has the best score; in a tie, the earliest. The score F
 // rises with the length of the prompt up to a limit (the knee), and does not rise beyond it. Therefore the best prompt is the longest up to
-// the knee or the shortest beyond it. It looks the prompts up by place: an index in the order by length.
+// the knee or the shortest beyond it. bestSingle looks the prompts up by place: an index in the order by length.
 func (p *greedy) bestSingle(s *Snapshot, g int) (at int32, best float64, ok bool) {
 	cost, knee, room := float64(s.Workers[g].Cost), p.rankScore.Knee(), p.ranks.room[g]
 	// The prompts that fit the rank come first in sorted: fitting is their number, and beyondKnee the place of the first one beyond the knee.
@@ -175,7 +175,7 @@ func (p *greedy) bestSingle(s *Snapshot, g int) (at int32, best float64, ok bool
 	}
 	// Several prompts near the knee may share the best score. Take the one that is earliest in line. Among prompts of equal length, only the
 	// earliest can win.
-	at = p.line.sentinel() // its position is higher than that of any entry, so the first entry below replaces it
+	at = p.line.sentinel() // its position is higher than that of any entry, so the first entry that is found replaces it
 	for low >= 0 && p.rankScore.Equal(score(low), best) {
 		start := int(p.line.firstEqual[low]) // first place of this length; its entry may have left the line
 		at = min(at, p.line.position(p.line.atOrAfter(start)))
@@ -267,9 +267,10 @@ func (p *greedy) setScore(s *Snapshot, g int) {
 	p.rankScore.SetBR0(p.envelope.minMargin(g), len(s.Workers))
 }
 
-// scoreOf returns the score F of one entry of so many tokens on rank g. For BR-0, F is the number of tokens, less the number of ranks times
-// the tokens above the margin: for each token by which rank g exceeds the fullest rank, all ranks wait. BR-H sums such a score over each
-// step up to the horizon. Unlike setScore, scoreOf prepares nothing for further entries, which would take longer than the one score.
+// scoreOf returns the score F of one entry of so many tokens on rank g. For BR-0, F is the load that the entry adds, less the number of
+// ranks times the part above the margin: for each token by which rank g exceeds the fullest rank, all ranks wait. BR-H sums such a score
+// over each step up to the horizon. Unlike setScore, scoreOf prepares nothing for further entries, which would take longer than the one
+// score.
 func (p *greedy) scoreOf(s *Snapshot, g int, tokens int64) float64 {
 	load := p.loadOn(s, g, tokens)
 	if p.lookahead != nil {

@@ -96,7 +96,7 @@ func mayHoldBack(p *evenkeel, s *Snapshot, stepMs float64) bool {
 	return p.set.holdSteps != 0 && lengthKnown && prefilled && len(s.Pool) <= maxWaitingToHold
 }
 
-// mayWait says whether an entry may be held back: it has not waited for the longest time yet, and is neither express nor overdue.
+// mayWait says whether an entry may be held back: it has waited for less than the setting max_hold, and is neither express nor overdue.
 func mayWait(p *evenkeel, s *Snapshot, e *Entry) bool {
 	return float64(e.WaitMs) < 1000*p.set.maxHoldS && !e.Express && !isOverdue(s, e)
 }

@@ -89,8 +89,8 @@ func (p *evenkeel) tryReplacements(a int) (changed bool) {
 	return changed
 }
 
-// smoothedPeakWithOwn returns the smoothed peak (see the type) that results if the load of p.search.ownRank changes to ownLoad, and no
-// other load changes.
+// smoothedPeakWithOwn returns the smoothed peak (see the type smoothedPeak) that results if the load of p.search.ownRank changes to
+// ownLoad, and no other load changes.
 func smoothedPeakWithOwn(p *evenkeel, ownLoad int64) int64 {
 	l, search := &p.loads, &p.search
 	powerMeanTerm := l.smoothed.powerMeanTerm + l.smoothed.powerMeanRise(l.load[search.ownRank], ownLoad)

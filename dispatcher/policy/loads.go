@@ -48,8 +48,8 @@ type topLoad struct {
 }
 
 // build computes the loads from a snapshot. A rank's initialLoad counts what lengthens a step now, in KV tokens: the KV that it holds and,
-// for each request, requestWeight more tokens. Its load also counts by how much its requests are expected to grow, which is the share
-// growthShare of the mean answer, and is in units of 2^-fixedBits tokens.
+// for each request, requestWeight more tokens. Its load also counts by how much each request is expected to grow, which is the share
+// growthShare of the mean answer, and is in units of 2^-fixedBits tokens. Both are scaled by the rank's cost.
 func (l *loads) build(s *Snapshot, requestWeight int64) {
 	n := len(s.Workers)
 	l.load, l.cost, l.heldTokens, l.initialLoad = sized(l.load, n), sized(l.cost, n), sized(l.heldTokens, n), sized(l.initialLoad, n)
@@ -113,7 +113,7 @@ func (l *loads) changeLoad(g int, change int64) {
 // peak is the largest present load of a rank, with the expected growth of its requests.
 func (l *loads) peak() int64 { return l.top[0].load }
 
-// presentSmoothedPeak returns the smoothed peak (see the type) of the present loads.
+// presentSmoothedPeak returns the smoothed peak (see the type smoothedPeak) of the present loads.
 func (l *loads) presentSmoothedPeak() int64 {
 	return l.smoothed.value(l.peak(), l.smoothed.powerMeanTerm)
 }

@@ -67,7 +67,7 @@ type nearSearch struct {
 	allowance    float64 // how much the smoothed peak may rise for a move that saves the copy of a whole prompt
 }
 
-// newNearSearch returns the limits for moves that begin with the present loads. The allowance is the share near of the length of a step.
+// newNearSearch returns the limits for moves that begin with the present loads. The allowance is a step's length times the setting near.
 func newNearSearch(p *evenkeel, s *Snapshot) nearSearch {
 	smoothedPeak := float64(p.loads.presentSmoothedPeak())
 	step := smoothedPeak // length of a step, expressed in the units of loads
@@ -94,7 +94,7 @@ func (p *nearSearch) tokensHeld(candidate int32, g int) int {
 
 // moveNearHits moves the candidate of placement a to the rank where the most tokens need not be copied (are spared). It takes a free slot
 // there or, if it cannot, exchanges the candidates of a and of a placement on that rank. The loads must stay within the limits of the
-// nearSearch (see affords). Each rank that is looked at spends one evaluation.
+// nearSearch (see affords). Each hit, and each placement that could be exchanged, spends one evaluation.
 func (p *nearSearch) moveNearHits(a int) {
 	candidate := p.placed[a].candidate
 	heldHere := p.tokensHeld(candidate, int(p.placed[a].rank))

@@ -11,8 +11,8 @@ const notComputed = -1 // stands for a value that must be computed before it is 
 
 // bestPair places the candidates with the indices from `from` to `to`-1. Again and again, it takes the candidate and the rank that change
 // the cost least. In a tie, it takes the rank with the smallest load: a rank that is filled while others are empty would soon become the
-// fullest. pairs keeps the changes of the cost that were computed, so that only those that may be different are computed again. The unused
-// parameters give bestPair the signature of workerFirst and longestFirst, because place calls one of the three.
+// fullest. pairs keeps the changes of the cost that were computed, so that bestRank computes only a few anew. The unused parameters give
+// bestPair the signature of workerFirst and longestFirst, because place calls one of the three.
 func (p *evenkeel) bestPair(_ *Snapshot, from, to int, _ bool) {
 	ranks := len(p.loads.load)
 	pairs := sized(p.start.pairs, (to-from)*ranks) // the pairs of the first candidate with each rank, then those of the next candidate
@@ -38,8 +38,8 @@ func (p *evenkeel) bestPair(_ *Snapshot, from, to int, _ bool) {
 		before := p.loads.peak()
 		p.placeOn(int32(candidate), rank)
 		peakRise += p.loads.peak() - before
-		// The load of this rank has changed, so its pairs with all candidates must be computed anew. In all other pairs, only the largest load
-		// has changed, and bestRank corrects them by peakRise.
+		// The load of this rank has changed, so its pairs with all candidates must be computed anew. For all other pairs, only the largest load
+		// may have changed, and bestRank knows by its rise how far they can have fallen.
 		for i := rank; i < len(pairs); i += ranks {
 			pairs[i].peakRise = notComputed
 		}

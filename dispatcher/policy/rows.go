@@ -30,8 +30,8 @@ type searchResult struct {
 // far.
 func arrange(p *evenkeel, s *Snapshot) {
 	budget := p.budget(s)
-	mostRequestsCost := s.RowTokens > 0 && p.set.countRequests
-	if !mostRequestsCost { // the largest number of requests costs nothing or is not to count, so no limit helps
+	limitsMayHelp := s.RowTokens > 0 && p.set.countRequests
+	if !limitsMayHelp { // the largest number of requests costs nothing or is not to count
 		placeAndImprove(p, s, budget)
 		p.fillUp(s)
 		return
@@ -65,7 +65,7 @@ func placeAndImprove(p *evenkeel, s *Snapshot, budget int) {
 
 // arrangeWithLimit begins the round anew, with at most limit requests on each rank; 0: no limit. A rank that already runs more gets no
 // entry under the limit. The search may try budget changes of placements. Slots that are still free after it may be filled beyond the
-// limit, so that the round places as many entries as it could without a limit.
+// limit, so that the limit keeps no slot free.
 func arrangeWithLimit(p *evenkeel, s *Snapshot, limit int32, budget int) {
 	p.placed = p.placed[:0]
 	p.loads.build(s, p.loads.requestWeight)

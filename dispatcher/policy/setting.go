@@ -40,7 +40,7 @@ type settings struct {
 	holdSteps       float64
 	patience        float64
 	maxHoldS        float64
-	countRequests   bool // value of the key requests: a request counts in loads even beside its KV
+	countRequests   bool // value of the key requests: a request counts in loads in addition to its KV
 	prefixAffinity  float64
 }
 

@@ -36,7 +36,7 @@ const leastExtra = 32
 // place become p.unplaced, from which improve may take some in place of others.
 func (p *evenkeel) place(s *Snapshot) {
 	p.wanted = p.placeable(s)
-	// When no candidate is left, goOnInPool places later entries of the pool.
+	// With goOnInPool, later entries of the pool are placed, too, if no candidate fits.
 	const goOnInPool = true
 	slotsAreScarce := p.ranks.openSlots <= int64(p.wanted) // true: there is an entry for each slot; false: there is a slot for each entry
 	p.overdueEntries = appendOverdue(s, p.overdueEntries[:0])

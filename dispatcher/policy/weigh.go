@@ -18,7 +18,7 @@ type Weigher interface {
 }
 
 // Weigh writes, for each rank, by how many KV tokens the cost falls if the entry is bound there: the load of the entry, less the number of
-// ranks times the rise of the largest load (see appendAssignments). A rank without a slot or room for the entry gets NaN. A larger value is
+// ranks times the rise of the largest load (see appendAssignments). A rank that could not take the entry gets NaN. A larger value is
 // better, so lowerIsBetter is false. ok is false if the last round made no i-th placement. Weigh changes no loads.
 func (p *evenkeel) Weigh(s *Snapshot, i int, _ Assignment, tokens int64, dst []float64) (lowerIsBetter, ok bool) {
 	if i >= len(p.placed) {
@@ -43,8 +43,8 @@ func (p *evenkeel) Weigh(s *Snapshot, i int, _ Assignment, tokens int64, dst []f
 	return false, true
 }
 
-// Weigh writes for each rank the score F (see scoreOf) that the entry of assignment a would have there; NaN for a rank without a slot or
-// room for it. All other entries of the round count on their ranks. A larger score is better, so lowerIsBetter is false. ok is false if the
+// Weigh writes for each rank the score F (see scoreOf) that the entry of assignment a would have there; NaN for a rank that could not take
+// it. All other entries of the round count on their ranks. A larger score is better, so lowerIsBetter is false. ok is false if the
 // assigned rank is not in the snapshot.
 func (p *greedy) Weigh(s *Snapshot, _ int, a Assignment, tokens int64, dst []float64) (lowerIsBetter, ok bool) {
 	chosen, ok := s.index(a.Worker)
@@ -63,8 +63,8 @@ func (p *greedy) Weigh(s *Snapshot, _ int, a Assignment, tokens int64, dst []flo
 	return false, true
 }
 
-// Weigh writes for each rank the value that the rule compares, without the entry of assignment a; NaN for a rank without a slot or room for
-// it. The value is the rank's number of requests or its KV tokens, for which smaller is better, or the score F of the policy BR-0 (see
+// Weigh writes for each rank the value that the rule compares, without the entry of assignment a; NaN for a rank that could not take it.
+// The value is the rank's number of requests or its KV tokens, for which smaller is better, or the score F of the policy BR-0 (see
 // largestF), for which larger is better. ok is false for the rules random and rr, which compare nothing, and if the assigned rank is not in
 // the snapshot.
 func (p *firstCome) Weigh(s *Snapshot, _ int, a Assignment, tokens int64, dst []float64) (lowerIsBetter, ok bool) {
