@@ -22,7 +22,7 @@ func (f Form) Bottleneck() Bottleneck {
 	if f == Eager || f == OwnBuckets { // no rank is padded to another rank's rows, so a rank is slowed only by its own requests
 		return OneRank
 	}
-	return TwoRanks // all ranks are padded to the rank with most rows, whose requests so slow the rank with most KV, too
+	return TwoRanks // all ranks are padded to the rank with most rows, so its requests also slow the rank with most KV
 }
 
 // Forms has the names of the forms, by Form, as reports print them.
@@ -83,7 +83,7 @@ func (l *Law) padded(rows float64) (size float64, fits bool) {
 func (l *Law) Plain() bool { return l.Form == Eager && l.MostRowsMs == 0 && l.MeanRowsMs == 0 }
 
 // Ms returns how long a step takes in which the ranks do this work, in ms; C0Ms if there are no ranks. It is the sum of C0Ms, the own work
-// of the slowest rank, and costs per row that all ranks share. A row is a token that a rank processes in the step. In the form Eager, the
+// of the slowest rank, and the costs that all ranks share. A row is a token that a rank processes in the step. In the form Eager, the
 // step runs without CUDA graphs. In the others, the rows are padded to the size of a graph.
 func (l *Law) Ms(ranks []Rank) float64 {
 	if len(ranks) == 0 {

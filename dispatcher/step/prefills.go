@@ -46,7 +46,7 @@ func (f *prefillFit) add(m Model, ownShare float64, ranks []Rank, ms float64) {
 	slowest := &ranks[m.slowest(ranks)]
 	// The time without decodes is the constant C0Ms and the cost of prompts, and the line describes both.
 	withoutDecodes := ms - m.RequestMs*slowest.Requests - m.C1Ms*slowest.KV
-	// A prompt token costs its own rank the share ownShare, for which the others wait, and all ranks the rest.
+	// The share ownShare of a token's cost falls on its own rank, for which the others wait, and the rest on all ranks together.
 	promptTokens := ownShare*slowest.Prompt + (1-ownShare)*meanPrompt(ranks)
 	f.line.add(promptTokens, withoutDecodes)
 }
@@ -62,8 +62,8 @@ func (f *prefillFit) setOwnShare(ownShare float64) {
 }
 
 // setLearnedCosts writes the learned cost of prefills into the model: OwnPromptMs, the ms that a prompt token costs the rank that computes
-// it, SharedPromptMs, the ms that it costs all ranks, and PrefillMs, the fixed cost of a step with prompts. It returns false, and changes
-// nothing, if this cost is not known yet. The model's C0Ms must be the time of a step without any load.
+// it, SharedPromptMs, the ms per prompt token of the mean over all ranks, and PrefillMs, the fixed cost of a step with prompts. It returns
+// false, and changes nothing, if this cost is not known yet. The model's C0Ms must be the time of a step without any load.
 func (f *prefillFit) setLearnedCosts(m *Model) (known bool) {
 	if f.line.n < fitPrefills {
 		return false

@@ -112,8 +112,8 @@ func loadsByCandidate(ranks []Rank) (loads [2 * weightCount]float64) {
 }
 
 // endBlock adds the variation within the current block (the differences from its mean load and mean time) to the window, and begins the
-// next block. Before that, it tests the weight that the last window found: it adds up by how much this weight lowers the squared error of
-// the block, compared with the weight 0.
+// next block. With the block, it also tests the weight that the last window found: it adds up by how much this weight lowers the squared
+// error of the block, compared with the weight 0.
 func (s *weightSearch) endBlock() {
 	b := s.block
 	for k := range s.candidates {
@@ -185,9 +185,9 @@ func (s *weightSearch) adopt(previous, present *trial) {
 }
 
 // bestOfWindow returns the candidate (a weight of a request and a bottleneck) with the smallest error in the window; the zero trial if none
-// is surely better than the weight 0. The bottleneck says which ranks' requests make a step longer: those of one rank, the one with the
-// largest load, or of two ranks, because all are padded to the rank with most requests. It is sure if the best candidate with the other
-// bottleneck has a surely larger error.
+// is surely better than the weight 0. The bottleneck says which rank's requests make a step longer: those of the rank with the largest
+// load (OneRank), or those of the rank with most requests, to which all ranks are padded (TwoRanks). It is sure if the best candidate with
+// the other bottleneck has a surely larger error.
 func (s *weightSearch) bestOfWindow() trial {
 	best, zeroError := zeroWeight, s.candidates[zeroWeight].minSquaredError(&s.window)
 	least, leastOneRank, leastTwoRanks := zeroError, zeroError, zeroError
@@ -239,8 +239,8 @@ func (s *weightSearch) refinement(best int, least float64) float64 {
 }
 
 // zeroFitsBetter says whether the window's steps surely fit better if a request itself costs no time (the weight 0) than with the weight in
-// use, whether a step waits for the requests of one rank or of two ranks. It returns false if all ranks had equal numbers of requests in
-// all steps, because such a window shows nothing about the weight.
+// use, whichever bottleneck this weight is tried with. It returns false if all ranks had equal numbers of requests in all steps, because
+// such a window shows nothing about the weight.
 func (s *weightSearch) zeroFitsBetter() bool {
 	zeroError := s.candidates[zeroWeight].minSquaredError(&s.window)
 	k := nearest(s.inUse().tokensPerRequest)
@@ -250,9 +250,9 @@ func (s *weightSearch) zeroFitsBetter() bool {
 }
 
 // sureDifference returns how much larger than least the squared error of another line must be before chance does not explain the
-// difference: the square of sureStandardErrors times the standard deviation of a step's time. The estimated variance of this time is least
-// divided by the degrees of freedom, but at least the square of resolutionMs. Each block costs one degree of freedom for its mean, and the
-// line costs two.
+// difference: the estimated variance of a step's time, times the square of sureStandardErrors. The estimated variance is least divided by
+// the degrees of freedom, but at least the square of resolutionMs. Each block costs one degree of freedom for its mean, and the line costs
+// two.
 func (s *weightSearch) sureDifference(least float64) float64 {
 	degrees := s.window.n*(1-1./blockSteps) - 2
 	return sureStandardErrors * sureStandardErrors * max(least/degrees, resolutionMs*resolutionMs)

@@ -107,7 +107,7 @@ func (s *Times) Learn(t Sample) {
 		s.tokensPerStep = t.Tokens
 	}
 	several, isNoStep := t.Tokens > severalStepsFrom*s.tokensPerStep, t.Tokens < lateTokensBelow*s.tokensPerStep
-	// A mean in which each sample counts 1/meanSteps. The change is bounded, so that one report of very many steps hardly moves it.
+	// In this mean, the newest sample counts 1/meanSteps. The change is bounded, so that one report of very many steps hardly moves it.
 	s.tokensPerStep += (min(t.Tokens, 2*s.tokensPerStep) - s.tokensPerStep) / meanSteps
 	ms := t.Length.Seconds() * 1000
 	switch {
@@ -146,8 +146,8 @@ func (s *Times) learnPlainLength(length time.Duration) (usualLength bool) {
 	return isUsual(length, s.plainLengths.value)
 }
 
-// learnDecode adds a step without a prefill that took ms to three models: the line of step time over load (regression), the sums from which
-// replays compute means (learned), and the search for the weight of a request. Only the search gets a clipped time, because a few outliers
+// learnDecode adds a step without a prefill that took ms to the line of step time over load (regression), to the sums from which replays
+// compute means (learned), and to the search for the weight of a request. Only the search gets a clipped time, because a few outliers
 // could lead it to a wrong weight. slowest is the work for which the step waited under the given weight. If the search changes the weight,
 // its regression replaces the present one.
 func (s *Times) learnDecode(ranks []Rank, slowest *Rank, weight requestWeight, ms float64) {
@@ -203,12 +203,12 @@ func (s *Times) Weight() float64 {
 func (s *Times) KnownWeight() float64 { return s.fittedWeight().tokensPerRequest }
 
 // Bottleneck returns which ranks' requests make steps longer: OneRank, those of the rank with the largest load, or TwoRanks, those of the
-// rank with most requests, to which all ranks are padded. It is UnknownBottleneck unless two windows of steps have shown it. A given model
-// does not show it.
+// rank with most requests, to which all ranks are padded. It is UnknownBottleneck until the steps have surely shown it. A given model does
+// not show it.
 func (s *Times) Bottleneck() Bottleneck {
 	search := &s.weights // the search for the weight of a request
-	requestsCost := search.found.tokensPerRequest != 0
-	sure := search.isFound && search.bottleneckSure && requestsCost
+	requestTakesTime := search.found.tokensPerRequest != 0
+	sure := search.isFound && search.bottleneckSure && requestTakesTime
 	switch {
 	case s.GivenModel.C1Ms > 0 || !sure:
 		return UnknownBottleneck
