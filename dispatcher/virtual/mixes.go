@@ -65,7 +65,7 @@ func (m *MixedEngines) Send(g *MixedGroup, rank int, q MixedRequest, delay float
 func (m *MixedEngines) Turn(deliver func()) {
 	for _, g := range m.Groups {
 		if g.Ends <= m.Now {
-			g.stepReported = false // the boards do not know of this step yet: a token that Finish brings reports it (reportToken)
+			g.stepReported = false // the boards do not know of this step yet: a token that Finish brings may report it (reportToken)
 			g.Finish()
 		}
 	}

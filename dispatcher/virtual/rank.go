@@ -106,7 +106,7 @@ func (r *Rank) StepLoad(tokens int64, running int) float64 {
 
 // hasRoomFor says whether the rank has KV room for a request with so many tokens. A rank that has no KV of requests and keeps none of ended
 // answers takes any request: otherwise a request that is too large would wait forever. OtherTokens are KV tokens of requests that are not
-// simulated. They take room, but never leave the rank, so it need not wait for them.
+// simulated. They take room, but never leave the rank, so that a wait for them would not end.
 func (r *Rank) hasRoomFor(tokens int64) bool {
 	held := r.KV + r.EndedKV.Tokens()
 	unlimited, empty := r.Capacity == 0, held == 0
