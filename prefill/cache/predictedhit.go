@@ -115,10 +115,10 @@ func (b *CachedBlocks) NamesBlocksOf(p *Prompt, now time.Time) bool {
 	return engineBlock == 0 || engineBlock == p.BlockTokens // 0: no event has told the size yet
 }
 
-// learnBesideEvents learns from an answer of a candidate whose KV events are precise. Blocks that were learned from answers before the
-// events became precise are dropped, so that the index has only what events name. The blocks that the probe's prefill computed count as
-// held for a short time, in which an event must name them. The answer's cached tokens change the index only while the events are known to
-// be incomplete: only then does an answer show more than they do.
+// learnBesideEvents learns from an answer of a candidate whose KV events are precise. First it replaces blocks that were learned from
+// answers by those that the events name. The blocks that the probe's prefill computed count as held for a short time, in which an event
+// must name them. The answer's cached tokens change the index only while the events are known to be incomplete: only then does an answer
+// show more than they do.
 func (h *PredictedHit) learnBesideEvents(u Usage, now time.Time) {
 	b, p, blockIndex := h.blocks, &h.prompt, h.blocks.cache.index
 	slot := b.slots[byTokens].handle // the index has the candidate's blocks of token ids, which events name, in this slot

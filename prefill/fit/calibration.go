@@ -175,7 +175,7 @@ func (c *Calibration) bestFactors(totalSpread float64) (best [terms]float64, cos
 		withoutLine := set&plainLine != plainLine
 		tooEarly := c.n < termSamples && set != plainLine
 		fitsAttention := set&(1<<perPair) != 0
-		attentionIsKnown := c.configured.Beta2 > 0 // ms per pair of tokens; Add has subtracted it from the times already
+		attentionIsKnown := c.configured.Beta2 > 0 // Add has subtracted the configured attention from the times already
 		if withoutLine || tooEarly || fitsAttention && attentionIsKnown {
 			continue
 		}

@@ -49,7 +49,7 @@ func (t *ComputeTimer) Answered(a Answer, oldestUnanswered, now time.Time) []Sam
 		}
 	}
 	t.lastAnswer = now
-	sentTooEarly := a.Sent.Before(t.spoiltUntil) // it may have waited for a prefill whose end is not known
+	sentTooEarly := a.Sent.Before(t.spoiltUntil) // it may have waited for another probe for an unknown time
 	t.unusable = t.unusable || a.Unusable || sentTooEarly
 	if a.Sent.After(t.latestSent) {
 		t.latestSent = a.Sent
