@@ -51,7 +51,7 @@ type Hooks struct {
 // admission is the time until which a claim admits unless its view changes.
 type admission struct {
 	until           time.Time
-	totalSuspension time.Duration // Claim.totalSuspension when until was set
+	totalSuspension time.Duration // Claim.lastTotalSuspension when until was set
 }
 
 // NewClaim makes a claim, which does nothing until Run is called.

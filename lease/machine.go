@@ -108,7 +108,7 @@ type Machine struct {
 
 	canServe        bool      // this proxy is healthy enough to serve the scope
 	stopping        bool      // the process ends, so the lease is given up and never acquired again
-	tryReleaseUntil time.Time // until this time Release is called, and after it the lease is kept; zero: the lease is not to be released
+	tryReleaseUntil time.Time // after GiveBack or Refused, Release is called until this time, and then the lease is kept; zero: neither came
 	lookOftenUntil  time.Time // until this time the lease is read more often, because its holder is about to release it
 	nextAskBack     time.Time // before this time, the holder is not asked for the scope again
 	askingBack      bool      // the holder has not answered this proxy's AskBack yet
@@ -204,7 +204,7 @@ func (m *Machine) acquirableFrom() (at time.Time, ok bool) {
 		}
 		at = at.Add(time.Duration(m.cfg.TakeoverRank) * m.cfg.RankDelay) // so that not all proxies try at the same time
 	}
-	return later(at, m.givenPromise.until), true // until then this proxy has promised an owner without the store not to take the lease
+	return later(at, m.givenPromise.until), true // a promise that this proxy has given also keeps it from taking the lease
 }
 
 // admitsFromIfAcquired is when this proxy may begin to admit if it acquires the lease now. If the store does not know the last

@@ -33,7 +33,7 @@ func (m *Machine) Looked(sent, now time.Time, rec Record, err error) {
 		m.stopHolding(now)
 	case m.acquiredUnknowingly(): // the answer to the acquisition was lost, so it is not known when the last holder's lease ended
 		start := now.Add(m.startDelay())
-		if m.blindAcquirePending { // the store may not have known the last holder, who may have renewed the lease just before
+		if m.blindAcquirePending { // the store may not have known the last holder, which may have renewed the lease just before
 			start = start.Add(m.leaseLastsAtMost()) // so wait for a whole lease, too
 		}
 		m.startHolding(sent, start, rec.Epoch)
@@ -65,7 +65,7 @@ func (m *Machine) setRecord(now time.Time, rec Record) {
 	case !m.releasedByHolder(): // the owner may still admit, so this proxy's promise remains in force
 	case rec.Epoch == m.givenPromise.epoch: // the owner to whom the promise was given has released the lease
 		m.givenPromise = promise{}
-	case m.givenPromise.to == "" && wasHeld: // this holder has stopped, and all earlier ones had before it could admit and release
+	case m.givenPromise.to == "" && wasHeld: // the promise was given to this holder or an earlier one, and all of them have stopped
 		m.givenPromise = promise{}
 	}
 }
@@ -96,7 +96,7 @@ func (m *Machine) releaseDue(now time.Time) bool {
 }
 
 // Acquired records the outcome of Acquire. sent is when the call was sent; the lease counts from then on. A proxy that already admits by
-// votes may acquire its lease again, because the store had lost it (storeLostLease). It then admits on without a wait.
+// votes may acquire its lease again, because the store had lost it (storeLostLease). It then continues to admit without a wait.
 func (m *Machine) Acquired(sent, now time.Time, rec Record, err error) {
 	m.setStoreAway(sent, now, err)
 	if err != nil {
@@ -108,8 +108,8 @@ func (m *Machine) Acquired(sent, now time.Time, rec Record, err error) {
 		return
 	}
 	start := m.admitsFromIfAcquired(now)
-	stillAdmits := m.storeLostLease && now.Before(m.admitsUntil)
-	if stillAdmits { // the votes have kept all other members from admitting, so there is no other owner to wait for
+	reacquiredInTime := m.storeLostLease && now.Before(m.admitsUntil)
+	if reacquiredInTime { // the votes have kept all other members from admitting, so there is no other owner to wait for
 		start = m.admitsNotBefore
 	}
 	m.setRecord(now, rec)
@@ -128,8 +128,8 @@ func (m *Machine) startHolding(sent, admitsNotBefore time.Time, epoch int64) {
 }
 
 // Renewed records the outcome of Renew. A renewal counts from the time at which it was sent: it only proves that the lease was held at some
-// later, unknown time. It also proves that no rival epoch exists: an epoch above this proxy's by which another proxy says that it owns the
-// scope (ObserveRivalEpoch, GivePromise), and which has stopped this proxy's admission.
+// later, unknown time. If it was sent after another proxy named a rival epoch, by which that proxy says that it owns the scope
+// (ObserveRivalEpoch, GivePromise), it also proves that there is no such epoch.
 func (m *Machine) Renewed(sent, now time.Time, err error) {
 	m.setStoreAway(sent, now, err)
 	m.scheduleNextCall(sent, now)
@@ -153,7 +153,7 @@ func (m *Machine) Renewed(sent, now time.Time, err error) {
 }
 
 // Released records the outcome of Release. sent is when the call was sent. After a success it keeps the lease's epoch, and the highest
-// epoch that was seen. As long as the record has this epoch and no higher one is seen, there was no later holder, and releasedByHolder
+// epoch that was seen. As long as the record has this epoch and no higher one is seen, no later holder is known, and releasedByHolder
 // trusts the release.
 func (m *Machine) Released(sent, now time.Time, err error) {
 	m.setStoreAway(sent, now, err)
@@ -203,7 +203,7 @@ func (m *Machine) Next(now time.Time) (call Call, wake time.Time) {
 	if m.storeLostLease && !now.Before(m.admitsUntil) { // the members did not vote in time
 		hadRead := m.hasRead
 		m.stopHolding(now)
-		m.hasRead = hadRead // the last look has shown the store without this lease, so no further look is needed
+		m.hasRead = hadRead // a look since the store lost the lease remains valid
 	}
 	if m.held && m.stopping && now.Before(m.admitsFrom()) {
 		m.stopHolding(now) // not released: after a release the next holder admits at once, but the earlier owner may still admit

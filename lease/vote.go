@@ -163,9 +163,9 @@ func (m *Machine) hasVotes(now time.Time) bool {
 	return mayUseVotes && now.Before(m.votedUntil())
 }
 
-// mayReclaim reports whether this proxy may acquire again a lease that the store has lost, if all other members vote for it. It may only
-// while the time of admission still runs that the last renewal and earlier votes have given it, because votes never begin admission again.
-// From the loss until all have voted, nothing is admitted, although this time runs.
+// mayReclaim reports whether this proxy may acquire again a lease that the store has lost, if all other members vote for it. It may do so
+// only before its time of admission ends, which the last renewal and earlier votes set, because votes never begin admission again. From the
+// loss until all have voted, nothing is admitted, although this time is not over.
 func (m *Machine) mayReclaim(now time.Time) bool {
 	othersCanVote := m.hasFixedMembers() && len(m.cfg.Members) > 1
 	return othersCanVote && isAdmissionTime(m, now) && !m.isReleasing()

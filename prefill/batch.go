@@ -53,9 +53,9 @@ func (d *chooser) hasCapacityForBatch(r *Request, c *candidate) bool {
 }
 
 // slotDemand counts the requests on the candidates of a board that have no decode slot yet (needSlot), and those of them that wait for one
-// now. A request usually gets its slot after its prefill: it will need one while its prompt is computed (Probing), and waits for one after
-// that (Pooled). On some candidates a request gets its slot before its probe, the call that computes the prompt. There, the requests whose
-// probe was not sent yet wait, and all others have their slot already.
+// now. A request usually gets its slot after its prefill: while its prompt is computed (Probing), it will need one later, and after that
+// (Pooled) it waits for one. On some candidates a request gets its slot before its probe, the call that computes the prompt. There, the
+// requests whose probe was not sent yet wait, and all others have their slot already.
 func (d *chooser) slotDemand(board string) (needSlot, waitForSlot int) {
 	for _, c := range d.candidates {
 		if c.Board != board {

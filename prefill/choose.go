@@ -378,7 +378,7 @@ func (d *chooser) makeLease(c *candidate, p *policy.Policy, r *Request, indicato
 	c.circuit.Send(lease.number, d.now)
 	d.fit.LearnNewTokens(weight.NewTokens)
 	if c.needsRankFirst() { // the probe is sent later, when a decode rank is chosen
-		lease.request = r.asRetry() // for a lease of another candidate, which may replace this one until then
+		lease.request = r.asRetry() // for a lease of another candidate, which may replace this one
 		c.load.Reserve(&lease.inFlight, weight, r.LeaseOwner, d.now)
 	} else {
 		c.load.Charge(&lease.inFlight, weight, r.LeaseOwner, d.now)
@@ -410,10 +410,10 @@ func (r *Request) asRetry() *Request {
 // prefiller returns the counts of a candidate by which RemoteRegions.Takes decides whether it may get one more probe. The other fields of
 // the result are not set. Counts of the engine's metrics are rounded up, so that the candidate does not look emptier than it is.
 func (d *chooser) prefiller(c *candidate) Prefiller {
-	ranWhenIdle, answeredSince := c.load.SinceIdle() // since the last scrape in which no request waited
+	ranWhenIdle, endedSince := c.load.SinceIdle() // since the last scrape in which no request waited
 	p := Prefiller{
 		Region: c.Region, Unanswered: c.load.Leases[ledger.Probing], Held: c.load.FetchablePrompts(),
-		Ran: int(math.Ceil(ranWhenIdle)), Answered: answeredSince,
+		Ran: int(math.Ceil(ranWhenIdle)), Answered: endedSince,
 	}
 	// On a group of ranks that prefill and decode, only unsent requests count: a request that runs there already keeps no other one waiting,
 	// and it holds no KV that a decode engine has yet to fetch.

@@ -72,7 +72,7 @@ func (d *chooser) closeWithoutDecodeSlot(m *model, all []Prefiller) {
 func (d *chooser) lacksAnyDecodeSlot(c *candidate) bool {
 	for _, name := range c.Models {
 		m := d.models[name]
-		// nil: all requests of the model are decoded in one region, so that slots are not counted by region.
+		// freeDecodeSlots is nil if all requests of the model are decoded in one region.
 		if m == nil || m.freeDecodeSlots == nil {
 			continue
 		}

@@ -14,7 +14,7 @@ const trackedShare = 0.5
 
 // filterHot reports the request to the hotspot detector. The detector knows classes of requests, whose prompts begin with the same blocks,
 // and their holders, the candidates that have these blocks in their cache. A class that has too large a share of the requests for its few
-// holders is in the state Alarm. If a holder then has the best score for one request after another, its state becomes Filter: the class is
+// holders is in the state Alarm. If a holder then has the best score for one request after another, the state becomes Filter: the class is
 // kept off its holders for a while, so that other candidates compute the blocks, and then have them, too. In the state Filter, filterHot
 // removes the holders. It returns the remaining candidates, whose indicators are then in d.view, and the state of the class.
 func (d *chooser) filterHot(p *policy.Policy, q *policy.Query, r *Request, m *model, eligible []*candidate) ([]*candidate, steer.State) {

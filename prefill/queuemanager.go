@@ -57,8 +57,8 @@ func (qm *queueManager) acceptNew(r *Request) (*model, *policy.Policy, error) {
 func (qm *queueManager) tryAtOnce(m *model, p *policy.Policy, r *Request) (*Lease, error) {
 	// A first attempt waits behind all requests of the model that wait. A retry, which has its place in the pool already, waits only behind
 	// other retries.
-	isFirstAttempt := !r.HasPlace
-	if m.queue.AnyServable(isFirstAttempt) {
+	isRetry := r.HasPlace
+	if m.queue.AnyServable(!isRetry) {
 		return nil, nil
 	}
 	qm.queue.StartRound() // a round of decisions for this request alone
@@ -278,7 +278,7 @@ func (qm *queueManager) nextWake() (next time.Time) {
 		if at, ok := c.load.MayPassAt(); ok { // the gauge that closed the KV gate becomes too old, or a canary may pass the gate
 			consider(at)
 		}
-		if at, ok := c.load.StallsAt(); ok { // the engine begins to count as stalled, so that no request waits for it any more
+		if at, ok := c.load.StallsAt(); ok { // the engine begins to count as stalled, so that requests need not wait for it
 			consider(at)
 		}
 		if at, ok := qm.earlyProbeFrom(c); ok { // a prompt whose decode rank is chosen first may be sent ahead to the busy engine

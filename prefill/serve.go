@@ -161,7 +161,7 @@ func (d *chooser) wouldMissDeadline(m *model, r *Request, eligible []*candidate)
 }
 
 // preferGood removes, in place, the candidates that are worse than others for a reason that the policy does not weigh: the request has
-// failed there, no decode slot would be free, the engine does not report its gauges, or it is busy for an unknown time. Each of these
+// failed there, no decode slot would be free, the engine does not report its gauges, or it is busy and not worth waiting for. Each of these
 // filters removes none if it would leave no candidate.
 func (d *chooser) preferGood(m *model, p *policy.Policy, r *Request, eligible []*candidate) []*candidate {
 	if len(r.Exclude) > 0 {

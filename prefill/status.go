@@ -213,8 +213,8 @@ type IndexStatus struct {
 	ActualTokens    uint64 `json:"actual_hit_tokens"`
 }
 
-// Overview returns a copy of the scheduler's state. Lines has one line for each model and kind of hardware: by it, the time of a prefill
-// grows with the prompt's new tokens and with the requests that run beside it.
+// Overview returns a copy of the scheduler's state. Lines has one line for each model and kind of hardware. It predicts the time
+// of a prefill, which grows with the prompt's new tokens and with the requests that run beside it.
 func (s *Scheduler) Overview() Overview {
 	o := Overview{Candidates: s.Status(), Ranks: s.ranks(), Lines: []LineStatus{}}
 	s.lock()

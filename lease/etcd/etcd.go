@@ -78,7 +78,7 @@ func New(client *clientv3.Client, name, identity string, duration time.Duration,
 
 // Look reads all three keys at one revision of the store. It keeps what the next write compares with: the revisions, the base, and the etcd
 // lease if this process is the holder. An epoch is a revision plus the base. The base keeps epochs rising after the store has lost its data
-// and counts revisions from 1 again. Stamp, the revision of the last write to the key last, shows the caller that the record has changed.
+// and counts revisions from 1 again. Stamp is the revision of the last write to the key "last".
 func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 	response, err := e.client.Txn(ctx).Then(clientv3.OpGet(e.ownerKey), clientv3.OpGet(e.lastKey), clientv3.OpGet(e.termsKey)).Commit()
 	if err != nil {
@@ -121,8 +121,8 @@ func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 }
 
 // Acquire writes all three keys, if no other proxy has written them since Look. The new epoch is the revision of this write plus the base,
-// which is stored in the key terms and so outlives the holder. The base stays as it is, unless the epoch could then be below seenEpoch.
-// This is so if the store lost its data and counts revisions from 1 again.
+// which is stored in the key terms and so outlives the holder. The base stays as it is, unless the epoch could then be below seenEpoch,
+// for example because the store lost its data and counts revisions from 1 again.
 func (e *Engine) Acquire(ctx context.Context, seenEpoch int64) (lease.Record, error) {
 	terms := e.terms
 	terms.Base = e.base
@@ -187,8 +187,8 @@ func (e *Engine) Renew(ctx context.Context, epoch int64) error {
 }
 
 // Release deletes the key "owner" and empties the key "last", which names the last holder. It does so only if this proxy still has the key
-// "owner", and if the key "last" was not written since: Renew writes it after a failed release, so that this release fails if etcd
-// carries it out only then.
+// "owner", and if the key "last" was not written since the engine last read or wrote it. Renew writes that key after a failed release, so
+// that the release changes nothing if etcd carries it out only then.
 func (e *Engine) Release(ctx context.Context, epoch int64) error {
 	e.releaseInDoubt = true      // a failed release may still take effect until a later acquisition or renewal succeeds
 	acquiredAt := epoch - e.base // the revision at which this proxy created the key "owner": an epoch is this revision plus the base

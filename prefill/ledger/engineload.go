@@ -396,7 +396,7 @@ func (e *EngineLoad) GaugeUsage(now time.Time) float64 {
 }
 
 // Usage is the share of the KV cache in use, 0 to 1: the larger of the charges' share and the engine's gauge. The gauge does not count
-// while the engine has no prompt of this proxy, from its probe until its KV is fetched, because an idle engine does not update it.
+// while the engine has no prompt of this proxy whose KV may still be fetched, because an idle engine does not update it.
 func (e *EngineLoad) Usage() float64 {
 	usage := e.CountedUsage()
 	hasOwnPrompts := e.FetchablePrompts() > 0
@@ -407,7 +407,7 @@ func (e *EngineLoad) Usage() float64 {
 }
 
 // RequestCounts is how many requests wait in the engine and how many run. These are the counts of the last scrape, corrected by
-// the probes of this proxy that were sent or answered since then.
+// the probes of this proxy that were sent, or have ended, since then.
 func (e *EngineLoad) RequestCounts() (waiting, running float64) { return e.waitingNow, e.runningNow }
 
 // WaitingCounts is how many requests waited in the engine at the last scrape: those of other proxies and clients, and all. recent is
@@ -416,9 +416,9 @@ func (e *EngineLoad) WaitingCounts(now time.Time) (ofOthers, all float64, recent
 	return e.observedOthersWaiting, e.waitingAtScrape, e.Current(now)
 }
 
-// SinceIdle looks back to the last scrape that found no request waiting. ran is how many requests ran then; answered is the number of this
+// SinceIdle looks back to the last scrape that found no request waiting. ran is how many requests ran then; ended is the number of this
 // proxy's probes that have ended since then, less the number of probes sent since then.
-func (e *EngineLoad) SinceIdle() (ran float64, answered int) {
+func (e *EngineLoad) SinceIdle() (ran float64, ended int) {
 	return e.idle.ran, (e.probesEnded - e.idle.probesEnded) - (e.probesSent - e.idle.probesSent)
 }
 
@@ -478,8 +478,8 @@ func (e *EngineLoad) StoreSample(s Sample, start ScrapeStart, now time.Time) (re
 	return restarted
 }
 
-// countRequests takes over the engine's counts of requests. Those that exceed this proxy's unanswered probes came from elsewhere. The
-// probes may all be among the waiting requests, so of the others only those certainly wait that exceed the probes there, too. countRequests
+// countRequests takes over the engine's counts of requests. Those that exceed this proxy's unanswered probes came from elsewhere. All
+// probes may be among the waiting requests, so only waiting requests in excess of the probes certainly came from elsewhere. countRequests
 // then corrects waitingNow and runningNow by the probes that were sent, or have ended, after the scrape was sent.
 func (e *EngineLoad) countRequests(s Sample, start ScrapeStart) {
 	e.ObservedOthers, e.observedOthersWaiting, e.waitingAtScrape = 0, 0, 0

@@ -30,7 +30,7 @@ type Gauges struct {
 	observedOthersWaiting float64 // the part of ObservedOthers that certainly waits
 	waitingAtScrape       float64 // requests that waited at the last scrape, this proxy's included
 	// waitingNow and runningNow are the requests that wait and run in the engine: the counts of the last scrape, corrected by the
-	// probes that were sent or answered since then.
+	// probes that were sent, or have ended, since then.
 	waitingNow     float64
 	runningNow     float64
 	probesSent     int // since the start

@@ -286,8 +286,8 @@ func (l *Ranks) Held(p *Prompt) (held []Offer) {
 
 // NoteHeld notes that a rank has the prompt's KV, because it computed or pulled the KV for a request that was sent at the time sent. If the
 // rank's KV events name the blocks, nothing is noted, and blocks that were learned from answers are dropped: events are more exact. tokens
-// is the engine's count of the prompt's tokens; 0: not reported. By it, NoteHeld also learns how many bytes of a prompt make a token of the
-// model, whether or not the KV is noted. A rank that is gone is ignored.
+// is the engine's count of the prompt's tokens; 0: not reported. From it, NoteHeld also learns how many bytes of a prompt make a token of
+// the model, whether or not the KV is noted. A rank that is gone is ignored.
 func (l *Ranks) NoteHeld(id int32, p *Prompt, tokens int, sent time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -376,8 +376,8 @@ func (l *Ranks) Moved(model string, tokens int, took time.Duration) {
 // BreakEven is how many tokens an idle rank can compute in the time that a hand-off of the prompt takes. If fewer tokens are new,
 // computing them is faster than fetching the KV. latency predicts the model's prefill times; rtt is the round trip to the prefill
 // engine. The time of a hand-off has three parts: this round trip, half the fixed part of a prefill (T0Ms), and the part of measured
-// hand-offs that grows with the prompt. The half is a rough estimate of the other fixed costs of a hand-off, not a measurement. The third
-// part is 0 until a hand-off was measured.
+// hand-offs that grows with the prompt. The half stands for all other fixed costs of a hand-off; it is not measured. The third part is 0
+// until a hand-off was measured.
 func (l *Ranks) BreakEven(p *Prompt, latency policy.Latency, rtt time.Duration) float64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
