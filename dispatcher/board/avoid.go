@@ -94,9 +94,9 @@ func (b *board) emptiestRankFor(e *pool.Entry, now time.Time) (best *rank) {
 	return best
 }
 
-// suitsBetter says whether rank r suits an entry better than the other rank. Three questions decide, and the first one in which the two
-// differ counts. Has the rank's engine refused this entry (Last)? Is the rank spared, because its engine has refused several requests in a
-// row? Which of the two has the smaller load?
+// suitsBetter says whether rank r suits an entry better than the other rank. A rank whose engine has not refused this entry (Last) is
+// better. If both ranks are equal in this, a rank that is not spared is better: the engine of a spared rank has refused several requests in
+// a row. Otherwise the smaller load decides.
 func suitsBetter(e *pool.Entry, r, other *rank) bool {
 	if refusedEntry := slices.Contains(e.Last, r.ID); refusedEntry != slices.Contains(e.Last, other.ID) {
 		return !refusedEntry
@@ -128,7 +128,7 @@ func (b *board) hasRoomFor(e *pool.Entry, r *rank, now time.Time) bool {
 // is restricted now, because forgetWaiting counts the entry out by this.
 func (b *board) countRestricted() {
 	b.restrictedCount = 0
-	for _, p := range b.sortedPlacements { // all records of partlyListedNames
+	for _, p := range b.sortedPlacements { // the values of partlyListedNames
 		p.waiting = 0
 	}
 	for id, w := range b.waiting {
@@ -170,17 +170,17 @@ func (b *board) bindPartlyListed(now time.Time, beforeRounds bool) {
 			return
 		case p == nil: // only policies decide about this entry, and they have left it in the pool
 		case p.noFreeSlot: // an earlier entry has found no free slot on the ranks that list the name
-		case b.bindToPlacement(p, e, now): // also an entry that the policy of one group has left in the pool, on a rank of another group
+		case b.bindToPlacement(p, e, now): // if one group's policy has left the entry in the pool, a rank of another group may take it
 			continue // the entry has left the pool, so the next one has the index i now
 		}
 		i++
 	}
 }
 
-// ranksWithoutPolicy returns the ranks to which the board itself, without a policy, may bind an entry that asks for the name: those in
-// groups in which not every rank lists it. Elsewhere, the policies decide. A rank is spared (gets no requests) after its engine has refused
-// several in a row. If every rank that lists the name is spared or down, ranksWithoutPolicy returns all of them, and even spared ones may
-// be used: updateSpared keeps at least one rank of the board in service, but not one for each name.
+// ranksWithoutPolicy returns the ranks to which the board itself, without a policy, may bind an entry that asks for the name: the ranks
+// that list it, in groups in which another rank does not. In the other groups, the policies decide. A rank is spared (gets no requests)
+// after its engine has refused several in a row. If every rank that lists the name is spared or down, ranksWithoutPolicy returns all of
+// them, and even spared ones may be used: updateSpared keeps at least one rank of the board in service, but not one for each name.
 func (p *namePlacement) ranksWithoutPolicy() (ranks []*rank, evenSpared bool) {
 	if anyInService := slices.ContainsFunc(p.ranks, (*rank).takesRequests); anyInService {
 		return p.partialGroupRanks, false

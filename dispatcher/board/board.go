@@ -186,9 +186,9 @@ func (b *board) refuseInNameOutage(now time.Time) {
 // may give the slot to an entry. streamed is the number of tokens that the stream of the answer has brought, and o.Generated the number
 // that the caller reports with the outcome. started says whether the first event of the answer had come.
 //
-// KV of the request that the engine still holds goes on taking room on the rank. It is an orphan if its prefill engine may never finish
-// writing it, or the engine keeps it for the next turn of the chat. Predictors, hand-off statistics and the pace of the board learn from
-// the outcome.
+// KV of the request that the engine still holds goes on taking room on the rank: as an orphan, if its prefill engine may never finish
+// writing it, or as kept KV, if the engine keeps it for the next turn of the chat. Predictors, hand-off statistics and the pace of the
+// board learn from the outcome.
 func (b *board) release(slot int32, o Outcome, streamed int32, started bool, now time.Time) {
 	s := &b.slots.records[slot]
 	r, ended := s.rank, *s // ended is a copy, because discharge clears the record

@@ -119,7 +119,7 @@ var errNoOracle = errors.New("only a replay can use an oracle, because only ther
 
 // policyOf returns a policy as New will build it: with the configured kind of predictor if the spec (text) names none. It ignores a
 // predictor.kind that cannot work, because Check reports that as an error of its own. An error says why the policy cannot work. The kind
-// oracle knows the lengths of answers in advance, so it works only in simulations, and never by a config file.
+// oracle knows the lengths of answers in advance, so only a simulation can have it, and a config file that names it is wrong.
 func (c *Config) policyOf(text string) (policy.Policy, error) {
 	kind := c.Predictor.Kind
 	if _, err := predictor.ParseKind(string(kind)); err != nil || kind == predictor.KindOracle {

@@ -48,7 +48,7 @@ func (b *board) clone(a *allBoards) *board {
 	c.outputLengths = maps.Clone(b.outputLengths)
 	c.copyWaiting(b)
 	c.copyRanks(b, a)
-	// The lists of names point to the ranks of b. Without listersBefore, updatePartlyListedNames computes all of them anew.
+	// partlyListedNames points to the ranks of b. Without listersBefore, updatePartlyListedNames computes it and these lists anew.
 	c.listersBefore, c.listers, c.sortedPlacements, c.sortedNames, c.sortedPaces = nil, nil, nil, nil, nil
 	c.updatePartlyListedNames()
 	c.countRestricted() // counts the entries that wait for each of these names

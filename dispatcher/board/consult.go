@@ -55,7 +55,7 @@ func (b *board) fillSnapshot(g *group, p *policyInUse, now time.Time) {
 }
 
 // fillStepCosts writes into the snapshot how long the group's steps take: without load (C0Ms), per KV token (C1Ms), and on average at the
-// present loads (StepMs). It also writes how many KV tokens a request counts as on its own rank (RequestTokens), and how many it counts as
+// present loads (StepMs). It also writes what one more request costs apart from its own KV, in KV tokens: on any rank (RequestTokens), and
 // in addition on the rank with the most requests (RowTokens). The other fields are what a prompt token costs on the rank that computes it,
 // how many requests wait for their first token, and how many prompt tokens are computed per second.
 func (b *board) fillStepCosts(g *group) {
@@ -98,8 +98,8 @@ func (b *board) fillWorkers(g *group, p *policyInUse, now time.Time) {
 	}
 }
 
-// addToSnapshot adds an entry to the snapshot, and its details to Waits if the policy may read details: of entries for ranks that prefill,
-// it reads for how long they are held back. In one snapshot, either all entries have details or none has.
+// addToSnapshot adds an entry to the snapshot, and its details to Waits if the policy may read them. For ranks that prefill, a policy may
+// read how long each entry has been held back. In one snapshot, either all entries have details or none has.
 func (b *board) addToSnapshot(e *pool.Entry, p *policyInUse, now time.Time) {
 	s := &b.snapshot
 	s.Pool = append(s.Pool, policy.Entry{

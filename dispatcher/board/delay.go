@@ -47,8 +47,9 @@ func (d *handoffDelay) learn(boundAt, first, last uint32) {
 func comparableSteps(boundAt, first uint32) bool { return boundAt != 0 && int32(first-boundAt) > 0 }
 
 // extraSlots returns how many requests may be sent to a rank beyond its slots: as many as probably end on the rank within the delay of a
-// new request, which is the number of steps in which its KV is copied. It is 0 while fewer than delayWindow requests have ended. A request
-// has its slot for its delay and its decode steps, so the share delay/(delay+decode steps) of the running requests ends within one delay.
+// new request. The delay is the number of steps in which the KV is copied. The result is 0 while fewer than delayWindow requests have
+// ended. A request has its slot for its delay and its decode steps, so the share delay/(delay+decode steps) of the running requests ends
+// within one delay.
 //
 // The delay is the least one of the requests in the present window of delayWindow requests and in the last one. Other requests may have
 // longer delays because they waited for a slot.

@@ -42,7 +42,7 @@ func (b *board) startLocalRounds(w waitingEntry, now time.Time) {
 	if b.pool.Len() == 0 {
 		b.sortDecidingGroups()
 		if b.leastLocalTokens = b.leastLocal(w, now); b.leastLocalTokens > 0 {
-			b.ticks++ // the number of these rounds in the decision log
+			b.ticks++ // these rounds have this number in the decision log (Round.Tick)
 			// The rounds are about this entry only, and the first of decidingGroups decides first.
 			b.localEntry, b.nextGroup, b.fallbackNext = w.Entry, 0, false
 			return
@@ -106,10 +106,10 @@ func (b *board) runLocalRound(g *group, p *policyInUse, now time.Time) {
 	// The policy assigned the entry to no rank, which means that the entry should wait.
 }
 
-// finishLocalRound ends a round about localEntry, a request without a hand-off for which a decode rank is sought that computes the prompt
-// itself. If the round gave it no slot, the next group decides. If no group is left, it is refused, and a prefill engine computes the
-// prompt. If the policy panicked, finishLocalRound counts the panic and builds a new policy. Unlike in a round for the pool, the fallback
-// policy does not decide in its place.
+// finishLocalRound ends a round about localEntry, a request whose prompt a decode rank is to compute itself. If the round gave the request
+// no slot, the next group decides. If no group is left, the request is refused, and a prefill engine computes the prompt. If the policy
+// panicked, finishLocalRound counts the panic and builds a new policy. Unlike in a round for the pool, the fallback policy does not decide
+// in its place.
 func (b *board) finishLocalRound(g *group) {
 	if b.policyFailure != nil {
 		b.emit(Effect{Kind: EffectFallback, Label: FallbackPanic}) // this effect counts every panic of a policy

@@ -44,7 +44,7 @@ func (b *board) recordAccepted(s *slotRecord) {
 		b.emit(Effect{Kind: EffectUnspared, Group: GroupKey{Model: b.model}, Names: [2]string{r.Name}})
 	}
 	r.refusals.Succeed()
-	r.sparedAfterRefusals = false // updateSpared would set this only before the next decision
+	r.sparedAfterRefusals = false // updateSpared does not do this once no rank refuses requests
 	b.updateFirstEventWatch()     // one rank fewer refuses requests, so streams may no longer have to report their first events
 }
 

@@ -345,7 +345,7 @@ func (b *board) rankStatus(r *rank, now time.Time) WorkerStatus {
 	for _, slot := range r.slots {
 		if b.hasBegun(slot) {
 			w.Running++
-		} else if b.slots.records[slot].boundBeforePrefill { // the request got its slot before its prefill
+		} else if b.slots.records[slot].boundBeforePrefill {
 			w.Bound++
 		}
 	}

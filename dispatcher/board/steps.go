@@ -103,7 +103,7 @@ type rankWork struct {
 }
 
 // addRequest adds a request that got a token in the step. kv is the number of its KV tokens. prefilled: the step computed the end of its
-// prompt, and did not decode it.
+// prompt instead of decoding the request.
 func (w *rankWork) addRequest(kv int64, prefilled bool) {
 	w.requests++
 	if !prefilled {
@@ -115,7 +115,7 @@ func (w *rankWork) addRequest(kv int64, prefilled bool) {
 // reconstructWork returns what a rank did in a past step with this number. On a mixed rank, which also prefills, the step that brought the
 // first token of an answer computed the end of its prompt.
 func (b *board) reconstructWork(r *rank, number uint32) rankWork {
-	work := rankWork{kv: r.Others + r.kvFromOtherRanks, promptSure: true} // KV of requests that have no slot here, but are read in each step
+	work := rankWork{kv: r.Others + r.kvFromOtherRanks, promptSure: true} // each step also reads KV of requests that have no slot here
 	for i, slot := range r.slots {
 		s := &b.slots.records[slot]
 		// The estimate has the first step of an answer whose tokens the engine reports only at its end.

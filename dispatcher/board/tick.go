@@ -15,8 +15,8 @@ const SlowRounds = 64
 const guardWaits = 6
 
 // advance ends all waits that are over. If an event happened after which a rank may take an entry, it prepares rounds of decisions, which
-// the caller then runs one by one (see deciding). When the first slot of a burst comes free, a window of a few ms begins (windowEnds), and
-// the board decides at its end about all slots that came free in it.
+// the caller then runs one by one (see deciding). If Config.Window is set, a window begins when the first slot of a burst comes free, and
+// the board decides at its end (windowEnds) about all slots that came free in it.
 func (b *board) advance(now time.Time) {
 	b.refuseInOutage(now)
 	b.refuseInNameOutage(now)
@@ -96,7 +96,7 @@ func (b *board) prepareRounds(now time.Time) {
 	}
 	b.ticks++
 	b.scheduleTightEnd(now)    // a tight rank is kept emptier for a while after preemptions
-	if b.restrictedCount > 0 { // policies do not see the entries that may not go to every rank
+	if b.restrictedCount > 0 { // some entries may not go to every rank, and policies do not see all of these
 		b.bindAvoiding(now)
 		b.bindPartlyListed(now, beforePolicies)
 	}
@@ -184,7 +184,7 @@ func (b *board) runPoolRound(g *group, p *policyInUse, now time.Time) {
 	if b.policyFailure != nil {
 		return
 	}
-	report := policy.HoldReportOf(p.Policy) // which entries the policy holds back, to send them together later
+	report := policy.HoldReportOf(p.Policy) // about the entries that the policy holds back
 	b.storeHoldReport(g, report, now)
 	b.bindAssignments(g, p, now)
 	if report.Released { // the policy sent a round of requests that it had held back
