@@ -20,7 +20,7 @@ type sumTable struct {
 // j > i is empty, and has no words.
 type row struct {
 	words   []uint64
-	lowWord int   // the first bit of words stands for the sum 64*low
+	lowWord int   // the first bit of words stands for the sum 64*lowWord
 	top     int64 // the largest sum in the set is at most this
 }
 
@@ -72,7 +72,7 @@ func (t *sumTable) union(withoutItem, oneFewer row, size int64) row {
 	clear(next.words[:first])
 	end := first + copy(next.words[first:], withoutItem.words)
 	clear(next.words[end:])
-	// Each sum of oneFewer moves up by size. The two rows begin with different words, so its bit also moves by 64 for each word between them.
+	// Each sum of oneFewer moves up by size. If the two rows begin with different words, its bit also moves by 64 for each word between them.
 	orShifted(next.words, oneFewer.words, uint(size)+uint(oneFewer.lowWord-lowWord)<<6)
 	next.trim(t.bound)
 	return next

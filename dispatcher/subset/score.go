@@ -123,7 +123,8 @@ func (s *Score) Knee() int64 { return s.knee }
 //
 //	startSlope*w - beta * (sum of discount*(w-margin) over the steps with a margin below w)
 //
-// The knots are these steps, sorted by margin. A knot has the sums of discount, and of discount*margin, over all knots up to it.
+// There is one knot for each of the next steps, sorted by margin. A knot has the sums of discount, and of discount*margin, over all knots
+// up to it.
 func (s *Score) F(w int64) float64 {
 	if s.isBR0 {
 		return float64(F0(w, s.margin, s.workers))
