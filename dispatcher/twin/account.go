@@ -176,10 +176,10 @@ type hour struct {
 
 // addToHour adds the replays of a window under another policy, and under the policy in force, to the other policy's sums over about the
 // last hour. It returns how the two compare in this hour; the zero Hour if the other policy cannot be replayed. newSeconds is the length of
-// the window's part that is in no earlier window. deviationPerSecond is by how much (standard deviation, as share of a step) the mean step
-// of a replay of one second differs by chance; replays of longer parts differ less. The error of the result also includes a.bias, the part
-// of the error of replays under the policy in force that chance does not explain.
-func (a *account) addToHour(other, inForce *policyReplays, newSeconds, deviationPerSecond float64) Hour {
+// the window's part that is in no earlier window. deviationOfSecond is the random standard deviation of the mean step in one replay of one
+// second, as share of the step; longer replays differ less. The error of the result also includes a.bias, the part of the error of replays
+// under the policy in force that chance does not explain.
+func (a *account) addToHour(other, inForce *policyReplays, newSeconds, deviationOfSecond float64) Hour {
 	if other.failed != nil {
 		return Hour{}
 	}
@@ -188,7 +188,7 @@ func (a *account) addToHour(other, inForce *policyReplays, newSeconds, deviation
 		h = &hour{}
 		a.hours[other.name] = h
 	}
-	h.add(other, inForce, newSeconds, deviationPerSecond)
+	h.add(other, inForce, newSeconds, deviationOfSecond)
 	found := h.result(&a.bias)
 	found.To = a.hoursUntil
 	return found
@@ -196,9 +196,9 @@ func (a *account) addToHour(other, inForce *policyReplays, newSeconds, deviation
 
 // add adds the part of a window's replays that is in no earlier window, so that each second of traffic counts once. Of several replays
 // under a policy, it adds the mean. It adds nothing if the window has no new part, or if a policy has no steps in the new part. newSeconds
-// is the length of the new part. deviationPerSecond is the random standard deviation of the mean step in one replay of one second, as share
+// is the length of the new part. deviationOfSecond is the random standard deviation of the mean step in one replay of one second, as share
 // of the step.
-func (h *hour) add(other, inForce *policyReplays, newSeconds, deviationPerSecond float64) {
+func (h *hour) add(other, inForce *policyReplays, newSeconds, deviationOfSecond float64) {
 	if newSeconds <= 0 || inForce.newSteps.n == 0 || other.newSteps.n == 0 {
 		return
 	}
@@ -210,7 +210,7 @@ func (h *hour) add(other, inForce *policyReplays, newSeconds, deviationPerSecond
 	h.otherSteps.fade(keep, &other.newSteps, 1/other.stepMs.n)
 	// newShare is the share of the other policy's step time in the hour that comes from this window.
 	newShare := other.newSteps.ms / other.stepMs.n / h.otherSteps.ms
-	newDeviation := other.stepMs.deviationOfMean(deviationPerSecond) / math.Sqrt(newSeconds)
+	newDeviation := other.stepMs.deviationOfMean(deviationOfSecond) / math.Sqrt(newSeconds)
 	// This is the variance of a weighted mean of old and new traffic.
 	h.variance = (1-newShare)*(1-newShare)*h.variance + newShare*newShare*newDeviation*newDeviation
 }

@@ -300,8 +300,8 @@ func (t *Twin) judge(j *judging) []Verdict {
 }
 
 // addErrors sets v.Error, and adds the errors of a window's replays under the policy in force to the account. stepMs has the results of
-// these replays. By how much they differ from each other shows the random error of a replay (its variance). The part of windowError that
-// such random errors do not explain is the bias, so the bias is known only once the variance is.
+// these replays. Their differences from each other show the random error of a replay (its variance). The part of windowError that such
+// random errors do not explain is the bias, so the bias is known only once the variance is.
 func (a *account) addErrors(v *Verdict, stepMs *tally) {
 	windowError, seconds := v.TwinMs/v.StepMs-1, measuredSeconds(v) // windowError is a share of a step
 	v.Error = a.stepError.add(windowError, seconds)
@@ -364,8 +364,8 @@ func (t *Twin) compare(j *judging, v *Verdict, a *account) {
 		}
 		against := t.against(other, v, a)
 		const second = 1
-		deviationPerSecond, _ := a.deviation(other.name, second) // 0: not known, so the hour has no result
-		hour := a.addToHour(other, j.inForce(), to.Sub(from).Seconds(), deviationPerSecond)
+		deviationOfSecond, _ := a.deviation(other.name, second) // 0: not known yet
+		hour := a.addToHour(other, j.inForce(), to.Sub(from).Seconds(), deviationOfSecond)
 		if v.Sure { // otherwise too few windows were judged to know how wrong the result may be
 			against.Hour = hour
 		}
