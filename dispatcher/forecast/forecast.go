@@ -69,9 +69,9 @@ func (f *Running) KeepScores() {
 	}
 }
 
-// Update updates r̂ of the running requests, which is the predicted number of decode steps that a request has left, and writes it into Rhat
-// of each request, where the policy reads it. Their Age must be up to date. If the policy does not read predictions, Update sets Rhat to 0
-// and updates only the sample that is scored.
+// Update updates r̂ of the running requests and writes it into their Rhat, where the policy reads it. r̂ is the predicted number of decode
+// steps that a request has left, at most the horizon. The Age of the requests must be up to date. If the policy does not read predictions,
+// Update sets Rhat to 0 and updates only the sample that is scored.
 func (f *Running) Update(workers []policy.Worker, p predictor.Predictor) {
 	f.needPrediction = f.needPrediction[:0] // advance adds the requests that must be predicted anew
 	for g := range workers {
@@ -88,8 +88,8 @@ func (f *Running) Update(workers []policy.Worker, p predictor.Predictor) {
 	f.predictAll(p)
 }
 
-// advance counts r̂ of one request, the predicted number of decode steps that it has left, down to the request's age. It also sets Rhat: r̂
-// as the policy sees it. A request that must be predicted anew is added to needPrediction, and gets its new r̂ in predictAll.
+// advance updates r̂ of one request, the predicted number of decode steps that it has left, to the request's age. It also sets Rhat: r̂ as
+// the policy sees it. A request that must be predicted anew is added to needPrediction, and gets its new r̂ in predictAll.
 func (f *Running) advance(request *policy.Request) {
 	if missing := int(request.Slot) + 1 - len(f.estimates); missing > 0 { // the slot number is larger than any before
 		f.estimates = append(f.estimates, make([]estimate, missing)...)
@@ -117,8 +117,8 @@ func (f *Running) rhatForPolicy(e *estimate) float32 {
 	return e.Rhat
 }
 
-// predictAll asks the predictor, in one call, about all requests in needPrediction. From each answer, it computes the number of decode
-// steps that the request has left (r̂), which is stored in the request's estimate. request.Rhat is this number as the policy sees it. The
+// predictAll asks the predictor, in one call, about all requests in needPrediction. From each answer, it computes r̂, the predicted number
+// of decode steps that the request has left, and stores it in the request's estimate. It sets request.Rhat to r̂ as the policy sees it. The
 // answer is also recorded in the sample that is scored.
 func (f *Running) predictAll(p predictor.Predictor) {
 	if len(f.needPrediction) == 0 {

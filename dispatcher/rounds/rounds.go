@@ -231,7 +231,7 @@ func (p *Planner) sendTime(now float64, g *Group, waiting []Candidate, rule Rule
 			holdPerSecondSaved *= min(1, 2*rule.Patience*g.NotStarted*g.Own*g.Rate) // the product is x of the comment above
 		}
 	}
-	holdBudget := holdPerSecondSaved * g.Own * unevenTokens // the round saves each decode a stop of Own seconds for each uneven token
+	holdBudget := holdPerSecondSaved * g.Own * unevenTokens // in s; the round saves each decode a stop of Own seconds for each uneven token
 	if holdBudget <= 0 {
 		return now // holding back does not pay, or its gain is not known
 	}
