@@ -107,7 +107,7 @@ func (e *Entry) setExpiry(ttl time.Duration) {
 	if e.Aggregated { // it has no hand-off that could expire
 		deadlineError = ErrTimeout
 	}
-	if e.Early { // the entry waits for a rank before its prefill, so whichever time is over, nothing was prefilled for it
+	if e.Early { // the entry waits for a rank before its prefill, so it has no hand-off yet that could expire
 		deadlineError, ttlError = ErrUnbound, ErrUnbound
 		// A new request has waited since Arrival. But the answer of a resumed request has run since then, so its wait begins at Entered.
 		if isNew := e.Age == 0; isNew {

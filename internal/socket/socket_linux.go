@@ -156,7 +156,7 @@ func (s Socket) Ask(parts [][]byte, onSent func()) (n int, err error) {
 	// The poller forgets earlier events before it calls step, so it always notices an answer that comes after the writing. It does not notice
 	// bytes that came before, so the caller of Ask must check Quiet first.
 	err = s.raw.Read(t.stepOrWait)
-	if t.stepped { // false: the poller failed first. Otherwise step has written already, and an error of the poller is only about the wait.
+	if t.stepped { // step has written, so an error of the poller is only about the wait; false: the poller failed before step could write
 		err = t.err
 	}
 	return t.n, err
