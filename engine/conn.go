@@ -215,10 +215,10 @@ func (c *conn) send() error {
 	return err
 }
 
-// usesTLS says whether the connection has TLS; only then it has the buffer bw.
+// usesTLS says whether the connection has TLS. Only a connection with TLS has the buffer bw.
 func (c *conn) usesTLS() bool { return c.bw != nil }
 
-// write writes parts: by one writev without TLS, in large records with TLS. It adds the bytes that were written to wrote.
+// write writes parts: by one writev without TLS, in large records with TLS. It counts the written bytes in wrote.
 func (c *conn) write() error {
 	if !c.usesTLS() {
 		c.writevParts = c.parts // a second slice, because WriteTo cuts off what it has written, and the next request reuses parts

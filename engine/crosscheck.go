@@ -22,7 +22,7 @@ func (w *watch) crossCheck(s *Sample, at time.Time) {
 	defer w.m.mu.Unlock()
 	w.storeSample(s, at)
 	checkFrozen(w, s)
-	// Prompt tokens of hand-offs whose KV the engine should have pulled from the prefill engine, but computed again itself.
+	// The tokens are those whose KV the engine should have pulled from a prefill engine, but computed again itself.
 	if tokens := w.scrapes.pulls.newlyNotPulled(s, w.traffic); tokens > 0 {
 		w.m.metrics.shortPulls.WithLabelValues(w.in.ID).Add(tokens)
 	}

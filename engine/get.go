@@ -34,8 +34,8 @@ func (k *Call) ask(ctx context.Context, method, path string, limit int, hdr ...H
 }
 
 // read returns the body of a GET as Get does, but any status other than 200 is an error, a *StatusError. If the engine refused the request
-// because it re-forms, is paused or lacks a rank, this error wraps the reason. A GET concerns the whole engine, whatever rank t has, so a
-// message about any rank counts.
+// because it re-forms, is paused, lacks a rank or was taken out of its group, this error wraps the reason. A GET concerns the whole engine,
+// whatever rank t has, so a message about any rank counts.
 func (c *Client) read(ctx context.Context, t *Target, path string, limit int, hdr ...Header) ([]byte, error) {
 	status, body, err := c.Get(ctx, t, path, limit, hdr...)
 	if err == nil && status != http.StatusOK {

@@ -130,7 +130,7 @@ type PendingPull struct {
 	hold                 mooncake.Hold
 	cacheSalt            string      // the cache_salt of the request; empty: it needs none
 	saltGeneration       int         // Liveness.saltGeneration when the request was sent
-	saltChangedSinceLoss bool        // its KV is lost, and later requests have another salt for this reason
+	saltChangedSinceLoss bool        // its KV is lost, and later requests have another salt already
 	timer                *time.Timer // calls the function given to OnExpiry; nil: no timer runs
 }
 
@@ -144,8 +144,8 @@ func (l *Liveness) AddPull(now time.Time, hold mooncake.Hold) *PendingPull {
 	defer l.mu.Unlock()
 	pull.cacheSalt, pull.saltGeneration = l.cacheSalt, l.saltGeneration
 	if maxSilence := hold.MaxSilence(); maxSilence > 0 { // 0: signs of life do not renew this hold
-		const reportedShare = 16 // RecordSign reports gaps from 1/16 of the longest silence on, and so all that may end the hold
-		l.minReportedGap.Store(int64(maxSilence / reportedShare))
+		const smallPart = 16 // RecordSign reports gaps longer than 1/16 of the longest silence, and so all that matter to the hold
+		l.minReportedGap.Store(int64(maxSilence / smallPart))
 	}
 	l.pendingPulls = append(l.pendingPulls, pull)
 	return pull

@@ -92,8 +92,8 @@ func ParseSeries(page []byte, limits Limits) (map[string]*dto.MetricFamily, erro
 	return families, nil
 }
 
-// linesOf returns the lines of a page that are samples of the series listed in limits. It does not check their values. It leaves out TYPE
-// lines, so that all series are untyped and their values can be read in the same way.
+// linesOf returns the lines of a page that are samples of the series in limits, of the start time or of the cache config. It does not check
+// their values. It leaves out TYPE lines, so that all series are untyped and their values can be read in the same way.
 func linesOf(page []byte, limits Limits) []byte {
 	var lines []byte
 	for line := range bytes.Lines(page) {
@@ -101,7 +101,7 @@ func linesOf(page []byte, limits Limits) []byte {
 		if end <= 0 {                       // the line is no sample
 			continue
 		}
-		if _, isListed := limits.limitOf(string(line[:end])); isListed {
+		if _, wanted := limits.limitOf(string(line[:end])); wanted {
 			lines = append(lines, bytes.TrimRight(line, "\r\n")...)
 			lines = append(lines, '\n')
 		}

@@ -105,9 +105,9 @@ func recordGoodAnswer(w *watch, began time.Time, withoutComputing, fresh bool) {
 	}
 }
 
-// updateStatus updates the engine's status by the result of a check, and logs a refused API key. The first case that fits decides: what
-// explains a bad answer comes before the cases that judge the answer itself. If the answer to the health check is late, but streams of the
-// engine sent tokens meanwhile, the engine stays up: its API server is only busy. The caller holds m.mu.
+// updateStatus updates the engine's status by the result of a check, and logs a refused API key. An engine that re-forms, or that an
+// operator holds, may answer badly without a failure, so these cases come first. If the answer to the health check is late, but streams of
+// the engine sent tokens meanwhile, the engine stays up: its API server is only busy. The caller holds m.mu.
 func (result checkResult) updateStatus(w *watch) {
 	err := result.health
 	if isOwnFault(err) { // the engine was not asked, so it stays up or down as it was
@@ -123,7 +123,7 @@ func (result checkResult) updateStatus(w *watch) {
 	if listFailed && wasRetired {
 		w.facts.err = ErrRetired
 	}
-	haltSeenNow, halt := w.haltAfter(result)          // why requests must wait for the engine, and whether this check has seen it
+	haltSeenNow, halt := w.haltAfter(result)          // halt is why requests must wait for the engine
 	reported := result.reportsBefore != w.reportCount // during the check a caller could not connect, or got a refusal
 	streamsGoOn := w.traffic.events.Load() != result.eventsBefore
 	// An engine whose models are unknown gets no requests. If the address is unproven, the streams may be of the host that had the name
@@ -173,8 +173,8 @@ func applyLateCheck(w *watch, err error) {
 
 // haltAfter returns why the engine must be halted after a check, so that requests wait for it; nil: it need not be. The reason is, in this
 // order: a change of the number of ranks that the health check or readScaling reports, the same change seen before if the list of models
-// does not show its end yet, or what checkRestrictions found. seenNow is false if this check itself has seen no reason. The caller gives
-// both results to setHalt. The caller holds m.mu.
+// does not show its end yet, or what checkRestrictions found. seenNow is false if this check itself has seen no reason. The caller holds
+// m.mu.
 func (w *watch) haltAfter(result checkResult) (seenNow bool, halt error) {
 	otherHalt := result.halt                                 // a pause or a fault
 	if w.in.Held != nil && errors.Is(otherHalt, ErrPaused) { // the operator paused the engine, and Held has the reason
@@ -194,8 +194,8 @@ func (w *watch) haltAfter(result checkResult) (seenNow bool, halt error) {
 }
 
 // applyGoodCheck updates the status after a good health check. halt says why new requests must wait for the engine, for example that it is
-// paused; nil: they need not. haltSeenNow says whether this check has seen that reason, and up whether the engine may serve. If the engine
-// has lost ranks, applyGoodCheck also lets one of them be tried again. The caller holds m.mu.
+// paused; nil: they need not. haltSeenNow says whether this check has seen a reason, and up whether the engine may serve. If the engine has
+// lost ranks, applyGoodCheck also lets one of them be tried again once that is due. The caller holds m.mu.
 func (w *watch) applyGoodCheck(halt error, haltSeenNow, up bool) {
 	w.failedChecks = 0
 	if w.facts.start != w.status.StartTime { // the engine has restarted, and suspicion and lost ranks are of the old process

@@ -171,8 +171,8 @@ func (w *watch) publishSuspicion() {
 func (w *watch) clearFailures() { w.suspect = suspicion{} }
 
 // runCanaries sends the canaries of the instance at the times that nextCanary returns, until ctx ends. A send to canaryWake makes it ask
-// nextCanary again, because a canary may be needed now. The same wake-up says that a try of a lost rank may be due, because such tries have
-// no time of their own.
+// nextCanary again, because a canary may be needed now. Tries of lost ranks have no time of their own: at such a wake-up, runCanaries also
+// makes one if it is due.
 func (w *watch) runCanaries(ctx context.Context) {
 	timer := time.NewTimer(time.Hour) // the loop sets or stops it before it waits
 	defer timer.Stop()
@@ -269,7 +269,7 @@ func applyCanary(w *watch, outcome string, err error) {
 	}
 	w.m.metrics.canaries.WithLabelValues(w.in.ID, outcome).Inc()
 	// canaryPassed alone does not prove that the core works: if canaries are off, it is the outcome although none was sent. So the silence
-	// ends only if also no rank is silent for longer than its waiting requests allow, which a share above 1 would say.
+	// ends only if no share is above 1: no rank has been silent for longer than its waiting requests allow.
 	if outcome == canaryPassed && w.traffic.maxSilenceShare(time.Now()) <= 1 {
 		s.silentSince = time.Time{}
 	}

@@ -95,7 +95,7 @@ func (t *Traffic) hasSignSince(at time.Time) bool {
 }
 
 // ExpectComputed reports a request right before it is sent. tokens is an upper bound of the prompt tokens that the engine must compute
-// itself, because a hand-off has no KV for them. Until SettleComputed the tokens are also unsettled: the engine's own counter may not have
+// itself, because no hand-off has KV for them. Until SettleComputed the tokens are also unsettled: the engine's own counter may not have
 // them yet.
 func (t *Traffic) ExpectComputed(tokens int64) {
 	t.computedTokens.Add(tokens)

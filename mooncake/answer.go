@@ -463,8 +463,8 @@ func (a *ProbeAnswer) addPart(part []byte) error {
 		}
 	}
 	read := members.probeAnswer()
-	// Only answers of /v1/messages have this member. A prefill asks for one token. If it was not aborted, it ends with max_tokens, which is
-	// read as length. If it was aborted, SGLang reports another reason.
+	// Only answers of /v1/messages have stop_reason at this place. A prefill asks for one token. If it was not aborted, it ends with
+	// max_tokens, which is read as length. If it was aborted, SGLang reports another reason.
 	hasStopReason := len(members.stopReason) > 0 && !rawjson.IsNull(members.stopReason)
 	wasAborted := hasStopReason && read.FinishReason != "length"
 	if wasAborted {

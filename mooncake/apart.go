@@ -62,7 +62,7 @@ func ScanFor(ep Endpoint, raw []byte, maxDepth int) (Body, error) {
 	if !ok || params[0] != '{' {
 		params = []byte("{}") // the engine will refuse a value that is not an object
 	}
-	const usualDepth = 0 // ScanBody's own bound; the scan of the whole body has refused deeper ones than maxDepth
+	const usualDepth = 0 // ScanBody's own bound; the scan of the whole body has applied maxDepth already
 	scannedParams, err := ScanBody(params, usualDepth)
 	if err != nil { // sampling_params has too many members
 		return Body{}, err

@@ -61,7 +61,7 @@ func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known 
 	c := callbackMembers{plainKeys: p.KVPlainKeys}
 	if _, err := rawjson.Scan(body, callbackDepth, func(at rawjson.Place) string {
 		key, value := rawjson.Key(body[at.Key+1:at.KeyEnd-1]), body[at.Val:at.ValEnd:at.ValEnd]
-		return c.add(key, value) // not empty: why this member is refused, with which Scan then fails
+		return c.add(key, value) // not empty: why this member is refused; Scan then fails
 	}); err != nil {
 		return bad("%w", err)
 	}

@@ -204,7 +204,7 @@ func (p Profile) WithDefaults() Profile {
 	return p
 }
 
-// setConnectorDefaults sets the defaults that depend on the connector, in the fields that are not set.
+// setConnectorDefaults sets defaults that depend on the connector, in the fields that are not set.
 func (p *Profile) setConnectorDefaults() {
 	if p.alwaysEarly() { // these connectors have no hand-off, so no hold and no choice of how a probe ends
 		setDefault(&p.Bind, BindArrival)

@@ -291,7 +291,7 @@ func (d *Discoverer) passToFleet(r *record, now time.Time) {
 		d.cfg.Fleet.SetAway(r.listed)
 	case added, changed:
 		if err := d.cfg.Fleet.Put(r.listed); err != nil {
-			d.setAwayOnly(r) // the fleet keeps the old description, but must not send requests to an engine that is away now
+			d.setAwayOnly(r) // the fleet keeps the old description, but must learn whether the engine gets requests now
 			d.recordFailure(r, now, err)
 			return
 		}
@@ -397,7 +397,7 @@ func (d *Discoverer) recordFailure(r *record, now time.Time, err error) {
 }
 
 // untilNextRetry returns the time until what failed for an engine must be tried again: its trial, or to pass it to the fleet, which refused
-// it. The result is at most an hour, and a millisecond if a retry is overdue. First trials do not count, because they begin at once.
+// it. The result is at most an hour, and a millisecond if a retry is overdue. First trials do not count, because they follow no pause.
 func (d *Discoverer) untilNextRetry(now time.Time) time.Duration {
 	next := now.Add(time.Hour) // any long wait will do, because new reports and results wake Run
 	for _, r := range d.records {
@@ -405,8 +405,8 @@ func (d *Discoverer) untilNextRetry(now time.Time) time.Duration {
 		if needsTrial && d.runningTrials == maxTrials {
 			continue // no trial may begin until another one ends, and its end wakes Run
 		}
-		hasFailed := r.err != nil && !r.trialRuns && !r.inConfig
-		if hasFailed && r.nextTrial.Before(next) {
+		awaitsRetry := r.err != nil && !r.trialRuns && !r.inConfig
+		if awaitsRetry && r.nextTrial.Before(next) {
 			next = r.nextTrial
 		}
 	}

@@ -74,9 +74,9 @@ func New(cfg Config) *Source {
 // Name returns "dns:", the host and the role.
 func (s *Source) Name() string { return "dns:" + s.cfg.Host + " " + s.cfg.Role }
 
-// Run looks up the name until ctx ends, and reports the engines after each look-up. A resolver may leave out some records of an answer.
-// Therefore the report also has the engines that only the last few answers lacked. Each interval varies at random by up to 10 %, so that
-// several proxies do not ask at the same times.
+// Run looks up the name until ctx ends. After each look-up it reports the engines, or why the look-up failed. A resolver may leave out some
+// records of an answer. Therefore the report also has the engines that only the last few answers lacked. Each interval varies at random by
+// up to 10 %, so that several proxies do not ask at the same times.
 func (s *Source) Run(ctx context.Context, report func([]discover.Engine, error)) {
 	for {
 		found, err := s.lookup(ctx)
