@@ -66,8 +66,8 @@ type deriving struct {
 	regionListings, groupListings map[string]*listings // model lists: of decode-only ranks, by region; of aggregated ranks, by group
 }
 
-// addDecodeRank adds a rank that decodes. Its worker id can be found by its name from now on. Once its engine has ever named its models,
-// and so has a board, decode calls can be sent to the rank. While the engine names its models, the rank is also a worker, to which the
+// addDecodeRank adds a rank that decodes. Its worker id can be found by its name from now on. If its engine has ever named its models, and
+// so has a board, decode calls can be sent to the rank. While the engine names its models, the rank is also a worker, to which the
 // dispatcher can bind requests. The list of the models is then added to the listings of the rank's region or, for an aggregated rank, of
 // its group. The listings decide for which models a prefill candidate can be used.
 func (d *deriving) addDecodeRank(e *Engine, rank int, state RankState) {
@@ -177,8 +177,8 @@ func (d *deriving) newRank(e *Engine, number int, id int32, state RankState) *Ra
 }
 
 // newWorker describes a rank for the dispatcher. number is the number of the rank in its engine; NoRank: the only rank. The worker is Up if
-// it takes requests, and Awaited if it will soon, because its engine is halted. Otherwise it takes none. If it is also Down, it takes no
-// part in the steps of its group.
+// it takes requests, and Awaited if requests wait for it, because its engine is halted. A worker that is Down takes no part in the steps of
+// its group.
 func (d *deriving) newWorker(e *Engine, number int, rank *Rank) board.Worker {
 	isWedged := e.Status.Wedged && !e.Status.Halted() // a halted engine need not compute anything
 	w := board.Worker{

@@ -259,10 +259,10 @@ func (e *Engine) clampsMaxTokens() bool {
 	return e.hasVersion(clampsMinor, true)
 }
 
-// takesHandOff says whether an engine takes hand-offs at an endpoint. Every engine does so for chats and completions. With early connectors
-// (the decode rank is chosen before the prefill) and nixl-push, the engine that pushes KV finds the destination by the X-Request-Id of the
-// decode request. For these connectors, only the endpoint for token ids takes hand-offs besides: vLLM does not give this id to a request of
-// the Responses API, for example. Otherwise the engine's version decides.
+// takesHandOff says whether an engine takes hand-offs at an endpoint. Every engine does so for chats and completions. For other endpoints,
+// the engine's version decides. But with early binding (the decode rank is chosen before the prefill) and with nixl-push, the vLLM engine
+// that pushes KV finds the destination by the X-Request-Id of the decode request. vLLM does not give this id to a response, for example, so
+// only the endpoint for token ids may take hand-offs then.
 func (e *Engine) takesHandOff(ep mooncake.Endpoint) bool {
 	if ep.IsChatOrCompletions() {
 		return true

@@ -96,7 +96,7 @@ func (v Removed) apply(r *Roster, out *effects) {
 type Left struct{ Key, Incarnation string }
 
 // apply removes the engine if it has the given incarnation. If discovery gives incarnations, the engine and its KV are gone for good. This
-// is remembered until the engine's last hand-off has expired, so that none of them is used. The monitor must stop watching the engine.
+// is remembered until the engine's last hand-off has expired, so that its hand-offs are not used. The monitor then stops watching it.
 func (v Left) apply(r *Roster, out *effects) {
 	if e := r.engines[v.Key]; e != nil && e.Incarnation == v.Incarnation {
 		dead := v.Incarnation != "" // without an incarnation, the engine may still run and be found again

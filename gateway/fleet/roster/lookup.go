@@ -115,7 +115,7 @@ func (p *Snapshot) FailingWith(worker int32, sameHost bool, list []int32) []int3
 // SharingQueueWith returns the ranks that are likely to refuse requests because a worker did, e.g. because one rate limit covers all of
 // them (sameQueue). These are the ranks of the worker's group, or the ranks of its engine if no other group takes requests. It returns none
 // if no rank besides these takes requests. Only ranks of the worker's board count. avoided are ranks that the request avoids already.
-// othersExist says whether a rank takes requests that is neither returned nor avoided: the caller then sends the request there.
+// othersExist says whether a rank takes requests that is neither returned nor avoided: the caller can send the request there.
 func (p *Snapshot) SharingQueueWith(worker int32, avoided []int32) (sameQueue []int32, othersExist bool) {
 	refusing := p.ranks[worker]
 	if refusing == nil { // the worker is gone, so no request is sent there

@@ -90,9 +90,9 @@ type PauseEnded struct {
 	Unresumed []string `json:"Left"` // keys of the engines that did not resume
 }
 
-// apply ends each pause to which the resuming call applies, or replaces it by a pause of those engines that stay paused (Unresumed). The
-// call went to the engines of one group or to all. Unresumed has the start time of each engine's process, because the pause of an engine
-// ends when it restarts.
+// apply ends each pause to which the resuming call applies, or replaces it by a pause of those engines that stay paused. The call went to
+// the engines of one group or to all. The new pause lists these engines in Pause.Unresumed, with the start times of their processes,
+// because the pause of an engine ends when it restarts.
 func (v PauseEnded) apply(r *Roster, out *effects) {
 	for group, p := range r.pauses {
 		isOfGroup := v.Group == "" || v.Group == group

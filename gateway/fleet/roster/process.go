@@ -97,7 +97,7 @@ func (p *Processes) Fate(process int) Fate {
 // RecordConnection records how a connection went: whether it was refused, and whether the engine's name has a new address (moved). If this
 // shows that there must be a new process, evidence says how, and the process before counts as Gone; empty: nothing shows a new process. The
 // state says whether the last connection was accepted or refused, and whether the start time of the newest process is known. RecordStart
-// sets the second part: if it comes while connections are still refused, the state is refusedStartKnown.
+// sets the second part: a start time that comes while connections are still refused leads to refusedStartKnown.
 func (p *Processes) RecordConnection(moved, isRefused bool, now time.Time) (next *Processes, evidence string) {
 	nextState := p.connection
 	wasAccepted := p.connection == acceptsStartKnown || p.connection == acceptsStartUnknown

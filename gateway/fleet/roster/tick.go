@@ -135,8 +135,8 @@ func (r *Roster) refuseOddConnectors(out *effects) {
 }
 
 // updateStates decides the state of every engine, and the share of its slots that it may use. It begins and ends slow starts. The state
-// follows from the engine's health, and from a drain or another owner that keeps requests away. An engine at which requests failed leaves
-// service only if another engine can replace it, so the engines in full service are counted first.
+// follows from the engine's health, and from a drain or another owner that keeps requests away. An engine at which requests failed may stay
+// in service if no other engine can replace it, so the engines in full service are counted first.
 func (r *Roster) updateStates(out *effects) {
 	inFullService := map[string]int{} // numbers of engines in full service, by workKind (role and model)
 	for _, e := range r.engines {
@@ -229,13 +229,13 @@ func (r *Roster) markBrokenGroups(out *effects) {
 // stateByHealth is the state of an engine as far as it follows from its answers. others is how many engines are in full service for its
 // model and role. The status of the monitor has these findings about the engine:
 //   - Out: requests failed in a row. Wedged: a canary, a request of one token that shows whether the engine computes, failed, too.
-//   - Accused: requests failed, and it is not known yet whether the engine is at fault.
+//   - Accused: requests failed, and it is not known yet whether the engine is at fault; or its core gives no sign of life.
 //   - Late: it does not answer its health check, but may do so soon.
-//   - Halted: it is up, but paused, or its group re-forms. It is in service, and requests wait until it resumes.
+//   - Halted: it is up, but takes no requests for now, e.g. because it is paused. It is in service, and requests wait until it resumes.
 //
-// An engine that is out or accused stays in service if no other engine serves its model: requests that may fail are better than requests
-// that must fail, and the canary will show whether the engine works. Of several states the first case below counts, because it explains the
-// others: requests fail at an engine that is down, late or halted.
+// An engine that is accused, or out but not wedged, stays in service if no other engine serves its model: requests that may fail are better
+// than requests that must fail, and the canary will show whether the engine works. Of several states the first case below counts, because
+// it explains the others: requests fail at an engine that is down, late or halted.
 func (e *Engine) stateByHealth(others int) RankState {
 	s := &e.Status
 	mayWork := !s.Wedged && len(s.Models) > 0
