@@ -239,10 +239,10 @@ func (a *Advisor) advise(out *Advice) {
 	inWindow, inCalmPeriod := a.largestNeed(present.at.Add(-a.settings.Window)), a.largestNeed(present.at.Add(-a.settings.CalmPeriod))
 	a.short.prefill = isShort(a.short.prefill, present.prefill, out.Prefill.Live)
 	a.short.decode = isShort(a.short.decode, present.decode, out.Decode.Live)
-	needed := a.settings.Window + a.settings.CalmPeriod // the needs of a CalmPeriod come from the samples of this time
+	watchTime := a.settings.Window + a.settings.CalmPeriod // the needs of a CalmPeriod come from the samples of this time
 	// While ranks are down, less work reaches the other side, so the needs of that time are too low to remove ranks.
-	watchedLongEnough := present.at.Sub(a.watchedSince) >= needed
-	allWereUp := watchedLongEnough && present.at.Sub(a.lastLossAt) >= needed
+	watchedLongEnough := present.at.Sub(a.watchedSince) >= watchTime
+	allWereUp := watchedLongEnough && present.at.Sub(a.lastLossAt) >= watchTime
 	prefillToSpare := allWereUp && !a.short.prefill && wholeRanks(inCalmPeriod.prefillIfDecodeSuffices) < out.Prefill.Live
 	decodeToSpare := allWereUp && !a.short.decode && wholeRanks(inCalmPeriod.decodeIfPrefillSuffices) < out.Decode.Live
 	if a.short.prefill {

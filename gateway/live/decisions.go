@@ -107,7 +107,7 @@ func whyRank(d *receipt.Decode) []string {
 		stage := cmp.Or(d.Stage, "bound") // without a stage it is only known that the request was bound to the rank
 		return []string{fmt.Sprintf("Decode policy %s chose the rank in its stage %s.", d.Policy, stage)}
 	}
-	held, fullest := max(0, d.KVTokens), max(0, d.Fullest) // a load is never below 0
+	held, fullest := max(0, d.KVTokens), max(0, d.Fullest) // no load below 0 is shown
 	s := []string{fmt.Sprintf("Decode policy %s chose among %s with room. This one held %s KV tokens, the fullest %s.", d.Policy,
 		words.Count(d.Able, "rank"), stats.Grouped(held), stats.Grouped(fullest))}
 	if d.Stage == "guard" { // the starvation guard chose the request because of its age

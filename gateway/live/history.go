@@ -38,7 +38,7 @@ func historyOf(samples []detect.Sample) History {
 }
 
 // lineValues returns the values of a sample in the order of lineNames; -1: not known. Values are whole numbers. Therefore requests are
-// counted per 1000 s, of which there may be less than one per second, and latencies are in microseconds.
+// counted per 1000 s, because fewer than one may come per second, and latencies are in microseconds.
 func lineValues(s *detect.Sample) [len(lineNames)]int64 {
 	microseconds := func(ms float64, of detect.Latency) int64 {
 		if of.Samples == 0 {

@@ -186,7 +186,7 @@ func (l *Live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // serveStream answers first with the history, the document and the strip, and then with the news of each second, until the watcher leaves
-// or is dropped. The strip has what happened in the last quarter of an hour, in bins of five seconds. It changes only with each bin.
+// or is dropped. The strip has what happened in the last quarter of an hour, in bins of five seconds. It is sent again when a bin ends.
 func (l *Live) serveStream(w http.ResponseWriter, r *http.Request) {
 	watcher, ok := l.addWatcher(time.Now())
 	if !ok {
@@ -208,7 +208,7 @@ func (l *Live) serveStream(w http.ResponseWriter, r *http.Request) {
 			if !ok { // the watcher was dropped
 				return
 			}
-			hasStrip := n.strip != nil                                                                  // once per bin
+			hasStrip := n.strip != nil                                                                  // when a bin has ended
 			if s.write("document", n.document) != nil || hasStrip && s.write("strip", n.strip) != nil { // the watcher has left
 				return
 			}

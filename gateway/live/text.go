@@ -159,7 +159,8 @@ func (s *sheet) prefill(p *detect.Prefill) {
 	s.prefillEngines(p.Engines)
 }
 
-// prefillSummary says how many requests wait for prefill, and which share of the prompt tokens was found in prefix caches (hits).
+// prefillSummary says how many requests wait for prefill, and which share of the prompt tokens was found in prefix caches (hits). It also
+// says how many batch requests wait and ran, if there are any.
 func prefillSummary(p *detect.Prefill) string {
 	text := fmt.Sprintf("prefill policy %s: %d of at most %d requests wait, hits %.0f %% of tokens", cmp.Or(p.Policy, "–"), p.Waiting,
 		p.QueueMax, 100*p.HitShare)

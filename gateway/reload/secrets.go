@@ -106,8 +106,8 @@ const leastSecret = 16
 const fleetReader = "ca_file "
 
 // readSecrets reads all files with tokens, keys and certificates that a config names. Of files that other components read later, it only
-// notes the digest: authorities of the fleet, under fleetReader, and files for calls between proxies, under their plain name. The same file
-// may be in both places, so that each reader notices a change.
+// notes the digest: of authorities that the fleet reads, with fleetReader before the name, and of files for calls between proxies, under
+// the plain name. The same file may have both entries, so that each reader notices a change.
 func readSecrets(cfg *config.Config) (*secrets, error) {
 	s := &secrets{ // the digests come first: if a file changes while it is read, the change is noticed later
 		digests: map[string]digest{cfg.KeysFile: digestOf(cfg.KeysFile), cfg.Admin.TokenFile: digestOf(cfg.Admin.TokenFile),
