@@ -51,7 +51,7 @@ func (a *Answer) Feed(dst, p []byte, now time.Time) ([]byte, Effects) {
 		var effects Effects
 		dst, effects = a.Event(dst, e)
 		total.Events += effects.Events
-		// Tokens counts the whole answer up to the event, so it is not added up. It is 0 for an event without tokens.
+		// Tokens counts the whole answer up to the event, so it is not added up. It is 0 if the event has not raised the count.
 		total.Tokens = max(total.Tokens, effects.Tokens)
 		total.End = effects.End
 	}
@@ -97,9 +97,9 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 	return dst, effects
 }
 
-// goOn follows up an event with which, as the filter says, the answer has not ended. dst ends with the client's copy of the event, which
+// goOn does the rest of Event for an event after which the filter returned NotEnded. dst ends with the client's copy of the event, which
 // begins at the offset from. filterPassedIt is false if the filter holds the event back or drops it. goOn tells the Reader whether the
-// event counts as progress. It returns Complete for the last event of a stream without [DONE], else NotEnded.
+// event is the last one or makes no progress. It returns Complete for the last event of a stream without [DONE], else NotEnded.
 func (a *Answer) goOn(dst []byte, from int, filterPassedIt bool, kind Kind) ([]byte, End) {
 	switch {
 	case a.Filter.streamEnded: // this event is the last one, and no [DONE] comes after it
@@ -118,9 +118,9 @@ func (a *Answer) goOn(dst []byte, from int, filterPassedIt bool, kind Kind) ([]b
 	return dst, NotEnded
 }
 
-// countEvent returns how an event that the filter has just read changes the count of tokens. If the count has grown, Events is 1, and
-// Tokens is the new count of the whole answer. Otherwise both are 0: the event has no tokens, or the engine's usage has corrected an
-// estimate down.
+// countEvent returns how an event that the filter has just read changes the count of tokens. If the count is larger than all that were
+// reported before, Events is 1, and Tokens is this count of the whole answer. Otherwise both are 0: the event has no tokens, or the
+// engine's usage has corrected an estimate down.
 func (a *Answer) countEvent() (effects Effects) {
 	if tokens := a.Filter.Tokens(); tokens > a.reportedTokens {
 		a.reportedTokens = tokens

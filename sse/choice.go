@@ -220,7 +220,7 @@ func (cs *calls) addOne(b []byte, i, index int) (end int) {
 			if !rawjson.IsNull(val) && !addFunction(&c.function, b, o.Val) {
 				return -1
 			}
-		case "id", "type": // they come with the call's first delta and name the call, so a later value does not replace them
+		case "id", "type": // they come with the first delta of the call, and a later value does not replace them
 			c.otherMembers.keepFirst(o.Key, val)
 		default: // a member that we do not know: the newest value is taken to be the valid one
 			c.otherMembers.keepLast(o.Key, val)

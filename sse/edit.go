@@ -80,9 +80,9 @@ func (f *Filter) actionFor(marked *mark, b []byte) action {
 		return cachedAction(f, marked, old)
 	case engineOnlyValue:
 		switch {
-		case !f.options.Unstreamed: // in a stream, the member is missing for clients that did not ask for it
+		case !f.options.Unstreamed: // in a stream, the client's event lacks the member
 			return removeMember
-		case rawjson.IsNull(old): // in an answer in one piece, it is null for these clients
+		case rawjson.IsNull(old): // in an answer in one piece, the member is null instead
 			return keepValue
 		}
 		return setNull
@@ -177,7 +177,7 @@ func usageAction(f *Filter, old []byte) action {
 	return setNull // OpenAI sends null in each event before the one with the final usage
 }
 
-// appendValue appends what the client gets at a mark for which actionFor returns setValue. old is the value in the event.
+// appendValue appends what the client gets at a mark if it gets a new value there. old is the value in the event.
 func (f *Filter) appendValue(dst []byte, marked *mark, old []byte) []byte {
 	switch marked.kind {
 	case noDetails, nullDetails, noCached: // the event lacks cached_tokens

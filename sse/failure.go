@@ -59,13 +59,13 @@ type errorFields struct {
 // evenkeel's own client is still there and must get a real error status.
 const statusClientGone = 499
 
-// errorCode returns the error's code as text, and the HTTP status for the client. raw is the code: a status, a name or nothing. If it is no
-// status, the name in typ or in the code decides, and an unknown name becomes 500.
+// errorCode returns the error's code as text, and the HTTP status for the client. raw is the code: a number, a name or nothing. If it is no
+// error status, the name in typ or in the code decides the status, which is 500 if the name is unknown.
 func errorCode(raw json.RawMessage, typ string) (code string, status int) {
 	if json.Unmarshal(raw, &code) != nil && !rawjson.IsNull(raw) { // raw is no string: a number, or empty
 		code = string(raw)
 	}
-	if n, err := strconv.Atoi(code); err == nil && n >= 400 && n <= 599 && n != statusClientGone { // its client was evenkeel, ours is there
+	if n, err := strconv.Atoi(code); err == nil && n >= 400 && n <= 599 && n != statusClientGone {
 		return code, n
 	}
 	for _, name := range []string{typ, code} { // some engines send the name as the code

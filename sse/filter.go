@@ -252,7 +252,7 @@ func (f *Filter) countTokens(data []byte) {
 	}
 }
 
-// storeUsage stores the usage of the event that was read, whose data is data. From now on, tokens are counted from this usage on.
+// storeUsage stores the usage of the event that was read, whose data is data. The tokens of later events are added to its count.
 func storeUsage(f *Filter, data []byte) {
 	facts := &f.facts
 	f.usageSeen = true
@@ -343,9 +343,9 @@ func isDropped(f *Filter, finish []byte) bool {
 // needed if the engine sends the usage only with the finish_reason, where OpenAI's clients do not look for it. data is the data of the
 // event, which has a usage. deferUsage drops preparedUsage if the engine itself sends an event with only the usage.
 func (f *Filter) deferUsage(data []byte) {
-	wantsFinalUsage := f.options.Usage && !f.continuousUsage && !f.options.DropFinalUsage // else it wants none, gets all, or the fan-out's sum
+	needsFinalUsage := f.options.Usage && !f.continuousUsage && !f.options.DropFinalUsage
 	switch {
-	case !wantsFinalUsage:
+	case !needsFinalUsage: // the client wants no usage, gets that of every event, or gets the fan-out's sum
 	case f.facts.choices == 0: // this event has only the usage
 		f.preparedUsage = f.preparedUsage[:0]
 	default:
@@ -371,8 +371,8 @@ func prepareUsage(f *Filter, data []byte) {
 	f.preparedUsage = append(append(append(f.preparedUsage, `"choices":[],"usage":`...), usage...), "}\n\n"...)
 }
 
-// MissingUsage appends the event with only the final usage that deferUsage has prepared. It appends nothing if there is none: the client
-// did not ask for the usage, or the engine has sent such an event, or no usage at all. The caller calls it before [DONE].
+// MissingUsage appends the event with only the final usage that deferUsage has prepared. It appends nothing if there is none, as when the
+// client did not ask for the usage or the engine itself has sent such an event. The caller calls it before [DONE].
 func (f *Filter) MissingUsage(dst []byte) []byte {
 	if len(f.preparedUsage) == 0 {
 		return dst
@@ -387,8 +387,9 @@ func (f *Filter) MissingUsage(dst []byte) []byte {
 	return out
 }
 
-// LacksUsage says that the client asked for the usage and will not get it from the engine. A caller then makes an event with a usage from
-// the filter's own counts. LacksUsage is always false for an answer that another engine began.
+// LacksUsage says that the client asked for the usage, and that neither the engine has sent the final usage nor MissingUsage can append it.
+// At the end of the answer, a caller then makes an event with the usage from the filter's own counts. LacksUsage is always false for an
+// answer that another engine began.
 func (f *Filter) LacksUsage() bool {
 	willAppendIt := len(f.preparedUsage) > 0               // MissingUsage appends it at the end
 	fanOutHasIt := f.options.DropFinalUsage && f.usageSeen // the fan-out reads the usage by the method Usage and sends it itself

@@ -162,7 +162,8 @@ func (f *Filter) takeFormEvent(e Event, dst []byte) (out []byte, end End) {
 	return f.appendEdited(e, event.edits, dst), NotEnded
 }
 
-// adaptToClient adds the edits that only this client needs, such as its own id, if the form has such edits.
+// adaptToClient adds the edits that only this client needs, such as its own id, if the form has such edits. It may also set
+// failed or fault.
 func adaptToClient(f *Filter, event *formFacts, data []byte) {
 	if adapt := forms[f.options.Form].adapt; adapt != nil && event.readable {
 		adapt(f, event, data)
@@ -212,7 +213,7 @@ func setFacts(f *Filter, event *formFacts) {
 	}
 	choices := noChoiceList
 	if event.hasFinalUsage {
-		choices = 0 // an empty list: in chunked forms, the event with the final usage has it, and countTokens finds that event by it
+		choices = 0 // as in chunked forms, where countTokens knows the final usage by the empty list of choices
 	}
 	f.facts = facts{choices: choices, isEmpty: event.isPing, content: event.hasTokens, hasUsage: event.usage.Total > 0, usage: event.usage}
 }

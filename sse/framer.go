@@ -79,7 +79,7 @@ func Events(text []byte) func(yield func(Event) bool) {
 // Feed takes in the bytes p. It copies only what belongs to an unfinished event, so p must not change until Next returns false. Slices
 // of earlier events are no longer valid after Feed.
 func (f *Framer) Feed(p []byte) {
-	f.copyUnfinished()        // buf is now only the beginning of an unfinished event of earlier calls, in the framer's own memory
+	f.copyUnfinished()        // buf is now empty, or the beginning of an unfinished event in the framer's own memory
 	f.scratch = f.scratch[:0] // forgets the Data of events that were returned since the last Feed
 	if len(f.buf) == 0 {      // no event is unfinished, so p itself can be cut
 		if cap(f.ownBuf) > maxKeptBuffer {

@@ -60,7 +60,8 @@ func (s *formFacts) readMeta(o rawjson.Object) {
 	s.usage = u
 }
 
-// readEnd reads a finish_reason. If its type is abort, it has a message and the HTTP status of the error, which readEnd stores in failure.
+// readEnd reads a finish_reason. If its type is abort, it has a message and the HTTP status of the error, which readEnd stores in
+// errorText.
 func (s *formFacts) readEnd(o rawjson.Object) {
 	message, status := `""`, "500"
 	for o.NextValue() {
@@ -102,7 +103,7 @@ func (f *Filter) adaptGenerated(s *formFacts, data []byte) {
 		}
 		s.edits = append(s.edits, edit{s.endAt, s.endAt, comma + `"index":` + strconv.Itoa(f.options.Choice)})
 	}
-	if f.options.Continuation != nil && f.options.Continuation.Last != nil { // an earlier engine has sent events, of which Last is the last
+	if f.options.Continuation != nil && f.options.Continuation.Last != nil { // earlier engines have sent a part of the answer
 		joinGenerated(f, s, data)
 	}
 }
@@ -117,7 +118,7 @@ func joinGenerated(f *Filter, s *formFacts, data []byte) {
 	}
 	listedIDs := countListed(data, s.idsAt) // token ids in this event
 	allTokens := s.usage.Completion         // tokens of this engine so far, by its own count
-	// An event that lists all of these tokens is cumulative. One that lists fewer has only the new ones.
+	// After the first event with tokens, an event that lists all of these tokens is cumulative. One that lists fewer has only the new ones.
 	growth, _ := growthOf(listedIDs, allTokens, earlierIDs)
 	otherGrowth := growth != GrowthUnknown && growth != continuation.Grows
 	// In a cumulative stream, an event that lacks some ids cannot be joined, because the joined list would lack them, too.
@@ -126,8 +127,7 @@ func joinGenerated(f *Filter, s *formFacts, data []byte) {
 		s.fault = ErrOtherGrowth
 		return
 	}
-	lastBefore := continuation.Last // the last event of the engines before, which has what their whole answer says
-	s.edits = editsToJoin(s.edits, lastBefore, continuation.Grows, data)
+	s.edits = editsToJoin(s.edits, continuation.Last, continuation.Grows, data)
 	s.sortEdits() // the edit at the object's end was added before those inside it
 }
 

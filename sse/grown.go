@@ -35,15 +35,15 @@ func (t *Transcript) recordGenerated(f *Filter, s *formFacts, b []byte) {
 	}
 	t.Completed, t.Prompt = f.tokens, s.usage.Prompt
 	idsBefore := len(t.IDs)
-	growth := t.recordGeneratedIDs(s, b)                // whether the event has the whole answer so far, or only the new part
+	growth := t.recordGeneratedIDs(s, b)
 	t.Content = t.Content || len(t.IDs) > idsBefore     // the client has a part of the answer, even if the new tokens show no text yet
 	t.recordShown(b[s.textAt.from:s.textAt.to], growth) // the growth decides how a new text is recognised
 	t.Last = append(t.Last[:0], b...)
 }
 
-// recordGeneratedIDs adds the ids of the event's new tokens. It returns and stores whether the event has the whole answer so far
-// (cumulative) or only the new part (delta). The transcript becomes Unread, so that no other engine continues the answer, if the number of
-// ids does not fit the engine's count, or if earlier events were of the other kind.
+// recordGeneratedIDs adds the ids of the event's new tokens. It returns whether the event has the whole answer so far (Cumulative) or only
+// the new part (Delta), and stores this unless it is GrowthUnknown. The transcript becomes Unread, so that no other engine continues the
+// answer, if the number of ids does not fit the engine's count, or if earlier events were of the other kind.
 func (t *Transcript) recordGeneratedIDs(s *formFacts, b []byte) Growth {
 	idsBefore := len(t.IDs)
 	grows, consistent := growthOf(countListed(b, s.idsAt), s.usage.Completion, idsBefore)
@@ -130,7 +130,7 @@ func (t *Transcript) Join(next *Transcript) {
 }
 
 // joinLast replaces t.Last, the last event of the engines before, by next.Last, edited so that it also has their part of the answer. It
-// also adds weight_versions, which a further engine needs to join its own list to it.
+// also adds weight_versions, so that the list of a further engine can be joined to it.
 func (t *Transcript) joinLast(next *Transcript) {
 	if len(next.Last) == 0 { // the endpoint is not /generate, or the next engine sent nothing
 		return

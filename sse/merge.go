@@ -74,7 +74,7 @@ func (m *merger) addChoices(b []byte, i int) (ok bool) {
 		if m.count > 0 {
 			m.choices = append(m.choices, ',')
 		}
-		list.Pos = m.addChoice(b, list.Val) // Next goes on after the choice, and ends if it could not be read
+		list.Pos = m.addChoice(b, list.Val) // the loop goes on there; -1 ends it
 		m.count++
 	}
 	return list.Pos > 0 // -1: the list, or a choice in it, could not be read

@@ -146,9 +146,8 @@ func (f *Filter) markInsertion(kind valueKind, o *rawjson.Object) {
 	f.marks = append(f.marks, mark{kind: kind, open: int32(o.Open), val: int32(o.Pos - 1), end: int32(o.Pos - 1), needsComma: o.N > 0})
 }
 
-// read scans an event's JSON and fills f.facts and f.marks; ok is false if b is not exactly one JSON object. A mark is a member that may
-// have to change: later, editMarked replaces it, removes it or keeps it. Most members are marked only if an option may change them: those
-// of a continued answer if the client must get the first engine's value, and the id and created if another value was chosen for the client.
+// read scans an event's JSON and fills f.facts and f.marks; ok is false if b is not exactly one JSON object. Some members are marked
+// only if Options may change them for this client. editMarked later decides about each mark.
 func (f *Filter) read(b []byte) (ok bool) {
 	o := rawjson.ObjectAt(b, rawjson.Space(b, 0))
 	for o.Next() {

@@ -81,9 +81,9 @@ func (s *formFacts) readResponse(o rawjson.Object, cached int) {
 	}
 }
 
-// readUsage reads the usage of a response. cached is the number of cached prompt tokens that the client is to see. readUsage adds the edits
-// that replace the engine's own counts by it, except if it is OwnCached. It also becomes the only element of a list with a count for each
-// turn, because the prefill engine's count is not divided into turns.
+// readUsage reads the usage of a response. cached is the number of cached prompt tokens that the client is to see. Unless it is OwnCached,
+// readUsage adds the edits that replace the engine's own count by it. A list with a count for each turn is then replaced by a list with
+// this one number, because the prefill engine's count is not divided into turns.
 func (s *formFacts) readUsage(o rawjson.Object, cached int) {
 	shown := strconv.Itoa(max(0, cached)) // clients expect a number, even if the count is not known
 	for o.NextValue() {
