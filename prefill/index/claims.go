@@ -84,15 +84,15 @@ func (c *claim) unconfirm() { c.support &^= confirmed }
 // speculations is the number of speculations that need the claim.
 func (c *claim) speculations() uint16 { return c.support & speculationMask }
 
-// countSpeculation counts one more speculation that needs the claim, unless the number is at its largest value.
-func (c *claim) countSpeculation() {
+// addSpeculation counts one more speculation that needs the claim, unless the number is at its largest value.
+func (c *claim) addSpeculation() {
 	if c.speculations() < speculationMask {
 		c.support++
 	}
 }
 
-// uncountSpeculation counts one speculation less. The number must not be 0.
-func (c *claim) uncountSpeculation() { c.support-- }
+// removeSpeculation counts one speculation less. The number must not be 0 before.
+func (c *claim) removeSpeculation() { c.support-- }
 
 type slot struct {
 	id         string
@@ -307,8 +307,8 @@ func (x *Index) bytes() int64 {
 	return int64(x.entries)*x.entryCost() + int64(x.claimCount-x.entries)*claimCost
 }
 
-// Reset drops all blocks and frees their memory. The slots stay valid. Each slice then has one element, because number 0 stands for no
-// entry and for no claim.
+// Reset drops all blocks and frees their memory. The slots stay valid. Each slice then has room for number 0 alone, which stands
+// for no entry and for no claim.
 func (x *Index) Reset() {
 	x.wordsPerEntry = (max(len(x.slots), 1) + 63) / 64 // words of 64 bits, one bit for each slot, rounded up
 	x.table = table{}

@@ -59,7 +59,7 @@ func (x *Index) Insert(s Slot, keys []Key) {
 		c := x.ensureClaim(s.N, keys[i])
 		x.claims[c].confirm()
 	}
-	x.releaseConfirmedLingering(s) // speculations whose probes have ended no longer count the blocks that are now confirmed
+	x.releaseConfirmedLingering(s) // speculations whose probes have ended give up their first blocks, as far as these are confirmed
 }
 
 // Remove notes that the slot's engine no longer holds a block. The blocks behind it cannot be used without it, but they
@@ -79,13 +79,13 @@ func (x *Index) Remove(s Slot, k Key) {
 }
 
 // Correct drops the slot's claims on all but the first cached blocks of a prompt, because the engine found only these in its cache when it
-// began the prompt's prefill. It returns the number of dropped claims. Once the prefill has computed the other blocks, Confirm adds them
-// again.
+// began the prompt's prefill. It returns the number of dropped claims. The prefill has computed the other blocks by the time
+// of this call, so the caller may call Confirm next, which adds them again.
 func (x *Index) Correct(s Slot, keys []Key, cached int) (dropped int) {
 	if !x.isCurrent(s) { // the candidate was removed
 		return 0
 	}
-	for i := len(keys) - 1; i >= max(cached, 0); i-- { // in the order in which ensureClaim made the claims: from the last block on
+	for i := len(keys) - 1; i >= max(cached, 0); i-- { // from the last block on, as the claims were made
 		if c := x.lookUp(s.N, keys[i]); c != 0 {
 			x.dropClaim(c, Removed)
 			dropped++

@@ -26,8 +26,7 @@ type Scope struct {
 }
 
 // Root is the key that stands before a prompt's first block. It depends on the unit and on the size of a block, so that blocks of different
-// units or sizes never have the same key. Hash is the same in every process. Check has a secret of this process, so that no client can make
-// a text whose key equals the key of another tenant's text.
+// units or sizes never have the same key.
 func (s Scope) Root(unit Unit, block int) Key {
 	var scratch [256]byte
 	buf := append(scratch[:0], keyVersion...)
@@ -112,8 +111,8 @@ func (h *Hasher) writeByte(c byte) {
 }
 
 // endBlock makes the key of the block, which is full, and begins the next one. buf has the Check and the Hash of the previous block, and
-// then this block. Check covers all of it. Hash leaves out the previous Check, which a secret of this process decides, because Hash must be
-// the same in every process.
+// then this block. Check covers all of it. Hash leaves out the previous Check, which each process computes with its own
+// secret, because Hash must be the same in every process.
 func (h *Hasher) endBlock() {
 	k := Key{Hash: xxhash.Sum64(h.buf[parentCheckBytes:]), Check: maphash.Bytes(secret, h.buf)}
 	h.keys = append(h.keys, k)

@@ -12,7 +12,7 @@ func (x *Index) Speculate(s Slot, keys []Key) Speculation {
 	keys = at.fitting(keys)
 	for i := len(keys) - 1; i >= 0; i-- { // from the last block, so that a block is evicted before the blocks in front of it
 		n := x.ensureClaim(s.N, keys[i])
-		x.claims[n].countSpeculation()
+		x.claims[n].addSpeculation()
 	}
 	p := Speculation{keys: keys, slot: s, clearCount: at.clearCount, began: x.clock}
 	x.clock++ // claims that are made from now on are newer than the speculation, so they do not count it
@@ -27,7 +27,7 @@ func (x *Index) Confirm(p *Speculation) {
 			n := x.ensureClaim(p.slot.N, p.keys[i])
 			c := &x.claims[n]
 			if p.isCountedBy(c) { // false for a claim that was just made
-				c.uncountSpeculation()
+				c.removeSpeculation()
 			}
 			c.confirm()
 		}
@@ -84,8 +84,8 @@ func (x *Index) releaseConfirmed(p *Speculation) {
 		if !c.isConfirmed() { // also true of claim 0, which lookUp returns for a block that the slot does not hold
 			return
 		}
-		if p.isCountedBy(c) { // false if another speculation has made the claim since p began
-			c.uncountSpeculation()
+		if p.isCountedBy(c) { // false if the claim was made after p began
+			c.removeSpeculation()
 		}
 		p.keys = p.keys[1:]
 	}
@@ -114,7 +114,7 @@ func (x *Index) endSpeculation(p *Speculation, why Reason) {
 	for i := len(p.keys) - 1; i >= 0; i-- { // in the order in which Speculate made the claims
 		n := x.lookUp(p.slot.N, p.keys[i]) // 0: the claim was dropped meanwhile
 		if c := &x.claims[n]; n != 0 && p.isCountedBy(c) {
-			c.uncountSpeculation()
+			c.removeSpeculation()
 			if !c.isNeeded() {
 				x.dropClaim(n, why)
 			}

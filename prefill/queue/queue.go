@@ -172,16 +172,16 @@ func (q *Queue[T]) Round() uint64 { return q.round }
 // and keys from free engines.
 const roundDepth, keysDepth, modelDepth = 64, 128, 4
 
-// Next is the first request that may still be served in this round and was not deferred in it; nil: the round is over. To keep a round
-// short, it searches a model queue of which many requests were deferred only in part, and at last not at all: see roundDepth.
+// Next is the first request that may still be served in this round and was not deferred in it; nil: the round is over. Once many requests
+// are deferred, it searches a model queue with several of them only in part, and later not at all: see roundDepth.
 func (q *Queue[T]) Next() (first *Item[T]) {
 	for _, mq := range q.modelQueues {
 		deferredHere := 0
 		if mq.deferredIn == q.round { // otherwise mq.deferrals is the count of an earlier round
 			deferredHere = mq.deferrals
 		}
-		// Leaves out flow queues, each with the requests of one key, of which a request was deferred. A model queue with few deferred requests is
-		// still searched as a whole, however many requests of other models were deferred.
+		// Flow queues with a deferred request are left out. A model queue with few deferred requests is still searched as a whole, however many
+		// requests of other models were deferred.
 		onlyUndeferredFlows := q.deferrals >= roundDepth && deferredHere >= modelDepth
 		searchedEnough := onlyUndeferredFlows && q.deferrals >= keysDepth
 		if mq.closedIn == q.round || searchedEnough {
@@ -203,7 +203,7 @@ func (q *Queue[T]) MarkPoolFull() { q.placesFree = false }
 // if there are many, it searches less.
 func (i *Item[T]) Defer() {
 	mq, round := i.modelQueue, i.modelQueue.queue.round
-	if mq.deferredIn != round { // the first request of the model queue that is deferred in this round: what is noted is of an earlier one
+	if mq.deferredIn != round { // the first request of the model queue that is deferred in this round: the counts are of an earlier one
 		mq.deferredIn, mq.deferrals = round, 0
 		mq.deferredTargets = mq.deferredTargets[:0] // DeferSameTarget fills the list
 	}
@@ -438,13 +438,13 @@ func (i *Item[T]) removeFromFlowQueue() {
 func (i *Item[T]) InFlowQueue() bool { return i.flowQueue != nil }
 
 // MarkServed notes that the request is served. The tokens of its prompt delay the next turn of its key, in the model queues of all models.
-// So keys take turns by the tokens that each was served: start-time fair queueing. MarkServed must be called before Remove.
+// In this way, keys take turns by the tokens that each was served (start-time fair queueing). MarkServed must be called before Remove.
 func (i *Item[T]) MarkServed() {
 	if i.flowQueue == nil { // a retry: its key has used its turn at the first attempt
 		return
 	}
 	f := i.flowQueue.flow
-	// virtualTime is the turn that was served last. A key that comes back after a pause has its turn at it, and not before.
+	// virtualTime is the latest turn that was served. A key that comes back after a pause has its turn then at the earliest.
 	f.class.virtualTime = max(f.class.virtualTime, f.nextTurn)
 	f.nextTurn += int64(max(1, i.Tokens))
 	for _, fq := range f.queues { // the key's turn has moved in each of them
@@ -481,13 +481,13 @@ func (i *Item[T]) Pin() {
 // MakeRoom displaces requests until the model queue has room for n more of a priority and key. limit is how many requests may
 // wait in the model queue, without retries. If displacing cannot make enough room, none is displaced and ok is false.
 func (mq *ModelQueue[T]) MakeRoom(priority int, key string, n, limit int) (displaced []*Item[T], ok bool) {
-	lengthOfKey := mq.waitingOf(priority, key) + n
+	ownLengthAfter := mq.waitingOf(priority, key) + n
 	excess := mq.firstAttempts + n - limit
 	if priority == Batch { // batch requests have a limit of their own, too
 		excess = max(excess, mq.batchAttempts+n-MaxBatch(limit))
 	}
 	for ; excess > 0; excess-- {
-		item := mq.toDisplace(priority, key, lengthOfKey)
+		item := mq.toDisplace(priority, key, ownLengthAfter)
 		if item == nil {
 			for _, removed := range displaced { // there is not enough room: put the removed requests back
 				mq.Add(removed)
@@ -504,7 +504,7 @@ func (mq *ModelQueue[T]) MakeRoom(priority int, key string, n, limit int) (displ
 func MaxBatch(limit int) int { return max(1, limit/2) }
 
 // toDisplace is the request that leaves a full model queue to make room for a new request with this priority and key; nil: there is none.
-// It is the last request that is not pinned of the flow queue that comes first in byDisplacement. A flow queue of a higher priority loses
+// Of the flow queue that comes first in byDisplacement, it is the last request that is not pinned. A flow queue of a higher priority loses
 // no request. A flow queue of the same priority loses one only if it is longer than ownLengthAfter: the length of the flow queue of the new
 // request's own key once all requests for which MakeRoom makes room are in it.
 func (mq *ModelQueue[T]) toDisplace(priority int, key string, ownLengthAfter int) *Item[T] {
