@@ -77,8 +77,8 @@ func (c *Config) fillDefaults() {
 	c.FleetCall.addDefaultPaths()
 }
 
-// choosePrefillPolicy sets prefill.policy if the file does not set it: to finish, except where another policy is known to fit better. It
-// chooses again if the policy comes from an earlier call, because MergeReload may have changed the settings of geo since then.
+// choosePrefillPolicy sets prefill.policy if the file does not set it: to finish, with two exceptions. It chooses again
+// if the policy comes from an earlier call, because MergeReload may have changed the settings of geo since then.
 func (c *Config) choosePrefillPolicy() {
 	if c.Prefill.Policy != "" && c.Prefill.Policy != c.source.chosenPolicy {
 		return // the file sets the policy

@@ -329,19 +329,19 @@ func (c *Config) ProfilesInUse(role string) []string {
 }
 
 // addNameable adds to used the profiles that discovered engines of a role may name; an empty role stands for all roles. It adds
-// DefaultProfile only if used gets no other profile for prefill and decode engines, and DefaultAggregated only for the role aggregated.
+// DefaultProfile only if the file has no other profile for prefill and decode engines, and DefaultAggregated only for the role aggregated.
 func (c *Config) addNameable(role string, used map[string]bool) {
 	pairsWritten := false // the file has a profile for prefill and decode engines besides DefaultProfile
 	for name, p := range c.Profiles {
 		forPairs := p.Connector != mooncake.None // engines with a connector hand KV over, so the profile is for prefill and decode engines
-		forRole := forPairs || role == "" || role == "aggregated"
+		mayBeNamed := forPairs || role == "" || role == "aggregated"
 		switch {
 		case name == DefaultProfile: // added below, if the file has no other
 		case name == DefaultAggregated:
 			if role == "aggregated" {
 				used[name] = true
 			}
-		case forRole:
+		case mayBeNamed:
 			used[name] = true
 			pairsWritten = pairsWritten || forPairs
 		}

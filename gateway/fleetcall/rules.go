@@ -175,7 +175,7 @@ func (p *checkedCall) checkPauses(pauses []roster.Pause) *Refusal {
 func isWhole(pause roster.Pause) bool { return pause.Unresumed == nil }
 
 // targetsOf returns the addresses of the engines that decode in a group; an empty group means all engines. It leaves out an engine whose
-// region another proxy owns, because that proxy calls it. Engines with the same address share a target.
+// region another proxy owns, because this proxy sends it no requests. Engines with the same address share a target.
 func targetsOf(engines *roster.Snapshot, group string) (targets []target) {
 	for _, e := range engines.Engines() {
 		called := group == "" || e.InGroup(group)
