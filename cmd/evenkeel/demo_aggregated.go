@@ -82,7 +82,7 @@ func (c *demoCmd) setAggregatedDefaults(given []string) {
 	for flag, set := range map[string]func(){
 		"policies":          func() { c.Policies = demoAggregatedPolicies },
 		"requests":          func() { c.Requests = 800 },
-		"extra":             func() { c.Extra = -freeSlots() }, // negative: fewer requests in the system than slots, so that these stay free
+		"extra":             func() { c.Extra = -freeSlots() }, // negative: so many slots stay free
 		"c0":                func() { c.C0 = m.C0 / demoSpeedup },
 		"c1":                func() { c.C1 = time.Duration(m.C1 / demoSpeedup) },
 		"prefill-per-token": func() { c.PrefillPerToken = m.Own / demoSpeedup },

@@ -63,9 +63,9 @@ func (c *demoCmd) setLawDefaults(given []string) {
 	}
 }
 
-// pairLawDefaults returns, for each flag whose default differs with --law for pairs of engines, a function that sets the default. Prefill
-// is made so fast that the result depends only on the decode ranks. The first policy is the one that is nearest to the engine's own
-// balancing.
+// pairLawDefaults returns, by flag, functions that set the defaults with --law for pairs of engines. setLawDefaults adds that of
+// --requests. Prefill is made so fast that the result depends only on the decode ranks. The first policy is the one that is nearest to the
+// engine's own balancing.
 func (c *demoCmd) pairLawDefaults() map[string]func() {
 	return map[string]func(){
 		"policies":          func() { c.Policies = c.deployment.Balances() + ",jsq-kv,br0,brh,evenkeel" },
@@ -98,7 +98,7 @@ func (c *demoCmd) scaledLaw() step.Law {
 }
 
 // setStepLaw makes an engine take the times and the padding of its steps from the law, if --law names one. Otherwise a step takes C0, and
-// C1 more per KV token of the fullest rank.
+// C1 more per KV token of the fullest rank; with --aggregated, prompts take more.
 func (c *demoCmd) setStepLaw(cfg *refengine.Config) {
 	if c.deployment != nil {
 		l := c.scaledLaw()
@@ -114,8 +114,8 @@ func (c *demoCmd) describeStep() string {
 	return fmt.Sprintf("a step takes %s and %s for each KV token of the fullest rank", millis(c.C0), c.perTokenText())
 }
 
-// lawFlagOr returns --law with its value if it was given: it names the deployment whose step times and ranks the demo has. Otherwise it
-// returns flags, a text with the flags that --law replaces.
+// lawFlagOr returns --law with its value if it was given. Otherwise it returns flags, a text with the flags that --law replaces: those of
+// the step times and of the number of ranks.
 func (c *demoCmd) lawFlagOr(flags string) string {
 	if c.deployment != nil {
 		return "--law " + c.Law

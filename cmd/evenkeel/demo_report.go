@@ -195,8 +195,7 @@ func (c *demoCmd) meanStepNote(runs []report.Run) string {
 // aggregatedNotes returns notes on the engines, and on the times that the proxy has learned.
 func (c *demoCmd) aggregatedNotes(trials []*trial) []string {
 	notes := c.engineNotes()
-	// While all ranks compute equally many prompt tokens, a step takes both times for each token: that of the rank itself, and that of the
-	// part which all ranks compute together.
+	// If all ranks compute equally many prompt tokens, each token of a rank takes the rank's own time and the shared time.
 	perPromptToken := c.PrefillPerToken + c.PrefillShared
 	for _, t := range trials {
 		spec, err := policy.ParseSpec(t.policy.spec)

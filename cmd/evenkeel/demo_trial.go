@@ -42,11 +42,11 @@ type trial struct {
 // audit has counts from the engines and the proxy after a run. Except for pulls and writes, all must be 0.
 type audit struct {
 	pulls, writes           int64 // hand-offs that were pulled, and parts of KV that prefill engines wrote; not errors
-	leaks, pinned, kvErrors int64 // hand-offs that no decode engine pulled; hand-offs whose KV an engine still keeps; requests with wrong KV
+	leaks, pinned, kvErrors int64 // hand-offs that no decode engine pulled; hand-offs whose KV an engine still keeps; wrong pulls and writes
 	drift                   int64 // slots and KV tokens by which the proxy's accounts do not balance
 }
 
-// hasErrors says whether KV leaked, is still pinned or was read wrongly, or whether the proxy's accounts do not balance.
+// hasErrors says whether KV leaked, is still pinned, or was read or written wrongly, or whether the proxy's accounts do not balance.
 func (a audit) hasErrors() bool {
 	return a.leaks != 0 || a.pinned != 0 || a.kvErrors != 0 || a.drift != 0
 }
@@ -311,7 +311,7 @@ func (a *audit) addCounts(prefills []*refengine.Engine, decode *refengine.Engine
 		a.writes += s.Pushes
 		a.leaks += s.Leaks
 		a.pinned += int64(s.Pins)
-		// Pulls of KV that was used up, had timed out, belonged to another prompt, or was not there.
+		// Pulls of KV that was used up, had timed out, lay in other blocks, belonged to another prompt, or was unknown.
 		wrongPulls := s.Replays + s.ExpiredPulls + s.WrongBlocks + s.KeyMismatches + s.Unknown
 		// Writes that ended too late, came from two engines, or went into pages of another request.
 		wrongWrites := s.OutlivedWrites + s.MixedPushes + s.FreedWrites

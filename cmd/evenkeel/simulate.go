@@ -417,7 +417,7 @@ func (c *simulateCmd) commandLine() string {
 }
 
 // facts returns the conditions of the simulation for the report: machine, trace, ranks, load and what policies know beforehand. The speed
-// of this machine changes only how long the board's decisions take (report.TickP99), because all other times are simulated.
+// of this machine changes only how long the board's decisions take (report.TickP99, TickMean), because all other times are simulated.
 func (c *simulateCmd) facts(plan *decode.Plan, result *decode.Result, source string, began time.Time) []report.Fact {
 	v, commit := buildInfo()
 	load := fmt.Sprintf("open loop, %g of what the ranks could serve if they were level", plan.Load.Rho)

@@ -116,8 +116,8 @@ func (c *simulateCmd) parseAggregatedPolicies() (all []mixed.Contender, err erro
 	return all, nil
 }
 
-// aggregatedLoad makes the load from the flags, and the trace that gives the lengths of its prompts and answers. Of both, loadForSeed makes
-// a copy for each seed.
+// aggregatedLoad makes the load from the flags, and the trace that gives the lengths of its prompts and answers. loadForSeed copies both
+// for each seed.
 func (c *simulateCmd) aggregatedLoad() (_ *mixed.Load, lengths *mixed.Replayed, _ error) {
 	if c.deployment.Prompt.Fit.Steps == 0 { // no steps with prompts were measured
 		return nil, nil, fmt.Errorf("--law %s does not say what prompts take; take --tier decode, or another law", c.Law)

@@ -176,8 +176,7 @@ func (c *simulateCmd) prefillCommandLine() string {
 	return line.Text
 }
 
-// prefillNotes returns notes on how far the numbers apply to real engines. A load is the share of time in which engines prefill: the trace
-// is stretched until this is the share under the policy lmetric. The column busy has the share under each policy.
+// prefillNotes returns notes on how far the numbers apply to real engines.
 func (c *simulateCmd) prefillNotes(p *prefill.Plan) []string {
 	var notes []string
 	sharesBlocks := slices.ContainsFunc(p.Trace.Requests, func(r trace.Request) bool { return len(r.HashIDs) > 0 })
