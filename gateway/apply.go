@@ -85,7 +85,7 @@ func (g *Gateway) prefillConfig(s *reload.Settings) prefill.Config {
 	//
 	// Free counts the decode slots of a model that are free now.
 	c.Free = func(board, model string) (slots int, onlySomeRanks bool) { return g.dispatcher.Free(board, model) }
-	// Decode counts how many more hand-offs would get a slot within a time, in free slots and in those that come free by then.
+	// Decode estimates how many hand-offs, besides those that wait already, would get a slot within a time.
 	c.Decode = func(board, model string, within time.Duration) (handoffs int, onlySomeRanks bool) {
 		return g.dispatcher.Room(board, model, within)
 	}

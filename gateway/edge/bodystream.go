@@ -176,7 +176,7 @@ func (p *BodyStream) Read(b []byte) (n int, err error) {
 	n, err = p.src.Read(b)
 	// The comments stop before anything is written, because none may follow a part of an event, or be written while writes are held.
 	p.keepAlive.StopTimer()
-	// A source that can say whether it has ended says so before it returns io.EOF, so that b may be known to have the last bytes.
+	// A source that can say whether it has ended shows before io.EOF that these bytes are the last ones.
 	if p.isLastRead(err) && p.headConn != nil {
 		p.headConn.holdWrites() // the last chunk and the end of the body are then sent together
 	}

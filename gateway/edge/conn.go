@@ -165,14 +165,15 @@ func (c *Conn) renewWriteDeadline(now time.Time) error {
 // countSlowClient counts a client if a write to it failed because the client is too slow. Either this write waited for WriteTimeout, or all
 // writes of the answer together waited for MaxLag. took is how long the failed write waited.
 func (c *Conn) countSlowClient(err error, took time.Duration) {
-	// When a write begins, a deadline that WriteTimeout has set is still at least 3/4 of WriteTimeout away, as renewWriteDeadline sees to.
+	// When a write begins, its deadline is at least 3/4 of WriteTimeout away, or of what is left of MaxLag if that is less (see
+	// renewWriteDeadline).
 	leastForTimeout := c.ln.options.WriteTimeout / 4 * 3
 	switch {
 	case errors.Is(err, syscall.ETIMEDOUT): // the kernel gave up: the client reads nothing, or is gone
 		c.countOnce(&c.ln.cutStalled)
 	case !errors.Is(err, os.ErrDeadlineExceeded): // the write failed for another reason
 	case c.fixedWriteDeadline.Load(): // other code, such as crypto/tls, has set a deadline of its own, which is not for slow clients
-	case took < leastForTimeout: // MaxLag has set this shorter deadline
+	case took < leastForTimeout: // less than WriteTimeout was left of MaxLag
 		c.countOnce(&c.ln.cutLagging)
 	default:
 		c.countOnce(&c.ln.cutStalled)
@@ -248,7 +249,7 @@ func (c *Conn) drainInput() {
 }
 
 // reset cuts an answer off, so that the client sees an error: it makes the kernel drop the bytes that it has not sent, and closes the
-// socket. As after closeSocket, the owner of the connection must still call Close.
+// socket and Gone. As after closeSocket, the owner of the connection must still call Close.
 func (c *Conn) reset() {
 	c.dropClient()
 	c.closeSocket()

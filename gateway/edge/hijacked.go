@@ -172,12 +172,12 @@ func (o *Hijacked) TryWrite(p []byte, now time.Time) (int, error) {
 	return o.written, err
 }
 
-// noteBlocked records that the client has read only a part of the bytes that TryWrite had for it. A client may be blocked only for a time
-// that GiveUpAt bounds. As with the deadlines of Conn.Write, this time begins anew each time when the client has read 64 KiB.
+// noteBlocked records that only a part of what TryWrite had for the client fitted into the socket. GiveUpAt bounds how long a client may be
+// blocked. As with the deadlines of Conn.Write, this time begins anew after each 64 KiB that were written.
 func (o *Hijacked) noteBlocked(now time.Time) {
 	o.bytesSinceBlocked += o.written
-	wasBlocked, hasReadPiece := !o.blockedSince.IsZero(), o.bytesSinceBlocked >= writePieceSize
-	if wasBlocked && !hasReadPiece { // the time since blockedSince runs on
+	wasBlocked, pieceIsWritten := !o.blockedSince.IsZero(), o.bytesSinceBlocked >= writePieceSize
+	if wasBlocked && !pieceIsWritten { // the time since blockedSince runs on
 		return
 	}
 	o.endBlocked(now)

@@ -132,7 +132,8 @@ func (o *Options) answerPanic(ctx *fasthttp.RequestCtx) {
 }
 
 // cutAnswer resets the connection c of ctx, so that the client, which has the head of the answer, sees that the answer is incomplete. It
-// takes the connection from fasthttp, which would write a second head. The connection is closed when the handler has returned.
+// takes the connection from fasthttp, which would write a second head. The function that it gives to fasthttp then calls Close, as reset
+// demands.
 func cutAnswer(ctx *fasthttp.RequestCtx, c *Conn) {
 	if conn := ctx.Conn(); !ctx.Hijacked() { // after a hijack, the hijack's own function closes the connection
 		ctx.HijackSetNoResponse(true)

@@ -70,7 +70,7 @@ func checkPromptOrList(p *parser, key string, v json.RawMessage) *Error {
 // checkRequestNames checks rid, the names that the client gives: one for the request, or a different one for each prompt of a list (SGLang
 // 0.5.23, _normalize_rid and _validate_rid_uniqueness in managers/io_struct.py).
 func checkRequestNames(p *parser, key string, v json.RawMessage) *Error {
-	if isString(v) { // NameGenerate reads a single name from the body, and replaces one that is too long
+	if isString(v) { // NameGenerate reads a single name from the body; if the name is empty or too long, it takes the request's own id
 		return nil
 	}
 	if !isArray(v) {

@@ -125,7 +125,7 @@ func (p *parser) checkMediaInObject(b json.RawMessage, i int, forPlugin bool) (e
 		}
 		switch v := object.Value(); {
 		case mediaKeys[key]:
-			// If the value has parts of its own, their bytes are counted already. They do not count here, because checkPart below counts
+			// The bytes of parts within the value, which are counted already, are taken out of the count again, because checkPart below counts
 			// the bytes of the whole value.
 			isPart, p.mediaBytes = true, bytesBefore
 		case key == "type" && isString(v):

@@ -96,7 +96,7 @@ func Parse(endpoint mooncake.Endpoint, raw []byte, limits Limits) (*Request, *Er
 	p, s := parser{limits: limits, req: &Request{Endpoint: endpoint, Body: body, N: 1}}, &schemas[endpoint]
 	for key, v := range body.All() {
 		rule, hasRule := s.rules[key]
-		isReserved := mooncake.Reserved(key) // package mooncake leaves such a key out of the bodies that engines get
+		isReserved := mooncake.Reserved(key) // package mooncake keeps the client's value of such a key from the engines
 		if !hasRule && !isReserved {
 			continue // only the engines use this key
 		}

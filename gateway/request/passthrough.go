@@ -114,7 +114,7 @@ func callPassthrough(s *stream, redial bool, until lifecycle.Timeout) (fault *fa
 // and until are those of callPassthrough.
 func newPassthroughCall(s *stream, redial bool, until lifecycle.Timeout) *upstream.Call {
 	j, p, limits := s.job, s.job.passthrough, &s.job.srv.Settings().Limits
-	var noProfile *mooncake.Profile // the time limits of these calls are the same for all engines
+	var noProfile *mooncake.Profile // no profile sets the time limits of these calls
 	call := &upstream.Call{
 		Call: j.srv.Client.NewCall(p.chosen.Target), Kind: lifecycle.Sole, Engine: p.chosen.Instance, Path: p.Path,
 		Limits: engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: timeoutOf(until, j.srv.Settings(), noProfile),
@@ -181,10 +181,10 @@ func readPassthroughStart(s *stream, call *upstream.Call) *failure.Fault {
 		s.firstAt = time.Now()
 		s.job.enterPhase(journal.Streaming, "")
 		return nil
-	case s.upstream.answer.Filter.Failure().Status > 0: // the first event reports a failure, and its error is already the client's
+	case s.upstream.answer.Filter.Failure().Status > 0: // the first event reports a failure, from which ClientError was made
 		return failure.UnusableAnswer(lifecycle.Sole, lifecycle.Erred, s.upstream.fault.ClientError, errEngineReported)
 	}
-	return call.FaultOf(s.upstream.fault.Err) // the connection broke, the body ended, or the engine was silent for too long
+	return call.FaultOf(s.upstream.fault.Err) // the answer could not be read, for example because the connection broke
 }
 
 // readOnePiece reads an answer in one piece, of any content type and at most limit bytes. It also takes the token counts, if the answer or

@@ -263,10 +263,10 @@ func (srv *Server) checkCounts(c prefill.Candidate, probed *mooncake.ProbeAnswer
 // notePrefilled stores what the prefill engine reported about the prompt that it computed: its length, its cached tokens and, if profile
 // says that a lost answer could go on from them, its token ids. profile is the profile of an engine of the attempt.
 func notePrefilled(j *job, probed *mooncake.ProbeAnswer, profile *mooncake.Profile) {
-	j.promptTokens = cmp.Or(probed.PromptTokens, j.promptTokens) // if a lost answer goes on, with the answer so far
+	j.promptTokens = cmp.Or(probed.PromptTokens, j.promptTokens) // after a lost answer, the count includes the answer so far
 	j.record.Report(journal.Event{Kind: journal.Prefilled, Tokens: probed.PromptTokens, Cached: probed.CachedTokens,
 		Resumed: j.life.Resumed()})
-	if j.life.Resumed() { // the fields below are about the client's own prompt, and were set before the answer was lost
+	if j.life.Resumed() { // the fields below are about the client's own prompt, without the answer so far
 		return
 	}
 	j.resume.promptTokens = j.promptTokens
@@ -400,8 +400,8 @@ func (p *concurrentPrefill) acceptAnswer(answer []byte, at time.Time) *failure.F
 		}
 	}
 	p.probed, p.answeredAt = probed, at
-	// The answer shows its tokens only at its end, so the board must estimate them until then. It begins with this only now, because the
-	// rank computes no tokens before it has the KV.
+	// The decode engine's answer shows its tokens only at its end, so the board must estimate them until then. It begins with this only now,
+	// because the rank computes no tokens before it has the KV.
 	if p.noEarlyEvents {
 		p.slot.MarkNonStreaming(p.maxTokens)
 	}
@@ -440,7 +440,7 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Timeout) (*strea
 	if !j.req.Stream { // the answer in one piece is handled like a single event that also has the usage
 		filterOptions.ContinuousUsage, filterOptions.Unstreamed = true, true
 	}
-	// The stream wants a rank, which a prefill engine is not. Nothing else reads the traffic and the signs of life of this one.
+	// The stream needs a rank, which a prefill engine is not. Nothing else reads the traffic and the signs of life of this one.
 	insteadOfRank := &roster.Rank{Instance: candidate.Instance, Target: candidate.Target, Profile: candidate.Profile,
 		Traffic: &engine.Traffic{}, Signs: engine.NewLiveness()}
 	s := newSlotlessStream(j, insteadOfRank, filterOptions)

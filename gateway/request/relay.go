@@ -37,23 +37,24 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	resumed := j.life.Resumed()
 	s.upstream.unstreamed = !resumed && !j.req.Stream && (j.req.Passthrough || rank.Profile.NonStream == mooncake.NonStreamPassthrough)
 	s.upstream.noEarlyText = j.buffersText(rank.Profile)
+	filterOptions := s.upstream.filterOptions()
+	var assembler *sse.Assembler // nil: the client gets the events, or the engine itself answers in one piece
 	if !s.upstream.unstreamed {
 		j.keepForResume(rank)
+		if wantsOnePiece := !j.req.Stream; wantsOnePiece && !resumed { // a resumed answer keeps its first assembler (see takeOver)
+			assembler = newAssembler(j)
+		}
 	}
 	// A drain aborts a call only when the rank pulls no KV for it. A local call never pulls any. With an answer in one piece, nothing shows
 	// before its end that the pull is over, so a drain does not wait for it.
 	abortable := s.upstream.unstreamed || s.upstream.computesPrompt
 	s.upstream.tracked = j.srv.Fleet.Track(roster.Location{Instance: rank.Instance, Rank: rank.Target.Rank}, call, abortable)
-	filterOptions := s.upstream.filterOptions()
 	if recordsAnswer := prepareTranscript(s); recordsAnswer {
 		filterOptions.Transcript = &s.upstream.answer.Transcript
 	}
 	s.upstream.answer.Answer.Reset(filterOptions)
+	s.upstream.answer.Assembler = assembler
 	s.upstream.answer.out = s.upstream.answer.out[:0]
-	wantsOnePiece := !j.req.Stream && !s.upstream.unstreamed
-	if wantsOnePiece && !resumed { // a resumed answer keeps its first assembler (see takeOver)
-		s.upstream.answer.Assembler = newAssembler(j)
-	}
 	return s
 }
 
@@ -99,7 +100,7 @@ func (j *job) buffersText(profile *mooncake.Profile) bool {
 }
 
 // noteFirstEvent notes that the first data event has come. From now on the client may have a part of the answer, the engine's traffic
-// counts the answer as running and has the number of tokens that the engine has computed of the prompt, and a drain may end the call.
+// counts the answer as running, the engine has computed the prompt, and a drain may end the call.
 func (s *stream) noteFirstEvent() {
 	s.firstAt = time.Now()
 	const computedNothing = false // the answer has begun, so the engine has computed what it did not get of the prompt's KV
@@ -120,8 +121,8 @@ func (s *stream) noteFirstEvent() {
 }
 
 // fill waits for the engine's next bytes, and turns the events that these bytes complete into bytes for the client. It returns an error
-// only before the first data event, and only if endError does not say more than this error. A later error becomes the last event that the
-// client gets.
+// only before the first data event. Even then, it returns none for an answer that is Unusable, because endError says why. A later error
+// becomes the last event that the client gets.
 func (s *stream) fill() error {
 	if s.state == lost {
 		s.continueAnswer()
@@ -168,7 +169,7 @@ func (s *stream) bodyEnded(err error) {
 	s.upstream.answer.out = s.upstream.answer.CloseEvent(s.upstream.answer.out) // ends a cut event, so that another event can follow
 	whole := errors.Is(err, io.EOF) && s.upstream.answer.Closed() == sse.Complete
 	// The cases after the first have this order: an answer that is too large, or whole, is so whatever else has happened. Then come the two
-	// reasons for which this proxy itself has ended the call. In the last two cases, the engine has ended it, and is at fault.
+	// reasons for which this proxy itself has ended the call. In the last two cases, the engine is at fault, unless the client has left.
 	switch kvFault := s.upstream.prefillCall.pairFault(); {
 	case s.job.passthrough != nil:
 		passthroughBodyEnded(s, err)

@@ -140,7 +140,7 @@ func applyPlan(s *stream, plan *lifecycle.Plan) {
 
 // lostAnswer returns the facts about a lost answer that decide how it goes on. Facts that only the body of the request shows are left out
 // if the body is not in memory any more. resume.retention says how long it is kept: until the end of the answer (KeepAll), until the first
-// token (KeepStart), or not at all (KeepNothing). When the body is dropped, retention becomes KeepNothing.
+// token (KeepStart), or only until the answer begins (KeepNothing). When the body is dropped, retention becomes KeepNothing.
 func lostAnswer(s *stream) lifecycle.Loss {
 	j, resume := s.job, &s.job.resume
 	loss := lifecycle.Loss{
@@ -236,7 +236,7 @@ func (s *stream) writeEnding(head sse.Head, finish string) {
 	if s.upstream.rank.Context > 0 { // the length of the context is known
 		usage.Completion = min(usage.Completion, max(0, s.upstream.rank.Context-usage.Prompt))
 	}
-	// In these cases the decode engine itself finds tokens of the prompt in its cache, and no prefill engine has reported how many.
+	// In these cases only the decode engine knew how many tokens of the prompt it had in its cache.
 	onlyDecodeEngineKnows := s.upstream.computesPrompt || s.upstream.rank.Profile.Connector == mooncake.SGLang
 	if onlyDecodeEngineKnows {
 		const unknown = -1
@@ -275,7 +275,7 @@ func (j *job) checkPromptCount(want, counted int) *openai.Error {
 // keepForResume decides which parts of a request stay in memory in case this rank loses its answer. With KeepAll, the body stays until the
 // end of the answer, so that the answer can go on, or begin anew, at any time; its size is charged to Server.resumeBytes. If neither would
 // be possible, or if too little memory is left, the body stays only until the first token (KeepStart): until then, the same request can be
-// sent again. If the profile of the rank's engine allows no answer to go on, nothing stays (KeepNothing).
+// sent again. If the profile of the rank's engine allows no answer to go on, nothing stays once the answer has begun (KeepNothing).
 func (j *job) keepForResume(rank *roster.Rank) {
 	if j.life.Resumed() { // what was kept for the first part of the answer is used for its later parts, too
 		return
@@ -320,7 +320,8 @@ func (s *stream) dropRequestBody() {
 
 // resumeMethod returns how a lost answer of this request can be continued: a value of chat_resume, mooncake.ResumePrompt or
 // mooncake.ResumeText. Empty means that it cannot. The answer goes on either from the token ids of prompt and answer, or from their text.
-// Text is second best, and is used if the token ids of the prompt are not known. The ids are stored in j.resume if the request has them.
+// Text is second best: it is used if the profile names such a method, or if the token ids of the prompt are not known. At an endpoint of
+// token ids (Tokens, Generate), resumeMethod also stores the ids of the prompt in j.resume.
 func (j *job) resumeMethod(profile *mooncake.Profile) string {
 	storePromptIDs(j)
 	method, byText := profile.ChatResume, mooncake.ChatResumeContinue

@@ -89,9 +89,9 @@ func (r *executor) run(event lifecycle.Event) (*stream, *openai.Error) {
 				return nil, r.clientError(effect.Error)
 			}
 			event = r.do(effect)
-			// The kinds after Forward are calls to engines, and waits. The one of this effect is over, so a client that leaves now need not end
-			// it. The kinds up to Forward see to this themselves; after Forward, the answer of another proxy may still be under way.
-			if isCallOrWait := effect.Kind > lifecycle.Forward; isCallOrWait {
+			// The call or wait of an effect is over now, so a client that leaves need not end it any more. The kinds of effects up to Forward see
+			// to this themselves, because the answer of another proxy may still be under way.
+			if effect.Kind > lifecycle.Forward {
 				j.client.OnGone(nil)
 			}
 		}
@@ -132,7 +132,7 @@ func (r *executor) do(effect lifecycle.Effect) lifecycle.Event {
 	j := r.job
 	switch effect.Kind {
 	// Which proxy serves the request.
-	case lifecycle.Question: // while the request is in the arrival queue, it is asked which dispatcher should serve it
+	case lifecycle.Question: // while the request is in the arrival queue, evenkeel asks which proxy should serve it
 		if j.query == nil { // not nil: offerElsewhere, handleReturned or routingQuery has made this question already
 			const mustStay = false
 			j.query = j.newRoutingQuery(mustStay)
@@ -380,8 +380,8 @@ func (r *executor) prefillEngine() prefill.Candidate {
 	return r.lease.Candidate
 }
 
-// reportOutcome notes that an engine failed or served the request, or that the next attempts avoid a rank. A failure of a prefill call is
-// reported only if it was a status 500. All its other failures are counted when the lease is given back.
+// reportOutcome notes that an engine failed or served the request, or that the next attempts avoid a rank. Failures of a prefill call are
+// counted when its lease is given back. So reportOutcome is called only for those whose cause may be the request: after a status 500.
 func (r *executor) reportOutcome(effect lifecycle.Effect) {
 	is500OfPrefill := effect.Kind == lifecycle.ReportFailure && effect.Call == lifecycle.Prefill
 	is500OfAggregated := r.isAggregated() && effect.Blame == lifecycle.Disputed // the engine or the request may have caused it
@@ -509,7 +509,7 @@ func (r *executor) settle(resource lifecycle.Resource, disposition lifecycle.Dis
 			handoff.SettleLease(r.lease, disposition, r.fault)
 			clientLeft := r.fault != nil && r.fault.Reason == lifecycle.Left
 			if clientLeft && disposition == lifecycle.Free { // the engine has aborted the prefill, and keeps nothing
-				j.noteFreed() // the record gets the time at which no engine holds anything for this client any more
+				j.noteFreed() // the record shows how long the engines held something for this client after it had left
 			}
 		}
 	case lifecycle.KV:
@@ -532,8 +532,8 @@ func (r *executor) settle(resource lifecycle.Resource, disposition lifecycle.Dis
 	}
 }
 
-// settleKV gives the hand-off back, or has it discarded. If a decode engine may have read it, this is done only after the last attempt, by
-// settleMaybeRead: until then, it is not known whether the request may be sent to one more engine for a discard.
+// settleKV gives the hand-off back, or has it discarded. If a decode engine may have read it, settleMaybeRead does this after the last
+// attempt: until then, it is not known whether the request breaks engines, and a discard would send it to one more.
 func (r *executor) settleKV(disposition lifecycle.Disposition) {
 	j := r.job
 	switch disposition {
@@ -577,7 +577,7 @@ func (r *executor) settleCall(disposition lifecycle.Disposition) {
 		r.stream.upstream.endAccounting(disposition)
 	}
 	if disposition == lifecycle.Cancelled || j.passthrough != nil { // the call may have ended because the client left
-		j.noteFreed() // if so, the record gets the time at which no engine holds anything for this client any more
+		j.noteFreed() // if so, the record shows how long the engine held something for the client after that
 	}
 	if r.stream != nil && !r.answerBegun {
 		r.stream.giveBackAll(boardKinds[disposition])

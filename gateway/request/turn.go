@@ -45,8 +45,8 @@ func (j *job) awaitLease() (*prefill.Lease, *geo.Forward, error) {
 	})
 	lease = avoidBlocked(j, lease) // exchanges the lease if KV of its engine lately did not arrive
 	j.record.Report(journal.Event{Kind: journal.Chose, Lease: lease})
-	// MayAsk: no attempt was made yet, or after the last one it was asked which proxy should serve the request, and the answer is: this one.
-	// Then the engines of the attempts before the question may be tried again.
+	// MayAsk: until now, it was open which proxy serves the request. The lease means that it is this one. The engines of attempts before this
+	// question may be tried again.
 	if j.life.MayAsk() {
 		j.avoid.prefill = nil
 	}
@@ -128,7 +128,7 @@ func (j *job) arrivalRequest() prefill.Request {
 		PromptTokens: j.estimatedTokens(), Counted: promptIsCounted(j), PromptBytes: prompt.Bytes(j.req, j.changes),
 		// What the client has asked for.
 		Session: j.incoming.Session, EndsSession: j.incoming.EndsSession, Policy: j.incoming.PrefillPolicy, Target: j.incoming.ToPrefill,
-		// The order in the queue. A request that has waited before, and that another proxy gave back (Returned), gets its old place.
+		// The order in the queue. A request that has waited there before (Returned) gets its old place.
 		Key: cmp.Or(j.incoming.Flow, j.record.Key), Priority: j.incoming.Priority, Batch: j.incoming.Batch, Returned: j.life.HasWaited(),
 		// The earlier attempts: a place in the pool that is still held, and the engines that were tried.
 		HasPlace: j.life.HasPoolPlace(), Exclude: j.avoid.prefill,
@@ -136,7 +136,7 @@ func (j *job) arrivalRequest() prefill.Request {
 	if !j.life.Resumed() { // resumed: the client has its first token already
 		arrival.Deadline = j.incoming.Deadline
 	}
-	if j.leaseOwner == nil { // the first attempt; the audit finds leases of this owner that are not given back
+	if j.leaseOwner == nil { // by it, the audit finds leases of the request that are not given back
 		j.leaseOwner = &prefill.LeaseOwner{}
 	}
 	arrival.LeaseOwner = j.leaseOwner
@@ -146,8 +146,8 @@ func (j *job) arrivalRequest() prefill.Request {
 
 // promptIsCounted says whether the length of the prompt was counted in tokens. Otherwise it is an estimate from the text.
 func promptIsCounted(j *job) bool {
-	isOneOfSeveral := j.changes != nil && j.changes.Prompt != nil // the legs' prompts, which req.PromptTokens counts together
-	return j.promptTokens > 0 || !isOneOfSeveral && j.req.PromptTokens > 0
+	isPromptOfLeg := j.changes != nil && j.changes.Prompt != nil // req.PromptTokens counts the prompts of all legs together
+	return j.promptTokens > 0 || !isPromptOfLeg && j.req.PromptTokens > 0
 }
 
 // addRoutingQuestion adds the question which proxy should serve the request, if it may go to another one. It also adds the hashes of the
