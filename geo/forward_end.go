@@ -90,9 +90,9 @@ func (f *Forward) AnswerBegun(whole bool, cached int) {
 	if whole { // tookMs is the time of the whole answer, and cannot be compared with the predicted time of the first token
 		p.trust.WholeAnswer(nowMs)
 	} else {
-		p.trust.FirstEvent(nowMs, tookMs, predictedMs) // bounds how many requests of the peer may be unanswered
+		p.trust.FirstEvent(nowMs, tookMs, predictedMs) // changes how many requests may be unanswered at the peer
 		if predictedMs > 0 {                           // a policy has predicted the time
-			p.distrust.Add(nowMs, tookMs-predictedMs)                        // raises the gain that the next forwards must promise
+			p.distrust.Add(nowMs, tookMs-predictedMs)                        // changes how much more gain the next forwards must promise
 			p.residual.Add(tookMs, f.predicted.WithoutResidual(), f.firstAt) // corrects the next predictions
 			ps.metrics.costError.WithLabelValues(p.id).Observe((tookMs - predictedMs) / 1000)
 		}

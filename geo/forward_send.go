@@ -27,8 +27,8 @@ func (f *Forward) Send(r *Request) (whole *Relay, fail *Failure) {
 	return nil, f.Fail(err)
 }
 
-// send does the work of Send up to an error, after which Send ends the forward. It sends the request, and reads the answer: the whole of
-// it, which it returns, or, if it is streamed, up to its first event. For a stream it returns nil, and the event is in unread.
+// send does what Send does, except that it does not end the forward after an error. It returns an answer that is not streamed. Of a stream,
+// it returns nil, and the first event is then in unread.
 func (f *Forward) send(r *Request) (*Relay, error) {
 	ps, now := f.peers, time.Now()
 	deadline := f.firstEventDeadline(r, now)
@@ -44,7 +44,8 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 	if r.NewConnection {
 		call.Fresh()
 	}
-	if mayStart := f.SetCarrier(call); !mayStart { // the client has left, or the peer has gone down; later, either of them aborts the call
+	// From now on, the call is aborted when the client leaves or the peer goes down.
+	if mayStart := f.SetCarrier(call); !mayStart { // one of these has happened already
 		return nil, engine.ErrAborted
 	}
 	resp, err := call.Do(r.Method, r.Target, f.headers(r, now, deadline), r.Body,

@@ -10,7 +10,7 @@ import (
 )
 
 // hopRecipient names the recipient of a request between proxies: the id of a proxy, and its process. No other process accepts the request,
-// so that a request which was recorded on the network cannot be sent again to a later process.
+// so that a request which was recorded on the network cannot be sent again to a later process. Only a probe names no process.
 type hopRecipient struct{ proxy, process string }
 
 // recipientOf names a peer, with its present process, as the recipient of a request. Both names are from its last answer to a probe.

@@ -107,8 +107,8 @@ func (q *RoutingQuery) Where(h *prefill.Here) prefill.Where {
 	if s.round != h.Round {
 		ps.startRound(s, h, running, !noRanks)
 	}
-	onlySendBack := q.ask.LocalOnly && q.ask.InboundHop != nil // another proxy sent it, and it may not be forwarded once more
-	if ps.cfg.Siblings && noRanks && onlySendBack {
+	maySendBack := q.ask.LocalOnly && q.ask.InboundHop != nil // another proxy sent it, and it may not be forwarded once more
+	if ps.cfg.Siblings && noRanks && maySendBack {
 		return prefill.ToThere // no forward is booked, so the proxy that sent the request gets it back, and asks again who decodes it
 	}
 	q.roundSettings = &s.settings
@@ -237,7 +237,7 @@ func roundSettings(p *policy.Policy, l *prefill.Local) policy.Settings {
 
 // localCandidates appends the prefill engines of this region to dst as candidates. They count as unhealthy if no decode rank of this
 // region serves the model (decodes). running is the number of requests on the least busy decode rank. It is the same for all candidates,
-// because that rank decodes the request whichever engine prefills it.
+// because the prefill engine does not decide which rank decodes the request.
 func localCandidates(dst []policy.Candidate, set *policy.Settings, l *prefill.Local, running float64, decodes bool) []policy.Candidate {
 	for i := range l.Prefillers {
 		prefiller := &l.Prefillers[i]
@@ -255,7 +255,7 @@ func localCandidates(dst []policy.Candidate, set *policy.Settings, l *prefill.Lo
 
 // policyReplica converts the state of a prefill engine for a policy. Its credit is how many requests may be sent to the engine now: as many
 // as Settings.Credit allows by the last scrape of its gauges in which no request waited, plus the requests that were answered since then,
-// less those that were sent since then. Prefiller.Answered is this difference.
+// less those that were sent since then (Prefiller.Answered is this difference), but at most CreditMax.
 func policyReplica(prefiller *prefill.Prefiller, set *policy.Settings) policy.Replica {
 	maxSeqs := cmp.Or(prefiller.MaxSeqs, math.MaxInt) // 0: not known, so it is no limit
 	creditAtScrape := set.Credit(prefiller.Ran, prefiller.WaitingAtScrape, maxSeqs)
@@ -466,7 +466,7 @@ func RingKeyOf(session uint64, address string) uint64 {
 func (q *RoutingQuery) ownerSibling(s *modelState) int {
 	return q.soonest(s, func(i int) bool {
 		p, why := s.peers[i-s.localCount], s.candidates[i].Why
-		// A peer that does not decode the model is not awaitable. Of one that drains, Why does not say this.
+		// A peer that does not decode the model is not awaitable. Of a peer that drains, Why does not show whether it decodes the model.
 		drainsAsOwner := why == policy.Draining && p.decodesModel(q.ask.Model)
 		return p.sibling && (why.Awaitable() || drainsAsOwner)
 	})

@@ -56,8 +56,8 @@ type Resident struct {
 	KVTokens int64  `json:"kv_tokens"`
 }
 
-// maxPostAnswer bounds an answer to post, in bytes. The largest is a HandedBack, for which it is enough for more than 30,000 ranks. When
-// that answer is read, the lease is already released.
+// maxPostAnswer bounds an answer to post, in bytes. The largest answer is a HandedBack, which may have more than 30,000 ranks within this
+// bound. When a HandedBack is read, the lease is already released.
 const maxPostAnswer = 4 << 20
 
 // ErrHandBack is the error if a region or group is not handed back.
