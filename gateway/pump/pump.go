@@ -155,7 +155,7 @@ func (p *pump) passToLoop() bool {
 	if resp == nil { // the answer has ended, or bytes of it wait to be read
 		return false
 	}
-	handover := p.handovers // changes as soon as interrupt passes the stream to a goroutine
+	handover := p.handovers // p.handovers grows as soon as the loop passes the stream to a goroutine
 	p.resp = resp
 	fd, detached := resp.Detach(func() { p.loop.Post(func() { p.interrupt(handover) }) })
 	if !detached { // for example because the connection uses TLS
@@ -165,7 +165,7 @@ func (p *pump) passToLoop() bool {
 	if p.loop.Post(func() { p.startOnLoop(fd, handover) }) {
 		return true
 	}
-	// The loop is closed. interrupt may have been posted before that, so Close waits until the loop has called all that was posted.
+	// The loop is closed, but interrupt may have been posted before that. Close waits until the loop has called all that was posted.
 	p.loop.Close()
 	if handover != p.handovers { // interrupt has passed the stream to another goroutine
 		return true
@@ -382,8 +382,8 @@ func (p *pump) Expired(_ *loop.Watch, now time.Time) {
 	p.passToGoroutine(readResult{clientGone: true})
 }
 
-// passToGoroutine passes the stream, with the result of the last read, to a new goroutine. An empty r says that the loop has read nothing
-// that the client still has to get.
+// passToGoroutine passes the stream, with the result of the last read, to a new goroutine. With an empty r, the client still has to get
+// only p.unsent of what the loop has read.
 func (p *pump) passToGoroutine(r readResult) {
 	p.leaveLoop()
 	if len(r.frame) > edge.ChunkRoom { // after the room for the line with the chunk's size, there are bytes for the client
