@@ -163,8 +163,8 @@ func (t *Trust) FirstEvent(nowAt, tookMs, predictedMs float64) {
 	t.belowInitial = max(t.belowInitial-1, -mostAbove) // the window grows by one
 }
 
-// WholeAnswer adds an answer that was not a stream. It does not show when the first token was ready. So it lets a window grow by one that
-// is below initialWindow, but not beyond that, and it does not count as a first event for growBack.
+// WholeAnswer adds an answer that was not a stream. It does not show when the first token was ready. So the window grows by one only if it
+// is below initialWindow, and the answer does not count as a first event for growBack.
 func (t *Trust) WholeAnswer(nowAt float64) {
 	t.growBack(nowAt) // for the minutes without a first event
 	if t.belowInitial > 0 {

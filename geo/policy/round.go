@@ -78,7 +78,7 @@ func (p *Policy) Next(r *Request) Decision {
 	d := p.decide(r)
 	if d.Act == Hold {
 		p.waitingAhead++
-		// A policy that compares all candidates holds a request until the best one takes it, so its tokens count there. For other policies, the
+		// A policy that compares all candidates holds a request for the best one, so the request's tokens count there. For other policies, the
 		// candidate is only a replica with a longer cache hit: when the patience for it is used up, the request goes elsewhere.
 		if d.Candidate >= 0 && p.rule.comparesAll {
 			p.addCharge(r, d.Candidate)

@@ -46,7 +46,7 @@ func (p *Policy) choose(r *Request, how chooseBy, peers bool) int {
 // Takes reports whether candidate i takes one more request in this round.
 func (p *Policy) Takes(i int) bool { return p.charges[i].sendsLeft > 0 }
 
-// isOpen reports whether candidate i takes the request now. A local replica counts only if peers is false, and a peer only if it is true.
+// isOpen reports whether candidate i takes the request now. A local replica counts only if peers is false, a peer only if peers is true.
 func (p *Policy) isOpen(r *Request, i int, peers bool) bool {
 	return p.candidates[i].Peer == peers && p.takesRequest(r, i)
 }
