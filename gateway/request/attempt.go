@@ -216,7 +216,7 @@ func (a *avoided) ranks() []int32 { return slices.Concat(a.decode, a.refused) }
 func (a *avoided) noteFailure(engines Engines, worker int32, fault *failure.Fault, queueFull bool) {
 	switch {
 	case queueFull:
-		// othersExist: some worker takes requests that is neither in this queue nor in one of the three lists.
+		// othersExist says whether a worker that is neither in this queue nor in one of the three lists takes requests.
 		sameQueue, othersExist := engines.SharingQueueWith(worker, slices.Concat(a.ranks(), a.lastChoice))
 		a.noteRefusal(worker, sameQueue, othersExist)
 	case fault.Reason == lifecycle.Stuck: // the worker's core stood still, and with it the workers that step together with this one

@@ -201,7 +201,7 @@ func (u *upstreamCall) correctCompute(computedNothing bool) {
 		computed = 0
 	case (u.computesPrompt || u.job.passthrough != nil) && usage.Prompt > 0: // the engine has computed the whole prompt, and counted it
 		computed = int64(usage.Prompt)
-	// No count came, so an upper bound counts: a token per byte, and a block more for the tokens that engines add, as for a chat template.
+	// No count came, so an upper bound counts: a token per byte of the prompt, and one block more.
 	case u.computesPrompt:
 		computed = int64(prompt.Bytes(u.job.req, u.job.changes)) + handoff.BlockTokens
 	}

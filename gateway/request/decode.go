@@ -208,7 +208,7 @@ func (u *upstreamCall) sendDecode(headers []engine.Header, body [][]byte, silenc
 	}
 	j.byName.noteSent(u.rank, headers)
 	if u.resp, fault = call.Open(j.record.WithTraceHeaders(headers), body); fault != nil && fault.Status != 0 {
-		fault.Frees = j.srv.Engines().RejectionFrees(u.rank) // a refusal by this engine also makes the prefill engine free the KV
+		fault.Frees = j.srv.Engines().RejectionFrees(u.rank) // whether such a refusal also makes the prefill engine free the KV
 	}
 	return fault
 }

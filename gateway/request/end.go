@@ -70,8 +70,8 @@ func (s *stream) endWhole() {
 }
 
 // step reports an event of an answer that has begun to the request's lifecycle, and carries out the effects that the lifecycle returns. Of
-// these effects only Confirm, which is always the last one, waits. The event that says how this wait ended is a step of its own. The other
-// effects bring no event.
+// these effects only Confirm, which is always the last one, brings an event: how the wait for the prefill engine ended. That event is a
+// step of its own.
 func (s *stream) step(event lifecycle.Event) {
 	r := executor{job: s.job, stream: s, fault: s.upstream.fault, answerBegun: true}
 	event.ClientLeft, event.Engine = s.job.client.Left(), s.upstream.rank.Instance
@@ -99,8 +99,8 @@ var boardKinds = map[lifecycle.Disposition]board.Kind{lifecycle.Failing: board.F
 	lifecycle.Finish: board.Finished}
 
 // finishAnswer ends the answer that the client reads: it logs an error, and writes the end of a stream. Later calls do nothing. If fail is
-// nil, the answer is whole. Otherwise it ends with an error event, so that the client cannot take it for a whole one. It writes no end if
-// other code puts the answer together: an assembler, or the fan-out of which the answer is one leg.
+// nil, the answer is whole. Otherwise it ends with an error event, so that the client cannot take it for a whole one. It writes no end for
+// an answer that the client gets in one piece, or for a leg of a fan-out.
 func (s *stream) finishAnswer(fail *openai.Error) {
 	if s.state >= ended {
 		return
@@ -123,7 +123,7 @@ func (s *stream) finishAnswer(fail *openai.Error) {
 			zap.Int("tokens", s.tokens()), zap.String("outcome", journal.Outcome(fail)), zap.String("cause", s.logText(fail)))
 	}
 	if s.upstream.answer.Assembler != nil || s.upstream.unstreamed || s.job.isLeg {
-		return // collect, the engine itself (in one piece) or the fan-out of a leg gives the answer its end
+		return // only a stream has such an end, and a fan-out writes one end for all its legs
 	}
 	fail = cmp.Or(fail, failure.NoError)
 	errorType := fail.TypeFor(s.job.req.Endpoint.Path())

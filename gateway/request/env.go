@@ -253,7 +253,7 @@ func (m *metrics) countRebind(fault *failure.Fault) {
 		cause = causeDecode
 	case fault.Verdict().Next == lifecycle.Over: // the request ends, so it is bound to no other rank
 		return
-	case fault.Reason == lifecycle.Unbegun: // the prompt was prefilled, but the decode engine sent no event
+	case fault.Reason == lifecycle.Unbegun: // the prompt was prefilled, but the decode engine sent no event in time
 		cause = causeSilent
 	case fault.Call == lifecycle.Decode: // of the decode call's faults, only a missing or bad callback ends both calls
 		cause = causeCallback

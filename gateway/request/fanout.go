@@ -311,7 +311,7 @@ func (f *fannedOut) stream(ctx *fasthttp.RequestCtx) {
 // answer.
 func (f *fannedOut) relayLeg(l *fanOutLeg) *openai.Error {
 	s, fail := l.job.serve(nil)
-	// The client has ended the answer by name before this leg had an event, and still waits. So the leg ends well, with no tokens.
+	// If the client has ended the leg by name before its first event, and still waits, the leg ends well, without tokens.
 	if fail != nil && failedOnlyByAbort(l.job, f.conn, fail) {
 		kind := []byte("text/event-stream")
 		l.usage = sse.Usage{Prompt: l.job.estimatedTokens(), Cached: -1} // the same usage as in emptyAnswer, for the sum of all legs
@@ -466,7 +466,7 @@ func (f *fannedOut) allowCancelByName(whole *job) {
 	caller, aborts := f.in.Record.Key, make([]*abortByName, len(f.legs))
 	var forgets []func() // each function ends the use of one name
 	for i, l := range f.legs {
-		// If the leg ends before it has an answer, it gives the client an answer without tokens, which repeats outputMode.
+		// If the client ends the leg by name before it has an answer, it gets an answer without tokens, which repeats outputMode.
 		ofLeg := &abortByName{endpoint: f.req.Endpoint, leaveAsClient: l.clientShare.MarkGone, outputMode: f.outputMode}
 		aborts[i] = ofLeg
 		l.job.byName = ofLeg

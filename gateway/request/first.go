@@ -147,7 +147,7 @@ func (s *stream) decodeFault(err error) *failure.Fault {
 		err = fmt.Errorf("engine %s: %w: %s", s.upstream.rank.Target.ID, err, s.logText(s.endError))
 	}
 	fault.Err = failure.MarkUndelivered(err, s.upstream.answer.Filter.Failure().Message)
-	fault.MostLosses = maxRecomputes(s.upstream.rank.Profile) // so often may engines give this request back for want of KV memory
+	fault.MostLosses = maxRecomputes(s.upstream.rank.Profile) // how often engines may give this request back for want of KV memory
 	switch {
 	case fault.ClientError.Status/100 == 4: // the client gets the engine's refusal as it is
 	case fault.Reason == lifecycle.Silent:

@@ -134,8 +134,8 @@ func (j *job) handleReturned(returned *geo.Failure) (lifecycle.EventKind, *opena
 
 // newRoutingQuery returns the question whether another proxy should serve the request. The question enters the arrival queue together
 // with the request. A request that must be served here (mustStay) has a question, too: in the queue it counts for the policy, which also
-// decides for other requests. The result is nil if there is no other proxy, or if the request is neither a chat nor a completion: only of
-// these two does every other proxy know how their streams end, so all others are always served here.
+// decides for other requests. The result is nil if there is no other proxy, or if the request is neither a chat nor a completion: other
+// proxies may not know how the streams of other endpoints end, so such requests are always served here.
 func (j *job) newRoutingQuery(mustStay bool) *geo.RoutingQuery {
 	if j.srv.Peers == nil || !j.req.Endpoint.IsChatOrCompletions() {
 		return nil

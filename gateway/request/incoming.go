@@ -36,8 +36,8 @@ func NewID() string {
 	return hex.EncodeToString(b[:])
 }
 
-// Serve answers a request, or has another proxy answer it. legs are its prompts and answers: a request with several is fanned out. If Serve
-// returns an error, the client has no answer yet, and the caller writes the error.
+// Serve answers a request, or has another proxy answer it. legs has one part for each answer of the request: if there are several, the
+// request is fanned out. If Serve returns an error, the client has no answer yet, and the caller writes the error.
 func (srv *Server) Serve(
 	ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Request, model roster.Route, legs []openai.SubRequest,
 ) *openai.Error {
@@ -333,7 +333,7 @@ func allowCancelByName(j *job, conn *edge.Conn) {
 	if j.filterOptions.ID == nil {
 		return
 	}
-	// The job's client has left if the client of conn did, or if it has ended the request by name and the engine does not end the answer.
+	// The job's client has left if the client of conn did, or if it has ended the request by name and no engine ends the answer.
 	jobClient := edge.NewCloseNotifier(j.srv.Log)
 	conn.OnGone(jobClient.MarkGone)
 	j.client = jobClient

@@ -37,8 +37,8 @@ func (j *job) prefixKeys() prefill.Prompt {
 		return *j.local.promptHashes
 	}
 	p := j.srv.Prompts.CacheKeys(j.parts())
-	// The prefix caches of the model's decode ranks are predicted, so the prompt is looked up there, too. For ranks that also prefill,
-	// placeAggregated keeps the hashes.
+	// HasRanks says that the prefix caches of the model's decode ranks are predicted, so the prompt is looked up there, too. For ranks that
+	// also prefill, placeAggregated keeps the hashes.
 	if j.srv.LocalRanks.HasRanks(j.model.Board) {
 		hashes := p // a copy on the heap; taking p's address would move p to the heap on every call
 		j.local.promptHashes = &hashes
@@ -217,9 +217,9 @@ func (j *job) takeDecodeCounts(s *stream) {
 	}
 }
 
-// checkPrefixCache notes how many prompt tokens the engine found in its prefix cache, which its final usage says. LocalRanks compares them
-// with the hits that were expected (HitTokens), and learns from the difference. If the cache does not work as expected, it offers the
-// engine no more prompts without a hand-off. checkPrefixCache logs when this changes.
+// checkPrefixCache notes how many prompt tokens the engine found in its prefix cache, which its final usage says. LocalRanks compares this
+// number with the hits that were expected (HitTokens). If too few are found, it no longer counts on hits at this engine (see Offers).
+// checkPrefixCache logs when this changes.
 func (s *stream) checkPrefixCache() {
 	j := s.job
 	if !s.upstream.computesPrompt || s.endError != nil {

@@ -97,9 +97,9 @@ func (p *concurrentPrefill) awaitCallback() (prefillNeeded bool) {
 	return p.awaitLateCallback()
 }
 
-// calledBack reports the decode engine's callback to the request's lifecycle: it says where the KV goes (CalledBack), that no KV is needed
-// (NeedsNothing), or it is not usable (Miscalled). took is how long the engine took to call back. prefillNeeded says that the prefill call
-// must be sent now.
+// calledBack reports the decode engine's callback to the request's lifecycle. The callback says where the KV goes (CalledBack), says that
+// no KV is needed (NeedsNothing), or is not usable (Miscalled). took is how long the engine took to call back. prefillNeeded says that the
+// prefill call must be sent now.
 func (p *concurrentPrefill) calledBack(callback metaserver.Callback, took time.Duration) (prefillNeeded bool) {
 	p.job.mu.Lock()
 	defer p.job.mu.Unlock()
@@ -407,7 +407,7 @@ func (p *concurrentPrefill) firstEventCame(counted int) *failure.Fault {
 	})
 	p.awaitPrefill()
 	p.report(lifecycle.Event{Kind: lifecycle.Confirmed}, nil)
-	return p.pairFault() // why one call has ended the other
+	return p.pairFault()
 }
 
 // awaitPrefill waits for the end of the prefill call if the effects of the last step asked for this wait.
