@@ -128,6 +128,12 @@ const noReason = ""
 // place is the place of a finding: what it is, such as "prefill engine", its name, and the panel that shows more.
 type place struct{ kind, name, panel string }
 
+// Panels of the live page that show more about groups and their ranks.
+const (
+	ranksPanel   = "ranks"
+	balancePanel = "balance"
+)
+
 // proxyPlace is the place of a finding about the whole proxy.
 func proxyPlace(panel string) place { return place{panel: panel} }
 

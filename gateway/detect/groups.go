@@ -94,12 +94,6 @@ func findPoolLate(v *view, report reportFunc) {
 	}
 }
 
-// Panels of the live page that show more about groups and their ranks.
-const (
-	ranksPanel   = "ranks"
-	balancePanel = "balance"
-)
-
 // eachGroup calls report for each group, with a place on the given panel. The default group of every model has the same name,
 // so with several groups each name includes the model.
 func (v *view) eachGroup(panel string, report func(m *Model, g *Group, where place)) {
