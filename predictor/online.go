@@ -44,9 +44,9 @@ type Online struct {
 
 	fromFit      *Survival // table of the fit file; nil: there is none
 	current      *Survival // the table that was built last
-	sinceRebuild int       // requests that have finished since the last Build
+	sinceRebuild int       // requests that have finished since tables were built last
 	rebuiltAt    time.Time
-	everBuilt    bool   // Rebuild has returned tables before
+	everBuilt    bool   // Rebuild has built tables before
 	finished     uint64 // requests that Online has learned from
 	censored     uint64 // cancelled or failed requests, which Online has left out
 }

@@ -40,8 +40,8 @@ func (b *board) applyCounts() {
 	}
 }
 
-// clone copies the board with its pool, ranks, groups and slots. The copies refer to each other, and not to the originals. a is what all
-// boards of the copy share.
+// clone copies the board with its pool, ranks, groups and slots, so that the twin can go on from the copy while the board itself goes on.
+// The copies refer to each other, and not to the originals. a is what all boards of the copy share.
 func (b *board) clone(a *allBoards) *board {
 	c := *b
 	c.allBoards, c.pool = a, b.pool.Clone()

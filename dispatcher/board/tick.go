@@ -49,7 +49,7 @@ func (b *board) needsCounts(now time.Time) bool {
 	if b.pool.Len() == 0 {
 		return false
 	}
-	entryExpires := hasCome(b.pool.NextDeadline(), now) // if an entry expires, bindOverdue compares the loads of the ranks
+	entryExpires := hasCome(b.pool.NextDeadline(), now) // bindOverdue then compares the loads of the ranks
 	return entryExpires || b.decisionDue(now)
 }
 

@@ -152,7 +152,8 @@ func (p *greedy) placeSingle(s *Snapshot, dst []Assignment) []Assignment {
 
 // bestSingle finds the position in line (from 0) of the entry that fits rank g and has the best score; in a tie, the earliest. The score F
 // rises with the length of the prompt up to a limit (the knee), and does not rise beyond it. Therefore the best prompt is the longest up to
-// the knee or the shortest beyond it. bestSingle looks the prompts up by place: an index in the order by length.
+// the knee or the shortest beyond it. bestSingle looks the prompts up by place: an index in the order by length (sorted). A place stays in
+// this order when its entry leaves the line, so atOrBefore and atOrAfter go on to the nearest place whose entry is still in line.
 func (p *greedy) bestSingle(s *Snapshot, g int) (at int32, best float64, ok bool) {
 	cost, knee, room := float64(s.Workers[g].Cost), p.rankScore.Knee(), p.ranks.room[g]
 	// The prompts that fit the rank come first in sorted: fitting is their number, and beyondKnee the place of the first one beyond the knee.

@@ -86,8 +86,9 @@ func horizonFor(horizon int, meanOutput float64) int {
 
 const longestAuto = 80 // longest horizon of auto, in decode steps; also used if the mean output is unknown
 
-// gammaFor returns the factor by which a step counts less than the step before it. With a factor of 1-1/n, the weights of all steps add up
-// to n. For auto, n is a fifteenth of the mean output, but 2 to 20; 20 if the mean output is not known.
+// gammaFor returns the factor by which each future step weighs less in a score than the step before it. With a factor of 1-1/n, the weights
+// of all steps add up to n. For auto, n is a fifteenth of the mean output, but at least 2 and at most 20. It is 20 if the mean output is
+// not known.
 func gammaFor(gamma, meanOutput float64) float64 {
 	if gamma != auto {
 		return gamma

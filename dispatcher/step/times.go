@@ -191,9 +191,10 @@ func (s *Times) Configure(m Model) {
 	}
 }
 
-// Weight returns for how many KV tokens each request counts in a load; 0: measured steps have shown that a request itself costs no time.
+// Weight returns for how many KV tokens each request counts in a load. It is that of the given model, or else the one that fits the
+// measured steps best; 0: a request itself costs no time. Before enough steps are measured, it is an assumed one.
 func (s *Times) Weight() float64 {
-	if s.GivenModel.C1Ms > 0 { // a given model may have only the cost of prompts, and then gives no weight
+	if s.GivenModel.C1Ms > 0 { // C1Ms is the time per KV token; a given model may have only the cost of prompts
 		return s.GivenModel.Weight()
 	}
 	return s.weights.inUse().tokensPerRequest

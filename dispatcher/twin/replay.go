@@ -157,7 +157,7 @@ func isMixed(groups []board.GroupView) bool {
 	})
 }
 
-// addRunning adds a request that was on a rank when the replay began to r.jobs. It returns its index in r.jobs, and how many tokens it will
+// addRunning adds to r.jobs a request that was on a rank when the replay began. It returns its index in r.jobs, and how many tokens it will
 // still generate.
 func (r *Replay) addRunning(c *board.Charge) (index, remaining int32) {
 	remaining = r.remainingTokens(c.ID, c.Age+c.Generated)

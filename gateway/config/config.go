@@ -223,7 +223,7 @@ type Limits struct {
 	MediaHosts   []string `yaml:"media_hosts"` // hosts that media URLs in requests may name; other http and https URLs are refused
 
 	// Answers, AnswersPerPrompt and StopStrings limit one request. PassedThrough limits how many requests are passed through at the same time.
-	Answers          int `yaml:"answers"` // answers of one request to all its prompts together
+	Answers          int `yaml:"answers"` // number of answers to all prompts of one request together
 	AnswersPerPrompt int `yaml:"answers_per_prompt"`
 	StopStrings      int `yaml:"stop_strings"`
 	PassedThrough    int `yaml:"passed_through"`

@@ -168,8 +168,8 @@ func drainedEngines(f *Facts) map[string]bool {
 	return all
 }
 
-// eachEngine calls report for each engine whose trouble is of this kind. why is the known cause for the sentence, without the engine's
-// address.
+// eachEngine calls report for each engine whose trouble is of this kind. why is e.Why without the engine's address, for a sentence that
+// names the engine already. The Reason of a finding is e.Why as it is.
 func (v *view) eachEngine(kind Kind, report func(e *Engine, where place, why string)) {
 	for i := range v.Engines {
 		if e := &v.Engines[i]; e.troubleKind() == kind {
@@ -212,7 +212,8 @@ func findEngineOut(v *view, report reportFunc) {
 	})
 }
 
-// findEngineHalted reports engines that take no requests for now, and for which requests wait.
+// findEngineHalted reports engines in the state halted: they take no requests for now. The sentence has why, which is e.Why without the
+// engine's address, because it names the engine already.
 func findEngineHalted(v *view, report reportFunc) {
 	v.eachEngine(EngineHalted, func(e *Engine, where place, why string) {
 		report(where, e.Why, "%s takes no requests for now, and they wait for it: %s", where.capitalized(), why).LastedFor = seconds(e.SinceS)

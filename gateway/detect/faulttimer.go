@@ -25,8 +25,8 @@ const (
 
 const (
 	defaultMinDuration = 20 * time.Second
-	// endsUnreportedAfter is how long the condition must be well to end a fault that is not yet reported. It is less than the 5 s of a bin, so
-	// that one Update at which the condition is well does not end the fault, but a second one does.
+	// endsUnreportedAfter is for how long the condition must be well again to end a fault that is not yet reported. With one Update per
+	// bin of 5 s, the first one at which the condition is well does not end the fault, and the second one does.
 	endsUnreportedAfter = 4 * time.Second
 )
 

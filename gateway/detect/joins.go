@@ -11,7 +11,7 @@ const (
 	isCause                         // something is wrong that clients notice
 	isIntermittent                  // something is wrong that clients notice, and that comes and goes
 	isEffect                        // clients notice the finding; if another one is present, that one is the cause
-	isLoad                          // many requests wait: an effect of a harmful cause, else itself the cause of other effects
+	isLoad                          // many requests wait: an effect of a harmful cause, or else a cause of other effects
 	classes                         // number of classes above
 )
 

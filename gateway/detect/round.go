@@ -102,12 +102,13 @@ func separateOutages(found []Finding, r *round) (staysEnded map[*incident]bool) 
 }
 
 // add puts a finding into the incident that it continues, or else into the one that assign chooses. An ended incident that gets a finding
-// is open again. If there is no room for another incident, the finding is unplaced. The finding is marked as an effect if its kind is a
-// result of other findings, and the first finding of the incident is a cause.
+// is open again. But if an effect was part of an incident that has ended, its cause is another one now, and assign chooses. If there is no
+// room for another incident, the finding is only listed in unplaced. It is marked as an effect under two conditions: its kind is a result
+// of other findings, and the first finding of its incident is a cause.
 func (b *Book) add(f *member, r *round) {
 	k := kinds[f.Kind]
 	o := r.continued(f)
-	causeIsOver := o != nil && !o.isOpen() && k.effect // the incident of this effect has ended, so the effect now has another cause
+	causeIsOver := o != nil && !o.isOpen() && k.effect
 	if o == nil || causeIsOver {
 		o = b.assign(f, o, r)
 	}

@@ -263,7 +263,6 @@ func (s *fileSource) readIfChanged() (list []discover.Engine, changed bool, err 
 	if err != nil {
 		return nil, true, err
 	}
-	s.lastRead = sum
 	for role, e := range engines.All() {
 		id, err := config.InstanceID(e.URL)
 		if err != nil {
@@ -271,5 +270,6 @@ func (s *fileSource) readIfChanged() (list []discover.Engine, changed bool, err 
 		}
 		list = append(list, discover.Engine{Role: role, Address: id, URL: e.URL, Attributes: attributesOf(e)})
 	}
+	s.lastRead = sum
 	return list, true, nil
 }

@@ -41,7 +41,7 @@ func (b *bucket) adjust(now time.Time, perMinute, n int) {
 	b.debt = max(0, b.debt+float64(n))
 }
 
-// refill fills the bucket for the time since the last call, but never beyond perMinute.
+// refill lowers the debt by what has come since the last call, at perMinute per minute. Without debt the bucket is full, and takes no more.
 func (b *bucket) refill(now time.Time, perMinute int) {
 	if passed := now.Sub(b.at); passed > 0 {
 		b.debt = max(0, b.debt-passed.Minutes()*float64(perMinute))

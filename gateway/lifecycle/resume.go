@@ -182,6 +182,7 @@ func (l *Loss) resumable(soFar *sse.Transcript) bool {
 	case mooncake.ByText(l.Method): // text does not fix the tokens: those that the client has may come again, and tools are lost
 		return !l.TokensVisible && !l.HasTools
 	}
-	// The token ids must be those of the whole answer so far, and of the prompt as the engine counted it.
+	// The answer goes on by its token ids. They must be all those of the answer so far, and the prompt's must be as many as the engine counted
+	// (0: it has not counted them), or the answer would go on from another text than the client's.
 	return soFar.Exact() && (soFar.Prompt == 0 || soFar.Prompt == mooncake.CountIDs(l.PromptIDs))
 }

@@ -216,7 +216,7 @@ func (l *Loop) pollAndHandle(uintptr) bool {
 	return moreMayBeReady || moreToCall
 }
 
-// callReady calls the handler of a watch whose socket is ready, and recovers its panic.
+// callReady calls the handler of a watch whose socket is ready. It recovers a panic of the handler, so that the loop's other watches go on.
 func (l *Loop) callReady(w *Watch, ended bool, now time.Time) {
 	defer l.recoverAndLog()
 	w.handler.Ready(w, ended, now)

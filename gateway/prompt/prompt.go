@@ -30,7 +30,8 @@ type Source struct {
 	Resumed bool // the prompt ends with the answer so far, which the body does not contain
 }
 
-// clientPrompt returns the prompt as the client sent it.
+// clientPrompt returns the prompt as the client wrote it, without the answer so far of a resumed request. If the client sent several
+// prompts, each is a request of its own here, and Changes.Prompt has the prompt of this one.
 func (s *Source) clientPrompt() json.RawMessage {
 	if s.Changes != nil && s.Changes.Prompt != nil {
 		return s.Changes.Prompt

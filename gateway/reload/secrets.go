@@ -163,8 +163,8 @@ func (r *Reloader) useSecrets(s *secrets) {
 			r.tls[i].ReplaceBy(p)
 		}
 	}
-	// Other components read these files themselves: their reader still uses the version that it has read. So a new version does not count as
-	// read until this reader has noticed the change and read it.
+	// Other components read these files themselves, and use the version that they read last (usedByReader). It stays the one in lastRead, so
+	// that markReadIfChanged finds a newer version changed when such a component asks next.
 	for file, version := range s.filesOfOtherReaders {
 		if usedByReader, wasRead := r.lastRead[file]; wasRead {
 			version = usedByReader

@@ -169,11 +169,12 @@ func (s *stream) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
 	return dst, effects.End
 }
 
-// GoBack takes the answer back from a loop. events are those that the client has not got yet, and end is what the last Arrive returned.
+// GoBack is called when a goroutine carries the answer on, in place of the event loop that did so far. events are bytes that the loop has
+// made and the client has not got yet. end is the end of the answer, if the loop has read it (the last Arrive returned it).
 func (s *stream) GoBack(events []byte, end sse.End) {
 	s.upstream.answer.out = events
 	switch err := s.upstream.answer.Err(); {
-	case end != sse.NotEnded: // Arrive has counted the events already
+	case end != sse.NotEnded: // only the end has its effects now, because Arrive has counted the tokens of the events
 		s.applyEffects(sse.Effects{End: end})
 	case err != nil: // the engine was silent for too long, or sent more than a limit allows
 		s.bodyEnded(err)

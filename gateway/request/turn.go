@@ -120,7 +120,8 @@ func (j *job) awaitTurn() (*prefill.Lease, error) {
 	return ticket.Wait(ctx)
 }
 
-// arrivalRequest describes the request for the arrival queue. A retry keeps the time at which the request first arrived.
+// arrivalRequest describes the request for the arrival queue. A retry keeps the time at which the request first arrived, and the owner of
+// its leases (j.leaseOwner), which the first attempt makes.
 func (j *job) arrivalRequest() prefill.Request {
 	arrival := prefill.Request{
 		ID: j.id, Model: j.model.Name, Arrival: j.record.Arrival,
@@ -133,14 +134,14 @@ func (j *job) arrivalRequest() prefill.Request {
 		// The earlier attempts: a place in the pool that is still held, and the engines that were tried.
 		HasPlace: j.life.HasPoolPlace(), Exclude: j.avoid.prefill,
 	}
-	if !j.life.Resumed() { // resumed: the client has its first token already
+	if !j.life.Resumed() { // after a resume the client has its first token already, for which the deadline was
 		arrival.Deadline = j.incoming.Deadline
 	}
-	if j.leaseOwner == nil { // by it, the audit finds leases of the request that are not given back
+	if j.leaseOwner == nil { // the first attempt; later ones keep the owner, by which leases are found that the request has not given back
 		j.leaseOwner = &prefill.LeaseOwner{}
 	}
 	arrival.LeaseOwner = j.leaseOwner
-	addRoutingQuestion(j, &arrival)
+	addRoutingQuestion(j, &arrival) // whether another proxy should serve the request
 	return arrival
 }
 

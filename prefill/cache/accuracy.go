@@ -89,7 +89,7 @@ func (a *Accuracy) AddErrors(other *Accuracy) {
 	a.under += other.under
 }
 
-// SuspicionChange is a change of the suspicion about a candidate's capacity.
+// SuspicionChange says that a suspicion about a candidate's capacity has begun, has become another one, or has ended.
 type SuspicionChange struct {
 	Suspicion
 	CapacityTokens int64   // capacity in KV tokens, as configured or scraped

@@ -298,8 +298,9 @@ func (f *InFlight) ClaimEnd() bool {
 	return f.phase != Ended // Ended: the charge has expired
 }
 
-// Orphan books that no decode engine will fetch the KV, so that the engine frees it by its own timeout. For an answered probe the
-// timeout ends when Answer has said. Without an answer, or after Renew, it ends after hold, counted from now.
+// Orphan books that no decode engine will fetch the KV, so that the engine frees it by its own timeout. For an answered probe this is at
+// the time that Answer was given. If the probe has no answer, or a lease was renewed since (Renew), that time is not known, and the KV
+// counts as held for the duration hold from now on.
 func (f *InFlight) Orphan(hold time.Duration, now time.Time) {
 	if f.phase == Probing || f.renewed { // the end of the timeout is not known, so that it counts from now
 		f.renewed, f.expires = false, now.Add(hold)
