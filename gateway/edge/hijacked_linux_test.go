@@ -2,6 +2,7 @@ package edge
 
 import (
 	"io"
+	"math"
 	"net"
 	"testing"
 	"time"
@@ -11,8 +12,8 @@ import (
 	"go.uber.org/zap"
 )
 
-// outlet is one whose client reads everything, from the time on when reads is closed.
-func outlet(t *testing.T, reads <-chan struct{}) *Hijacked {
+// outlet is one whose client reads as many bytes as limit, from the time on when reads is closed.
+func outlet(t *testing.T, reads <-chan struct{}, limit int64) *Hijacked {
 	ln, err := Listen("127.0.0.1:0", ListenOptions{})
 	require.NoError(t, err)
 	defer ln.Close()
@@ -22,7 +23,7 @@ func outlet(t *testing.T, reads <-chan struct{}) *Hijacked {
 	go func() {
 		defer close(read)
 		<-reads
-		_, _ = io.Copy(io.Discard, client)
+		_, _ = io.CopyN(io.Discard, client, limit)
 	}()
 	c, err := ln.Accept()
 	require.NoError(t, err)
@@ -56,7 +57,7 @@ func TestABlockedClientIsChargedForItsTime(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			reads := make(chan struct{})
-			o := outlet(t, reads)
+			o := outlet(t, reads, math.MaxInt64)
 			answer := make([]byte, 32<<20)
 			n, err := o.TryWrite(answer, time.Now().Add(-time.Hour))
 			require.NoError(t, err)
@@ -71,7 +72,7 @@ func TestABlockedClientIsChargedForItsTime(t *testing.T) {
 // A client that reads slowly is not cut as long as it takes 64 KiB in WriteTimeout, even if a large event has to wait for longer.
 func TestASlowClientHasTimeForEachPieceOfALargeEvent(t *testing.T) {
 	reads := make(chan struct{})
-	o := outlet(t, reads)
+	o := outlet(t, reads, 8<<20) // the rest of the event waits, however quickly the client reads these
 	rest := make([]byte, 64<<20)
 	began := time.Now()
 	n, err := o.TryWrite(rest, began)
@@ -115,7 +116,7 @@ func TestAnAnswerOnAConnectionThatWasCutIsEnded(t *testing.T) {
 func TestAChunkToAClientCostsNoAllocation(t *testing.T) {
 	reads := make(chan struct{})
 	close(reads)
-	o := outlet(t, reads)
+	o := outlet(t, reads, math.MaxInt64)
 	buf := make([]byte, ChunkRoom, 4<<10)
 	now := time.Now()
 	require.Zero(t, testing.AllocsPerRun(200, func() {
