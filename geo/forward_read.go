@@ -130,14 +130,14 @@ func (f *Forward) appendLostEvent() {
 	f.unread = sse.ErrorEvent(f.unread, "the region that served the request was lost; send the request again", "server_error", "peer_lost")
 }
 
-// Flow returns the peer's response for a caller that reads the response itself, with Wait and Arrive, until it calls GoBack.
+// Flow returns the peer's response for a caller that reads the response itself, with Wait and Arrive, until it calls LeaveLoop.
 // nil: the answer has ended, or bytes of it have arrived already, so the caller must call Next first. Before Flow, the caller must have
 // read all events that are pending.
 func (f *Forward) Flow() *engine.Response {
 	if f.readErr != nil || f.resp.Arrived() {
 		return nil
 	}
-	f.unread = nil // it is empty, and would keep memory that is not used until GoBack
+	f.unread = nil // it is empty, and would keep memory that is not used until LeaveLoop
 	return f.resp
 }
 
@@ -156,10 +156,10 @@ func (f *Forward) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
 // Err is the reason why the peer's answer is not read any further; nil: it may be read further.
 func (f *Forward) Err() error { return f.reader.Err() }
 
-// GoBack ends the reading by the caller that got the response from Flow, so that Next goes on with it. events are those that the client
+// LeaveLoop ends the reading by the caller that got the response from Flow, so that Next goes on with it. events are those that the client
 // has not got yet: Next returns them first, and after them an error event if the answer cannot be read any further. The end that Arrive
 // returned is not needed, because the reader of f knows whether the answer has ended.
-func (f *Forward) GoBack(events []byte, _ sse.End) {
+func (f *Forward) LeaveLoop(events []byte, _ sse.End) {
 	if f.unread = events; f.reader.Err() != nil {
 		f.appendLostEvent()
 	}

@@ -206,7 +206,7 @@ func (p Profile) WithDefaults() Profile {
 
 // setConnectorDefaults sets defaults that depend on the connector, in the fields that are not set.
 func (p *Profile) setConnectorDefaults() {
-	if p.alwaysEarly() { // the decode rank is chosen at arrival, so there is no hand-off: no KV is held, and any token may end the prefill
+	if p.alwaysEarly() { // no hand-off: the rank is chosen at arrival, no KV waits for it, and any token may end the prefill
 		setDefault(&p.Bind, BindArrival)
 	} else {
 		setDefault(&p.Bind, BindLate)

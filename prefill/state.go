@@ -191,8 +191,8 @@ func (r *Request) keepHere() {
 	}
 }
 
-// LeaseOwner stands for one attempt to serve a request. The attempt must make the last call (Release, Orphan or Failed) on every
-// lease that names its LeaseOwner. If the attempt ends before, the lease counts as lost in the audit.
+// LeaseOwner stands for one request in this proxy, with all its attempts. The request must make the last call (Release, Orphan or Failed)
+// on every lease that names its LeaseOwner. If the request ends here before, the lease counts as lost in the audit.
 type LeaseOwner = ledger.LeaseOwner
 
 // Request describes a prompt for which a prefill engine is wanted.

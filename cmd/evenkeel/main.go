@@ -162,8 +162,9 @@ func commandName(command string) string {
 	return name
 }
 
-// helpVariables fills in the variables of help texts, such as ${policies}. kong.Vars could do this too, but kong looks for variables in all
-// its Vars anew for each of three hundred flags: with these long lists, that is two thirds of the time until a command begins.
+// helpVariables returns an option that fills in the variables of flags' help texts, such as ${policies}. kong.Vars could do this too, but
+// kong looks for variables in all its Vars anew for each of three hundred flags: with these long lists, that is two thirds of the time
+// until a command begins.
 func helpVariables() kong.Option {
 	values := strings.NewReplacer(
 		"${policies}", policyNames(),

@@ -191,8 +191,8 @@ func (s *Times) Configure(m Model) {
 	}
 }
 
-// Weight returns for how many KV tokens each request counts in a load. It is that of the given model, or else the one that fits the
-// measured steps best; 0: a request itself costs no time. Before enough steps are measured, it is an assumed one.
+// Weight returns for how many KV tokens each request counts in a load. It is that of the given model, else the one that measured
+// steps have surely shown, else the assumed one. 0: a request itself costs no time.
 func (s *Times) Weight() float64 {
 	if s.GivenModel.C1Ms > 0 { // C1Ms is the time per KV token; a given model may have only the cost of prompts
 		return s.GivenModel.Weight()

@@ -29,7 +29,7 @@ type Incident struct {
 	Harm     string   `json:"harm,omitempty"`  // sentence with numbers on what clients noticed; empty: nothing, or not known yet
 	Where    []string `json:"where"`           // first names of the engines, ranks, groups or models that are at fault; empty: the whole proxy
 	Named    string   `json:"named"`           // the names of Where, and what each of them is, as sentences; empty: What has all names
-	Ranks    []string `json:"ranks,omitempty"` // first names of ranks that are in What and not in Where
+	Ranks    []string `json:"ranks,omitempty"` // first names of the ranks that the incident is about, in addition to Where
 	Count    int      `json:"count"`           // number of places at fault, including those that Where leaves out
 	SinceMs  int64    `json:"since_ms"`
 	UntilMs  int64    `json:"until_ms"`          // Unix time at which the incident ended; 0: it lasts

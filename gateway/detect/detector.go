@@ -94,7 +94,7 @@ type Finding struct {
 	Where          string        // name of the engine, rank, group or model; empty: the proxy
 	What           string        // a whole sentence with the name in Where and all numbers, without a full stop
 	Suffix         string        // text after What; findings that differ only in Suffix may have one cause
-	Ranks          []string      // ranks that What names in addition to Where
+	Ranks          []string      // ranks that the finding is about, in addition to Where; What names the first of them
 	slowedRequests int           // number of running requests whose tokens take longer because of the finding
 	slowdown       float64       // factor by which the tokens of slowedRequests take longer
 	Key            string        // API key that causes most of the problem; empty: no single key does

@@ -169,7 +169,7 @@ func drainedEngines(f *Facts) map[string]bool {
 }
 
 // eachEngine calls report for each engine whose trouble is of this kind. why is e.Why without the engine's address, for a sentence that
-// names the engine already. The Reason of a finding is e.Why as it is.
+// names the engine already. A finding that has a Reason has e.Why as it is.
 func (v *view) eachEngine(kind Kind, report func(e *Engine, where place, why string)) {
 	for i := range v.Engines {
 		if e := &v.Engines[i]; e.troubleKind() == kind {
@@ -212,11 +212,11 @@ func findEngineOut(v *view, report reportFunc) {
 	})
 }
 
-// findEngineHalted reports engines in the state halted: they take no requests for now. The sentence has why, which is e.Why without the
-// engine's address, because it names the engine already.
+// findEngineHalted reports halted engines that no operator has paused and that do not hang: they take no requests for now. cause is e.Why
+// without the engine's address, which stands in the text already.
 func findEngineHalted(v *view, report reportFunc) {
-	v.eachEngine(EngineHalted, func(e *Engine, where place, why string) {
-		report(where, e.Why, "%s takes no requests for now, and they wait for it: %s", where.capitalized(), why).LastedFor = seconds(e.SinceS)
+	v.eachEngine(EngineHalted, func(e *Engine, where place, cause string) {
+		report(where, e.Why, "%s takes no requests for now, and they wait for it: %s", where.capitalized(), cause).LastedFor = seconds(e.SinceS)
 	})
 }
 

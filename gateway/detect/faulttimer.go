@@ -25,7 +25,7 @@ const (
 
 const (
 	defaultMinDuration = 20 * time.Second
-	// endsUnreportedAfter is for how long the condition must be well again to end a fault that is not yet reported. With one Update per
+	// endsUnreportedAfter is how long the condition must be well again to end a fault that is not yet reported. With one Update per
 	// bin of 5 s, the first one at which the condition is well does not end the fault, and the second one does.
 	endsUnreportedAfter = 4 * time.Second
 )

@@ -103,8 +103,8 @@ func separateOutages(found []Finding, r *round) (staysEnded map[*incident]bool) 
 
 // add puts a finding into the incident that it continues, or else into the one that assign chooses. An ended incident that gets a finding
 // is open again. But if an effect was part of an incident that has ended, its cause is another one now, and assign chooses. If there is no
-// room for another incident, the finding is only listed in unplaced. It is marked as an effect under two conditions: its kind is a result
-// of other findings, and the first finding of its incident is a cause.
+// room for another incident, the finding is only listed in unplaced. A placed finding is marked as an effect if its kind is a result of
+// other findings and the first finding that its incident got in this round is a cause.
 func (b *Book) add(f *member, r *round) {
 	k := kinds[f.Kind]
 	o := r.continued(f)

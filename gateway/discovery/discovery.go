@@ -247,7 +247,7 @@ func (s *fileSource) Run(ctx context.Context, report func([]discover.Engine, err
 	}
 }
 
-// readIfChanged reads the file. changed is false if the text is the same as at the last reading without an error. With an error, changed is
+// readIfChanged reads the file. changed is false if the last reading had no error and found the same text. With an error, changed is
 // true, and the next reading parses the text again even if it is the same, because an error may be due to the profiles of the config.
 func (s *fileSource) readIfChanged() (list []discover.Engine, changed bool, err error) {
 	text, err := smallfile.Read(s.path, config.MaxFile)

@@ -41,7 +41,7 @@ func (b *bucket) adjust(now time.Time, perMinute, n int) {
 	b.debt = max(0, b.debt+float64(n))
 }
 
-// refill lowers the debt by what has come since the last call, at perMinute per minute. Without debt the bucket is full, and takes no more.
+// refill lowers the debt at perMinute per minute, for the time since the last refill. A bucket without debt is full.
 func (b *bucket) refill(now time.Time, perMinute int) {
 	if passed := now.Sub(b.at); passed > 0 {
 		b.debt = max(0, b.debt-passed.Minutes()*float64(perMinute))

@@ -342,7 +342,7 @@ func (p *Pair) handleDecodeFailed(reason DecodeFailure, dst []Effect) []Effect {
 	}
 	dst = liftFirstEventLimit(dst)
 	leaks := false // the decode engine may keep blocks for ever
-	if p.Failed {  // the prefill call had failed, or the first event was too late, and that has ended this decode call
+	if p.Failed {  // the pair had failed before (failureCause), for example because its prefill call failed
 		neverBegan := p.failureCause.Reason == Unbegun // the prompt was prefilled, but no first event came in time
 		prefillFreesBlocks := p.prefill == answered && !neverBegan
 		leaks = p.MayLeakBlocks() && !prefillFreesBlocks

@@ -44,9 +44,9 @@ type Stream interface {
 	// Err returns why the stream accepts no more data of the engine; nil: it still accepts data.
 	Err() error
 
-	// GoBack is called when the loop has passed the stream to a goroutine. The next call of Next returns these events. end is the last sse.End
-	// that Arrive returned.
-	GoBack(events []byte, end sse.End)
+	// LeaveLoop is called when the loop has passed the stream to a goroutine. The next call of Next returns these events. end is the first
+	// end that Arrive reported in the loop's last read; NotEnded: there was none.
+	LeaveLoop(events []byte, end sse.End)
 	// Close releases what the request holds, such as slots and memory, however the answer ended.
 	Close()
 	// Panicked is called instead of Close if the code that drives the stream panics with v.
@@ -409,7 +409,7 @@ func (p *pump) continueBlocking(r readResult, unsent []byte) {
 		p.endIncomplete()
 		return
 	}
-	p.GoBack(r.frame, r.end) // the stream gets back what the loop has read of it: the next call of Next returns these bytes
+	p.LeaveLoop(r.frame, r.end) // the stream gets back what the loop has read of it: the next call of Next returns these bytes
 	p.driveBlocking()
 }
 

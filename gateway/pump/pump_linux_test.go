@@ -66,7 +66,7 @@ func (b *bytes) Pause(time.Time) {}
 
 func (b *bytes) Err() error { return nil }
 
-func (b *bytes) GoBack(events []byte, _ sse.End) { b.events = events }
+func (b *bytes) LeaveLoop(events []byte, _ sse.End) { b.events = events }
 
 func (b *bytes) Close() { b.resp.Close() }
 

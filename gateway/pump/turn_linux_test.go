@@ -136,7 +136,7 @@ type silent struct {
 
 func (s *silent) Wait(time.Time) time.Duration { return s.wait }
 
-func (s *silent) GoBack([]byte, sse.End) {}
+func (s *silent) LeaveLoop([]byte, sse.End) {}
 
 func (s *silent) Next() ([]byte, error) {
 	runtime.Goexit()

@@ -163,8 +163,8 @@ func (r *Reloader) useSecrets(s *secrets) {
 			r.tls[i].ReplaceBy(p)
 		}
 	}
-	// Other components read these files themselves, and use the version that they read last (usedByReader). It stays the one in lastRead, so
-	// that markReadIfChanged finds a newer version changed when such a component asks next.
+	// Other components use the version of these files that they have read (usedByReader). It stays in lastRead, so that the next reloadTrust,
+	// reloadGeoCA or reloadGeoKeys notices a newer version.
 	for file, version := range s.filesOfOtherReaders {
 		if usedByReader, wasRead := r.lastRead[file]; wasRead {
 			version = usedByReader

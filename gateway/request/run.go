@@ -328,7 +328,7 @@ func (r *executor) beganEvent(fault *failure.Fault, quit bool) lifecycle.Event {
 		fault.Moved = r.stream.upstream.tracked.MustMove()
 		event := r.callFailed(fault)
 		event.Quit = quit
-		if r.stream.upstream.slot == nil { // the whole answer had come, so its slot is free already; the call and its buffers are left
+		if r.stream.upstream.slot == nil { // the whole answer had come, so its slot is free already; only the call and its buffers are left
 			r.stream.giveBackAll(board.Failed)
 		}
 		return event

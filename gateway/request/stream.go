@@ -169,12 +169,13 @@ func (s *stream) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
 	return dst, effects.End
 }
 
-// GoBack is called when a goroutine carries the answer on, in place of the event loop that did so far. events are bytes that the loop has
-// made and the client has not got yet. end is the end of the answer, if the loop has read it (the last Arrive returned it).
-func (s *stream) GoBack(events []byte, end sse.End) {
+// LeaveLoop is called when a goroutine passes the rest of the answer on to the client, which an event loop has done so far. It keeps
+// events, the bytes that the client has not got yet, for the next call of Next. Then it handles the end of the answer, if
+// the loop has read it (end; NotEnded: it has not), or else the error that has ended it (err).
+func (s *stream) LeaveLoop(events []byte, end sse.End) {
 	s.upstream.answer.out = events
 	switch err := s.upstream.answer.Err(); {
-	case end != sse.NotEnded: // only the end has its effects now, because Arrive has counted the tokens of the events
+	case end != sse.NotEnded: // Arrive has handled the events before the end already
 		s.applyEffects(sse.Effects{End: end})
 	case err != nil: // the engine was silent for too long, or sent more than a limit allows
 		s.bodyEnded(err)

@@ -134,10 +134,10 @@ func (j *job) arrivalRequest() prefill.Request {
 		// The earlier attempts: a place in the pool that is still held, and the engines that were tried.
 		HasPlace: j.life.HasPoolPlace(), Exclude: j.avoid.prefill,
 	}
-	if !j.life.Resumed() { // after a resume the client has its first token already, for which the deadline was
+	if !j.life.Resumed() { // the deadline is for the first token, which the client of a resumed request has already
 		arrival.Deadline = j.incoming.Deadline
 	}
-	if j.leaseOwner == nil { // the first attempt; later ones keep the owner, by which leases are found that the request has not given back
+	if j.leaseOwner == nil { // the first attempt; by the owner, the audit finds leases that are not given back
 		j.leaseOwner = &prefill.LeaseOwner{}
 	}
 	arrival.LeaseOwner = j.leaseOwner

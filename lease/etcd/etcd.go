@@ -100,9 +100,9 @@ func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 		return lease.Record{Members: terms.Members}, nil
 	}
 	e.lastKeyRev = last[0].ModRevision
-	acquiredAt := e.lastKeyRev // without the key terms, the last acquisition is at most as late as this
+	acquiredAt := e.lastKeyRev // without the key "terms": the last acquisition was at this revision or before
 	if len(stored) > 0 {
-		acquiredAt = stored[0].ModRevision // only acquisitions write this key; a release writes the key last
+		acquiredAt = stored[0].ModRevision // evenkeel writes "terms" only in acquisitions; releases and some renewals write "last"
 	}
 	rec := lease.Record{
 		Holder: string(last[0].Value), Epoch: e.base + acquiredAt, Stamp: strconv.FormatInt(e.lastKeyRev, 10),

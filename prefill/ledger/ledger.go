@@ -106,8 +106,8 @@ func (e *expiries) Pop() any {
 	return f
 }
 
-// LeaseOwner stands for one attempt to serve a request. The attempt must make the last call (Release or Orphan) on every
-// charge that names its LeaseOwner. A charge that has no last call when the attempt ends is lost, and the audit shows it.
+// LeaseOwner stands for one request in this proxy, with all its attempts. The request must make the last call (Release or Orphan) on every
+// charge that names its LeaseOwner. A charge that has no last call when the request ends here is lost, and the audit shows it.
 type LeaseOwner struct {
 	openCharges int // charges on which the owner must still make the last call
 	ended       bool
@@ -299,8 +299,8 @@ func (f *InFlight) ClaimEnd() bool {
 }
 
 // Orphan books that no decode engine will fetch the KV, so that the engine frees it by its own timeout. For an answered probe this is at
-// the time that Answer was given. If the probe has no answer, or a lease was renewed since (Renew), that time is not known, and the KV
-// counts as held for the duration hold from now on.
+// the time expires that was passed to Answer. If the probe has no answer, or a lease was renewed since (Renew), that time is not known,
+// and the KV counts as held for the duration hold from now on.
 func (f *InFlight) Orphan(hold time.Duration, now time.Time) {
 	if f.phase == Probing || f.renewed { // the end of the timeout is not known, so that it counts from now
 		f.renewed, f.expires = false, now.Add(hold)
