@@ -10,8 +10,8 @@ import (
 // publicPace has the values of a board that any goroutine may read without asking the scheduler: how soon its slots come free, and whether
 // it needs reports of first events.
 type publicPace struct {
-	// suspectedPairsAndRefusingRanks is the number of suspected pairs of engines plus the number of ranks that refuse requests. While it is 0,
-	// no engine is avoided, and the board needs no reports of first events.
+	// suspectedPairsAndRefusingRanks is the number of suspected pairs of engines plus the number of ranks that refuse requests. While
+	// it is 0, no engine is avoided, and the board needs no reports of first events.
 	suspectedPairsAndRefusingRanks atomic.Int32
 	// Number of slots of all ranks that take requests, of free ones among them, and of entries that wait in the pool.
 	slots, free, waiting atomic.Int64

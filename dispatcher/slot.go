@@ -79,8 +79,8 @@ func (s *Slot) Generated() int { return int(s.generated.Load()) }
 func (s *Slot) ReportStarted() {
 	s.started.Store(true)
 	s.stillInEngineQueue.Store(false) // the engine has begun the request, so it had room, even if the board counted none
-	// A board that suspects a pair of engines, or has a rank that refuses requests, gets the first event at once. Any other board sees it when
-	// it next reads the progress of its slots.
+	// A board that suspects a pair of engines, or has a rank that refuses requests, gets the first event at once. Any other board sees
+	// it when it next reads the progress of its slots.
 	if s.board != nil && s.board.pace.suspectedPairsAndRefusingRanks.Load() > 0 {
 		s.board.reportStarted(s)
 	}

@@ -24,7 +24,8 @@ const (
 func (w *watch) sendCanaries(ctx context.Context, ranks []*Target, ask canaryRequest, limit time.Duration) error {
 	ctx, stop := context.WithTimeout(ctx, limit)
 	defer stop()
-	// A canary does not wait for a free slot. The number is compared with the requests of one rank, and each rank gets one canary, hence 1.
+	// A canary does not wait for a free slot. The number is compared with the requests of one rank, and each rank gets one canary,
+	// hence 1.
 	w.traffic.AddSentWithoutSlot(1)
 	defer w.traffic.AddSentWithoutSlot(-1)
 	results := make(chan error, len(ranks)) // for each rank why its canary failed; nil: it did not

@@ -240,9 +240,9 @@ func (w *watch) recordRefusal(why error) {
 		w.setHalt(ErrPaused, false)
 	case errors.As(why, &rank):
 		r := &w.restrictions
-		// rank.Ranks is how many ranks the engine has; those with this and higher numbers are lost. If the watch assumed another number, it may
-		// have put a lost rank back into service as a try, which has failed now. So it waits longer before the next try. Before the first one,
-		// retryDelay is 0 and stays so.
+		// rank.Ranks is how many ranks the engine has; those with this and higher numbers are lost. If the watch assumed another
+		// number, it may have put a lost rank back into service as a try, which has failed now. So it waits longer before the next
+		// try. Before the first one, retryDelay is 0 and stays so.
 		if r.rankCount != rank.Ranks {
 			r.retryDelay = min(2*r.retryDelay, maxRetryDelay)
 		}

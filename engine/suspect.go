@@ -268,8 +268,8 @@ func applyCanary(w *watch, outcome string, err error) {
 		return
 	}
 	w.m.metrics.canaries.WithLabelValues(w.in.ID, outcome).Inc()
-	// canaryPassed alone does not prove that the core works: if canaries are off, it is the outcome although none was sent. So the silence
-	// ends only if no share is above 1: no rank has been silent for longer than its waiting requests allow.
+	// canaryPassed alone does not prove that the core works: if canaries are off, it is the outcome although none was sent. So the
+	// silence ends only if no share is above 1: no rank has been silent for longer than its waiting requests allow.
 	if outcome == canaryPassed && w.traffic.maxSilenceShare(time.Now()) <= 1 {
 		s.silentSince = time.Time{}
 	}

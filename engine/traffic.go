@@ -183,8 +183,8 @@ type scrapes struct {
 
 	pulls pullCheck
 
-	// allowedRunning is how many requests a rank may run without an alarm: the configured slots, or their old number for a while after they
-	// were lowered.
+	// allowedRunning is how many requests a rank may run without an alarm: the configured slots, or their old number for a while after
+	// they were lowered.
 	allowedRunning int
 	calmScrapes    int // scrapes in a row with no more requests than the configured slots
 }

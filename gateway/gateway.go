@@ -385,8 +385,8 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	if g.peers != nil {
 		err = errors.Join(err, g.peers.Drain(cut))
 	}
-	// Background work of finished requests goes on, such as freeing KV that no engine fetched. Finish waits for it, but not beyond the end of
-	// cut. awaitRest waits for what is left then, and is called when g.stop has told that work to end.
+	// Background work of finished requests goes on, such as freeing KV that no engine fetched. Finish waits for it, but not beyond the
+	// end of cut. awaitRest waits for what is left then, and is called when g.stop has told that work to end.
 	awaitRest := g.requests.Finish(cut)
 	if !endedInTime() { // ctx ended before all requests had finished
 		<-ended

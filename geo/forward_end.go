@@ -242,8 +242,8 @@ func (f *Forward) updatePeer(outcome, cause string, costUSD float64, now time.Ti
 	p.egress.add(costUSD, now)
 	clientMayBeCause := cause == RejectDeadline || cause == causeLarge
 	if outcome == OutcomeFallback && !clientMayBeCause {
-		// A sibling got the request because it decodes the model. It did not serve the request, so perhaps another proxy owns its decode
-		// groups now. For a peer that is no sibling, this changes nothing.
+		// A sibling got the request because it decodes the model. It did not serve the request, so perhaps another proxy owns its
+		// decode groups now. For a peer that is no sibling, this changes nothing.
 		p.assumeNoGroups()
 	}
 	switch {

@@ -181,7 +181,8 @@ func (ps *Peers) localOffers() map[string]policy.Offer {
 		decodes := maxRunning > 0
 		candidates := localCandidates(nil, &settings, l, running, decodes)
 		o := policy.NewOffer(candidates, l.Waiting, float64(l.Tokens), s.departureGap.Ms(), maxRunning)
-		// FitN tells operators from how many prefills the engines' prefill times were learned. It is the number of the engine with the most.
+		// FitN tells operators from how many prefills the engines' prefill times were learned. It is the number of the engine with
+		// the most.
 		for i := range l.Prefillers {
 			o.FitN = max(o.FitN, l.Prefillers[i].Samples)
 		}

@@ -466,7 +466,8 @@ func RingKeyOf(session uint64, address string) uint64 {
 func (q *RoutingQuery) ownerSibling(s *modelState) int {
 	return q.soonest(s, func(i int) bool {
 		p, why := s.peers[i-s.localCount], s.candidates[i].Why
-		// A peer that does not decode the model is not awaitable. Of a peer that drains, Why does not show whether it decodes the model.
+		// A peer that does not decode the model is not awaitable. Of a peer that drains, Why does not show whether it decodes the
+		// model.
 		drainsAsOwner := why == policy.Draining && p.decodesModel(q.ask.Model)
 		return p.sibling && (why.Awaitable() || drainsAsOwner)
 	})

@@ -58,8 +58,8 @@ func (ps *Peers) Status() Status {
 		p.expireReservations(ps, now)
 		rtt, _ := p.rtt.Ms()
 		reserved, _ := p.reserved.Reserved()
-		// Distrust is by how much the peer was slower than predicted. The window is how many requests may be unanswered at the peer; it
-		// grows with first events in time, and shrinks with late ones.
+		// Distrust is by how much the peer was slower than predicted. The window is how many requests may be unanswered at the
+		// peer; it grows with first events in time, and shrinks with late ones.
 		distrustMs, window := p.distrust.Ms(ps.sinceStartMs(now)), p.trust.Window(ps.sinceStartMs(now))
 		status := PeerStatus{
 			ID: p.id, Name: p.name, Region: p.conf.Region, URL: p.target.URL.String(), Up: p.up, Draining: p.draining, Version: p.major,

@@ -97,8 +97,8 @@ type Machine struct {
 	givenPromise promise              // this proxy's promise not to admit, given to an owner that cannot reach the store
 	votes        map[string]time.Time // by member: when this proxy requested the last promise that the member gave
 	nextVotes    time.Time            // no vote is requested before this time
-	// storeLostLease is set while this proxy counts as the holder of a lease that the store has lost. It may acquire the lease again once
-	// all other members have voted for it.
+	// storeLostLease is set while this proxy counts as the holder of a lease that the store has lost. It may acquire the lease again
+	// once all other members have voted for it.
 	storeLostLease bool
 
 	rivalEpoch     int64     // an epoch above this proxy's by which another proxy says that it owns the scope; 0: none

@@ -78,7 +78,8 @@ func (m *Machine) GivePromise(now time.Time, ask Vote) error {
 		return fmt.Errorf("%w: %q is not another member", ErrNoVote, owner)
 	}
 	ownsLater := m.held && m.epoch >= ask.Epoch
-	// A later epoch of the asking owner itself is no obstacle: it has acquired the lease again, and may not know it if the answer was lost.
+	// A later epoch of the asking owner itself is no obstacle: it has acquired the lease again, and may not know it if the answer was
+	// lost.
 	sawOthersLater := m.hasRead && m.rec.Epoch > ask.Epoch && m.rec.Holder != ask.Holder
 	if ownsLater || sawOthersLater {
 		return fmt.Errorf("%w: epoch %d is over", ErrNoVote, ask.Epoch)

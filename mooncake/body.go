@@ -302,8 +302,8 @@ func (b *Body) completionKey(key string, inParams bool) string {
 	if completionKey, ok := b.layout.completionKeys[keyLocation{key, inParams}]; ok {
 		return completionKey
 	}
-	// A completion may have this key, too, but for a member that this body has elsewhere. So max_tokens in a body of /generate is not the
-	// max_tokens of a completion.
+	// A completion may have this key, too, but for a member that this body has elsewhere. So max_tokens in a body of /generate is not
+	// the max_tokens of a completion.
 	if _, isElsewhere := b.layout.locations[key]; inParams || isElsewhere {
 		return ""
 	}
@@ -334,8 +334,8 @@ func (b *Body) spliceWithLayout(dst [][]byte, drop func(completionKey string) bo
 			return completionKey != "" && drop != nil && drop(completionKey)
 		}
 	}
-	// The object sampling_params is written anew, without the members that are dropped; a body without it gets one, which may be empty. A
-	// sampling_params that is not an object is passed on unchanged, so that the engine refuses it, unless a member must be set in it.
+	// The object sampling_params is written anew, without the members that are dropped; a body without it gets one, which may be empty.
+	// A sampling_params that is not an object is passed on unchanged, so that the engine refuses it, unless a member must be set in it.
 	v, exists := b.Get(paramsKey)
 	writesParams := !exists || v[0] == '{' || len(params) > 0
 	if writesParams {

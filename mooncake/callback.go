@@ -76,7 +76,8 @@ func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known 
 		return bad("remote_block_ids has %d blocks in a group, and the prompt at most %d", blocks, limit)
 	}
 	namedID := stringValue(c.values[atRequestID])
-	// A decode engine cuts off the random suffix that vLLM adds to ids. An engine that added none cuts off as much of evenkeel's own id.
+	// A decode engine cuts off the random suffix that vLLM adds to ids. An engine that added none cuts off as much of evenkeel's own
+	// id.
 	isShort := len(id) > suffixLength && namedID == id[:len(id)-suffixLength]
 	if namedID != id && !isShort {
 		return Callback{}, fmt.Errorf("%w: a request_id of %d bytes", ErrOtherRequest, len(namedID))

@@ -35,9 +35,10 @@ func (p *Profile) Hold(now, until time.Time) Hold {
 		// A heartbeat keeps the KV for 2/3 of the timeout. At a sign of life, the last heartbeat is at most 1/6 of the timeout old, so at least
 		// 1/2 of the timeout is left.
 		k.keptAfterSign = p.KVHoldTimeout/2 - p.clockMargin()
-		// Heartbeats for this request go out only once the decode engine has accepted it, so the first sign of life counts only after a short
-		// delay. Further signs count only if they are one heartbeat interval apart. Between three counted signs there are two such intervals, and
-		// in each the core sends a heartbeat. The first one may renew nothing, because it only opens the connection. The second one renews.
+		// Heartbeats for this request go out only once the decode engine has accepted it, so the first sign of life counts only
+		// after a short delay. Further signs count only if they are one heartbeat interval apart. Between three counted signs there
+		// are two such intervals, and in each the core sends a heartbeat. The first one may renew nothing, because it only opens
+		// the connection. The second one renews.
 		acceptDelay := p.clockMargin() / 6
 		k.nextCountedFrom, k.signsNeeded = now.Add(acceptDelay), 3
 	}

@@ -109,7 +109,8 @@ func (e *Entry) setExpiry(ttl time.Duration) {
 	}
 	if e.Early { // the entry waits for a rank before its prefill, so it has no hand-off yet that could expire
 		deadlineError, ttlError = ErrUnbound, ErrUnbound
-		// A new request has waited since Arrival. But the answer of a resumed request has run since then, so its wait begins at Entered.
+		// A new request has waited since Arrival. But the answer of a resumed request has run since then, so its wait begins at
+		// Entered.
 		if isNew := e.Age == 0; isNew {
 			waitBegins = e.Arrival
 		}

@@ -62,8 +62,8 @@ func (f *Fit) Encode() ([]byte, error) {
 
 // ParseFit reads a fit file. It returns an error for another version, for unknown fields, and for values that cannot be used.
 func ParseFit(b []byte) (*Fit, error) {
-	// The version is read first, because a file of another version may have fields that the strict decoder below would report instead. Kind
-	// is not used here, but if it is no text, this is an error for every version.
+	// The version is read first, because a file of another version may have fields that the strict decoder below would report instead.
+	// Kind is not used here, but if it is no text, this is an error for every version.
 	var head struct {
 		Version *int `json:"evenkeel_fit"`
 		Kind    Kind `json:"kind"`

@@ -24,8 +24,8 @@ func NewSurvival(outputs []int32) *Survival {
 		longest = slices.Max(outputs)
 	}
 	s := &Survival{countsAtMost: make([]uint32, max(0, min(int(longest), maxArrayLength)))}
-	// longer has the outputs for which the array has no place: those from maxArrayLength on, and in any case the longest. From the longest
-	// on, the count is that of all outputs, so countAtMost needs no place for it.
+	// longer has the outputs for which the array has no place: those from maxArrayLength on, and in any case the longest. From the
+	// longest on, the count is that of all outputs, so countAtMost needs no place for it.
 	var longer []int32
 	for _, o := range outputs {
 		switch {

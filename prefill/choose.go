@@ -156,8 +156,8 @@ func (d *chooser) mayEnterPool(c *candidate, model string) bool {
 	if d.cfg.Free == nil { // the number of slots has no bound
 		return true
 	}
-	// onlySomeRanks: not all ranks of the board list the model. free then counts only their slots, and only requests for the model wait for
-	// these.
+	// onlySomeRanks: not all ranks of the board list the model. free then counts only their slots, and only requests for the model wait
+	// for these.
 	free, onlySomeRanks := d.cfg.Free(c.Board, model)
 	_, unsent := c.chargesAhead(model, onlySomeRanks)
 	return unsent < max(1, free+free/2)
@@ -415,8 +415,8 @@ func (d *chooser) prefiller(c *candidate) Prefiller {
 		Region: c.Region, Unanswered: c.load.Leases[ledger.Probing], Held: c.load.FetchablePrompts(),
 		Ran: int(math.Ceil(ranWhenIdle)), Answered: endedSince,
 	}
-	// On a group of ranks that prefill and decode, only unsent requests count: a request that runs there already keeps no other one waiting,
-	// and it holds no KV that a decode engine has yet to fetch.
+	// On a group of ranks that prefill and decode, only unsent requests count: a request that runs there already keeps no other one
+	// waiting, and it holds no KV that a decode engine has yet to fetch.
 	if c.Aggregated {
 		p.Unanswered, p.Held = c.load.Unsent(), c.load.Unsent()
 	}

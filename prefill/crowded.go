@@ -98,7 +98,8 @@ func (d *chooser) handoffWouldExpire(c *candidate, model string) bool {
 	if err != nil {                     // the profile does not say it
 		return false
 	}
-	// onlySomeRanks: not all ranks of the board list the model. Only their slots count then, and only hand-offs of the model wait for these.
+	// onlySomeRanks: not all ranks of the board list the model. Only their slots count then, and only hand-offs of the model wait for
+	// these.
 	slotsWithinHold, onlySomeRanks := d.cfg.Decode(c.Board, model, hold)
 	ahead := 0
 	for _, other := range d.candidates {

@@ -23,8 +23,8 @@ func (l *Lease) predictEnd(now time.Time) (currentEnds time.Time, rest time.Dura
 		// The prompts of other proxies and clients that the engine has now come before this probe.
 		latency, _ := scheduler.latencyFor(l.model, l.chargedTo)
 		rest += time.Duration(load.OthersBacklog(latency, scheduler.fit.MeanNewTokens(), l.chargedTo.Decodes, now) * float64(time.Millisecond))
-		// rest ends with this prefill itself, which therefore begins at currentEnds + restBefore. As it cannot begin before now, currentEnds
-		// is raised if necessary, also if it is zero because the engine computes no prompt.
+		// rest ends with this prefill itself, which therefore begins at currentEnds + restBefore. As it cannot begin before now,
+		// currentEnds is raised if necessary, also if it is zero because the engine computes no prompt.
 		restBefore := rest - corrected(ownPrediction)
 		if earliest := now.Add(-restBefore); earliest.After(currentEnds) {
 			currentEnds = earliest

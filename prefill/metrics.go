@@ -277,7 +277,8 @@ func (s series) exportLearned(tier *state, now time.Time) {
 	for reason, n := range stats.Evictions {
 		s.count(evictionsDesc, float64(n), index.Reason(reason).String())
 	}
-	// Only maxNamedModels models have their own series: base models come before LoRA adapters, and a model that is named "other" comes last.
+	// Only maxNamedModels models have their own series: base models come before LoRA adapters, and a model that is named "other" comes
+	// last.
 	const first, last = -1, 1
 	rank := map[string]int{other: last}
 	for _, c := range tier.candidates {

@@ -63,7 +63,8 @@ func (d *chooser) measuredPrefiller(m *model, c *candidate, hasPlace bool) Prefi
 		prefiller.Room = kvRoom
 		prefiller.KVGateWillOpen = !gateOpen && hasPlace // only the gate keeps the request away
 	}
-	// residual is by how much a prefill recently took longer than predicted. Each unanswered probe probably will, and so will this request.
+	// residual is by how much a prefill recently took longer than predicted. Each unanswered probe probably will, and so will this
+	// request.
 	prefiller.ResidualMs = float64(prefiller.Unanswered+1) * c.residual.Ms(d.now)
 	prefiller.Samples = d.fit.Samples(m.name, c.Hardware)
 	return prefiller

@@ -31,8 +31,8 @@ func (s *state) replaceCandidates(candidates []Candidate) {
 		anyModels = anyModels || len(given.Models) > 0
 		liveWithoutModels = liveWithoutModels || given.Live && len(given.Models) == 0
 	}
-	// A live candidate without models may yet name any model. As long as there is one, or as no candidate has models, a request for a model
-	// that no candidate lists is refused as one that may succeed later (503), and not because there is no such model (404).
+	// A live candidate without models may yet name any model. As long as there is one, or as no candidate has models, a request for a
+	// model that no candidate lists is refused as one that may succeed later (503), and not because there is no such model (404).
 	s.modelsUnknown = liveWithoutModels || !anyModels
 	for name, m := range s.models {
 		m.cursor = cursorAfter(passedBefore[name]) // round-robin continues after this position

@@ -521,7 +521,8 @@ func (t *Transcript) record(f *Filter, b []byte) {
 	if facts.handBackEnd > 0 { // kv_transfer_params: they say where the engine keeps the answer's KV, from which another engine can pull it
 		t.HandBack = append(t.HandBack[:0], b[facts.handBackAt:facts.handBackEnd]...)
 	}
-	// The facts have the text and the ids of one choice only, so the transcript would lack the others. An Unread transcript is not continued.
+	// The facts have the text and the ids of one choice only, so the transcript would lack the others. An Unread transcript is not
+	// continued.
 	t.Unread = t.Unread || facts.choices > 1
 	if facts.idsAt > 0 {
 		for ids := rawjson.ArrayAt(b, facts.idsAt); ids.Next(); {

@@ -169,8 +169,8 @@ func (f *Framer) lineEnd() (end, next int, ok bool) {
 	case cr < 0: // the line ends in an LF
 		f.afterCR = false
 		return limit, limit + 1, true
-	// A blank line after a line that ended in a lone CR. If a piece has ended within the line, lineStart is not its true start, and the line
-	// is not blank.
+	// A blank line after a line that ended in a lone CR. If a piece has ended within the line, lineStart is not its true start, and the
+	// line is not blank.
 	case crAt == f.lineStart && f.afterCR && !f.lineStartEmitted:
 		return crAt, crAt + 1, true
 	case crAt+1 == len(f.buf): // a lone CR, or the first half of a CRLF whose LF has not come

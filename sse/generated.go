@@ -118,7 +118,8 @@ func joinGenerated(f *Filter, s *formFacts, data []byte) {
 	}
 	listedIDs := countListed(data, s.idsAt) // token ids in this event
 	allTokens := s.usage.Completion         // tokens of this engine so far, by its own count
-	// After the first event with tokens, an event that lists all of these tokens is cumulative. One that lists fewer has only the new ones.
+	// After the first event with tokens, an event that lists all of these tokens is cumulative. One that lists fewer has only the new
+	// ones.
 	growth, _ := growthOf(listedIDs, allTokens, earlierIDs)
 	otherGrowth := growth != GrowthUnknown && growth != continuation.Grows
 	// In a cumulative stream, an event that lacks some ids cannot be joined, because the joined list would lack them, too.

@@ -47,7 +47,8 @@ func readMessage(b []byte, cached int) (s formFacts) {
 		s.failed = true
 	case kind == "message": // an answer in one piece
 		s.hasFinalUsage, s.endsStream = true, true
-		// The loop has read the usage already, so its edits come twice. appendEdited skips an edit whose place an earlier one has replaced.
+		// The loop has read the usage already, so its edits come twice. appendEdited skips an edit whose place an earlier one has
+		// replaced.
 		s.readAnswer(rawjson.ObjectAt(b, at), cached)
 	case kind == "message_delta":
 		s.hasFinalUsage = true

@@ -133,8 +133,8 @@ func (c *engineCmd) config() (refengine.Config, error) {
 		Server: refengine.Server{Listen: c.Listen, Advertise: c.Advertise, APIKey: c.APIKey},
 		// The task generate is the zero value of Task.
 		Model: refengine.Model{Name: c.Model, MaxLen: c.MaxModelLen, Task: plain.Task(strings.TrimPrefix(c.Task, "generate"))},
-		// A step takes C0, and times for the slowest rank (C1 per KV token, CR per request), for the rank with most requests (CM per request) and
-		// for all ranks (CS per request, divided by the number of ranks).
+		// A step takes C0, and times for the slowest rank (C1 per KV token, CR per request), for the rank with most requests (CM
+		// per request) and for all ranks (CS per request, divided by the number of ranks).
 		Steps: refengine.Steps{C0: c.C0, C1: c.C1, CR: c.Steps.CR, CM: c.Steps.CM, CS: c.Steps.CS, TokensPerChunk: c.TokensPerChunk,
 			StreamInterval: c.StreamInterval, Recompute: c.Recompute},
 		Prompts: refengine.Prompts{Base: c.PrefillBase, PerToken: c.PrefillPerToken, MaxBatchedTokens: c.Aggregated.MaxNumBatchedTokens,

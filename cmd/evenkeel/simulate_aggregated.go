@@ -23,7 +23,8 @@ const (
 	aggregatedBudget          = 8192   // most tokens that a rank computes in a step, vLLM's default on these GPUs
 	freeSlotShare             = 0.15   // share of the slots that stay free in a closed loop
 	drawnRequests             = 20_000 // requests in a random trace
-	// maxRequestsAtOnce bounds the slots of all ranks together, and the requests beyond them, because a run keeps each request in memory.
+	// maxRequestsAtOnce bounds the slots of all ranks together, and the requests beyond them, because a run keeps each request in
+	// memory.
 	maxRequestsAtOnce = 16_384
 )
 

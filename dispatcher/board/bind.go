@@ -46,7 +46,8 @@ func (b *board) admit(r *rank, w waitingEntry, bound Binding, now time.Time) {
 	e := w.Entry
 	if r.Mixed { // the rank itself computes the part of the prompt that is not in its prefix cache
 		bound.NewTokens = w.uncached(r.ID)
-		// Only for mixed ranks do policies hold requests back to send them together. Since sendableSince, a rank had room for this one.
+		// Only for mixed ranks do policies hold requests back to send them together. Since sendableSince, a rank had room for this
+		// one.
 		if wasHeld := !w.sendableSince.IsZero(); wasHeld {
 			bound.Held = max(0, now.Sub(w.sendableSince))
 		}
@@ -80,8 +81,8 @@ func newSlotRecord(r *rank, w waitingEntry, bound *Binding, now time.Time) slotR
 		id: e.ID, key: e.Key, prefiller: e.Prefiller, prompt: w.prompt(), tokensFromEarlierRanks: clampTokens(e.Age),
 		newTokens: bound.NewTokens, discard: e.Discard, inEngineQueue: bound.InEngineQueue, boundAt: now,
 		boundBeforePrefill: e.Early, notDecoding: e.Early || r.Mixed,
-		// Some engines (Unpinned) run a request of the Responses API (Response) on a rank of their own choice. But if the entry is early (it is
-		// bound before its prefill), its KV goes to rank r, and so does the request.
+		// Some engines (Unpinned) run a request of the Responses API (Response) on a rank of their own choice. But if the entry is
+		// early (it is bound before its prefill), its KV goes to rank r, and so does the request.
 		engineChoosesRank: e.Response && r.Unpinned && !e.Early,
 	}
 }

@@ -97,8 +97,8 @@ type Worker struct {
 	// AtOnce: the prefill engine does not keep the KV of an early entry for long, so the decode rank must have a slot for the entry when its
 	// prefill ends.
 	AtOnce bool
-	// Mixed: the rank is one of an engine whose role is aggregated. It prefills and decodes, so its entries come without a hand-off. All
-	// ranks of a model are mixed, or none is.
+	// Mixed: the rank is one of an engine whose role is aggregated. It prefills and decodes, so its entries come without a hand-off.
+	// All ranks of a model are mixed, or none is.
 	Mixed bool
 	// Budget is the largest number of tokens that one step of a mixed rank computes, decodes and prompts together; 0: not known.
 	Budget int

@@ -92,7 +92,8 @@ func (b *board) fillWorkers(g *group, p *policyInUse, now time.Time) {
 			ID: r.ID, Free: int32(free), Up: r.takesRequests(), Cost: r.Cost, Running: r.running, Backlog: r.backlog,
 			// Some ranks must stay emptier than others, but a rank without requests has room for the longest prompt.
 			Capacity: r.policyCapacity(watermark, now, longestPrompt),
-			// KV of requests that are not in Running: of requests of other proxies, and of requests with slots on other ranks of the engine.
+			// KV of requests that are not in Running: of requests of other proxies, and of requests with slots on other ranks
+			// of the engine.
 			Others: r.Others + r.kvFromOtherRanks,
 		})
 	}

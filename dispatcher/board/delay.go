@@ -10,8 +10,8 @@ import "math"
 // which the KV is copied, and the steps with tokens after that. For the delay it takes the minimum of many requests, because a request that
 // waited in the engine's queue has a longer one.
 type handoffDelay struct {
-	// leastInLastWindow and leastInThisWindow are the least delays, in steps, of the requests in the last complete window of delayWindow
-	// requests and in the present one.
+	// leastInLastWindow and leastInThisWindow are the least delays, in steps, of the requests in the last complete window of
+	// delayWindow requests and in the present one.
 	leastInLastWindow, leastInThisWindow int32
 	requests                             int     // requests that ended
 	meanDecodeSteps                      float64 // mean number of steps in which a request gets tokens

@@ -47,8 +47,8 @@ func (b *board) setWorkers(ws []Worker) {
 // worker has more slots or KV room than before, requests in the engine's queue may begin.
 func (b *board) updateRank(r *rank, w Worker) {
 	w.Slots, w.Up = max(0, w.Slots), w.Up && !w.Down // whatever Up says, a rank that is down takes no requests
-	// The restart has emptied the KV of the engine: that of ended requests, too (orphans and kept KV). Requests that the engine refused before
-	// say nothing about it now, so the rank gets requests again.
+	// The restart has emptied the KV of the engine: that of ended requests, too (orphans and kept KV). Requests that the engine refused
+	// before say nothing about it now, so the rank gets requests again.
 	if r.hasRestarted(&w) {
 		b.forgetOrphans(r, everyOrphan)
 		b.countFreedKV(r.keptKV.Clear())

@@ -27,8 +27,9 @@ func (l *Local) Allows(tokens, running, inFlight int) bool {
 	case tokens <= leastThreshold:
 		return true
 	}
-	// The rank must compute the prompt in less time than a hand-off takes. BreakEven is the length of the prompt, in tokens, that an idle rank
-	// computes in just this time. Each running request makes the computation longer by an eighth, as if the prompt had an eighth more tokens.
+	// The rank must compute the prompt in less time than a hand-off takes. BreakEven is the length of the prompt, in tokens, that an
+	// idle rank computes in just this time. Each running request makes the computation longer by an eighth, as if the prompt had an
+	// eighth more tokens.
 	tokensIfIdle := float64(tokens) * (1 + float64(running)/8)
 	return tokens <= mostThreshold && tokensIfIdle < l.BreakEven
 }

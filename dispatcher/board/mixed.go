@@ -77,8 +77,8 @@ func (b *board) estimatePromptProgress(g *group, lastStep uint32) (tokens int64)
 	busy := uint64(0)
 	for _, r := range g.steppingRanks {
 		budget := 0
-		// An engine may compute prompts only in every Interval-th step. The board does not know in which ones, and assumes those that follow a
-		// multiple of Interval.
+		// An engine may compute prompts only in every Interval-th step. The board does not know in which ones, and assumes those
+		// that follow a multiple of Interval.
 		if computesPrompts := r.Interval <= 1 || lastStep%uint32(r.Interval) == 0; computesPrompts {
 			budget = r.promptTokensPerStep()
 		}

@@ -25,7 +25,8 @@ type board struct {
 	ranks       map[int32]*rank // ranks by worker ID; also ranks that have left the fleet while some of their slots are still charged
 	groups      []*group        // groups that have a rank in the fleet, sorted by the lowest ID of their ranks
 	upOrAwaited int             // number of ranks of the fleet that are up, or that will soon be up (Worker.Awaited)
-	// ranksPrefill says whether the ranks are mixed: they both prefill and decode. While the fleet has no rank of the model, the value stays.
+	// ranksPrefill says whether the ranks are mixed: they both prefill and decode. While the fleet has no rank of the model, the value
+	// stays.
 	ranksPrefill    bool
 	outageGraceEnds time.Time // while all ranks are down: when waiting entries are refused; zero: a rank is up
 	// largestPrompt is the largest prompt that any rank of the fleet could take if it were idle, in KV tokens.
@@ -62,8 +63,8 @@ type board struct {
 	refusingRanks  int // number of ranks whose engines refused their last request (429 or 503)
 	// retrySparedAt is when a rank that gets no requests, because it refused several, may get one as a trial; zero: there is no such rank.
 	retrySparedAt time.Time
-	// keptEmptierUntil is when the first rank that is kept emptier after preemptions (tight.go) may be filled as usual again; zero: there is
-	// no such rank.
+	// keptEmptierUntil is when the first rank that is kept emptier after preemptions (tight.go) may be filled as usual again; zero:
+	// there is no such rank.
 	keptEmptierUntil time.Time
 	// keptKVFreedAt is when an engine next frees the KV that it keeps of an ended answer (kept.go); zero: no engine keeps any.
 	keptKVFreedAt time.Time
@@ -442,8 +443,8 @@ type slotRecord struct {
 	tokensFromEarlierRanks int32
 	newTokens              int32 // prompt tokens that the rank has to compute; 0: the KV comes from a prefill engine
 	discard                bool  // no client waits for the answer: the request runs only to make its prefill engine free the KV
-	// engineChoosesRank: the request is unpinned. The engine may run it on any of its ranks, so its KV is charged to all of these in equal
-	// parts (unpinned.go).
+	// engineChoosesRank: the request is unpinned. The engine may run it on any of its ranks, so its KV is charged to all of these in
+	// equal parts (unpinned.go).
 	engineChoosesRank bool
 	started           bool      // the first event of the answer has come, as the board read it last
 	inEngineQueue     bool      // the request waits in the engine's own queue, because the rank has no slot or no KV room for it
@@ -451,8 +452,8 @@ type slotRecord struct {
 	// boundAtStep is the number of the group's step that was reported last before the request was bound; 0: none was.
 	boundAtStep        uint32
 	boundBeforePrefill bool
-	// notDecoding: no decode step has read the KV of the request yet. It can be true only for requests that were bound before their prefill
-	// and on mixed ranks; all other requests count as decoding from the start.
+	// notDecoding: no decode step has read the KV of the request yet. It can be true only for requests that were bound before their
+	// prefill and on mixed ranks; all other requests count as decoding from the start.
 	notDecoding bool
 	promptLeft  int32          // prompt tokens that a mixed rank has yet to compute
 	progress    promptProgress // how many prompt tokens the last steps computed, on a mixed rank

@@ -158,8 +158,8 @@ func (b *board) rememberEnded(slot, generated int32, firstStep, lastStep uint32)
 		g.learnFromEnded(s, generated, firstStep, lastStep)
 	}
 	r, kv := s.rank, int64(s.prompt)+int64(generated)
-	// The engine may have run the request on any of its ranks, so its KV was charged in equal parts to all of them. Only the part of this rank
-	// is remembered. In its last step, the parts of the other ranks are missing.
+	// The engine may have run the request on any of its ranks, so its KV was charged in equal parts to all of them. Only the part of
+	// this rank is remembered. In its last step, the parts of the other ranks are missing.
 	if s.engineChoosesRank {
 		kv /= r.kvParts
 	}
@@ -211,7 +211,8 @@ func (b *board) endStepsIfIdle(g *group) {
 	}
 	b.emit(Effect{Kind: EffectGroupIdle, Group: b.key(g)})
 	g.lastStep = Step{}
-	// The step model learns nothing from a step that no other step follows at once, so it does not need the requests that ended in this one.
+	// The step model learns nothing from a step that no other step follows at once, so it does not need the requests that ended in this
+	// one.
 	for _, r := range g.steppingRanks {
 		r.recentlyEnded = r.recentlyEnded[:0]
 	}

@@ -30,8 +30,8 @@ func (b *board) advance(now time.Time) {
 	}
 	b.decideNow, b.heldGroupStepped = false, false
 	b.windowEnds = time.Time{}
-	// Each of these times is when a wait of an entry, a rank or a pair of engines ends, so that the board must decide again. They are set anew
-	// before the end of the turn, for all that still have to wait.
+	// Each of these times is when a wait of an entry, a rank or a pair of engines ends, so that the board must decide again. They are
+	// set anew before the end of the turn, for all that still have to wait.
 	b.recheckHeldAt, b.pairs.quarantineEndsAt = time.Time{}, time.Time{}
 	b.retryAvoidedAt, b.retrySparedAt, b.keptEmptierUntil = time.Time{}, time.Time{}, time.Time{}
 	b.updateSpared(now)

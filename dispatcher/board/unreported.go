@@ -72,8 +72,8 @@ func (b *board) measureTokenRate(now time.Time) {
 		streams, tokens, unreported := b.countStreamTokens(g)
 		g.tokenRate.add(streams, tokens, elapsed)
 		if unreported > 0 {
-			// The tokens of the streams show when a step of a barrier group ends. Without streams, and for a group without a barrier, no steps are
-			// reported, and growEstimates must also estimate how much of the prompts is computed.
+			// The tokens of the streams show when a step of a barrier group ends. Without streams, and for a group without a
+			// barrier, no steps are reported, and growEstimates must also estimate how much of the prompts is computed.
 			stepsReported := g.barrier && streams > 0
 			b.growEstimates(g, elapsed, now, stepsReported)
 		}

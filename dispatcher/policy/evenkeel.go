@@ -64,8 +64,8 @@ func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	if s.Aggregated { // ranks that also prefill have their own algorithm
 		return p.decideAggregated(s, dst)
 	}
-	// If the KV room will be full before the slots are, present loads do not show which rank will then be the slowest. Therefore entries are
-	// placed by the loads that full ranks will have, without a search.
+	// If the KV room will be full before the slots are, present loads do not show which rank will then be the slowest. Therefore
+	// entries are placed by the loads that full ranks will have, without a search.
 	if meanPrompt, scarce := p.roomIsScarce(s); scarce {
 		const withRowTokens = true // placeByRoom does not look for the rank with most requests, so each request counts for RowTokens
 		p.loads.build(s, p.requestTokens(s, withRowTokens))

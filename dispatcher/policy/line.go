@@ -16,8 +16,8 @@ type line struct {
 	sorted     []uint64 // by place: prompt tokens<<32 | position, ascending
 	placeOf    []int32  // by position: the entry's place
 	firstEqual []int32  // by place: lowest place with a prompt of the same length
-	// skipUp and skipDown lead a search by length past the entries that have left the line. The value of a place is the place itself while its
-	// entry is in line, else a place above or below it where the search goes on.
+	// skipUp and skipDown lead a search by length past the entries that have left the line. The value of a place is the place itself
+	// while its entry is in line, else a place above or below it where the search goes on.
 	skipUp   []int32 // by place; n at the end
 	skipDown []int32 // by place+1; a value is a place plus 1, and 0 at the end
 	indexed  bool    // true if sortByLength was called in this round

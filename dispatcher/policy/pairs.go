@@ -38,8 +38,8 @@ func (p *evenkeel) bestPair(_ *Snapshot, from, to int, _ bool) {
 		before := p.loads.peak()
 		p.placeOn(int32(candidate), rank)
 		peakRise += p.loads.peak() - before
-		// The load of this rank has changed, so its pairs with all candidates must be computed anew. For all other pairs, only the largest load
-		// may have changed, and bestRank knows by its rise how far they can have fallen.
+		// The load of this rank has changed, so its pairs with all candidates must be computed anew. For all other pairs, only the
+		// largest load may have changed, and bestRank knows by its rise how far they can have fallen.
 		for i := rank; i < len(pairs); i += ranks {
 			pairs[i].peakRise = notComputed
 		}

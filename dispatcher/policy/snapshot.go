@@ -66,8 +66,8 @@ type Request struct {
 	Key       uint64  // same for equal prompts, read by the predictor exact; 0: none
 	ID        uint64
 	Slot      int32 // index in the board's slot table; it stays the same while the request runs
-	// KVElsewhere is how many of the request's KV tokens are counted on other ranks (in their Others), because the engine may run the request
-	// on any of its ranks. Policies assume that all later tokens of the request come to this rank.
+	// KVElsewhere is how many of the request's KV tokens are counted on other ranks (in their Others), because the engine may run the
+	// request on any of its ranks. Policies assume that all later tokens of the request come to this rank.
 	KVElsewhere int32
 }
 

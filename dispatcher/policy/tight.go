@@ -96,8 +96,8 @@ func (p *evenkeel) placeEvenly(s *Snapshot, entry int, isOverdue bool) {
 	g := rankForEvenLoads(p, tokens)
 	p.candidates.add(s, entry, isOverdue)
 	p.placeOn(int32(len(p.candidates.all)-1), g)
-	// For the room that the entry takes, loadWhenFull counts the growth of tokens/meanPrompt entries, as many as would fill it. But this one
-	// entry takes the room, and grows by expectedGrowth.
+	// For the room that the entry takes, loadWhenFull counts the growth of tokens/meanPrompt entries, as many as would fill it. But
+	// this one entry takes the room, and grows by expectedGrowth.
 	growthNotCounted := float64(p.loads.expectedGrowth) * (1 - float64(tokens)/t.meanPrompt) // below 0 for an entry longer than the mean
 	t.loadWhenFull[g] += growthNotCounted * float64(p.loads.cost[g])
 }

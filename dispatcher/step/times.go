@@ -140,8 +140,8 @@ func (s *Times) learnPlainLength(length time.Duration) (usualLength bool) {
 		return isUsual(length, s.lengths.value)
 	}
 	s.plainLengths.add(length)
-	// The median follows slowly when steps become much shorter. If assumedPlain stayed far too long meanwhile, the step detector would not
-	// find the short steps (see Least). So a single short step lowers assumedPlain to twice its length at once.
+	// The median follows slowly when steps become much shorter. If assumedPlain stayed far too long meanwhile, the step detector would
+	// not find the short steps (see Least). So a single short step lowers assumedPlain to twice its length at once.
 	s.assumedPlain = min(s.plainLengths.value, 2*length)
 	return isUsual(length, s.plainLengths.value)
 }

@@ -72,7 +72,8 @@ func (t *sumTable) union(withoutItem, oneFewer row, size int64) row {
 	clear(next.words[:first])
 	end := first + copy(next.words[first:], withoutItem.words)
 	clear(next.words[end:])
-	// Each sum of oneFewer moves up by size. If the two rows begin with different words, its bit also moves by 64 for each word between them.
+	// Each sum of oneFewer moves up by size. If the two rows begin with different words, its bit also moves by 64 for each word between
+	// them.
 	orShifted(next.words, oneFewer.words, uint(size)+uint(oneFewer.lowWord-lowWord)<<6)
 	next.trim(t.bound)
 	return next

@@ -29,8 +29,8 @@ func NewReplay(w *Window, model, spec string, seed uint64) (*Replay, error) {
 	case isMixed(groups):
 		return nil, fmt.Errorf("%s has ranks that prefill and decode, whose steps are not foretold", model)
 	}
-	// b is the copy of the boards with which the replay begins. It comes from the checkpoint startedFrom; nil: from the real boards. newPolicy
-	// says that its policy is not the one under which its requests were placed.
+	// b is the copy of the boards with which the replay begins. It comes from the checkpoint startedFrom; nil: from the real boards.
+	// newPolicy says that its policy is not the one under which its requests were placed.
 	b, startedFrom, newPolicy, err := w.startBoards(model, spec)
 	if err != nil {
 		return nil, err

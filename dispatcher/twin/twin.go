@@ -168,8 +168,8 @@ func (t *Twin) beginModel(j *judging) bool {
 	if j.window = j.latest.partWithAllGroups(j.model()); j.window == nil {
 		return false
 	}
-	// If earlier windows of the model were judged, the new window gets what they have shown, the time until which the sums over the last hour
-	// have counted their traffic (HoursUntil), and the states that their replays have saved.
+	// If earlier windows of the model were judged, the new window gets what they have shown, the time until which the sums over the
+	// last hour have counted their traffic (HoursUntil), and the states that their replays have saved.
 	if a := t.models[j.model()]; a != nil {
 		j.window.StepsToFirstToken, j.window.HoursUntil, j.window.Checkpoints = a.stepsToFirstToken, a.hoursUntil, a.checkpoints
 	}

@@ -313,8 +313,8 @@ func (d *Handler) checkServed(ep mooncake.Endpoint, in *requestContext, model st
 		return failure.Unserved("prefill", model, route.AllAggregated, at.engines.EngineStates(model, false))
 	case !route.Decode:
 		return failure.Unserved("decode", model, route.AllAggregated, at.engines.EngineStates(model, true))
-	// Only chats and completions can be forwarded to the proxy that owns a decode group of the model. For other requests this proxy needs a
-	// group of its own, because otherwise none of its ranks could decode them.
+	// Only chats and completions can be forwarded to the proxy that owns a decode group of the model. For other requests this proxy
+	// needs a group of its own, because otherwise none of its ranks could decode them.
 	case !ep.IsChatOrCompletions() && !at.engines.OwnsGroupFor(route.Board, route.Name):
 		return failure.NotOurs
 	case in.NoHandOff && !d.deps.Requests.LocalRanks.AnyComputes(route.Board): // 404, not 503: a retry would fail for the same reason

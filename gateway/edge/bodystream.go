@@ -109,8 +109,8 @@ func (p *BodyStream) writeWithoutFasthttp(ctx *fasthttp.RequestCtx, headSent boo
 	}
 	isWhole := p.err == io.EOF //nolint:errorlint // as Close compares: another error, even one that wraps io.EOF, has cut the answer off
 	if isWhole {
-		// Only two kinds of answers are written here: those whose head was sent before, and those to HTTP/1.0, where the end of the connection
-		// ends the body.
+		// Only two kinds of answers are written here: those whose head was sent before, and those to HTTP/1.0, where the end of the
+		// connection ends the body.
 		reuse = headSent && !p.keepAlive.closesAfter
 		return
 	}

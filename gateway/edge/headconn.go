@@ -129,8 +129,8 @@ func (h *headConn) Read(p []byte) (int, error) {
 	}
 	waitsForRequest := len(p) == 1 && len(h.unread) == 0 // fasthttp reads a single byte while it waits for a request
 	isPlain := h.Conn == net.Conn(h.client)              // false: TLS is above the client's socket
-	// While readFirst waits for a request, the connection holds no buffer. With TLS, readFirst cannot be used, because it reads from the
-	// socket itself.
+	// While readFirst waits for a request, the connection holds no buffer. With TLS, readFirst cannot be used, because it reads from
+	// the socket itself.
 	if waitsForRequest && isPlain {
 		if err := h.readFirst(); err != nil {
 			return 0, err

@@ -63,8 +63,9 @@ func StartKeepAlive(ctx *fasthttp.RequestCtx, interval time.Duration, since time
 	}
 	isHTTP10 := !ctx.Request.Header.IsHTTP11()
 	closeWanted := ctx.Request.Header.ConnectionClose() || ctx.Response.ConnectionClose()
-	// Once a comment has sent the head, fasthttp cannot end the answer. The connection is then taken from fasthttp, and evenkeel itself waits
-	// for the next request, at the socket below any TLS. It cannot read a request of TLS there, so with TLS the connection is closed instead.
+	// Once a comment has sent the head, fasthttp cannot end the answer. The connection is then taken from fasthttp, and evenkeel itself
+	// waits for the next request, at the socket below any TLS. It cannot read a request of TLS there, so with TLS the connection is
+	// closed instead.
 	canReadNext := !ctx.IsTLS()
 	k := &KeepAlive{
 		interval: interval, comment: comment, log: log, client: h.client, conn: ctx.Conn(), header: &ctx.Response.Header, server: h.server,

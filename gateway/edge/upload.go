@@ -77,8 +77,8 @@ func (o *Options) receiveBody(ctx *fasthttp.RequestCtx, conn *headConn, f framin
 func (u *upload) refusalByHead(authRefusal *Refusal) *Refusal {
 	isRefusedCaller, tooLong := authRefusal != nil, u.framing.length > u.limit
 	switch {
-	// A small body of a refused caller is read, so that the connection can stay open. If the client waits for 100 Continue, it is refused
-	// before it sends a body.
+	// A small body of a refused caller is read, so that the connection can stay open. If the client waits for 100 Continue, it is
+	// refused before it sends a body.
 	case isRefusedCaller && (tooLong || u.framing.expect):
 		return authRefusal
 	case tooLong:

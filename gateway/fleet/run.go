@@ -92,8 +92,8 @@ func (f *Fleet) applyUnless(alreadyKnown func() bool, events ...roster.Event) {
 	effects = f.roster.Apply(roster.Tick{}, now, effects)
 	next := roster.Derive(f.roster)
 	f.tape.Step(now, append(events, owners), effects, next) // records the step, if the proxy records
-	// Until deps.Publish has given the new engines to the prefill tier and the dispatcher, Now returns them with the old routes: routes admit
-	// requests, and a request must find its engines there.
+	// Until deps.Publish has given the new engines to the prefill tier and the dispatcher, Now returns them with the old routes: routes
+	// admit requests, and a request must find its engines there.
 	f.current.Store(next.WithRoutes(f.Now()))
 	enginesChanged := slices.ContainsFunc(effects, func(e roster.Effect) bool { return e.What == roster.WatchEngines })
 	if enginesChanged {

@@ -416,7 +416,8 @@ func (p *Pair) handleClientLeft(e Event, dst []Effect) []Effect {
 	}
 	p.ClientLeft = true
 	noBlocksYet := p.traits.CallsBack && p.decodeBlocks == blocksUnknown // as far as the proxy knows, the decode engine has reserved no blocks
-	// With Aborts, a prefill call that is not under way is over, or is not sent any more once the client has left (see ProbeDue in step).
+	// With Aborts, a prefill call that is not under way is over, or is not sent any more once the client has left (see ProbeDue in
+	// step).
 	nothingWritten := p.traits.Aborts && p.prefill != running
 	switch {
 	case noBlocksYet, nothingWritten:

@@ -221,8 +221,8 @@ func (l *Lifecycle) beginAnswer(e *Event, dst []Effect) []Effect {
 	l.noteKeptBody(e)
 	dst = l.held.settle(dst, KV, Free)    // the decode engine has read the KV, so the prefill engine has freed it
 	dst = l.held.settle(dst, Lease, Free) // held only if the engine that answers also computed the prompt
-	// Failed attempts may have left hand-offs that an engine may have read. If the request may be what breaks engines, no further engine gets
-	// them.
+	// Failed attempts may have left hand-offs that an engine may have read. If the request may be what breaks engines, no further
+	// engine gets them.
 	dst = l.held.settleAfterAttempts(dst, l.tries.mayBreakEngines())
 	return append(l.tries.resolve500(Engine, dst), Effect{Kind: AnswerIt})
 }

@@ -71,8 +71,8 @@ type Plan struct {
 // l.AnswerSoFar.
 func (l *Loss) Plan() Plan {
 	soFar := *l.AnswerSoFar
-	// fromStart is a transcript without any part of the answer, for an answer that begins again. The client may have the head of the lost
-	// answer (the id, for example) from its first events, so the new answer gets the same head.
+	// fromStart is a transcript without any part of the answer, for an answer that begins again. The client may have the head of the
+	// lost answer (the id, for example) from its first events, so the new answer gets the same head.
 	fromStart := &sse.Transcript{Head: soFar.Head, Prompt: soFar.Prompt}
 	// Unread: an event that could not be read may have had content.
 	clientSawTokens := soFar.Content || soFar.Unread || len(soFar.IDs) > 0 && l.TokensVisible
@@ -103,8 +103,8 @@ func (l *Loss) continuePlan(soFar *sse.Transcript) Plan {
 	if onlyTextVisible && !goesOnByText { // the last tokens whose text the client does not have may be generated again
 		soFar.Cut()
 	}
-	// Guessed: the engine did not count all tokens, so Completed is partly an estimate. The engine would have ended an answer that may have
-	// no more tokens, so at least one token is left.
+	// Guessed: the engine did not count all tokens, so Completed is partly an estimate. The engine would have ended an answer that may
+	// have no more tokens, so at least one token is left.
 	if soFar.Guessed && goesOnByText {
 		soFar.Completed = min(soFar.Completed, max(0, l.MaxAnswerTokens-1))
 	}
@@ -182,7 +182,7 @@ func (l *Loss) resumable(soFar *sse.Transcript) bool {
 	case mooncake.ByText(l.Method): // text does not fix the tokens: those that the client has may come again, and tools are lost
 		return !l.TokensVisible && !l.HasTools
 	}
-	// The answer goes on by its token ids. They must be all those of the answer so far, and the prompt's must be as many as the engine counted
-	// (0: it has not counted them), or the answer would go on from another text than the client's.
+	// The answer goes on by its token ids. They must be all those of the answer so far, and the prompt's must be as many as the engine
+	// counted (0: it has not counted them), or the answer would go on from another text than the client's.
 	return soFar.Exact() && (soFar.Prompt == 0 || soFar.Prompt == mooncake.CountIDs(l.PromptIDs))
 }

@@ -70,8 +70,8 @@ func checkThinking(p *parser, key string, v json.RawMessage) *Error {
 		if !ok {
 			return wrongValue(path, v, isInteger, fmt.Sprintf("an integer of %d or more", minThinkingTokens))
 		}
-		// The number is written as plain digits into the body, because not every engine accepts 5000.0 or 5.0e3 as an integer. A text that is
-		// too short for the digits, such as 1e9, stays as it is.
+		// The number is written as plain digits into the body, because not every engine accepts 5000.0 or 5.0e3 as an integer. A
+		// text that is too short for the digits, such as 1e9, stays as it is.
 		overwriteWithDigits(v, budget)
 		p.thinkingBudget = int(budget)
 	}

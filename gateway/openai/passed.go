@@ -125,8 +125,8 @@ func (p *parser) checkMediaInObject(b json.RawMessage, i int, forPlugin bool) (e
 		}
 		switch v := object.Value(); {
 		case mediaKeys[key]:
-			// The bytes of parts within the value, which are counted already, are taken out of the count again, because checkPart below counts
-			// the bytes of the whole value.
+			// The bytes of parts within the value, which are counted already, are taken out of the count again, because
+			// checkPart below counts the bytes of the whole value.
 			isPart, p.mediaBytes = true, bytesBefore
 		case key == "type" && isString(v):
 			kind := rawjson.Unquote(v)

@@ -48,8 +48,8 @@ func (s *Set) initGroups() error {
 		s.log.Warn("this proxy is not in ha.members: it never owns a decode group, and forwards all requests", zap.String("id", self),
 			zap.Strings("members", s.configMembers))
 	}
-	// siblings are the live proxies of this region, and decide which of them should own which group. In mode shard each proxy should own
-	// some of the groups, otherwise one proxy should own all.
+	// siblings are the live proxies of this region, and decide which of them should own which group. In mode shard each proxy should
+	// own some of the groups, otherwise one proxy should own all.
 	spread, settleTime := ha.Mode == geo.HAShard, ha.Lease
 	s.succession = &siblings{set: s, live: lease.NewMembers(self, spread, settleTime)}
 	if _, err := s.openLease(""); err != nil { // opened only to find wrong settings of the store at the start

@@ -166,7 +166,8 @@ func (s *Set) countOthersRequests(ctx context.Context, now time.Time) {
 	for _, scope := range *s.all.Load() {
 		scope.mu.Lock()
 		othersMayRun := scope.othersMayRun(now)
-		// While this proxy does not own the scope, othersLoad has the list of the owner that is handing the scope over, and must stay.
+		// While this proxy does not own the scope, othersLoad has the list of the owner that is handing the scope over, and must
+		// stay.
 		ownsScope := !scope.ownedSince.IsZero()
 		othersHaveEnded := ownsScope && !othersMayRun && len(scope.othersLoad) > 0
 		if othersHaveEnded {

@@ -104,7 +104,8 @@ func New(d Deps) (*Peers, error) {
 	}
 	if d.Owner.Has(owner.Groups) {
 		cfg.Siblings = true
-		// The limit for the first event from a proxy of this region, which may let the request wait in its queue and prefill it first.
+		// The limit for the first event from a proxy of this region, which may let the request wait in its queue and prefill it
+		// first.
 		cfg.Whole = limits.ProbeTimeout + set.Prefill.Queue.Timeout
 	}
 	if cfg.Keys, err = c.ReadKeys(); err != nil {
@@ -215,8 +216,8 @@ func (r *Peers) RefreshDecodeLoad(ctx context.Context) {
 			load.slots = 0
 		}
 		loads[route.Name] = load
-		// The prefill tier needs the free slots by region only to choose among regions. If other regions no longer count (nil now, but not
-		// before), it is told so once.
+		// The prefill tier needs the free slots by region only to choose among regions. If other regions no longer count (nil now,
+		// but not before), it is told so once.
 		hadRegions := (*r.decodeLoads.Load())[route.Name].freeByRegion != nil
 		if load.freeByRegion != nil || hadRegions {
 			r.deps.Prefill.SetSlots(route.Name, load.freeByRegion)
@@ -394,7 +395,8 @@ func (r *Peers) giveBack(sender string, ask geo.HandBack) (h geo.HandedBack, err
 // the prompts that have begun here are on a decode rank, unless another group of this proxy can decode them. A prompt that gets no rank in
 // time is prefilled again, and the KV of its first prefill stays on the engine until the hold timeout.
 func (r *Peers) waitForDecodeRanks(ctx context.Context, group string) {
-	// The asking proxy waits for an answer for a third of the lease (the limit of a call in package lease). Half of that is for this wait.
+	// The asking proxy waits for an answer for a third of the lease (the limit of a call in package lease). Half of that is for this
+	// wait.
 	ctx, cancel := context.WithTimeout(ctx, r.deps.Config.Settings().HA.Lease/6)
 	defer cancel()
 	r.RefreshDecodeLoad(ctx) // counts no slots for a group that takes no new requests, so that these wait or go to another proxy

@@ -28,7 +28,8 @@ func (r *Reader) CheckBeforePrefill(m roster.Route, req *openai.Request, legs []
 		}
 		source := &Source{Req: req, Body: &req.Body, Changes: &legs[i].Patch, Model: m}
 		room := m.MaxLen - req.MaxTokens // the most tokens that the prompt may have
-		// ok is false if the prompt surely fits into this room, or if its length is not known. Then CheckContext is called after the prefill.
+		// ok is false if the prompt surely fits into this room, or if its length is not known. Then CheckContext is called after
+		// the prefill.
 		if tokens, ok := r.countTokens(source, room); ok {
 			const answered = 0 // the request is new, so no tokens of the prompt belong to its answer
 			if fail := CheckContext(m, req, tokens, answered); fail != nil {

@@ -44,8 +44,8 @@ type Stream interface {
 	// Err returns why the stream accepts no more data of the engine; nil: it still accepts data.
 	Err() error
 
-	// LeaveLoop is called when the loop has passed the stream to a goroutine. The next call of Next returns these events. end is the first
-	// end that Arrive reported in the loop's last read; NotEnded: there was none.
+	// LeaveLoop is called when the loop has passed the stream to a goroutine. The next call of Next returns these events. end is the
+	// first end that Arrive reported in the loop's last read; NotEnded: there was none.
 	LeaveLoop(events []byte, end sse.End)
 	// Close releases what the request holds, such as slots and memory, however the answer ended.
 	Close()
@@ -97,8 +97,8 @@ func (p *pump) driveBlocking() {
 			}
 			continue
 		}
-		// io.EOF comes from Next. When the last events were sent, it was not known yet that they are the last ones, so the client still lacks
-		// the end of the body.
+		// io.EOF comes from Next. When the last events were sent, it was not known yet that they are the last ones, so the client
+		// still lacks the end of the body.
 		if errors.Is(err, io.EOF) {
 			const last = true
 			err = p.client.Send(nil, last)

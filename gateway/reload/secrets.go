@@ -163,8 +163,8 @@ func (r *Reloader) useSecrets(s *secrets) {
 			r.tls[i].ReplaceBy(p)
 		}
 	}
-	// Other components use the version of these files that they have read (usedByReader). It stays in lastRead, so that the next reloadTrust,
-	// reloadGeoCA or reloadGeoKeys notices a newer version.
+	// Other components use the version of these files that they have read (usedByReader). It stays in lastRead, so that the next
+	// reloadTrust, reloadGeoCA or reloadGeoKeys notices a newer version.
 	for file, version := range s.filesOfOtherReaders {
 		if usedByReader, wasRead := r.lastRead[file]; wasRead {
 			version = usedByReader

@@ -38,8 +38,8 @@ type Reloader struct {
 	source   source
 	fitFile  fitFile
 	lastRead map[string]digest // digests of small files as they were last read
-	// profileFilesAtRefusal has the digests of the files of all profiles at the last change of a ca_file that could not be used; nil: the last
-	// change was used.
+	// profileFilesAtRefusal has the digests of the files of all profiles at the last change of a ca_file that could not be used; nil:
+	// the last change was used.
 	profileFilesAtRefusal map[string]digest
 }
 

@@ -71,7 +71,8 @@ func (j *job) askRetryBudget(retry lifecycle.Retry, fault *failure.Fault) (wait 
 			break
 		}
 		wait, granted = j.srv.Prefill.Retry(retry.N, fault.Status, fault.Err)
-		// Despite says that the client has a part of the answer. If no engine answered this attempt, an empty budget does not end such an answer.
+		// Despite says that the client has a part of the answer. If no engine answered this attempt, an empty budget does not end
+		// such an answer.
 		evenIfEmpty := retry.Despite && fault.Status == 0
 		if !granted && evenIfEmpty && retry.N < conf.Attempts {
 			granted, doublings = true, retry.N
@@ -139,7 +140,8 @@ func (j *job) callFailedEvent(fault *failure.Fault) lifecycle.Event {
 // avoid it (Avoid). A 500 stays an accusation against the engine until the lifecycle knows whether the engine or the request caused it.
 func (s *stream) reportDecodeOutcome(effect lifecycle.Effect) {
 	monitor, id, blame, fault := s.job.srv.Monitor, s.upstream.rank.Instance, effect.Blame, s.upstream.fault
-	// A rank that also prefills answers 429 or 503 if its queue is full. A decode engine that answers so to a hand-off is judged by Blame.
+	// A rank that also prefills answers 429 or 503 if its queue is full. A decode engine that answers so to a hand-off is judged by
+	// Blame.
 	queueFull := s.upstream.alsoPrefills() && fault != nil && fault.DecodeRefused()
 	switch {
 	case effect.Kind == lifecycle.Avoid:

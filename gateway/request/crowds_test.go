@@ -161,8 +161,8 @@ func TestRandomLivesOfBoundRequests(t *testing.T) {
 			fills := refengine.Config{Prompts: refengine.Prompts{Concurrency: 8}, SGLang: refengine.SGLangOptions{BootstrapTimeout: time.Second}}
 			b := start(t, setup{
 				prefill: []refengine.Config{fills, fills},
-				// At its own timeout an engine of SGLang frees blocks to which a prefill engine may still write, so no wait lasts
-				// that long here.
+				// At its own timeout an engine of SGLang frees blocks to which a prefill engine may still write, so no wait
+				// lasts that long here.
 				decode: []refengine.Config{{DPSize: 2, SGLang: refengine.SGLangOptions{WaitingTimeout: patience}},
 					{SGLang: refengine.SGLangOptions{WaitingTimeout: patience}}}, waits: true,
 				profile: mooncake.Profile{Connector: connector, FirstEventTimeout: 2 * time.Second},

@@ -33,8 +33,8 @@ func (s *stream) decode(h *handoff.Handoff, until lifecycle.Timeout) (_ *failure
 		if mayHaveRequest && s.noteIfOverdue(h) { // the prefill engine may have freed the KV, for which the decode engine may still wait
 			s.upstream.blocksLeaked = handoff.LeaksBlocks(s.upstream.rank, fault)
 		}
-		// A client that leaves ends only calls without a hand-off and calls for an answer in one piece. Any other call stays open until its
-		// first event (see open).
+		// A client that leaves ends only calls without a hand-off and calls for an answer in one piece. Any other call stays open
+		// until its first event (see open).
 		endsWithClient := h == nil || s.upstream.unstreamed
 		return fault, endsWithClient && j.client.Left()
 	}
@@ -260,8 +260,8 @@ func (s *stream) openDuringPrefill() *failure.Fault {
 		return s.upstream.failDuringPrefill(lifecycle.Died, fault)
 	}
 	if fault = ignoredAnswerFault(lifecycle.Decode, j.checkPromptCount(j.resume.decodeMustCount, counted)); fault != nil {
-		// The engine began an answer anew that it should have continued. It has the KV and has not failed, so the prefill call only learns that
-		// the decode call is over.
+		// The engine began an answer anew that it should have continued. It has the KV and has not failed, so the prefill call only
+		// learns that the decode call is over.
 		const abandoned = false
 		prefillCall.answerEnded(abandoned)
 	}
@@ -325,8 +325,8 @@ func (u *upstreamCall) takePrefillAnswer() (calledBackAfter time.Duration) {
 	j.record.Report(journal.Event{Kind: journal.Probed, Took: took})
 	j.record.Prefill = prefiller
 	notePrefilled(j, &probed, u.rank.Profile)
-	// An SGLang decode engine reports its cached tokens itself. For a resumed request, the filter has the count of the first prefill already;
-	// the count of this one also includes the answer so far.
+	// An SGLang decode engine reports its cached tokens itself. For a resumed request, the filter has the count of the first prefill
+	// already; the count of this one also includes the answer so far.
 	if !j.life.Resumed() && u.rank.Profile.Connector != mooncake.SGLang {
 		u.answer.Filter.SetCached(j.cachedTokens)
 	}
@@ -397,7 +397,8 @@ func (p *concurrentPrefill) prepareRendezvous() *failure.Fault {
 		p.rendezvous.Metaserver = p.callback.URL
 	case p.traits.Keeps:
 		if p.rendezvous.Coordinates = srv.Fleet.Coordinates(candidate); p.rendezvous.Coordinates == nil {
-			// The address was known when the attempt began (bindOrder). Another attempt follows, so the client hardly ever gets this error.
+			// The address was known when the attempt began (bindOrder). Another attempt follows, so the client hardly ever gets
+			// this error.
 			return failure.NewFault(lifecycle.CallEnd{Call: lifecycle.Decode, Reason: lifecycle.Unlearned}, failure.Leaving, errAddressUnknown)
 		}
 	}

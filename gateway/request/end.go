@@ -325,7 +325,8 @@ func (srv *Server) Conclude(in *Incoming, fail *openai.Error) {
 	clientLeft := fail != nil && fail.Status == journal.StatusClientClosed
 	engineChosen := in.Record.Route != ""
 	if tokens == 0 && engineChosen && clientLeft {
-		// The client left while an engine computed the prompt, before the engine reported its length. A negative number keeps the estimate.
+		// The client left while an engine computed the prompt, before the engine reported its length. A negative number keeps the
+		// estimate.
 		tokens = -1
 	}
 	in.CorrectEstimate(tokens)

@@ -140,8 +140,8 @@ func (j *job) newRoutingQuery(mustStay bool) *geo.RoutingQuery {
 	if j.srv.Peers == nil || !j.req.Endpoint.IsChatOrCompletions() {
 		return nil
 	}
-	// NeverForward forbids other regions (RegionOnly). If the proxies of this region share its decode groups, the request may still go to the
-	// owner of a group. Otherwise it stays here (LocalOnly).
+	// NeverForward forbids other regions (RegionOnly). If the proxies of this region share its decode groups, the request may still go
+	// to the owner of a group. Otherwise it stays here (LocalOnly).
 	groupsHaveOwners := j.srv.Owner.Has(owner.Groups)
 	staysInProxy := j.incoming.NeverForward && !groupsHaveOwners
 	ask := geo.Ask{

@@ -47,8 +47,8 @@ func (srv *Server) Serve(
 	}
 	in.servedBy = servedLocally
 	j := srv.newJob(in, req, model, conn)
-	// While the client waits for the first event of its answer, it gets comments. Another proxy gets none: it needs the final status, and
-	// sends comments to its client itself.
+	// While the client waits for the first event of its answer, it gets comments. Another proxy gets none: it needs the final status,
+	// and sends comments to its client itself.
 	if interval := srv.Settings().Limits.KeepAlive; interval > 0 && req.Stream && in.From == nil {
 		edge.StartKeepAlive(ctx, interval, in.Record.Arrival, sse.Silence(sse.FormOf(string(ctx.Path()))), srv.Log)
 	}

@@ -37,8 +37,8 @@ func (j *job) prefixKeys() prefill.Prompt {
 		return *j.local.promptHashes
 	}
 	p := j.srv.Prompts.CacheKeys(j.parts())
-	// HasRanks says that the prefix caches of the model's decode ranks are predicted, so the prompt is looked up there, too. For ranks that
-	// also prefill, placeAggregated keeps the hashes.
+	// HasRanks says that the prefix caches of the model's decode ranks are predicted, so the prompt is looked up there, too. For ranks
+	// that also prefill, placeAggregated keeps the hashes.
 	if j.srv.LocalRanks.HasRanks(j.model.Board) {
 		hashes := p // a copy on the heap; taking p's address would move p to the heap on every call
 		j.local.promptHashes = &hashes
@@ -56,8 +56,8 @@ func (j *job) bindLocal() *dispatcher.Slot {
 	}
 	// The leg has entered the arrival queue with the other legs, and waits there for a prefill engine.
 	queued := j.ticket != nil
-	// Follows: a central proxy decides where requests are served. TriedHere: every attempt here has failed. In both cases evenkeel first asks
-	// which proxy gets the request, while the request is in the arrival queue.
+	// Follows: a central proxy decides where requests are served. TriedHere: every attempt here has failed. In both cases evenkeel
+	// first asks which proxy gets the request, while the request is in the arrival queue.
 	asksFirst := j.query != nil && j.life.MayAsk() && (j.srv.Settings().Geo.Follows() || j.life.TriedHere())
 	if queued || asksFirst {
 		return nil

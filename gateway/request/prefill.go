@@ -165,8 +165,9 @@ func transferNames(j *job, candidate prefill.Candidate) (*mooncake.BootstrapInfo
 func openProbe(j *job, call *probeCall, lease *prefill.Lease, info *mooncake.BootstrapInfo) (resp *engine.Response, turn *handback.Turn,
 	fault *failure.Fault) {
 	profile := lease.Candidate.Profile
-	// With an Early profile, requests usually get their decode rank before their prefill, so a lease is marked as sent only with the prefill
-	// call. Other leases were marked before. An Early request gets here only while decode engines lack the engine's address (bindOrder).
+	// With an Early profile, requests usually get their decode rank before their prefill, so a lease is marked as sent only with the
+	// prefill call. Other leases were marked before. An Early request gets here only while decode engines lack the engine's address
+	// (bindOrder).
 	if profile.Early() {
 		lease.MarkSent()
 	}
@@ -400,8 +401,8 @@ func (p *concurrentPrefill) acceptAnswer(answer []byte, at time.Time) *failure.F
 		}
 	}
 	p.probed, p.answeredAt = probed, at
-	// The decode engine's answer shows its tokens only at its end, so the board must estimate them until then. It begins with this only now,
-	// because the rank computes no tokens before it has the KV.
+	// The decode engine's answer shows its tokens only at its end, so the board must estimate them until then. It begins with this only
+	// now, because the rank computes no tokens before it has the KV.
 	if p.noEarlyEvents {
 		p.slot.MarkNonStreaming(p.maxTokens)
 	}

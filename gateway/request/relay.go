@@ -168,8 +168,9 @@ func (s *stream) feed(p []byte, now time.Time) {
 func (s *stream) bodyEnded(err error) {
 	s.upstream.answer.out = s.upstream.answer.CloseEvent(s.upstream.answer.out) // ends a cut event, so that another event can follow
 	whole := errors.Is(err, io.EOF) && s.upstream.answer.Closed() == sse.Complete
-	// The cases after the first have this order: an answer that is too large, or whole, is so whatever else has happened. Then come the two
-	// reasons for which this proxy itself has ended the call. In the last two cases, the engine is at fault, unless the client has left.
+	// The cases after the first have this order: an answer that is too large, or whole, is so whatever else has happened. Then come the
+	// two reasons for which this proxy itself has ended the call. In the last two cases, the engine is at fault, unless the client has
+	// left.
 	switch kvFault := s.upstream.prefillCall.pairFault(); {
 	case s.job.passthrough != nil:
 		passthroughBodyEnded(s, err)
@@ -191,8 +192,8 @@ func (s *stream) bodyEnded(err error) {
 	default:
 		s.job.srv.Monitor.ReportFailure(s.upstream.rank.Instance, err)
 		why := (&upstream.Call{Kind: lifecycle.Decode}).FaultOf(err).Reason
-		// HungUp would say that this proxy ended the call, and so that the engine is not at fault. The cases above have excluded a drain and
-		// the prefill call, and endFailed itself finds out whether the client has left.
+		// HungUp would say that this proxy ended the call, and so that the engine is not at fault. The cases above have excluded a
+		// drain and the prefill call, and endFailed itself finds out whether the client has left.
 		if why == lifecycle.HungUp {
 			why = lifecycle.Broke
 		}

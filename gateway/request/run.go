@@ -89,8 +89,8 @@ func (r *executor) run(event lifecycle.Event) (*stream, *openai.Error) {
 				return nil, r.clientError(effect.Error)
 			}
 			event = r.do(effect)
-			// The call or wait of an effect is over now, so a client that leaves need not end it any more. The kinds of effects up to Forward see
-			// to this themselves, because the answer of another proxy may still be under way.
+			// The call or wait of an effect is over now, so a client that leaves need not end it any more. The kinds of effects
+			// up to Forward see to this themselves, because the answer of another proxy may still be under way.
 			if effect.Kind > lifecycle.Forward {
 				j.client.OnGone(nil)
 			}
@@ -113,8 +113,8 @@ func (r *executor) giveBackAfterPanic(remaining []lifecycle.Effect) {
 	hasPrefillCall := r.stream != nil && r.stream.upstream.prefillCall != nil
 	panicked := lifecycle.Event{Kind: lifecycle.Panicked, Idle: !hasPrefillCall}
 	for _, effect := range slices.Concat(remaining, j.step(panicked, nil)) {
-		// Settle gives back a resource of the request, and Resolve the notes about earlier 500s. Effects without a case count outcomes, or take
-		// the request further, which has ended.
+		// Settle gives back a resource of the request, and Resolve the notes about earlier 500s. Effects without a case count
+		// outcomes, or take the request further, which has ended.
 		givesBack := effect.Kind == lifecycle.Settle || effect.Kind == lifecycle.Resolve
 		switch {
 		case effect.Kind == lifecycle.SendBoth: // after a panic, no new call is sent
@@ -246,8 +246,8 @@ func (r *executor) queue() lifecycle.Event {
 	j.avoid.prefill = append(j.avoid.prefill, lease.Candidate.ID)
 	r.lease = lease
 	bind := j.srv.bindOrder(lease.Candidate)
-	// The prefill engine gives the whole answer, so no decode rank is needed. With Late, the prefill call comes first, and here it is the only
-	// call.
+	// The prefill engine gives the whole answer, so no decode rank is needed. With Late, the prefill call comes first, and here it is
+	// the only call.
 	if j.req.PrefillOnly && bind == lifecycle.Early {
 		bind = lifecycle.Late
 	}
@@ -299,8 +299,8 @@ func (r *executor) enqueue(effect lifecycle.Effect) lifecycle.Event {
 	}
 	r.prepareStream()
 	s := r.stream
-	// With noEarlyEvents, the lifecycle gives the wait for the first event as much time as the whole answer may take. If the two calls run at
-	// the same time (Early), this is also done for an engine that may send no text before the end.
+	// With noEarlyEvents, the lifecycle gives the wait for the first event as much time as the whole answer may take. If the two calls
+	// run at the same time (Early), this is also done for an engine that may send no text before the end.
 	noEarlyEvents := s.upstream.unstreamed
 	if effect.Bind == lifecycle.Early {
 		noEarlyEvents = noEarlyEvents || s.upstream.noEarlyText
@@ -354,8 +354,8 @@ func (r *executor) callFailed(fault *failure.Fault) lifecycle.Event {
 	case r.lease != nil && fault.EngineFailed():
 		failedEngine = r.lease.Candidate.ID
 	}
-	// A stale connection says nothing about its engine, so the next attempt may use the same prefill engine. queue has put the engine of this
-	// attempt at the end of the list.
+	// A stale connection says nothing about its engine, so the next attempt may use the same prefill engine. queue has put the engine
+	// of this attempt at the end of the list.
 	if fault.Reason == lifecycle.Stale && r.lease != nil {
 		r.job.avoid.prefill = r.job.avoid.prefill[:len(r.job.avoid.prefill)-1]
 	}

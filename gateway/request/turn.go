@@ -45,8 +45,8 @@ func (j *job) awaitLease() (*prefill.Lease, *geo.Forward, error) {
 	})
 	lease = avoidBlocked(j, lease) // exchanges the lease if KV of its engine lately did not arrive
 	j.record.Report(journal.Event{Kind: journal.Chose, Lease: lease})
-	// MayAsk: until now, it was open which proxy serves the request. The lease means that it is this one. The engines of attempts before this
-	// question may be tried again.
+	// MayAsk: until now, it was open which proxy serves the request. The lease means that it is this one. The engines of attempts
+	// before this question may be tried again.
 	if j.life.MayAsk() {
 		j.avoid.prefill = nil
 	}

@@ -55,8 +55,8 @@ type tester struct {
 	pairs   int // number of pairs that were tried so far
 	leftOut int // number of pairs that were not tried, because the test had to end
 
-	// mu guards the fields below while goroutines of tryRounds or sendConcurrently run. Both functions wait for their goroutines, so that
-	// Run and TryEngine need no lock afterwards.
+	// mu guards the fields below while goroutines of tryRounds or sendConcurrently run. Both functions wait for their goroutines, so
+	// that Run and TryEngine need no lock afterwards.
 	mu       sync.Mutex
 	findings []Finding
 	reported map[[2]string]bool      // findings that were reported already, by the name of the rank and the format of the message

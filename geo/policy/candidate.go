@@ -97,7 +97,8 @@ func (p *Policy) waitMs(r *Request, i int) float64 {
 	candidate, c := &p.candidates[i], &p.charges[i]
 	if candidate.Peer {
 		waitMs := max(candidate.TPMs*candidate.QueuedTokens, candidate.WaitMs, p.kvWaitMs(r, i))
-		// QueuedTokens is what the peer reported for one replica. The tokens of later requests come after that, and the replicas share them.
+		// QueuedTokens is what the peer reported for one replica. The tokens of later requests come after that, and the replicas
+		// share them.
 		unseen := candidate.UnseenTokens + c.newTokens
 		return waitMs + candidate.TPMs*unseen/float64(max(1, candidate.Replicas))
 	}

@@ -78,8 +78,9 @@ func (p *Policy) Next(r *Request) Decision {
 	d := p.decide(r)
 	if d.Act == Hold {
 		p.waitingAhead++
-		// A policy that compares all candidates holds a request for the best one, so the request's tokens count there. For other policies, the
-		// candidate is only a replica with a longer cache hit: when the patience for it is used up, the request goes elsewhere.
+		// A policy that compares all candidates holds a request for the best one, so the request's tokens count there. For other
+		// policies, the candidate is only a replica with a longer cache hit: when the patience for it is used up, the request goes
+		// elsewhere.
 		if d.Candidate >= 0 && p.rule.comparesAll {
 			p.addCharge(r, d.Candidate)
 		}
@@ -273,8 +274,8 @@ func (s *Settings) Parse(text string) (*Policy, error) {
 	if err := namedargs.Apply(name, f.keys, &p.settings, set...); err != nil {
 		return nil, err
 	}
-	// A request waits for a replica with a cache hit. Only the push mode SPP (sp-p) and a BatchWeight (load) above 0 keep this replica from
-	// being full for long.
+	// A request waits for a replica with a cache hit. Only the push mode SPP (sp-p) and a BatchWeight (load) above 0 keep this replica
+	// from being full for long.
 	waitsForFullReplicas := p.settings.Push != SPP || p.settings.BatchWeight == 0
 	if p.settings.Patience > 0 && waitsForFullReplicas {
 		return nil, fmt.Errorf("policy %s: patience=%g needs push=sp-p and a load above 0: without them it waits for replicas that are full for "+

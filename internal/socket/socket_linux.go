@@ -152,9 +152,9 @@ func (s Socket) Ask(parts [][]byte, onSent func()) (n int, err error) {
 	t := ioOpPool.Get().(*ioOp)
 	defer t.recycle()
 	t.kind, t.parts, t.onSent = ask, parts, onSent
-	// RawConn.Read calls step at once, which writes, although this is Read. If step returns false, Read waits for input and calls it again.
-	// The poller forgets earlier events before it calls step, so it always notices an answer that comes after the writing. It does not notice
-	// bytes that came before, so the caller of Ask must check Quiet first.
+	// RawConn.Read calls step at once, which writes, although this is Read. If step returns false, Read waits for input and calls it
+	// again. The poller forgets earlier events before it calls step, so it always notices an answer that comes after the writing. It
+	// does not notice bytes that came before, so the caller of Ask must check Quiet first.
 	err = s.raw.Read(t.stepOrWait)
 	if t.stepped { // step has written, so an error of the poller is only about the wait; false: the poller failed before step could write
 		err = t.err

@@ -83,8 +83,8 @@ type gate struct {
 	// opensAt is when a gate that only the gauge has closed opens by itself, because the gauge is then too old to count; zero: it
 	// stays closed.
 	opensAt time.Time
-	// idleSince is since when the gate has been closed without a prompt or canary on the engine (promptsOnEngine); zero: the gate is open, or
-	// there is one.
+	// idleSince is since when the gate has been closed without a prompt or canary on the engine (promptsOnEngine); zero: the gate is
+	// open, or there is one.
 	idleSince time.Time
 }
 
@@ -107,7 +107,8 @@ func (g *gate) updateState(s kvState, threshold float64, now time.Time) {
 		g.opensAt = s.gaugeCountsUntil
 	}
 
-	// While the gate is closed and the engine has no prompts, only orphans fill the KV cache. After CanaryEvery, MayPassAt lets a canary pass.
+	// While the gate is closed and the engine has no prompts, only orphans fill the KV cache. After CanaryEvery, MayPassAt lets a
+	// canary pass.
 	switch {
 	case !g.closed || s.promptsOnEngine > 0:
 		g.idleSince = time.Time{}

@@ -180,8 +180,8 @@ func (q *Queue[T]) Next() (first *Item[T]) {
 		if mq.deferredIn == q.round { // otherwise mq.deferrals is the count of an earlier round
 			deferredHere = mq.deferrals
 		}
-		// Flow queues with a deferred request are left out. A model queue with few deferred requests is still searched as a whole, however many
-		// requests of other models were deferred.
+		// Flow queues with a deferred request are left out. A model queue with few deferred requests is still searched as a whole,
+		// however many requests of other models were deferred.
 		onlyUndeferredFlows := q.deferrals >= roundDepth && deferredHere >= modelDepth
 		searchedEnough := onlyUndeferredFlows && q.deferrals >= keysDepth
 		if mq.closedIn == q.round || searchedEnough {

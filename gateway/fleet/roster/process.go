@@ -147,8 +147,8 @@ func (p *Processes) RecordStart(start float64, readNow bool) (next *Processes, e
 	hasChanged := p.start != 0 && start > p.start
 	if hasChanged && !addedWithoutStart {
 		fateBefore := Gone
-		// If the newest process was only suspected, from a new engine id, the id may be that of the process whose start time this is. Then the
-		// suspected process is the present one, so it is not Gone for certain.
+		// If the newest process was only suspected, from a new engine id, the id may be that of the process whose start time this
+		// is. Then the suspected process is the present one, so it is not Gone for certain.
 		if n := len(p.fates); n > 1 && p.fates[n-2] == Doubted {
 			fateBefore = Doubted
 		}
@@ -164,8 +164,8 @@ func (p *Processes) RecordStart(start float64, readNow bool) (next *Processes, e
 // replaced the known ones (Doubted). If the request was sent before a connection showed a new process, the answer may be that of the old
 // process. It is then ignored, because the start time of the new process would otherwise look like that of yet another one.
 func (p *Processes) RecordStartRead(start float64, asked time.Time) (next *Processes, evidence string) {
-	// The known start time may be that of the old process, and so may the first start time ever. A later one is that of a new process, and
-	// RecordStart ignores an earlier one.
+	// The known start time may be that of the old process, and so may the first start time ever. A later one is that of a new process,
+	// and RecordStart ignores an earlier one.
 	mayBeOfOld := p.start == 0 || start == p.start
 	if asked.Before(p.newSince) && mayBeOfOld {
 		return p, ""

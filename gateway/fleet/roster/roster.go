@@ -156,8 +156,8 @@ func (r *Roster) replace(old, e *Engine, now time.Time) {
 	e.Status, e.serviceState, e.arrival = old.Status, old.serviceState, old.arrival
 	e.board, e.lists, e.listedModels = old.board, old.lists, old.listedModels
 	e.processes, e.gaveBack = old.processes, old.gaveBack
-	// A description by an operator, or one that is built again because its profile has changed, lacks what discovery has found, which still
-	// applies. A new entry makes the engine one of the config, which discovery does not manage.
+	// A description by an operator, or one that is built again because its profile has changed, lacks what discovery has found, which
+	// still applies. A new entry makes the engine one of the config, which discovery does not manage.
 	if e.Found == (Found{}) && !e.FromNewEntry {
 		e.Found = old.Found
 	}
