@@ -103,8 +103,8 @@ func (c *demoCmd) describeTrials(trials []*trial) (specs, audits []string) {
 			audits[i] = fmt.Sprintf("%s: drift of the proxy's books %d", t.policy.name, t.audit.drift)
 			continue
 		}
-		audits[i] = fmt.Sprintf("%s: %d hand-offs pulled, %d parts of KV written, %d leaked, %d still pinned, %d pulls of other KV, drift of "+
-			"the proxy's books %d",
+		audits[i] = fmt.Sprintf("%s: %d hand-offs pulled, %d parts of KV written, %d leaked, %d still pinned, %d pulls or writes of other KV, "+
+			"drift of the proxy's books %d",
 			t.policy.name, t.audit.pulls, t.audit.writes, t.audit.leaks, t.audit.pinned, t.audit.kvErrors, t.audit.drift)
 	}
 	return specs, audits

@@ -79,7 +79,7 @@ func TestDemo(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 4+3, bytes.Count(page, []byte("<svg")), "plots, and the waterline with its two panes")
 	require.Contains(t, string(page), "br0:window=4,theta=0,max_age_ms=3000")
-	require.Contains(t, string(page), "0 leaked, 0 still pinned, 0 pulls of other KV, drift of the proxy&#39;s books 0")
+	require.Contains(t, string(page), "0 leaked, 0 still pinned, 0 pulls or writes of other KV, drift of the proxy&#39;s books 0")
 	require.NotContains(t, string(page), "NaN")
 	saved, err := os.ReadFile(filepath.Join(dir, "report.json"))
 	require.NoError(t, err)

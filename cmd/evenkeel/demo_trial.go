@@ -393,8 +393,8 @@ func (t *trial) printErrors(out io.Writer) {
 		}
 	}
 	if a := t.audit; a.hasErrors() {
-		fmt.Fprintf(out, "%s: the books do not close: %d hand-offs leaked, %d still pinned, %d pulls of other KV, drift %d\n", t.policy.name,
-			a.leaks, a.pinned, a.kvErrors, a.drift)
+		fmt.Fprintf(out, "%s: the books do not close: %d hand-offs leaked, %d still pinned, %d pulls or writes of other KV, drift %d\n",
+			t.policy.name, a.leaks, a.pinned, a.kvErrors, a.drift)
 	}
 	if t.run.Window.Length() == 0 {
 		fmt.Fprintf(out, "%s: nothing could be measured: the last request was sent before all slots were refilled; send more with --requests\n",
