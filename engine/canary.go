@@ -14,7 +14,8 @@ import (
 const (
 	canaryPassed  = "passed"
 	canaryFailed  = "failed"
-	canaryVouched = "vouched" // the canary timed out, but streams of the engine sent tokens meanwhile
+	canaryVouched = "vouched"  // the canary timed out, but streams of the engine sent tokens meanwhile
+	canaryNotSent = "not sent" // canaries are off, or the engine has named no model yet; this is no value of the label
 )
 
 // sendCanaries asks all ranks at the same time for a completion of one token, because an engine that no longer computes still answers

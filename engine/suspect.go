@@ -145,6 +145,8 @@ func (w *watch) takeOut(reason string, why error) {
 		message = "an engine is out of service, because it takes no connection"
 	case w.failedChecks > 0:
 		message = "an engine is out of service, because requests and its last health check failed"
+	case w.m.cfg.Canary == 0: // no request of one token is sent
+		message = "an engine is out of service although it answers its health check; it gets requests again after a while"
 	}
 	w.m.cfg.Log.Warn(message,
 		zap.String("engine", w.in.ID), zap.Duration("after", s.circuit.OutageLength()), zap.Error(why))
@@ -229,9 +231,9 @@ func (w *watch) checkByCanaries(ctx context.Context) {
 	ranks := slices.DeleteFunc(slices.Clone(w.in.Canaries), func(t *Target) bool { return w.status.Lost[t.Rank] != "" })
 	w.m.mu.Unlock()
 
-	outcome, err := canaryPassed, error(nil)
-	if limit := w.m.cfg.Canary; limit > 0 && model != "" { // otherwise no canary can be sent, and it counts as passed
-		err = w.sendCanaries(ctx, ranks, ask, limit)
+	outcome, err := canaryNotSent, error(nil)
+	if limit := w.m.cfg.Canary; limit > 0 && model != "" {
+		outcome, err = canaryPassed, w.sendCanaries(ctx, ranks, ask, limit)
 	}
 	if ctx.Err() != nil { // the watch was stopped, which may be the cause of failures
 		return
@@ -250,7 +252,8 @@ func (w *watch) checkByCanaries(ctx context.Context) {
 	}
 }
 
-// applyCanary updates the suspicion by the result of a canary. The caller holds m.mu.
+// applyCanary updates the suspicion by the result of a canary. A canary that was not sent has the effect of one that passed: nothing else
+// would bring the engine back into service. The caller holds m.mu.
 func applyCanary(w *watch, outcome string, err error) {
 	s := &w.suspect
 	if IsRefusal(err) { // the engine or a rank refuses requests, which does not mean that it is broken
@@ -267,10 +270,13 @@ func applyCanary(w *watch, outcome string, err error) {
 		w.publishSuspicion()
 		return
 	}
-	w.m.metrics.canaries.WithLabelValues(w.in.ID, outcome).Inc()
-	// canaryPassed alone does not prove that the core works: if canaries are off, it is the outcome although none was sent. So the
-	// silence ends only if no share is above 1: no rank has been silent for longer than its waiting requests allow.
-	if outcome == canaryPassed && w.traffic.maxSilenceShare(time.Now()) <= 1 {
+	if outcome != canaryNotSent {
+		w.m.metrics.canaries.WithLabelValues(w.in.ID, outcome).Inc()
+	}
+	// A canary that was not sent proves nothing. So the silence ends only if no share is above 1: no rank has been silent for longer than
+	// its waiting requests allow.
+	hasPassed := outcome == canaryPassed || outcome == canaryNotSent
+	if hasPassed && w.traffic.maxSilenceShare(time.Now()) <= 1 {
 		s.silentSince = time.Time{}
 	}
 	switch inService := s.circuit.InService(); {

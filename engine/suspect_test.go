@@ -89,17 +89,21 @@ func TestFiveFailuresInARowTakeAnEngineOutAndACanaryBringsItBack(t *testing.T) {
 // The log says that an engine answers its health check only if it does.
 func TestWhatTheLogSaysOfAnEngineThatIsOut(t *testing.T) {
 	dead := &Error{Target: "d0", Phase: PhaseConnect, Err: syscall.ECONNREFUSED}
+	const canary = time.Second
 	for _, tt := range []struct {
+		canary time.Duration
 		why    error
 		failed int
 		want   string
 	}{
-		{errBroke, 0, "an engine is out of service although it answers its health check; requests of one token will tell when it works again"},
-		{errBroke, 1, "an engine is out of service, because requests and its last health check failed"},
-		{dead, 0, "an engine is out of service, because it takes no connection"},
+		{0, errBroke, 0, "an engine is out of service although it answers its health check; it gets requests again after a while"},
+		{0, errBroke, 1, "an engine is out of service, because requests and its last health check failed"},
+		{canary, errBroke, 0, "an engine is out of service although it answers its health check; requests of one token will tell when it works again"},
+		{canary, errBroke, 1, "an engine is out of service, because requests and its last health check failed"},
+		{canary, dead, 0, "an engine is out of service, because it takes no connection"},
 	} {
 		core, logs := observer.New(zap.InfoLevel)
-		m := NewMonitor(MonitorConfig{Client: NewClient(Options{}), Log: zap.New(core)})
+		m := NewMonitor(MonitorConfig{Client: NewClient(Options{}), Log: zap.New(core), Canary: tt.canary})
 		d0 := target(t, "http://d0:8000")
 		m.Set([]Instance{{ID: "d0", Role: "decode", Target: d0, Canaries: []*Target{d0}}})
 		m.watches["d0"].failedChecks = tt.failed
@@ -379,7 +383,7 @@ func TestLoweredSlotsAreNoAlarm(t *testing.T) {
 
 func TestWithoutACanaryAnEngineComesBackByItself(t *testing.T) {
 	f := decodes()
-	doubted(t, f, func(t *testing.T, m *Monitor, _ *prometheus.Registry) {
+	doubted(t, f, func(t *testing.T, m *Monitor, reg *prometheus.Registry) {
 		m.cfg.Canary = 0
 		judge(m, Faulted, 5)
 		require.Error(t, m.Status("d0").Out)
@@ -387,6 +391,7 @@ func TestWithoutACanaryAnEngineComesBackByItself(t *testing.T) {
 		synctest.Wait()
 		require.NoError(t, m.Status("d0").Out)
 		require.Zero(t, f.count("/v1/completions"))
+		require.Zero(t, series(t, reg, "evenkeel_engine_canaries_total", "d0", "passed"), "none was sent")
 	})
 }
 
