@@ -81,7 +81,9 @@ func sayPrefill(say func(format string, args ...any), p *receipt.Prefill) {
 		what, unit = "group of ranks that prefill and decode", "group"
 	}
 	switch p.Reason {
-	case "", "policy": // empty: the decision was not traced, and p.Eligible is 0 then
+	case "": // the decision was not traced, so it is not known among how many the policy chose
+		say("Prefill policy %s chose the %s", p.Policy, what)
+	case "policy":
 		say("Prefill policy %s chose among %s", p.Policy, words.Count(p.Eligible, unit))
 	case "only":
 		say("The %s was the only one left", what)
