@@ -49,11 +49,15 @@ import (
 func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	g = &Gateway{log: log, started: time.Now(), reg: prometheus.NewRegistry()}
 	g.ctx, g.stop = context.WithCancel(context.Background())
-	defer func(stop func()) {
-		if err != nil {
-			stop()
+	defer func(made *Gateway) { // made is an argument, because g is nil after an error
+		if err == nil {
+			return
 		}
-	}(g.stop) // stop is passed as an argument, because g is nil after an error
+		made.stop()
+		if made.journal != nil {
+			_ = made.journal.Close() // nothing was written to the request log, so nothing is lost
+		}
+	}(g)
 	g.service = service.New(service.Deps{
 		Context: g.ctx, Log: log, Grace: func() time.Duration { return g.conf().Limits.DrainGrace },
 		EndAll: func() int { return g.fleet.MoveCalls(func(roster.Location) bool { return true }) },

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 	"go.uber.org/zap"
 
 	"evenkeel/gateway/config"
@@ -55,4 +56,15 @@ func TestAStartThatFailsLeavesNothingOpen(t *testing.T) {
 			require.NoError(t, again.Shutdown(t.Context()))
 		})
 	}
+}
+
+// A proxy that cannot be made has no goroutine of its request log.
+func TestAProxyThatIsNotMadeLeavesNothing(t *testing.T) {
+	before := goleak.IgnoreCurrent()
+	cfg := config.Default()
+	cfg.Log.Requests = filepath.Join(t.TempDir(), "requests.jsonl")
+	cfg.Tracing.Endpoint, cfg.Tracing.TLS.CAFile = "https://127.0.0.1:9", filepath.Join(t.TempDir(), "none")
+	_, err := New(cfg, zap.NewNop())
+	require.ErrorContains(t, err, "tracing.tls.ca_file")
+	goleak.VerifyNone(t, before)
 }
