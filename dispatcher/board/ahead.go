@@ -8,16 +8,10 @@ package board
 // maxNewRequests returns how many more requests a policy may send to the rank now: one for each free slot and, if the policy sends requests
 // ahead, some more; 0 or below: none.
 //
-// Requests of an early rank (Early) are bound before their prefill. In four cases, each request needs a free slot. If Limit is set, the
-// engine has just started or may run requests of other proxies. If AtOnce is set, the requests of an early rank must have a slot when their
-// prefill ends. On a mixed rank, the engine could compute a prompt that was sent ahead in any step, but the policy wants all ranks to
-// compute prompts in the same steps. For a rank without a group, no delay was learned from which the number could be computed.
+// A request of an early rank (Early) is bound before its prefill, and needs no slot until the prefill ends.
 func (r *rank) maxNewRequests(policy *policyInUse) int {
 	free := r.freeSlots()
-	nothingLearned := r.group == nil // each group learns for itself how long a new request has no token yet
-	mustStartAtOnce := r.Early && r.AtOnce
-	needsFreeSlot := r.Limit > 0 || mustStartAtOnce || r.Mixed || nothingLearned
-	if needsFreeSlot || !policy.sendsAhead {
+	if !policy.sendsAhead || r.needsFreeSlots() {
 		return free
 	}
 	configured := policy.shared.cfg.BindAhead // number of requests to send ahead to an early rank; AheadAuto: the learned number
@@ -30,6 +24,19 @@ func (r *rank) maxNewRequests(policy *policyInUse) int {
 		return free + r.group.prefillDelay.extraSlots(r.Slots)
 	}
 	return free + configured
+}
+
+// needsFreeSlots says whether the rank may get only as many requests as it has free slots, even if the policy sends requests ahead.
+func (r *rank) needsFreeSlots() bool {
+	switch {
+	case r.Limit > 0: // the engine has just started, or may run requests of other proxies
+		return true
+	case r.Early && r.AtOnce: // the prefill engine keeps the KV only for a short time, so a slot must be free when the prefill ends
+		return true
+	case r.Mixed: // the engine might compute a prompt at once, but the policy wants all ranks to compute prompts in the same steps
+		return true
+	}
+	return r.group == nil // each group learns how many requests can be sent ahead, so nothing is known without a group
 }
 
 // admitsAny says whether the policy in force may send any request to the group now. A policy that sends entries at once may, whenever a

@@ -9,25 +9,31 @@ func (e Enqueue) apply(l *Boards) { l.enqueue(waitingEntry{Enqueue: e}) }
 
 func (e Withdraw) apply(l *Boards) { l.withdraw(e.Entry) }
 
-// apply frees the slot. If the engine reported the tokens of the answer only at its end (an unreported answer, see unreported.go),
-// rememberEnded gets the estimated tokens and steps, because the loads of the group's steps were already counted with the estimates.
-// release gets the reported tokens all the same: it measures the error of the estimate by them, and lets other statistics learn from them.
+// apply frees the slot. Some engines report the tokens of an answer only at its end (an unreported answer, see unreported.go). Until then,
+// the board has counted estimated tokens in the loads of the group's steps. So rememberEnded, which serves the learning from these steps,
+// gets the estimate. release gets the reported tokens all the same: it measures the error of the estimate by them, and lets other
+// statistics learn from them.
 func (e *Release) apply(l *Boards) {
 	b := l.boards[e.Model]
 	s := &b.slots.records[e.Slot]
-	// release sees by maxTokens whether the answer is unreported (above 0). It may have changed since measureTokenRate ran last.
-	s.estimate.maxTokens = e.MaxUnreported
+	s.estimate.maxTokens = e.MaxUnreported // above 0: the answer is unreported. The last Counts may have had an older value.
 	generated, firstStep, lastStep := e.Generated, e.FirstStep, e.LastStep
-	if s.estimate.firstStep != 0 && s.rank.group != nil { // only the steps of a group can be estimated
-		generated, firstStep, lastStep = int32(s.estimate.tokens), s.estimate.firstStep, s.rank.group.lastStep.Number
-		// lastStep is the last step that is over. By the estimate, the first token came after it, in the step under way. So the answer is
-		// taken to have begun and ended in this step.
-		if laterStep(firstStep, lastStep) {
-			lastStep = firstStep
-		}
+	if s.estimate.firstStep != 0 && s.rank.group != nil { // only unreported answers have an estimate, and only groups have steps
+		generated, firstStep, lastStep = s.estimatedEnd()
 	}
 	b.rememberEnded(e.Slot, generated, firstStep, lastStep)
 	b.release(e.Slot, e.Outcome, e.Generated, e.Started, l.now)
+}
+
+// estimatedEnd returns, for an unreported answer that ends now, the estimated number of its tokens, and the numbers of the steps that
+// brought its first and its last token by the estimate. The rank of the request must have a group.
+func (s *slotRecord) estimatedEnd() (generated int32, firstStep, lastStep uint32) {
+	firstStep, lastStep = s.estimate.firstStep, s.rank.group.lastStep.Number
+	// If the first token came in the step under way, it came after the last reported step. The answer then began and ended in this step.
+	if isAfter(firstStep, lastStep) {
+		lastStep = firstStep
+	}
+	return int32(s.estimate.tokens), firstStep, lastStep
 }
 
 func (e Recount) apply(l *Boards) { l.boards[e.Model].correctPrompt(e.Slot, clampTokens(e.Prompt)) }
@@ -133,15 +139,17 @@ func (l *Boards) MayHoldEndedKV(worker int32) bool {
 	})
 }
 
-// apply frees KV room that the board counts as taken although the engine's gauge shows that it is not in use. This is room of orphans
-// (orphans.go) or, on a rank without orphans, room of KV that is kept of ended answers (kept.go). apply ignores gauges that are older than
+// apply frees KV room that the board counts as taken although the engine's gauge shows that it is not in use. Two kinds of room are counted
+// for requests that have ended. An orphan is the room of a request whose KV its prefill engine may never finish writing (orphans.go). Kept
+// KV is what the engine keeps of an ended answer for the next turn of its chat (kept.go). apply ignores gauges that are older than
 // gaugeLife.
 func (e Gauged) apply(l *Boards) {
 	if l.now.Sub(e.At) > gaugeLife {
 		return
 	}
 	for _, b := range l.inOrder {
-		if r := b.ranks[e.Worker]; r != nil && len(r.orphans) > 0 { // orphans come first, because a gauge cannot tell them from kept KV
+		// The gauge shows only the sum of both kinds, so kept KV is corrected only on a rank without orphans.
+		if r := b.ranks[e.Worker]; r != nil && len(r.orphans) > 0 {
 			b.correctOrphans(r, e)
 		} else if r != nil && r.keptKV.Tokens() > 0 {
 			b.correctKept(r, e)
@@ -150,12 +158,13 @@ func (e Gauged) apply(l *Boards) {
 }
 
 // Apply changes the boards by one event and returns the effects that the caller must carry out now. They are valid until the next Apply.
-// While Deciding returns true, the next two events must be Decide and then Decided.
+// While Deciding returns true, the next two events must be Decide and then Decided. The event Counts brings the progress of the running
+// requests, which is valid only for the event that follows it, and for the rounds of that event.
 func (l *Boards) Apply(e Event, now time.Time) []Effect {
 	clear(l.effects) // otherwise the old effects would keep their entries from being garbage collected
 	l.effects, l.now = l.effects[:0], now
 	e.apply(l)
-	if _, isCounts := e.(*Counts); !isCounts { // the event Counts itself brings Counts for the event that follows
+	if _, isCounts := e.(*Counts); !isCounts { // after the event Counts itself, the boards keep the Counts for the event that follows
 		l.forgetCounts()
 	}
 	return l.effects

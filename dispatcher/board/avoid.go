@@ -39,18 +39,24 @@ func (b *board) mustAvoid(e *pool.Entry, now time.Time) bool {
 	}
 	for _, g := range b.groups {
 		p := g.policyInForce()
-		watermark := policy.Watermark(p.Policy) // share of a rank's KV room that the policy keeps empty
 		for _, r := range g.steppingRanks {
-			capacity := r.capacityWithoutOrphans()
-			if p.Immediate() { // the engine queues an entry for which it has no room, so orphans keep none away
-				capacity = r.Capacity
-			}
-			if r.Up && mayGo(e, r) && int64(e.Prompt) <= policy.KVBudget(capacity, watermark) {
-				return true // this rank could take the entry, so the entry waits for such a rank
+			if r.Up && mayGo(e, r) && r.fitsWhenIdle(e, p) {
+				return true // the entry need not avoid this rank, so it waits for such a rank
 			}
 		}
 	}
 	return false
+}
+
+// fitsWhenIdle says whether the rank has room for an entry under the policy p, or will have it once its requests have ended.
+func (r *rank) fitsWhenIdle(e *pool.Entry, p *policyInUse) bool {
+	// Orphans are KV room of ended requests that the engine may hold until it restarts (orphans.go), so this room may never come free.
+	capacity := r.capacityWithoutOrphans()
+	if p.Immediate() { // the policy sends entries at once, and the engine queues those for which it has no room
+		capacity = r.Capacity
+	}
+	watermark := policy.Watermark(p.Policy) // share of a rank's KV room that the policy keeps empty
+	return int64(e.Prompt) <= policy.KVBudget(capacity, watermark)
 }
 
 // bindAvoiding binds the entries for which mustAvoid is true, oldest first. It runs before the policies, because policies do not know which
@@ -123,23 +129,23 @@ func (b *board) hasRoomFor(e *pool.Entry, r *rank, now time.Time) bool {
 	return true
 }
 
-// countRestricted counts anew the entries of the pool that are restricted (they may not go to every rank), and the entries that wait for
-// each name that only some ranks list. It runs after the ranks' lists of names have changed. It also stores in each entry whether the entry
-// is restricted now, because forgetWaiting counts the entry out by this.
+// countRestricted counts two kinds of entries of the pool anew, after the ranks' lists of model names have changed: those that are
+// restricted (they may not go to every rank), and those that wait for each name that only some ranks list. Each such name has a placement,
+// which says which ranks list the name and how many entries wait for it.
 func (b *board) countRestricted() {
 	b.restrictedCount = 0
-	for _, p := range b.sortedPlacements { // the values of partlyListedNames
-		p.waiting = 0
+	for _, placement := range b.sortedPlacements {
+		placement.waitingForName = 0
 	}
 	for id, w := range b.waiting {
 		inPool := w.Local == nil // an entry with Local, which has no hand-off, never enters the pool
 		if inPool {
-			b.countWaitingForName(w.Entry, 1)
+			b.countWaitingForName(w.Entry, 1) // adds to the placement of the entry's name, if there is one
 		}
 		if w.restricted = inPool && b.isRestricted(w.Entry); w.restricted {
 			b.restrictedCount++
 		}
-		b.waiting[id] = w
+		b.waiting[id] = w // stores restricted, by which forgetWaiting counts the entry out
 	}
 }
 
@@ -153,24 +159,28 @@ func (b *board) hiddenFrom(e *pool.Entry, g *group) bool {
 // Values of the parameter beforeRounds of bindPartlyListed: whether it runs before or after the rounds of the policies.
 const beforePolicies, afterPolicies = true, false
 
-// bindPartlyListed binds the entries whose model name is listed by only some ranks of a group, because policies do not see these entries.
-// Before the policies decide (beforeRounds), it binds only those that are older than every entry that policies see. After the policies have
-// decided, it binds all that it can. So neither kind of entry is always served before the other.
+// bindPartlyListed binds the entries whose model name is listed by only some ranks of a group, because the policy of such a group does not
+// see them. It runs twice in each turn. Before the policies decide (beforeRounds), it binds only the entries that are older than every
+// entry that a policy sees. After the policies have decided, it binds all that it can. So neither kind of entry is always served before the
+// other.
 func (b *board) bindPartlyListed(now time.Time, beforeRounds bool) {
-	if b.restrictedCount == 0 || len(b.partlyListedNames) == 0 { // no waiting entry asks for such a name
+	noneWaits := b.restrictedCount == 0 || len(b.partlyListedNames) == 0 // restrictedCount includes the entries that ask for such a name
+	if noneWaits {
 		return
 	}
 	for i := 0; i < b.pool.Len(); {
-		e := b.pool.Entries()[i]
-		p := b.partlyListedNames[e.Name] // nil: all ranks list the name, or none does
-		anyPolicySees := p == nil || len(p.wholeGroups) > 0
+		e := b.pool.Entries()[i] // the oldest entry comes first
+		placement := b.partlyListedNames[e.Name]
+		listedByAll := placement == nil // or by no rank; only policies decide about such entries
+		// In a whole group, every rank lists the name, so the policy of this group sees the entry.
+		aPolicySees := listedByAll || len(placement.wholeGroups) > 0
 		switch {
 		case b.mustAvoid(e, now): // bindAvoiding binds such entries
-		case beforeRounds && anyPolicySees: // the policies decide about this entry first, and the entries that follow are younger
+		case beforeRounds && aPolicySees: // the policies decide about this entry first, and the entries that follow are younger
 			return
-		case p == nil: // only policies decide about this entry, and they have left it in the pool
-		case p.noFreeSlot: // an earlier entry has found no free slot on the ranks that list the name
-		case b.bindToPlacement(p, e, now): // if one group's policy has left the entry in the pool, a rank of another group may take it
+		case listedByAll: // the policies have left it in the pool
+		case placement.noFreeSlot: // an earlier entry has found no free slot on the ranks that list the name
+		case b.bindToPlacement(placement, e, now):
 			continue // the entry has left the pool, so the next one has the index i now
 		}
 		i++
@@ -189,7 +199,8 @@ func (p *namePlacement) ranksWithoutPolicy() (ranks []*rank, evenSpared bool) {
 }
 
 // bindToPlacement binds an entry to the emptiest rank that lists its name and can take it now. It returns false if there is no such rank.
-// If none of the ranks has a free slot, it sets noFreeSlot.
+// If none of the ranks has a free slot, it sets noFreeSlot. Spared ranks, whose engines have refused several requests in a row, are used
+// only if every rank that lists the name is spared or down (evenSpared): such a rank may serve again, and otherwise no rank could.
 func (b *board) bindToPlacement(p *namePlacement, e *pool.Entry, now time.Time) (bound bool) {
 	var best *rank
 	full := true // no rank that takes requests has a free slot

@@ -12,7 +12,7 @@ import (
 // as usual, although the rank has no slot or no KV room for it yet. The engine begins with the request once both are free.
 
 // bindOverdue binds an entry whose hand-off is at its deadline to a rank whose engine can begin with it at once, or else to the rank whose
-// engine has the shortest queue. It returns false if no rank can take the entry. The loads of the ranks must be up to date (refresh).
+// engine has the shortest queue. It returns false if no rank can take the entry. The loads of the ranks must be up to date (refreshLoad).
 func (b *board) bindOverdue(e *pool.Entry, now time.Time) (bound bool) {
 	if e.Discard {
 		return false // no client waits for a discarded hand-off, and waiting in a queue would only make the prefill engine keep the KV for longer
@@ -40,15 +40,17 @@ func (b *board) bindOverdue(e *pool.Entry, now time.Time) (bound bool) {
 	return true
 }
 
-// mayTakeOverdue says whether the rank may get a prompt (in tokens) whose hand-off is at its deadline. With MaxEngineQueue 0 it may not,
-// because its engine does not make the prefill engine keep the KV for longer. A rank with a Limit above 0 gets the prompt only if its
-// engine can begin at once, because requests of other proxies may wait there or the engine has just started. The KV that the engine keeps
-// of ended answers does not count as taken, because the engine frees it sooner or later.
+// mayTakeOverdue says whether the rank may get a prompt (in tokens) whose hand-off is at its deadline: its engine can begin at once, or
+// there is room in the engine's own queue. The prefill engine frees the KV of a hand-off after the deadline, unless the decode engine makes
+// it keep the KV for longer. A decode engine that cannot do this has MaxEngineQueue 0, and gets no such prompt.
 func (r *rank) mayTakeOverdue(prompt int64) bool {
-	tooLarge := r.Capacity > 0 && prompt > r.capacityWithoutOrphans()
-	if !r.takesRequests() || r.MaxEngineQueue == 0 || tooLarge {
+	cannotExtendDeadline := r.MaxEngineQueue == 0
+	// Orphans are KV room of ended requests that the engine may hold until it restarts. All other KV comes free sooner or later.
+	neverFits := r.Capacity > 0 && prompt > r.capacityWithoutOrphans()
+	if !r.takesRequests() || cannotExtendDeadline || neverFits {
 		return false
 	}
+	// While the number of slots is limited (Limit), the engine has just started, or requests of other proxies may wait in its queue.
 	mayQueue := r.Limit == 0 && r.engineQueueLength() < r.MaxEngineQueue
 	return mayQueue || r.startsAtOnce(prompt)
 }
@@ -89,7 +91,7 @@ func (b *board) promoteQueued(r *rank) {
 	if r.engineQueued == 0 {
 		return
 	}
-	b.refresh(r)
+	b.refreshLoad(r)
 	records := b.slots.records
 	// Number of requests that the engine has begun, and their KV tokens: those on the rank without those of the queued requests.
 	begun, kv := len(r.slots)-r.engineQueued, r.kv
@@ -150,8 +152,9 @@ func (p *Throughput) recordEnd(inSlot time.Duration, kv int64) {
 	p.tokens += paceWeight * (float64(kv) - p.tokens)
 }
 
-// emitPace emits how many slots the board has, how many of them are free, and how long requests keep them. It runs at the end of a Tick,
-// after its rounds: the effect wakes the callers that wait for Dispatcher.Room, and before the end they would read outdated numbers.
+// emitPace emits how many slots the board has, how many of them are free, and how long requests keep them. It emits the same for each model
+// name that only some ranks list, counting only these ranks (a placement has the ranks of one name). It runs at the end of a Tick, after
+// its rounds: the effect wakes the callers that wait for Dispatcher.Room, and before the end they would read outdated numbers.
 func (b *board) emitPace() {
 	b.pace.Slots, b.pace.Free = 0, 0
 	for _, g := range b.groups {
@@ -159,12 +162,12 @@ func (b *board) emitPace() {
 			b.pace.addRank(r)
 		}
 	}
-	b.pace.Waiting = b.pool.Len() - b.discardedWaiting
-	for i, p := range b.sortedPlacements {
-		b.sortedPaces[i] = p.paceOfName(&b.pace)
-		// If more entries ask for this name than the ranks that list it have free slots, the surplus does not count: these entries
-		// cannot take the slots of other ranks.
-		b.pace.Waiting -= max(0, p.waiting-b.sortedPaces[i].Free)
+	b.pace.Waiting = b.pool.Len() - b.discardedWaiting // entries without a client need no slot for an answer
+	for i, placement := range b.sortedPlacements {
+		b.sortedPaces[i] = placement.paceOfName(&b.pace)
+		// Entries that ask for this name cannot take the slots of ranks that do not list it. So if more of them wait than slots are free on
+		// the ranks that list it, the surplus does not count for the whole board.
+		b.pace.Waiting -= max(0, placement.waitingForName-b.sortedPaces[i].Free)
 	}
 	b.emit(Effect{Kind: EffectPace, Group: GroupKey{Model: b.model}, Pace: b.pace, Named: b.sortedPaces})
 }
@@ -194,7 +197,7 @@ func (r *rank) freeFor(tokens float64) int {
 // paceOfName returns the slots of the ranks that list a name, the free ones among them, and the number of entries that wait for the name.
 // The mean times are those of all ranks of the board (all).
 func (p *namePlacement) paceOfName(all *Throughput) Throughput {
-	t := Throughput{Seconds: all.Seconds, tokens: all.tokens, Waiting: p.waiting}
+	t := Throughput{Seconds: all.Seconds, tokens: all.tokens, Waiting: p.waitingForName}
 	for _, r := range p.ranks {
 		t.addRank(r)
 	}

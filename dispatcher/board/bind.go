@@ -25,13 +25,15 @@ func (b *board) bind(g *group, p *policyInUse, a policy.Assignment, now time.Tim
 		return FaultRoom
 	}
 	b.pool.Remove(w.Entry)
-	bound := Binding{Policy: p.name, Stage: a.Stage, Score: a.Score, InEngineQueue: !p.Immediate() && r.freeSlots() <= 0}
-	// The policy sends the entry ahead of a free slot (ahead.go), so the entry waits in the queue of the engine.
-	if bound.InEngineQueue {
+	// If a policy sends an entry ahead of a free slot (ahead.go), the entry is counted in the queue of the engine. Entries of a policy that
+	// sends all entries at once are not: engineQueueLength computes their number from the slots.
+	sentAhead := !p.Immediate() && r.freeSlots() <= 0
+	if sentAhead {
 		r.engineQueued++
 	}
-	// The rank computes the prompt itself. runLocalRound lets only ranks take the entry that have to compute leastLocalTokens tokens of the
-	// prompt.
+	bound := Binding{Policy: p.name, Stage: a.Stage, Score: a.Score, InEngineQueue: sentAhead}
+	// The rank computes the prompt itself. This number is right for rank r: runLocalRound lets only ranks take the entry that have to compute
+	// leastLocalTokens tokens of the prompt.
 	if w.Local != nil {
 		bound.NewTokens = int32(b.leastLocalTokens)
 	}
@@ -44,24 +46,15 @@ func (b *board) bind(g *group, p *policyInUse, a policy.Assignment, now time.Tim
 // (pairs.go), gets one request as a trial after a while. If such a trial is due, this request is the trial.
 func (b *board) admit(r *rank, w waitingEntry, bound Binding, now time.Time) {
 	e := w.Entry
-	if r.Mixed { // the rank itself computes the part of the prompt that is not in its prefix cache
-		bound.NewTokens = w.uncached(r.ID)
-		// Only for mixed ranks do policies hold requests back to send them together. Since sendableSince, a rank had room for this
-		// one.
-		if wasHeld := !w.sendableSince.IsZero(); wasHeld {
-			bound.Held = max(0, now.Sub(w.sendableSince))
-		}
-	}
-	if e.Early { // the caller moves a prefill only to an engine on which it ends at least one step sooner
+	if e.Early { // the prefill has yet to begin, and the caller may move it to an engine on which it ends at least one step sooner
 		bound.StepMs = r.group.stepMs()
 	}
-	// This must be known before charge takes the slot and the room.
+	// Full says that the entry may have to wait in the queue of the engine. It must be computed before the entry takes the slot and the room.
 	bound.Full = bound.InEngineQueue || !r.hasKVRoom(int64(w.prompt())) || r.freeSlots() <= 0
-	bound.Slot = b.charge(r, newSlotRecord(r, w, &bound, now))
-	if r.Mixed { // the prompt comes last in the order in which the rank computes prompts
-		b.addPrompt(r, bound.Slot, bound.NewTokens, len(r.promptsToCompute))
-		r.promptsSent++
-		bound.ComputeMs = r.computeMs()
+	if r.Mixed {
+		b.chargeMixed(r, w, &bound, now)
+	} else {
+		bound.Slot = b.charge(r, newSlotRecord(r, w, &bound, now))
 	}
 	bound.Step = b.slots.records[bound.Slot].boundAtStep
 	if b.pairs.quarantinedCount > 0 { // otherwise no pair can be due for a trial
@@ -72,6 +65,20 @@ func (b *board) admit(r *rank, w waitingEntry, bound Binding, now time.Time) {
 	b.waitTimes.add(bound.Wait)
 	b.forgetWaiting(e)
 	b.emit(Effect{Kind: EffectBind, Group: b.key(r.group), Entry: e, Bound: bound})
+}
+
+// chargeMixed charges an entry to a mixed rank, which computes the prompt itself, and fills in what the Binding has only for such ranks.
+func (b *board) chargeMixed(r *rank, w waitingEntry, bound *Binding, now time.Time) {
+	bound.NewTokens = w.uncached(r.ID) // the part of the prompt that is not in the prefix cache of the rank
+	// Since sendableSince, a rank had room for the entry, but the policy held the entry back to send it together with others.
+	if wasHeld := !w.sendableSince.IsZero(); wasHeld {
+		bound.Held = max(0, now.Sub(w.sendableSince))
+	}
+	bound.Slot = b.charge(r, newSlotRecord(r, w, bound, now))
+	last := len(r.promptsToCompute) // the rank computes prompts in the order in which it gets them
+	b.addPrompt(r, bound.Slot, bound.NewTokens, last)
+	r.promptsSent++
+	bound.ComputeMs = r.computeMs()
 }
 
 // newSlotRecord returns the record of an entry that rank r is about to get. charge fills in the rank, the place in its lists, and the step.

@@ -127,7 +127,7 @@ func (b *board) forgetWaiting(e *pool.Entry) {
 func (b *board) expire(now time.Time) {
 	if b.expired = b.pool.Expire(now, b.expired[:0]); len(b.expired) > 0 {
 		for _, g := range b.groups {
-			b.refreshGroup(g) // bindOverdue compares the loads of the ranks, so these must be up to date
+			b.refreshGroupLoads(g) // bindOverdue compares the loads of the ranks, so these must be up to date
 		}
 	}
 	for i, e := range b.expired {
@@ -191,10 +191,10 @@ func (b *board) refuseInNameOutage(now time.Time) {
 // board learn from the outcome.
 func (b *board) release(slot int32, o Outcome, streamed int32, started bool, now time.Time) {
 	s := &b.slots.records[slot]
-	r, ended := s.rank, *s // ended is a copy, because discharge clears the record
-	s.started = s.started || started
+	s.started = s.started || started // learnFromEnd reads it: an engine that has begun an answer has not refused the request
 	b.learnFromEnd(s, o, streamed, now)
-	delete(b.outputLengths, s.id)
+	delete(b.outputLengths, s.id) // only a simulation has stored the length of the output, when the entry came
+	r, ended := s.rank, *s        // ended is a copy, because discharge clears the record
 	b.discharge(slot)
 	// If the engine has chosen the rank itself, the orphan may be on another rank, so it is not counted.
 	if o.Orphaned && r.present && !ended.engineChoosesRank {

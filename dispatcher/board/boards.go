@@ -20,20 +20,21 @@ func New(cfg Config) (*Boards, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	l := &Boards{
-		allBoards: &allBoards{cfg: cfg, fit: cfg.Predictor.Fit, predictors: map[PredictorKey]*predictorState{}},
-		boards:    map[string]*board{},
-	}
 	if err := cfg.checkPolicies(); err != nil {
 		return nil, err
 	}
 	if _, err := cfg.Parse(FallbackSpec); err != nil { // a test may give a Parse that does not know the fallback policy
 		return nil, err
 	}
-	for _, spec := range cfg.Twin { // the twin replays these policies, and the boards make the predictions that they need
+	l := &Boards{
+		allBoards: &allBoards{cfg: cfg, fit: cfg.Predictor.Fit, predictors: map[PredictorKey]*predictorState{}},
+		boards:    map[string]*board{},
+	}
+	// The twin replays the last minutes under other policies. The boards make learners learn the output lengths that these policies read.
+	for _, spec := range cfg.Twin {
 		l.twinNeeds = append(l.twinNeeds, needsOf(l.buildPolicy(spec).Policy))
 	}
-	return l, l.setPolicy(cfg.Policy)
+	return l, l.setPolicy(cfg.Policy) // setPolicy checks the policy of barrier groups, which checkPolicies leaves out
 }
 
 // Config returns the settings in force, with defaults filled in.
@@ -63,13 +64,21 @@ func (c *Config) checkPolicies() error {
 func (l *Boards) Next() time.Time {
 	var next time.Time
 	for _, b := range l.inOrder {
-		outage := b.outageGraceEnds
+		refuseAllAt := b.outageGraceEnds // while all ranks are down
 		if b.pool.Len() == 0 {
-			outage = time.Time{} // no entry waits for the end of the outage
+			refuseAllAt = time.Time{} // no entry waits that could be refused
 		}
-		for _, t := range [...]time.Time{
-			b.windowEnds, b.recheckHeldAt, b.retryAvoidedAt, b.nameOutageEnds, b.retrySparedAt, b.keptEmptierUntil, b.keptKVFreedAt,
-			b.pairs.quarantineEndsAt, b.pool.NextDeadline(), outage,
+		for _, t := range [...]time.Time{ // zero: the board does not wait for this
+			b.windowEnds,             // the board decides about the slots that came free in a burst
+			b.recheckHeldAt,          // a policy wants to decide again about entries that it holds back
+			b.retryAvoidedAt,         // an entry may go to the ranks that failed it before
+			b.retrySparedAt,          // a rank that is spared after refusals may get a request as its trial
+			b.pairs.quarantineEndsAt, // a quarantined pair of engines may get a hand-off as its trial
+			b.keptEmptierUntil,       // a rank that is kept emptier after preemptions may be filled as usual
+			b.keptKVFreedAt,          // an engine frees the KV that it keeps of an ended answer
+			b.pool.NextDeadline(),    // an entry has waited for as long as it may
+			b.nameOutageEnds,         // an entry is refused, because all ranks that list its model name are down
+			refuseAllAt,
 		} {
 			next = earlier(next, t)
 		}
@@ -177,7 +186,7 @@ func (b *board) policyFor(barrier bool) policyInUse {
 		spec = b.policySpec
 	}
 	p := b.buildPolicy(spec)
-	p.predictor = b.predictorFor(needsOf(p.Policy))
+	p.predictor = b.findOrStartPredictor(needsOf(p.Policy))
 	return p
 }
 

@@ -9,8 +9,9 @@ import (
 )
 
 // Clone copies the boards with all state that decides what they do next. It must be called between two events, while no round is under way.
-// Events on the copy do not change the original. The copy has no sampled scores of predictions and no memory for traces, because no caller
-// reads its status or traces.
+// Events on the copy do not change the original. Before a board is copied, it takes over the progress of its requests from the last Counts,
+// which are not copied themselves. The copy has no sampled scores of predictions (group.clone leaves them out) and no memory for traces
+// (copyWaiting leaves it out), because no caller reads its status or traces.
 func (l *Boards) Clone() *Boards {
 	a := *l.allBoards
 	a.predictors = make(map[PredictorKey]*predictorState, len(l.predictors))
@@ -18,7 +19,7 @@ func (l *Boards) Clone() *Boards {
 		copied := *s // the tables themselves never change, so they are shared
 		a.predictors[key] = &copied
 	}
-	a.effects = nil
+	a.effects = nil // those of the last event belong to the caller of the original
 	c := &Boards{allBoards: &a, boards: make(map[string]*board, len(l.boards)), draining: l.draining}
 	for _, b := range l.inOrder {
 		b.applyCounts()
@@ -32,7 +33,7 @@ func (l *Boards) Clone() *Boards {
 func (b *board) applyCounts() {
 	for _, r := range b.ranks {
 		if b.counts != nil {
-			b.refresh(r)
+			b.refreshLoad(r)
 		}
 		for _, slot := range r.slots {
 			b.hasBegun(slot) // called because it stores in the slot record whether the first event has come
@@ -48,28 +49,40 @@ func (b *board) clone(a *allBoards) *board {
 	c.outputLengths = maps.Clone(b.outputLengths)
 	c.copyWaiting(b)
 	c.copyRanks(b, a)
-	// partlyListedNames points to the ranks of b. Without listersBefore, updatePartlyListedNames computes it and these lists anew.
-	c.listersBefore, c.listers, c.sortedPlacements, c.sortedNames, c.sortedPaces = nil, nil, nil, nil, nil
-	c.updatePartlyListedNames()
-	c.countRestricted() // counts the entries that wait for each of these names
-	c.slots.records, c.slots.freeIndices = slices.Clone(b.slots.records), slices.Clone(b.slots.freeIndices)
-	for i := range c.slots.records {
-		if s := &c.slots.records[i]; s.rank != nil {
-			s.rank = c.ranks[s.rank.ID]
-		}
-	}
+	c.rebuildListedNames()
+	c.copySlots(b)
 	c.pairs.suspected = b.pairs.cloneLinks()
 	c.dropRoundState()
 	return &c
 }
 
-// copyWaiting gives the board, which is a copy of from, records of its own for the waiting entries of its pool. It leaves out Trace,
-// because the memory for a trace belongs to the caller of the original. Local is nil for all entries of a pool.
+// rebuildListedNames finds anew which ranks list which model names, and counts the entries that wait for each name. The board is a copy,
+// and its partlyListedNames still points to the ranks of the original. The other lists share memory with those of the original, so they
+// are dropped. Without listersBefore, updatePartlyListedNames computes all of them anew.
+func (b *board) rebuildListedNames() {
+	b.listersBefore, b.listers, b.sortedPlacements, b.sortedNames, b.sortedPaces = nil, nil, nil, nil, nil
+	b.updatePartlyListedNames()
+	b.countRestricted()
+}
+
+// copySlots gives the board, which is a copy of from, slot records of its own that refer to its own ranks.
+func (b *board) copySlots(from *board) {
+	b.slots.records, b.slots.freeIndices = slices.Clone(from.slots.records), slices.Clone(from.slots.freeIndices)
+	for i := range b.slots.records {
+		if s := &b.slots.records[i]; s.rank != nil { // nil: the slot is free
+			s.rank = b.ranks[s.rank.ID]
+		}
+	}
+}
+
+// copyWaiting gives the board, which is a copy of from, records of its own for the waiting entries of its own pool. It leaves out Trace,
+// because the memory for a trace belongs to the caller of the original, and Local, which is nil for all entries of a pool.
 func (b *board) copyWaiting(from *board) {
 	b.waiting = make(map[uint64]waitingEntry, len(from.waiting))
 	for _, e := range b.pool.Entries() {
 		w := from.waiting[e.ID]
-		w.Enqueue = Enqueue{Entry: e, Output: b.outputLengths[e.ID], Hits: w.Hits}
+		knownLength := b.outputLengths[e.ID] // enqueue has moved Output of the event into this map; 0: not known
+		w.Enqueue = Enqueue{Entry: e, Output: knownLength, Hits: w.Hits}
 		b.waiting[e.ID] = w
 	}
 }

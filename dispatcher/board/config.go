@@ -164,7 +164,8 @@ func (c Config) WithDefaults() Config {
 	return c
 }
 
-// Needs returns what the policy of barrier groups reads from a Snapshot while the mean output length is not known, as in the first round.
+// Needs returns what the policy of barrier groups reads from a Snapshot. A policy may compute its Horizon from the mean output length. The
+// result has the Horizon that such a policy uses while this length is not known, as in the first round. No other need depends on it.
 func (c Config) Needs() (policy.Requirements, error) {
 	c = c.WithDefaults()
 	p, err := c.Parse(c.Policy)

@@ -31,6 +31,7 @@ func (b *board) runPolicy(g *group, p *policyInUse, now time.Time) {
 func (b *board) fillSnapshot(g *group, p *policyInUse, now time.Time) {
 	s := &b.snapshot
 	s.Pool, s.Waits = s.Pool[:0], s.Waits[:0]
+	// Early: requests get their ranks before their prefill. All ranks of a model are early, or none is.
 	s.Early = slices.ContainsFunc(g.steppingRanks, func(r *rank) bool { return r.Early })
 	s.Aggregated = b.ranksPrefill
 	b.fillStepCosts(g)
@@ -40,6 +41,7 @@ func (b *board) fillSnapshot(g *group, p *policyInUse, now time.Time) {
 		if tooLarge := int64(e.Prompt) > largest; tooLarge {
 			continue
 		}
+		// restrictedCount is the number of waiting entries that may not go to every rank; with 0, no entry need be checked.
 		if hidden := b.restrictedCount > 0 && (b.hiddenFrom(e, g) || b.mustAvoid(e, now)); hidden {
 			continue
 		}
@@ -56,15 +58,16 @@ func (b *board) fillSnapshot(g *group, p *policyInUse, now time.Time) {
 
 // fillStepCosts writes into the snapshot how long the group's steps take: without load (C0Ms), per KV token (C1Ms), and on average at the
 // present loads (StepMs). It also writes what one more request costs apart from its own KV, in KV tokens: on any rank (RequestTokens), and
-// in addition on the rank with the most requests (RowTokens). The other fields are what a prompt token costs on the rank that computes it,
-// how many requests wait for their first token, and how many prompt tokens are computed per second.
+// in addition on the rank with the most requests (RowTokens). The latter exists because some engines compute a row for each request, and
+// fill up the batches of all ranks with empty rows to the length of the longest batch. The other fields are what a prompt token costs on
+// the rank that computes it, how many requests wait for their first token, and how many prompt tokens are computed per second.
 func (b *board) fillStepCosts(g *group) {
 	s := &b.snapshot
-	model, _, _ := g.steps.Model()
+	model, _, _ := g.steps.Model() // the other results, the source and the quality of the model, do not matter to policies
 	s.C0Ms, s.C1Ms = float32(model.C0Ms), float32(model.C1Ms)
 	s.StepMs = g.steps.Ms(model, g.largestLoad)
-	weights := g.policyWeights()
-	s.RequestTokens, s.RowTokens = int64(math.Round(weights.Request)), int64(math.Round(weights.Row))
+	costs := g.policyWeights()
+	s.RequestTokens, s.RowTokens = int64(math.Round(costs.Request)), int64(math.Round(costs.Row))
 	s.OwnPromptMs = float32(g.promptTokenMs(&model))
 	s.NotStarted, s.PromptRate = g.recentSteps.means()
 }
@@ -126,19 +129,20 @@ func callPolicy(p *policyInUse, s *policy.Snapshot, dst []policy.Assignment) (ou
 }
 
 // sortDecidingGroups finds the groups that can take an entry, updates their loads, and sorts them into the order in which their policies
-// decide: the group with the fewest KV tokens per rank first. No group decides until the caller sets nextGroup to 0.
+// decide: the group with the fewest KV tokens per rank first. The caller may find that no round is needed, so no group decides until the
+// caller calls beginRounds.
 func (b *board) sortDecidingGroups() {
 	b.decidingGroups = b.decidingGroups[:0]
 	for _, g := range b.groups {
 		if !g.admitsAny() {
-			g.heldEntries = 0 // if entries wait, they wait for a free slot, and the policy holds none of them back
+			g.heldEntries = 0 // the entries wait for a free slot now, so none of them is held back by the policy
 			continue
 		}
-		b.refreshGroup(g)
+		b.refreshGroupLoads(g)
 		b.decidingGroups = append(b.decidingGroups, g)
 	}
 	slices.SortStableFunc(b.decidingGroups, func(x, y *group) int { // in a tie, the group with the lower rank ID comes first
 		return cmp.Compare(x.kv*int64(len(y.steppingRanks)), y.kv*int64(len(x.steppingRanks))) // compares KV tokens per rank, without a division
 	})
-	b.nextGroup = len(b.decidingGroups)
+	b.endRounds()
 }

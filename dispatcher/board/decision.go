@@ -38,29 +38,36 @@ func (e *Explanation) Best() []Alternative {
 	return e.best[:e.count]
 }
 
-// Keep adds a rank to the list if it is one of the best, or the rank that the policy chose (chosen). If the list is full, the worst rank
-// that is not the chosen one drops out.
+// Keep adds a rank to the list, which is sorted, the best rank first. If the list is full, the worst rank drops out, or the new rank is not
+// added because it is the worst. The rank that the policy chose (chosen) always stays: if it is the worst, the second worst drops out.
 func (e *Explanation) Keep(c Alternative, chosen int32) {
-	const last = mostAlternatives - 1
 	at := e.count // index at which c belongs by its score
 	for at > 0 && e.isBetter(&c, &e.best[at-1]) {
 		at--
 	}
-	drop := last // index of the rank that drops out
-	if e.count < mostAlternatives {
-		drop = e.count // the list is not full, so no rank drops out
-		e.count++
-	} else if e.best[last].Worker == chosen {
-		drop = last - 1 // the chosen rank stays, although it is the worst
-	}
+	free := e.indexToFree(chosen)
 	if c.Worker == chosen {
-		at = min(at, drop) // the chosen rank is kept even if it is worse than all others
+		at = min(at, free) // the chosen rank is kept even if it is worse than all others
 	}
-	if at > drop {
-		return // c is worse than all ranks that stay
+	if at > free {
+		return // c is not better than the rank that would drop out
 	}
-	copy(e.best[at+1:drop+1], e.best[at:drop])
+	copy(e.best[at+1:free+1], e.best[at:free]) // moves the worse ranks down by one; the rank at the index free drops out
 	e.best[at] = c
+}
+
+// indexToFree returns the index in the list that becomes free for one more rank: the first one after the list while the list is not full,
+// and otherwise that of the worst rank that is not the chosen one. If the list is not full, indexToFree makes it longer by one.
+func (e *Explanation) indexToFree(chosen int32) int {
+	const last = mostAlternatives - 1
+	switch {
+	case e.count < mostAlternatives:
+		e.count++
+		return e.count - 1
+	case e.best[last].Worker == chosen:
+		return last - 1
+	}
+	return last
 }
 
 // isBetter says whether alternative a is better than b: by the score or, in a tie or without scores, by fewer KV tokens.

@@ -26,16 +26,20 @@ const (
 
 // learn learns from a request that has ended. boundAt is the number of the step that was reported last before the request was bound. first
 // and last are the numbers of the steps that brought its first and its last token.
+//
+// The least delay is how long a copy of KV takes: a request that also waited for a slot has a longer delay. It is taken over the present
+// window of requests and the last one, so that it follows if copies become slower. The decode steps differ from request to request, so
+// their mean is taken.
 func (d *handoffDelay) learn(boundAt, first, last uint32) {
-	if !comparableSteps(boundAt, first) {
-		return // the delay of this request is not known
+	if !comparableSteps(boundAt, first) { // no step had been reported at boundAt, or the step numbers began anew after it
+		return
 	}
 	delay, decodeSteps := int32(first-boundAt-1), float64(last-first)+1 // the delay is 0 if the very next step brought the first token
 	if d.requests == 0 {
 		d.meanDecodeSteps = decodeSteps // the first request sets the mean
 	}
-	if d.requests%delayWindow == 0 {
-		d.leastInLastWindow, d.leastInThisWindow = d.leastInThisWindow, delay // a new window begins
+	if windowBegins := d.requests%delayWindow == 0; windowBegins { // this request is the first one of a new window
+		d.leastInLastWindow, d.leastInThisWindow = d.leastInThisWindow, delay
 	}
 	d.leastInThisWindow = min(d.leastInThisWindow, delay)
 	d.meanDecodeSteps += meanWeight * (decodeSteps - d.meanDecodeSteps)

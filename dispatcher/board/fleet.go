@@ -28,14 +28,16 @@ func (b *board) setWorkers(ws []Worker) {
 			continue
 		}
 		b.updateRank(r, w)
-		r.reserve()
+		r.reserve() // allocates the memory of the rank's lists now, so that no tick has to
 	}
 	for _, r := range b.ranks {
 		b.dropIfGone(r)
 	}
-	b.regroupEngines()       // finds the ranks of each engine
-	b.regroup()              // finds the groups of ranks for which one policy decides
-	if b.refusingRanks > 0 { // ranks that refused requests may have left the fleet or restarted
+	b.regroupEngines() // finds the ranks of each engine
+	b.regroup()        // finds the groups of ranks for which one policy decides
+	// While a rank refuses requests, streams must report the first events of answers, which show that a rank takes requests again. Such ranks
+	// may have left the fleet or restarted, so they are counted anew.
+	if b.refusingRanks > 0 {
 		b.updateFirstEventWatch()
 	}
 	b.updatePartlyListedNames() // finds the model names that some ranks list and others do not
@@ -44,7 +46,8 @@ func (b *board) setWorkers(ws []Worker) {
 }
 
 // updateRank replaces the properties of rank r by those of the given worker, which has the same ID. The rank keeps its requests. If the
-// worker has more slots or KV room than before, requests in the engine's queue may begin.
+// worker has more slots or KV room than before, requests in the engine's queue may begin. The KV that an engine holds of ended requests is
+// counted in two ways: as kept KV, which the engine keeps on purpose and frees after a set time, and as orphans, which it may never free.
 func (b *board) updateRank(r *rank, w Worker) {
 	w.Slots, w.Up = max(0, w.Slots), w.Up && !w.Down // whatever Up says, a rank that is down takes no requests
 	// The restart has emptied the KV of the engine: that of ended requests, too (orphans and kept KV). Requests that the engine refused
@@ -57,12 +60,12 @@ func (b *board) updateRank(r *rank, w Worker) {
 	}
 	w.Process = cmp.Or(w.Process, r.Process) // if the number is not known now, the last known one stays
 	r.Worker, r.present = w, true
-	if w.KeepsKVFor > 0 {
-		r.keptKV.Reserve()
-	} else { // the engine keeps no KV of answers any more
-		b.countFreedKV(r.keptKV.Clear())
+	if engineKeepsKV := w.KeepsKVFor > 0; engineKeepsKV { // of ended answers, for the next turns of their chats
+		r.keptKV.Reserve() // memory for its counts, so that no tick allocates it
+	} else {
+		b.countFreedKV(r.keptKV.Clear()) // what the engine may have kept until now
 	}
-	b.refresh(r)
+	b.refreshLoad(r)
 	b.promoteQueued(r)
 }
 
@@ -82,14 +85,14 @@ func (r *rank) reserve() {
 	}
 }
 
-// newGroup makes a group without ranks, and emits EffectGroup. For a barrier group, it also makes the Learner learn the output lengths that
-// the policies of the twin read.
+// newGroup makes a group without ranks, and emits EffectGroup. The twin replays the traffic of a barrier group under other policies. So for
+// such a group, newGroup also makes the Learner learn the output lengths that these policies read.
 func (b *board) newGroup(name string, barrier bool) *group {
 	g := &group{name: name, barrier: barrier, chosenPolicy: b.policyFor(barrier), fallbackPolicy: b.buildPolicy(FallbackSpec)}
 	if barrier {
 		g.steps.Configure(b.cfg.StepModel)
 		for _, needs := range b.twinNeeds {
-			b.predictorFor(needs) // called because it emits the effect that starts the Learner
+			b.findOrStartPredictor(needs) // the twin reads the predictor later; here it only has to learn from now on
 		}
 	}
 	b.emit(Effect{Kind: EffectGroup, Group: b.key(g), Policy: g.chosenPolicy.name, Label: b.label(g)})
@@ -97,7 +100,8 @@ func (b *board) newGroup(name string, barrier bool) *group {
 }
 
 // regroup divides the ranks of the fleet into groups, and counts the ranks that are up or soon will be. A group that existed before keeps
-// its policy with its state.
+// its policy with its state. regroup fills only the list allRanks of each group. At the end, it calls keepGroups, which sorts this list,
+// fills steppingRanks from it, and drops the groups that have no rank any more.
 func (b *board) regroup() {
 	groups := make(map[GroupKey]*group, len(b.groups))
 	groupsInOrder := slices.Clone(b.groups)

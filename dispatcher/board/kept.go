@@ -8,7 +8,7 @@ import "time"
 // board does not learn when KV is fetched.
 
 // keepKV counts the KV that the engine of a rank keeps of a request that has left the rank. generated is the number of tokens of the
-// answer.
+// answer. The caller has checked that the engine of r keeps KV of ended answers.
 func (b *board) keepKV(r *rank, s *slotRecord, generated int, now time.Time) {
 	tokens := int64(s.prompt) + int64(max(0, generated))
 	// The request ran on the rank of its slot, or the other ranks of the engine are not known.
@@ -16,11 +16,11 @@ func (b *board) keepKV(r *rank, s *slotRecord, generated int, now time.Time) {
 		b.keepKVOn(r, tokens, now)
 		return
 	}
-	// The request is unpinned: it ran on one of these ranks, but the engine did not report on which. So each of them is charged with an equal
-	// part.
+	// The request is unpinned: it ran on one of these ranks, but the engine did not report on which. So an equal part counts for each of them.
+	part := tokens / int64(len(r.engineRanks))
 	for _, other := range r.engineRanks {
-		if other.KeepsKVFor > 0 {
-			b.keepKVOn(other, tokens/int64(len(r.engineRanks)), now)
+		if other.KeepsKVFor > 0 { // a rank that keeps no KV of ended answers has freed the request, if it ran there
+			b.keepKVOn(other, part, now)
 		}
 	}
 }
@@ -51,13 +51,13 @@ func (b *board) expireKept(now time.Time) {
 	}
 }
 
-// correctKept lowers the count of a rank's kept KV to what the engine's gauge (e) allows. If the decoding requests and the kept KV together
-// need more tokens than the gauge shows in use, the engine no longer keeps the difference. There are two usual causes: several answers
-// share a prefix, which the engine stores only once, or a prefill engine has fetched some of the KV, so that the decode engine has freed
-// it.
+// correctKept lowers the count of a rank's kept KV, which its engine keeps of ended answers for the next turns of their chats, to what the
+// engine's gauge (e) allows. If the decoding requests and the kept KV together need more tokens than the gauge shows in use, the engine no
+// longer keeps the difference (the surplus). There are two usual causes: several answers share a prefix, which the engine stores only once,
+// or a prefill engine has fetched some of the KV, so that the decode engine has freed it.
 func (b *board) correctKept(r *rank, e Gauged) {
-	b.refresh(r)
-	counted := r.keptKV.AddedBefore(e.At)
+	b.refreshLoad(r)
+	counted := r.keptKV.AddedBefore(e.At) // KV that was kept before the gauge was read; the tokens of requests are added below
 	for i, slot := range r.slots {
 		// Three kinds of requests do not count: those that were bound after the gauge was read, those whose KV may not have come yet, and those
 		// that may run on another rank of the engine.
@@ -65,5 +65,6 @@ func (b *board) correctKept(r *rank, e Gauged) {
 			counted += r.running[i].Tokens()
 		}
 	}
-	b.countFreedKV(r.keptKV.DropSurplus(counted-e.KVTokens, e.At))
+	surplus := counted - e.KVTokens // below 0: nothing is dropped
+	b.countFreedKV(r.keptKV.DropSurplus(surplus, e.At))
 }

@@ -67,13 +67,16 @@ func (l *Learner) Learn(sample *OutputSample) {
 	}
 }
 
-// Rebuild builds the tables that are due. more says whether a table will become due later even if no other request finishes.
+// Rebuild builds the tables that are due. Each table comes with two drifts, for the status: how much the lengths of the last outputs differ
+// from the new table, and from the fit file that learning started from. more says whether a table will become due later even if no other
+// request finishes.
 func (l *Learner) Rebuild(now time.Time) (built []TablesBuilt, more bool) {
 	for _, s := range l.predictors {
 		if p, survival, due := s.online.Rebuild(now); due {
 			s.hasNewOutputs = false
 			built = append(built, TablesBuilt{s.PredictorKey, &Tables{
-				predictor: p, survival: survival, counts: s.online.Counts(), drift: s.online.Drift(), fromFit: s.online.DriftFromFit(),
+				predictor: p, survival: survival, counts: s.online.Counts(),
+				driftFromTable: s.online.Drift(), driftFromFit: s.online.DriftFromFit(),
 			}})
 		}
 		more = more || s.hasNewOutputs

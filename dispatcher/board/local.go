@@ -39,13 +39,13 @@ func (l *Local) Allows(tokens, running, inFlight int) bool {
 // the events Decide and Decided, as it does after a Tick. The entry is refused at once if no rank may compute the prompt, or if entries
 // wait in the pool, because these get free slots first. A prefill engine then computes the prompt.
 func (b *board) startLocalRounds(w waitingEntry, now time.Time) {
-	b.waiting[w.Entry.ID] = w
+	b.waiting[w.Entry.ID] = w // the rounds and refuse find the entry there, although it never enters the pool
 	if b.pool.Len() == 0 {
-		b.sortDecidingGroups()
-		if b.leastLocalTokens = b.leastLocal(w, now); b.leastLocalTokens > 0 {
+		b.sortDecidingGroups() // leastLocal and the rounds look only at decidingGroups
+		b.leastLocalTokens = b.leastLocal(w, now)
+		if mayCompute := b.leastLocalTokens > 0; mayCompute { // 0: no rank may compute the prompt
 			b.ticks++ // these rounds have this number in the decision log (Round.Tick)
-			// The rounds are about this entry only, and the first of decidingGroups decides first.
-			b.localEntry, b.nextGroup, b.fallbackNext = w.Entry, 0, false
+			b.beginRounds(w.Entry)
 			return
 		}
 	}
@@ -68,7 +68,9 @@ func (b *board) leastLocal(w waitingEntry, now time.Time) (least int) {
 }
 
 // runLocalRound runs the policy of a group once for localEntry. The snapshot has only this entry, because the pool is empty. It shows a
-// rank as down if the rank may not compute the prompt, or would have to compute more of the prompt than another rank.
+// rank as down if the rank may not compute the prompt, or would have to compute more of the prompt than another rank: startLocalRounds has
+// found the smallest number that any rank would have to compute (leastLocalTokens). A policy must not choose a rank that is shown as down.
+// If a faulty policy does, its choice is not bound, and EffectNotOffered reports it.
 func (b *board) runLocalRound(g *group, p *policyInUse, now time.Time) {
 	w := b.waiting[b.localEntry.ID]
 	watermark := policy.Watermark(p.Policy) // share of a rank's KV room that the policy keeps empty
@@ -88,6 +90,7 @@ func (b *board) runLocalRound(g *group, p *policyInUse, now time.Time) {
 	if offered == 0 {
 		return // no rank is left to the policy of this group
 	}
+	// fillSnapshot has added no entry: it reads the pool, which this entry never enters.
 	b.addToSnapshot(w.Entry, p, now)
 	b.runPolicy(g, p, now)
 	if b.policyFailure != nil {
@@ -119,7 +122,7 @@ func (b *board) finishLocalRound(g *group) {
 	b.nextGroup++
 	switch {
 	case b.localBound:
-		b.nextGroup = len(b.decidingGroups) // the other groups need not decide
+		b.endRounds() // the other groups need not decide
 	case b.nextGroup == len(b.decidingGroups):
 		b.refuse(b.localEntry, ErrNotLocal)
 	}

@@ -163,7 +163,7 @@ func TestLocalPrefillsKeepTheirBound(t *testing.T) {
 			for _, r := range b.ranks {
 				require.LessOrEqual(t, b.promptsInFlight(r), 512)
 				require.LessOrEqual(t, len(r.slots), slots)
-				b.refresh(r)
+				b.refreshLoad(r)
 				require.LessOrEqual(t, r.kv, int64(2000))
 				total += len(r.slots)
 			}

@@ -114,11 +114,8 @@ func (r *rank) computePrompts(b *board, budget int64, step uint32) {
 		if s.promptLeft <= 0 {
 			continue // by the estimate, the prompt is complete; markDecoding removes it from the list when the first event comes
 		}
-		computed := r.computePrompt(s, budget)
-		// The new step takes the place of the last one, and so on. It may have no tokens, if the budget is used up.
-		s.progress = promptProgress{
-			earlier: s.progress.earlier + s.progress.inStepBefore, inStepBefore: s.progress.inLastStep, inLastStep: int32(computed), lastStep: step,
-		}
+		computed := r.computePrompt(s, budget) // 0 if the budget is used up
+		s.progress.addStep(step, int32(computed))
 		r.stepPromptTokens += computed
 		budget -= computed
 	}
@@ -141,6 +138,14 @@ type promptProgress struct {
 	lastStep     uint32 // number of the last step for which the estimate was made; it moves on until the prompt is complete
 }
 
+// addStep records that the next step, with this number, computed so many tokens of the prompt. The tokens of the last two steps are kept
+// apart, because the board later learns from each step, and the estimate may then be one step ahead of the step from which it learns.
+func (k *promptProgress) addStep(number uint32, tokens int32) {
+	k.earlier += k.inStepBefore
+	k.inStepBefore = k.inLastStep
+	k.inLastStep, k.lastStep = tokens, number
+}
+
 // computedBefore returns how many prompt tokens were computed before the given step, which brought the first token of the answer and so
 // finished the prompt. By the board's estimate, inLastStep tokens were computed in lastStep, inStepBefore in the step before lastStep, and
 // earlier in all steps before these two. If lastStep is not later than the given step, its tokens count as computed in the given step,
@@ -154,35 +159,42 @@ func (k *promptProgress) computedBefore(step uint32) int32 {
 
 // computedIn returns how many tokens of a request's prompt a past step computed. firstStep is the number of the step that brought the first
 // token of the answer; 0: no token has come. The step firstStep computed the whole rest of the prompt, whatever the board had estimated.
-// For steps before it, the estimate (s.progress) decides. It has the tokens of the last step for which it was made (lastStep), and of the
-// step before that. Until the prompt is complete, a new estimate is made for each step.
+// For steps before it, the board's estimate decides (s.progress). A new estimate is made for each step until the prompt is complete.
 //
 // sure is false if the board estimates that this step finished the prompt, but the step brought no token, so the estimate is wrong.
 func (s *slotRecord) computedIn(step, firstStep uint32) (tokens int64, sure bool) {
 	k := &s.progress
+	if wasPreempted := s.tokensBeforePreemption > 0; wasPreempted { // firstStep is from before the preemption, so only the estimate is left
+		return k.estimateFor(step), true
+	}
 	switch {
-	case s.tokensBeforePreemption > 0: // firstStep is from before the preemption, so only the estimate of the board is left
-		if k.lastStep == step {
-			return int64(k.inLastStep), true
-		}
 	case firstStep == step: // this step brought the first token, so it computed all that earlier steps had not
 		return int64(max(0, s.newTokens-k.computedBefore(step))), true
-	case firstStep != 0 && !laterStep(firstStep, step): // the prompt was complete before this step
+	case firstStep != 0 && !isAfter(firstStep, step): // the prompt was complete before this step
 		return 0, true
 	case k.lastStep == step && k.inLastStep > 0: // no estimate was made for a later step, so this step finished the prompt, but no token came
 		return 0, false
 	}
-	if k.lastStep == step+1 { // the estimate is one step ahead
-		return int64(k.inStepBefore), true
+	return k.estimateFor(step), true
+}
+
+// estimateFor returns how many tokens of the prompt a step computed, by the board's estimate. It has the tokens of two steps: of the last
+// step for which the estimate was made, and of the step before it. For any other step, the result is 0.
+func (k *promptProgress) estimateFor(step uint32) int64 {
+	switch step {
+	case k.lastStep:
+		return int64(k.inLastStep)
+	case k.lastStep - 1:
+		return int64(k.inStepBefore)
 	}
-	return 0, true // by the estimate, the step computed no token of this prompt
+	return 0
 }
 
 // requeuePreempted records that the rank's engine ran out of KV room and preempted a request: the decoding request that it admitted last.
 // It will compute this request's prompt and generated tokens again, before all other prompts. Until then, the request counts as not
 // decoding, and nothing of its prompt as computed.
 func (b *board) requeuePreempted(r *rank) {
-	b.refresh(r)
+	b.refreshLoad(r)
 	newest := int32(-1) // slot of the decoding request that was bound last; -1: no request decodes
 	for _, slot := range r.slots {
 		s := &b.slots.records[slot]
@@ -252,13 +264,25 @@ func (w *waitingEntry) details(now time.Time) policy.EntryDetails {
 func (b *board) awaitingFirstToken(g *group) float64 {
 	onRanks := 0
 	for _, r := range g.steppingRanks {
-		onRanks += r.notDecodingSlots
-		for _, slot := range r.promptsToCompute {
-			if b.slots.records[slot].tokensBeforePreemption > 0 { // a preempted request had its first token before
-				onRanks--
-			}
+		// A preempted request does not decode either, while its prompt is computed again. But it had its first token before.
+		onRanks += r.notDecodingSlots - b.preemptedRequests(r)
+	}
+	return float64(max(0, onRanks)) + b.poolShare()
+}
+
+// preemptedRequests returns how many of the prompts that the rank has yet to compute are of requests that its engine has preempted.
+func (b *board) preemptedRequests(r *rank) (n int) {
+	for _, slot := range r.promptsToCompute {
+		if b.slots.records[slot].tokensBeforePreemption > 0 {
+			n++
 		}
 	}
+	return n
+}
+
+// poolShare returns how many entries of the pool wait for each group that takes requests, if they are divided equally among these groups.
+// Entries that a policy holds back do not count.
+func (b *board) poolShare() float64 {
 	groups, heldEntries := 0, 0
 	for _, other := range b.groups {
 		// The largest number and not the sum, because several groups may hold the same entry back.
@@ -267,7 +291,6 @@ func (b *board) awaitingFirstToken(g *group) float64 {
 			groups++
 		}
 	}
-	// If no group takes requests, the whole pool counts for each group. heldEntries is of the last decisions, so it may be larger than the
-	// pool is now.
-	return float64(max(0, onRanks)) + float64(max(0, b.pool.Len()-heldEntries))/float64(max(1, groups))
+	notHeld := max(0, b.pool.Len()-heldEntries)       // heldEntries is of the last decisions, so it may be larger than the pool is now
+	return float64(notHeld) / float64(max(1, groups)) // if no group takes requests, the whole pool counts for each group
 }

@@ -36,9 +36,9 @@ func (n *Names) Has(name string) bool {
 func (n *Names) Same(other *Names) bool { return maps.Equal(n.set, other.set) }
 
 // updatePartlyListedNames updates partlyListedNames: the model names that some ranks list and others do not, with the ranks that list each
-// of them. It searches for these names only if the ranks or their lists have changed. In any case, it updates for each name how many of its
-// ranks are up, and what the largest prompt for them is. If all of them have gone down, it also sets the time until which entries for the
-// name still wait for one to come back.
+// of them. It searches for these names only if the ranks or their lists have changed. In any case, it updates for each name how large a
+// prompt its ranks can take, and how many of its ranks are up or awaited (an awaited rank takes no requests now, but soon will). If there
+// is no such rank any more, it also sets the time until which entries for the name still wait for one.
 func (b *board) updatePartlyListedNames() {
 	b.listers = b.listers[:0]
 	for _, g := range b.groups {
@@ -59,15 +59,14 @@ func (b *board) updatePartlyListedNames() {
 		}
 		if p.upOrAwaited > 0 {
 			p.outageGraceEnds = time.Time{}
-		} else if p.outageGraceEnds.IsZero() { // all ranks with the name were just found down
+		} else if p.outageGraceEnds.IsZero() { // no rank with the name is up or awaited any more
 			p.outageGraceEnds = b.now.Add(outageGrace) // from then on, refuseInNameOutage refuses the entries
 		}
 	}
 }
 
-// findPartlyListedNames finds the names that some ranks list and others do not, and the ranks that list each of them. listers has all ranks
-// of the fleet with their lists. It emits the names (EffectNames), and makes room in sortedPaces for one value per name, which emitPace
-// fills in.
+// findPartlyListedNames finds the names that some ranks list and others do not. For each of them, it makes a placement, which has the ranks
+// that list the name. listers has all ranks of the fleet with their lists. In the end, it sorts and emits what it has found.
 func (b *board) findPartlyListedNames() {
 	placementsBefore := b.partlyListedNames
 	b.partlyListedNames, b.firstRankNames = nil, nil
@@ -75,7 +74,7 @@ func (b *board) findPartlyListedNames() {
 	for _, l := range b.listers {
 		ranksWith[l.lists]++
 	}
-	if len(b.listers) > 0 {
+	if len(b.listers) > 0 { // any other name is listed by all ranks or by none, and the list of the first rank tells which
 		b.firstRankNames = b.listers[0].lists
 	}
 	for list := range ranksWith {
@@ -92,12 +91,18 @@ func (b *board) findPartlyListedNames() {
 			}
 		}
 	}
+	b.sortPlacements()
+	b.emit(Effect{Kind: EffectNames, Group: GroupKey{Model: b.model}, Listed: b.sortedNames})
+}
+
+// sortPlacements writes the names of partlyListedNames and their placements into lists, sorted by name. It also makes room for one pace per
+// name in sortedPaces, which emitPace fills in.
+func (b *board) sortPlacements() {
 	b.sortedPlacements, b.sortedNames = b.sortedPlacements[:0], nil
 	for _, name := range slices.Sorted(maps.Keys(b.partlyListedNames)) {
 		b.sortedPlacements, b.sortedNames = append(b.sortedPlacements, b.partlyListedNames[name]), append(b.sortedNames, name)
 	}
 	b.sortedPaces = make([]Throughput, len(b.sortedPlacements))
-	b.emit(Effect{Kind: EffectNames, Group: GroupKey{Model: b.model}, Listed: b.sortedNames})
 }
 
 // ranksListing returns how many ranks list a name. ranksWith has the number of ranks that have each list.
@@ -149,7 +154,7 @@ func (r *rank) lists(name string) bool { return r.Lists.Has(name) }
 // leaves out names that all ranks list, and discarded hand-offs, because no client waits for these.
 func (b *board) countWaitingForName(e *pool.Entry, change int) {
 	if p := b.partlyListedNames[e.Name]; p != nil && !e.Discard {
-		p.waiting += change
+		p.waitingForName += change
 	}
 }
 

@@ -87,7 +87,7 @@ func (r *rank) hasKVRoom(prompt int64) bool {
 // have no blocks yet, those whose rank the engine chooses, because their blocks may be on another rank, and those that were bound after the
 // gauge was read.
 func (b *board) correctOrphans(r *rank, e Gauged) {
-	b.refresh(r)
+	b.refreshLoad(r)
 	decodingKV := int64(0)
 	for i, slot := range r.slots {
 		if s := &b.slots.records[slot]; b.firstEventCame(slot) && !s.engineChoosesRank && s.boundAt.Before(e.At) {

@@ -45,13 +45,14 @@ func (b *board) recordHandoffEnd(s *slotRecord, o Outcome, now time.Time) {
 	}
 }
 
-// recordLost records that the first event of a hand-off did not come. If the pair is not quarantined, quarantineIfBroken decides by all its
-// failures whether it must be. If the hand-off was the trial of a quarantined pair, the next quarantine lasts twice as long.
+// recordLost records that the first event of a hand-off did not come. From then on, the pair of its two engines (the link) is suspected. It
+// stays suspected while it is quarantined. If the pair is not quarantined, quarantineIfBroken decides by all its failures whether it must
+// be. If the hand-off was the trial of a quarantined pair, the next quarantine lasts twice as long.
 func (b *board) recordLost(s *slotRecord, now time.Time) {
 	p, link := &b.pairs, s.link()
-	p.dropQuiet(now)
+	p.dropQuiet(now) // forgets the pairs that have not failed for long, so that old failures do not count
 	health := p.suspected[link]
-	if health == nil {
+	if health == nil { // this is the first failure
 		health = &linkHealth{}
 		p.suspected[link] = health
 	}
@@ -135,14 +136,15 @@ func (p *pairs) recordSend(s *slotRecord, now time.Time) {
 }
 
 // changePrefiller records that the KV of a slot comes from another prefill engine than was planned. The end of the request will then say
-// nothing about the planned pair of engines.
+// nothing about the planned pair of engines. If this hand-off was the trial of that pair, the pair's next hand-off is the trial instead.
+// The hand-off may become the trial of its new pair.
 func (b *board) changePrefiller(slot int32, prefiller string, now time.Time) {
 	s := &b.slots.records[slot]
-	if health := b.pairs.suspected[s.link()]; health != nil {
-		health.circuit.Neutral(s.id)
+	if plannedPair := b.pairs.suspected[s.link()]; plannedPair != nil {
+		plannedPair.circuit.Neutral(s.id) // this request ends without a result for the pair
 	}
-	s.prefiller = prefiller
-	if b.pairs.quarantinedCount > 0 { // otherwise the new pair cannot be due for a trial
+	s.prefiller = prefiller                                             // from here on, s.link() is the new pair
+	if anyQuarantined := b.pairs.quarantinedCount > 0; anyQuarantined { // only a quarantined pair can be due for a trial
 		b.pairs.recordSend(s, now)
 	}
 }
@@ -172,19 +174,21 @@ func (p *pairs) isQuarantined(e *pool.Entry, r *rank, now time.Time) bool {
 }
 
 // avoidQuarantinedPair gives the entry of the i-th assignment another rank if the prefill engine of the entry and the engine of the chosen
-// rank are a quarantined pair. All assignments before the i-th must be bound. bind false: the entry must stay in the pool, because another
-// rank can take it later, but none has room now.
-func (b *board) avoidQuarantinedPair(g *group, p *policyInUse, i int, now time.Time) (bind bool) {
+// rank are a quarantined pair. The caller then binds the i-th assignment, whether it was changed or not, if bindNow is true. If bindNow is
+// false, the entry must stay in the pool: another rank can take it later, but none has room now. All assignments before the i-th must be
+// bound, because the search for another rank compares the present loads of the ranks.
+func (b *board) avoidQuarantinedPair(g *group, p *policyInUse, i int, now time.Time) (bindNow bool) {
 	a := &b.assignments[i]
 	w, ok := b.waiting[a.Entry]
 	r := g.rankWithID(a.Worker)
-	if !ok || r == nil {
-		return true // the entry or the rank is not known, which bind reports as a fault
+	if isFaulty := !ok || r == nil; isFaulty { // the entry or the rank is not known
+		return true // bind refuses the assignment and reports the fault
 	}
-	if w.Entry.Prefiller == "" || !b.pairs.isQuarantined(w.Entry, r, now) {
-		return true // no hand-off comes over a quarantined pair
+	hasHandoff := w.Entry.Prefiller != ""
+	if !hasHandoff || !b.pairs.isQuarantined(w.Entry, r, now) {
+		return true // the assignment stays as it is
 	}
-	outcome := b.reassign(g, p, i, w, now)
+	outcome := b.reassign(g, p, i, w, now) // changes the assignment, unless the outcome is SteerLeft or SteerKept
 	b.emit(Effect{Kind: EffectSteered, Label: outcome})
 	return outcome != SteerLeft
 }
@@ -220,14 +224,16 @@ func (b *board) reassign(g *group, p *policyInUse, i int, w waitingEntry, now ti
 	return SteerKept
 }
 
-// swapRanks exchanges the rank of the i-th assignment, which is of entry w, with the rank of a later assignment. It looks for a later entry
-// such that each of the two may go to the other's rank and has KV room there.
+// swapRanks exchanges the rank of the i-th assignment, which is of entry w, with the rank of a later assignment. It is called if w should
+// not go to its own rank, because a pair of engines is quarantined, and no other rank has room left: the other entries of the round need
+// the free slots. It looks for a later entry such that each of the two may go to the other's rank and has KV room there.
 func (b *board) swapRanks(g *group, i int, w waitingEntry, now time.Time) (swapped bool) {
 	mine, remaining := g.rankWithID(b.assignments[i].Worker), b.assignments[i+1:]
 	for j := range remaining {
 		other, ok := b.waiting[remaining[j].Entry]
 		theirs := g.rankWithID(remaining[j].Worker)
-		if !ok || theirs == nil || theirs == mine { // bind will refuse this assignment anyway, or the exchange would change nothing
+		isFaulty := !ok || theirs == nil // the entry or the rank is not known, so bind will refuse the assignment
+		if isFaulty || theirs == mine {
 			continue
 		}
 		allowed := b.couldTake(theirs, w, now) && b.couldTake(mine, other, now)

@@ -80,11 +80,11 @@ func (c *PredictorConfig) checkKindAvailable(kind predictor.Kind) error {
 // Tables are what a Learner has learned about output lengths for one PredictorKey (a model and a kind of predictor). A Tables value never
 // changes: a newer one replaces it.
 type Tables struct {
-	predictor predictor.Predictor
-	survival  *predictor.Survival
-	counts    predictor.Counts
-	drift     predictor.Drift // difference of the last output lengths from survival
-	fromFit   predictor.Drift // difference of the last output lengths from the fit file
+	predictor      predictor.Predictor
+	survival       *predictor.Survival
+	counts         predictor.Counts
+	driftFromTable predictor.Drift // difference of the last output lengths from survival
+	driftFromFit   predictor.Drift // difference of the last output lengths from the fit file
 }
 
 // noTables returns the tables of a predictor that has learned nothing yet.
@@ -119,9 +119,9 @@ func (c *PredictorConfig) keyFor(model string, needs policy.Requirements) (k Pre
 	return PredictorKey{model, kind}, kind != ""
 }
 
-// predictorFor returns the predictor that a policy with these needs reads; nil: the policy needs none. For a new predictor, it emits the
-// effect that makes a Learner begin to learn.
-func (b *board) predictorFor(needs policy.Requirements) *predictorState {
+// findOrStartPredictor returns the predictor that a policy with these needs reads; nil: the policy needs none. For a new predictor, it
+// emits the effect that makes a Learner begin to learn.
+func (b *board) findOrStartPredictor(needs policy.Requirements) *predictorState {
 	key, ok := b.cfg.Predictor.keyFor(b.model, needs)
 	if !ok {
 		return nil
@@ -136,8 +136,8 @@ func (b *board) predictorFor(needs policy.Requirements) *predictorState {
 }
 
 // addPredictions writes the predictions that the policy needs into the snapshot: the mean length of an answer and, for every running
-// request, the predicted number of decode steps that it has left (Rhat). If the policy reads only the mean, a sample of the requests is
-// predicted all the same, because the predictor is scored by comparing predictions with real lengths.
+// request, the predicted number of decode steps that it has left (Rhat). If the policy reads only the mean, the forecast predicts a sample
+// of the requests all the same, because the predictor is scored by comparing predictions with real lengths.
 func (b *board) addPredictions(g *group, p *policyInUse) {
 	s := &b.snapshot
 	s.MeanOutput, b.survival = meanUnknown, nil
@@ -145,22 +145,23 @@ func (b *board) addPredictions(g *group, p *policyInUse) {
 		return
 	}
 	t := p.predictor.Tables
-	if s.MeanOutput = t.meanOutput(); s.MeanOutput > 0 {
-		b.survival = t.survival
+	s.MeanOutput = t.meanOutput()
+	if meanKnown := s.MeanOutput > 0; meanKnown {
+		b.survival = t.survival // the decision log shows the table from which the mean was computed
 	}
-	needs := policy.RequirementsOf(p.Policy, s.MeanOutput)
+	needs := policy.RequirementsOf(p.Policy, s.MeanOutput) // a policy may look ahead for a horizon that it computes from the mean
 	readsPredictions := needs.Predictor != ""
 	scoresPredictor := needs.MeanOutput && p.predictor.Kind != predictor.KindNone // the kind none predicts nothing that could be scored
 	if !readsPredictions && !scoresPredictor {
 		return
 	}
 	f := &g.forecast
-	f.SetNeeds(needs)
+	f.SetNeeds(needs) // if the policy reads no predictions, Update below predicts only the sample
 	if predictor.Kind(needs.Predictor) == predictor.KindOracle {
-		b.setTrueRemaining(s.Workers, int32(needs.Horizon))
+		b.setTrueRemaining(s.Workers, int32(needs.Horizon)) // the oracle knows the real lengths, so it needs no scores
 		return
 	}
-	f.KeepScores() // the oracle above is never wrong, so it needs no scores
+	f.KeepScores()
 	f.Update(s.Workers, t.predictor)
 }
 

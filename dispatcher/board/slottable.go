@@ -22,11 +22,12 @@ func (b *board) charge(r *rank, s slotRecord) (slot int32) {
 	}
 	t.charged.add(&s)
 	r.slots = append(r.slots, slot)
+	// Age is how many tokens the answer has so far: at the start, those that earlier ranks generated before the request was resumed here.
 	r.running = append(r.running, policy.Request{Prompt: s.prompt, Age: s.tokensFromEarlierRanks, Key: s.key, ID: s.id, Slot: slot})
 	request := &r.running[s.pos]
-	if s.engineChoosesRank { // the engine may run the request on any of its ranks, so all of them are charged
+	if s.engineChoosesRank { // the engine may run the request on any of its ranks, so each of them is charged with an equal part
 		r.unpinnedSlots++
-		r.spreadKV(request) // from here on, request.Tokens() is only the part of this rank
+		r.spreadKV(request) // charges the other ranks; from here on, request.Tokens() is only the part of this rank
 	}
 	r.kv += request.Tokens()
 	if s.notDecoding { // the KV takes room, but no decode step reads it yet
@@ -42,24 +43,29 @@ func (b *board) correctPrompt(slot, prompt int32) {
 	s := &b.slots.records[slot]
 	r, difference := s.rank, prompt-s.prompt // difference is below 0 if the prompt is shorter than estimated
 	b.slots.charged.kvTokens += int64(difference)
-	request := &r.running[s.pos]
-	before := request.Tokens()
 	if s.notDecoding {
 		r.notDecodingKV += int64(difference)
 	}
-	if r.Mixed { // the rank computes the prompt itself, so its backlog changes, too
-		if s.notDecoding { // otherwise the answer has begun, so no token of the prompt is left to compute
-			promptLeft := max(0, s.promptLeft+difference)
-			r.backlog += int64(promptLeft - s.promptLeft)
-			s.promptLeft = promptLeft
-		}
-		s.newTokens = max(1, s.newTokens+difference) // at least 1, because 0 would mean that the KV comes from a prefill engine
+	if r.Mixed {
+		r.correctPromptLeft(s, difference)
 	}
+	request := &r.running[s.pos]
+	partBefore := request.Tokens() // usually all KV of the request is on this rank
 	s.prompt, request.Prompt = prompt, prompt
 	if s.engineChoosesRank { // each rank of the engine is charged with an equal part of the KV
-		r.spreadKV(request) // charges the other ranks with their parts of the difference, and takes these parts off request.Tokens()
+		r.spreadKV(request) // charges the other ranks with their parts of the difference, so that request.Tokens() is the part of this rank
 	}
-	r.kv += request.Tokens() - before
+	r.kv += request.Tokens() - partBefore
+}
+
+// correctPromptLeft corrects how many tokens of a request's prompt a mixed rank, which computes prompts itself, has to compute.
+func (r *rank) correctPromptLeft(s *slotRecord, difference int32) {
+	if s.notDecoding { // otherwise the answer has begun, so no token of the prompt is left to compute
+		promptLeft := max(0, s.promptLeft+difference)
+		r.backlog += int64(promptLeft - s.promptLeft)
+		s.promptLeft = promptLeft
+	}
+	s.newTokens = max(1, s.newTokens+difference) // at least 1, because 0 would mean that the KV comes from a prefill engine
 }
 
 // discharge takes the request of a slot off its rank, and frees the slot and the request's KV. In the lists of the rank, the last request
@@ -89,12 +95,13 @@ func (b *board) discharge(slot int32) {
 }
 
 // drift checks the accounts of slots and KV tokens. What was charged in total, less what was released in total, must equal the sum over the
-// slots in the table and the orphans. The same holds for the KV that engines keep of answers. Both results are 0 unless there is a bug.
+// slots in the table and the orphans. The same holds for the KV that engines keep of ended answers; kvTokens adds up both differences. Both
+// results are 0 unless there is a bug. An orphan is a request that has given its slot back, but whose KV the engine may still hold.
 func (b *board) drift() (slots, kvTokens int64) {
 	var inUse tally
 	var keptKV int64
 	for _, r := range b.ranks {
-		for _, o := range r.orphans { // the tokens of an orphan count as released only after forgetOrphans
+		for _, o := range r.orphans { // its tokens count as released only once the engine has surely freed them (forgetOrphans)
 			inUse.kvTokens += o.tokens
 		}
 		keptKV += r.keptKV.SumOfEntries()
@@ -105,19 +112,22 @@ func (b *board) drift() (slots, kvTokens int64) {
 			inUse.add(&t.records[i])
 		}
 	}
-	return t.charged.slots - t.released.slots - inUse.slots,
-		t.charged.kvTokens - t.released.kvTokens - inUse.kvTokens + t.keptTotal - t.freedTotal - keptKV
+	slots = t.charged.slots - t.released.slots - inUse.slots
+	chargedDrift := t.charged.kvTokens - t.released.kvTokens - inUse.kvTokens
+	keptDrift := t.keptTotal - t.freedTotal - keptKV
+	return slots, chargedDrift + keptDrift
 }
 
-// refresh updates the tokens of the rank's requests, and the sums of them, by the Counts. Without Counts, each request keeps the number of
-// tokens that it had last. Requests that have begun since the last refresh then count as decoding, and no longer as waiting in the engine's
-// queue.
+// refreshLoad updates the tokens of the rank's requests, and the sums of them, by the Counts. Without Counts, each request keeps the number
+// of tokens that it had last. Requests that have begun since the last refresh then count as decoding, and no longer as waiting in the
+// engine's queue.
 //
-// An engine may run an unpinned request on any of its ranks, so each of them is charged with an equal part of its KV. Therefore the refresh
-// of a rank with unpinned requests also changes the loads of the other ranks of its engine.
-func (b *board) refresh(r *rank) {
-	kv := r.Others + r.kvFromOtherRanks
-	moreForOthers := int64(0) // KV tokens by which the charge to each other rank of the engine grows
+// An engine may run an unpinned request on any of its ranks, so each of them is charged with an equal part of its KV. The other ranks have
+// their parts in kvFromOtherRanks. When the KV of the request grows, so do these parts. Therefore the refresh of a rank with unpinned
+// requests also changes the loads of the other ranks of its engine.
+func (b *board) refreshLoad(r *rank) {
+	kv := r.Others + r.kvFromOtherRanks // Others is the KV of requests of other proxies
+	moreForEachOther := int64(0)        // KV tokens by which the charge to each other rank of the engine grows
 	for i, slot := range r.slots {
 		request := &r.running[i]
 		if b.counts != nil {
@@ -126,12 +136,12 @@ func (b *board) refresh(r *rank) {
 			request.Generated = generated
 		}
 		if r.unpinnedSlots > 0 && b.slots.records[slot].engineChoosesRank {
-			moreForOthers += r.divideKV(request) // from here on, request.Tokens() is only the part of this rank
+			moreForEachOther += r.divideKV(request) // from here on, request.Tokens() is only the part of this rank
 		}
 		kv += request.Tokens()
 	}
 	r.kv = kv
-	r.chargeOtherRanks(moreForOthers)
+	r.chargeOtherRanks(moreForEachOther)
 	if r.notDecodingSlots > 0 {
 		b.markDecoding(r)
 	}
@@ -154,15 +164,15 @@ func (b *board) countQueued(r *rank) {
 	}
 }
 
-// refreshGroup refreshes all stepping ranks of a group, and computes the sum of their KV tokens and their largest load in a step.
-func (b *board) refreshGroup(g *group) {
+// refreshGroupLoads refreshes all stepping ranks of a group, and computes the sum of their KV tokens and their largest load in a step.
+func (b *board) refreshGroupLoads(g *group) {
 	g.kv, g.largestLoad = 0, 0
 	for _, r := range g.steppingRanks {
-		b.refresh(r)
+		b.refreshLoad(r)
 	}
-	weight := g.knownWeight()
-	for _, r := range g.steppingRanks { // in a second loop, because the refresh of a rank may charge KV to other ranks (unpinned.go)
+	requestWeight := g.knownRequestWeight() // KV tokens that lengthen a step as much as one more request; 0: not known
+	for _, r := range g.steppingRanks {     // in a second loop, because the refresh of a rank may charge KV to other ranks (unpinned.go)
 		g.kv += r.kv
-		g.largestLoad = max(g.largestLoad, r.stepLoad(weight))
+		g.largestLoad = max(g.largestLoad, r.stepLoad(requestWeight))
 	}
 }

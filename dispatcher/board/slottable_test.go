@@ -120,7 +120,7 @@ func checkBooks(rt *rapid.T, h *hand, held []*Slot, pooled bool, most map[int32]
 	}
 	h.count()
 	for _, r := range b.ranks {
-		b.refresh(r)
+		b.refreshLoad(r)
 	}
 	for id, r := range b.ranks {
 		require.Equal(rt, want[id], r.kv, "KV tokens of rank %d", id)

@@ -65,13 +65,13 @@ func (b *board) updateFirstEventWatch() {
 func (b *board) updateSpared(now time.Time) {
 	b.retrySparedAt = time.Time{}
 	if b.refusingRanks == 0 {
-		return // no rank has refused its last requests, so none is spared
+		return // no rank is spared: when a rank serves again, recordAccepted or updateRank has already reset sparedAfterRefusals
 	}
 	anyTakes := false
 	for _, g := range b.groups {
 		for _, r := range g.steppingRanks {
 			r.sparedAfterRefusals = !r.refusals.Allows(now)
-			anyTakes = anyTakes || r.takesRequests() && r.usableSlots() > 0
+			anyTakes = anyTakes || r.takesRequests() && r.usableSlots() > 0 // a rank that is spared now does not take requests
 			if at := r.refusals.TrialAt(); at.After(now) {
 				b.retrySparedAt = earlier(b.retrySparedAt, at)
 			}

@@ -249,7 +249,7 @@ func (l *Boards) Loads() Loads {
 	for _, b := range l.inOrder {
 		all.Pool += b.pool.Len()
 		all.OutputTokens += b.outputTokens // of ended answers; those of running answers are added below
-		b.refreshAll()
+		b.refreshAllLoads()
 		for _, r := range b.ranks {
 			runningTokens := r.runningTokens()
 			all.OutputTokens += runningTokens
@@ -264,11 +264,11 @@ func (l *Boards) Loads() Loads {
 	return all
 }
 
-// refreshAll updates the loads of all ranks by the last Counts. It must run before any load is read, because the update of one rank may
-// charge KV to other ranks (unpinned.go).
-func (b *board) refreshAll() {
+// refreshAllLoads updates the loads of all ranks by the last Counts. It must run before any load is read, because the update of one rank
+// may charge KV to other ranks (unpinned.go).
+func (b *board) refreshAllLoads() {
 	for _, r := range b.ranks {
-		b.refresh(r)
+		b.refreshLoad(r)
 	}
 }
 
@@ -298,7 +298,7 @@ func (b *board) status(now time.Time) ModelStatus {
 		Groups: make([]GroupStatus, 0, len(b.groups)), Workers: make([]WorkerStatus, 0, len(b.ranks)),
 	}
 	m.PoolAges = b.poolAges(now)
-	b.refreshAll()
+	b.refreshAllLoads()
 	for _, r := range b.ranks {
 		m.Workers = append(m.Workers, b.rankStatus(r, now))
 	}
@@ -324,20 +324,23 @@ func (b *board) poolAges(now time.Time) []int {
 	return ages
 }
 
-// rankStatus returns the status of a rank. The caller must have updated the rank's loads with refresh. KVTokens leaves out the tokens of
-// other proxies, which the status shows as Others. Unread is the part of KVTokens that no decode step reads yet. Tight says that the rank
-// is kept emptier for a while after preemptions. Limit is 0 while the rank is not up.
-//
-// Of the requests with a slot (Used), those whose answers have begun are Running, and all others are Transferring. Bound counts those of
-// the others that got their slot before their prefill.
+// rankStatus returns the status of a rank. The caller must have updated the rank's loads with refreshLoad.
 func (b *board) rankStatus(r *rank, now time.Time) WorkerStatus {
 	w := WorkerStatus{
-		Lists: r.Lists,
-		ID:    r.ID, Name: r.Name, Group: r.Group, Barrier: r.Barrier, Up: r.Up && r.present, Down: r.Down, Removed: !r.present,
-		Slots: r.Slots, Used: len(r.slots), InEngineQueue: r.engineQueued, KVTokens: r.kv - r.Others, Others: r.Others, Capacity: r.Capacity,
-		Tight: r.pressure.isTight(now),
-		Early: r.Early, Orphans: r.orphanedKV, Mixed: r.Mixed, Backlog: r.backlog, Prompts: r.promptsSent, Unread: r.notDecodingKV,
-		Kept: r.keptKV.Tokens(), Keeps: r.KeepsKVFor > 0,
+		ID: r.ID, Name: r.Name, Group: r.Group, Barrier: r.Barrier, Lists: r.Lists,
+		Up: r.Up && r.present, Down: r.Down, Removed: !r.present,
+		Slots: r.Slots, Used: len(r.slots), InEngineQueue: r.engineQueued,
+		KVTokens: r.kv - r.Others, // the KV of requests of other proxies is shown apart
+		Others:   r.Others, Capacity: r.Capacity,
+		Unread: r.notDecodingKV,         // no decode step reads this part of KVTokens yet
+		Tight:  r.pressure.isTight(now), // the rank is kept emptier for a while after preemptions
+		// KV that the engine may hold of ended requests: for ever (Orphans), and for the next turns of their chats (Kept).
+		Orphans: r.orphanedKV, Kept: r.keptKV.Tokens(), Keeps: r.KeepsKVFor > 0,
+		Early: r.Early, // true: requests get a slot before their prefill
+		// A mixed rank computes prompts itself. Backlog is the number of prompt tokens that it has yet to compute.
+		Mixed: r.Mixed, Backlog: r.backlog, Prompts: r.promptsSent,
+		Answers: r.answers, Empty: r.emptyAnswers, NoUsage: r.answersWithoutUsage,
+		Output: r.outputTokens + r.runningTokens(), // tokens of ended answers, and of those that run
 	}
 	if w.Up {
 		w.Limit = r.usableSlots()
@@ -349,27 +352,28 @@ func (b *board) rankStatus(r *rank, now time.Time) WorkerStatus {
 			w.Bound++
 		}
 	}
-	w.Transferring, w.Output = w.Used-w.Running, r.outputTokens+r.runningTokens()
-	w.Answers, w.Empty, w.NoUsage = r.answers, r.emptyAnswers, r.answersWithoutUsage
+	w.Transferring = w.Used - w.Running // the requests whose answers have not begun, with those in Bound
 	return w
 }
 
-// status returns the status of the group. The caller must have updated the loads of its ranks with refresh. A barrier group also gets the
-// imbalance of its ranks and its step times, and a mixed group its rounds.
+// status returns the status of the group. The caller must have updated the loads of its ranks with refreshLoad. A barrier group also gets
+// the imbalance of its ranks and its step times, and a mixed group its rounds. Two balances tell how equal the ranks are: one of the KV
+// tokens that their steps read, and one of their loads, which also count the requests and the unequal hardware of the ranks. The loads
+// determine how long a step takes.
 func (g *group) status(now time.Time) GroupStatus {
-	s := GroupStatus{Held: g.heldEntries, Budget: g.searchBudget.evaluations()}
+	s := GroupStatus{Held: g.heldEntries, Budget: g.searchBudget.evaluations()} // Budget bounds the policy's search in its next round
 	s.Name, s.Barrier, s.Policy, s.FallbackRounds = g.name, g.barrier, g.policyInForce().name, g.fallbackRounds
-	var kv, cost policy.Balance
-	weight := g.knownWeight()
+	var kv, loads policy.Balance
+	requestWeight := g.knownRequestWeight() // KV tokens that lengthen a step as much as one more request; 0: not known
 	for _, r := range g.steppingRanks {
 		kv.Add(r.decodingKV())
-		cost.Add(r.stepLoad(weight))
+		loads.Add(r.stepLoad(requestWeight))
 		s.KVTokens += r.kv
 	}
 	s.SteppingRanks, s.MeanTokens, s.LeastTokens, s.MostTokens = kv.Ranks, kv.Mean(), kv.Min, kv.Max
 	if g.barrier {
 		s.ImbalanceTokens, s.IdleShare = kv.Imbalance(), kv.IdleShare()
-		s.Step, s.Steps = g.stepStatus(cost), g.steps.Histogram()
+		s.Step, s.Steps = g.stepStatus(loads), g.steps.Histogram()
 	}
 	if isMixed := len(g.steppingRanks) > 0 && g.steppingRanks[0].Mixed; isMixed { // within a model, either all ranks are mixed or none is
 		s.Rounds = g.roundStatus(now)
@@ -428,7 +432,7 @@ func (b *board) predictorStatuses() []PredictorStatus {
 		tables := learned.Tables
 		p := PredictorStatus{
 			Kind: string(key.Kind), Outputs: tables.counts.Outputs, Keys: tables.counts.Keys,
-			Drift: driftReport(tables.drift), DriftFromFit: driftReport(tables.fromFit),
+			Drift: driftReport(tables.driftFromTable), DriftFromFit: driftReport(tables.driftFromFit),
 		}
 		for _, g := range b.groups {
 			if g.chosenPolicy.predictor == learned {

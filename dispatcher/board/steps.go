@@ -31,13 +31,14 @@ func (g *group) stepMs() float32 {
 	return g.steps.Ms(m, g.largestLoad)
 }
 
-// recordSteps records the new steps of a group. It teaches the step model what the ranks did in the step before them, estimates which
-// prompts the ranks compute next if they also prefill, and emits the shortest time that counts as a step from now on.
+// recordSteps records the new steps of a group (countStep), and teaches the step model what the ranks did in the step before them. Then it
+// forgets the ended requests that were in no later step. It emits the shortest time that counts as a step from now on, by which the group's
+// step detector tells a new step from delayed tokens of the last one.
 func (b *board) recordSteps(g *group, reported []Step) {
 	if len(reported) == 0 {
 		return
 	}
-	b.refreshGroup(g)
+	b.refreshGroupLoads(g)
 	newTokens := g.generated() - g.generatedAtLastStep
 	g.generatedAtLastStep += newTokens
 	for _, s := range reported {
@@ -45,17 +46,25 @@ func (b *board) recordSteps(g *group, reported []Step) {
 		if follows && len(reported) == 1 { // otherwise newTokens is the sum over several steps
 			b.learnLastStep(g, newTokens)
 		}
-		g.lastStep = s
-		if b.ranksPrefill {
-			g.recentSteps.add(b.awaitingFirstToken(g), b.estimatePromptProgress(g, s.Number), s.Length)
-		}
-		g.steps.Add(s.Length)
+		b.countStep(g, s)
 	}
 	for _, r := range g.steppingRanks {
 		r.dropEndedBefore(g.lastStep.Number)
 	}
 	b.emit(Effect{Kind: EffectLeastStep, Group: b.key(g), Duration: max(LeastStep, g.steps.Least())})
 	b.heldGroupStepped = b.heldGroupStepped || g.heldEntries > 0 // a policy may decide in each step to send held entries
+}
+
+// countStep makes s the last step of a group, and counts its length. If the ranks of the group also prefill, it estimates which prompts
+// they compute next. It also counts, for the means over about the last minute (recentSteps), how many requests wait for their first token.
+func (b *board) countStep(g *group, s Step) {
+	g.lastStep = s
+	if b.ranksPrefill {
+		waiting := b.awaitingFirstToken(g)
+		promptTokens := b.estimatePromptProgress(g, s.Number)
+		g.recentSteps.add(waiting, promptTokens, s.Length)
+	}
+	g.steps.Add(s.Length)
 }
 
 // generated returns how many tokens the requests of the group have generated so far: those that run on ranks that are not down, and all
@@ -68,26 +77,24 @@ func (g *group) generated() int64 {
 	return sum
 }
 
-// learnLastStep teaches the step model what the ranks of a group did in the last step, scaled by the Cost of each rank. newTokens is the
-// number of tokens that the requests of the group got in this step. It teaches nothing if the board cannot tell how many prompt tokens the
-// step computed.
-//
-// Only when the next step is reported can the board tell which requests a step computed: those that had their first token by the end of the
-// step, and did not get their last token before it. The requests that are charged at that time are not the same. A request that was just
-// bound may still wait in the engine's queue, and a request that got its last token in the step may still be charged.
+// learnLastStep teaches the step model what the ranks of a group did in the last step. newTokens is the number of tokens that the requests
+// of the group got in this step. It teaches nothing if the board cannot tell how many prompt tokens the step computed. The work of each
+// rank is multiplied by its Cost, because the same work takes longer on slower hardware. The number of requests is not: it only serves to
+// compute the tokens per request.
 func (b *board) learnLastStep(g *group, newTokens int64) {
 	g.stepRanks = g.stepRanks[:0]
-	requests, sure := 0, true
+	requests, promptsSure := 0, true
 	for _, r := range g.steppingRanks {
 		work := b.reconstructWork(r, g.lastStep.Number)
 		requests += work.requests
-		sure = sure && work.promptSure
+		promptsSure = promptsSure && work.promptSure
+		promptTokens := min(work.prompt, int64(r.StepBudget())) // an estimate, but never above the budget of a step
 		g.stepRanks = append(g.stepRanks, step.Rank{
 			Requests: float64(work.decodes) * r.costFactor(), KV: float64(r.scaleByCost(work.kv)),
-			Prompt: float64(min(work.prompt, int64(r.StepBudget()))) * r.costFactor(), // an estimate, but never above the budget of a step
+			Prompt: float64(promptTokens) * r.costFactor(),
 		})
 	}
-	if sure {
+	if promptsSure {
 		tokensPerRequest := float64(newTokens) / float64(max(1, requests))
 		g.steps.Learn(step.Sample{Ranks: g.stepRanks, Tokens: tokensPerRequest, Length: g.lastStep.Length})
 	}
@@ -112,24 +119,29 @@ func (w *rankWork) addRequest(kv int64, prefilled bool) {
 	}
 }
 
-// reconstructWork returns what a rank did in a past step with this number. On a mixed rank, which also prefills, the step that brought the
-// first token of an answer computed the end of its prompt.
+// reconstructWork returns what a rank did in the step with this number. The next step has just been reported: only now can the board tell
+// which requests the step computed. These are the requests that had their first token by the end of the step, and did not get their last
+// token before it. The requests that are charged now are not the same. A request that was just bound may still wait in the engine's queue,
+// and a request that was in the step may have been released. The KV of running requests is taken as it is now, which is about as it was.
+//
+// On a mixed rank, which also prefills, the step that brought the first token of an answer computed the end of its prompt.
 func (b *board) reconstructWork(r *rank, number uint32) rankWork {
 	work := rankWork{kv: r.Others + r.kvFromOtherRanks, promptSure: true} // each step also reads KV of requests that have no slot here
 	for i, slot := range r.slots {
 		s := &b.slots.records[slot]
 		// The estimate has the first step of an answer whose tokens the engine reports only at its end.
 		firstStep := cmp.Or(b.counts.firstStep(slot), s.estimate.firstStep)
-		if firstStep != 0 && !laterStep(firstStep, number) { // the answer had its first token by the end of the step
+		if begun := firstStep != 0 && !isAfter(firstStep, number); begun { // by the end of the step
 			work.addRequest(r.running[i].Tokens(), r.Mixed && firstStep == number)
 		}
 		if r.Mixed {
-			tokens, sure := s.computedIn(number, firstStep)
+			tokens, sure := s.computedIn(number, firstStep) // sure is false if the estimate of the prompt's progress turned out to be wrong
 			work.prompt, work.promptSure = work.prompt+tokens, work.promptSure && sure
 		}
 	}
 	for _, ended := range r.recentlyEnded { // these requests have no slot any more
-		if begun, over := !laterStep(ended.firstStep, number), laterStep(number, ended.lastStep); begun && !over {
+		begun, over := !isAfter(ended.firstStep, number), isAfter(number, ended.lastStep)
+		if begun && !over {
 			work.addRequest(ended.kv, r.Mixed && ended.firstStep == number)
 		}
 		if ended.firstStep == number {
@@ -139,9 +151,9 @@ func (b *board) reconstructWork(r *rank, number uint32) rankWork {
 	return work
 }
 
-// laterStep says whether step number x is later than y. Numbers begin anew after the largest uint32, so the sign of their difference
-// decides.
-func laterStep(x, y uint32) bool { return int32(x-y) > 0 }
+// isAfter says whether the step with the number x comes after the step with the number y. Numbers begin anew after the largest uint32, so
+// the sign of their difference decides.
+func isAfter(x, y uint32) bool { return int32(x-y) > 0 }
 
 // rememberEnded stores a request that is about to be released, because the step model must still learn its last step. It also lets the
 // group learn from the request. firstStep and lastStep are the numbers of the steps that brought the first and the last tokens of the
@@ -158,28 +170,32 @@ func (b *board) rememberEnded(slot, generated int32, firstStep, lastStep uint32)
 		g.learnFromEnded(s, generated, firstStep, lastStep)
 	}
 	r, kv := s.rank, int64(s.prompt)+int64(generated)
-	// The engine may have run the request on any of its ranks, so its KV was charged in equal parts to all of them. Only the part of
-	// this rank is remembered. In its last step, the parts of the other ranks are missing.
+	// The engine may have run the request on any of its ranks, so its KV was charged in equal parts to all of them. Only the part of this rank
+	// is remembered. When the model learns the last step of the request, it misses the parts of the other ranks, which is a small error.
 	if s.engineChoosesRank {
 		kv /= r.kvParts
 	}
 	if len(r.recentlyEnded) == cap(r.recentlyEnded) { // more requests ended in one step than the rank has room for
 		r.recentlyEnded = r.recentlyEnded[:0]
 	}
-	prompt := int64(0)
-	if r.Mixed {
-		prompt, _ = s.computedIn(firstStep, firstStep)
+	promptInFirstStep := int64(0)
+	if r.Mixed { // the rank computed the end of the prompt in firstStep; earlier steps are usually learned already
+		promptInFirstStep, _ = s.computedIn(firstStep, firstStep)
 	}
-	r.recentlyEnded = append(r.recentlyEnded, endedRequest{firstStep: firstStep, lastStep: lastStep, kv: kv, promptInFirstStep: prompt})
+	r.recentlyEnded = append(r.recentlyEnded, endedRequest{
+		firstStep: firstStep, lastStep: lastStep, kv: kv, promptInFirstStep: promptInFirstStep,
+	})
 }
 
-// learnFromEnded adds the tokens of a request that is about to be released to endedTokens. It also learns how many steps passed between the
-// binding of the request and its first token.
+// learnFromEnded adds the tokens of a request that is about to be released to endedTokens. It also learns two numbers from the request: how
+// many steps passed between its binding and its first token (the delay), and how many steps brought tokens after that, up to lastStep. From
+// both, a rank computes how many requests it may get beyond its slots. Requests that were bound before their prefill are learned apart,
+// because their delay is the time of a prefill, and that of other requests the time in which their KV is copied.
 func (g *group) learnFromEnded(s *slotRecord, generated int32, firstStep, lastStep uint32) {
 	g.endedTokens += int64(generated)
-	if s.boundBeforePrefill { // the request had no token during its prefill
+	if s.boundBeforePrefill {
 		g.prefillDelay.learn(s.boundAtStep, firstStep, lastStep)
-	} else { // a request with a hand-off had no token while its KV was copied; mixed ranks, which get no hand-offs, do not use this delay
+	} else { // also on mixed ranks, which get no hand-offs, but they do not use this delay
 		g.handoffDelay.learn(s.boundAtStep, firstStep, lastStep)
 	}
 }
@@ -188,7 +204,7 @@ func (g *group) learnFromEnded(s *slotRecord, generated int32, firstStep, lastSt
 func (r *rank) dropEndedBefore(number uint32) {
 	remaining := r.recentlyEnded[:0]
 	for _, ended := range r.recentlyEnded {
-		if !laterStep(number, ended.lastStep) {
+		if !isAfter(number, ended.lastStep) {
 			remaining = append(remaining, ended)
 		}
 	}
@@ -242,9 +258,9 @@ func (r *rank) costFactor() float64 { return float64(cmp.Or(r.Cost, 1)) }
 // measured from the steps.
 func (g *group) requestWeight() int64 { return int64(math.Round(g.steps.Weight())) }
 
-// knownWeight returns requestWeight if the number was measured or configured, and 0 if it is only assumed. The status and the estimates of
-// step lengths use it.
-func (g *group) knownWeight() int64 { return int64(math.Round(g.steps.KnownWeight())) }
+// knownRequestWeight returns requestWeight if the number was measured or configured, and 0 if it is only assumed. The status and the
+// estimates of step lengths use it.
+func (g *group) knownRequestWeight() int64 { return int64(math.Round(g.steps.KnownWeight())) }
 
 // promptTokenMs returns how many ms one prompt token adds to a step on the rank that computes it. It is step.UsualOwnPromptMs while neither
 // the steps nor the config give the number.

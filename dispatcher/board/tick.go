@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"evenkeel/dispatcher/policy"
+	"evenkeel/pool"
 )
 
 // SlowRounds is how many rounds the fallback policy decides for a group after a round of the chosen policy took longer than TickLimit.
@@ -23,24 +24,29 @@ func (b *board) advance(now time.Time) {
 	b.expire(now)
 	b.expireKept(now)
 	due := b.decisionDue(now)
-	b.entriesArrived = false // if no decision is due although entries came, they wait for the end of a window, which makes one due in any case
+	// If no decision is due although entries came, a window is open. Its end makes a decision due, even if entriesArrived is false then.
+	b.entriesArrived = false
 	if !due {
 		b.emitPace()
 		return
 	}
-	b.decideNow, b.heldGroupStepped = false, false
-	b.windowEnds = time.Time{}
-	// Each of these times is when a wait of an entry, a rank or a pair of engines ends, so that the board must decide again. They are
-	// set anew before the end of the turn, for all that still have to wait.
-	b.recheckHeldAt, b.pairs.quarantineEndsAt = time.Time{}, time.Time{}
-	b.retryAvoidedAt, b.retrySparedAt, b.keptEmptierUntil = time.Time{}, time.Time{}, time.Time{}
-	b.updateSpared(now)
+	b.clearReasonsToDecide()
+	b.updateSpared(now) // finds the ranks that get no requests for a while, because their engines have refused several
 	if b.pool.Len() > 0 {
 		b.prepareRounds(now)
 	}
 	if !b.deciding() {
 		b.endTurn(now)
 	}
+}
+
+// clearReasonsToDecide clears what can make a decision due (see decisionDue), because the board decides now. Each of the times is when a
+// wait of an entry, a rank or a pair of engines ends. Before the end of the turn, they are set anew for all that still have to wait.
+func (b *board) clearReasonsToDecide() {
+	b.decideNow, b.heldGroupStepped = false, false
+	b.windowEnds = time.Time{}
+	b.recheckHeldAt, b.pairs.quarantineEndsAt = time.Time{}, time.Time{}
+	b.retryAvoidedAt, b.retrySparedAt, b.keptEmptierUntil = time.Time{}, time.Time{}, time.Time{}
 }
 
 // needsCounts says whether the next advance may read how many tokens the running requests have got, so that the caller must apply Counts
@@ -72,7 +78,7 @@ func (b *board) decisionDue(now time.Time) bool {
 // endTurn ends a turn after all its rounds. It binds the entries that policies do not see, sets the time at which a policy must decide
 // again about held entries, and emits how many slots are free.
 func (b *board) endTurn(now time.Time) {
-	b.nextGroup = len(b.decidingGroups) // no group decides any more until the next tick
+	b.endRounds()
 	b.bindPartlyListed(now, afterPolicies)
 	b.scheduleHeld()
 	b.emitPace()
@@ -95,13 +101,12 @@ func (b *board) prepareRounds(now time.Time) {
 		return
 	}
 	b.ticks++
-	b.scheduleTightEnd(now)    // a tight rank is kept emptier for a while after preemptions
-	if b.restrictedCount > 0 { // some entries may not go to every rank, and policies do not see all of these
-		b.bindAvoiding(now)
-		b.bindPartlyListed(now, beforePolicies)
+	b.scheduleTightEnd(now)    // a tight rank is kept emptier for a while, because its engine has preempted requests for lack of KV room
+	if b.restrictedCount > 0 { // some entries may not go to every rank, and policies do not know to which ranks they may go
+		b.bindAvoiding(now)                     // entries that avoid the ranks that have failed them
+		b.bindPartlyListed(now, beforePolicies) // entries whose model name only some ranks of a group list
 	}
-	// The rounds are about the entries of the pool, and not about a single one (localEntry). The first of decidingGroups decides first.
-	b.localEntry, b.nextGroup, b.fallbackNext = nil, 0, false
+	b.beginRounds(nil) // nil: the rounds are about the entries of the pool
 }
 
 // deciding says whether a group has yet to decide. While it is true, only two calls may follow: runRound, which runs one policy, and then
@@ -109,6 +114,15 @@ func (b *board) prepareRounds(now time.Time) {
 func (b *board) deciding() bool {
 	return b.nextGroup < len(b.decidingGroups) && (b.localEntry != nil || b.pool.Len() > 0)
 }
+
+// beginRounds makes the groups decide one after the other, the first of decidingGroups first. The rounds are about localEntry only, a
+// request whose prompt a decode rank is to compute itself; nil: about the entries of the pool.
+func (b *board) beginRounds(localEntry *pool.Entry) {
+	b.localEntry, b.nextGroup, b.fallbackNext = localEntry, 0, false
+}
+
+// endRounds makes no group decide any more until beginRounds is called: the index of the next group is then beyond the last group.
+func (b *board) endRounds() { b.nextGroup = len(b.decidingGroups) }
 
 // runRound runs the policy of the next group once. If this policy has just failed, the fallback policy decides instead. So a bug in a
 // policy makes the loads less equal, but no request fails.
@@ -135,13 +149,13 @@ func (b *board) finishRound(took time.Duration, now time.Time) {
 		b.finishLocalRound(g)
 		return
 	}
-	// The fallback policy has decided. Its round is not judged, because no other policy could replace it.
-	if b.fallbackNext {
-		g.heldEntries, b.fallbackNext = 0, false // the fallback policy holds no entries back
+	if fallbackDecided := b.fallbackNext; fallbackDecided {
+		// This round is not judged, because no other policy could replace the fallback policy. It holds no entries back.
+		g.heldEntries, b.fallbackNext = 0, false
 	} else {
-		b.judgeRound(g, took)
+		b.judgeRound(g, took) // sets fallbackNext if the fallback policy must now decide for the same group
 	}
-	if !b.fallbackNext { // otherwise judgeRound wants the fallback policy to decide for the same group
+	if sameGroupAgain := b.fallbackNext; !sameGroupAgain {
 		b.nextGroup++
 	}
 	if !b.deciding() {
@@ -156,7 +170,8 @@ func (b *board) finishRound(took time.Duration, now time.Time) {
 func (b *board) judgeRound(g *group, took time.Duration) {
 	p := g.policyInForce()
 	g.heldEntries = policy.Held(p.Policy)
-	// The fallback decides for a while after a slow round. It is not judged, because no other policy could replace it.
+	// The fallback is in force for some rounds after a slow round (fallbackRounds above 0). It is not judged, because no other policy could
+	// replace it. The one round after another failure does not come here: finishRound does not let it be judged.
 	if p == &g.fallbackPolicy {
 		g.fallbackRounds--
 		return

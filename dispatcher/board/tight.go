@@ -28,8 +28,9 @@ func (p *kvPressure) recordPreemption(now time.Time) {
 // isTight says whether the rank is kept emptier now, because its engine has preempted requests.
 func (p *kvPressure) isTight(now time.Time) bool { return now.Before(p.tightUntil) }
 
-// scheduleTightEnd sets keptEmptierUntil, so that the board decides again when the first tight rank may be filled as usual. It looks only
-// at the ranks of groups that decide in this turn.
+// scheduleTightEnd sets keptEmptierUntil, so that the board decides again when the first tight rank may be filled as usual. A rank is tight
+// for a while after its engine has preempted requests, because its KV room was used up: more requests would be preempted if it were filled
+// as usual. scheduleTightEnd looks only at the ranks of groups that decide in this turn.
 func (b *board) scheduleTightEnd(now time.Time) {
 	for _, g := range b.decidingGroups {
 		for _, r := range g.steppingRanks {
@@ -40,18 +41,19 @@ func (b *board) scheduleTightEnd(now time.Time) {
 	}
 }
 
-// policyCapacity returns the rank's capacity as policies see it, in KV tokens; 0: unlimited. The number is smaller for a tight rank: a
-// policy that keeps its share (watermark) of the smaller number empty then keeps twice this share of the true room empty. A tight rank
-// without requests still has room for the longest prompt that waits (longest). A prompt that runs alone is not preempted, and would
-// otherwise wait as long as the rank is tight.
+// policyCapacity returns the rank's capacity as policies see it, in KV tokens; 0: unlimited. The number is smaller for a tight rank, whose
+// engine has preempted requests for lack of room: a policy that keeps its share (watermark) of the smaller number empty then keeps twice
+// this share of the true room empty. A tight rank without requests still has room for the longest prompt that waits (longest). A prompt
+// that runs alone is not preempted, and would otherwise wait as long as the rank is tight.
 func (r *rank) policyCapacity(watermark float64, now time.Time, longest int64) int64 {
-	// Unlimited room (Capacity 0) cannot be made smaller, and the division below needs a watermark below 1.
+	// Unlimited room (Capacity 0) cannot be made smaller, and the divisions below need a watermark below 1.
 	if r.Capacity == 0 || watermark >= 1 || !r.pressure.isTight(now) {
 		return r.usableCapacity()
 	}
-	doubled := max(watermark, min(2*watermark, mostEmptyShare))
-	capacity := math.Ceil(float64(r.usableCapacity()) * (1 - doubled) / (1 - watermark))
-	if len(r.slots) == 0 { // one token more than the prompt needs, because KVBudget rounds down
+	emptyShare := max(watermark, min(2*watermark, mostEmptyShare)) // twice the watermark, within bounds
+	// The policy fills capacity*(1-watermark), which must be the share 1-emptyShare of the true room.
+	capacity := math.Ceil(float64(r.usableCapacity()) * (1 - emptyShare) / (1 - watermark))
+	if isIdle := len(r.slots) == 0; isIdle { // one token more than the prompt needs, because the policy rounds capacity*(1-watermark) down
 		capacity = max(capacity, math.Ceil(float64(longest+1)/(1-watermark)))
 	}
 	return int64(min(max(capacity, 1), float64(r.usableCapacity()))) // at least 1, because 0 would mean unlimited

@@ -13,7 +13,8 @@ const mostScores = 16 * 144
 
 // writeTraces writes into the trace of each assigned entry why the policy chose its rank. It runs before the entries are bound. The memory
 // of the traces came with Enqueue, so writeTraces allocates only when a group has grown. At most mostScores scores are computed in a round,
-// so that explaining it takes no longer than deciding it. The traces of the other entries only have the loads of the ranks.
+// so that explaining it takes no longer than deciding it. Once this number is reached, or if the policy has no scores, the traces only have
+// the loads of the ranks.
 func (b *board) writeTraces(g *group, p *policyInUse) {
 	if !b.cfg.Explain {
 		return
@@ -27,24 +28,37 @@ func (b *board) writeTraces(g *group, p *policyInUse) {
 		b.scores = make([]float64, len(s.Workers))
 	}
 	weigher, _ := p.Policy.(policy.Weigher) // nil: the policy has no scores
-	scoresLeft := mostScores
+	scoresLeft := mostScores                // how many more scores may be computed in this round
 	for i, a := range b.assignments {
 		w, ok := b.waiting[a.Entry]
 		if !ok || w.Trace == nil {
 			continue // there is no such entry, or its caller wants no trace
 		}
-		scores, lowerIsBetter, scored := b.scores[:len(s.Workers)], true, false // the same memory for each entry
-		scoresLeft -= len(scores)
-		if weigher != nil && scoresLeft >= 0 {
-			lowerIsBetter, scored = weigher.Weigh(s, i, a, int64(w.prompt()), scores) // writes the score of each rank into scores
+		if scoresLeft -= len(s.Workers); scoresLeft < 0 {
+			weigher = nil
 		}
-		// The policy has no scores, or mostScores is reached. In both cases, no later entry of the round gets scores either.
-		if !scored {
-			weigher, scores, lowerIsBetter = nil, nil, true // without scores, KV tokens rank the alternatives, and fewer are better
+		scores, lowerIsBetter := b.scoreRanks(weigher, i, w.prompt())
+		if scores == nil { // then no later entry of the round gets scores either
+			weigher = nil
 		}
 		*w.Trace = Explanation{Tick: b.ticks, Waiting: len(s.Pool), Fullest: fullest, LowerIsBetter: lowerIsBetter}
 		addAlternatives(w.Trace, g, p.Immediate(), s, a.Worker, scores)
 	}
+}
+
+// scoreRanks returns how good the policy finds each rank for the entry of the i-th assignment, which has a prompt of this many tokens. The
+// result is in b.scores, so it is valid until the next call. If the policy gives no scores, or weigher is nil, scores is nil: KV tokens
+// then rank the alternatives, and fewer are better.
+func (b *board) scoreRanks(weigher policy.Weigher, i int, prompt int32) (scores []float64, lowerIsBetter bool) {
+	if weigher == nil {
+		return nil, true
+	}
+	scores = b.scores[:len(b.snapshot.Workers)]
+	lowerIsBetter, ok := weigher.Weigh(&b.snapshot, i, b.assignments[i], int64(prompt), scores)
+	if !ok {
+		return nil, true
+	}
+	return scores, lowerIsBetter
 }
 
 // addAlternatives adds the ranks that could have taken an entry to its trace, which keeps the best by score or, if scores is nil, by KV

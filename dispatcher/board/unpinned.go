@@ -26,7 +26,9 @@ func (r *rank) divideKV(request *policy.Request) (moreForEach int64) {
 // charges of the other ranks to their parts.
 func (r *rank) spreadKV(request *policy.Request) { r.chargeOtherRanks(r.divideKV(request)) }
 
-// chargeOtherRanks charges this many more KV tokens to each of the other ranks of the rank's engine; below 0: fewer.
+// chargeOtherRanks charges this many more KV tokens to each of the other ranks of the rank's engine; below 0: fewer. They are parts of the
+// KV of unpinned requests. Such a request has its slot on this rank, but the engine may run it on any of its ranks, so each rank is charged
+// with an equal part.
 func (r *rank) chargeOtherRanks(tokens int64) {
 	if tokens == 0 {
 		return
@@ -41,6 +43,9 @@ func (r *rank) chargeOtherRanks(tokens int64) {
 // regroupEngines finds the ranks of each engine, and divides the KV of unpinned requests anew among them, because the engine may run these
 // requests on any of its ranks. The requests of a rank that has left the fleet may still run, so parts of their KV are charged to the other
 // ranks of its engine. But no KV of other requests is charged to the rank that has left, because no policy looks at its load any more.
+//
+// First, each rank forgets the parts of requests with slots on other ranks (setEngineRanks). Only then are all requests divided anew,
+// because this charges parts to ranks in any order.
 func (b *board) regroupEngines() {
 	engines := map[string][]*rank{}
 	for _, r := range b.ranks {
@@ -48,27 +53,33 @@ func (b *board) regroupEngines() {
 			engines[r.Engine] = append(engines[r.Engine], r)
 		}
 	}
-	// This loop resets all ranks first, because the next loop may charge KV to a rank before it comes to that rank.
 	for _, r := range b.ranks {
 		r.setEngineRanks(engines[r.Engine])
 	}
 	for _, r := range b.ranks {
 		for i, slot := range r.slots {
-			if request := &r.running[i]; b.slots.records[slot].engineChoosesRank {
-				before := request.Tokens()
-				request.KVElsewhere = 0 // setEngineRanks has taken the parts of this request off the other ranks
-				r.spreadKV(request)     // charges the other ranks anew, and takes their parts off request.Tokens()
-				r.kv += request.Tokens() - before
+			if b.slots.records[slot].engineChoosesRank { // the request is unpinned
+				r.spreadAnew(&r.running[i])
 			}
 		}
 	}
 }
 
-// setEngineRanks sets the ranks among which the KV of the rank's unpinned requests is divided. It takes all KV of requests with slots on
-// other ranks off this rank. The caller must then divide the KV of the requests of all ranks anew.
+// spreadAnew divides the KV of an unpinned request, whose slot is on this rank, anew among the ranks of the engine. setEngineRanks must
+// have taken the parts of the request off all other ranks before.
+func (r *rank) spreadAnew(request *policy.Request) {
+	partBefore := request.Tokens() // the part of this rank
+	request.KVElsewhere = 0        // no part is on another rank now
+	r.spreadKV(request)            // charges the other ranks with their new parts, and stores their sum in KVElsewhere
+	r.kv += request.Tokens() - partBefore
+}
+
+// setEngineRanks sets the ranks among which the KV of unpinned requests with slots on this rank is divided. The engine may run an unpinned
+// request on any of these ranks, and does not report on which. setEngineRanks also takes all KV of requests with slots on other ranks off
+// this rank. The caller must then divide the KV of the requests of all ranks anew.
 func (r *rank) setEngineRanks(ranks []*rank) {
 	r.kv, r.kvFromOtherRanks = r.kv-r.kvFromOtherRanks, 0
-	r.engineRanks, r.kvParts = ranks, 1 // one part is for r itself, even if it has left the fleet
+	r.engineRanks, r.kvParts = ranks, 1 // one part is for r itself, even if it has left the fleet and is not among the ranks
 	for _, other := range ranks {
 		if other != r {
 			r.kvParts++

@@ -57,8 +57,8 @@ type estimate struct {
 // unreported says whether the engine reports the tokens of the answer only at its end.
 func (s *slotRecord) unreported() bool { return s.estimate.maxTokens > 0 }
 
-// measureTokenRate measures how fast the streams of each group get tokens, and lets the estimates for the unreported answers of the group
-// grow as fast.
+// measureTokenRate measures how fast the streams of each group get tokens. It lets the estimates for the unreported answers of the group
+// grow as fast: their engines report the number of tokens only at the end.
 func (b *board) measureTokenRate(now time.Time) {
 	for _, g := range b.groups {
 		elapsed := now.Sub(g.tokenRate.measuredAt)
@@ -72,8 +72,8 @@ func (b *board) measureTokenRate(now time.Time) {
 		streams, tokens, unreported := b.countStreamTokens(g)
 		g.tokenRate.add(streams, tokens, elapsed)
 		if unreported > 0 {
-			// The tokens of the streams show when a step of a barrier group ends. Without streams, and for a group without a
-			// barrier, no steps are reported, and growEstimates must also estimate how much of the prompts is computed.
+			// The tokens of streams show the steps of a barrier group. At each step, recordSteps estimates how much of the prompts is computed.
+			// Without streams or without a barrier, no step is reported, so growEstimates must estimate this by the elapsed time.
 			stepsReported := g.barrier && streams > 0
 			b.growEstimates(g, elapsed, now, stepsReported)
 		}
@@ -108,11 +108,11 @@ func (b *board) countStreamTokens(g *group) (streams int, tokens int64, unreport
 // is false, growEstimates also estimates how much of the prompts is computed, by the rank's token budget for each step. Otherwise
 // estimatePromptProgress does this.
 func (b *board) growEstimates(g *group, elapsed time.Duration, now time.Time, stepsReported bool) {
-	// perSecond is the number of tokens of one request, and also about the number of steps, because a step brings about one token per request.
-	perSecond := g.tokenRate.perSecond()
+	tokensPerSecond := g.tokenRate.perSecond() // tokens of one request
+	stepsPerSecond := tokensPerSecond          // a step brings about one token per request
 	for _, r := range g.steppingRanks {
 		// Number of prompt tokens that the rank can have computed in this time.
-		budget := int64(perSecond * elapsed.Seconds() * float64(r.StepBudget()))
+		budget := int64(stepsPerSecond * elapsed.Seconds() * float64(r.StepBudget()))
 		for _, slot := range r.slots {
 			s := &b.slots.records[slot]
 			if !s.unreported() || s.inEngineQueue {
@@ -127,8 +127,10 @@ func (b *board) growEstimates(g *group, elapsed time.Duration, now time.Time, st
 			if s.estimate.firstStep == 0 { // the prompt is complete, so the answer gets its first token now
 				s.estimate.firstStep, s.estimate.tokens = g.lastStep.Number+1, 1
 			}
-			ran := min(elapsed, now.Sub(s.boundAt)) // the request may have been bound after the last measurement
-			s.estimate.tokens = min(s.estimate.tokens+perSecond*ran.Seconds(), float64(s.estimate.maxTokens))
+			// The request may have been bound after the last measurement. The time in which its prompt was computed is not left out: it is not
+			// known, and it is a part of one measurement only.
+			ran := min(elapsed, now.Sub(s.boundAt))
+			s.estimate.tokens = min(s.estimate.tokens+tokensPerSecond*ran.Seconds(), float64(s.estimate.maxTokens))
 		}
 	}
 }
@@ -143,9 +145,9 @@ func (b *board) generated(slot int32) int32 {
 	return n
 }
 
-// emitEstimate emits the last estimate for an unreported answer that has ended, together with the number of tokens that the engine then
-// reported, so that the error of the estimate can be measured. If the group has no streams from which the token rate is known, this answer
-// counts as a stream.
+// emitEstimate emits the last estimate for an unreported answer that has ended. The engine reports the number of its tokens only now, so
+// the error of the estimate can be measured. If no stream of the group has shown how many tokens a request gets per second (tokenRate), the
+// rate of this answer is taken instead: its tokens, divided by the time since it was bound.
 func (b *board) emitEstimate(s *slotRecord, o Outcome, generated int32, now time.Time) {
 	if !s.unreported() || o.Kind != Finished || generated <= 0 {
 		return // no number to compare with: the answer was cut off, or has no tokens

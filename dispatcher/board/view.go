@@ -84,7 +84,8 @@ func (l *Boards) Charges(model string) (all []Charge) {
 		for i, slot := range r.slots {
 			if s := &b.slots.records[slot]; r.present {
 				all = append(all, Charge{
-					Worker: r.ID, Slot: slot, ID: s.id, Key: s.key, Prompt: s.prompt, Generated: r.running[i].Generated, Age: s.tokensFromEarlierRanks,
+					Worker: r.ID, Slot: slot, ID: s.id, Key: s.key, Prompt: s.prompt, Generated: r.running[i].Generated,
+					Age:     s.tokensFromEarlierRanks, // the age of the answer when the request was bound: Generated does not count in it
 					Started: b.hasBegun(slot), Since: s.boundAt, Step: s.boundAtStep, Left: s.promptLeft,
 				})
 			}
