@@ -60,8 +60,8 @@ func (d *Dispatcher) enqueue(e board.Enqueue) <-chan Result {
 	if e.Entry.Entered.IsZero() {
 		e.Entry.Entered = time.Now()
 	}
-	slot := newSlot(e.Entry, d.cfg.Explain)
-	e.Trace = slot.Trace
+	slot := newSlot(e.Entry, d.cfg.Explain) // still without a rank: the scheduler fills it in when the entry is bound
+	e.Trace = slot.Trace                    // the board writes here why the rank was chosen; nil unless cfg.Explain is set
 	w := waitingEntry{Enqueue: e, slot: slot, result: make(chan Result, 1)}
 	if !d.inbox.push(func(r *scheduler) { r.enqueue(w) }) {
 		w.answer(d.cfg.Places, Result{Err: board.ErrDraining})
@@ -156,10 +156,9 @@ func (d *Dispatcher) CorrectPrompt(s *Slot, prompt int) {
 }
 
 // Quarantined returns the prefill engines from which no KV should go to a slot's rank now, because recent hand-offs from them to this
-// rank's engine failed. While the board neither suspects a pair of engines nor has a rank that refuses requests, it does not ask the
-// scheduler.
+// rank's engine failed. It asks the scheduler only if a pair of engines may be quarantined, which is rare.
 func (d *Dispatcher) Quarantined(s *Slot) (prefillers []string) {
-	if s.board.pace.suspectedPairsAndRefusingRanks.Load() == 0 {
+	if !s.board.pace.mayHaveQuarantinedPair() {
 		return nil
 	}
 	_ = d.ask(func(r *scheduler) error { // an error only means that the dispatcher has ended, and then nothing is quarantined
@@ -172,15 +171,15 @@ func (d *Dispatcher) Quarantined(s *Slot) (prefillers []string) {
 }
 
 // Blocked returns the prefill engines from which no KV should go now to at least one decode rank of a board, because recent hand-offs
-// failed. If there is no such board, or none of its pairs of engines is suspected and none of its ranks refuses requests, it does not ask
-// the scheduler.
+// failed. It asks the scheduler only if a pair of engines may be quarantined, which is rare.
 func (d *Dispatcher) Blocked(board string) (prefillers []string) {
-	values, exists := d.paces.Load(board)
-	if !exists || values.(*publicPace).suspectedPairsAndRefusingRanks.Load() == 0 {
+	pace, exists := d.paces.Load(board)
+	if !exists || !pace.(*publicPace).mayHaveQuarantinedPair() {
 		return nil
 	}
 	_ = d.ask(func(r *scheduler) error { // an error only means that the dispatcher has ended, and then nothing is quarantined
-		prefillers = r.boards.Quarantined(board, -1, time.Now()) // slot -1 asks about all ranks of the board
+		const ofAllRanks = -1 // in place of a slot, whose rank would be asked about
+		prefillers = r.boards.Quarantined(board, ofAllRanks, time.Now())
 		return nil
 	})
 	return prefillers
@@ -209,7 +208,7 @@ func (d *Dispatcher) Gauged(worker int32, kvTokens int64, at time.Time) {
 	g := board.Gauged{Worker: worker, KVTokens: kvTokens, At: at}
 	d.inbox.push(func(r *scheduler) {
 		if r.boards.MayHoldEndedKV(worker) {
-			r.readAllProgress()
+			r.readAllProgress() // the board compares the gauge with the tokens that the running requests have now
 			r.apply(g)
 		}
 	})

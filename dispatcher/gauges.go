@@ -33,10 +33,10 @@ var (
 	descUsage = prometheus.NewDesc("evenkeel_rank_kv_usage_ratio", "Share of the rank's KV memory in use. own: by the proxy's own "+
 		"count, where the rank's room is known. scraped: by the engine's gauge, read at every tenth health check; it may also count what its "+
 		"prefix cache keeps. There is no scraped series while the engine's metrics cannot be read.", append(rankLabels, "source"), nil)
-	descUnsaid = prometheus.NewDesc("evenkeel_rank_answers_without_usage_total", "Complete answers of the rank for which its engine "+
+	descNoUsage = prometheus.NewDesc("evenkeel_rank_answers_without_usage_total", "Complete answers of the rank for which its engine "+
 		"reported no token usage. Their tokens are the proxy's own count, in limits and in the load of ranks.", rankLabels, nil)
-	descBeyond = prometheus.NewDesc("evenkeel_rank_beyond_slots", "Requests in the queue of the rank's engine. They were sent ahead of a "+
-		"slot that comes free, or they were bound at their hand-offs' deadlines although the rank had no slot or no KV room for them "+
+	descInEngineQueue = prometheus.NewDesc("evenkeel_rank_beyond_slots", "Requests in the queue of the rank's engine. They were sent "+
+		"ahead of a slot that comes free, or they were bound at their hand-offs' deadlines although the rank had no slot or no KV room for them "+
 		"(dispatch.beyond_slots). They are among the used slots.", rankLabels, nil)
 	descBound = prometheus.NewDesc("evenkeel_rank_bound", "Requests on the rank that were bound before their prefill and have no event "+
 		"yet. Only ranks whose connector binds so early have this series.", rankLabels, nil)
@@ -133,8 +133,8 @@ func describeDrift(kind string) *prometheus.Desc {
 // Describe implements prometheus.Collector. It sends the descriptions of all gauges.
 func (g gauges) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descKVTokens, descCapacity, descSlots, descRunning, descOutput, descAnswers, descEmpty, descUnsaid, descScraped, descUsage,
-		descBeyond, descBound, descBacklog, descBacklogImbalance, descRounds, descPrefillSteps,
+		descKVTokens, descCapacity, descSlots, descRunning, descOutput, descAnswers, descEmpty, descNoUsage, descScraped, descUsage,
+		descInEngineQueue, descBound, descBacklog, descBacklogImbalance, descRounds, descPrefillSteps,
 		descOrphans, descKept, descImbalance, descIdle, descPool, descPoolOldest, descDriftSlots, descDriftKV,
 		descHeld, descStep, descLost, descC0, descC1, descRequest, descOwnPrefill, descSharedPrefill, descPrefillStep, descR2, descBudget,
 		descQuarantined, descOutputs, descBrier, descAUC, descMAE, descDrift, descDriftMax,
@@ -233,17 +233,17 @@ func (s sender) sendRank(w board.WorkerStatus, group string, engine EngineMetric
 	s.counter(descOutput, float64(w.Output), group, rank)
 	s.counter(descAnswers, float64(w.Answers), group, rank)
 	s.counter(descEmpty, float64(w.Empty), group, rank)
-	s.counter(descUnsaid, float64(w.NoUsage), group, rank)
-	s.gauge(descBeyond, float64(w.InEngineQueue), group, rank)
-	if w.Mixed { // a rank that prefills computes prompts itself, so no prefill engine writes KV into it
-		s.gauge(descBacklog, float64(w.Backlog), group, rank)
-	} else {
+	s.counter(descNoUsage, float64(w.NoUsage), group, rank)
+	s.gauge(descInEngineQueue, float64(w.InEngineQueue), group, rank)
+	if w.Mixed { // the rank computes prompts itself, so no prefill engine writes KV into it
+		s.gauge(descBacklog, float64(w.Backlog), group, rank) // prompt tokens that it has yet to compute
+	} else { // requests may have ended before a prefill engine had written their KV: their orphaned KV may stay on the rank
 		s.gauge(descOrphans, float64(w.Orphans), group, rank)
 	}
-	if w.Early { // its requests get a slot before their prefill
+	if w.Early { // requests get a slot of the rank before their prefill; Bound counts those that have no event yet
 		s.gauge(descBound, float64(w.Bound), group, rank)
 	}
-	if w.Keeps { // its engine keeps the KV of answers that have ended
+	if w.Keeps { // the engine keeps the KV of ended answers for the next turns of their chats
 		s.gauge(descKept, float64(w.Kept), group, rank)
 	}
 }

@@ -20,6 +20,12 @@ type publicPace struct {
 	byName          atomic.Pointer[map[string]*publicPace] // values for each model name that only some ranks list
 }
 
+// mayHaveQuarantinedPair says whether hand-offs may have to avoid a pair of a prefill and a decode engine. false is certain. true may only
+// mean that a pair is suspected, or that a rank refuses requests, because the number counts these, too.
+func (p *publicPace) mayHaveQuarantinedPair() bool {
+	return p.suspectedPairsAndRefusingRanks.Load() > 0
+}
+
 // ofModel returns the values for a model name. If only some ranks list the name, the values count only these ranks, and ownRanks is true.
 // Otherwise they count all ranks of the board.
 func (p *publicPace) ofModel(name string) (pace *publicPace, ownRanks bool) {
@@ -29,8 +35,8 @@ func (p *publicPace) ofModel(name string) (pace *publicPace, ownRanks bool) {
 	return p, false
 }
 
-// setListedNames sets for which model names there are separate values, because only some ranks list them. A name that had values before
-// keeps them.
+// setListedNames sets the model names that only some ranks of the board list. For each of them, the number of slots and how soon they come
+// free are published apart (a publicPace), counting only the ranks that list the name. A name that had such values before keeps them.
 func (b *boardState) setListedNames(names []string) {
 	byName := make(map[string]*publicPace, len(names))
 	b.listedPaces = b.listedPaces[:0]

@@ -120,12 +120,12 @@ func (r *scheduler) readAllProgress() {
 
 // enqueue gives the boards a new entry. Until the boards answer, r.waiting has the entry's slot and the channel of its caller.
 func (r *scheduler) enqueue(w waitingEntry) {
-	// An entry of EnqueueLocal is decided about at once, so the board needs the present progress.
+	// A prompt that a decode rank may compute itself (Local) is decided about at once, so the board needs the progress of its requests now.
 	if b := r.byModel[w.Entry.Model]; b != nil && w.Local != nil {
 		r.readProgress(b)
 	}
 	r.waiting[w.Entry] = w
-	r.arrival = w.Enqueue
+	r.arrival = w.Enqueue // a field, because the address of a local variable would make it allocate
 	r.apply(&r.arrival)
 	r.arrival = board.Enqueue{} // a reference left here would keep the entry from being garbage collected
 }
@@ -210,15 +210,15 @@ func (r *scheduler) carryOutOne(e *board.Effect, took time.Duration) {
 		r.bind(e, took)
 	case board.EffectRefuse:
 		r.answer(e.Entry, Result{Err: e.Err})
-	case board.EffectLeftEngineQueue:
+	case board.EffectLeftEngineQueue: // the engine has begun a request of its own queue, by the board's estimate
 		r.byModel[e.Group.Model].slots[e.Slot].stillInEngineQueue.Store(false)
-	case board.EffectRound:
+	case board.EffectRound: // a policy has decided about the waiting entries of a group
 		r.recordRound(e, took)
-	case board.EffectInvalid:
+	case board.EffectInvalid: // Label says which hard limit the assignment of a policy breaks
 		m.invalid.WithLabelValues(e.Label).Inc()
 		r.log.Error("dispatcher: the policy made an assignment that cannot be bound", zap.String("policy", e.Policy),
 			zap.String("fault", e.Label), zap.Uint64("entry", e.ID), zap.Int32("worker", e.Worker))
-	case board.EffectNotOffered:
+	case board.EffectNotOffered: // a policy chose a rank that may not compute the prompt of an entry without a hand-off
 		r.log.Error("dispatcher: the policy took a rank that was not offered", zap.String("policy", e.Policy), zap.Int32("worker", e.Worker))
 	case board.EffectFallback:
 		r.recordFallback(e)
@@ -226,7 +226,7 @@ func (r *scheduler) carryOutOne(e *board.Effect, took time.Duration) {
 		m.roundRanks.WithLabelValues(e.Label).Observe(float64(e.Count))
 	case board.EffectInEngineQueue: // a request was bound at its deadline to a rank without room, so it waits in the engine's queue
 		m.boundInEngineQueue.Inc()
-	case board.EffectQuarantine:
+	case board.EffectQuarantine: // Count hand-offs of the Pair in a row have failed
 		m.countQuarantine(e.Pair)
 		r.log.Warn("dispatcher: hand-offs of a prefill engine do not reach a decode engine, although both work with other engines; the pair is "+
 			"avoided",
@@ -251,20 +251,20 @@ func (r *scheduler) carryOutOne(e *board.Effect, took time.Duration) {
 		r.stateOrNew(e.Group.Model).setListedNames(e.Listed)
 	case board.EffectWatchFirstEvents: // while Count is above 0, Slot.ReportStarted sends each first event to the board
 		r.stateOrNew(e.Group.Model).pace.suspectedPairsAndRefusingRanks.Store(int32(e.Count))
-	case board.EffectPolicy:
+	case board.EffectPolicy: // the barrier groups have a new policy
 		name := e.Policy
 		r.d.policy.Store(&name)
-	case board.EffectNewPredictor:
+	case board.EffectNewPredictor: // a policy, or one that the twin replays, needs output lengths that are not learned yet
 		r.learner.addPredictor(e.Predictor, e.Fit)
-	case board.EffectFit:
+	case board.EffectFit: // all predictors forget what they learned, and start from the fit file
 		r.learner.restart(e.Fit)
-	case board.EffectOutputSample:
+	case board.EffectOutputSample: // the output length of a request that has ended
 		r.learner.add(e.Sample)
-	case board.EffectGroup:
+	case board.EffectGroup: // a group has its first rank
 		r.setLabel(e.Group, e.Label)
 		m.tickSeconds.WithLabelValues(e.Policy, e.Label) // creates the metric series before the first round
 		r.addDetector(e.Group)
-	case board.EffectGroupIdle:
+	case board.EffectGroupIdle: // no request of the group decodes, so the time until the next step is no length of a step
 		if detector := r.detectors[e.Group]; detector != nil {
 			detector.pause()
 		}
@@ -272,13 +272,13 @@ func (r *scheduler) carryOutOne(e *board.Effect, took time.Duration) {
 		if detector := r.detectors[e.Group]; detector != nil {
 			detector.minLength.Store(int64(e.Duration))
 		}
-	case board.EffectGroupGone:
+	case board.EffectGroupGone: // a group has lost its last rank
 		r.dropLabel(e.Group)
 		delete(r.detectors, e.Group) // the last streams still report steps to the detector, but no code reads them
 	case board.EffectGone: // the board was removed
 		r.dropState(e.Group.Model)
-	case board.EffectRejected:
-		r.rejected = e.Err
+	case board.EffectRejected: // the boards reject the settings of the event
+		r.rejected = e.Err // applySettings, which has sent the event, returns this error
 	}
 }
 
@@ -374,14 +374,15 @@ func (r *scheduler) dropLabel(key board.GroupKey) {
 	r.metrics.dropGroup(label)
 }
 
-// addDetector gives a new barrier group its step detector, which finds the steps of the group by the tokens of its streams.
+// addDetector gives a new barrier group its step detector, which finds the steps of the group by the tokens of its streams. For any group,
+// it first makes sure that the scheduler has a state for the group's board, because advance gives Ticks only to boards that have one.
 func (r *scheduler) addDetector(key board.GroupKey) {
 	r.stateOrNew(key.Model)
 	if !key.Barrier { // ranks without a barrier have no common steps
 		return
 	}
-	passSteps := func(r *scheduler) { r.passSteps(key) } // passSteps is made once, so that a step allocates nothing
-	r.detectors[key] = newStepDetector(func() { r.wake(passSteps) })
+	passSteps := func(r *scheduler) { r.passSteps(key) }             // made once, so that a step allocates nothing
+	r.detectors[key] = newStepDetector(func() { r.wake(passSteps) }) // after each step, the next turn of the scheduler calls passSteps
 }
 
 // passSteps passes the steps that a group's step detector has found to the board. Before that, it gives the board the progress of its

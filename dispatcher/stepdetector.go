@@ -41,7 +41,7 @@ func newStepDetector(notify func()) *stepDetector {
 
 // onToken reports that a stream got tokens. streamFirst and streamLast hold the numbers of the steps in which the stream got its first and
 // its last tokens; onToken updates them. If the stream already has tokens of the current step, the new tokens are of the next step, and
-// onToken begins that step.
+// onToken begins that step. Tokens that come too soon for a next step (see beginStep) count as tokens of the current step.
 func (d *stepDetector) onToken(streamFirst, streamLast *atomic.Uint32) {
 	current := d.currentStep.Load()
 	if before := streamLast.Load(); before != current {
@@ -57,18 +57,18 @@ func (d *stepDetector) onToken(streamFirst, streamLast *atomic.Uint32) {
 	stillCurrent := d.currentStep.Load() == current // otherwise another stream began the next step before the lock was taken
 	begun := stillCurrent && d.beginStep(time.Since(d.epoch))
 	d.mu.Unlock()
-	streamLast.Store(d.currentStep.Load())
+	streamLast.Store(d.currentStep.Load()) // the step that this stream or another one has begun, or else the same step as before
 	if begun {
 		d.notify()
 	}
 }
 
 // beginStep begins the next step at a time, given as the time since d.epoch. The Length of the next step is the time since the current step
-// began; 0 if that is not known. If the Length would be below d.minLength, the stream only catches up, so beginStep returns false and
-// changes nothing. The caller holds d.mu.
+// began; 0 if that is not known. If the Length would be below d.minLength, beginStep returns false and changes nothing: no step is so
+// short, so the tokens of earlier steps were delayed, and come in a burst. The caller holds d.mu.
 func (d *stepDetector) beginStep(at time.Duration) (begun bool) {
 	s := board.Step{Number: d.currentStep.Load() + 1}
-	if d.began > 0 {
+	if isKnown := d.began > 0; isKnown { // began is not known after a pause, in which the group was idle
 		s.Length = at - d.began
 		if int64(s.Length) < d.minLength.Load() {
 			return false

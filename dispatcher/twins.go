@@ -129,8 +129,8 @@ func (t *twins) pause() {
 	}
 }
 
-// run replays segments until ctx ends. It works in slices of about sliceTarget each. After each slice, it rests so long that the twin uses
-// at most coreShare of a core.
+// run replays segments until ctx ends. It works in slices of about sliceTarget each, and rests after each slice. While a slow round of
+// decisions was less than restAfterLate ago, it only rests.
 func (t *twins) run(ctx context.Context) {
 	replayer := twin.New(t.specs)
 	turns := 1 // number of turns (small parts of a replay) that the next slice makes
@@ -143,14 +143,12 @@ func (t *twins) run(ctx context.Context) {
 			return
 		}
 		for more := true; more; { // until all segments are replayed; runSlice sets more
-			t.handOver(replayer)
+			t.passQueuedTo(replayer)
 			rest := restAfterLate
 			if !t.wasLate() { // after a slow round there is no slice: only the rest, and more stays true
 				var took time.Duration
-				replayer, took, more = t.runSlice(replayer, turns)
-				turns = nextTurns(turns, took)
-				// The slice counts as took*costFactor of processor time, which is coreShare of the time of slice and rest together.
-				rest = time.Duration(float64(took) * (costFactor/coreShare - 1))
+				replayer, took, more = t.runSlice(replayer, turns) // a new replayer if a replay has panicked
+				turns, rest = nextTurns(turns, took), restAfter(took)
 			}
 			timer.Reset(rest)
 			select {
@@ -162,8 +160,15 @@ func (t *twins) run(ctx context.Context) {
 	}
 }
 
-// runSlice makes one slice of work, and adds its verdicts to the results. next is the twin for the next slice: a new one if a replay has
-// panicked. took is the duration of the slice. more says whether there is more to replay.
+// restAfter returns how long the twin rests after a slice of work, so that it uses at most coreShare of a core. The slice counts as
+// took*costFactor of processor time, which must be coreShare of the time of slice and rest together.
+func restAfter(took time.Duration) time.Duration {
+	return time.Duration(float64(took) * (costFactor/coreShare - 1))
+}
+
+// runSlice makes one slice of work: at most this many turns, which are small parts of a replay. It adds the verdicts to the results: when
+// all replays of a model are done, each of its groups gets a verdict, which says how long the steps took under each policy. next is the
+// twin for the next slice: a new one if a replay has panicked. took is how long the slice took. more says whether there is more to replay.
 func (t *twins) runSlice(replayer *twin.Twin, turns int) (next *twin.Twin, took time.Duration, more bool) {
 	start := time.Now()
 	verdicts, more, failure := replaySlice(replayer, turns)
@@ -213,8 +218,8 @@ func nextTurns(turns int, took time.Duration) int {
 	return turns
 }
 
-// handOver gives the replayer the segments that were queued since the last call.
-func (t *twins) handOver(replayer *twin.Twin) {
+// passQueuedTo gives the replayer the segments that were queued since the last call.
+func (t *twins) passQueuedTo(replayer *twin.Twin) {
 	t.mu.Lock()
 	segments := t.queued
 	t.queued = nil
@@ -268,8 +273,10 @@ func (t *twins) addResults(s *board.Status, now time.Time) {
 	}
 }
 
-// resultsOf returns what the replays have shown for a group; nil: there are no results yet. policy is the policy in force. If the last
-// verdict is about another policy, or is old, resultsOf leaves out all claims that one policy is better than another.
+// resultsOf returns what the replays have shown for a group; nil: there are no results yet. policy is the policy in force. A difference
+// between two policies is claimed if it is larger than the error of the replays. If the last verdict is about another policy, or is old,
+// resultsOf leaves out its claim and the comparison over the last hour, which people would take for present ones. The sums of the seconds
+// saved and lost stay: they are counters since the start.
 func (t *twins) resultsOf(key board.GroupKey, policy string, now time.Time) *verdict.Twin {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -298,7 +305,8 @@ func (t *twins) resultsOf(key board.GroupKey, policy string, now time.Time) *ver
 				ErrorRatio: h.Error}
 		}
 		a.Say(s, found.Failed) // sets Says, the sentence that people read
-		if otherPolicy, old := v.Policy != policy, s.AgeSeconds > twin.Stale.Seconds(); otherPolicy || old {
+		otherPolicy, old := v.Policy != policy, s.AgeSeconds > twin.Stale.Seconds()
+		if otherPolicy || old {
 			a.Claimed, a.Hour, a.Says = false, nil, "against "+a.Policy+": nothing was replayed lately"
 		}
 		s.Against = append(s.Against, a)

@@ -77,7 +77,7 @@ type Planner struct {
 	ranks       []Rank  // ranks of the group, charged with the candidates that are sent or placed
 	ranksBefore []Rank  // copy of ranks from before placeAll, so that unplace can restore them
 	order       []int32 // indices of the candidates, in the order in which placeAll places them
-	placed      []int32 // rank of each candidate, or one of the constants below
+	placed      []int32 // rank on which each candidate is placed, or one of the constants below
 	picks       []Pick
 	heldCount   int     // what the method Held returns
 	heldSeconds float64 // what HeldFor returns, in s
@@ -85,43 +85,36 @@ type Planner struct {
 }
 
 const (
-	unplaced = -1 // no rank had a slot and KV room for the candidate, or the candidate is not placed yet
-	picked   = -2 // the candidate is sent: it is in picks
+	noRank = -1 // the candidate is on no rank: none has a slot and KV room for it, or it is not placed yet
+	sent   = -2 // the candidate is sent: it is in picks
 )
 
 // Decide returns the candidates that are sent now (picks), and the time at which to call it again if nothing happens before (wake); +Inf:
 // never. waiting is in the order of arrival. The picks are valid until the next call.
 //
 // Decide sends urgent candidates first. It places the others on ranks as if all were sent now, in one round. Until the time that sendTime
-// returns, holding this round back saves more than it costs. If that time is over, Decide sends the round. Otherwise it sends only the
-// candidates that lengthen no step (see sendHidden), and places the rest anew. When no such candidate is left, it holds the rest back. The
-// methods Held, HeldFor and Released tell the caller what it did.
+// returns, holding this round back saves more than it costs. If that time is over, Decide sends the round. Otherwise it takes the
+// candidates off the ranks again, sends only those that lengthen no step (see sendHidden), and places the rest anew. When no such candidate
+// is left, it holds the rest back. The methods Held, HeldFor and Released tell the caller what it did.
 func (p *Planner) Decide(now float64, g *Group, waiting []Candidate, rule Rule) (picks []Pick, wake float64) {
 	p.ranks = append(p.ranks[:0], g.Ranks...)
 	p.Forget() // what the three methods return for the last decision
 	p.picks = p.picks[:0]
 	p.placed = slices.Grow(p.placed[:0], len(waiting))[:len(waiting)]
-	for i := range waiting {
-		p.placed[i] = unplaced
-		if waiting[i].Urgent {
-			if r := p.bestRank(g, &waiting[i], p.largestBacklog()); r != unplaced { // otherwise the loop below tries again
-				p.send(g, waiting, i, r)
-			}
-		}
+	for i := range p.placed {
+		p.placed[i] = noRank
 	}
+	p.sendUrgent(g, waiting)
 	for {
 		p.ranksBefore = append(p.ranksBefore[:0], p.ranks...) // with the candidates that are sent already
+		// While one rank computes the uneven tokens, the other ranks wait.
 		placed, unevenTokens := p.placeAll(now, g, waiting, rule)
 		if placed == 0 { // no candidate is left, or no rank has room: only an event can change this
 			return p.picks, math.Inf(1)
 		}
 		sendAt := p.sendTime(now, g, waiting, rule, placed, unevenTokens)
-		if p.roundSent = sendAt <= now; p.roundSent {
-			for i, r := range p.placed {
-				if r >= 0 { // the candidate is placed, and neither picked before nor unplaced
-					p.picks = append(p.picks, Pick{int32(i), r})
-				}
-			}
+		if isTime := sendAt <= now; isTime {
+			p.sendRound()
 			return p.picks, math.Inf(1)
 		}
 		oldest := p.longestHeld(now, waiting)
@@ -129,6 +122,27 @@ func (p *Planner) Decide(now float64, g *Group, waiting []Candidate, rule Rule) 
 		if !p.sendHidden(g, waiting, p.largestBacklog()) {
 			p.heldCount, p.heldSeconds = placed, oldest
 			return p.picks, sendAt
+		}
+	}
+}
+
+// sendUrgent sends the urgent candidates for which a rank has a slot and KV room. The others stay unplaced, and placeAll tries them again.
+func (p *Planner) sendUrgent(g *Group, waiting []Candidate) {
+	for i := range waiting {
+		if waiting[i].Urgent {
+			if r := p.bestRank(g, &waiting[i], p.largestBacklog()); r != noRank {
+				p.send(g, waiting, i, r)
+			}
+		}
+	}
+}
+
+// sendRound sends all candidates that are placed, each to its rank.
+func (p *Planner) sendRound() {
+	p.roundSent = true
+	for i, r := range p.placed {
+		if isPlaced := r >= 0; isPlaced { // otherwise it was sent before, or has no rank
+			p.picks = append(p.picks, Pick{int32(i), r})
 		}
 	}
 }
@@ -161,7 +175,7 @@ func (p *Planner) placeAll(now float64, g *Group, waiting []Candidate, rule Rule
 		c := &waiting[i]
 		r := p.bestRank(g, c, largest)
 		p.placed[i] = r
-		if r == unplaced {
+		if r == noRank {
 			continue
 		}
 		p.charge(g, c, r)
@@ -178,7 +192,7 @@ func (p *Planner) placeAll(now float64, g *Group, waiting []Candidate, rule Rule
 	return placed, float64(largest-largestBefore) - float64(sum-sumBefore)/float64(max(1, len(p.ranks)))
 }
 
-// sortCandidates sets p.order to the oldest candidates that are not picked, as many as there are free slots, in the order in which they are
+// sortCandidates sets p.order to the oldest candidates that are not sent, as many as there are free slots, in the order in which they are
 // placed. Candidates that were held back for MaxHold come first, because others could take their room. The others are sorted by how many
 // tokens must be computed on the rank that has most of the prompt in its prefix cache, the largest number first, because small numbers fill
 // the differences that large ones leave. Since is when a rank first had room for a candidate, and its hold began; NaN: none had room yet.
@@ -188,7 +202,7 @@ func (p *Planner) sortCandidates(now float64, waiting []Candidate, rule Rule, sl
 		if len(p.order) == slots {
 			break
 		}
-		if p.placed[i] != picked {
+		if !p.isSent(i) {
 			p.order = append(p.order, int32(i))
 		}
 	}
@@ -208,30 +222,9 @@ func (p *Planner) sortCandidates(now float64, waiting []Candidate, rule Rule, sl
 // sendTime returns the time at which the placed candidates are sent: when the sum of their holds costs as much as the round saves. placed
 // is their number. unevenTokens comes from placeAll: while one rank computes these tokens, the others wait.
 //
-// Two bounds are set on the holds. The first one is simple. If the decodes stop for a second less, they save as many seconds together as
-// there are decodes, and the holds may cost the share mostShare of that. If less than half of the slots decode, they may cost less in
-// proportion.
-//
-// The second bound follows from a model. Let r be the rate at which prompts come, a the time that a rank takes to compute one, T the time
-// to the first token, and p the rule's patience. If k prompts are sent together, the decodes stand still for the share r*a/k of the time,
-// and a request is held back for about (k-1)/2r. One more prompt in each round saves the decodes the share r*a/k^2 of their time, and adds
-// 1/2r to T. By the rule, one more prompt pays as long as k^2 is less than x = 2p * r*a * r*T.
-//
-// At the largest such k, the requests of a round have been held back for k^2/2r = p * r*T * a in total. Here r*T is the number of requests
-// that wait for their first token (NotStarted). For a, sendTime takes the time of the uneven tokens, because tokens that are equally many
-// on all ranks make no rank wait. If x is less than 1, no second prompt is expected to come in time, and a request is held back only x
-// times as long.
+// The holds of all candidates together may take the time holdBudget: it grows with the stop of the decodes that the round saves.
 func (p *Planner) sendTime(now float64, g *Group, waiting []Candidate, rule Rule, placed int, unevenTokens float64) float64 {
-	decoding := float64(g.Decoding)
-	// Number of request-seconds for which it pays to hold requests back if this saves all decodes a stop of one second.
-	holdPerSecondSaved := mostShare * decoding * min(1, decoding/(float64(g.Slots)/2))
-	if g.NotStarted >= 0 || rule.Patience == 0 { // with patience 0, nothing is held back, even while NotStarted is not known
-		holdPerSecondSaved = min(holdPerSecondSaved, rule.Patience*g.NotStarted)
-		if g.Rate >= 0 {
-			holdPerSecondSaved *= min(1, 2*rule.Patience*g.NotStarted*g.Own*g.Rate) // the product is x of the comment above
-		}
-	}
-	holdBudget := holdPerSecondSaved * g.Own * unevenTokens // in s; the round saves each decode a stop of Own seconds for each uneven token
+	holdBudget := rule.holdPerSecondSaved(g) * g.Own * unevenTokens // in s; the round saves a stop of Own seconds for each uneven token
 	if holdBudget <= 0 {
 		return now // holding back does not pay, or its gain is not known
 	}
@@ -248,6 +241,33 @@ func (p *Planner) sendTime(now float64, g *Group, waiting []Candidate, rule Rule
 	return min(sendAt, now+max(0, holdBudget-heldSoFar)/float64(placed))
 }
 
+// holdPerSecondSaved returns for how many seconds, in the sum over the requests of a round, it pays to hold requests back if this saves all
+// decodes a stop of one second. Two bounds are set.
+//
+// The first one is simple. If the decodes stop for a second less, they save as many seconds together as there are decodes, and the holds
+// may cost the share mostShare of that. If less than half of the slots decode, they may cost less in proportion.
+//
+// The second bound follows from a model. Let r be the rate at which prompts come, a the time that a rank takes to compute one, T the time
+// to the first token, and p the rule's patience. If k prompts are sent together, the decodes stand still for the share r*a/k of the time,
+// and a request is held back for about (k-1)/2r. One more prompt in each round saves the decodes the share r*a/k^2 of their time, and adds
+// 1/2r to T. By the rule, one more prompt pays as long as k^2 is less than x = 2p * r*T * r*a.
+//
+// At the largest such k, the requests of a round have been held back for k^2/2r = p * r*T * a in total. For a, sendTime takes the time of
+// the uneven tokens, because tokens that are equally many on all ranks make no rank wait. So p * r*T is the bound. If x is less than 1, no
+// second prompt is expected to come in time, and a request is held back only x times as long.
+func (rule Rule) holdPerSecondSaved(g *Group) float64 {
+	decoding := float64(g.Decoding)
+	hold := mostShare * decoding * min(1, decoding/(float64(g.Slots)/2))
+	if g.NotStarted >= 0 || rule.Patience == 0 { // with patience 0, nothing is held back, even while NotStarted is not known
+		hold = min(hold, rule.Patience*g.NotStarted) // r*T is NotStarted, the number of requests that wait for their first token
+		if g.Rate >= 0 {
+			x := 2 * rule.Patience * g.NotStarted * g.Own * g.Rate // r*a is Own*Rate: the time per prompt token, times the tokens per second
+			hold *= min(1, x)
+		}
+	}
+	return hold
+}
+
 // longestHeld returns for how many seconds the oldest placed candidate has been held back.
 func (p *Planner) longestHeld(now float64, waiting []Candidate) (longest float64) {
 	for i, r := range p.placed {
@@ -259,35 +279,39 @@ func (p *Planner) longestHeld(now float64, waiting []Candidate) (longest float64
 }
 
 // sendHidden sends each candidate, oldest first, that fits a rank without making its backlog larger than largest, the largest backlog of
-// any rank. Such candidates lengthen no step, because their rank computes them while another rank computes more tokens. sent says whether
-// sendHidden sent any.
-func (p *Planner) sendHidden(g *Group, waiting []Candidate, largest int64) (sent bool) {
+// any rank. Such candidates lengthen no step: their rank computes them while another rank computes more tokens, so their time is hidden
+// behind that of the other rank. anySent says whether sendHidden sent any.
+func (p *Planner) sendHidden(g *Group, waiting []Candidate, largest int64) (anySent bool) {
 	for i := range waiting {
-		if p.placed[i] == picked { // the candidate is sent already
+		if p.isSent(i) {
 			continue
 		}
-		best := int32(unplaced)
+		best := int32(noRank) // of the ranks on which the candidate lengthens no step, the one with the smallest backlog
 		for r := range int32(len(p.ranks)) {
 			lengthensNoStep := p.fits(r, &waiting[i]) && p.ranks[r].Backlog+int64(waiting[i].uncached(r)) <= largest
-			if lengthensNoStep && (best == unplaced || p.ranks[r].Backlog < p.ranks[best].Backlog) {
+			if lengthensNoStep && (best == noRank || p.ranks[r].Backlog < p.ranks[best].Backlog) {
 				best = r
 			}
 		}
-		if best != unplaced {
+		if best != noRank {
 			p.send(g, waiting, i, best)
-			sent = true
+			anySent = true
 		}
 	}
-	return sent
+	return anySent
 }
 
+// isSent says whether candidate i is sent already, so that it is one of the picks.
+func (p *Planner) isSent(i int) bool { return p.placed[i] == sent }
+
 // unplace takes all candidates off the ranks on which placeAll has placed them, so that they can be placed anew. Candidates that are sent
-// (picked) stay on their ranks. Since of the candidates stays set, too: it is when a rank first had room, so that a hold began.
+// stay on their ranks. placeAll has also set the time Since of a candidate when a rank first had room for it. From then on, the candidate
+// is held back. This time stays set, because the next decisions compute from it for how long the candidate has been held.
 func (p *Planner) unplace() {
-	copy(p.ranks, p.ranksBefore) // the ranks as they were before placeAll, when the picked candidates had been charged already
+	copy(p.ranks, p.ranksBefore) // the ranks as they were before placeAll, when the sent candidates had been charged already
 	for i := range p.placed {
-		if p.placed[i] != picked {
-			p.placed[i] = unplaced
+		if !p.isSent(i) {
+			p.placed[i] = noRank
 		}
 	}
 }
@@ -295,21 +319,21 @@ func (p *Planner) unplace() {
 // send makes candidate i one of the picks for rank r, and charges the rank with it.
 func (p *Planner) send(g *Group, waiting []Candidate, i int, r int32) {
 	p.charge(g, &waiting[i], r)
-	p.placed[i] = picked
+	p.placed[i] = sent
 	p.picks = append(p.picks, Pick{int32(i), r})
 }
 
-// bestRank returns the rank for a candidate; unplaced: no rank has a slot and KV room. It takes the rank with the smallest backlog or,
+// bestRank returns the rank for a candidate; noRank: no rank has a slot and KV room. It takes the rank with the smallest backlog or,
 // among equal backlogs, with the smallest load. It prefers a rank that holds a prefix of the prompt if the prefix saves at least as many
 // tokens as this choice adds to the largest backlog of the group. largest is that backlog before the choice.
 func (p *Planner) bestRank(g *Group, c *Candidate, largest int64) int32 {
-	best := int32(unplaced)
+	best := int32(noRank)
 	for i := range p.ranks {
-		if r := int32(i); p.fits(r, c) && (best == unplaced || p.isLessLoaded(r, best)) {
+		if r := int32(i); p.fits(r, c) && (best == noRank || p.isLessLoaded(r, best)) {
 			best = r
 		}
 	}
-	if best == unplaced {
+	if best == noRank {
 		return best // no rank has a slot and room, not even one with a prefix
 	}
 	mostSaved, chosen := int64(0), best

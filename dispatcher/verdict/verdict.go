@@ -83,7 +83,9 @@ func (a *Against) Say(t *Twin, failed error) {
 	a.Says = a.windowInWords(t) + a.hourInWords(t)
 }
 
-// windowInWords says how the policies differ in the window that was replayed, and today.
+// windowInWords says how the policies differ in the window that was replayed, and how many rank-hours of step time the policy in force has
+// saved or lost today. It says that there is no difference if the difference cannot be relied on, because it is not larger than the errors
+// of the replays (Claimed is false).
 func (a *Against) windowInWords(t *Twin) string {
 	if !a.Claimed {
 		return fmt.Sprintf("against %s: no difference beyond the twin's error of %.1f %% of a step", a.Policy,
