@@ -143,24 +143,34 @@ func (f *Fit) validate() error {
 // from the same tables, but goes on learning.
 func (f *Fit) Build() (Predictor, *Survival, error) {
 	table := NewSurvival(f.Outputs.Lengths())
-	if f.Kind == KindExact {
-		e := &Exact{all: table, lengthBounds: f.PromptQuantiles, byKey: map[uint64]*history{}}
-		if len(f.PromptQuantiles) > 0 {
-			e.byLength = make([]*Survival, LengthBuckets)
-		}
-		for _, b := range f.Buckets {
-			key, bucket, err := b.Name.parse()
-			switch {
-			case err != nil:
-				return nil, nil, fmt.Errorf("fit file: %w", err)
-			case bucket != noBucket:
-				e.byLength[bucket] = NewSurvival(b.Outputs.Lengths())
-			case b.Outputs.Len() >= MinKeyOutputs: // Exact does not use keys with fewer outputs
-				h := newHistory(b.Outputs.Lengths())
-				e.byKey[key] = &h
-			}
-		}
-		return e, table, nil
+	if f.Kind != KindExact {
+		return table, table, nil
 	}
-	return table, table, nil
+	e, err := f.buildExact(table)
+	if err != nil {
+		return nil, nil, err
+	}
+	return e, table, nil
+}
+
+// buildExact returns the predictor of the kind exact. The list Buckets has buckets of two kinds, which their names tell apart: a length
+// bucket has the outputs of prompts of about the same length, and a key bucket those of equal prompts. all is the table of all outputs.
+func (f *Fit) buildExact(all *Survival) (*Exact, error) {
+	e := &Exact{all: all, lengthBounds: f.PromptQuantiles, byKey: map[uint64]*history{}}
+	if len(f.PromptQuantiles) > 0 {
+		e.byLength = make([]*Survival, LengthBuckets)
+	}
+	for _, b := range f.Buckets {
+		key, bucket, err := b.Name.parse()
+		if err != nil {
+			return nil, fmt.Errorf("fit file: %w", err)
+		}
+		if isKeyBucket := bucket == noBucket; !isKeyBucket {
+			e.byLength[bucket] = NewSurvival(b.Outputs.Lengths())
+		} else if b.Outputs.Len() >= MinKeyOutputs { // Exact does not use keys with fewer outputs
+			h := newHistory(b.Outputs.Lengths())
+			e.byKey[key] = &h
+		}
+	}
+	return e, nil
 }

@@ -62,18 +62,20 @@ func (k *keyBuckets) listOf(b *keyBucket) *list.List {
 	return &k.probation
 }
 
-// tables returns the histories of the used keys. It computes only those anew that have changed since the last call.
+// tables returns the histories of the used keys, which are those with enough outputs to predict from. It computes only those anew that have
+// changed since the last call.
 func (k *keyBuckets) tables() map[uint64]*history {
 	next := maps.Clone(k.published)
 	for key := range next {
-		if b := k.byKey[key]; b == nil || !b.used { // the key was forgotten, and may be on probation again
+		if b := k.byKey[key]; b == nil || !b.used { // the key was forgotten, and may have come back since with too few outputs
 			delete(next, key)
 		}
 	}
+	// push moves a key to the end of its list when it changes, so the changed (stale) keys are the last ones.
 	for e := k.used.Back(); e != nil; e = e.Prev() {
 		b := e.Value.(*keyBucket) //nolint:forcetypeassert // the lists have no other type
 		if !b.stale {
-			break // the keys that have changed are the last in the list
+			break // no key before this one has changed
 		}
 		h := newHistory(b.outputs.buf)
 		next[b.key], b.stale = &h, false

@@ -103,7 +103,11 @@ func (o *Online) seedFromFit(f *Fit) error {
 	return nil
 }
 
-// Finished records a request that has ended by itself. prompt and output are in tokens; key 0: the prompt has no key.
+// Finished records a request that has ended by itself. prompt and output are in tokens; key 0: the prompt has no key. Equal prompts have
+// equal keys.
+//
+// The kind exact predicts from buckets: the outputs of equal prompts, and those of prompts of about the same length. The bounds of the
+// length buckets come from a fit, or Build computes them once enough prompts are known. Until then, Finished only collects the prompts.
 func (o *Online) Finished(prompt, output int32, key uint64) {
 	if output < 1 { // an empty answer shows nothing about the length of other answers
 		return
@@ -111,16 +115,16 @@ func (o *Online) Finished(prompt, output int32, key uint64) {
 	o.finished++
 	o.sinceRebuild++
 	o.outputs.push(output)
-	if o.kind != KindExact {
+	if o.kind != KindExact { // the other kinds have no buckets
 		return
 	}
 	if key != 0 {
 		o.keys.push(key, output)
 	}
-	if !o.boundsFinal { // computeBounds needs the prompts
+	if !o.boundsFinal {
 		o.prompts.push(prompt)
 	}
-	if len(o.lengthBounds) > 0 {
+	if boundsKnown := len(o.lengthBounds) > 0; boundsKnown {
 		o.byLength[lengthBucket(o.lengthBounds, prompt)].push(output)
 	}
 }
@@ -142,8 +146,11 @@ func (o *Online) Rebuild(now time.Time) (p Predictor, table *Survival, due bool)
 }
 
 // Build returns a predictor of the kind and the survival table, which has the distribution of the lengths of all outputs that Online
-// remembers. It builds both even if no tables are due. From then on, Drift compares with this table, and Rebuild counts the finished
-// requests anew.
+// remembers. Rebuild calls it when tables are due, that is, after some finished requests or some time; any other caller gets new tables at
+// once. From then on, Drift compares with this table, and Rebuild counts the finished requests anew.
+//
+// The kind exact predicts from the narrowest group that has enough outputs: requests with the same key (equal prompts), requests whose
+// prompts are about as long (byLength), or all requests.
 func (o *Online) Build() (Predictor, *Survival) {
 	o.sinceRebuild = 0
 	o.current = NewSurvival(o.outputs.buf)

@@ -48,24 +48,25 @@ func (f *Figure) UnmarshalJSON(b []byte) error {
 	return json.Unmarshal(b, (*float64)(f))
 }
 
-// Score computes the scores of rows, in any order.
+// Score computes the scores of rows, in any order. A row has two predictions about a request: the probability that it ends within the
+// horizon (P), and how many more tokens it gets if it does (Mu).
 func Score(rows []Row) Scores {
 	s := Scores{Rows: len(rows), AUC: Figure(auc(rows)), Brier: Figure(math.NaN()), ConditionalMAE: Figure(math.NaN())}
-	var squared, absolute, ended float64
+	var sumOfSquares, sumOfErrors, ended float64 // squares of the errors of P, and errors of Mu
 	for _, r := range rows {
-		label := 0.0
+		outcome := 0.0 // 1 if the request has ended within the horizon; P is the predicted probability of this
 		if r.Ended {
-			label = 1
+			outcome = 1
 			ended++
-			absolute += math.Abs(r.Mu - r.Remaining)
+			sumOfErrors += math.Abs(r.Mu - r.Remaining) // Mu says nothing about requests that do not end
 		}
-		squared += (r.P - label) * (r.P - label)
+		sumOfSquares += (r.P - outcome) * (r.P - outcome)
 	}
 	if len(rows) > 0 {
-		s.Brier = Figure(squared / float64(len(rows)))
+		s.Brier = Figure(sumOfSquares / float64(len(rows)))
 	}
 	if ended > 0 {
-		s.ConditionalMAE = Figure(absolute / ended)
+		s.ConditionalMAE = Figure(sumOfErrors / ended)
 	}
 	return s
 }

@@ -19,37 +19,39 @@ type Survival struct {
 // NewSurvival builds the table of finished outputs, in any order. It leaves out lengths below 1, because they show nothing about other
 // requests.
 func NewSurvival(outputs []int32) *Survival {
+	counts, longer := countLengths(outputs)
+	// The counts sort most lengths faster than comparisons would. This matters, because a table is built for each 64 finished requests.
+	sorted := make([]int32, 0, len(outputs))
+	for length, n := range counts {
+		for range n {
+			sorted = append(sorted, int32(length))
+		}
+		counts[length] = uint32(len(sorted)) // from here on, the number of outputs of at most this length
+	}
+	slices.Sort(longer)
+	sorted = append(sorted, longer...)
+	return &Survival{history: withSums(sorted), countsAtMost: counts, version: fingerprint(sorted)}
+}
+
+// countLengths counts how many outputs have each length, for the lengths below the longest one and below maxArrayLength. longer has the
+// other outputs, in any order. The longest need no count, because no output is longer: from their length on, the number of outputs of at
+// most a length is the number of all outputs. Lengths below 1 are left out.
+func countLengths(outputs []int32) (counts []uint32, longer []int32) {
 	longest := int32(0)
 	if len(outputs) > 0 {
 		longest = slices.Max(outputs)
 	}
-	s := &Survival{countsAtMost: make([]uint32, max(0, min(int(longest), maxArrayLength)))}
-	// longer has the outputs for which the array has no place: those from maxArrayLength on, and in any case the longest. From the
-	// longest on, the count is that of all outputs, so countAtMost needs no place for it.
-	var longer []int32
+	counts = make([]uint32, max(0, min(int(longest), maxArrayLength)))
 	for _, o := range outputs {
 		switch {
-		case o < 1:
-		case int(o) < len(s.countsAtMost):
-			s.countsAtMost[o]++ // the count of this length only; the loop below makes it the count of all lengths up to it
+		case o < 1: // an empty answer shows nothing about other requests
+		case int(o) < len(counts):
+			counts[o]++
 		default:
 			longer = append(longer, o)
 		}
 	}
-	// The counts in the array sort most lengths faster than comparisons would. This matters, because a table is built for each 64 finished
-	// requests.
-	sorted := make([]int32, 0, len(outputs))
-	for v, n := range s.countsAtMost {
-		for range n {
-			sorted = append(sorted, int32(v))
-		}
-		s.countsAtMost[v] = uint32(len(sorted))
-	}
-	slices.Sort(longer)
-	sorted = append(sorted, longer...)
-	s.history = withSums(sorted)
-	s.version = fingerprint(sorted)
-	return s
+	return counts, longer
 }
 
 // countAtMost returns how many outputs are at most v. The table must not be empty.

@@ -134,10 +134,12 @@ type trial struct {
 	baseRate   Prediction // BaseRate of reqs[:trainCount]: the scores of a predictor are compared with those of this prediction
 }
 
-// prepareRows sets points from the requests that are kept out, and baseRate from the others.
+// prepareRows sets points from the requests that are kept out, and baseRate from the others. An age point is a moment of a request at which
+// a server would predict it: when it arrives, and each time it has got Every more tokens. Step is the time that a token is assumed to take
+// if the end of a request is not known.
 func (t *trial) prepareRows() {
 	t.points = agePoints(t.reqs, t.trainCount, t.opt.Every, t.opt.Step)
-	var rows []Row
+	var rows []Row // of the requests from which the predictor learns, with their outcomes
 	for _, p := range agePoints(t.reqs[:t.trainCount], 0, t.opt.Every, t.opt.Step) {
 		rows = append(rows, t.row(p, Prediction{})) // the prediction is empty, because BaseRate reads only the outcomes
 	}
