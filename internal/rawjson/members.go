@@ -39,12 +39,13 @@ func Blank(value json.RawMessage, drop func(key string) bool) {
 			keptBefore = true
 			continue
 		}
-		from, to := Cut(value, o.Comma, o.Quote, o.Pos, !keptBefore)
+		isFirst := !keptBefore // of the members that are left
+		from, to := Cut(value, o.Comma, o.Quote, o.Pos, isFirst)
 		for i := from; i < to; i++ {
 			value[i] = ' '
 		}
-		if !keptBefore {
-			o.N = 0 // the next member has no comma before it any more, so the walk must not expect one
+		if isFirst { // Cut has removed the comma after the member, so there is none before the next one
+			o.expectNoComma()
 		}
 	}
 }

@@ -160,6 +160,9 @@ func (o *Object) Next() (found bool) {
 	return true
 }
 
+// expectNoComma makes the next member count as the first one, which has no comma before it.
+func (o *Object) expectNoComma() { o.N = 0 }
+
 // NextValue moves to the next member, as Next does, and sets Pos to the end of its value. found is also false if the value has no end.
 func (o *Object) NextValue() (found bool) {
 	if !o.Next() {
@@ -188,14 +191,18 @@ func ArrayAt(b []byte, i int) Array {
 	return Array{Text: b, Pos: i + 1}
 }
 
-// Next moves to the next element. found is false if there is none, and also if the array is malformed; then Pos is -1.
+// Next moves to the next element, whose value then starts at Val. found is false if there is none, and also if the array is malformed.
+//
+// Before a call, Pos is where the search starts: the end of the current value, if the caller has stored it there. 0 means that the end is
+// not known, and -1 that the iteration is over. After a call, Pos is 0 if there is an element. After the last element, it is the position
+// after the array, and -1 if the array is malformed.
 func (a *Array) Next() (found bool) {
 	b, i := a.Text, a.Pos
-	if i == 0 { // the caller has not stored the end of the current value
+	if isUnknown := i == 0; isUnknown {
 		i = ValueEnd(b, a.Val)
 	}
 	a.Pos = -1 // stays so if the array turns out to be malformed
-	if i < 0 {
+	if i < 0 { // the iteration is over, or the current value has no end
 		return false
 	}
 	if i = Space(b, i); i >= len(b) {

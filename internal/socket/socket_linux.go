@@ -84,8 +84,12 @@ func (t *ioOp) step(fd uintptr) (done bool) {
 		n, t.err = Write(fd, t.buf[t.n:])
 		t.n += n
 		return t.err != nil || t.n == len(t.buf)
-	case ask: // writeRequest returns true if there is no answer to wait for, because not everything was written
-		return again || t.writeRequest(fd) // the second call means that the answer has come
+	case ask:
+		if again { // the answer has come
+			return true
+		}
+		wroteAll := t.writeRequest(fd)
+		return !wroteAll // without the whole request, no answer comes: the caller of Ask handles the error, or writes what is left
 	case await:
 		return again || !hasNoInput(fd)
 	case peek:
@@ -94,21 +98,20 @@ func (t *ioOp) step(fd uintptr) (done bool) {
 	return true
 }
 
-// writeRequest writes parts, and calls onSent if it could write everything. In that case done is false, because the operation must still
-// wait for the answer.
-func (t *ioOp) writeRequest(fd uintptr) (done bool) {
+// writeRequest writes parts, as far as the socket has room. wroteAll says whether it could write everything. In that case it calls onSent.
+func (t *ioOp) writeRequest(fd uintptr) (wroteAll bool) {
 	size := 0
 	for _, p := range t.parts {
 		size += len(p)
 	}
 	t.n, t.err = writev(fd, t.parts)
-	if t.err != nil || t.n < size { // the caller of Ask must handle the error, or write what is left
-		return true
+	if t.err != nil || t.n < size {
+		return false
 	}
 	if t.onSent != nil {
 		t.onSent()
 	}
-	return false
+	return true
 }
 
 // Read reads as Read of the connection does: it waits for at least one byte, and obeys the read deadline.
@@ -152,14 +155,15 @@ func (s Socket) Ask(parts [][]byte, onSent func()) (n int, err error) {
 	t := ioOpPool.Get().(*ioOp)
 	defer t.recycle()
 	t.kind, t.parts, t.onSent = ask, parts, onSent
-	// RawConn.Read calls step at once, which writes, although this is Read. If step returns false, Read waits for input and calls it
-	// again. The poller forgets earlier events before it calls step, so it always notices an answer that comes after the writing. It
-	// does not notice bytes that came before, so the caller of Ask must check Quiet first.
-	err = s.raw.Read(t.stepOrWait)
-	if t.stepped { // step has written, so an error of the poller is only about the wait; false: the poller failed before step could write
-		err = t.err
+	// RawConn.Read calls the function step up to two times. The first call comes at once, and writes the request. If it returns false, Read
+	// waits until there is input, and calls step again, which then only returns true. Go's poller, with which Read waits, forgets earlier
+	// events before the first call. So it notices each answer that comes after the writing, but not bytes that came before. Therefore the
+	// caller of Ask must check Quiet first.
+	pollerErr := s.raw.Read(t.stepOrWait)
+	if neverWritten := !t.stepped; neverWritten { // the poller failed before the first call
+		return 0, pollerErr
 	}
-	return t.n, err
+	return t.n, t.err // pollerErr is only about the wait
 }
 
 // Quiet says that there is nothing to read: no bytes, no end of the stream and no error.

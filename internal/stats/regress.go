@@ -1,6 +1,9 @@
 package stats
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
 // Regression is a linear model, y = the sum of Of[i] * x[i], fitted by least squares. For a constant term, one column must be all ones.
 type Regression struct {
@@ -17,45 +20,66 @@ func Regress(rows [][]float64, y []float64) (r Regression, ok bool) {
 		return r, false
 	}
 	columns := len(rows[0])
-	scale := make([]float64, columns) // columns have different units, so each is divided by its root mean square
-	for _, x := range rows {
-		for i, v := range x {
-			scale[i] += v * v / float64(r.N)
-		}
-	}
-	for i := range scale {
-		if scale[i] == 0 { // a column of zeros has no coefficient
-			return r, false
-		}
-		scale[i] = math.Sqrt(scale[i])
-	}
-	equations := normalEquations(rows, y, scale)
-	if !eliminate(equations) {
+	scale := rootMeanSquares(rows)   // columns have different units, so each is divided by its root mean square
+	if slices.Contains(scale, 0.0) { // a column of zeros has no coefficient
 		return r, false
 	}
-	// Equation i now has a factor for coefficient i only, then a row of the inverse matrix (times this factor), and then its constant.
-	factor := func(i int) float64 { return equations[i][i] }
-	inverseDiagonal := func(i int) float64 { return equations[i][columns+i] } // times factor(i)
-	constant := func(i int) float64 { return equations[i][2*columns] }
+	solved, ok := solve(rows, y, scale)
+	if !ok {
+		return r, false
+	}
 	mean := Mean(y)
 	r.Of, r.Error = make([]float64, columns), make([]float64, columns)
 	for i := range columns {
-		r.Of[i] = constant(i) / factor(i) / scale[i]
+		r.Of[i] = solved[i].constant / solved[i].factor / scale[i] // the coefficient of the divided column, and then of the column itself
 	}
 	residual, total := 0.0, 0.0 // sums of squares: what the model leaves of y, and y's distances from its mean
 	for k, x := range rows {
 		residual += math.Pow(y[k]-r.At(x), 2)
 		total += math.Pow(y[k]-mean, 2)
 	}
-	// The square of an error is the variance of the residuals times the coefficient's element on the diagonal of the inverse.
-	// normalEquations has divided the equations by N and by the scales, so the squares are divided by N, and the errors by the scales.
+	// The square of an error is the variance of the residuals times the coefficient's element on the diagonal of the inverse matrix. The
+	// equations were divided by N and by the scales, so the squares are divided by N, and the errors by the scales.
+	variance := residual / float64(r.N-columns)
 	for i := range columns {
-		r.Error[i] = math.Sqrt(residual/float64(r.N-columns)*inverseDiagonal(i)/factor(i)/float64(r.N)) / scale[i]
+		r.Error[i] = math.Sqrt(variance*solved[i].inverse/solved[i].factor/float64(r.N)) / scale[i]
 	}
 	if total > 0 {
 		r.R2 = 1 - residual/total
 	}
 	return r, true
+}
+
+// rootMeanSquares returns the root of the mean square of each column of the rows.
+func rootMeanSquares(rows [][]float64) []float64 {
+	scale := make([]float64, len(rows[0]))
+	for _, x := range rows {
+		for i, v := range x {
+			scale[i] += v * v / float64(len(rows))
+		}
+	}
+	for i := range scale {
+		scale[i] = math.Sqrt(scale[i])
+	}
+	return scale
+}
+
+// solvedEquation is the equation of one coefficient after the elimination: factor times the coefficient is constant. inverse is factor
+// times the coefficient's element on the diagonal of the inverse matrix, from which its standard error is computed.
+type solvedEquation struct{ factor, constant, inverse float64 }
+
+// solve solves the normal equations of the rows, whose columns are divided by scale. The result has one equation per coefficient. ok is
+// false if the columns depend on each other linearly.
+func solve(rows [][]float64, y, scale []float64) (solved []solvedEquation, ok bool) {
+	equations, columns := normalEquations(rows, y, scale), len(scale)
+	if !eliminate(equations) {
+		return nil, false
+	}
+	solved = make([]solvedEquation, columns)
+	for i, equation := range equations { // it has the factors of all coefficients, a row of the inverse matrix, and the constant
+		solved[i] = solvedEquation{factor: equation[i], inverse: equation[columns+i], constant: equation[2*columns]}
+	}
+	return solved, true
 }
 
 // normalEquations returns the equations that the coefficients solve, one for each column. The columns of rows are divided by scale. Each
