@@ -16,7 +16,7 @@ func (e Withdraw) apply(l *Boards) { l.withdraw(e.Entry) }
 func (e *Release) apply(l *Boards) {
 	b := l.boards[e.Model]
 	s := &b.slots.records[e.Slot]
-	s.estimate.maxTokens = e.MaxUnreported // above 0: the answer is unreported. The last Counts may have had an older value.
+	s.estimate.maxTokens = e.MaxUnreported // above 0: the answer is unreported. The record may have an older value.
 	generated, firstStep, lastStep := e.Generated, e.FirstStep, e.LastStep
 	if s.estimate.firstStep != 0 && s.rank.group != nil { // only unreported answers have an estimate, and only groups have steps
 		generated, firstStep, lastStep = s.estimatedEnd()
@@ -148,7 +148,7 @@ func (e Gauged) apply(l *Boards) {
 		return
 	}
 	for _, b := range l.inOrder {
-		// The gauge shows only the sum of both kinds, so kept KV is corrected only on a rank without orphans.
+		// The gauge does not tell the two kinds apart, so kept KV is corrected only on a rank without orphans.
 		if r := b.ranks[e.Worker]; r != nil && len(r.orphans) > 0 {
 			b.correctOrphans(r, e)
 		} else if r != nil && r.keptKV.Tokens() > 0 {

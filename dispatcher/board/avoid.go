@@ -160,9 +160,8 @@ func (b *board) hiddenFrom(e *pool.Entry, g *group) bool {
 const beforePolicies, afterPolicies = true, false
 
 // bindPartlyListed binds the entries whose model name is listed by only some ranks of a group, because the policy of such a group does not
-// see them. It runs twice in each turn. Before the policies decide (beforeRounds), it binds only the entries that are older than every
-// entry that a policy sees. After the policies have decided, it binds all that it can. So neither kind of entry is always served before the
-// other.
+// see them. Before the policies decide (beforeRounds), it binds only the entries that are older than every entry that a policy sees. After
+// the policies have decided, it binds all that it can. So neither kind of entry is always served before the other.
 func (b *board) bindPartlyListed(now time.Time, beforeRounds bool) {
 	noneWaits := b.restrictedCount == 0 || len(b.partlyListedNames) == 0 // restrictedCount includes the entries that ask for such a name
 	if noneWaits {
@@ -171,14 +170,14 @@ func (b *board) bindPartlyListed(now time.Time, beforeRounds bool) {
 	for i := 0; i < b.pool.Len(); {
 		e := b.pool.Entries()[i] // the oldest entry comes first
 		placement := b.partlyListedNames[e.Name]
-		listedByAll := placement == nil // or by no rank; only policies decide about such entries
+		listedByAllOrNone := placement == nil // only policies decide about such entries
 		// In a whole group, every rank lists the name, so the policy of this group sees the entry.
-		aPolicySees := listedByAll || len(placement.wholeGroups) > 0
+		aPolicySees := listedByAllOrNone || len(placement.wholeGroups) > 0
 		switch {
 		case b.mustAvoid(e, now): // bindAvoiding binds such entries
 		case beforeRounds && aPolicySees: // the policies decide about this entry first, and the entries that follow are younger
 			return
-		case listedByAll: // the policies have left it in the pool
+		case listedByAllOrNone: // the policies have left it in the pool
 		case placement.noFreeSlot: // an earlier entry has found no free slot on the ranks that list the name
 		case b.bindToPlacement(placement, e, now):
 			continue // the entry has left the pool, so the next one has the index i now

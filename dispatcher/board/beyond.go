@@ -42,12 +42,13 @@ func (b *board) bindOverdue(e *pool.Entry, now time.Time) (bound bool) {
 
 // mayTakeOverdue says whether the rank may get a prompt (in tokens) whose hand-off is at its deadline: its engine can begin at once, or
 // there is room in the engine's own queue. The prefill engine frees the KV of a hand-off after the deadline, unless the decode engine makes
-// it keep the KV for longer. A decode engine that cannot do this has MaxEngineQueue 0, and gets no such prompt.
+// it keep the KV for longer. A decode engine that cannot do this, or must not (Config.Beyond is 0), has MaxEngineQueue 0, and gets no such
+// prompt.
 func (r *rank) mayTakeOverdue(prompt int64) bool {
-	cannotExtendDeadline := r.MaxEngineQueue == 0
+	deadlineStays := r.MaxEngineQueue == 0
 	// Orphans are KV room of ended requests that the engine may hold until it restarts. All other KV comes free sooner or later.
 	neverFits := r.Capacity > 0 && prompt > r.capacityWithoutOrphans()
-	if !r.takesRequests() || cannotExtendDeadline || neverFits {
+	if !r.takesRequests() || deadlineStays || neverFits {
 		return false
 	}
 	// While the number of slots is limited (Limit), the engine has just started, or requests of other proxies may wait in its queue.
@@ -152,9 +153,9 @@ func (p *Throughput) recordEnd(inSlot time.Duration, kv int64) {
 	p.tokens += paceWeight * (float64(kv) - p.tokens)
 }
 
-// emitPace emits how many slots the board has, how many of them are free, and how long requests keep them. It emits the same for each model
-// name that only some ranks list, counting only these ranks (a placement has the ranks of one name). It runs at the end of a Tick, after
-// its rounds: the effect wakes the callers that wait for Dispatcher.Room, and before the end they would read outdated numbers.
+// emitPace emits how many slots the board has, how many of them are free, and how long requests keep them. For each model name that only
+// some ranks list, it also emits the numbers of slots of these ranks (a placement has the ranks of one name). It runs at the end of a Tick,
+// after its rounds: the effect wakes the callers that wait for Dispatcher.Room, and before the end they would read outdated numbers.
 func (b *board) emitPace() {
 	b.pace.Slots, b.pace.Free = 0, 0
 	for _, g := range b.groups {
@@ -162,7 +163,7 @@ func (b *board) emitPace() {
 			b.pace.addRank(r)
 		}
 	}
-	b.pace.Waiting = b.pool.Len() - b.discardedWaiting // entries without a client need no slot for an answer
+	b.pace.Waiting = b.pool.Len() - b.discardedWaiting // a discarded entry has no client that waits for an answer
 	for i, placement := range b.sortedPlacements {
 		b.sortedPaces[i] = placement.paceOfName(&b.pace)
 		// Entries that ask for this name cannot take the slots of ranks that do not list it. So if more of them wait than slots are free on

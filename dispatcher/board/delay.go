@@ -31,7 +31,7 @@ const (
 // window of requests and the last one, so that it follows if copies become slower. The decode steps differ from request to request, so
 // their mean is taken.
 func (d *handoffDelay) learn(boundAt, first, last uint32) {
-	if !comparableSteps(boundAt, first) { // no step had been reported at boundAt, or the step numbers began anew after it
+	if !comparableSteps(boundAt, first) { // no step had been reported at the binding, or the numbers began anew after it
 		return
 	}
 	delay, decodeSteps := int32(first-boundAt-1), float64(last-first)+1 // the delay is 0 if the very next step brought the first token

@@ -90,7 +90,7 @@ func (b *board) runLocalRound(g *group, p *policyInUse, now time.Time) {
 	if offered == 0 {
 		return // no rank is left to the policy of this group
 	}
-	// fillSnapshot has added no entry: it reads the pool, which this entry never enters.
+	// fillSnapshot has added no entry, because the pool is empty: this entry never enters it.
 	b.addToSnapshot(w.Entry, p, now)
 	b.runPolicy(g, p, now)
 	if b.policyFailure != nil {

@@ -50,7 +50,7 @@ func (b *board) recordHandoffEnd(s *slotRecord, o Outcome, now time.Time) {
 // be. If the hand-off was the trial of a quarantined pair, the next quarantine lasts twice as long.
 func (b *board) recordLost(s *slotRecord, now time.Time) {
 	p, link := &b.pairs, s.link()
-	p.dropQuiet(now) // forgets the pairs that have not failed for long, so that old failures do not count
+	p.dropQuiet(now) // forgets the pairs whose failures are long ago
 	health := p.suspected[link]
 	if health == nil { // this is the first failure
 		health = &linkHealth{}

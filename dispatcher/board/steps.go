@@ -32,8 +32,8 @@ func (g *group) stepMs() float32 {
 }
 
 // recordSteps records the new steps of a group (countStep), and teaches the step model what the ranks did in the step before them. Then it
-// forgets the ended requests that were in no later step. It emits the shortest time that counts as a step from now on, by which the group's
-// step detector tells a new step from delayed tokens of the last one.
+// forgets the ended requests that got their last token before the newest step. It emits the shortest time that counts as a step from now
+// on, by which the group's step detector tells a new step from delayed tokens of the last one.
 func (b *board) recordSteps(g *group, reported []Step) {
 	if len(reported) == 0 {
 		return
@@ -79,8 +79,8 @@ func (g *group) generated() int64 {
 
 // learnLastStep teaches the step model what the ranks of a group did in the last step. newTokens is the number of tokens that the requests
 // of the group got in this step. It teaches nothing if the board cannot tell how many prompt tokens the step computed. The work of each
-// rank is multiplied by its Cost, because the same work takes longer on slower hardware. The number of requests is not: it only serves to
-// compute the tokens per request.
+// rank is multiplied by its Cost, because the same work takes longer on slower hardware. The requests that got a token are also counted
+// without Cost, because newTokens is divided by their number.
 func (b *board) learnLastStep(g *group, newTokens int64) {
 	g.stepRanks = g.stepRanks[:0]
 	requests, promptsSure := 0, true
@@ -188,9 +188,9 @@ func (b *board) rememberEnded(slot, generated int32, firstStep, lastStep uint32)
 }
 
 // learnFromEnded adds the tokens of a request that is about to be released to endedTokens. It also learns two numbers from the request: how
-// many steps passed between its binding and its first token (the delay), and how many steps brought tokens after that, up to lastStep. From
-// both, a rank computes how many requests it may get beyond its slots. Requests that were bound before their prefill are learned apart,
-// because their delay is the time of a prefill, and that of other requests the time in which their KV is copied.
+// many steps passed between its binding and its first token (the delay), and how many steps then brought tokens. From both, a rank computes
+// how many requests it may get beyond its slots. Requests that were bound before their prefill are learned apart, because their delay is
+// the time of a prefill, and that of other requests the time in which their KV is copied.
 func (g *group) learnFromEnded(s *slotRecord, generated int32, firstStep, lastStep uint32) {
 	g.endedTokens += int64(generated)
 	if s.boundBeforePrefill {

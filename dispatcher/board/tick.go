@@ -40,11 +40,12 @@ func (b *board) advance(now time.Time) {
 	}
 }
 
-// clearReasonsToDecide clears what can make a decision due (see decisionDue), because the board decides now. Each of the times is when a
-// wait of an entry, a rank or a pair of engines ends. Before the end of the turn, they are set anew for all that still have to wait.
+// clearReasonsToDecide clears what can make a decision due (see decisionDue), because the board decides now.
 func (b *board) clearReasonsToDecide() {
 	b.decideNow, b.heldGroupStepped = false, false
 	b.windowEnds = time.Time{}
+	// Each of these times is when a wait of an entry, a rank or a pair of engines ends. Before the end of the turn, they are set anew for all
+	// that still have to wait.
 	b.recheckHeldAt, b.pairs.quarantineEndsAt = time.Time{}, time.Time{}
 	b.retryAvoidedAt, b.retrySparedAt, b.keptEmptierUntil = time.Time{}, time.Time{}, time.Time{}
 }
@@ -103,7 +104,7 @@ func (b *board) prepareRounds(now time.Time) {
 	b.ticks++
 	b.scheduleTightEnd(now)    // a tight rank is kept emptier for a while, because its engine has preempted requests for lack of KV room
 	if b.restrictedCount > 0 { // some entries may not go to every rank, and policies do not know to which ranks they may go
-		b.bindAvoiding(now)                     // entries that avoid the ranks that have failed them
+		b.bindAvoiding(now)                     // entries that must avoid some ranks
 		b.bindPartlyListed(now, beforePolicies) // entries whose model name only some ranks of a group list
 	}
 	b.beginRounds(nil) // nil: the rounds are about the entries of the pool
@@ -121,7 +122,7 @@ func (b *board) beginRounds(localEntry *pool.Entry) {
 	b.localEntry, b.nextGroup, b.fallbackNext = localEntry, 0, false
 }
 
-// endRounds makes no group decide any more until beginRounds is called: the index of the next group is then beyond the last group.
+// endRounds lets no group decide any more until beginRounds is called: the index of the next group is then beyond the last group.
 func (b *board) endRounds() { b.nextGroup = len(b.decidingGroups) }
 
 // runRound runs the policy of the next group once. If this policy has just failed, the fallback policy decides instead. So a bug in a
