@@ -35,8 +35,8 @@ func (p *publicPace) ofModel(name string) (pace *publicPace, ownRanks bool) {
 	return p, false
 }
 
-// setListedNames sets the model names that only some ranks of the board list. For each of them, the number of slots and how soon they come
-// free are published apart (a publicPace), counting only the ranks that list the name. A name that had such values before keeps them.
+// setListedNames sets the model names that only some ranks of the board list. Each of them has values of its own (a publicPace), which
+// count only the slots of the ranks that list the name. A name that had such values before keeps them.
 func (b *boardState) setListedNames(names []string) {
 	byName := make(map[string]*publicPace, len(names))
 	b.listedPaces = b.listedPaces[:0]
