@@ -44,7 +44,7 @@ func Blank(value json.RawMessage, drop func(key string) bool) {
 		for i := from; i < to; i++ {
 			value[i] = ' '
 		}
-		if isFirst { // Cut has removed the comma after the member, so there is none before the next one
+		if isFirst { // the comma after the member is blank now, so there is none before the next one
 			o.expectNoComma()
 		}
 	}

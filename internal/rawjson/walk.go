@@ -194,15 +194,15 @@ func ArrayAt(b []byte, i int) Array {
 // Next moves to the next element, whose value then starts at Val. found is false if there is none, and also if the array is malformed.
 //
 // Before a call, Pos is where the search starts: the end of the current value, if the caller has stored it there. 0 means that the end is
-// not known, and -1 that the iteration is over. After a call, Pos is 0 if there is an element. After the last element, it is the position
-// after the array, and -1 if the array is malformed.
+// not known, and -1 that there is no array, or a malformed one. After a call, Pos is 0 if there is an element. After the last element, it
+// is the position after the array, and -1 if the array is malformed.
 func (a *Array) Next() (found bool) {
 	b, i := a.Text, a.Pos
 	if isUnknown := i == 0; isUnknown {
 		i = ValueEnd(b, a.Val)
 	}
 	a.Pos = -1 // stays so if the array turns out to be malformed
-	if i < 0 { // the iteration is over, or the current value has no end
+	if i < 0 { // there is no array, it is malformed, or the current value has no end
 		return false
 	}
 	if i = Space(b, i); i >= len(b) {

@@ -76,7 +76,7 @@ func solve(rows [][]float64, y, scale []float64) (solved []solvedEquation, ok bo
 		return nil, false
 	}
 	solved = make([]solvedEquation, columns)
-	for i, equation := range equations { // it has the factors of all coefficients, a row of the inverse matrix, and the constant
+	for i, equation := range equations { // it has the factors, of which only factor i is not 0, a row of the inverse, and the constant
 		solved[i] = solvedEquation{factor: equation[i], inverse: equation[columns+i], constant: equation[2*columns]}
 	}
 	return solved, true
