@@ -165,7 +165,7 @@ func (f *Fit) buildExact(all *Survival) (*Exact, error) {
 		if err != nil {
 			return nil, fmt.Errorf("fit file: %w", err)
 		}
-		if isKeyBucket := bucket == noBucket; !isKeyBucket {
+		if isLengthBucket := bucket != noBucket; isLengthBucket {
 			e.byLength[bucket] = NewSurvival(b.Outputs.Lengths())
 		} else if b.Outputs.Len() >= MinKeyOutputs { // Exact does not use keys with fewer outputs
 			h := newHistory(b.Outputs.Lengths())

@@ -107,7 +107,7 @@ func (o *Online) seedFromFit(f *Fit) error {
 // equal keys.
 //
 // The kind exact predicts from buckets: the outputs of equal prompts, and those of prompts of about the same length. The bounds of the
-// length buckets come from a fit, or Build computes them once enough prompts are known. Until then, Finished only collects the prompts.
+// length buckets come from a fit, or Build computes them once enough prompts are known. Until then, Finished collects the prompts for this.
 func (o *Online) Finished(prompt, output int32, key uint64) {
 	if output < 1 { // an empty answer shows nothing about the length of other answers
 		return
