@@ -49,9 +49,10 @@ func TestADecisionSaysWhereAndWhy(t *testing.T) {
 			"Prefill policy finish chose among 4 engines. 512 tokens were thought to be cached there. Decode policy evenkeel chose among 7 ranks " +
 				"with room. " +
 				"This one held 1,000 KV tokens, the fullest 9,000. It failed on p1:8000/0: status 500."}},
-		"no grounds of its prefill engine were noted": {receipt.Receipt{ID: "a", Arrival: noon, State: receipt.Ended, Attempts: []receipt.Attempt{{
-			Prefill: &receipt.Prefill{Candidate: "p1:8000/0", Policy: "finish"},
-		}}}, Decision{"a", noon.UnixMilli(), "", 0, "p1:8000/0", "", 0, "", "Prefill policy finish chose the prefill engine."}},
+		"no grounds of its prefill engine were noted": {receipt.Receipt{ID: "a", Arrival: noon, State: receipt.Ended,
+			Attempts: []receipt.Attempt{{
+				Prefill: &receipt.Prefill{Candidate: "p1:8000/0", Policy: "finish"},
+			}}}, Decision{"a", noon.UnixMilli(), "", 0, "p1:8000/0", "", 0, "", "Prefill policy finish chose the prefill engine."}},
 		"no grounds were noted": {receipt.Receipt{ID: "a", Arrival: noon, State: receipt.Ended, Attempts: []receipt.Attempt{{Decode: &receipt.Decode{Rank: "d", Policy: "jsq", Stage: "single"}}}},
 			Decision{"a", noon.UnixMilli(), "", 0, "", "d", 0, "", "Decode policy jsq chose the rank in its stage single."}},
 	} {
