@@ -29,15 +29,16 @@ type row struct {
 // index i, which are the set of (i, j), and those with this size, which are the sums of (i, j-1) plus the size.
 func (t *sumTable) fill(sizes []int64, maxItems int, bound int64) {
 	t.items, t.maxItems, t.bound, t.used = len(sizes), maxItems, bound, 0 // used 0: the arena's memory is used anew
-	if need := (t.items + 1) * (maxItems + 1); cap(t.rows) < need {
-		t.rows = make([]row, need)
+	if rows := (t.items + 1) * (maxItems + 1); cap(t.rows) < rows {
+		t.rows = make([]row, rows)
 	} else {
-		t.rows = t.rows[:need]
+		t.rows = t.rows[:rows]
 		clear(t.rows)
 	}
-	t.reserve(sizes)
-	zero := t.newRow(0, 0)
-	zero.words[0] = 1 // bit 0: the sum of no items is 0
+	t.reserveWords(sizes)
+	const firstWord, largestSum = 0, 0
+	zero := t.newRow(firstWord, largestSum) // the set of (i, 0) for each i
+	zero.words[0] = 1                       // bit 0: the sum of no items is 0
 	t.rows[0] = zero
 	for i, size := range sizes {
 		// The sets of (i, j) and of (i+1, j) for all j.
@@ -63,36 +64,42 @@ func (t *sumTable) union(withoutItem, oneFewer row, size int64) row {
 	if oneFewer.words == nil || int64(lowWord) > t.bound>>6 { // no sum with the item exists, or all are above bound
 		return withoutItem // both sets can share one row, because a row does not change after it is built
 	}
-	first := 0 // index in the new row at which the words of withoutItem begin
 	if withoutItem.words != nil {
-		first = max(0, withoutItem.lowWord-lowWord)
 		lowWord = min(lowWord, withoutItem.lowWord)
 	}
-	next := t.newRow(lowWord, max(withoutItem.top, min(t.bound, oneFewer.top+size)))
-	clear(next.words[:first])
-	end := first + copy(next.words[first:], withoutItem.words)
-	clear(next.words[end:])
-	// Each sum of oneFewer moves up by size. If the two rows begin with different words, its bit also moves by 64 for each word between
-	// them.
-	orShifted(next.words, oneFewer.words, uint(size)+uint(oneFewer.lowWord-lowWord)<<6)
+	largest := max(withoutItem.top, min(t.bound, oneFewer.top+size))
+	next := t.newRow(lowWord, largest)
+	next.copyFrom(withoutItem)
+	// The sum x of oneFewer is bit x-64*oneFewer.lowWord there, and x+size is bit x+size-64*lowWord here.
+	shiftBits := size + 64*int64(oneFewer.lowWord-lowWord) // never below 0, because next begins at or below the first sum with the item
+	orShifted(next.words, oneFewer.words, uint(shiftBits))
 	next.trim(t.bound)
 	return next
 }
 
-// reserve makes the arena large enough for all rows before any is built, because the words of a row must not move. A row has the sums that
-// exactly j of the first i+1 sizes can have, one bit for each number up to the largest of these sums. That is at most j times the largest
-// of the sizes.
-func (t *sumTable) reserve(sizes []int64) {
-	need := 1 // the row with the sum 0
+// copyFrom makes w the set that other is. w must have all words of other, and may have more before and after them, which become 0.
+func (w row) copyFrom(other row) {
+	first := max(0, other.lowWord-w.lowWord) // index in w of the first word of other; 0 if other is empty
+	clear(w.words[:first])
+	end := first + copy(w.words[first:], other.words)
+	clear(w.words[end:])
+}
+
+// reserveWords makes the arena large enough for the words of all rows. It is called before any row is built, because the words of a row
+// must not move. The row of (i, j) has the sums that exactly j of the first i sizes can have. It needs one bit for each number up to the
+// largest of these sums, which is at most j times the largest of the first i sizes. Sums above bound are left out, so they need no bits.
+func (t *sumTable) reserveWords(sizes []int64) {
+	words := 1 // for the row with only the sum 0
 	var largest int64
-	for i, size := range sizes {
-		largest = max(largest, min(size, t.bound))
-		for j := 1; j <= min(i+1, t.maxItems); j++ {
-			need += wordsFor(min(t.bound, largest*int64(j)))
+	for k, size := range sizes {
+		i := k + 1
+		largest = max(largest, min(size, t.bound)) // a size above bound is in no sum; j times such a size could overflow
+		for j := 1; j <= min(i, t.maxItems); j++ {
+			words += wordsFor(min(t.bound, largest*int64(j)))
 		}
 	}
-	if len(t.arena) < need {
-		t.arena = make([]uint64, need)
+	if len(t.arena) < words {
+		t.arena = make([]uint64, words)
 	}
 }
 

@@ -83,34 +83,44 @@ const stepBits = 10
 // There may be at most 1024 steps, and margins must be below 2^53. s keeps no reference to the slices.
 func (s *Score) SetBRH(margins []int64, discounts []float64, alpha, beta float64) {
 	s.isBR0, s.beta, s.startSlope = false, beta, 0
-	s.keys = s.keys[:0]
-	for h, margin := range margins {
-		s.keys = append(s.keys, margin<<stepBits|int64(h))
+	for h := range margins {
 		s.startSlope += alpha * discounts[h]
 	}
-	slices.Sort(s.keys) // by margin, which is in the high bits; sorting the numbers takes a third of the time that sorting the knots takes
-	if cap(s.knots) < len(margins) {
-		s.knots = make([]knot, len(margins))
-	}
-	s.knots = s.knots[:len(margins)]
-	for i, k := range s.keys {
-		margin, step := k>>stepBits, k&(1<<stepBits-1)
-		s.knots[i] = knot{margin: margin, discount: discounts[step]}
-	}
+	s.sortKnots(margins, discounts)
 	s.knee = Unlimited
+	roundingError := 1e-12 * s.startSlope
 	var discountSum, discountedMarginSum float64
 	for i := range s.knots {
 		k := &s.knots[i]
 		discountSum += k.discount
 		discountedMarginSum += k.discount * float64(k.margin)
 		k.discountSum, k.discountedMarginSum = discountSum, discountedMarginSum
+		// In each step whose margin is passed, a token costs beta, weighted with the discount of the step. So the slope falls at
+		// each knot.
+		slopeBeyond := s.startSlope - beta*discountSum
 		// The slope beyond a knot is known only after the last of the knots with the same margin.
 		lastOfMargin := i+1 == len(s.knots) || s.knots[i+1].margin > k.margin
-		// Beyond this knot, the slope is 0 or less, except for rounding errors.
-		stopsRising := s.startSlope-beta*discountSum <= 1e-12*s.startSlope
-		if lastOfMargin && stopsRising && s.knee == Unlimited {
-			s.knee = k.margin
+		if lastOfMargin && slopeBeyond <= roundingError && s.knee == Unlimited {
+			s.knee = k.margin // the first knot beyond which the score does not rise
 		}
+	}
+}
+
+// sortKnots sets s.knots to one knot for each step, sorted by margin. The sums in the knots are not set yet. It sorts numbers that have the
+// margin in their high bits and the number of the step in their low bits. That takes a third of the time that sorting the knots would take.
+func (s *Score) sortKnots(margins []int64, discounts []float64) {
+	s.keys = s.keys[:0]
+	for step, margin := range margins {
+		s.keys = append(s.keys, margin<<stepBits|int64(step))
+	}
+	slices.Sort(s.keys)
+	if cap(s.knots) < len(margins) {
+		s.knots = make([]knot, len(margins))
+	}
+	s.knots = s.knots[:len(margins)]
+	for i, key := range s.keys {
+		margin, step := key>>stepBits, key&(1<<stepBits-1)
+		s.knots[i] = knot{margin: margin, discount: discounts[step]}
 	}
 }
 

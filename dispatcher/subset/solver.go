@@ -37,25 +37,25 @@ func (s Set) Len() int { return bits.OnesCount64(s.Mask) }
 type choice struct {
 	sum   int64 // sum of scaled tokens
 	count int
-	mask  uint64 // bit i is 1 if candidate i of Solver.sizes is in the subset
+	mask  uint64 // bit i is 1 if candidate i of Solver.scaledTokens is in the subset
 	ok    bool   // false: no subset was found yet
 }
 
 // Solver finds the best subset of candidates for one rank. It keeps its memory between problems, so it allocates nothing after its largest
 // problem. Only one goroutine may use it.
 type Solver struct {
-	sizes           [MaxItems]int64 // scaled tokens of the candidates that fit within the limit alone
+	scaledTokens    [MaxItems]int64 // scaled tokens of the candidates that fit within the limit alone
 	tokens          [MaxItems]int64 // unscaled tokens of the same candidates, in the same order
 	index           [MaxItems]uint8 // index of each of these candidates in Problem.Tokens
-	count, maxCount int             // number of candidates in sizes, and how many of them may be taken
+	count, maxCount int             // number of these candidates, and how many of them may be taken
 	limit           int64           // largest sum of unscaled tokens in a set (Problem.Limit)
 	knee            int64           // Score.Knee: up to this sum, a larger sum has a better score
 
 	// upToKnee is the subset with the largest sum <= knee that was found, and beyondKnee the one with the smallest sum > knee.
 	upToKnee, beyondKnee choice
 
-	table sumTable
-	units [MaxItems]int64 // sizes in blocks of tokens, if the table of sums counts blocks
+	table  sumTable
+	blocks [MaxItems]int64 // sizes in blocks of tokens, if the table of sums counts blocks
 }
 
 // Best returns the non-empty subset with the largest score among those with at most p.Cap candidates and p.Limit tokens. In a tie, the
@@ -82,8 +82,9 @@ func (s *Solver) Best(f *Score, p Problem) (best Set, ok bool) {
 	return s.pickBetter(f), true
 }
 
-// pickBetter returns the better of s.upToKnee and s.beyondKnee as a Set. At least one of them must have been found. It translates the mask:
-// the bits of Set.Mask are indices in Problem.Tokens, and those of choice.mask are indices in s.sizes.
+// pickBetter returns, as a Set, the one of s.upToKnee and s.beyondKnee whose sum has the better score; in a tie, s.upToKnee. These are the
+// two candidates for the best choice, because the score f.F of a sum rises up to the knee and does not rise beyond it. At least one of the
+// two must have been found. The bits of Set.Mask are indices in Problem.Tokens, and those of choice.mask are indices in s.scaledTokens.
 func (s *Solver) pickBetter(f *Score) Set {
 	best := s.upToKnee
 	if !best.ok || s.beyondKnee.ok && f.Better(f.F(s.beyondKnee.sum), f.F(best.sum)) {
@@ -96,14 +97,16 @@ func (s *Solver) pickBetter(f *Score) Set {
 	return set
 }
 
-// loadCandidates copies into s the candidates that fit within the limit when they are alone, in the order of the problem. It also copies
-// the knee, the sum up to which the score rises, and forgets the best choices of the last problem up to the knee and beyond it.
+// loadCandidates copies into s the candidates that fit within the limit when they are alone, in the order of the problem. Each has two
+// numbers. The limit holds for its tokens, because they need KV room. The score and its knee (the sum up to which the score rises) are for
+// its scaled tokens: tokens times p.Cost, the load that they add to this rank. loadCandidates also forgets the best choices of the last
+// problem, up to the knee and beyond it.
 func (s *Solver) loadCandidates(f *Score, p Problem) {
 	s.count, s.limit, s.knee = 0, p.Limit, f.Knee()
 	s.upToKnee, s.beyondKnee = choice{}, choice{}
-	for i, t := range p.Tokens {
-		if t <= p.Limit {
-			s.tokens[s.count], s.sizes[s.count], s.index[s.count] = t, Scaled(t, p.Cost), uint8(i)
+	for i, tokens := range p.Tokens {
+		if tokens <= p.Limit {
+			s.tokens[s.count], s.scaledTokens[s.count], s.index[s.count] = tokens, Scaled(tokens, p.Cost), uint8(i)
 			s.count++
 		}
 	}
@@ -113,7 +116,7 @@ func (s *Solver) loadCandidates(f *Score, p Problem) {
 // singles considers each candidate as a set of one.
 func (s *Solver) singles() {
 	for i := range s.count {
-		s.consider(choice{sum: s.sizes[i], count: 1, mask: 1 << i, ok: true})
+		s.consider(choice{sum: s.scaledTokens[i], count: 1, mask: 1 << i, ok: true})
 	}
 }
 
@@ -126,7 +129,7 @@ func (s *Solver) walk(from int, base choice, tokens int64) {
 		if t > s.limit {
 			continue // no larger set with this candidate fits either
 		}
-		next := choice{sum: base.sum + s.sizes[i], count: base.count + 1, mask: base.mask | 1<<i, ok: true}
+		next := choice{sum: base.sum + s.scaledTokens[i], count: base.count + 1, mask: base.mask | 1<<i, ok: true}
 		if next.sum > s.knee && s.beyondKnee.ok && next.sum > s.beyondKnee.sum {
 			continue // a smaller sum beyond the knee was found before, and more candidates would only make next.sum larger
 		}
@@ -167,45 +170,52 @@ func countSubsets(n, maxCount int) int {
 // their tokens times cost; a cost of 0 means 1.
 //
 // What it finds is only approximate if the table counts blocks of tokens, or if the sizes are scaled, because the limit is for unscaled
-// tokens. In these cases, searchTable checks both choices against the limit, and compares them with the best single candidates and with a
-// greedy choice.
+// tokens. In these cases, improveApproximate checks both choices against the limit, and compares them with others.
 func (s *Solver) searchTable(cost float64) {
 	limit, exact := s.limit, true
 	if isScaled := cost != 1 && cost != 0; isScaled && limit != Unlimited {
-		// Scaling rounds each size by up to half a token. So a sum of scaled sizes within this lower limit is certainly within the limit for
+		// Scaling rounds each size by up to half a token. So a sum of scaled sizes within this lower limit is certainly within the
+		// limit for
 		// unscaled tokens.
-		limit, exact = int64(math.Floor(float64(limit)*cost-float64(s.maxCount)/2)), false
+		largestRounding := float64(s.maxCount) / 2
+		limit, exact = int64(math.Floor(float64(limit)*cost-largestRounding)), false
 	}
 	if limit >= 0 { // a limit below 0 means that no set is certain to be within the limit for unscaled tokens
 		countsTokens := s.findInTable(limit)
-		exact = exact && countsTokens
+		exact = exact && countsTokens // otherwise the table counted blocks of several tokens, because sums may be too large
 	}
-	if exact {
-		return
+	if !exact {
+		s.improveApproximate()
 	}
-	approximate := [2]choice{s.upToKnee, s.beyondKnee}
+}
+
+// improveApproximate compares the choices that an approximate table found (s.upToKnee and s.beyondKnee) with the single candidates and a
+// greedy choice, and stores the best in their place. Of all these, only choices within the limit count, with their exact sums.
+func (s *Solver) improveApproximate() {
+	fromTable := [2]choice{s.upToKnee, s.beyondKnee}
 	s.upToKnee, s.beyondKnee = choice{}, choice{}
-	s.singles()
+	s.singles() // each candidate alone is within the limit
 	s.considerChecked(s.greedy())
-	for _, x := range approximate {
+	for _, x := range fromTable {
 		s.considerChecked(x)
 	}
 }
 
-// considerChecked computes the exact sum of a choice from its mask, and considers the choice if its unscaled tokens are within the limit. A
-// choice with ok false is ignored.
+// considerChecked considers a choice that may come from an approximate table: its mask is right, but its sum may be in blocks of several
+// tokens, and its candidates may exceed the limit. considerChecked takes the choice only if its unscaled tokens are within the limit, and
+// sets its sum to the sum of the scaled tokens. A choice with ok false is ignored.
 func (s *Solver) considerChecked(x choice) {
 	if !x.ok {
 		return
 	}
-	var sum, tokens int64
+	var scaledTokens, tokens int64
 	for m := x.mask; m != 0; m &= m - 1 { // each turn clears the lowest bit of m
 		i := bits.TrailingZeros64(m)
-		sum += s.sizes[i]
+		scaledTokens += s.scaledTokens[i]
 		tokens += s.tokens[i]
 	}
 	if tokens <= s.limit {
-		x.sum = sum
+		x.sum = scaledTokens
 		s.consider(x)
 	}
 }
@@ -215,19 +225,16 @@ func (s *Solver) considerChecked(x choice) {
 // if the table counted blocks of tokens, because sums may be too large for single tokens. Then the sums of the two choices are in blocks,
 // and only their masks can be used.
 func (s *Solver) findInTable(limit int64) (countsTokens bool) {
-	sizes, knee := s.sizes[:s.count], s.knee
-	bound := boundOf(sizes, s.maxCount, knee, limit)
-	unit := (bound + maxBits - 1) / maxBits // tokens per block, so that bound is at most maxBits blocks; 0 or 1: single tokens
-	if unit > 1 {
-		for i, w := range sizes {
-			s.units[i] = max(1, (w+unit/2)/unit) // rounded, but a short prompt counts as a block, too
-		}
-		sizes = s.units[:s.count]
-		limit /= unit
+	sizes, knee := s.scaledTokens[:s.count], s.knee
+	bound := largestUsefulSum(sizes, s.maxCount, knee, limit)
+	perBlock := (bound + maxBits - 1) / maxBits // tokens per block, so that bound is at most maxBits blocks; 0 or 1: single tokens
+	if perBlock > 1 {
+		sizes = s.inBlocks(perBlock)
+		limit /= perBlock
 		if knee != Unlimited {
-			knee /= unit
+			knee /= perBlock
 		}
-		bound = boundOf(sizes, s.maxCount, knee, limit)
+		bound = largestUsefulSum(sizes, s.maxCount, knee, limit) // now in blocks
 	}
 	s.table.fill(sizes, s.maxCount, bound)
 	if sum, count, ok := s.table.largestUpTo(min(knee, bound)); ok {
@@ -238,17 +245,26 @@ func (s *Solver) findInTable(limit int64) (countsTokens bool) {
 			s.beyondKnee = choice{sum: sum, count: count, mask: s.table.trace(sizes, sum, count), ok: true}
 		}
 	}
-	return unit <= 1
+	return perBlock <= 1
 }
 
-// boundOf returns the largest sum that the table needs. Larger sums cannot be made, are above the limit, or exceed the knee by more than
-// the largest size. The score rises up to the knee and not beyond it, so of the sums beyond it only the smallest is needed. That exceeds
-// the knee by at most one size, because without one of its sizes it is a smaller sum, and so not beyond the knee.
-func boundOf(sizes []int64, maxCount int, knee, limit int64) int64 {
+// inBlocks returns the scaled tokens of the candidates in blocks of so many tokens, rounded. A short prompt counts as a block, too.
+func (s *Solver) inBlocks(perBlock int64) []int64 {
+	for i, size := range s.scaledTokens[:s.count] {
+		s.blocks[i] = max(1, (size+perBlock/2)/perBlock)
+	}
+	return s.blocks[:s.count]
+}
+
+// largestUsefulSum returns a bound: no sum of at most maxCount sizes that is larger can be the best choice. A sum is the load that a set of
+// candidates adds to the rank. Its score rises with the sum up to the knee, and does not rise beyond it. So of the sums
+// beyond the knee, only the smallest can be the best. It exceeds the knee by at most one size: without one of its sizes, it would be a
+// smaller sum, and so not beyond the knee. limit is the largest sum allowed.
+func largestUsefulSum(sizes []int64, maxCount int, knee, limit int64) int64 {
 	var largest, sum int64
-	for _, w := range sizes {
-		largest = max(largest, w)
-		sum += w
+	for _, size := range sizes {
+		largest = max(largest, size)
+		sum += size
 	}
 	sum = min(sum, largest*int64(maxCount), limit)
 	if knee == Unlimited {
@@ -267,8 +283,8 @@ func (s *Solver) greedy() choice {
 		pick := -1
 		for i := range s.count {
 			free := taken.mask>>i&1 == 0
-			fits := taken.sum+s.sizes[i] <= s.knee && tokens+s.tokens[i] <= s.limit
-			if free && fits && (pick < 0 || s.sizes[i] > s.sizes[pick]) {
+			fits := taken.sum+s.scaledTokens[i] <= s.knee && tokens+s.tokens[i] <= s.limit
+			if free && fits && (pick < 0 || s.scaledTokens[i] > s.scaledTokens[pick]) {
 				pick = i
 			}
 		}
@@ -276,7 +292,7 @@ func (s *Solver) greedy() choice {
 			break
 		}
 		taken.mask |= 1 << pick
-		taken.sum += s.sizes[pick]
+		taken.sum += s.scaledTokens[pick]
 		tokens += s.tokens[pick]
 		taken.count++
 		taken.ok = true
