@@ -60,16 +60,19 @@ func NewClaim(cfg Config, engine Engine, hooks Hooks, log *zap.Logger) *Claim {
 	return &Claim{
 		engine: engine, hooks: hooks, log: log, retry: cfg.Retry,
 		callLimit: cfg.RenewDeadline / 2, // after a call without an answer, there is time for another one before an owner must stop
-		origin:    cfg.Begun, wall: wallClock, askedMembers: map[string]bool{},
-		machine: NewMachine(cfg), wakeUp: make(chan struct{}, 1), done: make(chan struct{}),
+		// From origin on, the wall clock and the monotonic clock are compared. The first runs on while the computer is suspended.
+		origin: cfg.Begun, wall: wallClock,
+		askedMembers: map[string]bool{}, // no member is being asked for a vote yet
+		machine:      NewMachine(cfg), wakeUp: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 }
 
 // wallClock returns the time now without its monotonic part, so that only the wall clock counts in a difference.
 func wallClock(now time.Time) time.Time { return now.Round(0) }
 
-// Run runs the claim until ctx ends. It does not release a lease that is held then: the lease expires. To release it, call
-// Leave before.
+// Run runs the claim until ctx ends: it makes the calls that are due, each in the background, and waits for an answer, a change from
+// outside, or the time at which something is due. It does not release a lease that is held at the end: the lease expires. To release it,
+// call Leave before.
 func (c *Claim) Run(ctx context.Context) {
 	defer close(c.done)
 	results := make(chan result)
@@ -82,20 +85,7 @@ func (c *Claim) Run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
-		var call Call
-		now := time.Now()
-		c.mu.Lock()
-		c.detectSuspension(now)
-		// This time counts while a call of the store is under way: the machine makes one such call at a time.
-		wake := c.machine.nextTimer(now, now.Add(c.retry))
-		if !storeCallRuns {
-			call, wake = c.machine.Next(now)
-		}
-		if ask, ok := c.machine.AskVotes(now); ok {
-			c.askVotes(ctx, ask, begin)
-		}
-		c.publish(now)
-		c.mu.Unlock()
+		call, wake := c.nextCall(ctx, storeCallRuns, begin)
 		if call != None {
 			storeCallRuns = storeCallRuns || call != AskBack // AskBack is a call to a proxy, not to the store
 			begin(func() result { return c.makeCall(ctx, call) })
@@ -123,11 +113,33 @@ func (c *Claim) Run(ctx context.Context) {
 	}
 }
 
-// askVotes asks the other members for promises, except members to which a question is still under way. begin runs each question in
-// the background.
+// nextCall returns the call to make now, or None and when to look again. It also asks the other members for votes, if that is due, and
+// publishes the view. While a call of the store is under way (storeCallRuns), it returns None, because the machine makes one such call at a
+// time.
+func (c *Claim) nextCall(ctx context.Context, storeCallRuns bool, begin func(func() result)) (call Call, wake time.Time) {
+	now := time.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.detectSuspension(now)
+	if storeCallRuns {
+		wake = c.machine.nextTimer(now, now.Add(c.retry))
+	} else {
+		call, wake = c.machine.Next(now)
+	}
+	if ask, ok := c.machine.AskVotes(now); ok {
+		c.askVotes(ctx, ask, begin)
+	}
+	c.publish(now)
+	return call, wake
+}
+
+// askVotes asks the other members for promises. This proxy itself is the holder in the question. It leaves out members to which an earlier
+// question is still under way (askedMembers); Run takes a member from there when the answer comes. begin runs each question in the
+// background. Run then calls r.apply, which records the vote if there was no error.
 func (c *Claim) askVotes(ctx context.Context, ask Vote, begin func(func() result)) {
+	self := Dispatcher(ask.Holder)
 	for _, member := range ask.Members {
-		if member == Dispatcher(ask.Holder) || c.askedMembers[member] {
+		if member == self || c.askedMembers[member] {
 			continue
 		}
 		c.askedMembers[member] = true
@@ -170,7 +182,10 @@ func (c *Claim) detectSuspension(now time.Time) {
 // held, so that OnChange gets the views in order.
 func (c *Claim) publish(now time.Time) {
 	v := c.machine.View(now)
-	if v.Admits { // a later call of Admits compares totalSuspension, and so notices a suspension before Run does
+	if v.Admits {
+		// If the total is larger when Admits is called, the computer was suspended meanwhile, and the lease may have expired.
+		// Admits then
+		// returns false, even before Run notices the suspension.
 		c.admission.Store(&admission{until: c.machine.admitsUntil, totalSuspension: c.lastTotalSuspension})
 	} else {
 		c.admission.Store(nil)

@@ -101,15 +101,16 @@ func (w Waits) Check(bad func(key, format string, args ...any)) {
 	}
 }
 
-// Times returns the waits of a machine: StartDelay as configured, and the others in proportion to Lease.
+// Times returns all waits that keep two proxies from owning a scope at the same time. Two of them are configured: the duration of a lease,
+// and the delay until its next owner may admit. Each of the others is as many times its default as the duration is.
 func (w Waits) Times() Times {
-	t := DefaultTimes
+	defaults := DefaultTimes
 	scaled := func(d time.Duration) time.Duration {
-		return time.Duration(float64(d) / float64(t.Duration) * float64(w.Lease))
+		return time.Duration(float64(d) / float64(defaults.Duration) * float64(w.Lease))
 	}
 	return Times{
-		Duration: w.Lease, RenewDeadline: scaled(t.RenewDeadline), Retry: scaled(t.Retry), StartDelay: w.StartDelay,
-		RankDelay: scaled(t.RankDelay), Step: scaled(t.Step),
+		Duration: w.Lease, RenewDeadline: scaled(defaults.RenewDeadline), Retry: scaled(defaults.Retry), StartDelay: w.StartDelay,
+		RankDelay: scaled(defaults.RankDelay), Step: scaled(defaults.Step),
 	}
 }
 

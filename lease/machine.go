@@ -114,9 +114,13 @@ type Machine struct {
 	askingBack      bool      // the holder has not answered this proxy's AskBack yet
 }
 
-// NewMachine returns a machine that admits nothing yet, and whose first call is a Look.
+// defaultMaxEpoch is Config.MaxEpoch if it is not set.
+const defaultMaxEpoch = 1 << 30
+
+// NewMachine returns a machine that admits nothing yet. Its first call reads the lease (Look). Until SetRole says whether this proxy can
+// serve the scope, only its home counts as able to: the proxy to which the scope belongs by configuration.
 func NewMachine(cfg Config) *Machine {
-	cfg.MaxEpoch = cmp.Or(cfg.MaxEpoch, 1<<30)
+	cfg.MaxEpoch = cmp.Or(cfg.MaxEpoch, defaultMaxEpoch)
 	m := &Machine{cfg: cfg, canServe: cfg.Home, votes: map[string]time.Time{}}
 	if len(cfg.Members) > 0 { // an earlier process of this proxy may have given a promise just before it ended
 		m.givenPromise.until = cfg.Begun.Add(cfg.Duration)
@@ -131,12 +135,14 @@ func (m *Machine) startAcquire() Call {
 	return Acquire
 }
 
-// nextTimer returns when the caller must look at the machine again if no event comes earlier: the next time at which the view
-// changes or votes are due. If neither lies before the time latest, it returns latest.
+// nextTimer returns when the caller must look at the machine again if no event comes earlier. This is the next of four times, or latest, if
+// that is earlier. At three of them the view changes: a holder begins to admit requests, it must stop, or its last renewal no longer
+// counts. At the fourth, the other members must be asked for votes: their promises not to admit, by which a holder may go on without
+// renewals.
 func (m *Machine) nextTimer(now, latest time.Time) time.Time {
 	next := latest
 	if m.held { // without a lease, only the outcome of a call changes the view
-		renewalEnds := m.renewed.Add(m.cfg.RenewDeadline) // from then on, only votes let this proxy admit
+		renewalEnds := m.renewed.Add(m.cfg.RenewDeadline)
 		for _, t := range []time.Time{m.admitsFrom(), m.admitsUntil, renewalEnds, m.votesDueAt()} {
 			if t.After(now) && t.Before(next) {
 				next = t
@@ -189,7 +195,9 @@ func (m *Machine) leaseLastsAtMost() time.Duration { return max(m.cfg.Duration, 
 // startDelay is the wait from the end of the last holder's lease to this proxy's first admission.
 func (m *Machine) startDelay() time.Duration { return max(m.cfg.StartDelay, m.rec.Duration/3) }
 
-// acquirableFrom is the time from which this proxy may take the lease; ok is false if it may not take the lease at all.
+// acquirableFrom is the time from which this proxy may take the lease; ok is false if it may not take the lease at all. The scope's home,
+// to
+// which the scope belongs by configuration, may take it when the last holder's lease ends. Other proxies wait longer.
 func (m *Machine) acquirableFrom() (at time.Time, ok bool) {
 	recordIsKnown := m.hasRead && !m.acquireInDoubt
 	mayOwn := m.canServe && !m.stopping && !m.excluded()
@@ -199,12 +207,16 @@ func (m *Machine) acquirableFrom() (at time.Time, ok bool) {
 	}
 	at = m.leaseEnds()
 	if !m.cfg.Home {
-		if m.releasedByHolder() || m.neverHeld() { // the lease is free at once, but the scope's home has precedence
+		// A lease that was released or never held is free at once, so the home gets the time Step to take it first. After an
+		// expiry, the scope
+		// was without an owner for a while already, and is not left so for longer.
+		if m.releasedByHolder() || m.neverHeld() {
 			at = at.Add(m.cfg.Step)
 		}
 		at = at.Add(time.Duration(m.cfg.TakeoverRank) * m.cfg.RankDelay) // so that not all proxies try at the same time
 	}
-	return later(at, m.givenPromise.until), true // a promise that this proxy has given also keeps it from taking the lease
+	// This proxy may have promised another owner, which could not reach the store, not to take the lease for a while.
+	return later(at, m.givenPromise.until), true
 }
 
 // admitsFromIfAcquired is when this proxy may begin to admit if it acquires the lease now. If the store does not know the last
@@ -257,8 +269,11 @@ func (m *Machine) mayAskBack(now time.Time) bool {
 	return m.wantsBack() && pauseIsOver && promiseIsOver
 }
 
-// GiveBack stops admission and begins to release the lease, for a proxy that asks for the scope and names the lease's epoch. If the release
-// is not done within Step, the time limit of each step of a hand-back, this proxy remains the owner. An error says why the lease is kept.
+// GiveBack begins to release the lease, for a proxy that asks for the scope and names the lease's epoch. It sets tryReleaseUntil: as long
+// as
+// this is set, View admits nothing, and until this time Next returns Release. If no release succeeds within Step, the time limit of each
+// step of a hand-back, this proxy remains the owner. An error (ErrNotHolder with a reason) says why the lease is kept: this proxy does not
+// hold it with this epoch, or a release would leave the scope with two owners or none.
 func (m *Machine) GiveBack(now time.Time, epoch int64) error {
 	if !m.held || epoch != m.epoch {
 		return fmt.Errorf("%w: %d", ErrNotHolder, epoch)
@@ -270,7 +285,7 @@ func (m *Machine) GiveBack(now time.Time, epoch int64) error {
 		return fmt.Errorf("%w: its store does not answer, so no other proxy could take it", ErrNotHolder)
 	}
 	if m.tryReleaseUntil.IsZero() { // a repeated question does not prolong the time
-		m.tryReleaseUntil = now.Add(m.cfg.Step)
+		m.tryReleaseUntil = now.Add(m.cfg.Step) // this also stops admission
 	}
 	m.nextCall = now // Next then returns Release
 	return nil

@@ -14,8 +14,9 @@ func (m *Machine) setStoreAway(sent, now time.Time, err error) {
 	m.storeAway = failed || slow
 }
 
-// Looked records the result of a Look, which was sent at sent and answered at now. The lease that was read shows whether this proxy may
-// acquire a lease again that the store had lost, and whether an acquisition succeeded whose answer was lost.
+// Looked records the result of a Look, which read the lease: the call was sent at sent and answered at now. If the store had lost this
+// proxy's lease (storeLostLease), the record shows whether this proxy may acquire it again. If an acquisition got no answer, the record
+// shows whether it succeeded.
 func (m *Machine) Looked(sent, now time.Time, rec Record, err error) {
 	m.setStoreAway(sent, now, err)
 	if err != nil {
@@ -25,21 +26,27 @@ func (m *Machine) Looked(sent, now time.Time, rec Record, err error) {
 	m.setRecord(now, rec)
 	m.scheduleNextCall(sent, now)
 	switch {
-	case m.storeLostLease && m.noOtherHeld(): // this proxy may acquire the lease again, once all members have voted for it
+	case m.storeLostLease && m.noOtherHeld(): // acquire the lease again, once all members have promised not to admit (hasVotes)
 		if m.hasVotes(now) {
 			m.nextCall = now
 		}
 	case m.storeLostLease: // another proxy has held the lease since
 		m.stopHolding(now)
-	case m.acquiredUnknowingly(): // the answer to the acquisition was lost, so it is not known when the last holder's lease ended
-		start := now.Add(m.startDelay())
-		if m.blindAcquirePending { // the store may not have known the last holder, which may have renewed the lease just before
-			start = start.Add(m.leaseLastsAtMost()) // so wait for a whole lease, too
-		}
-		m.startHolding(sent, start, rec.Epoch)
-		m.renewed, m.admitsUntil = time.Time{}, time.Time{} // the age of the lease is not known until it is renewed
-		m.nextCall = now                                    // renew the lease at once
+	case m.acquiredUnknowingly(): // the acquisition succeeded, although no answer came
+		m.holdAsRead(sent, now)
 	}
+}
+
+// holdAsRead records that this proxy holds the lease that it has just read: the answer to its acquisition was lost. So it is not known when
+// the last holder's lease ended, and this proxy waits for a start delay from now on before it admits.
+func (m *Machine) holdAsRead(sent, now time.Time) {
+	start := now.Add(m.startDelay())
+	if m.blindAcquirePending { // the store may not have known the last holder, which may have renewed the lease just before
+		start = start.Add(m.leaseLastsAtMost()) // so wait for a whole lease, too
+	}
+	m.startHolding(sent, start, m.rec.Epoch)
+	m.renewed, m.admitsUntil = time.Time{}, time.Time{} // the age of the lease is not known until it is renewed
+	m.nextCall = now                                    // renew the lease at once
 }
 
 // acquiredUnknowingly reports whether the lease that was just read is held by this proxy although it does not know
@@ -51,23 +58,30 @@ func (m *Machine) acquiredUnknowingly() bool {
 }
 
 // setRecord stores the lease that a look or an acquisition returned, and notes when it changed. It also ends this proxy's promise to admit
-// nothing for a while, if the lease shows that the owner to whom the promise was given has stopped. An earlier process of this proxy may
-// have given a promise that this process does not know: givenPromise.to is then empty, and stands for one of the holders up to now.
+// nothing for a while, if the lease shows that the owner to whom the promise was given has stopped.
 func (m *Machine) setRecord(now time.Time, rec Record) {
 	changed := !m.hasRead || rec.Stamp != m.rec.Stamp || rec.Expiry != m.rec.Expiry
 	if changed || rec.Expiry == NotExpired { // if the store itself measures the holder's time, a renewal need not change Stamp
 		m.recChangedAt = now
 	}
-	wasHeld := m.hasRead && m.rec.Holder != "" && m.rec.Epoch == rec.Epoch // the last look saw a holder with this epoch
+	lastReadHeld := m.hasRead && m.rec.Holder != "" && m.rec.Epoch == rec.Epoch // the last look saw a holder with this epoch
 	m.rec, m.hasRead, m.acquireInDoubt = rec, true, false
 	m.maxEpochSeen = max(m.maxEpochSeen, rec.Epoch)
-	switch {
-	case !m.releasedByHolder(): // the owner may still admit, so this proxy's promise remains in force
-	case rec.Epoch == m.givenPromise.epoch: // the owner to whom the promise was given has released the lease
-		m.givenPromise = promise{}
-	case m.givenPromise.to == "" && wasHeld: // the promise was given to this holder or an earlier one, and all of them have stopped
+	if m.promisedOwnerStopped(lastReadHeld) {
 		m.givenPromise = promise{}
 	}
+}
+
+// promisedOwnerStopped reports whether the record shows that the owner to whom this proxy gave its promise has stopped: an owner stops
+// admission before it releases the lease. An earlier process of this proxy may have given a promise that this process does not know;
+// givenPromise.to is then empty. That promise was given to one of the holders up to now. If this process saw the last of them hold the
+// lease (lastReadHeld) and then release it, all of them have stopped.
+func (m *Machine) promisedOwnerStopped(lastReadHeld bool) bool {
+	if !m.releasedByHolder() {
+		return false
+	}
+	byEarlierProcess := m.givenPromise.to == ""
+	return m.rec.Epoch == m.givenPromise.epoch || byEarlierProcess && lastReadHeld
 }
 
 // scheduleNextCall sets the time of the next call: now if a Release or an AskBack is due, otherwise one interval after the last call
@@ -95,8 +109,9 @@ func (m *Machine) releaseDue(now time.Time) bool {
 	return m.held && (m.stopping || now.Before(m.tryReleaseUntil))
 }
 
-// Acquired records the outcome of Acquire. sent is when the call was sent; the lease counts from then on. A proxy that already admits by
-// votes may acquire its lease again, because the store had lost it (storeLostLease). It then continues to admit without a wait.
+// Acquired records the outcome of Acquire. sent is when the call was sent; the lease counts from then on. A new holder waits until the
+// owner before it must have stopped, and then admits. If the store has lost the lease of an owner (storeLostLease), the owner may acquire
+// it again by the votes of all other members, which are promises not to admit. It then continues to admit without a wait.
 func (m *Machine) Acquired(sent, now time.Time, rec Record, err error) {
 	m.setStoreAway(sent, now, err)
 	if err != nil {
@@ -107,13 +122,13 @@ func (m *Machine) Acquired(sent, now time.Time, rec Record, err error) {
 		}
 		return
 	}
-	start := m.admitsFromIfAcquired(now)
+	admitsNotBefore := m.admitsFromIfAcquired(now) // an earlier owner may still admit until then
 	reacquiredInTime := m.storeLostLease && now.Before(m.admitsUntil)
-	if reacquiredInTime { // the votes have kept all other members from admitting, so there is no other owner to wait for
-		start = m.admitsNotBefore
+	if reacquiredInTime { // all other members have promised not to admit, so there is no other owner to wait for
+		admitsNotBefore = m.admitsNotBefore // the start of admission with the lost lease, which lies in the past
 	}
 	m.setRecord(now, rec)
-	m.startHolding(sent, start, rec.Epoch)
+	m.startHolding(sent, admitsNotBefore, rec.Epoch)
 	m.scheduleNextCall(sent, now)
 }
 
@@ -127,9 +142,9 @@ func (m *Machine) startHolding(sent, admitsNotBefore time.Time, epoch int64) {
 	clear(m.votes)
 }
 
-// Renewed records the outcome of Renew. A renewal counts from the time at which it was sent: it only proves that the lease was held at some
-// later, unknown time. If it was sent after another proxy named a rival epoch, by which that proxy says that it owns the scope
-// (ObserveRivalEpoch, GivePromise), it also proves that there is no such epoch.
+// Renewed records the outcome of Renew; sent is when the call was sent. If the store no longer has this proxy's lease (ErrLost), the proxy
+// stops holding it, unless it may acquire it again by the votes of all other members. After any other error the lease still counts as
+// held, and the next call renews it again.
 func (m *Machine) Renewed(sent, now time.Time, err error) {
 	m.setStoreAway(sent, now, err)
 	m.scheduleNextCall(sent, now)
@@ -140,29 +155,38 @@ func (m *Machine) Renewed(sent, now time.Time, err error) {
 		m.nextCall, m.nextVotes = now, now
 	case errors.Is(err, ErrLost):
 		m.stopHolding(now)
-	case err == nil && m.rivalEpoch > 0 && !sent.After(m.rivalNamedAt): // sent before the rival epoch was named, so it disproves nothing
-		m.nextCall = now // renew again at once
 	case err == nil:
-		m.renewed, m.admitsUntil = sent, later(m.admitsUntil, sent.Add(m.cfg.RenewDeadline))
-		m.disprovenEpoch = max(m.disprovenEpoch, m.rivalEpoch) // the renewal proves that no proxy has a higher epoch
-		m.rivalEpoch = 0
-		if !now.Before(m.tryReleaseUntil) { // no release is wanted, or none succeeded in time: this proxy remains the owner
-			m.tryReleaseUntil = time.Time{}
-		}
-	} // after any other error the lease still counts as held, and the next call renews it again
+		m.recordRenewal(sent, now)
+	}
 }
 
-// Released records the outcome of Release. sent is when the call was sent. After a success it keeps the lease's epoch, and the highest
-// epoch that was seen. As long as the record has this epoch and no higher one is seen, no later holder is known, and releasedByHolder
-// trusts the release.
+// recordRenewal records a renewal that succeeded. It counts from the time at which it was sent, because it only proves that the lease was
+// held at some later, unknown time. Another proxy may have said that it owns the scope with a higher epoch (rivalEpoch). The renewal proves
+// that there is no such epoch, if it was sent after the epoch was named.
+func (m *Machine) recordRenewal(sent, now time.Time) {
+	if m.rivalEpoch > 0 && !sent.After(m.rivalNamedAt) {
+		m.nextCall = now // this renewal proves nothing, so renew again at once
+		return
+	}
+	m.renewed, m.admitsUntil = sent, later(m.admitsUntil, sent.Add(m.cfg.RenewDeadline)) // later, because votes may let it admit longer
+	m.disprovenEpoch = max(m.disprovenEpoch, m.rivalEpoch)
+	m.rivalEpoch = 0
+	if !now.Before(m.tryReleaseUntil) { // no release is wanted, or none succeeded in time: this proxy remains the owner
+		m.tryReleaseUntil = time.Time{}
+	}
+}
+
+// Released records the outcome of Release; sent is when the call was sent. After a success, this proxy no longer holds the lease. After a
+// failure, it tries again. While the process stops, it tries until the lease has expired. A hand-back for another proxy ends at
+// tryReleaseUntil instead: Next then renews the lease, and this proxy remains the owner.
 func (m *Machine) Released(sent, now time.Time, err error) {
 	m.setStoreAway(sent, now, err)
 	if err == nil {
-		m.lastReleased.epoch = m.epoch
-		m.lastReleased.maxEpochSeen = m.maxEpochSeen
+		// As long as the store has the lease with this epoch, and no higher one is seen than up to now, no later holder can exist.
+		// So
+		// releasedByHolder still trusts the release then.
+		m.lastReleased.epoch, m.lastReleased.maxEpochSeen = m.epoch, m.maxEpochSeen
 	}
-	// While the process stops, Release is called again until it succeeds or the lease has expired. A hand-back without a stop is given up at
-	// tryReleaseUntil instead, and then the lease is renewed.
 	expired := m.stopping && now.Sub(m.renewed) > m.cfg.Duration
 	if err == nil || errors.Is(err, ErrLost) || expired {
 		m.stopHolding(now)
@@ -193,42 +217,53 @@ func (m *Machine) AskedBack(now time.Time, err error) {
 
 // Next returns the call to make now, or None and when to call Next again. It also lets a lease go that cannot be held any longer, and
 // notes that an acquisition or an AskBack begins: the caller must make the call.
-//
-// A holder whose lease the store has lost (storeLostLease), for example with its data, acquires the lease again if all other members have
-// voted for it: they promise not to admit meanwhile. If the votes do not come in time, it is no longer the holder.
 func (m *Machine) Next(now time.Time) (call Call, wake time.Time) {
 	if now.Before(m.nextCall) {
 		return None, m.nextTimer(now, m.nextCall)
 	}
-	if m.storeLostLease && !now.Before(m.admitsUntil) { // the members did not vote in time
-		hadRead := m.hasRead
-		m.stopHolding(now)
-		m.hasRead = hadRead // a look since the store lost the lease remains valid
-	}
-	if m.held && m.stopping && now.Before(m.admitsFrom()) {
-		m.stopHolding(now) // not released: after a release the next holder admits at once, but the earlier owner may still admit
-	}
+	m.letGoIfOver(now)
 	switch {
-	case m.releaseDue(now):
-		return Release, now
-	case m.storeLostLease:
-		noOtherInStore := m.hasRead && !m.acquireInDoubt && m.noOtherHeld() // by the last look
-		if noOtherInStore && m.hasVotes(now) {
-			return m.startAcquire(), now
-		}
-		return Look, now
 	case m.held:
-		return Renew, now
-	}
-	if m.stopping { // this proxy takes no lease any more
+		return m.holdersCall(now), now
+	case m.stopping: // this proxy takes no lease any more
 		return None, now.Add(m.cfg.Duration)
 	}
 	switch at, mayAcquire := m.acquirableFrom(); {
 	case mayAcquire && !now.Before(at):
 		return m.startAcquire(), now
-	case m.mayAskBack(now):
+	case m.mayAskBack(now): // the scope belongs to this proxy, so ask the holder to give it back
 		m.askingBack = true
 		return AskBack, now
 	}
 	return Look, now
+}
+
+// letGoIfOver records that this proxy no longer holds the lease, if it cannot go on to hold it. A holder whose lease the store has lost
+// needs the votes of all other members in time. A holder whose process stops, while an earlier owner may still admit, leaves the lease to
+// expire: after a release, the next holder would admit at once.
+func (m *Machine) letGoIfOver(now time.Time) {
+	if votesCameTooLate := m.storeLostLease && !now.Before(m.admitsUntil); votesCameTooLate {
+		hadRead := m.hasRead
+		m.stopHolding(now)
+		m.hasRead = hadRead // stopHolding forgets the last look, but a look since the store lost the lease remains valid
+	}
+	if m.held && m.stopping && now.Before(m.admitsFrom()) {
+		m.stopHolding(now)
+	}
+}
+
+// holdersCall returns the next call of a proxy that holds the lease. If the store has lost the lease (storeLostLease), for example with its
+// data, the holder acquires it again, once a look shows no other holder and all other members have voted for it: they promise not to admit.
+func (m *Machine) holdersCall(now time.Time) Call {
+	switch {
+	case m.releaseDue(now):
+		return Release
+	case m.storeLostLease:
+		noOtherInStore := m.hasRead && !m.acquireInDoubt && m.noOtherHeld() // by the last look
+		if noOtherInStore && m.hasVotes(now) {
+			return m.startAcquire()
+		}
+		return Look
+	}
+	return Renew
 }

@@ -65,11 +65,30 @@ func (m *Machine) membersDiffer() bool {
 	return lastHolderIsOther && !slices.Equal(m.rec.Members, m.cfg.Members)
 }
 
-// GivePromise answers an owner that cannot reach the store and asks for a vote. If it returns no error, this proxy has given a promise: it
-// does not take the lease for the time Duration, and admits nothing for a start delay more, as after a lease that has expired: the clocks
-// of the two may differ in speed. If it holds a lease with a lower epoch itself, it stops admission until it has renewed that lease: a
-// renewal that succeeds proves that the asking owner's epoch does not exist.
+// GivePromise answers an owner that cannot renew its lease, because it cannot reach the store. The owner may go on if all other members
+// promise not to admit meanwhile. If GivePromise returns no error, this proxy has given its promise: it does not take the lease for the
+// time Duration, and admits nothing for a start delay more, because the clocks of the two may differ in speed. If this proxy holds a lease
+// with a lower epoch itself, it also stops admission until it has renewed that lease.
 func (m *Machine) GivePromise(now time.Time, ask Vote) error {
+	if err := m.checkVote(ask); err != nil {
+		return err
+	}
+	m.ObserveEpoch(ask.Epoch)
+	if m.held { // with a lower epoch, see checkVote
+		// The store refuses this proxy's renewal if the lease was acquired with a later epoch. So a renewal that succeeds shows
+		// that the
+		// asking owner's epoch does not exist.
+		m.stopUntilRenewed(now, ask.Epoch)
+	}
+	until := later(m.givenPromise.until, now.Add(m.cfg.Duration)) // an earlier promise may last longer
+	m.givenPromise = promise{to: ask.Holder, epoch: ask.Epoch, until: until}
+	return nil
+}
+
+// checkVote returns an error with the reason if this proxy must not give its promise to the asking owner. All members must have the same
+// fixed list, because a proxy that is not on it could take the lease without a promise. And the owner's epoch must be the latest that this
+// proxy knows of.
+func (m *Machine) checkVote(ask Vote) error {
 	self, owner := Dispatcher(m.cfg.Self), Dispatcher(ask.Holder)
 	switch {
 	case !m.hasFixedMembers() || !slices.Equal(ask.Members, m.cfg.Members):
@@ -84,16 +103,12 @@ func (m *Machine) GivePromise(now time.Time, ask Vote) error {
 	if ownsLater || sawOthersLater {
 		return fmt.Errorf("%w: epoch %d is over", ErrNoVote, ask.Epoch)
 	}
-	m.ObserveEpoch(ask.Epoch)
-	if m.held { // this proxy's lease has a lower epoch than the asking owner's
-		m.stopUntilRenewed(now, ask.Epoch)
-	}
-	m.givenPromise = promise{ask.Holder, ask.Epoch, later(m.givenPromise.until, now.Add(m.cfg.Duration))}
 	return nil
 }
 
-// votesDueAt is when to ask the other members for votes; zero: no votes are needed as long as nothing changes. The members are asked
-// if the store has not confirmed a renewal for twice the time Retry, or has lost this proxy's lease.
+// votesDueAt is when to ask the other members for votes; zero: no votes are needed as long as nothing changes. A vote is a member's promise
+// not to admit; with the votes of all, an owner may go on without the store. So the members are asked if the store has not confirmed a
+// renewal for twice the time Retry, or has lost this proxy's lease. They are asked at intervals: not before nextVotes.
 func (m *Machine) votesDueAt() time.Time {
 	switch {
 	case !m.hasFixedMembers(): // votes prove nothing, because any other proxy could take the lease

@@ -76,9 +76,13 @@ func New(client *clientv3.Client, name, identity string, duration time.Duration,
 	}
 }
 
-// Look reads all three keys at one revision of the store. It keeps what the next write compares with: the revisions, the base, and the etcd
-// lease if this process is the holder. An epoch is a revision plus the base. The base keeps epochs rising after the store has lost its data
-// and counts revisions from 1 again. Stamp is the revision of the last write to the key "last".
+// Look reads all three keys at one revision of the store: "owner" exists while the holder's etcd lease lasts, "last" names the last holder,
+// and "terms" has the base, the duration and the members of its lease. An acquisition writes all three. A release deletes "owner" and
+// empties "last".
+//
+// An epoch is the revision of the acquisition plus the base, which keeps epochs rising after the store has lost its data and counts
+// revisions from 1 again. Stamp is the revision of the last write to "last". Look keeps what the next write compares with: the revisions,
+// the base, and the etcd lease if this process is the holder.
 func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 	response, err := e.client.Txn(ctx).Then(clientv3.OpGet(e.ownerKey), clientv3.OpGet(e.lastKey), clientv3.OpGet(e.termsKey)).Commit()
 	if err != nil {
@@ -88,7 +92,7 @@ func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 	last := response.Responses[1].GetResponseRange().Kvs
 	stored := response.Responses[2].GetResponseRange().Kvs
 	e.storeRev = response.Header.Revision
-	e.lastKeyRev, e.base = 0, 0
+	e.lastKeyRev, e.base = 0, 0 // as they are without the keys "last" and "terms"
 	var terms terms
 	if len(stored) > 0 {
 		if err := json.Unmarshal(stored[0].Value, &terms); err != nil {
@@ -100,9 +104,12 @@ func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 		return lease.Record{Members: terms.Members}, nil
 	}
 	e.lastKeyRev = last[0].ModRevision
-	acquiredAt := e.lastKeyRev // without the key "terms": the last acquisition was at this revision or before
+	// Only acquisitions write "terms", so its revision is that of the last acquisition. A lease of an older evenkeel version has no
+	// such key;
+	// then the last acquisition was at the revision of "last" or before, because releases and some renewals write "last", too.
+	acquiredAt := e.lastKeyRev
 	if len(stored) > 0 {
-		acquiredAt = stored[0].ModRevision // evenkeel writes "terms" only in acquisitions; releases and some renewals write "last"
+		acquiredAt = stored[0].ModRevision
 	}
 	rec := lease.Record{
 		Holder: string(last[0].Value), Epoch: e.base + acquiredAt, Stamp: strconv.FormatInt(e.lastKeyRev, 10),
@@ -120,9 +127,13 @@ func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 	return rec, nil
 }
 
-// Acquire writes all three keys, if no other proxy has written them since Look. The new epoch is the revision of this write plus the base,
-// which is stored in the key terms and so outlives the holder. The base stays as it is, unless the epoch could then be below seenEpoch,
-// for example because the store lost its data and counts revisions from 1 again.
+// Acquire takes the lease, if no proxy holds it and it was not written since Look. It writes three keys at once: "owner", which etcd
+// deletes when the holder's etcd lease expires, "last", which names the last holder, and "terms", which has the base, the duration and the
+// members.
+//
+// The new epoch is the revision of this write plus the base. The base stays as it is, unless the new epoch might then not be above
+// seenEpoch, the highest epoch that this proxy knows of. This is so, for example, if the store lost its data and counts revisions from 1
+// again.
 func (e *Engine) Acquire(ctx context.Context, seenEpoch int64) (lease.Record, error) {
 	terms := e.terms
 	terms.Base = e.base
@@ -138,16 +149,16 @@ func (e *Engine) Acquire(ctx context.Context, seenEpoch int64) (lease.Record, er
 	if err != nil {
 		return lease.Record{}, fmt.Errorf("grant an etcd lease: %w", err)
 	}
-	response, err := e.client.Txn(ctx).
-		If(clientv3.Compare(clientv3.CreateRevision(e.ownerKey), "=", 0),
-			clientv3.Compare(clientv3.ModRevision(e.lastKey), "=", e.lastKeyRev)).
+	noOwner := clientv3.Compare(clientv3.CreateRevision(e.ownerKey), "=", 0) // the key does not exist
+	unchanged := clientv3.Compare(clientv3.ModRevision(e.lastKey), "=", e.lastKeyRev)
+	response, err := e.client.Txn(ctx).If(noOwner, unchanged).
 		Then(clientv3.OpPut(e.ownerKey, e.identity, clientv3.WithLease(granted.ID)), clientv3.OpPut(e.lastKey, e.identity),
 			clientv3.OpPut(e.termsKey, string(text))).
 		Commit()
 	if err != nil {
 		return lease.Record{}, fmt.Errorf("acquire etcd key %s: %w", e.ownerKey, err)
 	}
-	if !response.Succeeded { // a key was written since Look
+	if !response.Succeeded { // a proxy holds the lease, or it was written since Look
 		_, _ = e.client.Revoke(ctx, granted.ID) // if the call fails, the etcd lease expires by itself
 		return lease.Record{}, lease.ErrTaken
 	}
@@ -159,13 +170,16 @@ func (e *Engine) Acquire(ctx context.Context, seenEpoch int64) (lease.Record, er
 }
 
 // Renew checks that this proxy still has the key "owner", and then prolongs the key's etcd lease. The check is a call of its own, and comes
-// first, because a client that reaches no etcd member repeats KeepAliveOnce without a pause. After a failed release, the call with the
-// check also writes the key "last", which names the last holder, so that the release cannot take effect later.
+// first, because a client that reaches no etcd member repeats KeepAliveOnce without a pause.
+//
+// A release deletes the key "owner" and empties the key "last", if "last" was not written since this proxy read or wrote it (lastKeyRev). A
+// release that got no answer may still do so later (releaseInDoubt). So the check then also writes "last" again: after this, the release
+// finds another revision of "last", and changes nothing.
 func (e *Engine) Renew(ctx context.Context, epoch int64) error {
 	acquiredAt := epoch - e.base // the revision at which this proxy created the key "owner": an epoch is this revision plus the base
 	conditions := []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(e.ownerKey), "=", acquiredAt)}
 	var writes []clientv3.Op
-	if e.releaseInDoubt { // a release that is still under way fails after this write, because it compares the same revision
+	if e.releaseInDoubt {
 		conditions = append(conditions, clientv3.Compare(clientv3.ModRevision(e.lastKey), "=", e.lastKeyRev))
 		writes = []clientv3.Op{clientv3.OpPut(e.lastKey, e.identity)}
 	}

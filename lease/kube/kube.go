@@ -42,7 +42,8 @@ func New(client Client, name, identity string, duration time.Duration, members [
 // membersKey is the annotation with the ids of the proxies that may take the lease, separated by commas.
 const membersKey = "evenkeel/members"
 
-// Look reads the object. If it does not exist, the lease was never held.
+// Look reads the object, and returns its state as a record. It keeps the object in e.last, because a later write must have the same
+// resourceVersion: the API server then refuses it if the object has changed since. If the object does not exist, the lease was never held.
 func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 	l, err := e.client.Get(ctx, e.name, metav1.GetOptions{})
 	switch {
@@ -53,7 +54,7 @@ func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 		return lease.Record{}, fmt.Errorf("read Lease %s: %w", e.name, err)
 	}
 	e.last = l
-	return e.record(), nil
+	return e.record(), nil // of e.last
 }
 
 // record returns the state in the object that was last read or written.
@@ -75,8 +76,9 @@ func (e *Engine) record() lease.Record {
 	return r
 }
 
-// Acquire replaces the object that was last read. The API server refuses this if the object was written since: it then has
-// another resourceVersion.
+// Acquire writes this proxy into the object that was last read (e.last), or creates the object if there was none. The API server refuses
+// this if the object was written or created since. The new epoch is one more than the object's epoch and seenEpoch, the highest epoch that
+// this proxy knows of. seenEpoch may be the larger one, for example if the object was deleted.
 func (e *Engine) Acquire(ctx context.Context, seenEpoch int64) (lease.Record, error) {
 	highest := seenEpoch
 	next := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: e.name,
