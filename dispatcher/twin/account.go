@@ -13,7 +13,7 @@ type account struct {
 	// variances has, by policy, the random variance of the mean step length over one second of traffic, as share of the squared step length.
 	variances         map[string]*ewma
 	bias              bias
-	hoursUntil        time.Time        // traffic before this time is already counted in the field hours
+	hoursCountedUntil time.Time        // traffic before this time is already counted in the field hours
 	hours             map[string]*hour // by the name of a policy that is not in force: its replays of about the last hour
 	checkpoints       []*Checkpoint    // states of replays from which the next window's replays under other policies may begin
 	stepsToFirstToken int32            // usual number of steps from binding a request to its first token; 0: not known
@@ -94,22 +94,27 @@ type bias struct {
 	lastError float64 // absolute value of the last window's error; 0: chance explains the error, or its difference from meanError
 }
 
-// add adds windowError, the mean error of the replays of a window, as share of a step. The window has so many seconds; newSeconds of them
-// are in no earlier window. deviation is the random standard deviation of windowError.
+// add adds windowError, the signed error of the mean step in the replays of a window, as share of a step. The window has so many seconds;
+// newSeconds of them are in no earlier window. deviation is the random standard deviation of windowError. Chance explains an error of at
+// most twice its standard deviation.
 //
-// Chance explains an error of at most twice its standard deviation. hourError becomes the mean error of about the last hour; 0: chance
-// explains it. lastError becomes the error of this window; 0: chance explains it, or its distance from the mean of earlier windows.
+// add sets the two errors that chance does not explain, for the bounds on the errors of results. hourError is that of the mean over about
+// the last hour. lastError is that of this window alone. It is set only if the window also differs from the earlier mean by more than
+// chance explains: otherwise that mean is a better estimate than one window.
 func (b *bias) add(windowError, deviation, seconds, newSeconds float64) {
 	b.lastError, b.hourError = 0, 0
-	beyondChance, unlikeEarlier := math.Abs(windowError) > 2*deviation, math.Abs(windowError-b.meanError) > 2*deviation
-	if beyondChance && unlikeEarlier { // else meanError is a better estimate than the error of this one window
+	beyondChance := math.Abs(windowError) > 2*deviation
+	unlikeEarlier := math.Abs(windowError-b.meanError) > 2*deviation
+	if beyondChance && unlikeEarlier {
 		b.lastError = math.Abs(windowError)
 	}
 	b.seconds = min(b.seconds+newSeconds, time.Hour.Seconds())
 	// The new seconds get their share of the hour, so older errors count less and less.
-	b.meanError += min(1, newSeconds/b.seconds) * (windowError - b.meanError)
-	windows := max(1, b.seconds/seconds) // the random error of a mean over n windows is smaller by the square root of n
-	if math.Abs(b.meanError) > 2*deviation/math.Sqrt(windows) {
+	newShare := min(1, newSeconds/b.seconds)
+	b.meanError += newShare * (windowError - b.meanError)
+	windows := max(1, b.seconds/seconds) // number of such windows in the hour
+	deviationOfMean := deviation / math.Sqrt(windows)
+	if math.Abs(b.meanError) > 2*deviationOfMean {
 		b.hourError = math.Abs(b.meanError)
 	}
 }
@@ -127,6 +132,9 @@ func (s *steps) add(ms float64) { s.n, s.ms = s.n+1, s.ms+ms }
 
 // mean returns the mean length of a step in ms; 0: there are no steps.
 func (s *steps) mean() float64 { return s.ms / max(1, s.n) }
+
+// addAll adds the other steps.
+func (s *steps) addAll(others *steps) { s.n, s.ms = s.n+others.n, s.ms+others.ms }
 
 // fade lowers the weight of the steps counted so far to the share keep (1: unchanged), and then adds the other steps, multiplied by share.
 func (s *steps) fade(keep float64, others *steps, share float64) {
@@ -176,9 +184,8 @@ type hour struct {
 
 // addToHour adds the replays of a window under another policy, and under the policy in force, to the other policy's sums over about the
 // last hour. It returns how the two compare in this hour; the zero Hour if the other policy cannot be replayed. newSeconds is the length of
-// the window's part that is in no earlier window. deviationOfSecond is the random standard deviation of the mean step in one replay of one
-// second, as share of the step; longer replays differ less. The error of the result also includes a.bias, the part of the error of replays
-// under the policy in force that chance does not explain.
+// the window's part that no earlier window has added. deviationOfSecond is the random error of a replay of one second: the standard
+// deviation of its mean step, as share of the step. Longer replays have smaller ones.
 func (a *account) addToHour(other, inForce *policyReplays, newSeconds, deviationOfSecond float64) Hour {
 	if other.failed != nil {
 		return Hour{}
@@ -189,15 +196,15 @@ func (a *account) addToHour(other, inForce *policyReplays, newSeconds, deviation
 		a.hours[other.name] = h
 	}
 	h.add(other, inForce, newSeconds, deviationOfSecond)
-	found := h.result(&a.bias)
-	found.To = a.hoursUntil
+	found := h.result(&a.bias)     // replays under the policy in force show the bias; it is assumed for the other policy, too
+	found.To = a.hoursCountedUntil // the end of the traffic in the sums
 	return found
 }
 
 // add adds the part of a window's replays that is in no earlier window, so that each second of traffic counts once. Of several replays
 // under a policy, it adds the mean. It adds nothing if the window has no new part, or if a policy has no steps in the new part. newSeconds
 // is the length of the new part. deviationOfSecond is the random standard deviation of the mean step in one replay of one second, as share
-// of the step.
+// of the step. It is that of the other policy, because h.variance is for the other policy's mean step only.
 func (h *hour) add(other, inForce *policyReplays, newSeconds, deviationOfSecond float64) {
 	if newSeconds <= 0 || inForce.newSteps.n == 0 || other.newSteps.n == 0 {
 		return
@@ -206,10 +213,12 @@ func (h *hour) add(other, inForce *policyReplays, newSeconds, deviationOfSecond 
 	// Lower the weight of older traffic, so that old and new traffic together are at most an hour.
 	keep := min(1, (maxSeconds-newSeconds)/max(1, h.seconds))
 	h.seconds = keep*h.seconds + newSeconds
-	h.inForceSteps.fade(keep, &inForce.newSteps, 1/inForce.stepMs.n) // newSteps adds up all replays, so divide by their number
-	h.otherSteps.fade(keep, &other.newSteps, 1/other.stepMs.n)
+	// newSteps has the steps of all replays of the new part together, so divide by the number of replays.
+	inForceReplays, otherReplays := inForce.stepMs.n, other.stepMs.n
+	h.inForceSteps.fade(keep, &inForce.newSteps, 1/inForceReplays)
+	h.otherSteps.fade(keep, &other.newSteps, 1/otherReplays)
 	// newShare is the share of the other policy's step time in the hour that comes from this window.
-	newShare := other.newSteps.ms / other.stepMs.n / h.otherSteps.ms
+	newShare := other.newSteps.ms / otherReplays / h.otherSteps.ms
 	newDeviation := other.stepMs.deviationOfMean(deviationOfSecond) / math.Sqrt(newSeconds)
 	// This is the variance of a weighted mean of old and new traffic.
 	h.variance = (1-newShare)*(1-newShare)*h.variance + newShare*newShare*newDeviation*newDeviation
@@ -245,3 +254,7 @@ type policyReplays struct {
 	stepMs   tally // mean step length of each replay, in ms
 	newSteps steps // steps of all replays in the part of the window that no earlier verdict has counted
 }
+
+// hasResults says whether replays of the policy count: there was one, and the policy is not a duplicate. The first replay of a policy shows
+// its canonical name, and so whether it is a duplicate; that replay is not used.
+func (p *policyReplays) hasResults() bool { return p.stepMs.n > 0 && !p.duplicate }

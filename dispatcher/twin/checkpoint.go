@@ -50,11 +50,14 @@ func (r *Replay) saveCheckpoint(at float64) {
 	r.Checkpoints = append(r.Checkpoints, c)
 }
 
-// remainingTokens returns how many tokens a request will generate after it has age tokens. The window has no record of a request that
-// really left before the window began, but a replay that began with a checkpoint may still have this request. Then the number comes from
-// the checkpoint.
+// remainingTokens returns how many tokens a request will generate after it has age tokens. It is asked once for each request: when the
+// replay begins or, if that is later, when the request arrives.
+//
+// A replay that began with a checkpoint may have requests that really left before the window began, so that the window has no record of
+// them. For these, the number comes from the checkpoint. It was saved at the time at which this replay begins, so it is still right.
 func (r *Replay) remainingTokens(id uint64, age int32) int32 {
-	if r.startedFrom != nil && r.history.answerOf(id) == nil {
+	windowHasRecord := r.history.answerOf(id) != nil
+	if r.startedFrom != nil && !windowHasRecord {
 		if remaining, known := r.startedFrom.remaining[id]; known {
 			return max(1, remaining)
 		}

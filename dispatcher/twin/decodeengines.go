@@ -123,8 +123,8 @@ func (d *decodeEngines) placeRunning(newPolicy bool) (unplaced []board.Charge) {
 
 // requestOf returns the state of a request that was on a rank of group g before the replay began: it runs, its KV is being pulled, or it
 // waits in its engine's queue, because all slots of the engine itself are taken (inEngineQueue). c.Slot is the index of its record on the
-// board. In the result, Reserved says that its KV is on the rank or on the way. DecodesFrom is the simulated step of its first token, which
-// stays 0 for a request that runs.
+// board. In the result, Reserved says that its KV is on the rank or on the way. DecodesFrom is the simulated step of its first token; it
+// stays 0 for a request that runs, and KVNotReady means that this step is not known yet.
 func (d *decodeEngines) requestOf(c *board.Charge, g *virtual.Group, inEngineQueue bool) virtual.Request {
 	first := d.firstTokenStep(c, g)
 	q := virtual.Request{Slot: c.Slot, Prompt: c.Prompt, Gen: c.Generated, Reserved: true}
@@ -134,10 +134,16 @@ func (d *decodeEngines) requestOf(c *board.Charge, g *virtual.Group, inEngineQue
 	case inEngineQueue: // the engine has no free slot for the request, and will pull its KV only when a slot is free
 		q.Reserved, q.DecodesFrom, q.StepsToFirstToken = false, virtual.KVNotReady, int64(d.history.stepsToFirstToken)
 	default: // the request's KV is being pulled
-		// Simulated step 0 has the reported number g.Number+1. Reported numbers may wrap around, so their difference is taken as an int32.
-		q.DecodesFrom = max(0, int64(int32(first-g.Number))-1)
+		q.DecodesFrom = simulatedStep(first, g)
 	}
 	return q
+}
+
+// simulatedStep returns which simulated step of the group has this reported number; 0, the first, if the number is that of an earlier step.
+// Simulated step 0 has the reported number g.Number+1. Reported numbers may wrap around, so their difference is taken as an int32.
+func simulatedStep(reported uint32, g *virtual.Group) int64 {
+	stepsAhead := int64(int32(reported - g.Number))
+	return max(0, stepsAhead-1)
 }
 
 // assignSlots gives the slots of a rank to its requests, in the order in which they begin to decode. Requests that wait in the engine's
@@ -153,14 +159,16 @@ func (r *rank) assignSlots() {
 }
 
 // firstTokenStep returns the number, as the engine counts steps, of the step in which a request on a rank got or will get its first token.
+// It is estimated: the first step after the binding, and as many more as the request waits for its first token.
 func (d *decodeEngines) firstTokenStep(c *board.Charge, g *virtual.Group) uint32 {
-	first := c.Step + 1 + uint32(d.stepsToFirstToken(c.ID))
-	if c.Step == 0 { // no step number was known when the request was bound, so assume that it was bound just before the present step
-		first = g.Number + uint32(d.stepsToFirstToken(c.ID))
+	boundAtStep := c.Step // the last step that was reported when the request was bound
+	if boundAtStep == 0 { // no step was reported by then, so assume that the request was bound just before the present step
+		boundAtStep = g.Number - 1
 	}
+	first := boundAtStep + 1 + uint32(d.stepsToFirstToken(c.ID))
 	inFuture := int32(first-g.Number) > 0 // as an int32, because step numbers may wrap around
-	if c.Started && inFuture {
-		return g.Number // the request has its first token already, so the estimate is wrong
+	if c.Started && inFuture {            // the request has its first token already, so it came in the present step at the latest
+		return g.Number
 	}
 	return max(1, first) // 0 would mean that no token has come
 }

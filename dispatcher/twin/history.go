@@ -69,7 +69,8 @@ func (l *historyLearner) add(id uint64, a answer) {
 }
 
 // recordArrival records an arrival. An arrival with a known ID, or with the key and the number of tokens of a request that has failed, is
-// the same request again. Any other arrival is a new request. r.age is the number of tokens that earlier ranks have produced already.
+// the same request again. Such an arrival is noted in resumptions, and the replay skips it: there, a request that loses its rank comes back
+// by itself. Any other arrival is a new request. r.age is the number of tokens that earlier ranks have produced already.
 func (l *historyLearner) recordArrival(r *arrival) {
 	i, known := l.index[r.id]
 	if !known && r.age > 0 { // the request has tokens from a rank that failed, and may come back with another ID
@@ -84,12 +85,17 @@ func (l *historyLearner) recordArrival(r *arrival) {
 	l.index[r.id] = i // from now on, this ID stands for the same answer
 	a := &l.answers[i]
 	a.leftAt = hasNotLeft
-	a.tokensBeforeLastRank, a.tokensLastSeen = r.age, r.age // the new rank has added no tokens yet
+	a.tokensBeforeLastRank = r.age // tokensBeforeFirstRank stays: that rank came earlier
+	a.tokensLastSeen = r.age       // the new rank has added no tokens yet
 }
 
+// wasResumed says whether the answer has tokens from an earlier rank than its last one, because a rank failed.
+func (a *answer) wasResumed() bool { return a.tokensBeforeLastRank > a.tokensBeforeFirstRank }
+
 // recordDeparture records that a request has left, at a time since the window began. d.generated is the number of tokens that its last rank
-// generated; below 0: it never had a slot. If a rank failed, the request may have been resumed on another one, and its answer already had
-// tokens before this last rank. The number of steps to the first token is learned only from requests that had a single rank.
+// generated; below 0: it never had a slot. The number of steps to the first token is learned only from requests that had a single rank. If
+// the rank failed, the request may come back with another ID. recordArrival then recognises it by its key and the number of its tokens, so
+// both must be known.
 func (l *historyLearner) recordDeparture(at time.Duration, d *departure) {
 	i, known := l.index[d.id]
 	if !known { // the request is of another model
@@ -97,18 +103,19 @@ func (l *historyLearner) recordDeparture(at time.Duration, d *departure) {
 	}
 	a := &l.answers[i]
 	a.leftAt, a.tokensLastSeen = at, a.tokensBeforeLastRank+max(0, d.generated)
-	switch resumed := a.tokensBeforeLastRank > a.tokensBeforeFirstRank; {
-	case resumed: // d.stepsToFirstToken counts from the binding to the last rank, not to the first
+	neverBound := d.generated < 0
+	switch {
+	case a.wasResumed(): // d.stepsToFirstToken counts from the binding to the last rank, not to the first
 		a.stepsToFirstToken = stepsUnknown
-	case d.generated < 0: // its answer has no length
+	case neverBound: // its answer has no length
 		a.tokensLastSeen = neverHadSlot
 	case d.stepsToFirstToken >= 0:
 		a.stepsToFirstToken = d.stepsToFirstToken
 		l.knownSteps = append(l.knownSteps, d.stepsToFirstToken)
 	}
 	recognisable := a.key != 0 && a.tokensLastSeen > 0
-	if d.failed && recognisable { // the request may come back with another ID
-		l.mayComeBack[failedRequest{a.key, a.tokensLastSeen}] = i
+	if d.failed && recognisable {
+		l.mayComeBack[failedRequest{key: a.key, tokens: a.tokensLastSeen}] = i
 	}
 }
 

@@ -78,14 +78,16 @@ func (l lengths) shareLongerThan(tokens int32) float64 {
 	return l.steps[at-1].share // no answer ended between that length and this one
 }
 
-// draw returns a random length, in tokens, for an answer that is longer than least: the first length that at most a random share of the
-// answers exceed. The ID is the seed, so that an answer has the same length in each replay. If the draw falls beyond the longest answer
-// that was seen to end, the result is endless.
+// draw returns a random length, in tokens, for an answer that is longer than least. l.steps is a survival curve: for each length, the share
+// of the answers that are longer. draw inverts this curve. It draws a share between 0 and that of the answers longer than least, and
+// returns the first length at which the curve has fallen to this share. If the curve never falls so far, because some answers were not seen
+// to end, the result is endless. The ID is the seed, so that an answer has the same length in each replay.
 func (l lengths) draw(least int32, id uint64) int32 {
 	longer := l.shareLongerThan(least)
 	share := longer * rand.New(rand.NewPCG(id, 0)).Float64()
-	// Shares fall from step to step, so the operands of the comparison are exchanged.
-	at, _ := slices.BinarySearchFunc(l.steps, share, func(s survival, want float64) int { return cmp.Compare(want, s.share) })
+	// The shares in l.steps fall, and a binary search needs values that rise. So the result of the comparison is reversed.
+	risesToShare := func(s survival, want float64) int { return cmp.Compare(want, s.share) }
+	at, _ := slices.BinarySearchFunc(l.steps, share, risesToShare)
 	if longer == 0 || at == len(l.steps) { // longer 0: no answer was seen to be longer than least
 		return endless
 	}

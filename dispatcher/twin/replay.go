@@ -22,15 +22,12 @@ const maxJitter = 0.01
 // NewReplay prepares a replay of a model under the policy spec (empty: the policy in force). Replays with the same seed have the same
 // random numbers. A replay under another policy with seed 0 also saves checkpoints. The error says why the model cannot be replayed.
 func NewReplay(w *Window, model, spec string, seed uint64) (*Replay, error) {
-	boardsAtStart := w.Segments[0].Boards
-	switch groups, dense := boardsAtStart.Groups(model); {
-	case dense || len(groups) == 0: // dense: there are also ranks in no barrier group
-		return nil, fmt.Errorf("%s has ranks that do not step together", model)
-	case isMixed(groups):
-		return nil, fmt.Errorf("%s has ranks that prefill and decode, whose steps are not foretold", model)
+	if err := w.checkReplayable(model); err != nil {
+		return nil, err
 	}
-	// b is the copy of the boards with which the replay begins. It comes from the checkpoint startedFrom; nil: from the real boards.
-	// newPolicy says that its policy is not the one under which its requests were placed.
+	// b is the copy of the boards with which the replay begins. It comes from the checkpoint startedFrom, which an earlier replay has
+	// saved;
+	// nil: from the real boards. newPolicy says that its policy is not the one under which its requests were placed.
 	b, startedFrom, newPolicy, err := w.startBoards(model, spec)
 	if err != nil {
 		return nil, err
@@ -45,16 +42,27 @@ func NewReplay(w *Window, model, spec string, seed uint64) (*Replay, error) {
 	if firstOfPolicy := seed == 0; firstOfPolicy && spec != "" { // one replay of each other policy is enough to save checkpoints
 		r.checkpointTimes = w.checkpointTimes()
 	}
+	from, to := w.newPart() // steps in this part are in no earlier window, and are counted for the first time
+	r.uncountedBetween = [2]float64{ms(from.Sub(w.From())), ms(to.Sub(w.From()))}
 	r.collectArrivals(w, model)
-	r.OnBind, r.OnRefuse, r.OnOtherEffect = r.place, r.dropRefused, r.failOnPanic
+	r.OnBind, r.OnRefuse, r.OnOtherEffect = r.place, r.dropRefused, r.failOnPanic // what the boards decide is carried out by these
 	r.engines = newDecodeEngines(r)
-	if err := r.buildEngines(groups, boardsAtStart, w.End); err != nil {
+	if err := r.buildEngines(groups, w); err != nil {
 		return nil, err
 	}
 	r.resumeRequests(newPolicy)
-	from, to := w.newPart() // steps in this part are in no earlier window, and are counted for the first time
-	r.uncountedBetween = [2]float64{ms(from.Sub(w.From())), ms(to.Sub(w.From()))}
 	return r, nil
+}
+
+// checkReplayable returns an error with the reason if the model cannot be replayed: a rank does not step together with others, or prefills.
+func (w *Window) checkReplayable(model string) error {
+	switch groups, dense := w.Segments[0].Boards.Groups(model); {
+	case dense || len(groups) == 0: // dense: there are also ranks in no barrier group
+		return fmt.Errorf("%s has ranks that do not step together", model)
+	case isMixed(groups):
+		return fmt.Errorf("%s has ranks that prefill and decode, whose steps are not foretold", model)
+	}
+	return nil
 }
 
 // startBoards returns a copy of the boards with which a replay begins: those of a checkpoint of the same policy (from) or, if from is nil,
@@ -83,10 +91,11 @@ func rejectionError(effects []board.Effect) error {
 	return nil
 }
 
-// collectArrivals collects the arrivals and the changes of ranks from all segments, with times since the window began.
+// collectArrivals collects the arrivals and the changes of ranks from all segments, with times since the window began. It leaves out
+// resumptions: arrivals of requests that had come before and lost their rank. In a replay, such a request comes back by itself.
 func (r *Replay) collectArrivals(w *Window, model string) {
 	r.arrivals = arrivalQueue{segments: w.Segments, from: w.From(), model: model, skipped: r.history.resumptions}
-	r.arrivals.skipToNext()
+	r.arrivals.skipToNext() // to the first one that is not skipped
 	for _, s := range w.Segments {
 		offset := s.From.Sub(w.From())
 		for _, c := range s.rankChanges {
@@ -95,19 +104,20 @@ func (r *Replay) collectArrivals(w *Window, model string) {
 	}
 }
 
-// buildEngines makes the simulated engines of the groups. Their steps follow the line (step length over load) that was learned by the end
-// of the window, shifted so that its mean is that of the window's steps. The boards get the part of this step model that policies may see:
-// if the real policy may not use the line yet (InForce), the replayed ones may not either. The error names a group without a line.
-func (r *Replay) buildEngines(groups []board.GroupView, boardsAtStart, boardsAtEnd *board.Boards) error {
-	viewsAtStart, _ := boardsAtStart.Groups(r.Model)
-	viewsAtEnd, _ := boardsAtEnd.Groups(r.Model)
+// buildEngines makes the simulated engines of the groups with which the replay begins; after a checkpoint, these are the groups of its
+// boards. Their steps follow the line (step length over load) that was learned by the end of the window, shifted so that it goes through
+// the mean of the window's real steps. The boards get the part of this step model that policies may see: if the real policy may not use the
+// line yet (InForce), the replayed ones may not either. The error names a group without a line.
+func (r *Replay) buildEngines(groups []board.GroupView, w *Window) error {
+	realAtStart, _ := w.Segments[0].Boards.Groups(r.Model)
+	realAtEnd, _ := w.End.Groups(r.Model)
 	for i := range groups {
 		v := &groups[i]
-		atStart, atEnd := viewOf(viewsAtStart, v.Key), viewOf(viewsAtEnd, v.Key)
+		atStart, atEnd := viewOf(realAtStart, v.Key), viewOf(realAtEnd, v.Key)
 		if atStart == nil || atEnd == nil || !atEnd.Line.Known() {
 			return fmt.Errorf("the time of a step of %s is not known yet", v.Key.Name)
 		}
-		model := atEnd.Line.ThroughStepsSince(atStart.Line.Learned)
+		model := atEnd.Line.ThroughStepsSince(atStart.Line.Learned) // the shifted line
 		if err := r.engines.addGroup(v, model); err != nil {
 			return err
 		}
@@ -134,12 +144,15 @@ func visibleModel(inForce bool, m board.StepModel) board.StepModel {
 func (r *Replay) resumeRequests(newPolicy bool) {
 	unplaced := r.engines.placeRunning(newPolicy)
 	for _, e := range r.Boards.Waiting(r.Model) {
-		// Age counts the tokens that earlier ranks generated. An early request gets its rank before its prefill.
-		r.addWaiting(e.ID, arrival{
+		// The request is in the pool already, with the entry e. Age counts the tokens that earlier ranks generated. An early
+		// request gets its
+		// rank before its prefill. No client waits for a request with discard: it only makes its prefill engine free the KV.
+		j := r.addWaiting(e.ID, arrival{
 			id: e.ID, key: e.Key, prompt: int32(e.Prompt), age: int32(e.Age), early: e.Early, discard: e.Discard,
-		}).entry = e
+		})
+		j.entry = e
 	}
-	for _, c := range unplaced {
+	for _, c := range unplaced { // these are in no pool yet: they give up their slots, and enqueue puts them into the pool
 		// Cancelled, because the answer was cut off: its tokens so far are not the length of a whole answer.
 		r.Boards.Apply(&board.Release{Model: r.Model, Slot: c.Slot, Outcome: board.Outcome{Kind: board.Cancelled}}, r.Began)
 		since := c.Since.Sub(r.Began)
@@ -242,8 +255,9 @@ func (r *Replay) Run(turns int) (over bool, err error) {
 }
 
 // nextTurn returns the time of the next turn, in ms: a step ends, the boards have something to decide, a request arrives, a client leaves,
-// or the ranks change. A client must leave at its own time: a checkpoint that was saved before it leaves would keep its request, and the
-// next window has no record of when the client left.
+// or the ranks change. The departure of a client could also wait for the next of the other events. But a checkpoint, the state from which
+// the replay of a later window begins, may be saved before that event, with a request whose client has left. The later window has no record
+// of the departure, so the request would never leave.
 func (r *Replay) nextTurn() float64 {
 	next := r.engines.nextAt() // when a step ends, or the boards have something to decide
 	if at, more := r.arrivals.nextAt(); more {

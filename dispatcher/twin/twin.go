@@ -145,6 +145,9 @@ func (t *Twin) Work(turns int) (verdicts []Verdict, more bool) {
 
 // finishReplay adds the result of the replay that has ended to the results of its policy, and goes on to the next policy. err is why the
 // replay failed; nil: it did not fail. If an earlier replay of the policy had a result, an error is ignored and that result counts.
+//
+// Two specs may stand for the same policy. This shows only after a replay, by the policy's canonical name. The later one of the two is a
+// duplicate then: its result is not used, and it is not replayed again.
 func (j *judging) finishReplay(err error) {
 	policy := &j.policies[j.current]
 	switch {
@@ -152,7 +155,7 @@ func (j *judging) finishReplay(err error) {
 		policy.name = j.replay.Boards.Policy()
 		policy.duplicate = slices.ContainsFunc(j.policies[:j.current], func(earlier policyReplays) bool { return earlier.name == policy.name })
 		policy.stepMs.add(j.replay.StepMs())
-		policy.newSteps.fade(1, &j.replay.newSteps, 1) // adds the steps, with no weight lowered
+		policy.newSteps.addAll(&j.replay.newSteps)
 		j.checkpoints = append(j.checkpoints, j.replay.Checkpoints...)
 	case policy.stepMs.n == 0:
 		policy.failed = err
@@ -168,16 +171,20 @@ func (t *Twin) beginModel(j *judging) bool {
 	if j.window = j.latest.partWithAllGroups(j.model()); j.window == nil {
 		return false
 	}
-	// If earlier windows of the model were judged, the new window gets what they have shown, the time until which the sums over the
-	// last hour have counted their traffic (HoursUntil), and the states that their replays have saved.
-	if a := t.models[j.model()]; a != nil {
-		j.window.StepsToFirstToken, j.window.HoursUntil, j.window.Checkpoints = a.stepsToFirstToken, a.hoursUntil, a.checkpoints
+	if a := t.models[j.model()]; a != nil { // earlier windows of the model were judged
+		j.window.inheritFrom(a)
 	}
 	j.policies = make([]policyReplays, 1, 1+len(t.specs)) // the first, without a spec, is the policy in force
 	for _, spec := range t.specs {
 		j.policies = append(j.policies, policyReplays{spec: spec})
 	}
 	return true
+}
+
+// inheritFrom gives the window what replays need of earlier windows: how many steps a request usually waits for its first token, until when
+// traffic is counted in the sums over the last hour, and the states that earlier replays have saved.
+func (w *Window) inheritFrom(a *account) {
+	w.StepsToFirstToken, w.HoursUntil, w.Checkpoints = a.stepsToFirstToken, a.hoursCountedUntil, a.checkpoints
 }
 
 // model returns the model in progress, which must exist.
@@ -212,7 +219,8 @@ func (t *Twin) beginReplay(j *judging) bool {
 }
 
 // enoughRounds says whether the rounds so far are enough for a verdict. maxRounds rounds are enough; if a newer window is ready, one round
-// is. At least two rounds are needed if the size of random errors is not known or is due to be measured again.
+// is. But two rounds are needed to measure the variance of a policy: how much its replays differ by chance. This is so if it is not known
+// for a policy with results, and for every varianceEvery-th window.
 func (t *Twin) enoughRounds(j *judging) bool {
 	newerIsReady := !t.upToDate
 	if j.round == 0 || j.round < maxRounds && !newerIsReady {
@@ -226,10 +234,7 @@ func (t *Twin) enoughRounds(j *judging) bool {
 	if varianceDue := a == nil || a.windowsJudged%varianceEvery == 0; varianceDue {
 		return false
 	}
-	return !slices.ContainsFunc(j.policies, func(p policyReplays) bool {
-		replayed := p.stepMs.n > 0 && !p.duplicate
-		return replayed && !a.knowsVariance(p.name)
-	})
+	return !slices.ContainsFunc(j.policies, func(p policyReplays) bool { return p.hasResults() && !a.knowsVariance(p.name) })
 }
 
 // finishModel returns the verdicts on the present model, and goes on to the next model.
@@ -273,7 +278,7 @@ func measuredSeconds(v *Verdict) float64 { return max(1, v.To.Sub(v.From).Second
 // judge compares the replays under the policy in force with the real steps, and with the replays under the other policies. It returns a
 // verdict for each group, or nil if the window has no real or no replayed steps. In the model's account, it counts the window, adds the
 // errors of the replays, and keeps the checkpoints with which replays of the next window may begin. It also drops the accounts of models
-// that are gone.
+// that are gone. Windows overlap, so only the steps since the last verdict (judgedUntil) count as a group's new steps.
 func (t *Twin) judge(j *judging) []Verdict {
 	w, model, inForce := j.window, j.model(), j.inForce()
 	t.dropModels() // those that are gone
@@ -285,7 +290,7 @@ func (t *Twin) judge(j *judging) []Verdict {
 	a := t.account(model)
 	a.dropVariances(j.policies) // of policies that were not replayed
 	a.windowsJudged++
-	a.stepsToFirstToken = w.history(model).stepsToFirstToken // assumed in the next window if that shows no number
+	a.stepsToFirstToken = w.history(model).stepsToFirstToken // the next window assumes this number if none of its own requests shows one
 	v := Verdict{
 		From: w.Measured().From, To: w.To(), Policy: inForce.name, StepMs: realStepMs, TwinMs: inForce.stepMs.mean(),
 		Sure:    a.windowsJudged >= minWindowsJudged,
@@ -294,14 +299,15 @@ func (t *Twin) judge(j *judging) []Verdict {
 	a.addErrors(&v, &inForce.stepMs)
 	t.compare(j, &v, a)
 	a.keepCheckpoints(j)
-	atFirstNew := w.groupsSince(a.judgedUntil, v.From, model) // the groups when the steps began that no earlier verdict has counted
+	beforeNewSteps := w.groupsSince(a.judgedUntil, v.From, model)
 	a.judgedUntil = w.To()
-	return v.forEachGroup(atFirstNew, atEnd)
+	return v.forEachGroup(beforeNewSteps, atEnd)
 }
 
-// addErrors sets v.Error, and adds the errors of a window's replays under the policy in force to the account. stepMs has the results of
-// these replays. Their differences from each other show the random error of a replay (its variance). The part of windowError that such
-// random errors do not explain is the bias, so the bias is known only once the variance is.
+// addErrors compares the mean step in the replays under the policy in force (v.TwinMs) with the real one (v.StepMs), and sets v.Error, a
+// bound on this error. stepMs has the results of the replays. The account keeps three things for later verdicts: the mean square of such
+// errors (stepError), how much replays differ by chance (variances), and the part of the errors that chance does not explain (bias). Only
+// an error whose variance is known shows a bias. Windows overlap, and in the bias each second of traffic counts once.
 func (a *account) addErrors(v *Verdict, stepMs *tally) {
 	windowError, seconds := v.TwinMs/v.StepMs-1, measuredSeconds(v) // windowError is a share of a step
 	v.Error = a.stepError.add(windowError, seconds)
@@ -313,12 +319,13 @@ func (a *account) addErrors(v *Verdict, stepMs *tally) {
 }
 
 // forEachGroup returns a copy of the verdict for each group at the end of the window, with the group's ranks and new steps. The new steps
-// are those since the view in atFirstNew; a group without such a view has none.
-func (v *Verdict) forEachGroup(atFirstNew, atEnd []board.GroupView) (verdicts []Verdict) {
+// are those that no earlier verdict has counted. beforeNewSteps has the groups as they were just before these steps; a group that is not
+// there has no new steps.
+func (v *Verdict) forEachGroup(beforeNewSteps, atEnd []board.GroupView) (verdicts []Verdict) {
 	for _, to := range atEnd {
 		ofGroup := *v
 		ofGroup.Group, ofGroup.Ranks = to.Key, len(to.Workers)
-		if from := viewOf(atFirstNew, to.Key); from != nil {
+		if from := viewOf(beforeNewSteps, to.Key); from != nil {
 			ofGroup.NewSteps = to.Steps - from.Steps
 		}
 		verdicts = append(verdicts, ofGroup)
@@ -349,22 +356,22 @@ func (a *account) keepCheckpoints(j *judging) {
 	}
 }
 
-// compare adds to the verdict how each other policy does against the policy in force, in this window and over the last hour. Windows
-// overlap, and the account has sums over about the last hour for each other policy. compare adds only the new part of the window to these
-// sums, and records in hoursUntil that no later verdict may add it again.
+// compare adds to the verdict how each other policy does against the policy in force, in this window and over about the last hour. The
+// account has sums over this hour for each other policy. Windows overlap, so compare adds only the part of the window that is not in these
+// sums yet (newPart), and records in hoursCountedUntil that no later verdict may add it again.
 func (t *Twin) compare(j *judging, v *Verdict, a *account) {
 	from, to := j.window.newPart()
 	if to.After(from) { // otherwise the window has no new part
-		a.hoursUntil = to
+		a.hoursCountedUntil = to
 	}
 	for i := range j.policies[1:] { // all but the policy in force
 		other := &j.policies[1+i]
-		if other.duplicate {
+		if other.duplicate { // an earlier policy of the list is the same
 			continue
 		}
 		against := t.against(other, v, a)
-		const second = 1
-		deviationOfSecond, _ := a.deviation(other.name, second) // 0: not known yet
+		const oneSecond = 1
+		deviationOfSecond, _ := a.deviation(other.name, oneSecond) // random error of a replay of one second; 0: not known yet
 		hour := a.addToHour(other, j.inForce(), to.Sub(from).Seconds(), deviationOfSecond)
 		if v.Sure { // otherwise too few windows were judged to know how wrong the result may be
 			against.Hour = hour
@@ -383,20 +390,27 @@ func (t *Twin) account(model string) *account {
 	return a
 }
 
-// against compares the replays under another policy with those under the policy in force. It adds to the account how much the other
-// policy's replays differ by chance. The error of the result is a share of a step. It comes from chance and from the bias: the error of
-// replays under the policy in force that chance does not explain, which is assumed for other policies, too.
+// against compares the replays under another policy with those under the policy in force. The account a has what the twin knows about the
+// model; against adds to it how much the other policy's replays differ by chance (variance). The error of the result is a share of a step.
+// It comes from chance and from the bias: the error of replays under the policy in force that chance does not explain, which is assumed for
+// other policies, too.
 func (t *Twin) against(other *policyReplays, v *Verdict, a *account) Against {
 	if other.failed != nil {
 		return Against{Policy: other.spec, Failed: other.failed}
 	}
 	result := Against{Policy: other.name, StepMs: other.stepMs.mean(), SavedMs: other.stepMs.mean() - v.TwinMs}
 	a.addVariance(other.name, &other.stepMs, measuredSeconds(v))
-	deviation, known := a.deviation(other.name, measuredSeconds(v))
+	deviation, varianceKnown := a.deviation(other.name, measuredSeconds(v))
 	result.Error = a.bias.errorBound(other.stepMs.deviationOfMean(deviation))
-	errorsKnown := known && v.Sure // of chance (known), and of replays in general (v.Sure)
-	mayClaim := errorsKnown && measuredSeconds(v) >= MinClaimWindow.Seconds() && result.StepMs > 0
-	errorMs := max(result.Error, v.Error) * v.StepMs
-	result.Claimed = mayClaim && math.Abs(result.SavedMs) > errorMs
+	result.Claimed = varianceKnown && v.supportsClaim(&result)
 	return result
+}
+
+// supportsClaim says whether the verdict shows a difference between another policy and the policy in force that may be reported. Enough
+// windows were judged (Sure), this one is long enough, and the difference is larger than the errors.
+func (v *Verdict) supportsClaim(result *Against) bool {
+	longEnough := measuredSeconds(v) >= MinClaimWindow.Seconds()
+	hasSteps := result.StepMs > 0
+	errorMs := max(result.Error, v.Error) * v.StepMs // the errors are shares of a step
+	return v.Sure && longEnough && hasSteps && math.Abs(result.SavedMs) > errorMs
 }

@@ -84,8 +84,9 @@ func (w *Window) firstWithGroups(model string, atEnd []board.GroupView) int {
 	return 0
 }
 
-// groupsSince returns the groups of a model at the begin of the first segment that begins at judgedUntil or later, and at measuredFrom or
-// later; nil: no segment begins so late.
+// groupsSince returns the groups of a model as they were just before the steps that are counted for the first time. These steps begin where
+// a segment begins: after the last verdict (judgedUntil), and in the part of the window that is measured (measuredFrom). nil: no segment
+// begins so late.
 func (w *Window) groupsSince(judgedUntil, measuredFrom time.Time, model string) []board.GroupView {
 	for _, s := range w.Segments {
 		if !s.From.Before(judgedUntil) && !s.From.Before(measuredFrom) {
@@ -129,7 +130,7 @@ func (w *Window) newPart() (from, to time.Time) {
 		from = w.HoursUntil // earlier windows have added the steps before
 	}
 	for _, s := range w.Segments {
-		if w.lengthsKnown(s) { // this is so at the begin of s, and may change before its end
+		if w.lengthsKnown(s) { // so it is for all earlier segments; it holds at the begin of s, and maybe not until its end
 			to = s.From
 		}
 	}
@@ -183,25 +184,27 @@ func (a *arrivalQueue) next() arrival {
 }
 
 // learnHistory finds out what became of a model's requests: those on ranks or in the pool when the window begins, and those that come
-// later. From all of them, it learns the lengths of answers, and the usual number of steps from the binding of a request to its first
-// token. If no request shows this number, it takes that of earlier windows or, if that is 0 (not known), usualStepsToFirstToken.
+// later. A request whose rank failed may come back, and then counts as the same request. From all requests, learnHistory learns the lengths
+// of answers, and the usual number of steps from the binding of a request to its first token. If no request shows this number, it takes
+// that of earlier windows or, if that is 0 (not known), usualStepsToFirstToken.
 func (w *Window) learnHistory(model string) *history {
-	arrivals := 0 // arrivals of all models; an upper bound on the answers of this model
+	arrivals := 0 // arrivals of all models, as the capacity of the lists below
 	for _, s := range w.Segments {
 		arrivals += len(s.arrivals)
 	}
 	l := &historyLearner{
+		// resumptions: arrivals of requests that have come back
 		history:     &history{answers: make([]answer, 0, arrivals), index: make(map[uint64]int32, arrivals), resumptions: map[*arrival]bool{}},
-		mayComeBack: map[failedRequest]int32{},
+		mayComeBack: map[failedRequest]int32{}, // requests that lost their rank and have not come back so far
 	}
 	l.addPresent(w.Segments[0].Boards, model)
-	w.eachEvent(model, l.recordArrival, l.recordDeparture)
-	for _, c := range w.End.Charges(model) { // requests that still run at the end of the window get at least as many tokens as they have now
+	w.eachEvent(model, l.recordArrival, l.recordDeparture) // recordDeparture also collects l.knownSteps
+	for _, c := range w.End.Charges(model) {               // requests that still run at the end of the window get at least as many tokens as they have now
 		if a := l.answerOf(c.ID); a != nil {
 			a.tokensLastSeen = c.Age + c.Generated // tokens from earlier ranks, and from this one
 		}
 	}
-	l.lengths = estimateLengths(len(l.answers), l.observations)
+	l.lengths = estimateLengths(len(l.answers), l.observations) // observations yields the length of each answer when it was last seen
 	l.stepsToFirstToken = cmp.Or(w.StepsToFirstToken, usualStepsToFirstToken)
 	if len(l.knownSteps) > 0 {
 		slices.Sort(l.knownSteps)
