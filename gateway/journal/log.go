@@ -136,12 +136,14 @@ func (l *requestLog) handleLine(next queuedLine) {
 }
 
 // writeLine writes one line, unless err says why there is none, and counts it as lost if it cannot be written, e.g. because the disk is
-// full. It logs an error for the first lost line only. Once a line can be written again, it logs how many lines were lost.
+// full. It logs an error for the first lost line only. Once a line can be written again, it logs how many lines were lost. This number
+// includes the lines that found no room in the queue (dropped) only if the queue is empty now. Otherwise more of them may follow, and a
+// later message counts them all.
 func (l *requestLog) writeLine(line []byte, err error) {
 	if err == nil {
 		_, err = l.out.WriteLine(append(line, '\n'))
 	}
-	if err == nil && len(l.queue) == 0 { // while lines wait, more lines may be dropped, and one log message is to count them all
+	if queueIsEmpty := len(l.queue) == 0; err == nil && queueIsEmpty {
 		l.linesLost += int(l.dropped.Swap(0))
 	}
 	switch {

@@ -32,7 +32,8 @@ func (s receiptView) show(r *Record, e Event) {
 }
 
 // addToReceipt adds an event to the receipt, and to the attempt under way, if the receipt still has that attempt. Apart from the arrival
-// itself, points in time are written as ms since the arrival of the request.
+// itself, points in time are written as ms since the arrival of the request. r.attempt still has the state before the event; only the
+// number of a new attempt is set already. r.leg is the part of a fanned-out request to which the attempt belongs; empty: the whole request.
 func addToReceipt(to *receipt.Receipt, r *Record, e *Event) {
 	switch e.Kind {
 	case Parsed:
@@ -49,8 +50,9 @@ func addToReceipt(to *receipt.Receipt, r *Record, e *Event) {
 		}
 	case Attempted:
 		a := receipt.Attempt{N: r.attempt.number, Leg: r.leg, At: ms(e.At.Sub(r.Arrival))}
-		if r.attempt.willRetry { // since is when the attempt before this one failed
-			a.Waits.Backoff = ms(e.At.Sub(r.attempt.since))
+		if lastFailed := r.attempt.willRetry; lastFailed {
+			failedAt := r.attempt.since
+			a.Waits.Backoff = ms(e.At.Sub(failedAt))
 		}
 		to.AddAttempt(a)
 	case ended:
@@ -113,7 +115,8 @@ func waitOf(w *receipt.Waits, p Phase) *float64 {
 
 // prefillOf returns what a receipt says about the prefill engine of a lease, and why it was chosen.
 func prefillOf(l *prefill.Lease) *receipt.Prefill {
-	p := &receipt.Prefill{Candidate: l.Candidate.ID, Policy: l.Policy, Prompt: l.Prompt, Hit: l.HitTokens, Ahead: l.Others}
+	promptsAhead := l.Others // number of this proxy's prompts at the engine that had no answer when this one was sent
+	p := &receipt.Prefill{Candidate: l.Candidate.ID, Policy: l.Policy, Prompt: l.Prompt, Hit: l.HitTokens, Ahead: promptsAhead}
 	if trace := l.Trace; trace != nil { // nil: decisions are not traced
 		p.Reason, p.Eligible, p.Best = trace.Reason, trace.Eligible, make([]receipt.Choice, len(trace.Best))
 		for i, c := range trace.Best {

@@ -20,77 +20,109 @@ func (r *Record) Report(e Event) {
 // countEvent adds an event to the facts and metrics. It sets Took of a Parsed event. The fields that an event has set, and their meaning,
 // depend on its kind (see EventKind).
 func (r *Record) countEvent(e *Event) {
-	g, slot := r.journal, e.Slot // slot is nil for kinds that set no Slot
 	switch e.Kind {
 	case Parsed:
 		e.Took = time.Since(r.Arrival)
-		g.observeStage(parse, e.Took)
-		if e.Req != nil {
+		r.journal.observeStage(parse, e.Took)
+		if e.Req != nil { // nil: the body is no valid request
 			r.Model = e.Req.Model
 		}
 	case Attempted:
 		r.Attempts++
 	case Entered:
-		if r.Reached == "" || !e.Left { // a request whose client has left stays in the phase in which it left
-			r.Reached = e.Phase
-		}
-		if e.Early {
-			r.Bind, r.BindMs = AtArrival, ms(time.Since(r.Arrival))
-		}
-		if e.Engine != "" {
-			r.Route, r.Engine = Passed, e.Engine
-		}
-		if e.Peer != "" {
-			r.Peer = e.Peer
-		}
-	case Waited:
-		g.observeStage(choose, e.Took)
+		r.countPhase(e)
+	case Waited, Chose, Probed, Prefilled:
+		r.countPrefill(e)
+	case Placed, PlacedLocally, PlacedAggregated, Coupled:
+		r.countPlacement(e)
+	case First, Relayed, Paced, Freed:
+		r.countAnswer(e)
+	}
+}
+
+// countPhase adds the begin of a phase (Entered) to the facts.
+func (r *Record) countPhase(e *Event) {
+	if r.Reached == "" || !e.Left { // a request whose client has left stays in the phase in which it left
+		r.Reached = e.Phase
+	}
+	if e.Early { // the decode rank is bound before the prefill
+		r.Bind, r.BindMs = AtArrival, ms(time.Since(r.Arrival))
+	}
+	if e.Engine != "" {
+		r.Route, r.Engine = Passed, e.Engine
+	}
+	if e.Peer != "" {
+		r.Peer = e.Peer
+	}
+}
+
+// countPrefill adds an event of a prefill to the facts and metrics.
+func (r *Record) countPrefill(e *Event) {
+	switch e.Kind {
+	case Waited: // the wait for a turn at a prefill engine is over
+		r.journal.observeStage(choose, e.Took)
 		r.QueueMs += ms(e.Took)
-	case Chose:
+	case Chose: // a prefill engine, or a group whose ranks prefill and decode (aggregated)
 		r.Route, r.LocalTokens = Disaggregated, 0
 		if e.Lease.Candidate.Aggregated {
 			r.Route = Aggregated
 		}
 		r.Prefill, r.ProbeBS = e.Lease.Candidate.ID, e.Lease.Others // Others: this proxy's prefills that the engine had then
 		r.PrefillPolicy, r.HitTokens = e.Lease.Policy, e.Lease.HitTokens
-	case Probed:
-		g.observeStage(probe, e.Took)
+	case Probed: // the prefill engine has worked on the prompt for the time Took
+		r.journal.observeStage(probe, e.Took)
 		r.ProbeMs += ms(e.Took)
-	case Prefilled:
+	case Prefilled: // Tokens and Cached are the engine's counts for the prompt; Cached below 0: not known
 		if !e.Resumed { // a resumed prompt also has the answer so far, and the client's own prompt was counted before
 			r.PromptTokens, r.CachedTokens = e.Tokens, max(0, e.Cached)
 		}
-	case Placed:
-		g.observeStage(poolWait, slot.Wait)
-		g.observeStage(decide, slot.Decide)
+	}
+}
+
+// countPlacement adds the choice of a decode rank to the facts and metrics.
+func (r *Record) countPlacement(e *Event) {
+	slot := e.Slot
+	switch e.Kind {
+	case Placed: // after the prefill; Took is how long it waited for the rank
+		r.journal.observeStage(poolWait, slot.Wait)
+		r.journal.observeStage(decide, slot.Decide)
 		r.Rank, r.Policy, r.Bind = slot.WorkerName, slot.Policy, Late
 		r.WaitMs += ms(e.Took)
-	case PlacedLocally:
+	case PlacedLocally: // the decode rank computes the prompt itself; Tokens are expected in its prefix cache
 		r.Route, r.Rank, r.Policy = Local, slot.WorkerName, slot.Policy
 		r.LocalTokens, r.HitTokens = int(slot.NewTokens), e.Tokens
-	case PlacedAggregated: // follows Placed, which has set the rank and the policy
+	case PlacedAggregated: // the rank prefills and decodes; Placed came before, and has set the rank and the policy
 		r.Bind, r.LocalTokens, r.HitTokens = AtArrival, int(slot.NewTokens), e.Tokens
-	case Coupled:
+	case Coupled: // the decode engine has said, after the time Took, where the KV goes
 		r.CallbackMs = ms(e.Took)
-	case First:
+	}
+}
+
+// countAnswer adds an event of the answer, or of its end, to the facts and metrics.
+func (r *Record) countAnswer(e *Event) {
+	g := r.journal
+	switch e.Kind {
+	case First: // At is when the first event of the answer came, and Sent when the decode call began
 		r.TTFTMs = ms(e.At.Sub(r.Arrival))
 		g.ttft.Observe(e.At.Sub(r.Arrival).Seconds())
 		if took := e.At.Sub(e.Sent); !e.Sent.IsZero() { // zero Sent: there was no decode call
 			r.TransferMs = ms(took)
 			g.observeStage(transfer, took)
 		}
-	case Relayed:
+	case Relayed: // the answer has ended
 		r.OutputTokens = e.Tokens
 		g.observeStage(relay, e.Took)
-	case Paced:
+	case Paced: // Took is the time from the first tokens to the last ones
 		g.tpot.Observe(e.Took.Seconds() / float64(e.Tokens-1)) // n tokens have n-1 gaps
-	case Freed:
+	case Freed: // the client left at the time At, and only now its slot, KV and hand-off are free
 		g.released[r.Reached].Observe(time.Since(e.At).Seconds())
 	}
 }
 
-// showEvent shows an event in the views. It begins an attempt if the event needs one, and sets the time of events that begin or end a
-// phase. It ignores an AttemptEnded event if no attempt is under way.
+// showEvent shows an event in the views: the receipt and the trace of the request. Before this, it begins an attempt if the event belongs
+// to
+// one and none is under way, and sets the time of an event that begins or ends a phase. After this, it notes in r.attempt what the event
+// changes. It ignores an AttemptEnded event if no attempt is under way.
 func (r *Record) showEvent(e Event) {
 	current := &r.attempt
 	hasNoView := r.views == [2]view{}
@@ -102,15 +134,13 @@ func (r *Record) showEvent(e Event) {
 	case Attempted:
 		r.beginAttempt() // beginAttempt shows this event itself
 		return
-	case Placed, PlacedLocally: // a request that is bound at once has entered no phase before
+	case Entered, Placed, PlacedLocally: // a request that is bound at once (Placed) has entered no phase before
 		r.beginAttempt()
-	case Entered:
-		r.beginAttempt()
-		e.At = time.Now()
-	case AttemptEnded:
+	}
+	if e.Kind == Entered || e.Kind == AttemptEnded { // the other events that need a time have it already
 		e.At = time.Now()
 	}
-	r.passToViews(e)
+	r.passToViews(e) // before the state of the attempt changes, because views compare the event with the state before it
 	switch e.Kind {
 	case Entered:
 		current.phase, current.since = e.Phase, e.At

@@ -61,7 +61,7 @@ func (spanView) show(r *Record, e Event) {
 	case Prefilled:
 		spanPrefilled(current.phaseSpan, e.Tokens, e.Cached)
 	case Placed, PlacedLocally:
-		spanBound(cmp.Or(current.phaseSpan, current.span), e.Slot) // phaseSpan is nil if the request was bound at once
+		addAdmitEvent(cmp.Or(current.phaseSpan, current.span), e.Slot) // phaseSpan is nil if the request was bound at once
 	case First:
 		current.call.Event("first token")
 	case AttemptEnded:
@@ -185,9 +185,10 @@ func spanPrefilled(s *tracing.Span, prompt, cached int) {
 	}
 }
 
-// spanBound adds an event to a span that says which decode rank was chosen, and why. Without a trace of the decision, it has only the
-// choice.
-func spanBound(s *tracing.Span, slot *dispatcher.Slot) {
+// addAdmitEvent adds an event to a span that says to which decode rank the request was admitted, and why. The trace of the decision has the
+// state at that moment: how many requests waited, how many ranks could have taken this one (Able), the KV tokens of the chosen rank, and
+// the best ranks. Without a trace, the event lacks these.
+func addAdmitEvent(s *tracing.Span, slot *dispatcher.Slot) {
 	list := []attribute.KeyValue{
 		attribute.String("evenkeel.decode.rank", slot.WorkerName),
 		attribute.String("evenkeel.decode.group", slot.Group),
