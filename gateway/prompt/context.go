@@ -40,11 +40,16 @@ func (r *Reader) CheckBeforePrefill(m roster.Route, req *openai.Request, legs []
 	return nil
 }
 
-// CheckContext checks prompt and answer against the model's context. tokens is the engine's count of the prompt, and answered how many of
-// them belong to the answer (of a resumed request). An answer without a limit always fits, because engines limit it.
+// CheckContext returns a refusal if a prompt and the largest answer that the request allows are together longer than the model's context;
+// nil: they fit. tokens is the engine's count of the prompt. The prompt of a resumed request also has the answer so far; answered is how
+// many of the tokens belong to it. They count only once, because req.MaxTokens limits the whole answer.
 func CheckContext(m roster.Route, req *openai.Request, tokens, answered int) *openai.Error {
-	hasLimit := m.MaxLen != 0 && req.MaxTokensKey != "" && !m.Clamps // the same conditions as in CheckBeforePrefill
-	if !hasLimit || tokens-answered+req.MaxTokens <= m.MaxLen {
+	contextKnown, answerLimited := m.MaxLen != 0, req.MaxTokensKey != ""
+	// Where Clamps is set, decode engines shorten the answer to what fits. They also limit an answer for which the request sets no
+	// limit.
+	mustFit := contextKnown && answerLimited && !m.Clamps
+	clientsPrompt := tokens - answered
+	if !mustFit || clientsPrompt+req.MaxTokens <= m.MaxLen {
 		return nil
 	}
 	return contextExceeded(req, fmt.Sprintf("the model's context is %d tokens; the prompt has %d and %q asks for %d more", m.MaxLen, tokens,

@@ -113,26 +113,30 @@ func (r *Reader) CacheKeys(s *Source) prefill.Prompt {
 	defer r.hashers.Put(h)
 	blockTokens := r.Prefill.BlockTokens(s.Model.Name)
 	tokenRoot := scope.Root(index.Tokens, blockTokens)
-	salted, written := scope.Salt != "", s.clientPrompt()
-	switch {
+	salted, clientPrompt := scope.Salt != "", s.clientPrompt()
 	// Pictures that differ may have the same token ids, so such a prompt has no keys.
-	case s.Req.Endpoint == mooncake.Tokens && openai.HasMedia(s.Body, s.Req.Endpoint):
-		return prefill.Prompt{Bytes: len(written), Salted: salted, Media: true}
-	case takesIDs(s.Req.Endpoint): // the prompt is token ids, or a text, which is hashed below
-		if ids, ok := index.PromptTokens(nil, written); ok {
+	if s.Req.Endpoint == mooncake.Tokens && openai.HasMedia(s.Body, s.Req.Endpoint) {
+		return prefill.Prompt{Bytes: len(clientPrompt), Salted: salted, Media: true}
+	}
+	if takesIDs(s.Req.Endpoint) {
+		ids, isIDs := index.PromptTokens(nil, clientPrompt)
+		if isIDs {
 			keys := h.Tokens(nil, tokenRoot, ids, blockTokens)
 			return prefill.Prompt{Keys: keys, BlockTokens: blockTokens, Tokens: len(ids), Salted: salted}
 		}
 	}
-	text := s.hashText(h, scope, written)
-	tokenizable := s.Req.Endpoint.IsChatOrCompletions() && !text.Media && !s.Resumed && text.Bytes > 0
+	// The prompt is a text, or a chat. Its text is only a part of it if it has pictures or sound, or if the answer so far of a resumed
+	// request
+	// follows. Then its token ids cannot be asked for.
+	text := s.hashText(h, scope, clientPrompt)
+	textIsPart := text.Media || s.Resumed
+	tokenizable := s.Req.Endpoint.IsChatOrCompletions() && !textIsPart && text.Bytes > 0
 	if r.Settings().Prefill.Index.Tokenize == prefill.TokenizeEngine && tokenizable {
 		if keys, n, ok := r.tokenize(s, h, tokenRoot, blockTokens); ok {
 			return prefill.Prompt{Keys: keys, BlockTokens: blockTokens, Tokens: n, Salted: salted}
 		}
 	}
-	// Media also stands for a resumed prompt here: in both cases, the text is not the whole prompt.
-	return prefill.Prompt{Keys: text.Keys, Bytes: text.Bytes, Salted: salted, Media: text.Media || s.Resumed}
+	return prefill.Prompt{Keys: text.Keys, Bytes: text.Bytes, Salted: salted, Media: textIsPart}
 }
 
 // scopeOf returns the scope within which equal prompts share KV: the model, the LoRA adapter and the salt. canBeShared is false if no other

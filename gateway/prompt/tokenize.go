@@ -202,13 +202,16 @@ func (t *tokenizer) beginCall(now time.Time) (call uint64, ok bool) {
 	return t.lastCall, true
 }
 
+// failuresUntilPause is the number of failures in a row after which engines are asked only from time to time.
+const failuresUntilPause = 1
+
 // endCall records the outcome of a call. stopped says that engines will not be asked for a while from now on, resumed that they will be
 // asked again. If an engine refuses a prompt, nothing changes, because the prompt may be at fault.
 func (t *tokenizer) endCall(call uint64, now time.Time, err error) (stopped, resumed bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	wasInService := t.circuit.InService()
-	t.circuit.Limit = 1 // failures in a row after which engines are asked no more for a while; a new tokenizer has 0, which stands for 5
+	t.circuit.Limit = failuresUntilPause // set here, before Fail reads it, so that a tokenizer needs no constructor
 	var status *engine.StatusError
 	refusesPrompt := errors.As(err, &status) && (status.Status == http.StatusBadRequest || status.Status == http.StatusUnprocessableEntity)
 	switch {
