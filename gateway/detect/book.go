@@ -45,13 +45,13 @@ type Incident struct {
 
 // Book holds the open incidents, and those that ended in the last 15 minutes. Its zero value is empty and ready to use.
 type Book struct {
-	lastID        int // id of the newest incident
-	now           time.Time
-	enginesAway   bool // some engine gets no requests now, so Incidents may advise to bring engines back first
-	list          []*incident
-	unplaced      []string  // sentences of findings that are in no incident, because the list is full of more harmful ones
-	unplacedSince time.Time // since when there have been unplaced findings; zero: there are none
-	unplacedBad   bool      // one of the unplaced findings is bad
+	lastID          int // id of the newest incident
+	now             time.Time
+	enginesAway     bool // some engine gets no requests now, so Incidents may advise to bring engines back first
+	list            []*incident
+	unplaced        []string  // sentences of findings that are in no incident, because the list is full of more harmful ones
+	unplacedSince   time.Time // since when there have been unplaced findings; zero: there are none
+	unplacedHaveBad bool      // one of the unplaced findings is bad
 }
 
 // incident is an incident with its findings. Incident is the form in which it is shown.
@@ -87,7 +87,7 @@ func (o *incident) state(now time.Time) State {
 		return Over
 	case !o.isOpen() || o.lastFound().Before(now): // ended a short time ago, or of a kind that comes and goes
 		return Paused
-	case now.Sub(o.openSince) <= togetherWithin:
+	case now.Sub(o.openSince) <= togetherWithin: // findings that begin now may still join the incident
 		return New
 	}
 	return Lasting
@@ -113,8 +113,9 @@ type subject struct {
 func (f *Finding) subject() subject { return subject{f.Kind, f.Where} }
 
 // Observe updates the incidents with all findings of this moment, and ignores those beyond maxFindings. Each finding goes to the incident
-// that it continues or whose cause it shares, or begins a new incident. A finding of a kind that comes and goes stays in its incident for a
-// while after it was found last (withExpectedBack). An incident without findings ends.
+// that it continues or whose cause it shares, or begins a new incident. If the list is full of incidents that harm as much, the finding is
+// unplaced: only its sentence is kept. A finding of a kind that comes and goes stays in its incident for a while after it was found last
+// (withExpectedBack). An incident without findings ends.
 func (b *Book) Observe(now time.Time, found []Finding) {
 	found = slices.Clone(found[:min(maxFindings, len(found))]) // a copy, because it is sorted and merged in place
 	slices.SortStableFunc(found, func(x, y Finding) int {      // causes before their effects, and what has lasted longer first
@@ -123,8 +124,8 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 	found = mergeBySubject(found)
 	b.now = now
 	r := b.newRound(now, found)
-	b.enginesAway = len(r.withoutRequests) > 0
-	b.unplaced, b.unplacedBad = nil, false
+	b.enginesAway = len(r.withoutRequests) > 0 // some engines get no requests now, which the advice of an incident mentions
+	b.unplaced, b.unplacedHaveBad = nil, false // add and dropOld collect them anew
 	for i := range found {
 		f := memberOf(&found[i], now)
 		b.add(&f, r)
@@ -245,7 +246,7 @@ func (b *Book) dropOld(now time.Time) {
 		if o := b.list[dropped]; o.isOpen() { // its findings are present, and now in no incident
 			for i := range o.members {
 				b.unplaced = append(b.unplaced, o.members[i].What)
-				b.unplacedBad = b.unplacedBad || o.members[i].Severity == Bad
+				b.unplacedHaveBad = b.unplacedHaveBad || o.members[i].Severity == Bad
 			}
 		}
 		b.list = slices.Delete(b.list, dropped, dropped+1)

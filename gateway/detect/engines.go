@@ -99,9 +99,12 @@ var engineDetectors = []Detector{
 
 // troubleKind is the kind of finding that the engine's state causes; empty: nothing is wrong, or an operator has paused the engine. If
 // several kinds apply, the one nearest to the cause is taken: a new address may explain a hang or an outage, and a hang explains an outage.
+//
+// An engine may be up, down (it does not answer), out (requests to it failed), wedged (it answers, but computes nothing), halted (its ranks
+// re-form, or an operator has paused it) or odd (its connector for KV is another one than that of the model's other engines).
 func (e *Engine) troubleKind() Kind {
 	addressChanged := e.Moved != nil && e.Moved.AgoS < addressChangeS
-	// An engine in state halted or odd has a known reason for its state, which a new address does not explain.
+	// In state halted or odd, the reason is known, and a new address does not explain it.
 	answersBadly := e.State == "down" || e.State == "out" || e.State == "wedged" || e.Hangs
 	switch {
 	case e.Paused && e.State == "halted": // an operator asked for this state, so it is no trouble
@@ -197,8 +200,9 @@ func findEngineDown(v *view, report reportFunc) {
 	})
 }
 
-// findEngineOut reports engines that answer but get no requests. The sentence depends on the state: out, odd or wedged. It has the reason
-// without the engine's address (why), because it names the engine already. The Reason of the finding is e.Why as it is.
+// findEngineOut reports engines that answer but get no requests. They are in one of three states: out (earlier requests failed), odd (the
+// connector for KV is another one than that of the model's other engines) or wedged (a test request failed, too). The sentence names
+// the engine, so its text leaves the address out of the reason (why). The finding's Reason is e.Why as it is.
 func findEngineOut(v *view, report reportFunc) {
 	v.eachEngine(EngineOut, func(e *Engine, where place, why string) {
 		text := fmt.Sprintf("is %s and gets no requests: %s", e.State, cmp.Or(why, unknownWhy))

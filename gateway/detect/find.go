@@ -23,8 +23,8 @@ var kinds = func() map[Kind]*Detector {
 // last minute.
 func Find(f *Facts, last Ended) (all []Finding) {
 	v := &view{Facts: f, lastMinute: last}
-	oneModelHasSeveral := len(f.Models) == 1 && len(f.Models[0].Groups) > 1
-	v.manyGroups = len(f.Models) > 1 || oneModelHasSeveral // each model has a group of its own
+	severalModels := len(f.Models) > 1 // and so several groups, because each model has one at least
+	v.manyGroups = severalModels || len(f.Models) == 1 && len(f.Models[0].Groups) > 1
 	for i := range f.Models {
 		v.loads = append(v.loads, v.modelLoad(&f.Models[i]))
 	}
@@ -42,16 +42,8 @@ func Find(f *Facts, last Ended) (all []Finding) {
 			return &all[len(all)-1] // the detector completes the finding before it reports the next one
 		})
 	}
-	// A finding that makes many answers much slower harms as much as one that lets requests wait.
-	for i := range all {
-		f := &all[i]
-		muchSlower := kinds[f.Kind].slowsTokens && f.slowdown >= badSlowdown
-		if muchSlower && float64(f.slowedRequests) >= badSlowedShare*float64(max(1, v.running)) {
-			f.Severity = Bad
-		}
-	}
-	// lowerIfOthersServe depends on which findings are bad, so the severities above must be final.
-	v.lowerIfOthersServe(all)
+	v.raiseIfMuchSlower(all)
+	v.lowerIfOthersServe(all)                                                                         // after the line above, because it depends on which findings are bad
 	slices.SortStableFunc(all, func(a, b Finding) int { return cmp.Compare(a.Severity, b.Severity) }) // bad before warn
 	return all
 }
@@ -62,33 +54,57 @@ const (
 	badSlowedShare = 0.1 // share of the running requests that get slower tokens
 )
 
-// lowerIfOthersServe makes warnings of the findings about engines that get no requests, while other engines do their work. It does so if no
-// request fails or waits, and if at most half of the engines with the same role and model are away. An engine that hangs but does not count
-// as down yet still has requests, so its finding stays bad.
-func (v *view) lowerIfOthersServe(all []Finding) {
-	sideOf, engines := v.sides()
-	away := map[side]map[string]bool{} // by side: the engines and groups that get no requests
+// raiseIfMuchSlower makes those findings bad that make the answers of many clients much slower.
+func (v *view) raiseIfMuchSlower(all []Finding) {
 	for i := range all {
-		switch f, d := &all[i], kinds[all[i].Kind]; {
-		case d.othersMayServe:
-			itsSide := sideOf[f.engineOrGroup()]
-			if away[itsSide] == nil {
-				away[itsSide] = map[string]bool{}
-			}
-			away[itsSide][engineOf(f.Where)] = true
-		case d.effect && f.Severity == Bad: // a bad result of other findings, such as a full queue: requests fail or wait
-			return // nothing is lowered
+		f := &all[i]
+		muchSlower := kinds[f.Kind].slowsTokens && f.slowdown >= badSlowdown
+		manyRequests := float64(f.slowedRequests) >= badSlowedShare*float64(max(1, v.running))
+		if muchSlower && manyRequests {
+			f.Severity = Bad
 		}
 	}
+}
+
+// lowerIfOthersServe makes warnings of the findings about engines that get no requests, while other engines do their work. It does so if no
+// request fails or waits, and if at most half of the engine's side get no requests: of the engines with its role and model, or of the
+// groups of ranks. An engine that hangs but does not count as down yet still has requests, so its finding stays bad.
+func (v *view) lowerIfOthersServe(all []Finding) {
+	requestsSuffer := slices.ContainsFunc(all, func(f Finding) bool {
+		d := kinds[f.Kind]
+		return !d.othersMayServe && d.effect && f.Severity == Bad // a bad result of other findings, such as a full queue
+	})
+	if requestsSuffer {
+		return
+	}
+	sideOf, sizeOf := v.sides()
+	away := awayBySide(all, sideOf)
 	for i := range all {
 		f := &all[i]
 		itsSide, hasSide := sideOf[f.engineOrGroup()]
-		enoughServe := 2*len(away[itsSide]) <= engines[itsSide] // at most half of the side is away
+		enoughServe := 2*len(away[itsSide]) <= sizeOf[itsSide]  // at most half of the side is away
 		countsAsUp := f.Kind == EngineHangs && f.LastedFor == 0 // findEngineHangs sets LastedFor only if the engine is not up any more
 		if hasSide && kinds[f.Kind].othersMayServe && enoughServe && !countsAsUp {
 			f.Severity = Warn
 		}
 	}
+}
+
+// awayBySide returns the engines and groups that get no requests, by their side (see side).
+func awayBySide(all []Finding, sideOf map[engineOrGroup]side) map[side]map[string]bool {
+	away := map[side]map[string]bool{}
+	for i := range all {
+		f := &all[i]
+		if !kinds[f.Kind].othersMayServe { // the finding does not mean that an engine gets no requests
+			continue
+		}
+		itsSide := sideOf[f.engineOrGroup()]
+		if away[itsSide] == nil {
+			away[itsSide] = map[string]bool{}
+		}
+		away[itsSide][engineOf(f.Where)] = true
+	}
+	return away
 }
 
 // engineOrGroup names an engine, or a group of ranks, by what it is ("decode engine", see Finding.WhereKind) and its name.
@@ -100,22 +116,24 @@ func (f *Finding) engineOrGroup() engineOrGroup { return engineOrGroup{f.WhereKi
 // side identifies the engines that can take over each other's requests, by their role and model. All groups of ranks are one side.
 type side struct{ kind, model string }
 
-// sides returns the side of each engine and group, and how many engines or groups each side has. Of an engine's models, only the first one
-// counts.
-func (v *view) sides() (sideOf map[engineOrGroup]side, engines map[side]int) {
-	sideOf, engines = map[engineOrGroup]side{}, map[side]int{}
+// sides returns the side of each engine and group of ranks, and how many of them each side has. Engines are on one side if they can take
+// over each other's requests: they have the same role and the same model. Of an engine's models, only the first one counts. All groups are
+// one side.
+func (v *view) sides() (sideOf map[engineOrGroup]side, sizeOf map[side]int) {
+	sideOf, sizeOf = map[engineOrGroup]side{}, map[side]int{}
 	for i := range v.Engines {
 		e := &v.Engines[i]
 		itsSide := side{kind: e.Role + " engine"} // without a model, if the engine has not named its models
 		if len(e.Models) > 0 {
 			itsSide.model = e.Models[0]
 		}
-		sideOf[engineOrGroup{itsSide.kind, e.ID}] = itsSide
-		engines[itsSide]++
+		sideOf[engineOrGroup{kind: itsSide.kind, name: e.ID}] = itsSide
+		sizeOf[itsSide]++
 	}
+	groups := side{kind: "group"}
 	for i := range v.Prefill.Groups {
-		engines[side{kind: "group"}]++
-		sideOf[engineOrGroup{"group", v.Prefill.Groups[i].ID}] = side{kind: "group"}
+		sideOf[engineOrGroup{kind: groups.kind, name: v.Prefill.Groups[i].ID}] = groups
+		sizeOf[groups]++
 	}
-	return sideOf, engines
+	return sideOf, sizeOf
 }

@@ -91,7 +91,8 @@ func (r *Ring) tokenTimes(record *RankAt) (tokenMs float64, spanMs [spans]float6
 }
 
 // streamsOf sums up the streams of a rank: in each of the last spans, in the last paceWindow (recent), and in all spans together (minute).
-// record is the newest record of the rank, from which streamsOf goes back in time, from sample to sample.
+// A sum has the time of all streams that ran, and their tokens; the quotient is the time per token of one stream. record is the newest
+// record of the rank, from which streamsOf goes back in time, from sample to sample.
 func (r *Ring) streamsOf(record *RankAt) (bySpan [spans]streamSum, recent, minute streamSum) {
 	list := r.fine.list
 	now := list[len(list)-1].At
@@ -104,13 +105,15 @@ func (r *Ring) streamsOf(record *RankAt) (bySpan [spans]streamSum, recent, minut
 		if index >= spans || isUnknown || later.Output < before.Output {
 			break // the samples end here, or earlier totals are of another engine process
 		}
-		// Running is known only at the begin and the end of the time between two samples, so the mean of both stands for this time.
-		ms := float64(list[i+1].At.Sub(list[i].At).Milliseconds()) * float64(before.Running+later.Running) / 2
+		// Each running stream counts for the time between the two samples. How many ran is known only at its begin and its end, so
+		// the mean
+		// of both is taken.
+		streamMs := float64(list[i+1].At.Sub(list[i].At).Milliseconds()) * float64(before.Running+later.Running) / 2
 		tokens := later.Output - before.Output
-		bySpan[index].add(ms, tokens)
-		minute.add(ms, tokens)
+		bySpan[index].add(streamMs, tokens)
+		minute.add(streamMs, tokens)
 		if age <= paceWindow {
-			recent.add(ms, tokens)
+			recent.add(streamMs, tokens)
 		}
 		later = before
 	}
@@ -165,7 +168,9 @@ func (g *Group) fillInPaces(ranks map[int32]pace) {
 	g.fillInSlowRanks(ranks)
 }
 
-// fillInSlowRanks fills in SlowMs and OthersMs of the ranks that were slow in several spans: much slower than the group's median rank.
+// fillInSlowRanks fills in SlowMs and OthersMs of the ranks that were slow in several spans: much slower than the group's median rank. For
+// the other ranks, both become 0. Ranks that take no part in the group's steps (InSteps is false), for example because they are down, are
+// left out.
 func (g *Group) fillInSlowRanks(ranks map[int32]pace) {
 	var all []float64 // token times of all ranks in one span, in ms
 	slow := make([]slowSpanSums, len(g.Ranks))
@@ -186,11 +191,11 @@ func (g *Group) fillInSlowRanks(ranks map[int32]pace) {
 		}
 	}
 	leastSpans := slowSpans
-	if g.Rounds != nil { // the ranks also prefill
+	if alsoPrefills := g.Rounds != nil; alsoPrefills { // each prompt makes a rank slow for a while, which is no fault
 		leastSpans = slowSpansBoth
 	}
 	for k := range g.Ranks {
-		g.Ranks[k].SlowMs, g.Ranks[k].OthersMs = slow[k].mean(leastSpans)
+		g.Ranks[k].SlowMs, g.Ranks[k].OthersMs = slow[k].mean(leastSpans) // 0 if it was slow in fewer spans
 	}
 }
 

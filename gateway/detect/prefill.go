@@ -171,8 +171,8 @@ func findMetricsOld(v *view, report reportFunc) {
 	})
 }
 
-// countOpen counts the prefill ranks and groups that take prompts. called is the word for their engines: prefill or aggregated.
-func (p *Prefill) countOpen() (open int, called string) {
+// countOpen counts the prefill ranks and groups that take prompts. role is the word for their engines: prefill or aggregated.
+func (p *Prefill) countOpen() (open int, role string) {
 	for i := range p.Engines {
 		if p.Engines[i].State == "open" {
 			open++
@@ -189,16 +189,17 @@ func (p *Prefill) countOpen() (open int, called string) {
 	return open, "prefill"
 }
 
-// findNoPrefill reports that no engine takes prompts, unless an operator has paused one.
+// findNoPrefill reports that no engine takes prompts, unless an operator has paused one. The finding is only a warning if no request waits
+// and some engine is closed, which means that its KV cache is too full: it soon has room again.
 func findNoPrefill(v *view, report reportFunc) {
 	hasAny := len(v.Prefill.Engines)+len(v.Prefill.Groups) > 0
-	open, called := v.Prefill.countOpen()
+	open, role := v.Prefill.countOpen()
 	if open > 0 || !hasAny || v.anyPaused() {
 		return
 	}
-	f := report(proxyPlace("prefill"), noReason, "No %s engine takes prompts", called)
+	f := report(proxyPlace("prefill"), noReason, "No %s engine takes prompts", role)
 	anyFull := slices.ContainsFunc(v.Prefill.Engines, func(e PrefillEngine) bool { return e.State == "closed" })
-	if v.Prefill.Waiting == 0 && anyFull { // a full KV cache soon has room again, and no request waits for it
+	if v.Prefill.Waiting == 0 && anyFull {
 		f.Severity = Warn
 	}
 }
@@ -239,8 +240,9 @@ func (v *view) anyOverloaded() bool {
 	return false
 }
 
-// findQueueFull reports a full arrival queue. If requests were refused because a queue is full, the finding has the reason of the last
-// refusal.
+// findQueueFull reports that one of two queues is full: the arrival queue, in which requests wait for a prefill engine, or the pool. Each
+// request has a place in the pool from the begin of its prefill until it gets a decode rank. If requests were refused for this, the finding
+// has the reason of the last refusal, which says which queue it was, and how full both are now.
 func findQueueFull(v *view, report reportFunc) {
 	if v.queueTrouble() != QueueFull {
 		return
@@ -253,6 +255,7 @@ func findQueueFull(v *view, report reportFunc) {
 			why, requests(p.Waiting), stats.Grouped(placesUsed), stats.Grouped(places))
 		return
 	}
+	// No refusals show it, but the arrival queue has reached its limit.
 	report(proxyPlace("prefill"), noReason, "The arrival queue is full: %s in it, and its limit is %s (prefill.queue.max)", waits(p.Waiting),
 		stats.Grouped(p.QueueMax))
 }
@@ -276,7 +279,7 @@ func findPrefillBusy(v *view, report reportFunc) {
 func findQueueWaits(v *view, report reportFunc) {
 	if v.queueTrouble() == QueueWaits {
 		an := "a prefill"
-		if _, called := v.Prefill.countOpen(); called == "aggregated" {
+		if _, role := v.Prefill.countOpen(); role == "aggregated" {
 			an = "an aggregated"
 		}
 		report(proxyPlace("prefill"), noReason, "%s for %s engine", words.Capital(waits(v.Prefill.Waiting)), an)

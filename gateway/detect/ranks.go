@@ -66,9 +66,9 @@ func (l AnswerCounts) share() (share float64, known bool) {
 
 // emptyAnswers says how a model's ranks answered: those that give nearly only empty answers, and the others.
 type emptyAnswers struct {
-	ranks    []string     // names of the ranks that give empty answers
-	ofThese  AnswerCounts // answers of the ranks that give empty answers
-	ofOthers AnswerCounts // answers of the model's other ranks
+	ranks        []string     // names of the ranks that give empty answers
+	ofEmptyRanks AnswerCounts // answers of these ranks
+	ofOtherRanks AnswerCounts // answers of the model's other ranks
 }
 
 // countEmptyAnswers sorts the model's ranks by whether they give nearly only empty answers, and adds up the recent answers of both.
@@ -77,10 +77,10 @@ func (m *Model) countEmptyAnswers() emptyAnswers {
 	for i := range m.Groups {
 		for k := range m.Groups[i].Ranks {
 			r := &m.Groups[i].Ranks[k]
-			counts := &e.ofOthers
+			counts := &e.ofOtherRanks
 			if share, known := r.RecentAnswers.share(); known && share >= rankEmptyShare {
 				e.ranks = append(e.ranks, r.Name)
-				counts = &e.ofThese
+				counts = &e.ofEmptyRanks
 			}
 			counts.Answers += r.RecentAnswers.Answers
 			counts.Empty += r.RecentAnswers.Empty
@@ -96,33 +96,38 @@ func findRankEmpty(v *view, report reportFunc) {
 	ofAllModels := AnswerCounts{} // answers of the ranks of all models, without those that give empty answers
 	for i := range v.Models {
 		models[i] = v.Models[i].countEmptyAnswers()
-		ofAllModels.Answers += models[i].ofOthers.Answers
-		ofAllModels.Empty += models[i].ofOthers.Empty
+		ofAllModels.Answers += models[i].ofOtherRanks.Answers
+		ofAllModels.Empty += models[i].ofOtherRanks.Empty
 	}
 	for i, e := range models {
-		m := &v.Models[i]
-		if _, enough := e.ofOthers.share(); !enough { // the other ranks have too few answers, so those of all models are compared
-			e.ofOthers = ofAllModels
+		// If the model's other ranks have too few answers, the empty ranks are compared with those of all models, as the "other
+		// ranks".
+		if _, enough := e.ofOtherRanks.share(); !enough {
+			e.ofOtherRanks = ofAllModels
 		}
-		otherShare, enough := e.ofOthers.share()
+		otherShare, enough := e.ofOtherRanks.share()
 		modelIsEmpty := otherShare > modelEmptyShare // the model itself gives empty answers, and not single ranks
-		if len(e.ranks) == 0 || !enough || modelIsEmpty {
-			continue
+		if len(e.ranks) > 0 && enough && !modelIsEmpty {
+			e.report(v.Models[i].Name, otherShare, report)
 		}
-		where := place{"model", m.Name, ranksPanel}
-		answers := stats.Grouped(e.ofThese.Answers)
-		if len(e.ranks) == 1 {
-			all := e.ofThese.Answers + e.ofOthers.Answers
-			report(where, noReason, "Rank %s gives empty answers: %s of its last %s answers ended without any text, "+
-				"and %.0f %% of those of the other ranks; of the last %s answers, %.0f %% were its",
-				e.ranks[0], stats.Grouped(e.ofThese.Empty), answers, 100*otherShare, stats.Grouped(all),
-				100*float64(e.ofThese.Answers)/float64(all)).Ranks = e.ranks
-			continue
-		}
-		report(where, noReason, "%d ranks of model %s give empty answers: %s of their last %s answers ended without any text, "+
-			"and %.0f %% of those of the other ranks: %s",
-			len(e.ranks), m.Name, stats.Grouped(e.ofThese.Empty), answers, 100*otherShare, words.FirstOf(e.ranks)).Ranks = e.ranks
 	}
+}
+
+// report reports the ranks of a model that give empty answers. otherShare is the share of empty answers of the other ranks.
+func (e *emptyAnswers) report(model string, otherShare float64, report reportFunc) {
+	where := place{kind: "model", name: model, panel: ranksPanel}
+	answers := stats.Grouped(e.ofEmptyRanks.Answers)
+	if len(e.ranks) == 1 {
+		all := e.ofEmptyRanks.Answers + e.ofOtherRanks.Answers
+		report(where, noReason, "Rank %s gives empty answers: %s of its last %s answers ended without any text, "+
+			"and %.0f %% of those of the other ranks; of the last %s answers, %.0f %% were its",
+			e.ranks[0], stats.Grouped(e.ofEmptyRanks.Empty), answers, 100*otherShare, stats.Grouped(all),
+			100*float64(e.ofEmptyRanks.Answers)/float64(all)).Ranks = e.ranks
+		return
+	}
+	report(where, noReason, "%d ranks of model %s give empty answers: %s of their last %s answers ended without any text, "+
+		"and %.0f %% of those of the other ranks: %s",
+		len(e.ranks), model, stats.Grouped(e.ofEmptyRanks.Empty), answers, 100*otherShare, words.FirstOf(e.ranks)).Ranks = e.ranks
 }
 
 // findRankSlow finds ranks that give tokens much more slowly than the median rank of their group. It does not ask whether the group has a

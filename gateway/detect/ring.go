@@ -105,17 +105,25 @@ func (r *Ring) Add(s Sample) {
 		r.minutes = tier{time.Minute, minutesKeptFor, nil}
 	}
 	s.indexRanks(r.Last())
-	r.fine.add(s)
-	s.Rates = r.rates()
-	second := r.fine.last()
-	second.Rates = s.Rates
-	second.Examined, second.Groups, second.Engines = false, nil, nil // only the tiers of bins and minutes keep what an examination provides
-	r.fine.dropOverLimits()
+	s.Rates = r.addSecond(s)
 	s.Ranks, s.rankIndex, s.Whys = nil, nil, nil // only the tier of single seconds keeps ranks and reasons
 	r.bins.add(s)
 	r.bins.dropOverLimits()
-	s.Page = nil // PageAt looks for live pages in the bins only
-	r.minutes.add(s)
+	s.Page = nil     // PageAt looks for live pages in the bins only
+	r.minutes.add(s) // within the limits, which are for ranks and pages
+}
+
+// addSecond adds a sample to the tier of single seconds, which does not keep what an examination of the whole proxy provides. It returns
+// the
+// rates over the last ten seconds, which include this sample, and stores them with it.
+func (r *Ring) addSecond(s Sample) Rates {
+	r.fine.add(s)
+	stored := r.fine.last()
+	stored.Rates = r.rates()
+	stored.Examined, stored.Groups, stored.Engines = false, nil, nil
+	rates := stored.Rates
+	r.fine.dropOverLimits()
+	return rates
 }
 
 // add adds a sample, and drops those that are older than keptFor. It replaces the sample of the same interval, if there is one.
@@ -148,14 +156,16 @@ func (s *Sample) indexRanks(before *Sample) {
 	}
 }
 
-// mergeEarlier copies values from an earlier sample, which this sample replaces in a tier: both are of the same second, bin or minute. It
-// copies values that this sample lacks, the largest loads of groups, and the pace of decode steps that had no fault (Usual), because later
-// steps are compared with it.
+// mergeEarlier copies values from an earlier sample, which this sample replaces in a tier: both are of the same second, bin or minute.
+//
+// All samples have the counts of requests. Those for which the whole proxy was examined (Examined) also have the states of engines and
+// groups. A live page is added to a sample only when the page is shown. mergeEarlier copies what this sample lacks. If both were examined,
+// it also takes the larger load of each group, and steps without a fault (Usual), because later steps are compared with them.
 func (s *Sample) mergeEarlier(before *Sample) {
 	if s.Page == nil {
 		s.Page, s.PageAt = before.Page, before.PageAt
 	}
-	if !before.Examined { // before has nothing else that this sample may lack
+	if !before.Examined { // then it has nothing else that this sample may lack
 		return
 	}
 	if !s.Examined {
@@ -173,7 +183,7 @@ func (s *Sample) mergeEarlier(before *Sample) {
 		g := &s.Groups[k]
 		g.MostTokens = max(g.MostTokens, earlier.MostTokens)
 		if earlier.Usual && !g.Usual {
-			g.Usual, g.StepModel, g.yield = true, earlier.StepModel, earlier.yield
+			g.Usual, g.StepModel, g.yield = true, earlier.StepModel, earlier.yield // the length of these steps, and their tokens
 		}
 	}
 }
@@ -238,9 +248,10 @@ func (r *Ring) PageAt(at time.Time) (page []byte, ok bool) {
 	return nil, false
 }
 
-// rates returns mean rates over the last rateSamples seconds, from the totals of the first and the last sample, and whether requests failed
-// in this time and no longer do (Recovered). It returns zero if there are fewer than two samples. A total that has become smaller counts as
-// no growth.
+// rates returns mean rates per second, from the totals of the newest sample and of the one that is rateSamples samples older, or of the
+// oldest one. r.fine has one sample for each second. ByKeyLimitPerS is the part of the failures that limits of the callers' API keys have
+// caused. Recovered says whether requests failed in this time and no longer do. The result is zero if there are fewer than two samples. A
+// total that has become smaller counts as no growth.
 func (r *Ring) rates() (rates Rates) {
 	count := len(r.fine.list)
 	if count < 2 {

@@ -18,8 +18,9 @@ type round struct {
 	newMembers      map[*incident][]member // the findings of this round that incidents have got so far
 }
 
-// newRound compares the findings of this moment with the incidents, and changes neither. add then gives each finding to an incident, and
-// notes it in newMembers.
+// newRound compares the findings of this moment with the incidents, and changes neither. An incident has the findings of one cause: the
+// cause comes first, and its effects follow. The result says, among others, which incident had a finding before (incidentOf), and in which
+// open incident an engine gets no requests (outageOf). add then gives each finding to an incident, and notes it in newMembers.
 func (b *Book) newRound(now time.Time, found []Finding) *round {
 	r := &round{now: now, foundNow: map[subject]bool{}, withoutRequests: map[string]bool{}, causeIsOver: map[*incident]bool{},
 		newMembers: map[*incident][]member{}}
@@ -31,9 +32,9 @@ func (b *Book) newRound(now time.Time, found []Finding) *round {
 	}
 	r.incidentOf, r.outageOf = b.indexIncidents(now)
 	for _, o := range b.list {
-		r.causeIsOver[o] = !o.causeContinues(r)
+		r.causeIsOver[o] = !o.causeContinues(r) // uses foundNow
 	}
-	r.staysEnded = separateOutages(found, r) // a new cause shows that a returning finding belongs to another outage
+	r.staysEnded = separateOutages(found, r) // uses incidentOf
 	return r
 }
 
@@ -76,7 +77,8 @@ func (o *incident) mayResume(now time.Time) bool {
 }
 
 // separateOutages returns the incidents that ended a short time ago (mayResume) and stay ended, although one of their findings is back. The
-// reason is a new finding that shares the cause and never belonged to the incident: so the outage of now is another one.
+// reason is another finding of now that shares their cause and belongs to no incident (incidentOf): so what is wrong now is another outage.
+// A finding belongs to an incident that ended a short time ago if the incident ever had it.
 func separateOutages(found []Finding, r *round) (staysEnded map[*incident]bool) {
 	staysEnded = map[*incident]bool{}
 	cameBack := map[*incident]bool{} // incidents that may resume, because one of their findings is back
@@ -91,7 +93,8 @@ func separateOutages(found []Finding, r *round) (staysEnded map[*incident]bool) 
 	for i := range found {
 		f := memberOf(&found[i], r.now) // with host and reason in the form in which sharesCause compares them
 		belongsToIncident := r.incidentOf[f.subject()] != nil
-		if belongsToIncident || kinds[f.Kind].effect { // an effect is no cause, so it shows no other outage
+		isEffect := kinds[f.Kind].effect // an effect is no cause, so it shows no other outage
+		if belongsToIncident || isEffect {
 			continue
 		}
 		for o := range cameBack {
@@ -101,20 +104,21 @@ func separateOutages(found []Finding, r *round) (staysEnded map[*incident]bool) 
 	return staysEnded
 }
 
-// add puts a finding into the incident that it continues, or else into the one that assign chooses. An ended incident that gets a finding
-// is open again. But if an effect was part of an incident that has ended, its cause is another one now, and assign chooses. If there is no
-// room for another incident, the finding is only listed in unplaced. A placed finding is marked as an effect if its kind is a result of
-// other findings and the first finding that its incident got in this round is a cause.
+// add puts a finding into the incident that had it before (continued), or else into the one that assign chooses. An ended incident that
+// gets
+// a finding is open again. An effect does not simply reopen its incident: the cause that it had is over, so assign first looks for another
+// incident. If there is no room for another incident, the finding is only listed in unplaced. A placed finding is marked as an effect if
+// its kind is a result of other findings and the first finding that its incident got in this round is a cause.
 func (b *Book) add(f *member, r *round) {
-	k := kinds[f.Kind]
-	o := r.continued(f)
-	causeIsOver := o != nil && !o.isOpen() && k.effect
-	if o == nil || causeIsOver {
-		o = b.assign(f, o, r)
+	kindIsEffect := kinds[f.Kind].effect
+	before := r.continued(f) // nil: no incident had the finding
+	o := before
+	if before == nil || kindIsEffect && !before.isOpen() {
+		o = b.assign(f, before, r)
 	}
-	if o == nil {
+	if o == nil { // there is no room
 		b.unplaced = append(b.unplaced, f.What)
-		b.unplacedBad = b.unplacedBad || f.Severity == Bad
+		b.unplacedHaveBad = b.unplacedHaveBad || f.Severity == Bad
 		return
 	}
 	if !o.isOpen() { // the incident comes back
@@ -124,7 +128,7 @@ func (b *Book) add(f *member, r *round) {
 	}
 	members := r.newMembers[o]
 	hasCause := len(members) > 0 && !kinds[members[0].Kind].effect // causes come first
-	f.effect = k.effect && hasCause
+	f.effect = kindIsEffect && hasCause
 	r.newMembers[o] = append(members, *f)
 }
 
@@ -168,22 +172,28 @@ func (b *Book) assign(f *member, before *incident, r *round) *incident {
 	best := b.mostHarmfulToJoin(f, since, r)
 	switch {
 	case best != nil && best.isNewOutage(f): // best ended and came back, but f shows that what came back is another outage
-		best = b.splitReopened(best, r)
+		best = b.splitReopened(best, r) // f joins the part that came back, as an incident of its own
 	case best != nil: // f joins this incident
 	case before != nil: // before comes back, and keeps the time at which it first began
 		return before
 	case b.hasNoRoom(f.harm(), r):
 		return nil
 	default:
-		b.lastID++
-		best = &incident{id: b.lastID, since: since, openSince: since}
-		b.list = append(b.list, best)
+		best = b.newIncident(since)
 		b.takeOverEffects(best, f.Kind, r)
 	}
 	if since.Before(best.since) { // f has lasted for longer than the incident
 		best.since = since
 	}
 	return best
+}
+
+// newIncident adds an incident that began at the time since. It has no findings yet.
+func (b *Book) newIncident(since time.Time) *incident {
+	b.lastID++
+	o := &incident{id: b.lastID, since: since, openSince: since}
+	b.list = append(b.list, o)
+	return o
 }
 
 // mostHarmfulToJoin returns, of the incidents that a finding may join, the one whose first member, its cause, harms most; in a tie, the one
@@ -203,21 +213,28 @@ func (b *Book) mostHarmfulToJoin(f *member, since time.Time, r *round) (best *in
 	return best
 }
 
-// mayTakeIn says whether an incident may take in a finding that began at the time since. An incident that has ended takes in none. One
-// whose cause is over takes in only effects and findings of its own engines, because another engine's finding would change its
-// description.
+// mayTakeIn says whether an incident may take in a finding that began at the time since. mayJoin decides by the kinds of the two, and by
+// how long after the incident the finding began. An effect that the incident had before joins however late it is.
 func (r *round) mayTakeIn(o *incident, f *member, since time.Time) bool {
 	members := r.membersOf(o)
-	if len(members) == 0 {
+	if len(members) == 0 { // the incident has ended
 		return false
 	}
-	onlyEffect := kinds[f.Kind].effect && !kinds[f.Kind].overload // an overload may itself be a cause
-	hasNoCause := r.causeIsOver[o] && len(r.newMembers[o]) == 0   // and no finding of this round has gone to it
-	if hasNoCause && !onlyEffect && !o.hasEngine(f) {
+	// An incident whose cause is over, and that got no finding in this round, takes in only effects and findings of its own engines. A
+	// finding of another engine would change its description.
+	hasNoCause := r.causeIsOver[o] && len(r.newMembers[o]) == 0
+	if hasNoCause && !f.isOnlyEffect() && !o.hasEngine(f) {
 		return false
 	}
 	delay := since.Sub(o.openSince)
-	return mayJoin(members, f, delay) || o.hadEffect(f) // an effect that returns joins however late it is
+	return mayJoin(members, f, delay) || o.hadEffect(f)
+}
+
+// isOnlyEffect says whether the finding is of a kind that is always the result of other findings. An overload is an effect, too, but may
+// itself be a cause.
+func (f *Finding) isOnlyEffect() bool {
+	d := kinds[f.Kind]
+	return d.effect && !d.overload
 }
 
 // isNewOutage says whether the incident ended and came back, and f is a cause that it never had before. Then the part that came back is a
@@ -232,12 +249,14 @@ func (o *incident) everHad(f *member) bool {
 	return slices.ContainsFunc(o.everFound, func(m member) bool { return m.subject() == f.subject() })
 }
 
-// splitReopened splits an incident that had ended and came back. It returns a new incident, which begins when the first one came back, and
-// takes over its present findings. The first one ends again, at the time at which it had ended before.
+// splitReopened splits an incident that had ended (at previousEnd) and came back (at openSince), because what came back is another outage.
+// It
+// returns a new incident for this outage, which begins when the first one came back. The first one ends again, at the time at which it had
+// ended before. What the first one got in this round goes to the new one (newMembers), and so do its members, the findings of the round
+// before. As the first one has ended, its own members are not shown any more: its text is made from all findings that it ever had.
 func (b *Book) splitReopened(o *incident, r *round) (cameBack *incident) {
-	b.lastID++
-	cameBack = &incident{id: b.lastID, since: o.openSince, openSince: o.openSince, members: o.members}
-	b.list = append(b.list, cameBack)
+	cameBack = b.newIncident(o.openSince)
+	cameBack.members = o.members
 	for _, m := range r.newMembers[o] {
 		r.incidentOf[m.subject()] = cameBack
 	}
@@ -260,23 +279,16 @@ func (o *incident) hasEngine(f *member) bool {
 }
 
 // takeOverEffects moves effects that clients noticed before their cause was found into the cause's new incident o. Effects often come
-// first, because an engine counts as down only after a while. An incident that had nothing but these effects is dropped.
+// first, because an engine counts as down only after a while. cause is the kind of the finding for which o was made. An incident that had
+// nothing but these effects is dropped. But if it had ended before and came back with them, it ends again, as it was then.
 func (b *Book) takeOverEffects(o *incident, cause Kind, r *round) {
 	k := kinds[cause]
-	onlyEffect := k.effect && !k.overload
-	if onlyEffect || k.sharesNoCause || k.harm == nothing { // such a finding causes no effects
-		return
+	onlyEffect := k.effect && !k.overload // an overload, when many requests wait, may itself cause other effects
+	if onlyEffect || k.sharesNoCause || k.harm == nothing {
+		return // such a finding causes no effects
 	}
 	b.list = slices.DeleteFunc(b.list, func(noticed *incident) bool {
-		unchanged := noticed != o && noticed.isOpen() && len(r.newMembers[noticed]) == 0 // no finding of this round has gone to noticed
-		onlyEffects := len(noticed.members) > 0 && kinds[noticed.members[0].Kind].effect // causes come first
-		beganTogether := o.since.Sub(noticed.openSince).Abs() <= togetherWithin
-		if !unchanged || !onlyEffects || !beganTogether {
-			return false
-		}
-		cameBack := !noticed.previousEnd.IsZero()                // noticed had ended before
-		everHadCause := !kinds[noticed.everFound[0].Kind].effect // causes come first
-		if everHadCause && !cameBack {                           // its effects are those of the cause that it had
+		if noticed == o || !r.mayBeEffects(noticed, o.since) {
 			return false
 		}
 		for i := range noticed.members {
@@ -285,27 +297,49 @@ func (b *Book) takeOverEffects(o *incident, cause Kind, r *round) {
 		if noticed.openSince.Before(o.since) {
 			o.since = noticed.openSince
 		}
-		if cameBack { // the incident before its end stays in the list, as it was then
+		if noticed.cameBack() {
 			noticed.until = noticed.previousEnd
+			return false
 		}
-		return !cameBack
+		return true
 	})
 }
+
+// mayBeEffects says whether an open incident may consist of effects of a cause that was found only now, and that began at the time
+// causeSince. It has nothing but effects, got no finding in this round yet, and began at about the same time. If it had a cause, its
+// effects
+// are those of that cause, unless it had ended and came back with the effects alone.
+func (r *round) mayBeEffects(noticed *incident, causeSince time.Time) bool {
+	unchanged := noticed.isOpen() && len(r.newMembers[noticed]) == 0
+	onlyEffects := len(noticed.members) > 0 && kinds[noticed.members[0].Kind].effect // causes come first
+	beganTogether := causeSince.Sub(noticed.openSince).Abs() <= togetherWithin
+	if !unchanged || !onlyEffects || !beganTogether {
+		return false
+	}
+	everHadCause := !kinds[noticed.everFound[0].Kind].effect // causes come first
+	return !everHadCause || noticed.cameBack()
+}
+
+// cameBack says whether the incident had ended, and came back.
+func (o *incident) cameBack() bool { return !o.previousEnd.IsZero() }
 
 // mayJoin says whether a finding may join the members of an incident, of which the first one is the cause. delay is the time from the begin
 // of the incident to that of the finding. The table joinWhen decides, by the classes of the two kinds: some kinds join only near the begin
 // of an incident, and some only if they share a cause with a member.
 func mayJoin(members []member, f *member, delay time.Duration) bool {
-	first, kind := kinds[members[0].Kind], kinds[f.Kind]
-	letsNoneWait := first.harm < waiting // because of the cause, clients get tokens later at most, and no request waits or fails
+	cause, kind := kinds[members[0].Kind], kinds[f.Kind]
 	switch {
-	case kind.overload && letsNoneWait: // an overload means that many requests wait, which this cause does not explain
+	case kind.overload && !cause.letsRequestsWait(): // an overload means that many requests wait, which this cause does not explain
 		return false
-	case first.overload && f.Kind == NotReady: // missing engines make the proxy not ready, and load does not
+	case cause.overload && f.Kind == NotReady: // missing engines make the proxy not ready, and load does not
 		return false
 	}
-	return joinWhen[first.joinClass()][kind.joinClass()].allows(delay, sharesCause(members, f))
+	window := joinWhen[cause.joinClass()][kind.joinClass()]
+	return window.allows(delay, sharesCause(members, f))
 }
+
+// letsRequestsWait says whether requests wait or fail because of the detector's findings. Otherwise clients get tokens later at most.
+func (d *Detector) letsRequestsWait() bool { return d.harm >= waiting }
 
 // sharesCause says whether a finding has the same cause as one of the members. Members that are effects do not count.
 func sharesCause(members []member, f *member) bool {
@@ -356,7 +390,8 @@ func (b *Book) hasNoRoom(harm int, r *round) bool {
 
 // withExpectedBack returns members, the findings of this moment, and adds earlier findings of kinds that come and go. Such a finding stays
 // in the incident until it has been absent for the time that its kind tolerates. It is not added if it is in another incident now. Nor is
-// it added if its engine gets no requests now: then a worse fault of the engine has taken its place, with a finding of its own.
+// it added if its engine gets no requests now: then a worse fault of the engine has taken its place, with a finding of its own. An incident
+// that has ended gets none back.
 func (o *incident) withExpectedBack(members []member, r *round) []member {
 	if !o.isOpen() {
 		return members
@@ -376,11 +411,17 @@ func (o *incident) withExpectedBack(members []member, r *round) []member {
 			added = true
 		}
 	}
-	if added { // the incident is named by its first member, so a fixed order, with causes first, keeps the name the same
-		slices.SortStableFunc(members, func(x, y member) int {
-			return cmp.Or(cmp.Compare(kinds[x.Kind].sortKey(), kinds[y.Kind].sortKey()), cmp.Compare(x.Where, y.Where))
-		})
-		markEffectsOfFirst(members)
+	if added { // without an addition, the findings of this moment are in order already, and their effects are marked
+		sortCausesFirst(members)
 	}
 	return members
+}
+
+// sortCausesFirst sorts the members, causes before effects, and marks those that are effects of the first one. The incident is named by its
+// first member, so members of equal rank are sorted by place, which keeps the name the same from round to round.
+func sortCausesFirst(members []member) {
+	slices.SortStableFunc(members, func(x, y member) int {
+		return cmp.Or(cmp.Compare(kinds[x.Kind].sortKey(), kinds[y.Kind].sortKey()), cmp.Compare(x.Where, y.Where))
+	})
+	markEffectsOfFirst(members)
 }

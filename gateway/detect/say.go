@@ -39,26 +39,32 @@ func (o *incident) describe(now time.Time) Incident {
 	lead := &members[0]
 	k := kinds[lead.Kind]
 	in := Incident{ID: o.id, Subject: o.subject, Kind: lead.Kind, State: o.state(now), Severity: o.recentSeverity(now), Harm: o.harmText,
-		Panel: lead.Panel, Headline: k.headline, Where: []string{}, Clients: k.clients, Next: k.next, Runbook: k.runbook}
+		Panel: lead.Panel, Headline: k.headline, Where: []string{}, Next: k.next, Runbook: k.runbook}
 	in.setTimes(o, now)
 	groups := byKind(members)
 	mainCause, otherKinds := groups[0], groups[1:] // causes come first
 	listedMembers, host := in.addMembers(members)
-	in.What = describeFindings(mainCause, host)
-	othersToo := slices.ContainsFunc(mainCause, func(m *member) bool { return m.WhereKind != "prefill engine" })
-	if k.clientsOfPrefill != "" && !othersToo {
-		in.Clients = k.clientsOfPrefill
-	}
-	isMissing := func(name string) bool { return !strings.Contains(in.What, name) }
-	if in.Count > 1 && slices.ContainsFunc(in.Where, isMissing) { // in.What lacks some names
+	in.What, in.Clients = describeFindings(mainCause, host), k.clientsText(mainCause)
+	lacksName := func(name string) bool { return !strings.Contains(in.What, name) }
+	if in.Count > 1 && slices.ContainsFunc(in.Where, lacksName) { // in.What lacks some names, so all are listed in Named
 		in.Named = namesByKind(listedMembers, in.Count)
 	}
-	in.addOtherKinds(otherKinds)
-	if o.isOpen() && k.effect { // even the first member is an effect, so a cause that the incident had is over
+	in.addOtherKinds(otherKinds) // these follow the text on the main cause in Clients, and may replace it
+	if o.isOpen() && k.effect {  // even the first member is an effect, so a cause that the incident had is over
 		in.Clients += endedCauseText(o.everFound, members)
 	}
 	in.setCommand(lead)
 	return in
+}
+
+// clientsText returns what clients notice of the main cause, which is of this kind. Some kinds have another text for the case that all
+// findings are about prefill engines, because no answers run there.
+func (d *Detector) clientsText(mainCause []*member) string {
+	aboutOthers := slices.ContainsFunc(mainCause, func(m *member) bool { return m.WhereKind != "prefill engine" })
+	if d.clientsOfPrefill != "" && !aboutOthers {
+		return d.clientsOfPrefill
+	}
+	return d.clients
 }
 
 // recentSeverity is Bad if a finding of the open incident was bad in the last togetherWithin, and else Warn. So the severity does not
@@ -70,11 +76,11 @@ func (o *incident) recentSeverity(now time.Time) string {
 	return Warn
 }
 
-// setTimes sets when the incident o began and ended and, if it comes and goes, when it was found last. It counts one occurrence: the method
-// Incidents adds further ones.
+// setTimes sets when the incident o began and ended and, if it comes and goes, when it was found last. It counts one occurrence. Equal
+// warnings that ended earlier are added later: each raises Times, and moves FirstMs, the begin of the first occurrence, back.
 func (in *Incident) setTimes(o *incident, now time.Time) {
-	in.SinceMs, in.FirstMs = o.since.UnixMilli(), o.since.UnixMilli()
-	in.Times = 1
+	in.SinceMs = o.since.UnixMilli()
+	in.Times, in.FirstMs = 1, in.SinceMs
 	comesAndGoes := kinds[in.Kind].toleratedAbsence > 0
 	if !o.isOpen() {
 		in.UntilMs = o.until.UnixMilli()
@@ -95,25 +101,23 @@ func (in *Incident) setCommand(lead *member) {
 	}
 }
 
-// addMembers sets Severity to Bad if a member is bad, and Crowded if the kind of a member is marked manyWait. It adds the names and the
-// ranks of the members that are causes, and counts the names. It returns the causes that Where names, and the host that all causes share;
-// empty: they share none.
+// addMembers adds the members to the incident: how bad they are together, and where their causes are. It sets Count to the number of names
+// of places that are causes, and lists the first maxNames of them in Where, and their ranks in Ranks. It returns the causes that Where
+// names, and the host that all causes share; empty: they share none.
 func (in *Incident) addMembers(members []member) (listed []*member, host string) {
+	in.addHarm(members)
 	host = members[0].host // the first member always counts as a cause (see markEffectsOfFirst)
 	names := map[string]bool{}
 	for i := range members {
 		m := &members[i]
-		if m.Severity == Bad {
-			in.Severity = Bad
-		}
-		in.Crowded = in.Crowded || kinds[m.Kind].manyWait
 		if m.effect { // Where, Ranks and Count are about causes
 			continue
 		}
 		if m.host != host {
 			host = ""
 		}
-		in.Ranks = append(in.Ranks, m.Ranks[:min(len(m.Ranks), maxNames-len(in.Ranks))]...)
+		ranksLeft := maxNames - len(in.Ranks)
+		in.Ranks = append(in.Ranks, m.Ranks[:min(len(m.Ranks), ranksLeft)]...)
 		if m.Where != "" && !names[m.Where] {
 			names[m.Where] = true
 			if len(in.Where) < maxNames {
@@ -125,27 +129,46 @@ func (in *Incident) addMembers(members []member) (listed []*member, host string)
 	return listed, host
 }
 
-// addOtherKinds adds the findings of the incident's other kinds to what clients notice. groups has the findings of one kind per entry. If
-// NotReady is an effect, no engine is left that could serve new requests. This matters more than the cause, so it becomes the headline
-// (headlineAsEffect, which no other kind has), and What names it before the cause.
+// addHarm sets Severity to Bad if a member is bad, and Crowded if many requests wait because of a member.
+func (in *Incident) addHarm(members []member) {
+	for i := range members {
+		if members[i].Severity == Bad {
+			in.Severity = Bad
+		}
+		in.Crowded = in.Crowded || kinds[members[i].Kind].manyWait
+	}
+}
+
+// noHost means that findings are described without a host that they share.
+const noHost = ""
+
+// addOtherKinds adds the findings of the incident's other kinds to what clients notice. groups has the findings of one kind per entry. An
+// effect of a kind with headlineAsEffect matters more than the cause, so it becomes the headline. The only such kind is NotReady: no engine
+// is left that could serve new requests.
 func (in *Incident) addOtherKinds(groups [][]*member) {
 	for _, g := range groups {
 		headline := kinds[g[0].Kind].headlineAsEffect
-		if headline != "" && g[0].effect && in.What != "" { // in.What[:1] below needs a letter
-			in.Clients = "Clients whose requests ran there get an error, because no other engine is left."
-			if in.Kind == EngineHangs { // the engine's requests are not lost yet: they wait until the engine goes on
-				headline = "All new requests wait, and get a 503 if it lasts"
-				in.Clients = "Clients whose requests ran there wait, too, and get an error if no engine comes back."
-			}
-			in.Headline, in.What = headline, headline+", because "+strings.ToLower(in.What[:1])+in.What[1:]
+		if headline != "" && g[0].effect && in.What != "" { // headNotReady needs the first letter of What
+			in.headNotReady(headline)
 		}
 	}
 	for i, g := range groups {
 		if i == 0 { // once, before the first of them
 			in.Clients += " Also:"
 		}
-		in.Clients += " " + describeFindings(g, "") + "."
+		in.Clients += " " + describeFindings(g, noHost) + "."
 	}
+}
+
+// headNotReady makes it the headline that no engine is left for new requests, and puts it before the cause in What. It also replaces what
+// clients notice of the cause.
+func (in *Incident) headNotReady(headline string) {
+	in.Clients = "Clients whose requests ran there get an error, because no other engine is left."
+	if in.Kind == EngineHangs { // the engine's requests are not lost yet: they wait until the engine goes on
+		headline = "All new requests wait, and get a 503 if it lasts"
+		in.Clients = "Clients whose requests ran there wait, too, and get an error if no engine comes back."
+	}
+	in.Headline, in.What = headline, headline+", because "+strings.ToLower(in.What[:1])+in.What[1:]
 }
 
 // byKind groups the members by kind, in the order in which the kinds first occur.
@@ -265,18 +288,18 @@ func nounOf(same []*member) string {
 	return noun
 }
 
-// fillCommand fills the names of the finding into a shell command that operators may copy. It is empty if a name has characters that mean
-// something to a shell.
+// fillCommand fills the names of the finding into a shell command that operators may copy. The result is empty if the command needs a name
+// that the finding does not have, or that has characters that mean something to a shell.
 func fillCommand(text string, lead *member) string {
-	names := map[string]string{ // what each placeholder stands for
-		"{where}": lead.Where, "{engine}": engineOf(lead.Where), "{host}": strings.Trim(hostOf(lead.Where), "[]"),
-		"{rank}": "",
-	}
+	rank := "" // the finding is about no rank
 	if len(lead.Ranks) > 0 {
-		names["{rank}"] = lead.Ranks[0]
+		rank = lead.Ranks[0]
+	}
+	names := map[string]string{ // what each placeholder stands for
+		"{where}": lead.Where, "{engine}": engineOf(lead.Where), "{host}": strings.Trim(hostOf(lead.Where), "[]"), "{rank}": rank,
 	}
 	for placeholder, name := range names {
-		if strings.Contains(text, placeholder) && !isShellSafe(name) {
+		if isNeeded := strings.Contains(text, placeholder); isNeeded && !isShellSafe(name) { // an empty name is not safe either
 			return ""
 		}
 		text = strings.ReplaceAll(text, placeholder, name)
@@ -299,35 +322,54 @@ func (d *Detector) describeSeveral(which, reason string) string {
 func (b *Book) Incidents() []Incident {
 	sorted := slices.Clone(b.list)
 	slices.SortStableFunc(sorted, compareForList)
-	list := make([]Incident, 0, len(sorted))
-	unplacedListed := len(b.unplaced) == 0 // true also if there are no unplaced findings
-	equal := map[string]int{}              // by the text of a warning: the index in list of the first warning with it
-	for _, o := range sorted {
-		if !unplacedListed && !o.isOpen() { // unplaced findings still last, so they come before the ended incidents
-			list, unplacedListed = append(list, b.summarizeUnplaced()), true
-		}
-		in := o.describe(b.now)
-		if b.enginesAway && o.isOpen() && kinds[o.members[0].Kind].manyWait { // requests may wait because engines are missing
-			in.Next = "Bring back the engines that are down. " + in.Next
-		}
-		if in.Severity == Warn {
-			text := in.Headline + "\n" + strings.Join(in.Where, "\n")
-			i, isListed := equal[text]
-			if isListed && in.UntilMs > 0 { // the warning has ended
-				list[i].Times++
-				list[i].FirstMs = min(list[i].FirstMs, in.SinceMs)
-				continue
-			}
-			if !isListed {
-				equal[text] = len(list)
-			}
-		}
-		list = append(list, in)
+	open := 0 // number of open incidents, which come first
+	for open < len(sorted) && sorted[open].isOpen() {
+		open++
 	}
-	if !unplacedListed { // no incident has ended
-		list = append(list, b.summarizeUnplaced())
+	list := incidentList{all: make([]Incident, 0, len(sorted)), warnings: map[string]int{}}
+	for _, o := range sorted[:open] {
+		list.add(b.describeOpen(o))
 	}
-	return list
+	if len(b.unplaced) > 0 {
+		list.all = append(list.all, b.summarizeUnplaced())
+	}
+	for _, o := range sorted[open:] {
+		list.add(o.describe(b.now))
+	}
+	return list.all
+}
+
+// describeOpen describes an open incident. If many requests wait while engines get no requests, the missing engines may be the reason, so
+// the advice begins with these.
+func (b *Book) describeOpen(o *incident) Incident {
+	in := o.describe(b.now)
+	if manyRequestsWait := kinds[o.members[0].Kind].manyWait; manyRequestsWait && b.enginesAway {
+		in.Next = "Bring back the engines that are down. " + in.Next
+	}
+	return in
+}
+
+// incidentList is a list of incidents without repeated warnings.
+type incidentList struct {
+	all      []Incident
+	warnings map[string]int // by the text of a warning: the index in all of the first warning with it
+}
+
+// add adds an incident to the list. But if it is a warning that has ended, and an equal one is listed already, it is only counted there.
+func (l *incidentList) add(in Incident) {
+	if in.Severity == Warn {
+		text := in.Headline + "\n" + strings.Join(in.Where, "\n")
+		i, isListed := l.warnings[text]
+		if hasEnded := in.UntilMs > 0; isListed && hasEnded {
+			l.all[i].Times++
+			l.all[i].FirstMs = min(l.all[i].FirstMs, in.SinceMs)
+			return
+		}
+		if !isListed {
+			l.warnings[text] = len(l.all)
+		}
+	}
+	l.all = append(l.all, in)
 }
 
 // compareForList is below 0 if Incidents lists x before y: open incidents before ended ones; of the open ones the most harmful first, then
@@ -346,7 +388,7 @@ func compareForList(x, y *incident) int {
 
 // unplacedSeverity is the severity of the worst finding that is in no incident.
 func (b *Book) unplacedSeverity() string {
-	if b.unplacedBad {
+	if b.unplacedHaveBad {
 		return Bad
 	}
 	return Warn

@@ -64,32 +64,34 @@ func (u *stepWatch) compareWithUsual(g *Group, now time.Time) {
 	}
 }
 
-// compareLength compares how long the group's steps take with how long steps at the present loads usually take. It returns for how long
-// steps have been slow (0: they are not). It sets u.usualStepMs, if steps are slow and the usual length is known, and else clears it.
+// compareLength compares how long the group's steps take with how long steps at the present loads usually take: usualMs by the steps of the
+// last hour. If those were measured only at smaller loads, a step may now take up to atMostMs. compareLength returns for how long steps
+// have been slow; 0: they are not slow now, or not for long. While they are slow, it keeps the usual length in u.usualStepMs.
 func (u *stepWatch) compareLength(g *Group, now time.Time) (slowFor time.Duration) {
 	u.usualStepMs = 0
 	usualMs, atMostMs, known := usualStepMs(g, u.usualMinutes)
 	limitMs := atMostMs
-	if u.slowSteps.duration(now) > 0 { // slow steps keep requests for longer and so raise the loads, which is no excuse for slow steps
-		limitMs = usualMs
+	if wereSlow := u.slowSteps.duration(now) > 0; wereSlow {
+		limitMs = usualMs // slow steps keep requests for longer and so raise the loads, and then these loads must not excuse the slow steps
 	}
 	isSlow := known && g.StepMs > slowTimes*limitMs && g.StepMs-limitMs > slowMs
 	slowFor = u.slowSteps.observe(isSlow, now)
-	if known && slowFor > 0 {
+	if slowFor > 0 {
 		u.usualStepMs = usualMs
 	}
 	return slowFor
 }
 
 // compareTokens compares how many tokens a step gives to an answer with the usual number. It returns for how long steps have given few
-// tokens (0: they do not). It sets u.usualStepTokens, if steps give few tokens and the present number is known, and else clears it.
+// tokens; 0: they do not now, or not for long. While they give few, it keeps the usual number in u.usualStepTokens.
 func (u *stepWatch) compareTokens(g *Group, now time.Time) (fewFor time.Duration) {
 	u.usualStepTokens = 0
-	tokens, usual := g.tokensPerStep(), medianYield(u.usualMinutes) // tokens is 0 if unknown
-	tokensAreFew := tokens > 0 && tokens < fewShare*usual.tokens
+	tokens, usual := g.tokensPerStep(), medianYield(u.usualMinutes)
+	tokensKnown := tokens > 0
+	tokensAreFew := tokensKnown && tokens < fewShare*usual.tokens
 	tokensTakeLonger := g.TokenMs > fewTimes*usual.tokenMs // otherwise only the size of the engine's chunks has changed
 	fewFor = u.fewTokens.observe(tokensAreFew && tokensTakeLonger, now)
-	if tokens > 0 && fewFor > 0 {
+	if fewFor > 0 {
 		u.usualStepTokens = usual.tokens
 	}
 	return fewFor
@@ -100,10 +102,11 @@ func (u *stepWatch) compareTokens(g *Group, now time.Time) (fewFor time.Duration
 func (u *stepWatch) fillInGroup(g *Group, now time.Time) {
 	g.StepTokens = g.tokensPerStep()
 	g.UsualMs, g.UsualTokens = u.usualStepMs, u.usualStepTokens
-	if u.usualStepMs > 0 { // steps are slow
+	stepsAreSlow, tokensAreFew := u.usualStepMs > 0, u.usualStepTokens > 0 // the usual values are known only then
+	if stepsAreSlow {
 		g.SlowStepsS, g.Differing = u.slowSteps.duration(now).Seconds(), gaugesFarAboveOthers(g)
 	}
-	if u.usualStepTokens > 0 { // steps give few tokens
+	if tokensAreFew {
 		g.FewTokensS = u.fewTokens.duration(now).Seconds()
 	}
 }

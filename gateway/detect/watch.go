@@ -32,8 +32,8 @@ func (w *Watch) Update(f *Facts, s Sample) {
 	w.book.measureHarm(&w.Ring) // how much the incidents have harmed clients
 }
 
-// compareStepsWithUsual fills in the paces of all groups, and compares their steps with usual ones. It also records steps without a fault,
-// for comparisons in the next hour.
+// compareStepsWithUsual fills in the paces of all groups, and compares their steps with usual ones: those of the last hour or, during a
+// fault, of the hour before it. It also records steps without a fault, for comparisons in the next hour.
 func (w *Watch) compareStepsWithUsual(f *Facts) {
 	watches := map[GroupName]*stepWatch{} // without groups that have left, or whose steps cannot be compared now
 	for name, g := range f.groups() {
@@ -45,18 +45,24 @@ func (w *Watch) compareStepsWithUsual(f *Facts) {
 		if u == nil {
 			u = &stepWatch{}
 		}
-		if u.hasNoFault() { // during a fault, the usual steps stay those of the hour before it
-			u.usualMinutes = w.usualMinutes(name, u.usualFrom)
+		if u.hasNoFault() {
+			u.usualMinutes = w.usualMinutes(name, u.usualFrom) // at usualFrom, a lasting change of the steps was accepted as usual
 		}
 		u.compareWithUsual(g, f.At)
 		watches[name] = u
-		if u.hasNoFault() && g.StepMs > 0 { // 0: there was no step
-			thisMinute := w.minutes.last().group(name) // Usual: later steps may be compared with those of this minute
-			thisMinute.Usual, thisMinute.StepModel = true, g.presentStepModel()
-			thisMinute.yield = stepYield{tokens: g.tokensPerStep(), tokenMs: g.TokenMs}
+		if hadStep := g.StepMs > 0; u.hasNoFault() && hadStep {
+			w.recordUsualSteps(name, g)
 		}
 	}
 	w.stepWatches = watches
+}
+
+// recordUsualSteps marks the present steps of a group as usual, in the sample of this minute: how long they take, by load, and how many
+// tokens they give. Later steps are compared with them.
+func (w *Watch) recordUsualSteps(name GroupName, g *Group) {
+	thisMinute := w.minutes.last().group(name) // points into the sample
+	thisMinute.Usual, thisMinute.StepModel = true, g.presentStepModel()
+	thisMinute.yield = stepYield{tokens: g.tokensPerStep(), tokenMs: g.TokenMs}
 }
 
 // crowdedLasts is how long many requests may wait before it is reported: a shorter burst is normal.
@@ -86,7 +92,10 @@ func (w *Watch) FillInFound(f *Facts) {
 	w.fillInResults(f)
 }
 
-// fillInResults fills in the fields that are marked with (found), except those that Group.fillInPaces has filled in before.
+// fillInResults fills in what the last Update found: the rates of requests, the failures, how long the prefill backlog has been long and
+// each model crowded, and which groups have slow steps or too few tokens per step. Group.fillInPaces must have filled in the times per
+// token
+// before. Groups whose steps cannot be compared keep zeros, because prompts make their steps longer or their ranks do not step together.
 func (w *Watch) fillInResults(f *Facts) {
 	if last := w.Last(); last != nil {
 		f.Traffic.Rates = last.Rates
