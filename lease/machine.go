@@ -196,8 +196,7 @@ func (m *Machine) leaseLastsAtMost() time.Duration { return max(m.cfg.Duration, 
 func (m *Machine) startDelay() time.Duration { return max(m.cfg.StartDelay, m.rec.Duration/3) }
 
 // acquirableFrom is the time from which this proxy may take the lease; ok is false if it may not take the lease at all. The scope's home,
-// to
-// which the scope belongs by configuration, may take it when the last holder's lease ends. Other proxies wait longer.
+// to which the scope belongs by configuration, may take it when the last holder's lease ends. Other proxies wait longer.
 func (m *Machine) acquirableFrom() (at time.Time, ok bool) {
 	recordIsKnown := m.hasRead && !m.acquireInDoubt
 	mayOwn := m.canServe && !m.stopping && !m.excluded()
@@ -208,8 +207,7 @@ func (m *Machine) acquirableFrom() (at time.Time, ok bool) {
 	at = m.leaseEnds()
 	if !m.cfg.Home {
 		// A lease that was released or never held is free at once, so the home gets the time Step to take it first. After an
-		// expiry, the scope
-		// was without an owner for a while already, and is not left so for longer.
+		// expiry, the scope was without an owner for a while already, and is not left so for longer.
 		if m.releasedByHolder() || m.neverHeld() {
 			at = at.Add(m.cfg.Step)
 		}
@@ -270,8 +268,7 @@ func (m *Machine) mayAskBack(now time.Time) bool {
 }
 
 // GiveBack begins to release the lease, for a proxy that asks for the scope and names the lease's epoch. It sets tryReleaseUntil: as long
-// as
-// this is set, View admits nothing, and until this time Next returns Release. If no release succeeds within Step, the time limit of each
+// as this is set, View admits nothing, and until this time Next returns Release. If no release succeeds within Step, the time limit of each
 // step of a hand-back, this proxy remains the owner. An error (ErrNotHolder with a reason) says why the lease is kept: this proxy does not
 // hold it with this epoch, or a release would leave the scope with two owners or none.
 func (m *Machine) GiveBack(now time.Time, epoch int64) error {

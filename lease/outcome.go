@@ -183,8 +183,7 @@ func (m *Machine) Released(sent, now time.Time, err error) {
 	m.setStoreAway(sent, now, err)
 	if err == nil {
 		// As long as the store has the lease with this epoch, and no higher one is seen than up to now, no later holder can exist.
-		// So
-		// releasedByHolder still trusts the release then.
+		// So releasedByHolder still trusts the release then.
 		m.lastReleased.epoch, m.lastReleased.maxEpochSeen = m.epoch, m.maxEpochSeen
 	}
 	expired := m.stopping && now.Sub(m.renewed) > m.cfg.Duration

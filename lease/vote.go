@@ -76,8 +76,7 @@ func (m *Machine) GivePromise(now time.Time, ask Vote) error {
 	m.ObserveEpoch(ask.Epoch)
 	if m.held { // with a lower epoch, see checkVote
 		// The store refuses this proxy's renewal if the lease was acquired with a later epoch. So a renewal that succeeds shows
-		// that the
-		// asking owner's epoch does not exist.
+		// that the asking owner's epoch does not exist.
 		m.stopUntilRenewed(now, ask.Epoch)
 	}
 	until := later(m.givenPromise.until, now.Add(m.cfg.Duration)) // an earlier promise may last longer

@@ -175,8 +175,7 @@ func (s *Solver) searchTable(cost float64) {
 	limit, exact := s.limit, true
 	if isScaled := cost != 1 && cost != 0; isScaled && limit != Unlimited {
 		// Scaling rounds each size by up to half a token. So a sum of scaled sizes within this lower limit is certainly within the
-		// limit for
-		// unscaled tokens.
+		// limit for unscaled tokens.
 		largestRounding := float64(s.maxCount) / 2
 		limit, exact = int64(math.Floor(float64(limit)*cost-largestRounding)), false
 	}
@@ -257,9 +256,9 @@ func (s *Solver) inBlocks(perBlock int64) []int64 {
 }
 
 // largestUsefulSum returns a bound: no sum of at most maxCount sizes that is larger can be the best choice. A sum is the load that a set of
-// candidates adds to the rank. Its score rises with the sum up to the knee, and does not rise beyond it. So of the sums
-// beyond the knee, only the smallest can be the best. It exceeds the knee by at most one size: without one of its sizes, it would be a
-// smaller sum, and so not beyond the knee. limit is the largest sum allowed.
+// candidates adds to the rank. Its score rises with the sum up to the knee, and does not rise beyond it. So of the sums beyond the knee,
+// only the smallest can be the best. It exceeds the knee by at most one size: without one of its sizes, it would be a smaller sum, and so
+// not beyond the knee. limit is the largest sum allowed.
 func largestUsefulSum(sizes []int64, maxCount int, knee, limit int64) int64 {
 	var largest, sum int64
 	for _, size := range sizes {

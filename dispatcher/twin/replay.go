@@ -26,8 +26,7 @@ func NewReplay(w *Window, model, spec string, seed uint64) (*Replay, error) {
 		return nil, err
 	}
 	// b is the copy of the boards with which the replay begins. It comes from the checkpoint startedFrom, which an earlier replay has
-	// saved;
-	// nil: from the real boards. newPolicy says that its policy is not the one under which its requests were placed.
+	// saved; nil: from the real boards. newPolicy says that its policy is not the one under which its requests were placed.
 	b, startedFrom, newPolicy, err := w.startBoards(model, spec)
 	if err != nil {
 		return nil, err
@@ -145,8 +144,8 @@ func (r *Replay) resumeRequests(newPolicy bool) {
 	unplaced := r.engines.placeRunning(newPolicy)
 	for _, e := range r.Boards.Waiting(r.Model) {
 		// The request is in the pool already, with the entry e. Age counts the tokens that earlier ranks generated. An early
-		// request gets its
-		// rank before its prefill. No client waits for a request with discard: it only makes its prefill engine free the KV.
+		// request gets its rank before its prefill. No client waits for a request with discard: it only makes its prefill engine
+		// free the KV.
 		j := r.addWaiting(e.ID, arrival{
 			id: e.ID, key: e.Key, prompt: int32(e.Prompt), age: int32(e.Age), early: e.Early, discard: e.Discard,
 		})

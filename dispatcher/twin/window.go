@@ -198,8 +198,8 @@ func (w *Window) learnHistory(model string) *history {
 		mayComeBack: map[failedRequest]int32{}, // requests that lost their rank and have not come back so far
 	}
 	l.addPresent(w.Segments[0].Boards, model)
-	w.eachEvent(model, l.recordArrival, l.recordDeparture) // recordDeparture also collects l.knownSteps
-	for _, c := range w.End.Charges(model) {               // requests that still run at the end of the window get at least as many tokens as they have now
+	w.eachEvent(model, l.recordArrival, l.recordDeparture)
+	for _, c := range w.End.Charges(model) { // requests that still run at the end of the window get at least as many tokens as they have now
 		if a := l.answerOf(c.ID); a != nil {
 			a.tokensLastSeen = c.Age + c.Generated // tokens from earlier ranks, and from this one
 		}

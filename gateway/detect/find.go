@@ -23,8 +23,9 @@ var kinds = func() map[Kind]*Detector {
 // last minute.
 func Find(f *Facts, last Ended) (all []Finding) {
 	v := &view{Facts: f, lastMinute: last}
-	severalModels := len(f.Models) > 1 // and so several groups, because each model has one at least
-	v.manyGroups = severalModels || len(f.Models) == 1 && len(f.Models[0].Groups) > 1
+	// Each model has at least one group, so several models have several. Then findings name a group with its model.
+	oneModelHasSeveral := len(f.Models) == 1 && len(f.Models[0].Groups) > 1
+	v.manyGroups = len(f.Models) > 1 || oneModelHasSeveral
 	for i := range f.Models {
 		v.loads = append(v.loads, v.modelLoad(&f.Models[i]))
 	}
@@ -43,7 +44,8 @@ func Find(f *Facts, last Ended) (all []Finding) {
 		})
 	}
 	v.raiseIfMuchSlower(all)
-	v.lowerIfOthersServe(all)                                                                         // after the line above, because it depends on which findings are bad
+	// This depends on which findings are bad, so it comes after all other changes of severities.
+	v.lowerIfOthersServe(all)
 	slices.SortStableFunc(all, func(a, b Finding) int { return cmp.Compare(a.Severity, b.Severity) }) // bad before warn
 	return all
 }

@@ -106,8 +106,7 @@ func (r *Ring) streamsOf(record *RankAt) (bySpan [spans]streamSum, recent, minut
 			break // the samples end here, or earlier totals are of another engine process
 		}
 		// Each running stream counts for the time between the two samples. How many ran is known only at its begin and its end, so
-		// the mean
-		// of both is taken.
+		// the mean of both is taken.
 		streamMs := float64(list[i+1].At.Sub(list[i].At).Milliseconds()) * float64(before.Running+later.Running) / 2
 		tokens := later.Output - before.Output
 		bySpan[index].add(streamMs, tokens)

@@ -114,16 +114,14 @@ func (r *Ring) Add(s Sample) {
 }
 
 // addSecond adds a sample to the tier of single seconds, which does not keep what an examination of the whole proxy provides. It returns
-// the
-// rates over the last ten seconds, which include this sample, and stores them with it.
+// the rates over the last ten seconds, which include this sample, and stores them with it.
 func (r *Ring) addSecond(s Sample) Rates {
 	r.fine.add(s)
 	stored := r.fine.last()
 	stored.Rates = r.rates()
 	stored.Examined, stored.Groups, stored.Engines = false, nil, nil
-	rates := stored.Rates
 	r.fine.dropOverLimits()
-	return rates
+	return stored.Rates
 }
 
 // add adds a sample, and drops those that are older than keptFor. It replaces the sample of the same interval, if there is one.

@@ -105,10 +105,9 @@ func separateOutages(found []Finding, r *round) (staysEnded map[*incident]bool) 
 }
 
 // add puts a finding into the incident that had it before (continued), or else into the one that assign chooses. An ended incident that
-// gets
-// a finding is open again. An effect does not simply reopen its incident: the cause that it had is over, so assign first looks for another
-// incident. If there is no room for another incident, the finding is only listed in unplaced. A placed finding is marked as an effect if
-// its kind is a result of other findings and the first finding that its incident got in this round is a cause.
+// gets a finding is open again. An effect does not simply reopen its incident: the cause that it had is over, so assign first looks for
+// another incident. If there is no room for another incident, the finding is only listed in unplaced. A placed finding is marked as an
+// effect if its kind is a result of other findings and the first finding that its incident got in this round is a cause.
 func (b *Book) add(f *member, r *round) {
 	kindIsEffect := kinds[f.Kind].effect
 	before := r.continued(f) // nil: no incident had the finding
@@ -250,9 +249,8 @@ func (o *incident) everHad(f *member) bool {
 }
 
 // splitReopened splits an incident that had ended (at previousEnd) and came back (at openSince), because what came back is another outage.
-// It
-// returns a new incident for this outage, which begins when the first one came back. The first one ends again, at the time at which it had
-// ended before. What the first one got in this round goes to the new one (newMembers), and so do its members, the findings of the round
+// It returns a new incident for this outage, which begins when the first one came back. The first one ends again, at the time at which it
+// had ended before. What the first one got in this round goes to the new one (newMembers), and so do its members, the findings of the round
 // before. As the first one has ended, its own members are not shown any more: its text is made from all findings that it ever had.
 func (b *Book) splitReopened(o *incident, r *round) (cameBack *incident) {
 	cameBack = b.newIncident(o.openSince)
@@ -307,8 +305,7 @@ func (b *Book) takeOverEffects(o *incident, cause Kind, r *round) {
 
 // mayBeEffects says whether an open incident may consist of effects of a cause that was found only now, and that began at the time
 // causeSince. It has nothing but effects, got no finding in this round yet, and began at about the same time. If it had a cause, its
-// effects
-// are those of that cause, unless it had ended and came back with the effects alone.
+// effects are those of that cause, unless it had ended and came back with the effects alone.
 func (r *round) mayBeEffects(noticed *incident, causeSince time.Time) bool {
 	unchanged := noticed.isOpen() && len(r.newMembers[noticed]) == 0
 	onlyEffects := len(noticed.members) > 0 && kinds[noticed.members[0].Kind].effect // causes come first

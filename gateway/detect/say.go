@@ -101,8 +101,8 @@ func (in *Incident) setCommand(lead *member) {
 	}
 }
 
-// addMembers adds the members to the incident: how bad they are together, and where their causes are. It sets Count to the number of names
-// of places that are causes, and lists the first maxNames of them in Where, and their ranks in Ranks. It returns the causes that Where
+// addMembers adds the members to the incident: how bad they are together, and where the causes among them are. It sets Count to the number
+// of these places, and lists the first maxNames of their names in Where, and of their ranks in Ranks. It returns the causes that Where
 // names, and the host that all causes share; empty: they share none.
 func (in *Incident) addMembers(members []member) (listed []*member, host string) {
 	in.addHarm(members)

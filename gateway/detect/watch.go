@@ -94,8 +94,8 @@ func (w *Watch) FillInFound(f *Facts) {
 
 // fillInResults fills in what the last Update found: the rates of requests, the failures, how long the prefill backlog has been long and
 // each model crowded, and which groups have slow steps or too few tokens per step. Group.fillInPaces must have filled in the times per
-// token
-// before. Groups whose steps cannot be compared keep zeros, because prompts make their steps longer or their ranks do not step together.
+// token before. Groups whose steps cannot be compared keep zeros, because prompts make their steps longer or their ranks do not step
+// together.
 func (w *Watch) fillInResults(f *Facts) {
 	if last := w.Last(); last != nil {
 		f.Traffic.Rates = last.Rates

@@ -120,8 +120,7 @@ func (r *Record) countAnswer(e *Event) {
 }
 
 // showEvent shows an event in the views: the receipt and the trace of the request. Before this, it begins an attempt if the event belongs
-// to
-// one and none is under way, and sets the time of an event that begins or ends a phase. After this, it notes in r.attempt what the event
+// to one and none is under way, and sets the time of an event that begins or ends a phase. After this, it notes in r.attempt what the event
 // changes. It ignores an AttemptEnded event if no attempt is under way.
 func (r *Record) showEvent(e Event) {
 	current := &r.attempt

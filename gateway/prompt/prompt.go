@@ -126,8 +126,7 @@ func (r *Reader) CacheKeys(s *Source) prefill.Prompt {
 		}
 	}
 	// The prompt is a text, or a chat. Its text is only a part of it if it has pictures or sound, or if the answer so far of a resumed
-	// request
-	// follows. Then its token ids cannot be asked for.
+	// request follows. Then its token ids cannot be asked for.
 	text := s.hashText(h, scope, clientPrompt)
 	textIsPart := text.Media || s.Resumed
 	tokenizable := s.Req.Endpoint.IsChatOrCompletions() && !textIsPart && text.Bytes > 0

@@ -105,8 +105,8 @@ func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 	}
 	e.lastKeyRev = last[0].ModRevision
 	// Only acquisitions write "terms", so its revision is that of the last acquisition. A lease of an older evenkeel version has no
-	// such key;
-	// then the last acquisition was at the revision of "last" or before, because releases and some renewals write "last", too.
+	// such key; then the last acquisition was at the revision of "last" or before, because releases and some renewals write "last",
+	// too.
 	acquiredAt := e.lastKeyRev
 	if len(stored) > 0 {
 		acquiredAt = stored[0].ModRevision
