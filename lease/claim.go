@@ -134,7 +134,7 @@ func (c *Claim) nextCall(ctx context.Context, storeCallRuns bool, begin func(fun
 }
 
 // askVotes asks the other members for promises. This proxy itself is the holder in the question. It leaves out members to which an earlier
-// question is still under way (askedMembers); Run takes a member from there when the answer comes. begin runs each question in the
+// question is still under way (askedMembers); Run removes a member from these when its answer comes. begin runs each question in the
 // background. Run then calls r.apply, which records the vote if there was no error.
 func (c *Claim) askVotes(ctx context.Context, ask Vote, begin func(func() result)) {
 	self := Dispatcher(ask.Holder)

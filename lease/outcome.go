@@ -150,7 +150,7 @@ func (m *Machine) Renewed(sent, now time.Time, err error) {
 	m.scheduleNextCall(sent, now)
 	switch {
 	case !m.held: // the lease was lost before the answer came
-	case errors.Is(err, ErrLost) && m.mayReclaim(now): // look at the lease and ask for votes at once
+	case errors.Is(err, ErrLost) && m.mayReclaim(now): // look at the lease again (hasRead), and ask for votes, both at once
 		m.storeLostLease, m.hasRead = true, false
 		m.nextCall, m.nextVotes = now, now
 	case errors.Is(err, ErrLost):

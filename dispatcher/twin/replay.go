@@ -138,8 +138,8 @@ func visibleModel(inForce bool, m board.StepModel) board.StepModel {
 }
 
 // resumeRequests takes over the requests that the boards have when the replay begins. Those in the pool go on waiting. Those on ranks go to
-// the simulated engines, and keep their slots. Requests on ranks that are down lose their slots and wait in the pool. So do, if the policy
-// of the boards has just changed (newPolicy), requests that wait in the queues of engines.
+// the simulated engines, and keep their slots. Requests on ranks that are down lose their slots and wait in the pool. So do requests that
+// wait in the queues of engines, if the policy of the boards has just changed (newPolicy): the new one might not have sent them there.
 func (r *Replay) resumeRequests(newPolicy bool) {
 	unplaced := r.engines.placeRunning(newPolicy)
 	for _, e := range r.Boards.Waiting(r.Model) {
@@ -151,7 +151,7 @@ func (r *Replay) resumeRequests(newPolicy bool) {
 		})
 		j.entry = e
 	}
-	for _, c := range unplaced { // these are in no pool yet: they give up their slots, and enqueue puts them into the pool
+	for _, c := range unplaced { // these have slots: they give them up, and enqueue gives the requests to the boards anew
 		// Cancelled, because the answer was cut off: its tokens so far are not the length of a whole answer.
 		r.Boards.Apply(&board.Release{Model: r.Model, Slot: c.Slot, Outcome: board.Outcome{Kind: board.Cancelled}}, r.Began)
 		since := c.Since.Sub(r.Began)

@@ -146,7 +146,7 @@ func (t *Twin) Work(turns int) (verdicts []Verdict, more bool) {
 // finishReplay adds the result of the replay that has ended to the results of its policy, and goes on to the next policy. err is why the
 // replay failed; nil: it did not fail. If an earlier replay of the policy had a result, an error is ignored and that result counts.
 //
-// Two specs may stand for the same policy. This shows only after a replay, by the policy's canonical name. The later one of the two is a
+// Two specs may stand for the same policy. This shows only in a replay, by the policy's canonical name. The later one of the two is a
 // duplicate then: its result is not used, and it is not replayed again.
 func (j *judging) finishReplay(err error) {
 	policy := &j.policies[j.current]
@@ -219,8 +219,8 @@ func (t *Twin) beginReplay(j *judging) bool {
 }
 
 // enoughRounds says whether the rounds so far are enough for a verdict. maxRounds rounds are enough; if a newer window is ready, one round
-// is. But two rounds are needed to measure the variance of a policy: how much its replays differ by chance. This is so if it is not known
-// for a policy with results, and for every varianceEvery-th window.
+// is. But it takes two rounds to measure the variance of a policy: how much its replays differ by chance. It must be measured if it is not
+// known for a policy with results, and again in every varianceEvery-th window.
 func (t *Twin) enoughRounds(j *judging) bool {
 	newerIsReady := !t.upToDate
 	if j.round == 0 || j.round < maxRounds && !newerIsReady {

@@ -8,13 +8,13 @@ import (
 )
 
 const (
-	paceWindow = 20 * time.Second // time over which a rank's pace is measured
-	paceTokens = 50               // a rank that gave fewer tokens in paceWindow has no known pace
-	fewAnswers = 20               // a share of empty answers proves nothing if there are fewer answers than this
+	paceWindow    = 20 * time.Second // time over which a rank's pace is measured
+	minPaceTokens = 50               // a rank that gave fewer tokens in paceWindow has no known pace
+	fewAnswers    = 20               // a share of empty answers proves nothing if there are fewer answers than this
 
-	span       = 2 * time.Second // the length of the spans in which ranks are compared
-	spans      = 30              // spans that are compared: one minute
-	spanTokens = 6               // a rank with fewer tokens in a span has no known pace in it
+	span          = 2 * time.Second // the length of the spans in which ranks are compared
+	spans         = 30              // spans that are compared: one minute
+	minSpanTokens = 6               // a rank with fewer tokens in a span has no known pace in it
 
 	// A rank is slow in a span if its tokens take slowRankTimes as long as those of the group's median rank, and also
 	// slowRankMs longer. It is reported if it was slow in slowSpans of the spans. Ranks that also prefill need
@@ -52,7 +52,8 @@ func (s streamSum) msPerToken(leastTokens int64) float64 {
 	return s.streamMs / float64(s.tokens)
 }
 
-// measurePaces returns the pace of each rank in the newest sample, by Rank.ID.
+// measurePaces returns the pace of each rank in the newest sample, by Rank.ID: its time per token over the last paceWindow (tokenMs) and in
+// each of the last spans (spanMs), and its recent answers.
 func (r *Ring) measurePaces() map[int32]pace {
 	list := r.fine.list
 	now := &list[len(list)-1]
@@ -80,14 +81,14 @@ func (r *Ring) recentAnswers(record *RankAt) AnswerCounts {
 func (r *Ring) tokenTimes(record *RankAt) (tokenMs float64, spanMs [spans]float64) {
 	bySpan, recent, minute := r.streamsOf(record)
 	for i := range bySpan {
-		spanMs[i] = bySpan[i].msPerToken(spanTokens)
+		spanMs[i] = bySpan[i].msPerToken(minSpanTokens)
+		tooFewTokens := spanMs[i] == 0
 		aStreamRan := bySpan[i].streamMs >= float64(span.Milliseconds()) // one for the whole span, or several for parts of it
-		// Too few tokens came for a mean of this span, so the mean of the minute stands for it.
-		if spanMs[i] == 0 && aStreamRan {
+		if tooFewTokens && aStreamRan {                                  // the mean of the minute stands for that of the span
 			spanMs[i] = minute.streamMs / float64(max(1, minute.tokens))
 		}
 	}
-	return recent.msPerToken(paceTokens), spanMs
+	return recent.msPerToken(minPaceTokens), spanMs
 }
 
 // streamsOf sums up the streams of a rank: in each of the last spans, in the last paceWindow (recent), and in all spans together (minute).

@@ -100,8 +100,7 @@ func findRankEmpty(v *view, report reportFunc) {
 		ofAllModels.Empty += models[i].ofOtherRanks.Empty
 	}
 	for i, e := range models {
-		// If the model's other ranks have too few answers, the empty ranks are compared with those of all models, as the "other
-		// ranks".
+		// If the model's other ranks have too few answers, those of all models stand for them, in the comparison and in the text.
 		if _, enough := e.ofOtherRanks.share(); !enough {
 			e.ofOtherRanks = ofAllModels
 		}

@@ -100,9 +100,9 @@ func (r *Ring) Add(s Sample) {
 		}
 	}
 	if r.fine.interval == 0 { // the ring is new, or was dropped above
-		r.fine = tier{SampleInterval, SecondsKeptFor, nil}
-		r.bins = tier{BinLength, BinsKeptFor + BinLength, nil} // one bin more, because the newest bin is not full yet
-		r.minutes = tier{time.Minute, minutesKeptFor, nil}
+		r.fine = tier{interval: SampleInterval, keptFor: SecondsKeptFor}
+		r.bins = tier{interval: BinLength, keptFor: BinsKeptFor + BinLength} // one bin more, because the newest bin is not full yet
+		r.minutes = tier{interval: time.Minute, keptFor: minutesKeptFor}
 	}
 	s.indexRanks(r.Last())
 	s.Rates = r.addSecond(s)

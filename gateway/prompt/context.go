@@ -52,6 +52,7 @@ func CheckContext(m roster.Route, req *openai.Request, tokens, answered int) *op
 	if !mustFit || clientsPrompt+req.MaxTokens <= m.MaxLen {
 		return nil
 	}
+	// The message has the engine's count: for a resumed request, it includes the answer so far.
 	return contextExceeded(req, fmt.Sprintf("the model's context is %d tokens; the prompt has %d and %q asks for %d more", m.MaxLen, tokens,
 		req.MaxTokensKey, req.MaxTokens))
 }

@@ -115,8 +115,8 @@ func (t *Roster) Step(now time.Time, events []roster.Event, do []roster.Effect, 
 
 // plain returns an event in a form that JSON can represent. Of the engines in Entered and Planned, only the description is kept. The status
 // in Health has four errors, and an error has no JSON: Err says why the engine is down or what its problem is, and Out, Accused and Halt
-// say why it gets no new requests. So their texts are kept, and whether they are one of three special errors. All other events stay as they
-// are.
+// say why it gets no new requests. So their texts are kept, and whether they are engine.ErrRetired, engine.ErrPaused or an engine.Held. All
+// other events stay as they are.
 func plain(e roster.Event) any {
 	switch e := e.(type) {
 	case roster.Entered:
