@@ -73,11 +73,12 @@ func (t *sumTable) union(withoutItem, oneFewer row, size int64) row {
 	// The sum x of oneFewer is bit x-64*oneFewer.lowWord there, and x+size is bit x+size-64*lowWord here.
 	shiftBits := size + 64*int64(oneFewer.lowWord-lowWord) // never below 0, because next begins at or below the first sum with the item
 	orShifted(next.words, oneFewer.words, uint(shiftBits))
-	next.trim(t.bound)
+	next.trim(t.bound) // sums with the item may be above bound
 	return next
 }
 
-// copyFrom makes w the set that other is. w must have all words of other, and may have more before and after them, which become 0.
+// copyFrom sets the bits of w to those of other, so that both are the same set. w must have all words of other, and may have more before
+// and after them, which become 0.
 func (w row) copyFrom(other row) {
 	first := max(0, other.lowWord-w.lowWord) // index in w of the first word of other; 0 if other is empty
 	clear(w.words[:first])

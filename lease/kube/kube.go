@@ -77,8 +77,8 @@ func (e *Engine) record() lease.Record {
 }
 
 // Acquire writes this proxy into the object that was last read (e.last), or creates the object if there was none. The API server refuses
-// this if the object was written or created since. The new epoch is one more than the object's epoch and seenEpoch, the highest epoch that
-// this proxy knows of. seenEpoch may be the larger one, for example if the object was deleted.
+// this if the object was written or created since. The new epoch is one more than the object's epoch or, if that is larger, than
+// seenEpoch, the highest epoch that this proxy knows of. It is larger, for example, if the object was deleted.
 func (e *Engine) Acquire(ctx context.Context, seenEpoch int64) (lease.Record, error) {
 	highest := seenEpoch
 	next := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: e.name,
