@@ -33,13 +33,13 @@ func (m *Machine) Looked(sent, now time.Time, rec Record, err error) {
 	case m.storeLostLease: // another proxy has held the lease since
 		m.stopHolding(now)
 	case m.acquiredUnknowingly(): // the acquisition succeeded, although no answer came
-		m.holdAsRead(sent, now)
+		holdAsRead(m, sent, now)
 	}
 }
 
 // holdAsRead records that this proxy holds the lease that it has just read: the answer to its acquisition was lost. So it is not known when
 // the last holder's lease ended, and this proxy waits for a start delay from now on before it admits.
-func (m *Machine) holdAsRead(sent, now time.Time) {
+func holdAsRead(m *Machine, sent, now time.Time) {
 	start := now.Add(m.startDelay())
 	if m.blindAcquirePending { // the store may not have known the last holder, which may have renewed the lease just before
 		start = start.Add(m.leaseLastsAtMost()) // so wait for a whole lease, too
@@ -67,21 +67,9 @@ func (m *Machine) setRecord(now time.Time, rec Record) {
 	lastReadHeld := m.hasRead && m.rec.Holder != "" && m.rec.Epoch == rec.Epoch // the last look saw a holder with this epoch
 	m.rec, m.hasRead, m.acquireInDoubt = rec, true, false
 	m.maxEpochSeen = max(m.maxEpochSeen, rec.Epoch)
-	if m.promisedOwnerStopped(lastReadHeld) {
+	if m.releasedByHolder() && m.givenPromise.endsWithRelease(rec.Epoch, lastReadHeld) {
 		m.givenPromise = promise{}
 	}
-}
-
-// promisedOwnerStopped reports whether the record shows that the owner to whom this proxy gave its promise has stopped: an owner stops
-// admission before it releases the lease. An earlier process of this proxy may have given a promise that this process does not know;
-// givenPromise.to is then empty. That promise was given to one of the holders up to now. If this process saw the last of them hold the
-// lease (lastReadHeld) and then release it, all of them have stopped.
-func (m *Machine) promisedOwnerStopped(lastReadHeld bool) bool {
-	if !m.releasedByHolder() {
-		return false
-	}
-	byEarlierProcess := m.givenPromise.to == ""
-	return m.rec.Epoch == m.givenPromise.epoch || byEarlierProcess && lastReadHeld
 }
 
 // scheduleNextCall sets the time of the next call: now if a Release or an AskBack is due, otherwise one interval after the last call
@@ -156,14 +144,14 @@ func (m *Machine) Renewed(sent, now time.Time, err error) {
 	case errors.Is(err, ErrLost):
 		m.stopHolding(now)
 	case err == nil:
-		m.recordRenewal(sent, now)
+		recordRenewal(m, sent, now)
 	}
 }
 
 // recordRenewal records a renewal that succeeded. It counts from the time at which it was sent, because it only proves that the lease was
 // held at some later, unknown time. Another proxy may have said that it owns the scope with a higher epoch (rivalEpoch). The renewal proves
 // that there is no such epoch, if it was sent after the epoch was named.
-func (m *Machine) recordRenewal(sent, now time.Time) {
+func recordRenewal(m *Machine, sent, now time.Time) {
 	if m.rivalEpoch > 0 && !sent.After(m.rivalNamedAt) {
 		m.nextCall = now // this renewal proves nothing, so renew again at once
 		return
@@ -220,10 +208,10 @@ func (m *Machine) Next(now time.Time) (call Call, wake time.Time) {
 	if now.Before(m.nextCall) {
 		return None, m.nextTimer(now, m.nextCall)
 	}
-	m.letGoIfOver(now)
+	letGoIfOver(m, now)
 	switch {
 	case m.held:
-		return m.holdersCall(now), now
+		return holdersCall(m, now), now
 	case m.stopping: // this proxy takes no lease any more
 		return None, now.Add(m.cfg.Duration)
 	}
@@ -240,7 +228,7 @@ func (m *Machine) Next(now time.Time) (call Call, wake time.Time) {
 // letGoIfOver records that this proxy no longer holds the lease, if it cannot go on to hold it. A holder whose lease the store has lost
 // needs the votes of all other members in time. A holder whose process stops, while an earlier owner may still admit, leaves the lease to
 // expire: after a release, the next holder would admit at once.
-func (m *Machine) letGoIfOver(now time.Time) {
+func letGoIfOver(m *Machine, now time.Time) {
 	if votesCameTooLate := m.storeLostLease && !now.Before(m.admitsUntil); votesCameTooLate {
 		hadRead := m.hasRead
 		m.stopHolding(now)
@@ -253,7 +241,7 @@ func (m *Machine) letGoIfOver(now time.Time) {
 
 // holdersCall returns the next call of a proxy that holds the lease. If the store has lost the lease (storeLostLease), for example with its
 // data, the holder acquires it again, once a look shows no other holder and all other members have voted for it: they promise not to admit.
-func (m *Machine) holdersCall(now time.Time) Call {
+func holdersCall(m *Machine, now time.Time) Call {
 	switch {
 	case m.releaseDue(now):
 		return Release

@@ -34,6 +34,15 @@ type promise struct {
 	until time.Time // until then the lease is not acquired; admission begins a start delay later at the earliest
 }
 
+// endsWithRelease reports whether the promise ends if the lease is released with this epoch. It does if the owner to whom it was given has
+// then stopped, because an owner stops admission before it releases the lease. If an earlier process may have given the promise, it was
+// given to one of the holders up to now. They all have stopped if this process saw the last of them hold the lease (sawHeld), and then
+// release it.
+func (p promise) endsWithRelease(epoch int64, sawHeld bool) bool {
+	maybeByEarlierProcess := p.to == ""
+	return epoch == p.epoch || maybeByEarlierProcess && sawHeld
+}
+
 // Vote is an owner's question to the other members.
 type Vote struct {
 	Holder  string   `json:"holder"`  // identity of the asking owner
@@ -70,7 +79,7 @@ func (m *Machine) membersDiffer() bool {
 // time Duration, and admits nothing for a start delay more, because the clocks of the two may differ in speed. If this proxy holds a lease
 // with a lower epoch itself, it also stops admission until it has renewed that lease.
 func (m *Machine) GivePromise(now time.Time, ask Vote) error {
-	if err := m.checkVote(ask); err != nil {
+	if err := checkVote(m, ask); err != nil {
 		return err
 	}
 	m.ObserveEpoch(ask.Epoch)
@@ -87,7 +96,7 @@ func (m *Machine) GivePromise(now time.Time, ask Vote) error {
 // checkVote returns an error with the reason if this proxy must not give its promise to the asking owner. All members must have the same
 // fixed list, because a proxy that is not on it could take the lease without a promise. And the owner's epoch must be the latest that this
 // proxy knows of.
-func (m *Machine) checkVote(ask Vote) error {
+func checkVote(m *Machine, ask Vote) error {
 	self, owner := Dispatcher(m.cfg.Self), Dispatcher(ask.Holder)
 	switch {
 	case !m.hasFixedMembers() || !slices.Equal(ask.Members, m.cfg.Members):
