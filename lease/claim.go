@@ -183,8 +183,8 @@ func (c *Claim) detectSuspension(now time.Time) {
 func (c *Claim) publish(now time.Time) {
 	v := c.machine.View(now)
 	if v.Admits {
-		// If the total is larger when Admits is called, the computer was suspended meanwhile, and the lease may have expired.
-		// Admits then returns false, even before Run notices the suspension.
+		// If the total has grown by more than c.retry when Admits is called, the computer was suspended meanwhile, and the lease
+		// may have expired. Admits then returns false, even before Run notices the suspension.
 		c.admission.Store(&admission{until: c.machine.admitsUntil, totalSuspension: c.lastTotalSuspension})
 	} else {
 		c.admission.Store(nil)

@@ -102,8 +102,8 @@ func (w Waits) Check(bad func(key, format string, args ...any)) {
 }
 
 // Times returns all waits that keep two proxies from owning a scope at the same time. Two of them are configured: the duration of a lease,
-// and the delay until its next owner may admit. Each of the others is as many times its default as the duration is. The type Times says
-// what each wait is for.
+// and the delay until its next owner may admit. The others are those of DefaultTimes, scaled in proportion to the duration. The type
+// Times says what each wait is for.
 func (w Waits) Times() Times {
 	defaults := DefaultTimes
 	scaled := func(d time.Duration) time.Duration {

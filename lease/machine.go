@@ -114,11 +114,11 @@ type Machine struct {
 	askingBack      bool      // the holder has not answered this proxy's AskBack yet
 }
 
-// defaultMaxEpoch is Config.MaxEpoch if it is not set.
+// defaultMaxEpoch is used if Config.MaxEpoch is 0.
 const defaultMaxEpoch = 1 << 30
 
 // NewMachine returns a machine that admits nothing yet. Its first call reads the lease (Look). Until SetRole says whether this proxy can
-// serve the scope, only its home counts as able to: the proxy to which the scope belongs by configuration.
+// serve the scope, only its home counts as able to: the proxy to which the scope belongs.
 func NewMachine(cfg Config) *Machine {
 	cfg.MaxEpoch = cmp.Or(cfg.MaxEpoch, defaultMaxEpoch)
 	m := &Machine{cfg: cfg, canServe: cfg.Home, votes: map[string]time.Time{}}
@@ -196,7 +196,8 @@ func (m *Machine) leaseLastsAtMost() time.Duration { return max(m.cfg.Duration, 
 func (m *Machine) startDelay() time.Duration { return max(m.cfg.StartDelay, m.rec.Duration/3) }
 
 // acquirableFrom is the time from which this proxy may take the lease; ok is false if it may not take the lease at all. The scope's home,
-// to which the scope belongs by configuration, may take it when the last holder's lease ends. Other proxies wait longer.
+// the proxy to which the scope belongs, may take it when the last holder's lease ends. Another proxy waits for RankDelay more, multiplied
+// by its TakeoverRank, and also for Step if the lease was released or never held.
 func (m *Machine) acquirableFrom() (at time.Time, ok bool) {
 	recordIsKnown := m.hasRead && !m.acquireInDoubt
 	mayOwn := m.canServe && !m.stopping && !m.excluded()
@@ -206,8 +207,8 @@ func (m *Machine) acquirableFrom() (at time.Time, ok bool) {
 	}
 	at = m.leaseEnds()
 	if !m.cfg.Home {
-		// A lease that was released or never held is free at once, so the home gets the time Step to take it first. After an
-		// expiry, the scope was without an owner for a while already, and is not left so for longer.
+		// A lease that was released or never held is free at once, so the home gets the time Step to take it first. It gets no
+		// such time after an expiry: the scope has been without an owner for a while already.
 		if m.releasedByHolder() || m.neverHeld() {
 			at = at.Add(m.cfg.Step)
 		}

@@ -152,8 +152,8 @@ func (m *Machine) Renewed(sent, now time.Time, err error) {
 // held at some later, unknown time. Another proxy may have said that it owns the scope with a higher epoch (rivalEpoch). The renewal proves
 // that there is no such epoch, if it was sent after the epoch was named.
 func recordRenewal(m *Machine, sent, now time.Time) {
-	if m.rivalEpoch > 0 && !sent.After(m.rivalNamedAt) {
-		m.nextCall = now // this renewal proves nothing, so renew again at once
+	if m.rivalEpoch > 0 && !sent.After(m.rivalNamedAt) { // sent before the epoch was named, so the renewal disproves nothing
+		m.nextCall = now // renew again at once
 		return
 	}
 	m.renewed, m.admitsUntil = sent, later(m.admitsUntil, sent.Add(m.cfg.RenewDeadline)) // later, because votes may let it admit longer
@@ -164,14 +164,14 @@ func recordRenewal(m *Machine, sent, now time.Time) {
 	}
 }
 
-// Released records the outcome of Release; sent is when the call was sent. After a success, this proxy no longer holds the lease. After a
-// failure, it tries again. While the process stops, it tries until the lease has expired. A hand-back for another proxy ends at
-// tryReleaseUntil instead: Next then renews the lease, and this proxy remains the owner.
+// Released records the outcome of Release; sent is when the call was sent. After a success or ErrLost, this proxy no longer holds the
+// lease. After any other error, it tries again. If the process stops, it does so until the lease has expired. Otherwise (GiveBack, Refused)
+// it does so until tryReleaseUntil, and then renews the lease and remains the owner.
 func (m *Machine) Released(sent, now time.Time, err error) {
 	m.setStoreAway(sent, now, err)
 	if err == nil {
-		// As long as the store has the lease with this epoch, and no higher one is seen than up to now, no later holder can exist.
-		// So releasedByHolder still trusts the release then.
+		// As long as the store has the lease with this epoch, and no higher one is seen than up to now, no later holder is known,
+		// and releasedByHolder trusts the release.
 		m.lastReleased.epoch, m.lastReleased.maxEpochSeen = m.epoch, m.maxEpochSeen
 	}
 	expired := m.stopping && now.Sub(m.renewed) > m.cfg.Duration
@@ -229,7 +229,7 @@ func (m *Machine) Next(now time.Time) (call Call, wake time.Time) {
 // needs the votes of all other members in time. A holder whose process stops, while an earlier owner may still admit, leaves the lease to
 // expire: after a release, the next holder would admit at once.
 func letGoIfOver(m *Machine, now time.Time) {
-	if votesCameTooLate := m.storeLostLease && !now.Before(m.admitsUntil); votesCameTooLate {
+	if m.storeLostLease && !now.Before(m.admitsUntil) { // the members did not vote in time
 		hadRead := m.hasRead
 		m.stopHolding(now)
 		m.hasRead = hadRead // stopHolding forgets the last look, but a look since the store lost the lease remains valid

@@ -34,10 +34,9 @@ type promise struct {
 	until time.Time // until then the lease is not acquired; admission begins a start delay later at the earliest
 }
 
-// endsWithRelease reports whether the promise ends if the lease is released with this epoch. It does if the owner to whom it was given has
-// then stopped, because an owner stops admission before it releases the lease. If an earlier process may have given the promise, it was
-// given to one of the holders up to now. They all have stopped if this process saw the last of them hold the lease (sawHeld), and then
-// release it.
+// endsWithRelease reports whether the promise ends because the lease was released with this epoch. It does if it was given to the owner
+// with this epoch: an owner stops admission before it releases the lease. A promise that an earlier process may have given was for one of
+// the holders up to now. All of them have stopped if this process saw the last one hold the lease (sawHeld) before it was released.
 func (p promise) endsWithRelease(epoch int64, sawHeld bool) bool {
 	maybeByEarlierProcess := p.to == ""
 	return epoch == p.epoch || maybeByEarlierProcess && sawHeld
@@ -74,10 +73,10 @@ func (m *Machine) membersDiffer() bool {
 	return lastHolderIsOther && !slices.Equal(m.rec.Members, m.cfg.Members)
 }
 
-// GivePromise answers an owner that cannot renew its lease, because it cannot reach the store. The owner may go on if all other members
-// promise not to admit meanwhile. If GivePromise returns no error, this proxy has given its promise: it does not take the lease for the
-// time Duration, and admits nothing for a start delay more, because the clocks of the two may differ in speed. If this proxy holds a lease
-// with a lower epoch itself, it also stops admission until it has renewed that lease.
+// GivePromise answers an owner that cannot renew its lease, for example because it cannot reach the store. The owner may go on if all other
+// members promise not to admit meanwhile. If GivePromise returns no error, this proxy has given its promise: it does not take the lease for
+// the time Duration, and admits nothing for a start delay more, because the clocks of the two may differ in speed. If this proxy holds a
+// lease with a lower epoch itself, it also stops admission until it has renewed that lease.
 func (m *Machine) GivePromise(now time.Time, ask Vote) error {
 	if err := checkVote(m, ask); err != nil {
 		return err
@@ -93,9 +92,10 @@ func (m *Machine) GivePromise(now time.Time, ask Vote) error {
 	return nil
 }
 
-// checkVote returns an error with the reason if this proxy must not give its promise to the asking owner. All members must have the same
-// fixed list, because a proxy that is not on it could take the lease without a promise. And the owner's epoch must be the latest that this
-// proxy knows of.
+// checkVote returns an error with the reason if this proxy must not give its promise to the asking owner. Both must have the same fixed
+// list of members, because a proxy that is not on it could take the lease without a promise. The owner must be another member. And its
+// epoch must not be over: this proxy must not hold a lease with this epoch or a later one, and must not have read at the last look that
+// another process holds, or held, a later one.
 func checkVote(m *Machine, ask Vote) error {
 	self, owner := Dispatcher(m.cfg.Self), Dispatcher(ask.Holder)
 	switch {

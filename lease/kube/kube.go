@@ -43,7 +43,8 @@ func New(client Client, name, identity string, duration time.Duration, members [
 const membersKey = "evenkeel/members"
 
 // Look reads the object, and returns its state as a record. It keeps the object in e.last, because a later write must have the same
-// resourceVersion: the API server then refuses it if the object has changed since. If the object does not exist, the lease was never held.
+// resourceVersion: the API server then refuses it if the object has changed since. Without an object, the record is that of a lease
+// that was never held.
 func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 	l, err := e.client.Get(ctx, e.name, metav1.GetOptions{})
 	switch {
@@ -77,8 +78,8 @@ func (e *Engine) record() lease.Record {
 }
 
 // Acquire writes this proxy into the object that was last read (e.last), or creates the object if there was none. The API server refuses
-// this if the object was written or created since. The new epoch is one more than the object's epoch or, if that is larger, than
-// seenEpoch, the highest epoch that this proxy knows of. It is larger, for example, if the object was deleted.
+// this if the object was written, created or deleted since. The new epoch is one more than the larger of two: the object's epoch, and
+// seenEpoch, the highest epoch that this proxy knows of. seenEpoch is larger, for example, if the object was deleted.
 func (e *Engine) Acquire(ctx context.Context, seenEpoch int64) (lease.Record, error) {
 	highest := seenEpoch
 	next := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: e.name,
