@@ -100,8 +100,9 @@ var engineDetectors = []Detector{
 // troubleKind is the kind of finding that the engine's state causes; empty: nothing is wrong, or an operator has paused the engine. If
 // several kinds apply, the one nearest to the cause is taken: a new address may explain a hang or an outage, and a hang explains an outage.
 //
-// An engine may be up, down (it does not answer), out (requests to it failed), wedged (it answers, but computes nothing), halted (its ranks
-// re-form, or an operator has paused it) or odd (its connector for KV is another one than that of the model's other engines).
+// An engine may be up, down (it does not answer), out (requests to it failed), wedged (it answers, but computes nothing), halted (its group
+// re-forms or waits for its recovery, or an operator has paused it) or odd (its connector for KV is another one than that of the model's
+// other engines).
 func (e *Engine) troubleKind() Kind {
 	addressChanged := e.Moved != nil && e.Moved.AgoS < addressChangeS
 	// In state halted or odd, the reason is known, and a new address does not explain it.

@@ -23,7 +23,7 @@ var kinds = func() map[Kind]*Detector {
 // last minute.
 func Find(f *Facts, last Ended) (all []Finding) {
 	v := &view{Facts: f, lastMinute: last}
-	// Each model has at least one group, so several models have several. Then findings name a group with its model.
+	// Each model has at least one group, so several models have several groups. Then findings name a group with its model.
 	oneModelHasSeveral := len(f.Models) == 1 && len(f.Models[0].Groups) > 1
 	v.manyGroups = len(f.Models) > 1 || oneModelHasSeveral
 	for i := range f.Models {

@@ -32,8 +32,8 @@ func findPeerDown(v *view, report reportFunc) {
 	}
 	for _, peer := range v.Geo.Peers {
 		if !peer.Up {
-			where, reason := place{kind: "peer", name: peer.ID, panel: "geo"}, peer.Fault // empty: the peer does not answer
-			report(where, reason, "Peer %s in region %s is not up: %s", peer.ID, peer.Region, cmp.Or(reason, "it answered no probe"))
+			where := place{kind: "peer", name: peer.ID, panel: "geo"}
+			report(where, peer.Fault, "Peer %s in region %s is not up: %s", peer.ID, peer.Region, cmp.Or(peer.Fault, "it answered no probe"))
 		}
 	}
 }

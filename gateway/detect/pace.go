@@ -84,7 +84,8 @@ func (r *Ring) tokenTimes(record *RankAt) (tokenMs float64, spanMs [spans]float6
 		spanMs[i] = bySpan[i].msPerToken(minSpanTokens)
 		tooFewTokens := spanMs[i] == 0
 		aStreamRan := bySpan[i].streamMs >= float64(span.Milliseconds()) // one for the whole span, or several for parts of it
-		if tooFewTokens && aStreamRan {                                  // the mean of the minute stands for that of the span
+		if tooFewTokens && aStreamRan {
+			// The mean of the minute stands for that of the span.
 			spanMs[i] = minute.streamMs / float64(max(1, minute.tokens))
 		}
 	}

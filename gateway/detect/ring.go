@@ -110,7 +110,7 @@ func (r *Ring) Add(s Sample) {
 	r.bins.add(s)
 	r.bins.dropOverLimits()
 	s.Page = nil     // PageAt looks for live pages in the bins only
-	r.minutes.add(s) // within the limits, which are for ranks and pages
+	r.minutes.add(s) // needs no dropOverLimits: the limits are for ranks and pages, which minutes do not keep
 }
 
 // addSecond adds a sample to the tier of single seconds, which does not keep what an examination of the whole proxy provides. It returns

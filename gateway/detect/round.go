@@ -104,13 +104,13 @@ func separateOutages(found []Finding, r *round) (staysEnded map[*incident]bool) 
 	return staysEnded
 }
 
-// add puts a finding into the incident that had it before (continued), or else into the one that assign chooses. An ended incident that
-// gets a finding is open again. An effect does not simply reopen its incident: the cause that it had is over, so assign first looks for
-// another incident. If there is no room for another incident, the finding is only listed in unplaced. A placed finding is marked as an
-// effect if its kind is a result of other findings and the first finding that its incident got in this round is a cause.
+// add puts a finding into the incident that it continues, or else into the one that assign chooses. An ended incident that gets a finding
+// is open again. An effect does not simply reopen its incident: the cause that it had is over, so assign first looks for another incident.
+// If there is no room for another incident, the finding is only listed in unplaced. A placed finding is marked as an effect if its kind is
+// a result of other findings and the first finding that its incident got in this round is a cause.
 func (b *Book) add(f *member, r *round) {
 	kindIsEffect := kinds[f.Kind].effect
-	before := r.continued(f) // nil: no incident had the finding
+	before := r.continued(f) // nil: the finding continues no incident
 	o := before
 	if before == nil || kindIsEffect && !before.isOpen() {
 		o = b.assign(f, before, r)
@@ -239,8 +239,8 @@ func (f *Finding) isOnlyEffect() bool {
 // isNewOutage says whether the incident ended and came back, and f is a cause that it never had before. Then the part that came back is a
 // different outage.
 func (o *incident) isNewOutage(f *member) bool {
-	cameBack := !o.previousEnd.IsZero() && o.isOpen()
-	return cameBack && !kinds[f.Kind].effect && !o.everHad(f)
+	isBack := o.cameBack() && o.isOpen()
+	return isBack && !kinds[f.Kind].effect && !o.everHad(f)
 }
 
 // everHad says whether the incident has, or once had, this finding: one with the same kind and place.

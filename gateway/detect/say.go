@@ -129,7 +129,7 @@ func (in *Incident) addMembers(members []member) (listed []*member, host string)
 	return listed, host
 }
 
-// addHarm sets Severity to Bad if a member is bad, and Crowded if many requests wait because of a member.
+// addHarm sets Severity to Bad if a member is bad, and Crowded if a member says that many requests wait.
 func (in *Incident) addHarm(members []member) {
 	for i := range members {
 		if members[i].Severity == Bad {
@@ -148,8 +148,8 @@ const noHost = ""
 func (in *Incident) addOtherKinds(groups [][]*member) {
 	for _, g := range groups {
 		headline := kinds[g[0].Kind].headlineAsEffect
-		if headline != "" && g[0].effect && in.What != "" { // headNotReady needs the first letter of What
-			in.headNotReady(headline)
+		if headline != "" && g[0].effect && in.What != "" { // putNotReadyFirst needs the first letter of What
+			in.putNotReadyFirst(headline)
 		}
 	}
 	for i, g := range groups {
@@ -160,9 +160,9 @@ func (in *Incident) addOtherKinds(groups [][]*member) {
 	}
 }
 
-// headNotReady makes it the headline that no engine is left for new requests, and puts it before the cause in What. It also replaces what
-// clients notice of the cause.
-func (in *Incident) headNotReady(headline string) {
+// putNotReadyFirst makes the headline say that no engine is left for new requests, and puts this before the cause in What. It also replaces
+// what clients notice of the cause.
+func (in *Incident) putNotReadyFirst(headline string) {
 	in.Clients = "Clients whose requests ran there get an error, because no other engine is left."
 	if in.Kind == EngineHangs { // the engine's requests are not lost yet: they wait until the engine goes on
 		headline = "All new requests wait, and get a 503 if it lasts"
@@ -199,7 +199,7 @@ func endedCauseText(all, present []member) string {
 	if len(ended) == 0 {
 		return ""
 	}
-	return " It began with what is over now: " + describeFindings(ended, "") + "."
+	return " It began with what is over now: " + describeFindings(ended, noHost) + "."
 }
 
 // describeFindings describes findings of one kind in a sentence without a full stop. If they have several reasons, only the first one is
