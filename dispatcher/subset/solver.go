@@ -247,7 +247,7 @@ func (s *Solver) findInTable(limit int64) (countsTokens bool) {
 	return perBlock <= 1
 }
 
-// inBlocks returns the scaled tokens of the candidates in blocks of so many tokens, rounded. A short prompt counts as a block, too.
+// inBlocks returns the scaled tokens of the candidates in blocks of perBlock tokens, rounded. A short prompt counts as a block, too.
 func (s *Solver) inBlocks(perBlock int64) []int64 {
 	for i, size := range s.scaledTokens[:s.count] {
 		s.blocks[i] = max(1, (size+perBlock/2)/perBlock)

@@ -255,6 +255,6 @@ type policyReplays struct {
 	newSteps steps // steps of all replays in the part of the window that no earlier verdict has counted
 }
 
-// hasResults says whether replays of the policy count: there was one, and the policy is not a duplicate. The first replay of a policy shows
-// its canonical name, and so whether it is a duplicate; that replay is not used.
+// hasResults says whether the policy has replays that count. Those of a duplicate do not: its first replay shows its canonical name, and so
+// that it is a duplicate.
 func (p *policyReplays) hasResults() bool { return p.stepMs.n > 0 && !p.duplicate }

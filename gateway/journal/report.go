@@ -83,7 +83,7 @@ func (r *Record) countPrefill(e *Event) {
 func (r *Record) countPlacement(e *Event) {
 	slot := e.Slot
 	switch e.Kind {
-	case Placed: // after the prefill; Took is how long it waited for the rank
+	case Placed: // Took is the wait for the rank; if it was bound before the prefill, a later event corrects Bind
 		r.journal.observeStage(poolWait, slot.Wait)
 		r.journal.observeStage(decide, slot.Decide)
 		r.Rank, r.Policy, r.Bind = slot.WorkerName, slot.Policy, Late

@@ -45,8 +45,8 @@ func (r *Reader) CheckBeforePrefill(m roster.Route, req *openai.Request, legs []
 // many of the tokens belong to it. They count only once, because req.MaxTokens limits the whole answer.
 func CheckContext(m roster.Route, req *openai.Request, tokens, answered int) *openai.Error {
 	contextKnown, answerLimited := m.MaxLen != 0, req.MaxTokensKey != ""
-	// Where Clamps is set, decode engines shorten the answer to what fits. They also limit an answer for which the request sets no
-	// limit.
+	// Where Clamps is set, a decode engine shortens the answer to what fits. Engines also limit an answer for which the request sets
+	// no limit.
 	mustFit := contextKnown && answerLimited && !m.Clamps
 	clientsPrompt := tokens - answered
 	if !mustFit || clientsPrompt+req.MaxTokens <= m.MaxLen {
