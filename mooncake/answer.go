@@ -50,8 +50,9 @@ type ProbeAnswer struct {
 }
 
 // ReadProbe reads the JSON of an answer with status 200 to a probe. It checks the types of the hand-off's members, but allows unknown
-// members, because each engine version has others. info is for vllm-mooncake only. knownHost says whether a hand-off may send a decode
-// engine to a host; nil: to no host. With ErrNoHandoff, the ProbeAnswer is valid except for the hand-off.
+// members, because each engine version has others. With vllm-mooncake, the answer has no hand-off, and ReadProbe makes one from info; other
+// connectors need no info. knownHost says whether a hand-off may send a decode engine to a host; nil: to no host. With ErrNoHandoff, the
+// ProbeAnswer is valid except for the hand-off.
 func (p *Profile) ReadProbe(answer []byte, info *BootstrapInfo, knownHost func(host string) bool) (ProbeAnswer, error) {
 	if len(answer) > MaxProbeAnswer {
 		return ProbeAnswer{}, fmt.Errorf("%w: the answer has %d bytes, more than %d", ErrBadHandoff, len(answer), MaxProbeAnswer)
@@ -80,11 +81,12 @@ func (p *Profile) ReadProbe(answer []byte, info *BootstrapInfo, knownHost func(h
 	if !ok {
 		return answered, fmt.Errorf("%w: kv_transfer_params is not an object: %s", ErrBadHandoff, describeValue(kv))
 	}
-	if answered.ReusesRequestID, err = p.checkHandoff(&h, knownHost); err != nil {
+	if err := p.checkHandoff(&h, knownHost); err != nil {
 		return answered, err
 	}
 	answered.KV, answered.EngineID = bytes.Clone(kv), stringValue(h.engineID)
-	if p.Connector == NIXLPush {
+	answered.ReusesRequestID = p.matchesByRequestID(&h)
+	if p.Connector == NIXLPush { // decode requests that are sent before their prefill need the engine's address before there is a hand-off
 		answered.Coordinates = h.kvAddress()
 	}
 	return answered, nil
@@ -285,42 +287,51 @@ func readHandoff(kv json.RawMessage) (h handoff, ok bool) {
 }
 
 // checkHandoff checks the members that a decode engine uses, and the hosts. With connector opaque the members are not known, so the
-// hand-off only must not be empty. reusesRequestID says that the decode request must have the X-Request-Id of the probe, because the
-// engines match their two requests by this id: with nixl-push, and with versions whose hand-offs do not name the probe's request.
-func (p *Profile) checkHandoff(h *handoff, knownHost func(string) bool) (reusesRequestID bool, err error) {
+// hand-off only must not be empty.
+func (p *Profile) checkHandoff(h *handoff, knownHost func(string) bool) error {
 	if h.members == 0 {
-		return false, fmt.Errorf("%w: kv_transfer_params is {}", ErrNoHandoff)
+		return fmt.Errorf("%w: kv_transfer_params is {}", ErrNoHandoff)
 	}
 	if p.Connector == Opaque {
-		return false, nil
+		return nil
 	}
 	if err := p.checkTransferMode(h); err != nil {
-		return false, err
+		return err
 	}
 	if string(h.doPrefill) != "true" {
-		return false, fmt.Errorf("%w: do_remote_prefill is %s, not true", ErrBadHandoff, describeValue(h.doPrefill))
+		return fmt.Errorf("%w: do_remote_prefill is %s, not true", ErrBadHandoff, describeValue(h.doPrefill))
 	}
 	switch n, ok := countBlocks(h.blockIDs); {
 	case !ok:
-		return false, fmt.Errorf("%w: remote_block_ids is %s, not a list of block numbers or a list of such lists", ErrBadHandoff,
+		return fmt.Errorf("%w: remote_block_ids is %s, not a list of block numbers or a list of such lists", ErrBadHandoff,
 			describeValue(h.blockIDs))
 	case n == 0: // the request was preempted and lost its blocks; an empty list would crash the decode engine
-		return false, fmt.Errorf("%w: remote_block_ids is empty", ErrNoHandoff)
+		return fmt.Errorf("%w: remote_block_ids is empty", ErrNoHandoff)
 	}
-	unnamed := h.requestID == nil // vllm-ascend before 0.14 and NIXL in vLLM before 0.13 send no request id
 	switch {
 	case !isName(h.engineID):
-		return false, fmt.Errorf("%w: remote_engine_id is %s, not a name", ErrBadHandoff, describeValue(h.engineID))
+		return fmt.Errorf("%w: remote_engine_id is %s, not a name", ErrBadHandoff, describeValue(h.engineID))
 	case !isName(h.host):
-		return false, fmt.Errorf("%w: remote_host is %s, not a name", ErrBadHandoff, describeValue(h.host))
-	case !unnamed && !isName(h.requestID):
-		return false, fmt.Errorf("%w: remote_request_id is %s, not a name", ErrBadHandoff, describeValue(h.requestID))
+		return fmt.Errorf("%w: remote_host is %s, not a name", ErrBadHandoff, describeValue(h.host))
+	case h.requestID != nil && !isName(h.requestID): // old engine versions send no request id
+		return fmt.Errorf("%w: remote_request_id is %s, not a name", ErrBadHandoff, describeValue(h.requestID))
 	}
 	if port, err := strconv.Atoi(string(h.port)); err != nil || port < 1 || port > 65535 {
-		return false, fmt.Errorf("%w: remote_port is %s, not a port", ErrBadHandoff, describeValue(h.port))
+		return fmt.Errorf("%w: remote_port is %s, not a port", ErrBadHandoff, describeValue(h.port))
 	}
-	reusesRequestID = unnamed || p.Connector == NIXLPush
-	return reusesRequestID, p.checkHosts(h.raw, knownHost)
+	return p.checkHosts(h.raw, knownHost)
+}
+
+// matchesByRequestID says whether the prefill and the decode engine match their two requests by the X-Request-Id, so that the decode
+// request must have that of the probe.
+func (p *Profile) matchesByRequestID(h *handoff) bool {
+	switch p.Connector {
+	case Opaque: // the members of its hand-offs are not known
+		return false
+	case NIXLPush:
+		return true
+	}
+	return h.requestID == nil // vllm-ascend before 0.14 and NIXL in vLLM before 0.13 send no request id in the hand-off
 }
 
 // checkTransferMode refuses a hand-off of the other of the two NIXL connectors, one of which pulls and one pushes. With it, each engine
@@ -411,11 +422,12 @@ var ErrPrefillFailed = errors.New("mooncake: the prefill engine did not finish t
 // hand-off may send a decode engine to a host. The error wraps ErrPrefillFailed or, with nixl-push, an error of ReadProbe. With an error,
 // the ProbeAnswer has what was read before the error.
 //
-// If a request is aborted while an SGLang prefill engine writes its KV, the engine may answer as if nothing had happened (SGLang issue
-// 33507). The abort is noticed only because the prefill engine reports fewer PromptTokens than the decode engine. An SGLang prefill that
-// was not aborted ends with finish_reason length, whatever the first token is. At /v1/messages, an aborted prefill ends with stop_reason
-// end_turn (0.5.23, process_disagg_prefill_inflight_queue in disaggregation/prefill.py, STOP_REASON_MAP in
-// entrypoints/anthropic/serving.py).
+// An SGLang prefill that was not aborted ends with finish_reason length, whatever the first token is (0.5.23,
+// process_disagg_prefill_inflight_queue in disaggregation/prefill.py). An abort shows in one of three ways:
+//   - The finish_reason is abort or error, or is missing, which is checked below.
+//   - At /v1/messages, the stop_reason is end_turn (STOP_REASON_MAP in entrypoints/anthropic/serving.py), which addPart refuses.
+//   - An abort while the engine writes its KV may not change the answer at all (SGLang issue 33507). Only the caller can notice it: the
+//     prefill engine then reports fewer PromptTokens than the decode engine.
 func (p *Profile) ReadEarlyProbe(answer []byte, knownHost func(host string) bool) (ProbeAnswer, error) {
 	if p.Connector == NIXLPush { // with early binding, too, the probe of nixl-push returns a hand-off, which has the coordinates
 		return p.ReadProbe(answer, nil, knownHost)

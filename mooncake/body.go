@@ -107,16 +107,18 @@ func (b *Body) Salt() (salt json.RawMessage, ok bool) {
 // Raw returns the text from which the body was scanned, without the changes of Set.
 func (b *Body) Raw() []byte { return b.raw }
 
-// Get returns the value of key. If the key is repeated, it returns the last value, as Python's json does.
+// Get returns the value of a member: the value that Set gave it, or else its value in the text. If the text repeats the member, the last
+// value counts, as in Python's json. key is the member's key in a completion. The body's endpoint may have the member under another key, or
+// in sampling_params: then Get looks there.
 func (b *Body) Get(key string) (json.RawMessage, bool) {
-	for i := range b.pending {
+	for i := range b.pending { // Set keeps each key at most once
 		if b.pending[i].Key == key {
 			return b.pending[i].Value, true
 		}
 	}
-	object, translated := b.locate(key)
+	object, keyThere := b.locate(key)
 	for i := len(object.members) - 1; i >= 0; i-- {
-		if m := &object.members[i]; m.key == translated {
+		if m := &object.members[i]; m.key == keyThere {
 			return object.raw[m.val:m.valEnd:m.valEnd], true // without capacity behind it, so that an append does not overwrite the text
 		}
 	}
@@ -179,15 +181,16 @@ func (b *Body) Splice(dst [][]byte, drop func(key string) bool, set []Member) []
 			set = append(set[:len(set):len(set)], m) // append copies, so that the memory of the caller does not change
 		}
 	}
-	if b.layout != nil {
+	if b.layout != nil { // drop and set have the keys of completions, which must be translated to the keys of this body
 		return b.spliceWithLayout(dst, drop, set)
 	}
 	return b.spliceText(dst, drop, set)
 }
 
-// spliceText builds the segments as Splice does, but ignores the layout and the members that Set added. It goes through the members of the
-// text, and lengthens the current segment, raw[from:to], as long as no member between is left out. Where one is, the segment is appended,
-// and the next one begins.
+// spliceText builds the segments as Splice does, with the body's own keys in drop and set, and without the members that Set added. It goes
+// through the members of the text, and lengthens the current segment, raw[from:to], as long as no member between is left out. Where one is,
+// the segment is appended, and the next one begins. For example, {"a":1,"b":2,"c":3} becomes the segments {"a":1 and ,"c":3 and } without
+// b, and the segments { and "b":2,"c":3 and } without a.
 func (b *Body) spliceText(dst [][]byte, drop func(key string) bool, set []Member) [][]byte {
 	if dst == nil {
 		dst = make([][]byte, 0, usualSegments)
@@ -206,10 +209,11 @@ func (b *Body) spliceText(dst [][]byte, drop func(key string) bool, set []Member
 		}
 		start := m.start // the first byte behind the comma before the member, or behind the '{'
 		if keptBefore {
-			start-- // the comma, which is needed between two members
+			start-- // the comma belongs to this member, because it is needed between this member and the one that was kept before
 		}
-		if start != to { // a member between is left out: otherwise the text of the last one ends right before this comma
-			dst = append(dst, b.raw[from:to:to])
+		leftOutBetween := start != to // otherwise this member follows the current segment without a gap
+		if leftOutBetween {
+			dst = append(dst, b.raw[from:to:to]) // its capacity ends with it, so that an append does not overwrite the text
 			from = start
 		}
 		to, keptBefore = m.end, true
@@ -292,9 +296,9 @@ func (b *Body) locate(completionKey string) (object *Body, key string) {
 	return b, completionKey
 }
 
-// completionKey returns the key that a completion has for the member key of this body; empty: completions have no such member. inParams
-// says that the member is in sampling_params. For example, max_new_tokens in the sampling_params of SGLang's /generate is max_tokens in a
-// completion. Only bodies of endpoints with other keys or places than completions have a layout.
+// completionKey returns the key that a completion has for the member key of this body; empty: the member has none, so that code for
+// completions does not see it. inParams says that the member is in sampling_params. For example, max_new_tokens in the sampling_params of
+// SGLang's /generate is max_tokens in a completion. Only bodies of endpoints with other keys or places than completions have a layout.
 func (b *Body) completionKey(key string, inParams bool) string {
 	if b.layout == nil {
 		return key
@@ -302,44 +306,58 @@ func (b *Body) completionKey(key string, inParams bool) string {
 	if completionKey, ok := b.layout.completionKeys[keyLocation{key, inParams}]; ok {
 		return completionKey
 	}
+	if inParams { // the layout lists every member of sampling_params that other code handles; this one is only passed on to the engine
+		return ""
+	}
 	// A completion may have this key, too, but for a member that this body has elsewhere. So max_tokens in a body of /generate is not
 	// the max_tokens of a completion.
-	if _, isElsewhere := b.layout.locations[key]; inParams || isElsewhere {
+	if _, isElsewhere := b.layout.locations[key]; isElsewhere {
 		return ""
 	}
 	return key
 }
 
-// spliceWithLayout builds the segments as Splice does, for a body with a layout. The keys in set, and those passed to drop,
-// are keys of completions.
+// spliceWithLayout builds the segments as Splice does, for a body with a layout. The keys in set, and those passed to drop, are keys of
+// completions. sampling_params is written anew as a whole: its new text becomes a member to set in the body, and so replaces the old one.
 func (b *Body) spliceWithLayout(dst [][]byte, drop func(completionKey string) bool, set []Member) [][]byte {
-	var params, outer []Member // the members of set that go into sampling_params, and all others
-	for _, m := range set {
-		if location, renamed := b.layout.locations[m.Key]; renamed {
-			m.Key = location.key
-			if location.inParams {
-				params = append(params, m)
-				continue
-			}
-		}
-		outer = append(outer, m)
-	}
-	// dropsIn returns which members of the body, or of sampling_params, to leave out, by their keys in this body.
-	dropsIn := func(inParams bool) func(string) bool {
-		return func(key string) bool {
-			if inParams && b.layout.dropsParam != nil && b.layout.dropsParam(key) {
-				return true
-			}
-			completionKey := b.completionKey(key, inParams)
-			return completionKey != "" && drop != nil && drop(completionKey)
-		}
-	}
-	// The object sampling_params is written anew, without the members that are dropped; a body without it gets one, which may be empty.
-	// A sampling_params that is not an object is passed on unchanged, so that the engine refuses it, unless a member must be set in it.
-	v, exists := b.Get(paramsKey)
-	writesParams := !exists || v[0] == '{' || len(params) > 0
+	const inBody, inParams = false, true // where a member is: in the body itself, or in its sampling_params
+	outer, params := b.layout.split(set)
+	// A body without sampling_params gets one, which may be empty. A sampling_params that is not an object is passed on unchanged, so that
+	// the engine refuses it, unless a member must be set in it.
+	oldParams, exists := b.Get(paramsKey)
+	writesParams := !exists || oldParams[0] == '{' || len(params) > 0
 	if writesParams {
-		outer = append(outer, Member{paramsKey, bytes.Join(b.params.spliceText(nil, dropsIn(true), params), nil)})
+		dropsParam := func(key string) bool {
+			neverSent := b.layout.dropsParam != nil && b.layout.dropsParam(key)
+			return neverSent || b.dropsMember(drop, key, inParams)
+		}
+		newParams := b.params.spliceText(nil, dropsParam, params)
+		outer = append(outer, Member{paramsKey, bytes.Join(newParams, nil)})
 	}
-	return b.spliceText(dst, dropsIn(false), outer)
+	dropsOuter := func(key string) bool { return b.dropsMember(drop, key, inBody) }
+	return b.spliceText(dst, dropsOuter, outer)
+}
+
+// dropsMember says whether drop, which takes keys of completions, leaves out the member key of this body. inParams says that the member is
+// in sampling_params. Members that have no key in completions are never left out.
+func (b *Body) dropsMember(drop func(completionKey string) bool, key string, inParams bool) bool {
+	completionKey := b.completionKey(key, inParams)
+	return completionKey != "" && drop != nil && drop(completionKey)
+}
+
+// split translates the keys of completions in set to the keys of this layout. It returns the members that go into the body itself (outer),
+// and those that go into its sampling_params.
+func (l *keyLayout) split(set []Member) (outer, params []Member) {
+	for _, m := range set {
+		location, renamed := l.locations[m.Key]
+		if renamed {
+			m.Key = location.key
+		}
+		if renamed && location.inParams {
+			params = append(params, m)
+		} else {
+			outer = append(outer, m)
+		}
+	}
+	return outer, params
 }

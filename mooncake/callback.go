@@ -58,27 +58,22 @@ func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known 
 	if limit := MaxCallback(prompt, block); len(body) > limit {
 		return bad("it has %d bytes, more than %d", len(body), limit)
 	}
-	c := callbackMembers{plainKeys: p.KVPlainKeys}
+	c := callbackMembers{plainKeys: p.KVPlainKeys} // keys that the operator has declared to hold no address
 	if _, err := rawjson.Scan(body, callbackDepth, func(at rawjson.Place) string {
 		key, value := rawjson.Key(body[at.Key+1:at.KeyEnd-1]), body[at.Val:at.ValEnd:at.ValEnd]
 		return c.add(key, value) // not empty: why this member is refused; Scan then fails
 	}); err != nil {
 		return bad("%w", err)
 	}
-	if wrong := c.firstWrong(); wrong != "" {
+	if wrong := c.firstWrong(); wrong != "" { // a required key is missing, or a value is invalid
 		return bad("%s", wrong)
 	}
-	blocks, ok := largestGroup(c.values[atBlockIDs])
-	switch limit := maxBlocks(prompt, block); {
-	case !ok:
-		return bad("remote_block_ids is %s, not a list of block numbers or a list of such lists", describeValue(c.values[atBlockIDs]))
-	case limit > 0 && blocks > limit:
-		return bad("remote_block_ids has %d blocks in a group, and the prompt at most %d", blocks, limit)
+	blocks, wrong := c.countBlocks(maxBlocks(prompt, block))
+	if wrong != "" {
+		return bad("%s", wrong)
 	}
 	namedID := stringValue(c.values[atRequestID])
-	// A decode engine cuts off the random suffix that vLLM adds to ids. An engine that added none cuts off as much of evenkeel's own
-	// id.
-	isShort := len(id) > suffixLength && namedID == id[:len(id)-suffixLength]
+	isShort := isShortened(namedID, id)
 	if namedID != id && !isShort {
 		return Callback{}, fmt.Errorf("%w: a request_id of %d bytes", ErrOtherRequest, len(namedID))
 	}
@@ -92,6 +87,25 @@ func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known 
 		return Callback{}, err
 	}
 	return callback, nil
+}
+
+// isShortened says whether the id in a callback is the request's id without its last bytes. A decode engine cuts off the random suffix that
+// vLLM adds to ids. An engine that added none cuts off as much of evenkeel's own id.
+func isShortened(namedID, id string) bool {
+	return len(id) > suffixLength && namedID == id[:len(id)-suffixLength]
+}
+
+// countBlocks returns how many KV blocks the largest group of the callback has, or why they are refused; empty: they are accepted. limit is
+// the largest number that the prompt can have; 0: not known.
+func (c *callbackMembers) countBlocks(limit int) (blocks int, refused string) {
+	blocks, ok := largestGroup(c.values[atBlockIDs])
+	switch {
+	case !ok:
+		return 0, "remote_block_ids is " + describeValue(c.values[atBlockIDs]) + ", not a list of block numbers or a list of such lists"
+	case limit > 0 && blocks > limit:
+		return 0, fmt.Sprintf("remote_block_ids has %d blocks in a group, and the prompt at most %d", blocks, limit)
+	}
+	return blocks, ""
 }
 
 // callbackKeys lists the known members of a callback, each with a check of its value (vllm-ascend 182b75ea,

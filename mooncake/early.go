@@ -36,16 +36,17 @@ type KVAddress struct {
 	TPSize, PPSize, DCPSize int // sizes of the engine's tensor, pipeline and decode context parallelism; 0: 1
 }
 
-// EarlyProbe appends to dst the segments of the prefill request, for a profile whose Early is true. stream says whether the decode engine
-// streams its answer. Only SGLang uses stream, because its prefill request must be equal to its decode request except for the ranks.
+// EarlyProbe appends to dst the segments of the prefill request, for a profile whose Early is true: the client's request has its decode
+// rank already, and r says how its prefill and its decode request find each other. stream says whether the decode engine streams its
+// answer. Only SGLang uses stream, because its prefill request must be equal to its decode request except for the ranks.
 func (p *Profile) EarlyProbe(b *Body, changes *Patch, r *Rendezvous, stream bool, dst [][]byte) [][]byte {
 	switch p.Connector {
 	case SGLang:
 		return p.sglangBody(b, changes, r, r.PrefillRank, stream, dst)
-	case AscendLayerwise:
+	case AscendLayerwise: // the decode engine's callback says where the prefill engine must write the KV
 		return p.probeBody(b, changes, r.Callback, dst)
 	}
-	return p.probeBody(b, changes, pullProbe, dst)
+	return p.probeBody(b, changes, pullProbe, dst) // nixl-push: the probe is the same as with a decode rank that is chosen later
 }
 
 // EarlyDecode appends to dst the segments of the decode request, for a profile whose Early is true. If the request continues an answer that
@@ -102,14 +103,9 @@ func (p *Profile) Nameless(e Endpoint) bool {
 // the result is not their own number, which is 0 in all replicas without DP attention. Other prefill ranks would first register the room
 // with their bootstrap server, and do no other work meanwhile (SGLang 0.5.23, CommonKVSender in disaggregation/common/conn.py).
 func (p *Profile) sglangBody(b *Body, changes *Patch, r *Rendezvous, rank int, stream bool, dst [][]byte) [][]byte {
-	members, drop := p.answerMembers(b, changes, stream)
-	// rid is the key of the request's id; empty: the body cannot have an id.
-	rid := "rid"
-	if s := bodyRulesOf[r.Endpoint]; s != nil { // this endpoint needs other members than chat and completions do
-		members, drop, rid = s.commonMembers(stream), s.drops, s.rid
-	}
-	if rid != "" {
-		members = append(members, Member{rid, appendString(nil, r.RID)})
+	members, drop, ridKey := p.sglangMembers(b, changes, r.Endpoint, stream)
+	if ridKey != "" {
+		members = append(members, Member{ridKey, appendString(nil, r.RID)})
 	}
 	members = append(members, Member{"bootstrap_host", appendString(nil, r.Host)},
 		Member{"bootstrap_port", strconv.AppendInt(nil, int64(r.Port), 10)}, Member{"bootstrap_room", strconv.AppendInt(nil, r.Room, 10)})
@@ -120,5 +116,19 @@ func (p *Profile) sglangBody(b *Body, changes *Patch, r *Rendezvous, rank int, s
 	}
 	addRank("routed_dp_rank", rank)
 	addRank("disagg_prefill_dp_rank", r.PrefillRank)
-	return b.Splice(dst, changes.resumeOrNil().dropForLongerPrompt(drop), members)
+	// If the request continues an answer that broke off, the answer so far is a part of the prompt. echo, for example, must not apply to it.
+	drop = changes.resumeOrNil().dropForLongerPrompt(drop)
+	return b.Splice(dst, drop, members)
+}
+
+// sglangMembers returns the members to set and the keys to drop in both requests to SGLang, before the ones that sglangBody adds. ridKey is
+// the key of the request's id; empty: the body cannot have an id. Responses and Messages have rules of their own (bodyRulesOf).
+func (p *Profile) sglangMembers(b *Body, changes *Patch, e Endpoint, stream bool) (
+	members []Member, drop func(key string) bool, ridKey string,
+) {
+	if s := bodyRulesOf[e]; s != nil {
+		return s.commonMembers(stream), s.drops, s.rid
+	}
+	members, drop = p.answerMembers(b, changes, stream)
+	return members, drop, "rid"
 }

@@ -25,9 +25,13 @@ type Hold struct {
 	lost            bool // the KV may have been given to another prompt before it was read
 }
 
+// signsUntilRenewal is how many signs of life must count before the hold is certainly renewed. Counted signs are at least one heartbeat
+// interval apart, and in each interval the core sends a heartbeat. Three signs enclose two intervals: the first heartbeat may only open the
+// connection, and the second one renews.
+const signsUntilRenewal = 3
+
 // Hold returns the Hold of a hand-off that is sent to a decode engine now. If no heartbeat comes, the prefill engine keeps the KV up to the
-// time until. If the profile's engines renew holds by heartbeats, signs of life of the decode engine's core keep the KV for longer. A
-// quarter of the hold's margin is subtracted then, for differences between clocks and for heartbeats under way.
+// time until. If the profile's engines renew holds by heartbeats, signs of life of the decode engine's core keep the KV for longer.
 func (p *Profile) Hold(now, until time.Time) Hold {
 	k := Hold{keptUntil: until, signsSince: now}
 	if p.Renews() {
@@ -35,12 +39,9 @@ func (p *Profile) Hold(now, until time.Time) Hold {
 		// A heartbeat keeps the KV for 2/3 of the timeout. At a sign of life, the last heartbeat is at most 1/6 of the timeout old, so at least
 		// 1/2 of the timeout is left.
 		k.keptAfterSign = p.KVHoldTimeout/2 - p.clockMargin()
-		// Heartbeats for this request go out only once the decode engine has accepted it, so the first sign of life counts only
-		// after a short delay. Further signs count only if they are one heartbeat interval apart. Between three counted signs there
-		// are two such intervals, and in each the core sends a heartbeat. The first one may renew nothing, because it only opens
-		// the connection. The second one renews.
+		// Heartbeats for this request go out only once the decode engine has accepted it, so the first sign counts only after this delay.
 		acceptDelay := p.clockMargin() / 6
-		k.nextCountedFrom, k.signsNeeded = now.Add(acceptDelay), 3
+		k.nextCountedFrom, k.signsNeeded = now.Add(acceptDelay), signsUntilRenewal
 	}
 	return k
 }
@@ -78,28 +79,37 @@ func (k *Hold) KeptUntil(last time.Time) time.Time {
 }
 
 // afterSigns returns the new values of keptUntil, nextCountedFrom and signsNeeded if the core gave signs of life without a gap up to last.
-// A sign renews the hold only if heartbeats certainly go out. This is so after a number of signs (signsNeeded) that are each one heartbeat
-// interval apart, because the core sends a heartbeat in each interval. afterSigns first counts such signs, as early as they can count. Once
-// signsNeeded is 0, each sign renews the hold: the core's last heartbeat is then at most one interval old.
+// Once enough signs have counted, heartbeats certainly go out. Each sign then renews the hold, because the core's last heartbeat is at most
+// one interval old.
 func (k *Hold) afterSigns(last time.Time) (keptUntil, nextCountedFrom time.Time, signsNeeded int) {
-	keptUntil, nextCountedFrom, signsNeeded = k.keptUntil, k.nextCountedFrom, k.signsNeeded
 	if k.keptAfterSign == 0 { // nothing renews the hold
-		return keptUntil, nextCountedFrom, signsNeeded
+		return k.keptUntil, k.nextCountedFrom, k.signsNeeded
 	}
-	for signsNeeded > 0 {
-		sign := k.signsSince // time of the next counted sign: without a gap, the core worked at any time from signsSince to last
-		if nextCountedFrom.After(sign) {
-			sign = nextCountedFrom
-		}
-		if sign.After(last) { // too few signs have counted, so it is not certain that heartbeats go out
-			return keptUntil, nextCountedFrom, signsNeeded
-		}
-		nextCountedFrom, signsNeeded = sign.Add(k.heartbeat), signsNeeded-1
-	}
-	if renewed := last.Add(k.keptAfterSign); renewed.After(keptUntil) {
+	nextCountedFrom, signsNeeded = k.countSigns(last)
+	keptUntil = k.keptUntil
+	renewed := last.Add(k.keptAfterSign)
+	if heartbeatsGoOut := signsNeeded == 0; heartbeatsGoOut && renewed.After(keptUntil) {
 		keptUntil = renewed
 	}
 	return keptUntil, nextCountedFrom, signsNeeded
+}
+
+// countSigns counts the signs of life that are still needed, at the earliest times at which they can count, up to last. Without a gap, the
+// core worked at any time from signsSince to last, so each of these times counts as a sign. Two counted signs are one heartbeat interval
+// apart. The results are the new values of nextCountedFrom and signsNeeded.
+func (k *Hold) countSigns(last time.Time) (nextCountedFrom time.Time, signsNeeded int) {
+	nextCountedFrom, signsNeeded = k.nextCountedFrom, k.signsNeeded
+	for signsNeeded > 0 {
+		sign := k.signsSince
+		if nextCountedFrom.After(sign) {
+			sign = nextCountedFrom
+		}
+		if sign.After(last) { // the next sign that would count is not given yet
+			break
+		}
+		nextCountedFrom, signsNeeded = sign.Add(k.heartbeat), signsNeeded-1
+	}
+	return nextCountedFrom, signsNeeded
 }
 
 // Lost says whether the prefill engine may have given the KV blocks to another prompt before the decode engine read them.

@@ -133,16 +133,15 @@ var (
 )
 
 // ProbeBody appends the segments of the prefill request, which asks for one token, without a stream, and for a hand-off. The prompt, and
-// every key that changes it, are byte for byte as in DecodeBody. kv_transfer_params (params) asks for the hand-off. It may also tell the
-// prefill engine to fetch the KV of the chat's last turn (Patch.Fetch). With vllm-mooncake, which fetches nothing, it has the id of the
-// transfer from info instead; other connectors need no info.
+// every key that changes it, are byte for byte as in DecodeBody. info is for vllm-mooncake; other connectors need none. params becomes the
+// member kv_transfer_params, which asks for the hand-off.
 func (p *Profile) ProbeBody(b *Body, ep Endpoint, changes *Patch, info *BootstrapInfo, dst [][]byte) [][]byte {
 	params := pullProbe
-	if changes != nil && changes.Fetch != nil {
-		params = changes.Fetch
-	}
-	if p.Connector == VLLMMooncake && info != nil {
+	switch {
+	case p.Connector == VLLMMooncake && info != nil: // it needs the id of the transfer, and fetches nothing
 		params = info.probeParams()
+	case changes != nil && changes.Fetch != nil: // the prefill engine shall also fetch the KV of the chat's last turn
+		params = changes.Fetch
 	}
 	if s := bodyRulesOf[ep]; s != nil { // the bodies of this endpoint differ from those of chat and completions
 		return s.probe(p, b, changes, params, dst)
@@ -153,11 +152,19 @@ func (p *Profile) ProbeBody(b *Body, ep Endpoint, changes *Patch, info *Bootstra
 // probeBody appends a probe of an endpoint without rules of its own. params becomes its kv_transfer_params. If the request continues an
 // answer that broke off, some engines take the token ids of prompt and answer so far there.
 func (p *Profile) probeBody(b *Body, changes *Patch, params json.RawMessage, dst [][]byte) [][]byte {
-	params = changes.resumeOrNil().addTokenIDs(params)
-	members := make([]Member, 0, 12)
-	members = addOneToken(b, changes, members)
-	// min_tokens keeps a probe from ending with the end-of-sequence token, after which it would return no hand-off. Connectors that always
-	// bind early return no hand-off anyway.
+	resume := changes.resumeOrNil() // nil: the request begins the answer, and the two calls below change nothing
+	params = resume.addTokenIDs(params)
+	drop := resume.dropForLongerPrompt(droppedFromProbe(b)) // echo, for example, must not apply to a prompt that contains the answer so far
+	members := p.addAgainstEOS(changes, addOneToken(b, changes, make([]Member, 0, 12)))
+	if p.returnTokenIDs() && b.layout == nil { // bodies with a layout have the ids already
+		members = append(members, Member{"return_token_ids", jsonTrue})
+	}
+	return b.Splice(dst, drop, append(members, Member{"kv_transfer_params", params}))
+}
+
+// addAgainstEOS adds the members that keep a probe from ending with the end-of-sequence token, after which it would return no hand-off.
+// Connectors that bind every request to its decode rank before the prefill (alwaysEarly) return no hand-off, and so need no min_tokens.
+func (p *Profile) addAgainstEOS(changes *Patch, members []Member) []Member {
 	setsMinTokens := p.ProbeMinTokens == MinTokensOne || p.ProbeMinTokens == ""
 	if setsMinTokens && !p.alwaysEarly() {
 		members = append(members, Member{"min_tokens", jsonOne})
@@ -165,10 +172,13 @@ func (p *Profile) probeBody(b *Body, changes *Patch, params json.RawMessage, dst
 	if p.ProbeIgnoreEOS || p.ProbeMinTokens == MinTokensIgnoreEOS || changes.ignoresEOS() {
 		members = append(members, Member{"ignore_eos", jsonTrue})
 	}
-	if p.returnTokenIDs() && b.layout == nil { // bodies with a layout have the ids already
-		members = append(members, Member{"return_token_ids", jsonTrue})
-	}
-	drop := dropOnProbe
+	return members
+}
+
+// droppedFromProbe returns a function that says which keys a probe of this body leaves out: those of dropOnProbe, except the keys by whose
+// values the prefill engine refuses the request.
+func droppedFromProbe(b *Body) (drop func(key string) bool) {
+	drop = dropOnProbe
 	if asksTooManyLogprobs(b) { // with this number, the prefill engine itself refuses the request, before it computes anything
 		drop = dropOnProbeExceptLogprobs
 	}
@@ -179,7 +189,7 @@ func (p *Profile) probeBody(b *Body, changes *Patch, params json.RawMessage, dst
 		dropOthers := drop
 		drop = func(key string) bool { return key != "output_mode" && dropOthers(key) }
 	}
-	return b.Splice(dst, changes.resumeOrNil().dropForLongerPrompt(drop), append(members, Member{"kv_transfer_params", params}))
+	return drop
 }
 
 // dropOnProbeExceptLogprobs drops what dropOnProbe drops, except the number of logprobs. It is for a request for more logprobs than engines
@@ -211,7 +221,7 @@ func asksTooManyLogprobs(b *Body) bool {
 // AllowLocalPrefill. If the request continues an answer that broke off (Patch.Resume), the answer so far goes with it. salt, if it is not
 // empty, keeps the request from using wrong blocks of the decode engine's prefix cache.
 func (p *Profile) DecodeBody(b *Body, ep Endpoint, changes *Patch, kv json.RawMessage, salt string, stream bool, dst [][]byte) [][]byte {
-	if s := bodyRulesOf[ep]; s != nil {
+	if s := bodyRulesOf[ep]; s != nil { // Responses and Messages, whose bodies differ from those of chat and completions
 		return s.decode(p, b, kv, salt, stream, dst)
 	}
 	members, drop := p.answerMembers(b, changes, stream)
@@ -223,7 +233,8 @@ func (p *Profile) DecodeBody(b *Body, ep Endpoint, changes *Patch, kv json.RawMe
 	if kv != nil || resume.tokenIDsInParams() { // without KV to pull and without ids in it, the request needs no kv_transfer_params
 		members = append(members, Member{"kv_transfer_params", resume.addTokenIDs(kv)})
 	}
-	return b.Splice(dst, resume.dropForLongerPrompt(drop), members)
+	drop = resume.dropForLongerPrompt(drop) // echo, for example, must not apply to a prompt that contains the answer so far
+	return b.Splice(dst, drop, members)
 }
 
 // addSalt adds a cache_salt, so that the request does not use blocks of the decode engine's prefix cache that may be wrong: an engine that
@@ -246,31 +257,36 @@ func addSalt(b *Body, salt string, members []Member) []Member {
 // answerMembers returns the members to set and the keys to drop in a request whose answer goes to the client. stream says whether the
 // engine streams the answer.
 func (p *Profile) answerMembers(b *Body, changes *Patch, stream bool) (members []Member, drop func(key string) bool) {
-	members = changedMembers(b, changes, make([]Member, 0, 14))
+	members, drop = changedMembers(b, changes, make([]Member, 0, 14)), p.droppedFromAnswer(b)
+	if !stream {
+		dropOthers := drop
+		drop = func(key string) bool { return key == "stream_options" || dropOthers(key) } // engines refuse stream_options without a stream
+		return append(members, Member{"stream", jsonFalse}), drop
+	}
+	usage := usageTotal
+	if p.continuousUsage() {
+		usage = usageEachStep
+	}
+	members = append(members, Member{"stream", jsonTrue}, Member{"stream_options", usage})
+	continuesAnswer := changes.resumeOrNil() != nil
+	willEcho := wantsEcho(b) && !continuesAnswer // a request that continues an answer drops echo: see Resume.dropForLongerPrompt
+	if p.mayAskTokenIDs(b) && !willEcho {
+		members = append(members, Member{"return_token_ids", jsonTrue})
+	}
+	return members, drop
+}
+
+// droppedFromAnswer returns a function that says which keys are left out of a request whose answer goes to the client, streamed or not.
+func (p *Profile) droppedFromAnswer(b *Body) (drop func(key string) bool) {
 	drop = dropOnDecode
 	if beams, _ := b.Get("use_beam_search"); string(beams) == "true" { // n stays, because with beam search it is the number of beams
 		drop = Reserved
 	}
-	if !p.mayForwardStopTokens(b) { // without stop_token_ids the answer may be longer, but the engine does not crash
+	if !p.mayForwardStopTokens(b) { // they may crash the engine; without them, the answer may only be longer
 		dropOthers := drop
 		drop = func(key string) bool { return key == "stop_token_ids" || dropOthers(key) }
 	}
-	if stream {
-		usage := usageTotal
-		if p.continuousUsage() {
-			usage = usageEachStep
-		}
-		members = append(members, Member{"stream", jsonTrue}, Member{"stream_options", usage})
-		willEcho := wantsEcho(b) && changes.resumeOrNil() == nil // a request that continues an answer drops echo: see Resume.dropForLongerPrompt
-		if p.mayAskTokenIDs(b) && !willEcho {
-			members = append(members, Member{"return_token_ids", jsonTrue})
-		}
-	} else {
-		members = append(members, Member{"stream", jsonFalse})
-		dropOthers := drop
-		drop = func(key string) bool { return key == "stream_options" || dropOthers(key) } // engines refuse stream_options without a stream
-	}
-	return members, drop
+	return drop
 }
 
 // mayAskTokenIDs says whether evenkeel may ask for token ids in the streamed answer to a body. SGLang refuses a chat
@@ -294,11 +310,15 @@ func (p *Profile) DiscardBody(b *Body, ep Endpoint, changes *Patch, kv json.RawM
 	if s := bodyRulesOf[ep]; s != nil {
 		return s.discard(b, changes, kv, salt, dst)
 	}
-	members := addOneToken(b, changes, make([]Member, 0, 7))
+	const mostMembers = 7 // room for all members that are added below, so that the slice need not grow
+	members := addOneToken(b, changes, make([]Member, 0, mostMembers))
 	resume := changes.resumeOrNil() // nil: the discarded request does not continue an answer, and the two calls below change nothing
 	kv = resume.addTokenIDs(kv)     // some engines take the ids of prompt and answer so far beside the KV
 	members = append(members, Member{"cache_salt", appendString(nil, salt)}, Member{"kv_transfer_params", kv})
-	return b.Splice(dst, resume.dropForLongerPrompt(dropOnProbe), members)
+	// Like the one token of a probe, the one token of a discard is thrown away, so the same keys have no use. With resume, the prompt contains
+	// the answer so far, to which echo, for example, must not apply.
+	drop := resume.dropForLongerPrompt(dropOnProbe)
+	return b.Splice(dst, drop, members)
 }
 
 // addOneToken adds the members that end a request after its first token and make its answer one piece of JSON. It also adds those that
@@ -332,12 +352,14 @@ func (c *Patch) resumeOrNil() *Resume {
 	return c.Resume
 }
 
-// changedMembers adds what changes sets in a request whose answer goes to the client: the prompt, the limits and the seed.
+// changedMembers adds what changes sets in a request whose answer goes to the client: the prompt, the limits of an answer that is
+// continued, and the seed. Each choice of a client's request is a request of its own: with the same seed, the choices would be equal.
 func changedMembers(b *Body, changes *Patch, members []Member) []Member {
 	if changes == nil {
 		return members
 	}
-	members = changes.Resume.addLimits(b, promptMembers(b, changes, members))
+	members = promptMembers(b, changes, members)
+	members = changes.Resume.addLimits(b, members)
 	if changes.SeedOffset != 0 {
 		if raw, ok := b.Get("seed"); ok { // without a seed, the engine samples each choice differently anyway
 			if seed, err := strconv.ParseInt(string(raw), 10, 64); err == nil {

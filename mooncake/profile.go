@@ -177,7 +177,8 @@ type MetricNames struct {
 // holdWithoutLease is how long engines without leases keep the KV of a hand-off.
 const holdWithoutLease = 480 * time.Second
 
-// WithDefaults returns the profile with defaults in the fields that are not set. Some defaults depend on the connector.
+// WithDefaults returns the profile with defaults in the fields that are not set. Some defaults depend on the connector. The default of
+// QueueRenews comes last, because it depends on KVHoldTimeout.
 func (p Profile) WithDefaults() Profile {
 	setDefault(&p.Connector, AscendMooncakeV1)
 	setDefault(&p.Name, p.Connector)
@@ -198,7 +199,7 @@ func (p Profile) WithDefaults() Profile {
 	if p.RecomputeMax == nil {
 		p.RecomputeMax = new(3)
 	}
-	if p.QueueRenews == nil {
+	if p.QueueRenews == nil { // a decode engine renews the hold on the KV of the requests in its queue if this hold is a lease
 		p.QueueRenews = new(p.hasLease())
 	}
 	return p
@@ -206,7 +207,7 @@ func (p Profile) WithDefaults() Profile {
 
 // setConnectorDefaults sets defaults that depend on the connector, in the fields that are not set.
 func (p *Profile) setConnectorDefaults() {
-	if p.alwaysEarly() { // no hand-off: the rank is chosen at arrival, no KV waits for it, and any token may end the prefill
+	if p.alwaysEarly() { // the decode rank is chosen at arrival: there is no hand-off, so no KV waits for a rank
 		setDefault(&p.Bind, BindArrival)
 	} else {
 		setDefault(&p.Bind, BindLate)
@@ -215,6 +216,7 @@ func (p *Profile) setConnectorDefaults() {
 			hold = 30 * time.Second // vLLM's lease since mid 2026
 		}
 		setDefault(&p.KVHoldTimeout, hold)
+		// A prefill request (probe) that ends with the end-of-sequence token returns no hand-off. With min_tokens 1, it does not end so.
 		setDefault(&p.ProbeMinTokens, MinTokensOne)
 	}
 	if p.Ascend() { // most tutorials of vllm-ascend turn on its recompute scheduler, which interrupts answers
@@ -311,8 +313,9 @@ func (p Profile) Validate() error {
 	return errors.Join(errs...)
 }
 
-// reportMeaningless is for connectors that always bind early. It reports settings that have no meaning with them, and an
-// impossible chat_resume.
+// reportMeaningless reports, by bad, the settings that have no meaning with the profile's connector, and an impossible chat_resume. It is
+// for connectors with which a request is always bound to its decode rank before its prefill (alwaysEarly). With them, there is no hand-off
+// that could wait, expire or be released. A room is the number by which the two requests to SGLang find each other.
 func (p *Profile) reportMeaningless(bad func(format string, args ...any)) {
 	for _, key := range []struct {
 		name string
@@ -334,9 +337,9 @@ func (p *Profile) reportMeaningless(bad func(format string, args ...any)) {
 			bad("%s has no meaning with connector %s, because %s; remove it", key.name, p.Connector, key.why)
 		}
 	}
-	takesNoIDs := p.Connector == SGLang || p.Connector == None // beside a chat
+	chatTakesNoIDs := p.Connector == SGLang || p.Connector == None // other connectors take token ids in kv_transfer_params
 	needsIDs := p.ChatResume == ChatResumeVLLM || p.ChatResume == ChatResumeAscend
-	if takesNoIDs && needsIDs {
+	if chatTakesNoIDs && needsIDs {
 		bad("chat_resume is %q, and connector %s has no place for token ids beside a chat; use %s or %s", p.ChatResume, p.Connector,
 			ChatResumeNone, ChatResumeContinue)
 	}
@@ -345,14 +348,14 @@ func (p *Profile) reportMeaningless(bad func(format string, args ...any)) {
 // maxHoldMargin bounds the default of the hold margin, which applies if none is configured.
 const maxHoldMargin = 120 * time.Second
 
-// HoldBudget returns how long a finished prefill may wait for a decode rank, counted from the
-// probe's response headers. It is the time for which the prefill engine keeps the KV blocks (timeout) minus the time
-// that a decode rank may need to queue and pull (margin; 0: half of timeout, at most 120 s). It fails if nothing is left, because
-// a late pull can read blocks that another request uses by now, and still answer 200.
+// HoldBudget returns how long a finished prefill may wait for a decode rank, counted from the response headers of the prefill request. It
+// is the time for which the prefill engine keeps the KV blocks (timeout) minus the time that a decode rank may need to queue and pull
+// (margin; 0: half of timeout, at most 120 s). It fails if nothing is left, because a late pull can read blocks that another request uses
+// by now, and still answer 200.
 func (p Profile) HoldBudget() (time.Duration, error) {
 	timeout, margin := p.KVHoldTimeout, p.HoldMargin
 	switch {
-	case p.alwaysEarly(): // there is no hand-off that could expire
+	case p.alwaysEarly(): // the rank is chosen before the prefill, so there is no hand-off that could wait and expire
 		return math.MaxInt64, nil
 	case timeout <= 0:
 		return 0, fmt.Errorf("kv_hold_timeout is %v; set it to the time for which the prefill engine keeps the blocks of a finished request",

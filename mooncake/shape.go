@@ -43,8 +43,9 @@ var bodyRulesOf = [Endpoints]*bodyRules{
 	},
 }
 
-// hasThinkingBudget says whether a request of /v1/messages has a budget for thinking. An engine refuses a discard with such a budget,
-// because the budget must be below max_tokens, which is 1 there. The engine does not check the budget of a probe.
+// hasThinkingBudget says whether a request of /v1/messages has a budget of tokens for thinking, as every request with thinking of type
+// enabled has. The budget must be below max_tokens. A discard (see bodyRules) has max_tokens 1, so an engine would refuse it with a budget.
+// A probe has max_tokens 1, too, but the engine does not check its budget.
 func hasThinkingBudget(b *Body) bool {
 	thinking, _ := b.Get("thinking")
 	for key, v := range rawjson.Members(thinking) {
