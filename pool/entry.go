@@ -111,7 +111,8 @@ func (e *Entry) setExpiry(ttl time.Duration) {
 		deadlineError, ttlError = ErrUnbound, ErrUnbound
 		// A new request has waited since Arrival. But the answer of a resumed request has run since then, so its wait begins at
 		// Entered.
-		if isNew := e.Age == 0; isNew {
+		isNew := e.Age == 0 // no token was generated for its client yet
+		if isNew {
 			waitBegins = e.Arrival
 		}
 	}
@@ -121,10 +122,16 @@ func (e *Entry) setExpiry(ttl time.Duration) {
 			e.expires, e.expiryErr = end, ttlError
 		}
 	}
+	e.setUrgentAt(waitBegins)
+}
+
+// setUrgentAt sets from when the entry is urgent: from then on, no policy holds it back any more to find a better rank. waitBegins is when
+// its wait began.
+func (e *Entry) setUrgentAt(waitBegins time.Time) {
 	if !e.expires.IsZero() {
 		e.urgentAt = e.expires.Add(-e.expires.Sub(waitBegins) / 4) // three quarters of the wait are over
 	}
-	if e.Discard {
+	if e.Discard { // it shall free room on its prefill engine soon
 		if soon := e.Entered.Add(discardPatience); e.urgentAt.IsZero() || soon.Before(e.urgentAt) {
 			e.urgentAt = soon
 		}
