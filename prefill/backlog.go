@@ -14,11 +14,12 @@ type Backlog struct {
 	Seconds float64
 }
 
-// Backlogs returns the backlogs by model. A model without waiting requests is absent.
+// Backlogs returns the backlogs by model. A model without waiting requests is absent. Seconds is the work in all, as if one engine did it,
+// however many engines serve the model. The learned latency is that of the model's first engine, which stands for all of them.
 func (s *Scheduler) Backlogs() map[string]Backlog {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	freshShare := s.cache.Totals.Fresh()
+	freshShare := s.cache.Totals.Fresh() // the usual share of a prompt that is not cached
 	all := map[string]Backlog{}
 	for name, m := range s.models {
 		if len(m.candidates) == 0 { // only other regions serve the model
@@ -30,7 +31,8 @@ func (s *Scheduler) Backlogs() map[string]Backlog {
 		}
 		n, tokens := float64(requests), float64(promptTokens)
 		newTokens, cachedTokens := freshShare*tokens/n, (1-freshShare)*tokens/n // of the mean prompt
-		latency, _ := s.latencyFor(name, m.candidates[0])
+		firstEngine := m.candidates[0]
+		latency, _ := s.latencyFor(name, firstEngine)
 		meanMs := latency.Ms(newTokens, cachedTokens)
 		all[name] = Backlog{Requests: requests, Seconds: n * meanMs / 1000}
 	}

@@ -41,22 +41,22 @@ func (d *chooser) hasCapacityForBatch(r *Request, c *candidate) bool {
 	if !c.Aggregated && c.load.RequestsAhead(d.now) > 0 { // the ranks of an aggregated candidate run many requests, which its slots bound
 		return false
 	}
-	needSlot, waitForSlot := d.slotDemand(c.Board)
-	if waitForSlot > 0 {
+	withoutSlot, waitingForSlot := d.slotDemand(c.Board)
+	if waitingForSlot > 0 {
 		return false
 	}
 	if d.cfg.Free == nil { // the number of slots has no bound
 		return true
 	}
 	free, _ := d.cfg.Free(c.Board, r.Model)
-	return free-needSlot >= 2
+	return free-withoutSlot >= 2 // each request that has no slot yet will take one of the free slots
 }
 
-// slotDemand counts the requests on the candidates of a board that have no decode slot yet (needSlot), and those of them that wait for one
-// now. A request usually gets its slot after its prefill: while its prompt is computed (Probing), it will need one later, and after that
-// (Pooled) it waits for one. On some candidates a request gets its slot before its probe, the call that computes the prompt. There, the
-// requests whose probe was not sent yet wait, and all others have their slot already.
-func (d *chooser) slotDemand(board string) (needSlot, waitForSlot int) {
+// slotDemand counts the requests on the candidates of a board that have no decode slot yet, and those of them that wait for one now. A
+// request usually gets its slot after its prefill: while its prompt is computed (Probing), it will need one later, and after that (Pooled)
+// it waits for one. On some candidates a request gets its slot before its probe, the call that computes the prompt. There, the requests
+// whose probe was not sent yet wait, and all others have their slot already.
+func (d *chooser) slotDemand(board string) (withoutSlot, waitingForSlot int) {
 	for _, c := range d.candidates {
 		if c.Board != board {
 			continue
@@ -65,19 +65,21 @@ func (d *chooser) slotDemand(board string) (needSlot, waitForSlot int) {
 		if c.Aggregated || c.needsRankFirst() { // a request that is being computed already has its slot
 			computing, waiting = 0, c.load.Unsent()
 		}
-		needSlot += computing + waiting
-		waitForSlot += waiting
+		withoutSlot += computing + waiting
+		waitingForSlot += waiting
 	}
-	return needSlot, waitForSlot
+	return withoutSlot, waitingForSlot
 }
 
-// recordWait records how long a request with a lease has waited in the arrival queue. For a batch request only the first
-// attempt counts: a retry, which has its place in the pool already (HasPlace), has waited before.
+// recordWait records how long a request that now got its lease has waited in the arrival queue. For requests that are not batch, each
+// attempt counts, because every one waits in the queue. A batch request counts only once, when capacity was first free for it: a retry,
+// which has its place in the pool already (HasPlace), does not wait for free capacity again.
 func (d *chooser) recordWait(r *Request, l *Lease) {
+	isRetry := r.HasPlace
 	switch {
 	case !r.Batch:
 		d.metrics.queueWait.Observe(l.Wait.Seconds())
-	case !r.HasPlace:
+	case !isRetry:
 		d.metrics.batchWait.Observe(l.Wait.Seconds())
 		d.batch.Ran++
 		d.batch.HeldS += l.Wait.Seconds()

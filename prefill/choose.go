@@ -117,7 +117,7 @@ func (d *chooser) recordChoice(l *Lease, choice policy.Choice, affinity string, 
 		d.metrics.policyErrors.WithLabelValues(l.Policy).Add(float64(choice.Bad))
 	}
 	if choice.FilterSkipped { // no candidate passed the policy's own filter
-		d.metrics.filterSkipped.WithLabelValues(filterPolicy).Inc()
+		d.metrics.filterSkipped.WithLabelValues(policyFilter).Inc()
 	}
 	if affinity != "" { // empty: there was no outcome to count
 		d.metrics.affinity.WithLabelValues(affinity).Inc()
@@ -150,8 +150,9 @@ func (d *chooser) canStart(r *Request, c *candidate) bool {
 	return timesKnown && maySendEarly && !earliest.After(d.now)
 }
 
-// mayEnterPool reports whether one more request may wait for the ranks of a group that prefills and decodes. The limit is 1.5
-// times the number of free slots, and at least 1, so that there is a choice of requests when further slots become free.
+// mayEnterPool reports whether one more request for a model may wait for the ranks of a group that prefills and decodes. The requests that
+// wait already are those that were charged to the group and not yet sent to a rank (unsent). The limit is 1.5 times the number of free
+// slots, and at least 1, so that there is a choice of requests when further slots become free.
 func (d *chooser) mayEnterPool(c *candidate, model string) bool {
 	if d.cfg.Free == nil { // the number of slots has no bound
 		return true
@@ -159,7 +160,7 @@ func (d *chooser) mayEnterPool(c *candidate, model string) bool {
 	// onlySomeRanks: not all ranks of the board list the model. free then counts only their slots, and only requests for the model wait
 	// for these.
 	free, onlySomeRanks := d.cfg.Free(c.Board, model)
-	_, unsent := c.chargesAhead(model, onlySomeRanks)
+	_, unsent := c.chargesAhead(model, onlySomeRanks) // they need a slot before the new request
 	return unsent < max(1, free+free/2)
 }
 
@@ -183,15 +184,13 @@ func (c *candidate) chargesAhead(model string, onlySomeRanks bool) (unanswered, 
 }
 
 // countByModel also counts a lease's new charge in c.byModel, if only some ranks of the board list its model: the requests for such a model
-// wait only behind each other. It first drops the models without unanswered charges, so that the map does not grow.
+// wait only behind each other. The charge (inFlight) keeps these counts, and takes itself out of them when its probe is answered or ends.
+// countByModel first drops the models without such charges, so that the map does not grow.
 func (d *chooser) countByModel(c *candidate, l *Lease) {
-	onlySomeRanks := false
-	if d.cfg.Free != nil { // Free also says whether only some ranks list the model; its number of free slots is not needed here
-		_, onlySomeRanks = d.cfg.Free(c.Board, l.model)
-	}
-	allAnswered := func(_ string, counts *ledger.ModelCounts) bool { return counts.Probing == 0 }
-	maps.DeleteFunc(c.byModel, allAnswered)
-	if !onlySomeRanks { // the counts of c.load are enough
+	onlySomeRanks := d.onlySomeRanksList(l.model, c.Board)
+	noneUnanswered := func(_ string, counts *ledger.ModelCounts) bool { return counts.Probing == 0 } // Probing: the probe is not answered
+	maps.DeleteFunc(c.byModel, noneUnanswered)
+	if !onlySomeRanks { // the counts of c.load, of all models together, are enough
 		return
 	}
 	if c.byModel == nil {
@@ -203,10 +202,19 @@ func (d *chooser) countByModel(c *candidate, l *Lease) {
 	l.inFlight.CountByModel(c.byModel[l.model])
 }
 
-// earlyProbeFrom is the time from which a busy candidate may get a prompt whose decode rank is chosen before its prefill. It is
-// the predicted end of the candidate's present work, less the time (lead) by which the prompt is sent ahead. The lead is at least
-// the usual time until the decode engine calls back, because the prefill cannot begin before. known is false if the end is not
-// known, or if the candidate gets no such prompts.
+// onlySomeRanksList reports whether only some of a board's ranks list a model. It is false if Config.Free, which says so, is not set.
+func (d *chooser) onlySomeRanksList(model, board string) bool {
+	if d.cfg.Free == nil {
+		return false
+	}
+	_, onlySomeRanks := d.cfg.Free(board, model) // the number of free slots is not needed here
+	return onlySomeRanks
+}
+
+// earlyProbeFrom is the time from which a busy candidate may get the probe, which makes it compute a prompt, of a request whose decode rank
+// is chosen before the prefill. It is the predicted end of the candidate's present work, less the time (lead) by which the probe is sent
+// ahead. The lead is at least the usual time until the decode engine calls back, because the prefill cannot begin before. known is false if
+// the end is not known, or if the candidate gets no such requests.
 func (s *state) earlyProbeFrom(c *candidate) (at time.Time, known bool) {
 	if !c.needsRankFirst() || c.load.Stalled(s.now) { // a stalled engine's work does not end as predicted
 		return at, false
@@ -229,28 +237,36 @@ func (d *chooser) dropIfOthersUsable(filter string, candidates []*candidate, unw
 // alwaysUsable is the argument usable of dropIfOthersUsable for filters that need no more than one remaining candidate of any kind.
 func alwaysUsable(*candidate) bool { return true }
 
-// filterStale drops the candidates whose gauges are stale, because the other work of their engines is not known. It drops
-// none unless another candidate can start the request: no request has to wait because an engine is slow to report its gauges.
+// filterStale drops the candidates whose gauges are stale (their last scrapes failed), because the other work of their engines is not
+// known. It drops none unless another candidate can start the request: no request has to wait because an engine is slow to report its
+// gauges.
 func (d *chooser) filterStale(r *Request, candidates []*candidate) []*candidate {
-	stale := func(c *candidate) bool { return c.load.Stale() && !c.Aggregated } // an aggregated candidate has no gauges
-	if !slices.ContainsFunc(candidates, stale) {
+	hasStaleGauges := func(c *candidate) bool { return c.load.Stale() && !c.Aggregated } // an aggregated candidate has no gauges
+	if !slices.ContainsFunc(candidates, hasStaleGauges) {
 		return candidates
 	}
-	canStartNow := func(c *candidate) bool { return d.canStart(r, c) && !c.load.Stalled(d.now) }
-	return d.dropIfOthersUsable(filterStale, candidates, stale, canStartNow)
+	canStartNow := func(c *candidate) bool {
+		seemsToHang := c.load.Stalled(d.now) // its oldest probe is long overdue
+		return d.canStart(r, c) && !seemsToHang
+	}
+	return d.dropIfOthersUsable(staleFilter, candidates, hasStaleGauges, canStartNow)
 }
 
-// filterBusy drops the candidates that are busy, so that they cannot start the request now, and that are not worth waiting for. With most
-// policies, only stalled engines are not worth waiting for, because it is not known when they can start it. With a policy that ignores
-// load, no busy engine is worth it: the policy could choose the same one again and again. The filter is skipped, and counted as "stalled",
-// if it would leave no candidate.
+// filterBusy drops the candidates that are busy, so that they cannot start the request now, and that are not worth waiting for. The filter
+// is skipped, and counted as "stalled", if it would leave no candidate.
 func (d *chooser) filterBusy(p *policy.Policy, r *Request, candidates []*candidate) []*candidate {
-	notWorthWaiting := func(c *candidate) bool {
-		// A group of ranks does not count as stalled, because no prefill times are learned for it.
-		worthWaiting := !p.LoadBlind() && (c.Aggregated || !c.load.Stalled(d.now))
-		return !worthWaiting && !d.canStart(r, c)
+	useless := func(c *candidate) bool { return !d.isWorthWaitingFor(c, p) && !d.canStart(r, c) }
+	return d.dropIfOthersUsable(stalledFilter, candidates, useless, alwaysUsable)
+}
+
+// isWorthWaitingFor reports whether a request may wait for a candidate while it is busy. With most policies, it may unless the engine is
+// stalled, because it is then not known when the engine can start the request. With a policy that ignores load, no busy engine is worth it:
+// the policy could choose the same one again and again.
+func (d *chooser) isWorthWaitingFor(c *candidate, p *policy.Policy) bool {
+	if p.LoadBlind() {
+		return false
 	}
-	return d.dropIfOthersUsable(filterStalled, candidates, notWorthWaiting, alwaysUsable)
+	return c.Aggregated || !c.load.Stalled(d.now) // a group of ranks never counts as stalled, because no prefill times are learned for it
 }
 
 // mayUse reports whether the request may go to the candidate: the request names this candidate or none, and may go to the
@@ -300,18 +316,19 @@ func (d *chooser) filterCircuit(r *Request, candidates []*candidate) (eligible [
 // choices already (Exclude) and the KV of a fallback can be fetched. In this last case it removes the candidates whose KV no rank would
 // fetch (NoDecodeRank).
 func (r *Request) dropFallbacks(candidates []*candidate) []*candidate {
-	fallback := func(c *candidate) bool { return c.Fallback || slices.Contains(c.FallbackFor, r.Model) }
-	first := func(c *candidate) bool { return !fallback(c) }
-	untriedFirst := func(c *candidate) bool { return first(c) && !slices.Contains(r.Exclude, c.ID) }
-	usefulFallback := func(c *candidate) bool { return fallback(c) && !c.NoDecodeRank }
+	isFallback := func(c *candidate) bool { return c.Fallback || slices.Contains(c.FallbackFor, r.Model) }
+	isFirstChoice := func(c *candidate) bool { return !isFallback(c) }
+	isUntriedFirstChoice := func(c *candidate) bool { return isFirstChoice(c) && !slices.Contains(r.Exclude, c.ID) }
+	isUsefulFallback := func(c *candidate) bool { return isFallback(c) && !c.NoDecodeRank }
 	switch {
-	case r.Target != "" || !slices.ContainsFunc(candidates, first):
+	case r.Target != "" || !slices.ContainsFunc(candidates, isFirstChoice): // the named candidate, or a fallback, is the only choice
 		return candidates
-	case slices.ContainsFunc(candidates, untriedFirst):
-		return slices.DeleteFunc(candidates, fallback)
-	case !slices.ContainsFunc(candidates, usefulFallback): // a first choice is tried again, because no rank would fetch a fallback's KV
-		return slices.DeleteFunc(candidates, fallback)
+	case slices.ContainsFunc(candidates, isUntriedFirstChoice): // fallbacks are not needed yet
+		return slices.DeleteFunc(candidates, isFallback)
+	case !slices.ContainsFunc(candidates, isUsefulFallback): // a first choice is tried again, because no rank would fetch a fallback's KV
+		return slices.DeleteFunc(candidates, isFallback)
 	}
+	// All first choices were tried, and a fallback may succeed. No candidate stays, of either kind, whose KV no rank would fetch.
 	return slices.DeleteFunc(candidates, func(c *candidate) bool { return c.NoDecodeRank })
 }
 
@@ -325,7 +342,7 @@ func (d *chooser) filterGate(candidates []*candidate) []*candidate {
 
 // filterAtProbeLimit drops the candidates that are new in service and have as many probes as they may (Candidate.ProbeLimit).
 func (d *chooser) filterAtProbeLimit(candidates []*candidate) []*candidate {
-	return d.dropIfOthersUsable(filterFresh, candidates, (*candidate).atProbeLimit, alwaysUsable)
+	return d.dropIfOthersUsable(freshFilter, candidates, (*candidate).atProbeLimit, alwaysUsable)
 }
 
 // atProbeLimit reports whether the candidate has as many unanswered probes as it may have while it is new in service.
@@ -333,9 +350,10 @@ func (c *candidate) atProbeLimit() bool {
 	return c.ProbeLimit > 0 && c.load.Leases[ledger.Probing] >= c.ProbeLimit
 }
 
-// filterTried keeps the candidates of instances (engines) that were not tried yet, because the candidates of one instance fail together. If
-// there are none, it keeps the candidates that were not tried; if there are none either, dropIfOthersUsable keeps all. exclude has the IDs
-// of the candidates that were tried. The metrics count both kinds of skipped filters.
+// filterTried drops candidates at which the request has failed before; exclude has their IDs. It is two filters, of which the first one
+// that leaves a candidate is used. The first drops every candidate of an engine (instance) that was tried, because these candidates fail
+// together. The second drops only the candidates that were tried. If neither leaves one, all are kept. The metrics count each of the two
+// that was skipped.
 func (d *chooser) filterTried(candidates []*candidate, exclude []string) []*candidate {
 	tried := func(c *candidate) bool { return slices.Contains(exclude, c.ID) }
 	instanceTried := func(c *candidate) bool {
@@ -347,8 +365,8 @@ func (d *chooser) filterTried(candidates []*candidate, exclude []string) []*cand
 	if slices.ContainsFunc(candidates, func(c *candidate) bool { return !instanceTried(c) }) {
 		return slices.DeleteFunc(candidates, instanceTried)
 	}
-	d.metrics.filterSkipped.WithLabelValues(filterInstance).Inc()
-	return d.dropIfOthersUsable(filterExcluded, candidates, tried, alwaysUsable)
+	d.metrics.filterSkipped.WithLabelValues(instanceFilter).Inc()
+	return d.dropIfOthersUsable(excludedFilter, candidates, tried, alwaysUsable)
 }
 
 // makeLease books that a request goes to a candidate, and returns the lease. It charges the prompt to the candidate's load,
@@ -364,7 +382,7 @@ func (d *chooser) makeLease(c *candidate, p *policy.Policy, r *Request, indicato
 		Policy:    p.Name(),
 		Wait:      d.now.Sub(waitingSince),
 		Prompt:    int(indicators.PromptTokens), HitTokens: int(indicators.HitTokens),
-		Others:           c.load.Leases[ledger.Probing],
+		Others:           c.load.Leases[ledger.Probing], // read before this prompt is charged
 		scheduler:        d.scheduler,
 		chargedTo:        c,
 		number:           d.lastLease,
@@ -377,15 +395,23 @@ func (d *chooser) makeLease(c *candidate, p *policy.Policy, r *Request, indicato
 	}
 	c.circuit.Send(lease.number, d.now)
 	d.fit.LearnNewTokens(weight.NewTokens)
-	if c.needsRankFirst() { // the probe is sent later, when a decode rank is chosen
-		lease.request = r.asRetry() // for a lease of another candidate, which may replace this one
-		c.load.Reserve(&lease.inFlight, weight, r.LeaseOwner, d.now)
-	} else {
-		c.load.Charge(&lease.inFlight, weight, r.LeaseOwner, d.now)
-	}
+	d.charge(lease, r, weight)
 	d.countByModel(c, lease)
 	c.cache.ExpectHit(&lease.predictedHit, &r.Prompt, r.Model, lease.Prompt, lease.HitTokens, d.heldBlocks, c.load.Capacity(), d.now)
 	return lease
+}
+
+// charge adds a request's prompt to the load of the lease's candidate. The probe usually counts as sent now. If the decode rank is chosen
+// before the prefill, the probe is sent only after that choice (Lease.MarkSent). Until then, a lease of another candidate may still replace
+// this one, and the request is kept for it.
+func (d *chooser) charge(l *Lease, r *Request, weight ledger.Weight) {
+	load := &l.chargedTo.load
+	if l.chargedTo.needsRankFirst() {
+		l.request = r.asRetry()
+		load.Reserve(&l.inFlight, weight, r.LeaseOwner, d.now)
+	} else {
+		load.Charge(&l.inFlight, weight, r.LeaseOwner, d.now)
+	}
 }
 
 // promptBytes is the length of the prompt in bytes, or four bytes per token if the bytes were not counted.
@@ -394,26 +420,27 @@ func (r *Request) promptBytes() int {
 }
 
 // asRetry returns a copy of the request, for a lease of another candidate that replaces the request's lease (see AcquireAnother and
-// MoveIfSooner). The copy has its place in the pool already, is accepted even by a full queue, and stays in this region. It excludes
-// no candidate, and the audit does not check its lease.
+// MoveIfSooner).
 func (r *Request) asRetry() *Request {
 	retry := *r
-	retry.HasPlace = true
-	retry.Returned = true
-	retry.Remote = nil
-	retry.Exclude = nil
-	retry.LeaseOwner = nil
+	retry.HasPlace = true        // the request got its place in the pool with its first lease
+	retry.Returned = true        // like a request that another region gave back, it is accepted even if the queue is full
+	retry.Remote = nil           // it stays in this region
+	retry.Exclude = nil          // no candidate has failed at it yet; AcquireAnother sets those that were tried by then
+	retry.LeaseOwner = nil       // the audit does not check that the other lease ends
 	retry.Deadline = time.Time{} // a request whose decode rank is chosen is served even after its deadline
 	return &retry
 }
 
 // prefiller returns the counts of a candidate by which RemoteRegions.Takes decides whether it may get one more probe. The other fields of
-// the result are not set. Counts of the engine's metrics are rounded up, so that the candidate does not look emptier than it is.
+// the result are not set. Counts of the engine's metrics are rounded up, so that the candidate does not look emptier than it is. Takes may
+// estimate from Ran and Answered how many more requests the engine can run: in the last scrape in which no request waited, Ran requests
+// ran, and since then Answered more of this proxy's probes have ended than were sent.
 func (d *chooser) prefiller(c *candidate) Prefiller {
-	ranWhenIdle, endedSince := c.load.SinceIdle() // since the last scrape in which no request waited
+	ranWithoutWaiters, moreEndedThanSent := c.load.SinceIdle()
 	p := Prefiller{
 		Region: c.Region, Unanswered: c.load.Leases[ledger.Probing], Held: c.load.FetchablePrompts(),
-		Ran: int(math.Ceil(ranWhenIdle)), Answered: endedSince,
+		Ran: int(math.Ceil(ranWithoutWaiters)), Answered: moreEndedThanSent,
 	}
 	// On a group of ranks that prefill and decode, only unsent requests count: a request that runs there already keeps no other one
 	// waiting, and it holds no KV that a decode engine has yet to fetch.
@@ -427,12 +454,14 @@ func (d *chooser) prefiller(c *candidate) Prefiller {
 	return p
 }
 
-// waitingRequests counts the requests that wait in a candidate's engine: those of other proxies and clients, by the last scrape or by the
-// reports of other dispatchers, whichever are more, and all, by the last scrape. Without a recent scrape, all is 0.
+// waitingRequests counts the requests that wait in a candidate's engine: those of other proxies and clients, and all. The first count is by
+// the last scrape or by the reports of other dispatchers, whichever are more. A candidate that is new in service may have fewer unanswered
+// probes than others (ProbeLimit). The probes that it lacks also count as requests of others, so that it does not get more. The second
+// count is by the last scrape; 0 if this is not recent.
 func (d *chooser) waitingRequests(c *candidate) (ofOthers, all int) {
-	if c.ProbeLimit > 0 {
-		// The candidate is new in service: the unanswered probes that it may not have yet count as taken by others.
-		ofOthers = max(0, d.cfg.Push.MaxUnanswered-c.ProbeLimit)
+	if c.ProbeLimit > 0 { // 0: the candidate is not new
+		withheldProbes := max(0, d.cfg.Push.MaxUnanswered-c.ProbeLimit)
+		ofOthers = withheldProbes
 	}
 	if scrapedOthers, scrapedAll, recent := c.load.WaitingCounts(d.now); recent {
 		ofOthers, all = max(ofOthers, int(math.Ceil(scrapedOthers))), int(math.Ceil(scrapedAll))

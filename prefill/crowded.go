@@ -68,15 +68,16 @@ func (d *chooser) closeWithoutDecodeSlot(m *model, all []Prefiller) {
 	}
 }
 
-// lacksAnyDecodeSlot reports whether there is a model for whose prompts the candidate's region has no free decode slot.
+// lacksAnyDecodeSlot reports whether, for one of the candidate's models, a prompt that it prefills would have to wait for a decode slot in
+// its region.
 func (d *chooser) lacksAnyDecodeSlot(c *candidate) bool {
 	for _, name := range c.Models {
-		m := d.models[name]
+		m := d.models[name] // nil: the candidate was removed from the configuration, and no request asks for the model any more
 		// freeDecodeSlots is nil if all requests of the model are decoded in one region.
 		if m == nil || m.freeDecodeSlots == nil {
 			continue
 		}
-		d.countSlotsNeeded(m) // for lacksDecodeSlot
+		d.countSlotsNeeded(m) // lacksDecodeSlot compares these counts with the free slots
 		if d.lacksDecodeSlot(m, c) {
 			return true
 		}
@@ -98,15 +99,15 @@ func (d *chooser) handoffWouldExpire(c *candidate, model string) bool {
 	if err != nil {                     // the profile does not say it
 		return false
 	}
-	// onlySomeRanks: not all ranks of the board list the model. Only their slots count then, and only hand-offs of the model wait for
-	// these.
+	// slotsWithinHold is how many hand-offs would get a slot within the hold, in addition to those that wait already. onlySomeRanks: not all
+	// ranks of the board list the model. Only their slots count then, and only hand-offs of the model wait for these.
 	slotsWithinHold, onlySomeRanks := d.cfg.Decode(c.Board, model, hold)
-	ahead := 0
+	handoffsAhead := 0 // those of the unanswered probes, each of which will need a slot before this one
 	for _, other := range d.candidates {
 		if other.Board == c.Board {
 			unanswered, _ := other.chargesAhead(model, onlySomeRanks)
-			ahead += unanswered
+			handoffsAhead += unanswered
 		}
 	}
-	return ahead >= slotsWithinHold
+	return handoffsAhead >= slotsWithinHold
 }

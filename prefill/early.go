@@ -32,8 +32,7 @@ func (l *Lease) MoveIfSooner(leastGain time.Duration, avoid []string) *Lease {
 	s := l.scheduler
 	s.lock()
 	defer s.unlock()
-	unsent := l.inFlight.Phase() == ledger.Probing && l.inFlight.Sent().IsZero()
-	if !unsent || l.request == nil { // the engine may have begun, or the lease may not be replaced
+	if !l.mayBeReplaced() {
 		return nil
 	}
 	if l.predictedMs == 0 { // without a prediction, the ends cannot be compared
@@ -44,12 +43,23 @@ func (l *Lease) MoveIfSooner(leastGain time.Duration, avoid []string) *Lease {
 		return nil
 	}
 	next.Policy, next.Wait, next.Trace = l.Policy, l.Wait, l.Trace
-	// The old lease ends without a result: its engine ran nothing, and did not fail.
+	l.endUnused()
+	return next
+}
+
+// mayBeReplaced reports whether a lease of another candidate may replace this one: the probe was not sent yet, so that the engine cannot
+// have begun, and the lease has kept its request.
+func (l *Lease) mayBeReplaced() bool {
+	unsent := l.inFlight.Phase() == ledger.Probing && l.inFlight.Sent().IsZero()
+	return unsent && l.request != nil
+}
+
+// endUnused ends a lease without a result: its engine ran nothing, and did not fail.
+func (l *Lease) endUnused() {
 	l.inFlight.ClaimEnd()
 	l.predictedHit.NotRun()
 	l.chargedTo.circuit.Neutral(l.number)
 	l.endCharge()
-	return next
 }
 
 // makeEarlierLease charges the request of lease l to the candidate that is predicted to end its prefill first, and returns the new
@@ -60,14 +70,18 @@ func (d *chooser) makeEarlierLease(l *Lease, r *Request, leastGain time.Duration
 	if m == nil {
 		return nil
 	}
-	eligible, skipped := d.filterCircuit(r, m.candidates)
-	if skipped { // only engines that failed are left, so that moving the lease would gain nothing
+	eligible, circuitsIgnored := d.filterCircuit(r, m.candidates)
+	if circuitsIgnored { // only engines that failed are left, so that moving the lease would gain nothing
 		return nil
 	}
 	eligible = slices.DeleteFunc(d.filterGate(eligible), func(c *candidate) bool {
 		return slices.Contains(avoid, c.Instance) || !d.canTakeOver(c, l, r)
 	})
-	if len(eligible) == 0 || !d.fillView(m, r, eligible) {
+	if len(eligible) == 0 {
+		return nil
+	}
+	allTimesKnown := d.fillView(m, r, eligible) // d.view[i] now has the indicators of eligible[i]
+	if !allTimesKnown {                         // a prediction from configured times is only a guess
 		return nil
 	}
 	best, bestMs := 0, math.Inf(1)
@@ -100,13 +114,15 @@ func (d *chooser) canTakeOver(c *candidate, l *Lease, r *Request) bool {
 }
 
 // predictedEndMs is the predicted time, in ms, until the prefill of a lease ends if its probe is sent now; infinite if its candidate
-// takes no probes now.
+// takes no probes now, or seems to hang (Stalled).
 func (d *chooser) predictedEndMs(l *Lease) float64 {
 	c := l.chargedTo
 	if !c.Live || !c.configured || !c.circuit.Allows(d.now) || c.load.Stalled(d.now) {
 		return math.Inf(1)
 	}
-	currentEnds, rest := l.predictEnd(d.now)
-	untilCurrentEnds := max(0, currentEnds.Sub(d.now)) // 0 if the prompt that the engine computes now is overdue
-	return float64(rest+untilCurrentEnds) / float64(time.Millisecond)
+	// currentEnds is when the engine ends the prompt that it computes now. afterCurrent is the time for the prompts behind it, up to the
+	// lease's own, and for the round trip.
+	currentEnds, afterCurrent := l.predictEnd(d.now)
+	untilCurrentEnds := max(0, currentEnds.Sub(d.now)) // 0 if the present prompt is overdue
+	return float64(afterCurrent+untilCurrentEnds) / float64(time.Millisecond)
 }

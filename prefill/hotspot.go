@@ -21,12 +21,11 @@ func (d *chooser) filterHot(p *policy.Policy, q *policy.Query, r *Request, m *mo
 	if d.steering.Hotspots == nil {
 		return eligible, steer.OK
 	}
-	depth := r.Prompt.ClassDepth(steer.ClassTokens)
+	depth := r.Prompt.ClassDepth(steer.ClassTokens) // how many blocks at their start the prompts of a class share
 	class, holders, others := d.classOf(r, m, depth)
-	firstAttempt := !r.HasPlace && len(r.Exclude) == 0
-	if firstAttempt && !r.considered.counted { // a request that waits is considered many times, and counts once
+	if r.isFirstAttempt() && !r.considered.counted { // a request that waits is considered many times, and counts once
 		r.considered.counted = true
-		d.steering.Hotspots.CountRequest(d.now, class)
+		d.steering.Hotspots.CountRequest(d.now, class) // also without a class, because the share of a class is one of all requests
 	}
 	if class == 0 { // no candidate holds enough of the prompt for it to have a class
 		return eligible, steer.OK
@@ -34,7 +33,7 @@ func (d *chooser) filterHot(p *policy.Policy, q *policy.Query, r *Request, m *mo
 	state := d.steering.Hotspots.UpdateState(d.now, class, holders, others)
 	if state == steer.Alarm && !r.considered.scoresCompared { // the scores of a request that waits are compared only once, too
 		r.considered.scoresCompared = true
-		p.Choose(q, d.view) // only for the scores, which bestScores reads
+		p.Choose(q, d.view) // computes the scores, which bestScores reads from the policy; this choice itself is not used
 		bestHolder, bestOther := d.bestScores(p, r, depth, eligible)
 		state = d.steering.Hotspots.RecordScores(d.now, class, bestHolder, bestOther)
 	}
@@ -43,7 +42,7 @@ func (d *chooser) filterHot(p *policy.Policy, q *policy.Query, r *Request, m *mo
 	}
 	isOther := func(c *candidate) bool { return !d.holdsPrefix(c, r, depth) }
 	if !slices.ContainsFunc(eligible, isOther) {
-		d.metrics.filterSkipped.WithLabelValues(filterHotspot).Inc()
+		d.metrics.filterSkipped.WithLabelValues(hotspotFilter).Inc()
 		return eligible, steer.Alarm // all candidates hold the prefix, so that the class cannot be kept off them
 	}
 	return d.dropHolders(r, depth, eligible), state
@@ -88,7 +87,8 @@ func (d *chooser) holdsPrefix(c *candidate, r *Request, depth int) bool {
 // classOf is the class of a request, by which the hotspot detector counts the requests whose prompts begin alike: the hash of the prompt's
 // first depth blocks. It is 0, which stands for no class, if no candidate holds the share trackedShare of the prompt: then no policy has
 // much reason to crowd the requests on few engines. holders is the number of live candidates that hold these blocks, and others the number
-// of live candidates that do not.
+// of live candidates that do not. Before, fillView must have looked up the prompt: d.heldBlocks has its result, from which Blocks reads how
+// many of the prompt's first blocks a candidate holds.
 func (d *chooser) classOf(r *Request, m *model, depth int) (class uint64, holders, others int) {
 	if depth == 0 { // the prompt has no blocks to compare
 		return 0, 0, 0

@@ -67,18 +67,20 @@ func (d *chooser) setIndicators(v *policy.Engine, c *candidate, latency policy.L
 	unansweredTokens, kvTokens := float64(load.Tokens[ledger.Probing]), float64(load.KVTokens())
 	v.ID, v.Order, v.Ring = c.ID, c.order, c.ring
 	v.QueuedNewTokens = float64(load.NewTokens + load.Waiting.NewTokens + load.ReportedByOthers.NewTokens)
-	v.BacklogMs, _ = d.backlogMs(c, latency, 1) // the request for which the candidates are compared
-	v.BS = load.BatchSize(d.now)                // batch size: unanswered probes, and the requests of others
+	const thisRequest = 1 // the request for which the candidates are compared will be a further probe
+	v.BacklogMs, _ = d.backlogMs(c, latency, thisRequest)
+	v.BS = load.BatchSize(d.now) // batch size: unanswered probes, and the requests of others
 	v.Waiting, v.Running = load.RequestCounts()
 	v.Waiting += float64(load.Waiting.Leases[ledger.Probing])
 	v.ActiveTokens, v.KVTokens = unansweredTokens, kvTokens
 	v.KVUsage = load.Usage()
-	v.HeldTokens = kvTokens - unansweredTokens
+	v.HeldTokens = kvTokens - unansweredTokens // of prompts that are prefilled
 	v.ActiveBlocks = math.Ceil(kvTokens / blockTokens)
 	v.RTTMs = c.rttMs()
 	v.TPMs, v.T0Ms, v.Beta2 = latency.TPMs, latency.T0Ms, latency.Beta2
 	v.BlockTokens = blockTokens
-	v.QueuedAttention = float64(load.Attention+load.Waiting.Attention) / 2 // the ledger counts twice the attention, as an integer
-	// The ledger counts work in millionths, also as an integer.
-	v.ActiveWork, v.KVWork = float64(load.Work[ledger.Probing])/1e6, float64(load.KVWork())/1e6
+	// The ledger counts in integers: twice the attention, and work in millionths.
+	const unitsPerPair, unitsPerWork = 2, 1e6
+	v.QueuedAttention = float64(load.Attention+load.Waiting.Attention) / unitsPerPair
+	v.ActiveWork, v.KVWork = float64(load.Work[ledger.Probing])/unitsPerWork, float64(load.KVWork())/unitsPerWork
 }

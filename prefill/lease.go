@@ -30,27 +30,29 @@ func (l *Lease) MarkSent() {
 
 // Answered notes that the engine answered the probe with a hand-off. The answer brings the candidate's circuit back into
 // service, and prefill times and the content of the prefix cache are learned from it. expires is when the engine frees the KV
-// blocks by itself: its hold timeout after the response headers; zero: the profile's timeout from now.
+// blocks by itself: its hold timeout after the response headers; zero: the profile's timeout from now. If predicted cache hits are wrong
+// too often, the candidate's prefix cache is suspected to hold less or more than its capacity says, which Answered logs.
 func (l *Lease) Answered(u Usage, expires time.Time) {
 	s := l.scheduler
 	s.lock()
 	wasOut := !l.chargedTo.circuit.InService()
-	suspected := l.bookAnswer(u, expires)
+	suspicion := l.bookAnswer(u, expires)
 	cameBack := wasOut && l.chargedTo.circuit.InService()
 	s.unlock()
-	if suspected != nil {
-		logSuspicion(s.cfg.Log, l.Candidate.ID, suspected)
+	if suspicion != nil { // it has begun, or has ended
+		logSuspicion(s.cfg.Log, l.Candidate.ID, suspicion)
 	}
 	if cameBack {
 		s.cfg.Log.Info("a prefill engine is back, because it answered a probe", zap.String("candidate", l.Candidate.ID))
 	}
 }
 
-// bookAnswer does the work of Answered under the scheduler's lock. If the answer begins or ends the suspicion that the candidate
-// has another KV capacity than it reports, bookAnswer returns this change, and otherwise nil.
+// bookAnswer does the work of Answered under the scheduler's lock. The engine's counts also show how good the predicted cache hit was. If
+// this begins or ends the suspicion that the candidate has another KV capacity than it reports, bookAnswer returns this change, and
+// otherwise nil.
 func (l *Lease) bookAnswer(u Usage, expires time.Time) *cache.SuspicionChange {
 	s := l.scheduler
-	if !l.inFlight.CheckAnswerable() { // the probe was not sent, or was answered or ended before: a misuse, which is counted
+	if !l.inFlight.CheckAnswerable() { // the probe was not sent, or was answered or ended before: this call is a bug, which is counted
 		return nil
 	}
 	if expires.IsZero() {
@@ -63,42 +65,54 @@ func (l *Lease) bookAnswer(u Usage, expires time.Time) *cache.SuspicionChange {
 	if u.PromptTokens > 0 {
 		kvTokens = int64(u.PromptTokens)
 	}
+
+	// The engine works.
 	l.recordProbeEnd(probeAnswered)
 	l.chargedTo.circuit.Succeed()
 	l.chargedTo.lastFault = ""
+
+	// Learn from the answer.
 	if m := s.models[l.model]; m != nil { // nil: no candidate serves the model any more
 		m.throughput.Answered(s.now, float64(s.now.Sub(l.inFlight.Sent()))/float64(time.Millisecond))
 	}
 	l.learnPrefillTime(u)
-	verdict := l.predictedHit.Answered(u, l.chargedTo.load.Capacity(), l.chargedTo.blockTokens(), s.now)
-	s.metrics.observeHitError(verdict)
+	hitVerdict := l.predictedHit.Answered(u, l.chargedTo.load.Capacity(), l.chargedTo.blockTokens(), s.now)
+	s.metrics.observeHitError(hitVerdict)
+
+	// The engine holds the prompt's KV from now on.
 	l.inFlight.Answer(kvTokens, expires, s.now)
-	return verdict.Suspected
+	return hitVerdict.Suspected
 }
 
-// learnPrefillTime learns prefill times from a probe's answer. These times do not include the round trip to the engine, because engines of
-// one kind may be at different distances: prefillEndMs adds it again. An answer is not used (Unusable) if it has no token counts, or if the
-// candidate is a group of ranks that also decode (Aggregated). It is not used either if the engine also had prompts of other proxies or
-// clients, because their part of the time is not known.
+// learnPrefillTime learns prefill times from a probe's answer. The candidate's computeTimer turns answers into times without the wait for
+// other prompts and without the round trip to the engine. Engines of one kind may be at different distances, so prefillEndMs adds the round
+// trip again.
 func (l *Lease) learnPrefillTime(u Usage) {
-	s, load := l.scheduler, &l.chargedTo.load
-	hitTokens := l.inFlight.Weight.Tokens - l.inFlight.Weight.NewTokens // predicted hit; replaced below if the engine reports its own count
-	if u.CachedTokens >= 0 {
-		hitTokens = int64(u.CachedTokens)
-	}
-	answer := fit.Answer{
-		Sent: l.inFlight.Sent(), RTT: l.chargedTo.rtt(),
-		Unusable: u.PromptTokens <= 0 || l.chargedTo.Aggregated || l.hadOthersPrompts || load.HasOthersPrompts(l.chargedTo.Decodes, s.now),
-		Sample: fit.Sample{New: float64(int64(u.PromptTokens) - hitTokens), Hit: float64(hitTokens),
-			Concurrent: l.chargedTo.concurrentRequests(s.now), Predicted: l.predictedMs},
-	}
-	nextSent := load.NextSent(&l.inFlight) // by it the timer sees whether other probes wait, and whether this one has overtaken any
+	s := l.scheduler
+	nextSent := l.chargedTo.load.NextSent(&l.inFlight) // shows the timer whether other probes wait, and whether this one has overtaken any
 	// A sample may be of an earlier answer, because the timer waits for further answers of the same step of the engine.
-	for _, sample := range l.chargedTo.computeTimer.Answered(answer, nextSent, s.now) {
+	for _, sample := range l.chargedTo.computeTimer.Answered(l.timedAnswer(u), nextSent, s.now) {
 		s.fit.Learn(l.model, l.chargedTo.Hardware, sample)
 		if sample.Predicted > 0 { // 0: there was no prediction, and so no error, which residual averages
 			l.chargedTo.residual.Add(sample.Ms, sample.Predicted, s.now)
 		}
+	}
+}
+
+// timedAnswer returns a probe's answer for computeTimer. It yields no sample (Unusable) if it has no token counts, or if the candidate is a
+// group of ranks that also decode (Aggregated). It yields none either if the engine had prompts of other proxies or clients when the prompt
+// was charged, or has some now, because their part of the time is not known.
+func (l *Lease) timedAnswer(u Usage) fit.Answer {
+	c, now := l.chargedTo, l.scheduler.now
+	hitTokens := l.inFlight.Weight.Tokens - l.inFlight.Weight.NewTokens // predicted hit; replaced below if the engine reports its own count
+	if u.CachedTokens >= 0 {
+		hitTokens = int64(u.CachedTokens)
+	}
+	return fit.Answer{
+		Sent: l.inFlight.Sent(), RTT: c.rtt(),
+		Unusable: u.PromptTokens <= 0 || c.Aggregated || l.hadOthersPrompts || c.load.HasOthersPrompts(c.Decodes, now),
+		Sample: fit.Sample{New: float64(int64(u.PromptTokens) - hitTokens), Hit: float64(hitTokens),
+			Concurrent: c.concurrentRequests(now), Predicted: l.predictedMs},
 	}
 }
 

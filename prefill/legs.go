@@ -14,10 +14,10 @@ func (k *Ticket) ImmediateLease() *Lease { return k.lease }
 // Wait waits for the lease of a request that has entered the queue, as Acquire does. It must be called once, unless ImmediateLease
 // returned a lease.
 func (k *Ticket) Wait(ctx context.Context) (*Lease, error) {
-	if k.w == nil {
+	if k.waiter == nil {
 		return k.lease, nil
 	}
-	return k.scheduler.await(ctx, k.w)
+	return k.scheduler.await(ctx, k.waiter)
 }
 
 // EnterAll enters all prompts of one request, its legs, into the queue. If one leg cannot be entered, EnterAll enters none and
@@ -31,7 +31,9 @@ func (s *Scheduler) EnterAll(legs []Request) ([]Ticket, error) {
 	if err == nil {
 		return tickets, nil
 	}
-	for _, served := range tickets { // without the scheduler's lock, because Lease.Release and Places.Release may take it
+	// The legs that were served before the error give back their leases, and their places in the pool (Places; nil: it has no bound). This is
+	// done without the scheduler's lock, because Lease.Release and Places.Release may take it.
+	for _, served := range tickets {
 		if served.lease != nil {
 			served.lease.Release()
 			if s.cfg.Places != nil {
@@ -43,7 +45,7 @@ func (s *Scheduler) EnterAll(legs []Request) ([]Ticket, error) {
 }
 
 // enterAll serves as many of the legs as can be served now, in their order, and enters the others into the queue. Together with an error it
-// also returns the legs that were served before, which EnterAll then gives back.
+// also returns the tickets of the legs that were served before the error, so that EnterAll can give back their leases.
 func (s *Scheduler) enterAll(legs []Request) (tickets []Ticket, err error) {
 	s.lock()
 	defer s.unlock()
@@ -67,16 +69,17 @@ func (s *Scheduler) enterAll(legs []Request) (tickets []Ticket, err error) {
 		}
 		tickets = append(tickets, Ticket{scheduler: s, lease: lease})
 	}
-	oneServed := len(tickets) > 0
+	oneServed := len(tickets) > 0 // the client may get a part of the answer before the other legs are served
 	waiting := legs[len(tickets):]
 	if len(waiting) == 0 {
 		return tickets, nil
 	}
-	if err := s.manager.makeRoomOrRefuse(m, &waiting[0], len(waiting)); err != nil {
+	first := &waiting[0] // stands for all legs, which have the same priority and key
+	if err := s.manager.makeRoomOrRefuse(m, first, len(waiting)); err != nil {
 		return tickets, err
 	}
-	for _, w := range s.manager.addLegs(m, p, waiting, oneServed) {
-		tickets = append(tickets, Ticket{scheduler: s, w: w})
+	for _, w := range s.manager.addLegs(m, p, waiting, oneServed) { // with oneServed, they stay in this region, and cannot be displaced
+		tickets = append(tickets, Ticket{scheduler: s, waiter: w})
 	}
 	return tickets, nil
 }
@@ -101,27 +104,27 @@ func (qm *queueManager) addLegs(m *model, p *policy.Policy, legs []Request, oneS
 	return siblings
 }
 
-// AwaitRegionDecision waits until one leg of the ticket's request is served, which keeps all legs in this region, or until all legs
-// have gone to another region. It reports whether they have gone. If ctx or the request's time in the queue ends first, the
-// legs stay.
+// AwaitRegionDecision waits until one leg (prompt) of the ticket's request is served, which keeps all legs in this region, or until all
+// legs have gone to another region. It reports whether they have gone. If ctx or the request's time in the queue ends first, the
+// legs stay. The ticket must be one of EnterAll.
 func (k *Ticket) AwaitRegionDecision(ctx context.Context) bool {
-	if k.w == nil { // the leg was served at once, in this region
+	if k.waiter == nil { // the leg was served at once, in this region
 		return false
 	}
-	timeout := time.NewTimer(time.Until(k.w.timesOutAt))
+	timeout := time.NewTimer(time.Until(k.waiter.timesOutAt))
 	defer timeout.Stop()
 	select {
-	case <-k.w.regionDecision.done:
+	case <-k.waiter.regionDecision.done: // shared by all legs
 	case <-timeout.C:
 	case <-ctx.Done():
 	}
 	k.scheduler.lock()
 	defer k.scheduler.unlock()
-	if errors.Is(k.w.err, ErrElsewhere) {
+	if errors.Is(k.waiter.err, ErrElsewhere) {
 		return true
 	}
-	for _, sibling := range k.w.siblings { // a leg is served here, or the wait was too long
-		sibling.keepHere()
+	for _, leg := range k.waiter.siblings { // all legs that waited, this one included: one is served here, or the wait was too long
+		leg.keepHere()
 	}
 	return false
 }

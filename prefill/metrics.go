@@ -39,7 +39,9 @@ type metrics struct {
 	}
 }
 
-// newMetrics makes the metrics of a scheduler. policies are the names of its policies, which are labels.
+// newMetrics makes the metrics of a scheduler. policies are the names of its policies, which are labels. Some help texts name parts of the
+// KV gate, which keeps probes from an engine whose KV cache is full: an orphan is a hand-off that no decode engine will fetch, and a canary
+// is a probe that passes the closed gate, to find out whether the orphans still fill the cache.
 func newMetrics(policies []string) *metrics {
 	counter := func(name, help string) prometheus.CounterOpts {
 		return prometheus.CounterOpts{Name: "evenkeel_" + name, Help: help}
@@ -93,8 +95,8 @@ func (m *metrics) createSeries(policies []string) {
 		m.attempts.WithLabelValues(outcome)
 	}
 	m.answered = m.attempts.WithLabelValues(probeAnswered)
-	for _, filter := range []string{filterCircuit, filterFresh, filterInstance, filterExcluded, filterStalled, filterStale, filterHotspot,
-		filterPolicy} {
+	for _, filter := range []string{circuitFilter, freshFilter, instanceFilter, excludedFilter, stalledFilter, staleFilter, hotspotFilter,
+		policyFilter} {
 		m.filterSkipped.WithLabelValues(filter)
 	}
 	for _, outcome := range []string{steer.Kept, steer.Overloaded, steer.Gone, steer.New} {
@@ -115,14 +117,14 @@ const (
 
 // The filters that are skipped if they would leave no candidate, as metrics name them.
 const (
-	filterCircuit  = "circuit"
-	filterFresh    = "fresh"
-	filterInstance = "instance"
-	filterExcluded = "excluded"
-	filterStalled  = "stalled"
-	filterStale    = "stale"
-	filterHotspot  = "hotspot"
-	filterPolicy   = "policy"
+	circuitFilter  = "circuit"
+	freshFilter    = "fresh"
+	instanceFilter = "instance"
+	excludedFilter = "excluded"
+	stalledFilter  = "stalled"
+	staleFilter    = "stale"
+	hotspotFilter  = "hotspot"
+	policyFilter   = "policy"
 )
 
 // countChoice counts a choice of a candidate. It looks up the series only if the choice before had other labels. The caller holds the
@@ -267,8 +269,8 @@ func boolGauge(b bool) float64 {
 
 // exportLearned exports what the scheduler has learned: prefix hits, prefill times and hotspots. For each model it also exports whether the
 // model's engines report how many tokens they found cached. The caller holds the scheduler's lock.
-func (s series) exportLearned(tier *state, now time.Time) {
-	tokens, stats := &tier.cache.Totals, tier.cache.Stats()
+func (s series) exportLearned(scheduler *state, now time.Time) {
+	tokens, stats := &scheduler.cache.Totals, scheduler.cache.Stats()
 	s.count(promptDesc, float64(tokens.Prompt))
 	s.count(hitDesc, float64(tokens.Predicted), "predicted")
 	s.count(hitDesc, float64(tokens.Actual), "actual")
@@ -277,26 +279,26 @@ func (s series) exportLearned(tier *state, now time.Time) {
 	for reason, n := range stats.Evictions {
 		s.count(evictionsDesc, float64(n), index.Reason(reason).String())
 	}
-	// Only maxNamedModels models have their own series: base models come before LoRA adapters, and a model that is named "other" comes
-	// last.
+	// Only maxNamedModels models have their own series: base models come first, then LoRA adapters, and a model that is named "other" comes
+	// last. An adapter is not in rank, and so has the rank 0 between the two.
 	const first, last = -1, 1
 	rank := map[string]int{other: last}
-	for _, c := range tier.candidates {
+	for _, c := range scheduler.candidates {
 		rank[c.Board] = first // a board has the name of its base model
 	}
 	reportsCachedTokens := map[string]float64{} // by model: 1 if its engines do
-	for model, reports := range tier.cache.Feedback() {
+	for model, reports := range scheduler.cache.Feedback() {
 		reportsCachedTokens[model] = boolGauge(reports)
 	}
 	s.exportByModel(feedbackDesc, rank, reportsCachedTokens)
-	for _, fitted := range tier.fit.All() {
+	for _, fitted := range scheduler.fit.All() {
 		if latency, known := fitted.Latency(); known {
 			s.gauge(tpDesc, latency.TPMs/1000, fitted.Model, fitted.Hardware) // seconds per new token, from ms
 			s.gauge(r2Desc, fitted.R2(), fitted.Model, fitted.Hardware)
 		}
 	}
-	if h := tier.steering.Hotspots; h != nil { // nil: hotspots are not detected
-		classes := h.States(now)
+	if h := scheduler.steering.Hotspots; h != nil { // nil: hotspots are not detected
+		classes := h.States(now) // number of classes of requests by state: hot only (Alarm), or also kept off the engines that hold their prefix
 		s.gauge(hotDesc, float64(classes[steer.Alarm]), string(steer.Alarm))
 		s.gauge(hotDesc, float64(classes[steer.Filter]), string(steer.Filter))
 	}

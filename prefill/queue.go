@@ -24,7 +24,7 @@ func (s *Scheduler) Acquire(ctx context.Context, r Request) (*Lease, error) {
 // on the ticket, or take over the lease that its ImmediateLease returns.
 func (s *Scheduler) Enter(r Request) (Ticket, error) {
 	w, lease, err := s.enter(r)
-	return Ticket{scheduler: s, lease: lease, w: w}, err
+	return Ticket{scheduler: s, lease: lease, waiter: w}, err
 }
 
 // await waits until a request in the arrival queue is served or refused, until its time in the queue is over, or until ctx

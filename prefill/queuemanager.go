@@ -26,16 +26,15 @@ func (qm *queueManager) enter(r Request) (*waiter, *Lease, error) {
 	return qm.addWaiter(m, p, r), nil, nil
 }
 
-// acceptNew checks a new request, and counts a first attempt for the retry budget and the arrival rate. It sets the request's
-// Arrival if this is zero. It also serves the waiting requests that can be served by now, so that the new request does not
-// overtake them.
+// acceptNew checks a new request, and counts a first attempt for the retry budget, which is a share of all requests, and for the arrival
+// rate. A request that no region can serve counts only for the budget. acceptNew sets the request's Arrival if this is zero. It also serves
+// the waiting requests that can be served by now, so that the new request does not overtake them.
 func (qm *queueManager) acceptNew(r *Request) (*model, *policy.Policy, error) {
 	p, err := qm.steering.Named(r.Policy)
 	if err != nil {
 		return nil, nil, wrapPolicyError(err)
 	}
-	firstAttempt := !r.HasPlace && len(r.Exclude) == 0
-	if firstAttempt {
+	if r.isFirstAttempt() {
 		qm.budget.countRequest(qm.now)
 	}
 	if err := qm.checkServable(r.Model); err != nil && !r.remoteMayServe() { // neither this region nor another one can serve the model
@@ -46,7 +45,7 @@ func (qm *queueManager) acceptNew(r *Request) (*model, *policy.Policy, error) {
 	}
 	qm.serveWaiters()
 	m := qm.modelOf(r.Model)
-	if firstAttempt && !r.Batch { // the arrival rate is for Local, which counts no batch requests
+	if r.isFirstAttempt() && !r.Batch { // the arrival rate is for the choice between regions (Local), which counts no batch requests
 		m.throughput.Arrived(qm.now)
 	}
 	return m, p, nil
@@ -102,7 +101,7 @@ func (qm *queueManager) maxWait(m *model, r *Request) time.Duration {
 // fullError is the error for a request that found no room in the queue. It names the setting that bounds the queue.
 func (qm *queueManager) fullError(m *model, r *Request) error {
 	key, limit := "prefill.queue.max", qm.queueLimits(m).Max
-	if m.needsRankFirst() { // Config.Early bounds the queue, and pool.size sets Config.Early
+	if m.needsRankFirst() { // requests that need a decode rank before their prefill: pool.size is the limit of their queue (Config.Early)
 		key = "pool.size"
 	}
 	if r.Batch { // batch requests may fill only a part of the queue
@@ -221,13 +220,13 @@ func (qm *queueManager) serveWaiters() {
 	qm.choose.endRound()
 }
 
-// finishWaiter removes a waiter from its queue and passes it the result, a lease or an error. A lease keeps the other legs of the
-// waiter's request in this region.
+// finishWaiter removes a waiter from its queue and passes it the result, a lease or an error. A request that is served, here or elsewhere,
+// uses up the turn of its Key, the tenant or user: within a priority, the keys take turns in the queue.
 func (qm *queueManager) finishWaiter(m *model, w *waiter, lease *Lease, err error) {
-	if lease != nil || errors.Is(err, ErrElsewhere) { // a request that is served, here or elsewhere, uses up the turn of its key
+	if lease != nil || errors.Is(err, ErrElsewhere) {
 		w.item.MarkServed()
 	}
-	if lease != nil {
+	if lease != nil { // one region must serve all prompts (legs) of a client's request
 		keepSiblingsHere(w.siblings)
 	}
 	w.item.Remove()
@@ -236,13 +235,14 @@ func (qm *queueManager) finishWaiter(m *model, w *waiter, lease *Lease, err erro
 	qm.dropModelIfEmpty(m)
 }
 
-// sendSiblingsElsewhere sends the other prompts of a request to another region, because one of its prompts goes there.
+// sendSiblingsElsewhere sends the other prompts (legs) of a request to another region, because one of them, w, goes there. It then wakes
+// the caller that waits for the decision about the region (AwaitRegionDecision). The legs share this decision.
 func (qm *queueManager) sendSiblingsElsewhere(m *model, w *waiter) {
-	for _, sibling := range w.siblings {
-		if sibling.item.InFlowQueue() { // it still waits; w itself has left the queue already
-			qm.finishWaiter(m, sibling, nil, ErrElsewhere)
+	for _, leg := range w.siblings { // w itself is one of them
+		if leg.item.InFlowQueue() { // it still waits; w has left the queue already
+			qm.finishWaiter(m, leg, nil, ErrElsewhere)
 		}
-		sibling.regionDecision.announce()
+		leg.regionDecision.announce()
 	}
 }
 

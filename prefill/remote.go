@@ -36,9 +36,9 @@ func (d *chooser) localState(m *model, r *Request) Local {
 	isRetry := r != nil && r.HasPlace                                 // a retry has its place in the pool of hand-offs already
 	hasPlace := isRetry || d.cfg.Places == nil || d.cfg.Places.Room() // Places nil: the pool has no bound
 	if r == nil {
-		r = &Request{Model: m.name}
+		r = &Request{Model: m.name} // an empty prompt counts as one token
 	}
-	d.fillView(m, r, m.candidates)
+	d.fillView(m, r, m.candidates) // computes the policy's indicators of each candidate for this prompt, such as its backlog
 	for i, c := range m.candidates {
 		prefiller := d.measuredPrefiller(m, c, hasPlace)
 		prefiller.Engine = d.view[i]
@@ -49,8 +49,9 @@ func (d *chooser) localState(m *model, r *Request) Local {
 	return local
 }
 
-// measuredPrefiller returns the state of a candidate for localState, without its indicators (Engine). hasPlace says that the request has,
-// or can get, a place in the pool of hand-offs.
+// measuredPrefiller returns the state of a candidate for localState, without its policy indicators (Engine). hasPlace says that the request
+// has, or can get, a place in the pool of hand-offs. Without a place, the candidate is not open, even if its KV gate is. This gate keeps
+// new prompts from an engine whose KV cache is full.
 func (d *chooser) measuredPrefiller(m *model, c *candidate, hasPlace bool) Prefiller {
 	gateOpen, _ := c.load.MayPass(d.now)
 	if c.Aggregated { // an aggregated candidate has no KV gate, but a bounded pool in which its requests wait
@@ -59,12 +60,13 @@ func (d *chooser) measuredPrefiller(m *model, c *candidate, hasPlace bool) Prefi
 	prefiller := d.prefiller(c)
 	prefiller.Live = c.Live && c.circuit.Allows(d.now)
 	prefiller.Open = gateOpen && hasPlace
-	if kvRoom, known := c.load.RoomForecast(d.now); known { // it is predicted when the KV cache has room, and so when the gate opens
-		prefiller.Room = kvRoom
-		prefiller.KVGateWillOpen = !gateOpen && hasPlace // only the gate keeps the request away
+	if kvRoom, known := c.load.RoomForecast(d.now); known {
+		prefiller.Room = kvRoom                    // set also while the gate is open: a long prompt may have no room yet
+		onlyGateKeepsAway := !gateOpen && hasPlace // the gate opens when the KV cache has room, which is predicted
+		prefiller.KVGateWillOpen = onlyGateKeepsAway
 	}
-	// residual is by how much a prefill recently took longer than predicted. Each unanswered probe probably will, and so will this
-	// request.
+	// residual is by how much a prefill recently took longer than predicted. Each prompt that the engine has not answered yet (Unanswered) will
+	// probably take longer by this, and so will the prompt of this request.
 	prefiller.ResidualMs = float64(prefiller.Unanswered+1) * c.residual.Ms(d.now)
 	prefiller.Samples = d.fit.Samples(m.name, c.Hardware)
 	return prefiller

@@ -23,6 +23,10 @@ func (s *Scheduler) RetryUnsent(k int) (backoff time.Duration, again bool) {
 	return Backoff(retry.Base, k), retriesOn && k <= maxUnsent
 }
 
+// isFirstAttempt reports whether the request was not tried before. A retry has its place in the pool already, or excludes the candidates
+// that were tried.
+func (r *Request) isFirstAttempt() bool { return !r.HasPlace && len(r.Exclude) == 0 }
+
 // retries returns the present settings for retries.
 func (s *Scheduler) retries() RetryConfig {
 	s.mu.Lock()

@@ -10,7 +10,7 @@ import (
 // replaceCandidates sets the candidates, see Scheduler.SetCandidates. For each model, round-robin continues after the candidate that it
 // chose last. A candidate that is not in the new list is dropped when its last charge has ended.
 func (s *state) replaceCandidates(candidates []Candidate) {
-	passedBefore := s.passedByRoundRobin()
+	passedBefore := s.passedByRoundRobin() // read first, because applyConfig changes the order of the candidates
 	for _, c := range s.candidates {
 		c.configured = false // applyConfig sets it again for those that stay
 	}
@@ -36,6 +36,14 @@ func (s *state) replaceCandidates(candidates []Candidate) {
 	s.modelsUnknown = liveWithoutModels || !anyModels
 	for name, m := range s.models {
 		m.cursor = cursorAfter(passedBefore[name]) // round-robin continues after this position
+	}
+	s.dropUnneeded()
+}
+
+// dropUnneeded drops the models that have no candidate and no waiting request, the removed candidates without charges, and what was learned
+// of the dropped models.
+func (s *state) dropUnneeded() {
+	for _, m := range s.models {
 		s.dropModelIfEmpty(m)
 	}
 	for _, c := range s.candidates {

@@ -25,10 +25,13 @@ func (d *chooser) tryServe(m *model, p *policy.Policy, r *Request, waitingSince 
 		return nil, reason
 	}
 	lease, reason := d.serveHere(m, p, r, waitingSince, decisionStart)
-	if reason == canServe || reason == deadlineMissed {
-		return lease, reason
+	switch reason {
+	case canServe:
+		return lease, canServe
+	case deadlineMissed: // the request does not wait: it is refused
+		return nil, deadlineMissed
 	}
-	return nil, m.whoElseWaits(r, reason)
+	return nil, m.whoElseWaits(r, reason) // only a reason that stops the requests behind this one, too, is returned as it is
 }
 
 // regionWaitReason turns the decision of a request's RemoteRegions, which choose the region that serves it, into the reason why the request
@@ -56,9 +59,11 @@ func (m *model) whoElseWaits(r *Request, ownReason waitReason) waitReason {
 		return onlyThisWaits
 	}
 	forbidden := func(c *candidate) bool { return !r.mayUse(c) }
-	// A target in a region to which this request may not go: other requests that name it may.
-	targetForbidden := func(c *candidate) bool { return c.ID == r.Target && forbidden(c) }
-	if r.Target != "" && !slices.ContainsFunc(m.candidates, targetForbidden) {
+	if r.Target != "" {
+		targetForbidden := func(c *candidate) bool { return c.ID == r.Target && forbidden(c) }
+		if slices.ContainsFunc(m.candidates, targetForbidden) { // it is in a region to which this request may not go, while others may
+			return onlyThisWaits
+		}
 		return sameTargetWaits // also if the target is no candidate any more
 	}
 	if slices.ContainsFunc(m.candidates, forbidden) { // requests behind this one may go to other candidates, and must not wait for it
@@ -84,32 +89,42 @@ func (d *chooser) serveHere(m *model, p *policy.Policy, r *Request, waitingSince
 		p = d.steering.WithoutLatency(p)
 	}
 	query := policy.Query{ID: r.ID, Key: r.Session, Cursor: m.cursor}
-	// A request of a hot class is kept off the engines that hold its prefix: filterHot removes them from eligible and from d.view.
+	// A request of a hot class is kept off the engines that hold its prefix, even off the engine of its session: filterHot removes them from
+	// eligible and from d.view.
 	eligible, hotspot := d.filterHot(p, &query, r, m, eligible)
-	// affinity says what became of the session: steer.Kept, Overloaded, Gone or New; empty: there is no session, or affinity is off.
-	keptAt, affinity := d.steering.Affinity.Keep(r.Session, d.view, d.now)
-	choice := policy.Choice{Index: keptAt}
-	if affinity != steer.Kept { // the session does not stay with the engine of its last request
-		choice = p.Choose(&query, d.view)
-	}
+	choice, affinity := d.chooseFromView(p, &query)
 	c, indicators := eligible[choice.Index], &d.view[choice.Index]
 	if why := d.admit(r, c, indicators); why != canServe {
 		return nil, why
 	}
+
+	// The request is served: from here on, this is only booked and recorded.
 	if p.TakesTurns() { // round-robin continues after this candidate
 		m.cursor = c.order
 	}
 	lease := d.makeLease(c, p, r, indicators, waitingSince)
-	if affinity != "" {
+	if affinity != "" { // the request is of a session, and affinity is on
 		d.rememberSession(r, c)
 	}
 	d.recordWait(r, lease)
 	reason := d.recordChoice(lease, choice, affinity, hotspot, len(eligible))
 	if d.cfg.Explain {
-		lease.Trace = d.trace(p, choice.Index, reason, affinity != steer.Kept)
+		byPolicy := affinity != steer.Kept
+		lease.Trace = d.trace(p, choice.Index, reason, byPolicy)
 	}
 	d.metrics.decisionSeconds.Observe(time.Since(decisionStart).Seconds())
 	return lease, canServe
+}
+
+// chooseFromView chooses one of the candidates in d.view: the one of the session's last request if the session may stay with it, otherwise
+// the one that the policy chooses. affinity says what became of the session: steer.Kept, Overloaded, Gone or New; empty: there is no
+// session (the query's Key), or affinity is off.
+func (d *chooser) chooseFromView(p *policy.Policy, q *policy.Query) (choice policy.Choice, affinity string) {
+	keptAt, affinity := d.steering.Affinity.Keep(q.Key, d.view, d.now)
+	if affinity == steer.Kept {
+		return policy.Choice{Index: keptAt}, affinity
+	}
+	return p.Choose(q, d.view), affinity
 }
 
 // rememberSession records the candidate of a session's last request, for session affinity. It drops a session that has no further request.
@@ -121,12 +136,13 @@ func (d *chooser) rememberSession(r *Request, c *candidate) {
 	}
 }
 
-// applyFilters returns the candidates among which the policy chooses; without any, the reason why the request cannot be served now. The
-// first filters remove candidates that cannot take the request, or not in this round. preferGood then removes candidates that could, but
-// are worse than others; it always leaves one.
+// applyFilters returns the candidates among which the policy chooses; without any, the reason why the request cannot be served now. By this
+// reason the queue decides which other requests of the model need not be tried (see waitReason). The first filters remove candidates that
+// cannot take the request, or not in this round. preferGood then removes candidates that could, but are worse than others; it always leaves
+// one.
 func (d *chooser) applyFilters(m *model, p *policy.Policy, r *Request) ([]*candidate, waitReason) {
 	eligible, circuitsIgnored := d.filterCircuit(r, m.candidates)
-	eligible = d.filterGate(eligible)
+	eligible = d.filterGate(eligible) // the KV gate of an engine is closed while its KV cache is full
 	if len(eligible) == 0 {
 		return nil, gatesClosed
 	}
@@ -144,8 +160,8 @@ func (d *chooser) applyFilters(m *model, p *policy.Policy, r *Request) ([]*candi
 		}
 		return nil, noneCanStart
 	}
-	if circuitsIgnored { // the filter was skipped, because no circuit allowed the request
-		d.metrics.filterSkipped.WithLabelValues(filterCircuit).Inc()
+	if circuitsIgnored { // no circuit allowed the request; this counts only once a candidate can start it
+		d.metrics.filterSkipped.WithLabelValues(circuitFilter).Inc()
 	}
 	return d.preferGood(m, p, r, eligible), canServe
 }

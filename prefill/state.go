@@ -174,13 +174,14 @@ func (d *regionDecision) announce() {
 	}
 }
 
-// keepSiblingsHere keeps all legs of a request in this region, because one of them is served here.
+// keepSiblingsHere keeps all legs of a request in this region, because one of them is served here. The legs are the prompts of one client's
+// request. siblings are those that waited, the served one included; nil: the request has only one prompt.
 func keepSiblingsHere(siblings []*waiter) {
-	for _, sibling := range siblings {
-		sibling.item.Pin()             // no leg may be displaced after another leg is served
-		sibling.Deadline = time.Time{} // the deadline is for the client's first token, which the served leg sends
-		sibling.keepHere()
-		sibling.regionDecision.announce()
+	for _, leg := range siblings {
+		leg.item.Pin()                // no leg may be displaced from the full queue after another leg is served
+		leg.Deadline = time.Time{}    // the deadline is for the client's first token, which the served leg sends
+		leg.keepHere()                // its RemoteRegions must not send it to another region any more
+		leg.regionDecision.announce() // wakes the goroutine that waits for the decision about the region
 	}
 }
 
@@ -299,7 +300,7 @@ type Trace struct {
 type Ticket struct {
 	scheduler *Scheduler
 	lease     *Lease
-	w         *waiter // nil: the request was served at once
+	waiter    *waiter // nil: the request was served at once
 }
 
 // regionDecision is shared by the legs (prompts) of one request. done is closed when it is decided whether the legs stay in this

@@ -114,48 +114,58 @@ func (d *chooser) describeCandidate(c *candidate) CandidateStatus {
 	if len(c.Models) > 0 {
 		latency, _ = d.latencyFor(c.Models[0], c)
 	}
-	backlog, others := d.backlogMs(c, latency, 0)
+	const noFurtherProbe = 0 // the backlog is shown as it is now
+	backlog, othersPart := d.backlogMs(c, latency, noFurtherProbe)
 	waiting, running := load.RequestCounts()
 	return CandidateStatus{
-		ID:              c.ID,
-		Instance:        c.Instance,
-		Models:          c.Models,
-		Aggregated:      c.Aggregated,
-		State:           c.stateName(d.now),
-		GateOpen:        !load.Closed(d.now),
+		ID:         c.ID,
+		Instance:   c.Instance,
+		Models:     c.Models,
+		Aggregated: c.Aggregated,
+		State:      c.stateName(d.now),
+
+		// What this proxy has charged to the candidate.
 		Inflight:        unansweredProbes,
 		QueuedNewTokens: load.NewTokens,
 		KVTokens:        load.KVTokens(),
-		CapacityTokens:  load.Capacity(),
+		HeldTokens:      load.KVTokens() - unansweredTokens, // only prompts that are prefilled: the KV of the others is still being written
 		Pooled:          load.Leases[ledger.Pooled],
 		Dispatched:      load.Leases[ledger.Dispatched],
 		Orphans:         load.Leases[ledger.Orphaned],
-		OwnUsage:        load.CountedUsage(),
-		ScrapedUsage:    finiteOrNil(load.GaugeUsage(d.now)),
-		Stale:           load.Stale(),
-		missed:          load.FailedScrapes,
-		Foreign:         load.ObservedOthers, // requests that other proxies and clients had there at the last scrape; OthersMs is a time
-		ScrapeMisses:    load.FailedInRow,
-		FaultStatus:     FaultStatus{c.circuit.Failures(), c.lastFault},
-		Batch:           load.BatchSize(d.now),
-		BacklogMs:       backlog,
-		OthersMs:        others,
-		ResidualMs:      c.residual.Ms(d.now),
-		Waiting:         waiting,
-		Running:         running,
-		HeldTokens:      load.KVTokens() - unansweredTokens, // only prompts that are prefilled: the KV of the others is still being written
-		ScrapeAgeMs:     age(d.now, load.SampledAt),
-		AnswerAgeMs:     age(d.now, load.AnsweredAt),
-		OldestMs:        age(d.now, load.OldestSent()),
-		CanStart:        d.canStart(&Request{}, c),
-		DecodeFull:      d.lacksAnyDecodeSlot(c),
-		RTTMs:           c.rttMs(),
+		sums:            load.Sums,
+
+		// The KV cache, by these charges and by the engine's gauges.
+		GateOpen:       !load.Closed(d.now),
+		CapacityTokens: load.Capacity(),
+		OwnUsage:       load.CountedUsage(),
+		ScrapedUsage:   finiteOrNil(load.GaugeUsage(d.now)),
+
+		// The scrapes of the gauges, and the requests that the last one found.
+		Stale:        load.Stale(),
+		ScrapeMisses: load.FailedInRow,
+		missed:       load.FailedScrapes, // since the start; ScrapeMisses counts only the last ones in a row
+		ScrapeAgeMs:  age(d.now, load.SampledAt),
+		RTTMs:        c.rttMs(),
+		Waiting:      waiting,
+		Running:      running,
+		Foreign:      load.ObservedOthers, // requests that other proxies and clients had there at the last scrape; OthersMs is a time
+
+		// The work ahead of a further prompt, and the engine's last answers and failures.
+		Batch:       load.BatchSize(d.now),
+		BacklogMs:   backlog,
+		OthersMs:    othersPart,
+		ResidualMs:  c.residual.Ms(d.now),
+		CanStart:    d.canStart(&Request{}, c),
+		DecodeFull:  d.lacksAnyDecodeSlot(c),
+		AnswerAgeMs: age(d.now, load.AnsweredAt),
+		OldestMs:    age(d.now, load.OldestSent()),
+		FaultStatus: FaultStatus{c.circuit.Failures(), c.lastFault},
+
 		CacheStatus: CacheStatus{
 			IndexBlocks: c.cache.Held(), Mode: c.cache.Mode(d.now), Events: c.eventsStatus(),
 			HitShare: c.cache.Accuracy.HitShare(), Mispredicted: c.cache.Accuracy.ErrorShare(), CapacitySuspect: c.cache.Accuracy.Suspect,
 			accuracy: c.cache.Accuracy,
 		},
-		sums: load.Sums,
 	}
 }
 
