@@ -155,7 +155,8 @@ func (p *Profile) probeBody(b *Body, changes *Patch, params json.RawMessage, dst
 	resume := changes.resumeOrNil() // nil: the request begins the answer, and the two calls below change nothing
 	params = resume.addTokenIDs(params)
 	drop := resume.dropForLongerPrompt(droppedFromProbe(b)) // echo, for example, must not apply to a prompt that contains the answer so far
-	members := p.addAgainstEOS(changes, addOneToken(b, changes, make([]Member, 0, 12)))
+	members := addOneToken(b, changes, make([]Member, 0, 12))
+	members = p.addAgainstEOS(changes, members)
 	if p.returnTokenIDs() && b.layout == nil { // bodies with a layout have the ids already
 		members = append(members, Member{"return_token_ids", jsonTrue})
 	}
