@@ -203,11 +203,11 @@ func (d *chooser) countByModel(c *candidate, l *Lease) {
 }
 
 // onlySomeRanksList reports whether only some of a board's ranks list a model. It is false if Config.Free, which says so, is not set.
-func (d *chooser) onlySomeRanksList(model, board string) bool {
-	if d.cfg.Free == nil {
+func (s *state) onlySomeRanksList(model, board string) bool {
+	if s.cfg.Free == nil {
 		return false
 	}
-	_, onlySomeRanks := d.cfg.Free(board, model) // the number of free slots is not needed here
+	_, onlySomeRanks := s.cfg.Free(board, model) // the number of free slots is not needed here
 	return onlySomeRanks
 }
 
@@ -255,18 +255,18 @@ func (d *chooser) filterStale(r *Request, candidates []*candidate) []*candidate 
 // filterBusy drops the candidates that are busy, so that they cannot start the request now, and that are not worth waiting for. The filter
 // is skipped, and counted as "stalled", if it would leave no candidate.
 func (d *chooser) filterBusy(p *policy.Policy, r *Request, candidates []*candidate) []*candidate {
-	useless := func(c *candidate) bool { return !d.isWorthWaitingFor(c, p) && !d.canStart(r, c) }
+	useless := func(c *candidate) bool { return !c.isWorthWaitingFor(p, d.now) && !d.canStart(r, c) }
 	return d.dropIfOthersUsable(stalledFilter, candidates, useless, alwaysUsable)
 }
 
-// isWorthWaitingFor reports whether a request may wait for a candidate while it is busy. With most policies, it may unless the engine is
-// stalled, because it is then not known when the engine can start the request. With a policy that ignores load, no busy engine is worth it:
-// the policy could choose the same one again and again.
-func (d *chooser) isWorthWaitingFor(c *candidate, p *policy.Policy) bool {
+// isWorthWaitingFor reports whether a request with the policy may wait for the candidate while it is busy. With most policies, it may
+// unless the engine is stalled, because it is then not known when the engine can start the request. With a policy that ignores load, no
+// busy engine is worth it: the policy could choose the same one again and again.
+func (c *candidate) isWorthWaitingFor(p *policy.Policy, now time.Time) bool {
 	if p.LoadBlind() {
 		return false
 	}
-	return c.Aggregated || !c.load.Stalled(d.now) // a group of ranks never counts as stalled, because no prefill times are learned for it
+	return c.Aggregated || !c.load.Stalled(now) // a group of ranks never counts as stalled, because no prefill times are learned for it
 }
 
 // mayUse reports whether the request may go to the candidate: the request names this candidate or none, and may go to the
@@ -395,7 +395,7 @@ func (d *chooser) makeLease(c *candidate, p *policy.Policy, r *Request, indicato
 	}
 	c.circuit.Send(lease.number, d.now)
 	d.fit.LearnNewTokens(weight.NewTokens)
-	d.charge(lease, r, weight)
+	lease.charge(r, weight)
 	d.countByModel(c, lease)
 	c.cache.ExpectHit(&lease.predictedHit, &r.Prompt, r.Model, lease.Prompt, lease.HitTokens, d.heldBlocks, c.load.Capacity(), d.now)
 	return lease
@@ -404,13 +404,13 @@ func (d *chooser) makeLease(c *candidate, p *policy.Policy, r *Request, indicato
 // charge adds a request's prompt to the load of the lease's candidate. The probe usually counts as sent now. If the decode rank is chosen
 // before the prefill, the probe is sent only after that choice (Lease.MarkSent). Until then, a lease of another candidate may still replace
 // this one, and the request is kept for it.
-func (d *chooser) charge(l *Lease, r *Request, weight ledger.Weight) {
-	load := &l.chargedTo.load
+func (l *Lease) charge(r *Request, weight ledger.Weight) {
+	load, now := &l.chargedTo.load, l.scheduler.now
 	if l.chargedTo.needsRankFirst() {
 		l.request = r.asRetry()
-		load.Reserve(&l.inFlight, weight, r.LeaseOwner, d.now)
+		load.Reserve(&l.inFlight, weight, r.LeaseOwner, now)
 	} else {
-		load.Charge(&l.inFlight, weight, r.LeaseOwner, d.now)
+		load.Charge(&l.inFlight, weight, r.LeaseOwner, now)
 	}
 }
 

@@ -65,8 +65,8 @@ func (d *chooser) measuredPrefiller(m *model, c *candidate, hasPlace bool) Prefi
 		onlyGateKeepsAway := !gateOpen && hasPlace // the gate opens when the KV cache has room, which is predicted
 		prefiller.KVGateWillOpen = onlyGateKeepsAway
 	}
-	// residual is by how much a prefill recently took longer than predicted. Each prompt that the engine has not answered yet (Unanswered) will
-	// probably take longer by this, and so will the prompt of this request.
+	// residual is by how much a prefill recently took longer than predicted. Each unanswered probe will probably take longer by this, too, and
+	// so will the prompt of this request.
 	prefiller.ResidualMs = float64(prefiller.Unanswered+1) * c.residual.Ms(d.now)
 	prefiller.Samples = d.fit.Samples(m.name, c.Hardware)
 	return prefiller
