@@ -147,12 +147,13 @@ func (c *Calibration) fit() {
 		return
 	}
 	totalSpread := c.sums.totalSpread()
-	best, cost := c.bestFactors(totalSpread)
-	if !(cost < (1-fitR2)*totalSpread) { // negated, so that a NaN cost is refused, too
+	best, cost := c.bestFactors(totalSpread) // cost is the sum of the squared errors, made larger by a penalty
+	isGood := cost < (1-fitR2)*totalSpread   // false if cost is NaN
+	if !isGood {
 		if !c.fitted && c.n >= fitRestart { // before the first fit outliers are not dropped, and one of them may prevent a good fit
 			c.sums = moments{}
 			c.n = 0
-			c.inHalf = 0 // a new half-life begins
+			c.inHalf = 0 // with the next sample, updateRange begins anew, too
 		}
 		return
 	}
@@ -163,32 +164,40 @@ func (c *Calibration) fit() {
 	if c.configured.Beta2 > 0 { // a configured attention term is not fitted
 		c.latency.Beta2 = c.configured.Beta2
 	}
-	c.fitted, c.r2 = true, 1-c.sums.squaredErrors(best)/totalSpread
+	c.fitted, c.r2 = true, 1-c.sums.squaredErrors(best)/totalSpread // without the penalty
 }
 
-// bestFactors fits every allowed set of terms (a bit for each term), and returns the factors of the set with the lowest cost. The cost is
-// the sum of the squared errors with a penalty for each term beyond the plain line, so that such a term is used only if it explains enough.
-// The cost is infinite if no set can be fitted. totalSpread is the result of moments.totalSpread.
+// bestFactors fits every set of terms that mayFit allows (a bit for each term), and returns the factors of the set with the lowest cost.
+// The cost is the sum of the squared errors with a penalty for each term beyond the plain line, so that such a term is used only if it
+// explains enough. Errors so small that they are only rounding errors count as equal, so that the penalty alone decides between them. The
+// cost is infinite if no set can be fitted. totalSpread is the result of moments.totalSpread.
 func (c *Calibration) bestFactors(totalSpread float64) (best [terms]float64, cost float64) {
 	cost = math.Inf(1)
 	for set := plainLine; set < 1<<terms; set++ {
-		withoutLine := set&plainLine != plainLine
-		tooEarly := c.n < termSamples && set != plainLine
-		fitsAttention := set&(1<<perPair) != 0
-		attentionIsKnown := c.configured.Beta2 > 0 // Add has subtracted the configured attention from the times already
-		if withoutLine || tooEarly || fitsAttention && attentionIsKnown {
+		if !c.mayFit(set) {
 			continue
 		}
 		factors, squaredErrors, ok := c.sums.solve(set)
 		if !ok || !plausible(set, factors) {
 			continue
 		}
+		roundingErrors := roundingShare * totalSpread
 		penalty := 1 + termF*float64(extraTerms(set))/c.sums.weight()
-		if costOfSet := max(squaredErrors, roundingShare*totalSpread) * penalty; costOfSet < cost {
+		if costOfSet := max(squaredErrors, roundingErrors) * penalty; costOfSet < cost {
 			best, cost = factors, costOfSet
 		}
 	}
 	return best, cost
+}
+
+// mayFit reports whether a set of terms may be fitted now. Each set has the terms of a plain line. The other terms need more samples. The
+// attention term (perPair) is not fitted if it is configured, because Add has subtracted its part from the times already.
+func (c *Calibration) mayFit(set int) bool {
+	hasLine := set&plainLine == plainLine
+	tooEarly := c.n < termSamples && set != plainLine
+	fitsAttention := set&(1<<perPair) != 0
+	attentionIsConfigured := c.configured.Beta2 > 0
+	return hasLine && !tooEarly && !(fitsAttention && attentionIsConfigured)
 }
 
 // plausible reports whether a fit of a set of terms makes sense: no term may make a prefill shorter, and each term but the fixed one must

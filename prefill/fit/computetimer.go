@@ -34,20 +34,37 @@ type Answer struct {
 // unanswered. oldestUnanswered is when the oldest unanswered probe was sent; zero: all probes are answered.
 func (t *ComputeTimer) Answered(a Answer, oldestUnanswered, now time.Time) []Sample {
 	done := t.done[:0]
-	if t.collecting && now.Sub(t.lastAnswer) > sameStep { // this answer belongs to another step than the open prefill
-		oldestBefore := a.Sent // the oldest unanswered probe before this answer came
-		if !oldestUnanswered.IsZero() && oldestUnanswered.Before(oldestBefore) {
-			oldestBefore = oldestUnanswered
+	ofAnotherStep := t.collecting && now.Sub(t.lastAnswer) > sameStep // the open prefill gets no further answer
+	if ofAnotherStep {
+		oldestOutside := a.Sent // of the probes that are not part of the open prefill: this one, and those that are still unanswered
+		if !oldestUnanswered.IsZero() && oldestUnanswered.Before(oldestOutside) {
+			oldestOutside = oldestUnanswered
 		}
-		done = t.complete(done, oldestBefore) // a probe that is older than one of the open prefill spoils the measurement
+		done = t.complete(done, oldestOutside)
 	}
-	if !t.collecting { // this answer opens a prefill
-		t.collecting, t.unusable, t.sample, t.latestSent = true, false, Sample{}, a.Sent
-		t.began = a.Sent.Add(a.RTT)      // adds the whole round trip, so that the measured duration contains none of it
-		if t.lastAnswer.After(t.began) { // until the last answer the engine computed another prompt
-			t.began = t.lastAnswer
-		}
+	if !t.collecting {
+		t.open(a)
 	}
+	t.join(a, now)
+	if oldestUnanswered.IsZero() { // no other answer can join this one
+		noneOvertaken := now // no probe of the prefill was sent later than now
+		done = t.complete(done, noneOvertaken)
+	}
+	return done
+}
+
+// open begins a prefill with its first answer, which join then adds. The engine began to compute it when its probe arrived, or after the
+// last answer if it still computed another prompt then.
+func (t *ComputeTimer) open(a Answer) {
+	t.collecting, t.unusable, t.sample, t.latestSent = true, false, Sample{}, a.Sent
+	t.began = a.Sent.Add(a.RTT) // adds the whole round trip, so that the measured duration contains none of it
+	if t.lastAnswer.After(t.began) {
+		t.began = t.lastAnswer
+	}
+}
+
+// join adds an answer to the open prefill.
+func (t *ComputeTimer) join(a Answer, now time.Time) {
 	t.lastAnswer = now
 	sentTooEarly := a.Sent.Before(t.spoiltUntil) // it may have waited for another probe for an unknown time
 	t.unusable = t.unusable || a.Unusable || sentTooEarly
@@ -55,15 +72,12 @@ func (t *ComputeTimer) Answered(a Answer, oldestUnanswered, now time.Time) []Sam
 		t.latestSent = a.Sent
 	}
 	t.sample.merge(a.Sample)
-	if oldestUnanswered.IsZero() { // no other answer can join this one
-		done = t.complete(done, now) // now: no probe outside the prefill is older
-	}
-	return done
 }
 
-// complete ends the open prefill, and appends its sample to done unless it is unusable. oldestOutside is when the oldest probe outside
-// the prefill was sent. If this was before the latest of the prefill's own probes, that older probe was overtaken: the engine may have
-// computed a part of it already. Then neither this prefill nor one of a probe that was sent before latestSent can be measured.
+// complete ends the open prefill, and appends its sample to done unless it is unusable. oldestOutside is when the oldest probe outside the
+// prefill was sent. If this was before the latest of the prefill's own probes, that older probe was overtaken: the engine may have computed
+// a part of it already. Then neither this prefill nor one of a probe that was sent before latestSent can be measured. For example, A, B and
+// C are sent and answered in the order B, A, C: the times of B and A are not used, but the time of C is.
 func (t *ComputeTimer) complete(done []Sample, oldestOutside time.Time) []Sample {
 	t.collecting = false
 	if wasOvertaken := oldestOutside.Before(t.latestSent); wasOvertaken {

@@ -27,16 +27,17 @@ func extraTerms(set int) int { return bits.OnesCount(uint(set &^ plainLine)) }
 
 // moments are weighted sums of products over all samples, from which any set of terms can be fitted by least squares.
 type moments struct {
-	xx [terms][terms]float64
-	xy [terms]float64
-	yy float64
+	xx [terms][terms]float64 // by two terms: sum of the products of their values
+	xy [terms]float64        // by term: sum of the products of its value and the time
+	yy float64               // sum of the squared times
 }
 
-// add adds a sample. targetMs is the time that the terms must explain. The weight of all earlier samples is multiplied by decay.
+// add adds a sample to the sums that a least-squares fit needs: the products of its terms with each other (xx) and with its time (xy), and
+// the square of the time (yy). targetMs is the time that the terms must explain. The weight of all earlier samples is multiplied by decay.
 func (m *moments) add(s Sample, targetMs, decay float64) {
 	x := [terms]float64{1, s.New, policy.Attention(s.New, s.Hit), s.Concurrent, s.Concurrent * s.New} // in the order of the terms
 	for i := range x {
-		x[i] *= scale[i]
+		x[i] *= scale[i] // brings the terms to similar sizes, so that the sums lose no digits
 	}
 	for i := range x {
 		for k := range x {
