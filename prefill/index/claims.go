@@ -224,12 +224,12 @@ func (x *Index) takeFreeEntry() uint32 {
 	return entry
 }
 
-// freeEntry removes an entry that no slot holds any more, and puts its number in front of the list of free entries: see takeFreeEntry.
+// freeEntry removes an entry that no slot holds any more, and puts its number in front of the list of free entries.
 func (x *Index) freeEntry(entry uint32) {
 	x.table.remove(x.keys[entry], entry)
 	x.useOrder.remove(x.useLinks, entry)
 	x.keys[entry] = Key{}
-	x.firstClaim[entry] = x.firstFreeEntry
+	x.firstClaim[entry] = x.firstFreeEntry // a free entry has no claims: the field links the list of free entries
 	x.firstFreeEntry = entry
 	x.entries--
 }
@@ -308,7 +308,8 @@ func (x *Index) bytes() int64 {
 }
 
 // Reset drops all blocks and frees their memory. The slots stay valid. Each slice then has room for number 0 alone, which stands
-// for no entry and for no claim.
+// for no entry and for no claim. Speculations, which count blocks as held while a probe is in flight or its outcome is unknown, have no
+// effect any more.
 func (x *Index) Reset() {
 	x.wordsPerEntry = (max(len(x.slots), 1) + 63) / 64 // words of 64 bits, one bit for each slot, rounded up
 	x.table = table{}
@@ -320,10 +321,10 @@ func (x *Index) Reset() {
 	x.claimCount = 0
 	for i := range x.slots {
 		s := &x.slots[i]
-		s.clearCount++ // speculations of the slot have another count, and so no effect any more
+		s.clearCount++ // speculations that began before have another count, by which StillValid sees that they have no effect
 		s.held, s.recent = 0, order{}
 	}
-	x.lingering = nil
+	x.lingering = nil // the speculations whose probes have ended with an unknown outcome
 }
 
 // Speculation counts the blocks of a prompt as held by a slot while the prompt's probe is in flight. Confirm, Drop or

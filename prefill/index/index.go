@@ -49,7 +49,9 @@ func (x *Index) inUse(w int) (word uint64) {
 }
 
 // Insert notes that the slot's engine holds the blocks. Of a prompt with more blocks than the slot's capacity, only the first ones are
-// kept. An inserted block is confirmed: it stays even if no speculation (a guess that a probe in flight will store it) needs it any more.
+// kept. For each block the slot gets a claim, which says that the slot holds the block. The claim is confirmed: it stays even if no
+// speculation (a guess that a probe will store the block) needs it any more. A speculation whose probe has ended with an unknown outcome
+// lingers for a while. As far as its blocks are confirmed now, Insert removes them from it.
 func (x *Index) Insert(s Slot, keys []Key) {
 	if !x.isCurrent(s) { // the candidate was removed
 		return
@@ -59,7 +61,7 @@ func (x *Index) Insert(s Slot, keys []Key) {
 		c := x.ensureClaim(s.N, keys[i])
 		x.claims[c].confirm()
 	}
-	x.releaseConfirmedLingering(s) // speculations whose probes have ended give up their first blocks, as far as these are confirmed
+	x.releaseConfirmedLingering(s)
 }
 
 // Remove notes that the slot's engine no longer holds a block. The blocks behind it cannot be used without it, but they
@@ -79,8 +81,9 @@ func (x *Index) Remove(s Slot, k Key) {
 }
 
 // Correct drops the slot's claims on all but the first cached blocks of a prompt, because the engine found only these in its cache when it
-// began the prompt's prefill. It returns the number of dropped claims. The prefill has computed the other blocks by the time
-// of this call, so the caller may call Confirm next, which adds them again.
+// began the prompt's prefill. The dropped claims count as Removed, because the engine did not hold these blocks any more. Correct returns
+// their number. By the time of this call, the prefill has computed these blocks anew. If the engine keeps them, the caller calls Confirm
+// next, which adds them again.
 func (x *Index) Correct(s Slot, keys []Key, cached int) (dropped int) {
 	if !x.isCurrent(s) { // the candidate was removed
 		return 0

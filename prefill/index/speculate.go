@@ -3,7 +3,9 @@ package index
 import "time"
 
 // Speculate counts a prompt's blocks as held by the slot while the prompt's probe is in flight. Of a prompt with more blocks than the
-// slot's capacity, it counts only the first ones. The caller must not change keys before the speculation ends.
+// slot's capacity, it counts only the first ones. Each of them has a claim, which counts the speculations that need it. At its end, the
+// speculation is subtracted only from claims that count it. A claim that was dropped and made again meanwhile does not: isCountedBy sees
+// this by the clock. The caller must not change keys before the speculation ends.
 func (x *Index) Speculate(s Slot, keys []Key) Speculation {
 	if !x.isCurrent(s) { // the candidate was removed: nothing is counted
 		return Speculation{}
@@ -14,8 +16,9 @@ func (x *Index) Speculate(s Slot, keys []Key) Speculation {
 		n := x.ensureClaim(s.N, keys[i])
 		x.claims[n].addSpeculation()
 	}
+	// By clearCount, StillValid sees whether all claims of the slot were dropped since.
 	p := Speculation{keys: keys, slot: s, clearCount: at.clearCount, began: x.clock}
-	x.clock++ // claims that are made from now on are newer than the speculation, so they do not count it
+	x.clock++ // claims that are made from now on have a later time than the speculation
 	return p
 }
 
@@ -47,9 +50,9 @@ const lingerTime = 2 * time.Second
 
 // ExpireSoon ends a speculation of a probe whose outcome is unknown, or will be shown by the engine's KV events. The blocks
 // count as held for lingerTime; those that were not inserted by then are dropped. The confirmed blocks at the
-// prompt's start leave the speculation at once, so that an event can remove them.
+// prompt's start leave the speculation at once, so that an event can remove them. A further call does nothing, because p is then empty.
 func (x *Index) ExpireSoon(p *Speculation, now time.Time) {
-	if x.StillValid(p) {
+	if x.StillValid(p) { // otherwise the slot was cleared or deleted, and the blocks are gone already
 		x.releaseConfirmed(p)
 		if len(p.keys) > 0 { // some blocks are not confirmed yet
 			x.lingering = append(x.lingering, lingering{*p, now.Add(lingerTime)})
@@ -58,9 +61,10 @@ func (x *Index) ExpireSoon(p *Speculation, now time.Time) {
 	*p = Speculation{}
 }
 
-// releaseConfirmedLingering removes the confirmed blocks at the prompt's start from the slot's lingering speculations. These are
-// speculations whose probes have ended with an unknown outcome. One without further blocks leaves the list. One that has no effect any
-// more, because the slot was cleared or deleted, stays until Sweep removes it.
+// releaseConfirmedLingering removes the confirmed blocks at the prompt's start from the slot's lingering speculations. A speculation counts
+// a prompt's blocks as held until it is known whether the engine has stored them. It lingers after its probe has ended with an unknown
+// outcome. A block is confirmed once an event or an answer of the engine shows it. A speculation without further blocks leaves the list.
+// One that has no effect any more, because the slot was cleared or deleted, stays until Sweep removes it.
 func (x *Index) releaseConfirmedLingering(s Slot) {
 	remaining := x.lingering[:0] // reuses the memory of the list
 	for i := range x.lingering {
@@ -108,10 +112,10 @@ func (x *Index) StillValid(p *Speculation) bool {
 // endSpeculation removes p from the claims that count it. It then drops each of them that is no longer needed: no other speculation needs
 // it, and the engine is not known to hold the block.
 func (x *Index) endSpeculation(p *Speculation, why Reason) {
-	if !x.StillValid(p) { // its claims are gone already
+	if !x.StillValid(p) { // the slot was cleared or deleted, and its claims are gone
 		return
 	}
-	for i := len(p.keys) - 1; i >= 0; i-- { // in the order in which Speculate made the claims
+	for i := len(p.keys) - 1; i >= 0; i-- { // as Speculate made the claims: their numbers mostly follow each other, which lookUp uses
 		n := x.lookUp(p.slot.N, p.keys[i]) // 0: the claim was dropped meanwhile
 		if c := &x.claims[n]; n != 0 && p.isCountedBy(c) {
 			c.removeSpeculation()
