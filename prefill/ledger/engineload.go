@@ -77,11 +77,12 @@ type EngineLoad struct {
 	AnsweredAt       time.Time // when the engine last answered a probe of this proxy
 	Unfetched        int       // prompts since the start whose KV no decode engine fetched, so that it is freed only at the engine's timeout
 
-	ledger      *Ledger
-	freedPace   freedPace
-	capacity    int64       // KV tokens from the configuration; 0: the scraped capacity is used
-	unanswered  []*InFlight // unanswered probes, the oldest first
-	lastBeganAt time.Time   // when the engine last began another prompt, as far as the ends of probes show; zero: never
+	ledger     *Ledger
+	freedPace  freedPace
+	capacity   int64       // KV tokens from the configuration; 0: the scraped capacity is used
+	unanswered []*InFlight // unanswered probes, the oldest first
+	// previousEndedAt is when the engine last ended a prompt, and so began another one, as far as the ends of probes show; zero: never.
+	previousEndedAt time.Time
 }
 
 // NewLoad returns the load of a new candidate, with nothing charged.
@@ -120,20 +121,22 @@ func (e *EngineLoad) SetReportedByOthers(s Share, now time.Time) {
 	}
 }
 
-// probeEnded removes an ended probe from the unanswered probes, and from the request counts of the last scrape. answered says that the
-// engine has answered the probe with a hand-off, and so begins another prompt now (lastBeganAt). After any other end, for example because
-// the client left, the engine begins another prompt only if it computed this probe and does not hang.
+// probeEnded removes an ended probe, the call that makes the engine compute a prompt, from the unanswered probes. It also subtracts it from
+// the engine's present number of requests. answered says that the engine has answered the probe with a hand-off, and so begins another
+// prompt now (previousEndedAt). After any other end, for example because the client left, the engine begins another prompt only if it
+// computed this one and does not hang.
 func (e *EngineLoad) probeEnded(f *InFlight, answered bool, now time.Time) {
-	if f.sent.IsZero() { // the probe was never sent to the engine
+	if f.sent.IsZero() { // the probe was never sent to the engine, and so is not in unanswered
 		return
 	}
 	i := slices.Index(e.unanswered, f)
 	if answered {
 		e.AnsweredAt = now
 	}
-	wasComputed := i == 0 && !e.Stalled(now) // an engine computes its oldest prompt
+	isOldest := i == 0 // an engine computes its oldest prompt
+	wasComputed := isOldest && !e.Stalled(now)
 	if answered || wasComputed {
-		e.lastBeganAt = now
+		e.previousEndedAt = now
 	}
 	e.unanswered = slices.Delete(e.unanswered, i, i+1)
 	e.probesEnded++ // with or without an answer, the engine has one request less
@@ -159,14 +162,14 @@ func (e *EngineLoad) NextSent(f *InFlight) time.Time {
 }
 
 // oldestUnanswered is the oldest unanswered probe; nil: all probes are answered. since is the latest time at which the engine can
-// have begun to compute this probe: when the probe was sent, or when the engine ended the prompt before it, whichever is later.
+// have begun to compute this probe: when the probe was sent, or when the engine ended the previous prompt, whichever is later.
 func (e *EngineLoad) oldestUnanswered() (oldest *InFlight, since time.Time) {
 	if len(e.unanswered) == 0 {
 		return nil, time.Time{}
 	}
 	oldest = e.unanswered[0]
-	if e.lastBeganAt.After(oldest.sent) {
-		return oldest, e.lastBeganAt
+	if e.previousEndedAt.After(oldest.sent) {
+		return oldest, e.previousEndedAt
 	}
 	return oldest, oldest.sent
 }
@@ -211,8 +214,9 @@ func (e *EngineLoad) Backlog(now time.Time) float64 {
 	return waitingMs + policy.Backlog(unansweredMs, oldestMs, oldestRanMs)
 }
 
-// PrefillsDoneAt is the time by which all charged prompts are predicted to be prefilled. known is false if no probe is unanswered,
-// if nothing is predicted, or if the probe of a charged prompt was not sent yet.
+// PrefillsDoneAt is the time by which the engine is predicted to have computed all charged prompts. It computes them one after the other,
+// from when it began the oldest one (since), in the sum of their predicted durations (PredictedUs). known is false if no probe, the call
+// that sends a prompt to the engine, is unanswered, if nothing is predicted, or if the probe of a charged prompt was not sent yet.
 func (e *EngineLoad) PrefillsDoneAt() (at time.Time, known bool) {
 	oldest, since := e.oldestUnanswered()
 	if oldest == nil || e.PredictedUs == 0 {
@@ -221,7 +225,8 @@ func (e *EngineLoad) PrefillsDoneAt() (at time.Time, known bool) {
 	if e.Unsent() > 0 { // it is not known when the engine can begin with this prompt
 		return at, false
 	}
-	return since.Add(time.Duration(e.PredictedUs) * time.Microsecond), true
+	predicted := time.Duration(e.PredictedUs) * time.Microsecond // of all prompts without an answer
+	return since.Add(predicted), true
 }
 
 // PredictEnd predicts the end of a charged prompt's prefill in two parts. currentEnds is when the engine ends the prompt that it
@@ -323,12 +328,13 @@ func (e *EngineLoad) Charge(f *InFlight, w Weight, o *LeaseOwner, now time.Time)
 	f.MarkSent(now)
 }
 
-// Reserve books a prompt whose probe is sent later. o stands for the attempt to serve the request, which must end the charge; nil: the
-// audit does not check that it ends. The caller must not copy f afterwards, because the EngineLoad points to it.
+// Reserve books a prompt whose probe is sent later. The audit (Audit) shows charges that were never ended. o stands for the request, which
+// must end this charge; nil: the audit does not check this charge. The caller must not copy f afterwards, because the EngineLoad points to
+// it.
 func (e *EngineLoad) Reserve(f *InFlight, w Weight, o *LeaseOwner, now time.Time) {
 	if o != nil {
 		o.openCharges++
-		if o.ended { // the attempt is over already, so that no code will end this charge: it counts as lost at once
+		if o.ended { // the request is over already, so that no code will end this charge: it counts as lost at once
 			e.ledger.lostCharges++
 		}
 	}
@@ -387,12 +393,12 @@ func (e *EngineLoad) gaugeCountsUntil() time.Time {
 // GaugeUsage is the share of the KV cache, 0 to 1, that the engine's gauge shows as in use. It is NaN if the engine
 // reported none, if the last reading is too old (gaugeCountsUntil), or if too many scrapes in a row failed (Stale).
 func (e *EngineLoad) GaugeUsage(now time.Time) float64 {
-	until := e.gaugeCountsUntil()
+	until := e.gaugeCountsUntil() // zero: there was no good scrape yet, so nothing is too old
 	tooOld := !until.IsZero() && !now.Before(until)
 	if e.Stale() || tooOld {
 		return math.NaN()
 	}
-	return e.gaugeUsage
+	return e.gaugeUsage // NaN if the last good scrape reported none, or if there was none
 }
 
 // Usage is the share of the KV cache in use, 0 to 1: the larger of the charges' share and the engine's gauge. The gauge does not count
@@ -444,8 +450,9 @@ func (e *EngineLoad) RecordFailedScrape(start ScrapeStart, now time.Time) {
 }
 
 // StoreSample stores the result of a scrape; start is the state of the EngineLoad when the scrape was sent (StartScrape). What the scrape
-// did not report keeps its last value, except KVUsage and the request counts. StoreSample reports whether the engine restarted since the
-// last scrape. If so, it ends the orphaned charges whose KV is gone.
+// did not report keeps its last value, except KVUsage and the request counts. With the new values, the KV gate, which keeps new probes from
+// an engine whose KV cache is full, may open or close. StoreSample reports whether the engine restarted since the last scrape. If so, it
+// ends the orphaned charges whose KV is gone.
 func (e *EngineLoad) StoreSample(s Sample, start ScrapeStart, now time.Time) (restarted bool) {
 	e.scrapeSentAt, e.scrapeTook = time.Time{}, now.Sub(start.sent)
 	restarted = e.startTime > 0 && s.StartTime > 0 && s.StartTime != e.startTime
@@ -464,34 +471,44 @@ func (e *EngineLoad) StoreSample(s Sample, start ScrapeStart, now time.Time) (re
 	if s.RTT > 0 {
 		e.RTT = s.RTT
 	}
-	e.gaugeUsage = s.KVUsage
-	e.sampledTokens = start.kvTokens
-	// The engine's gauge does not count the KV of prompts that still wait. Of this proxy's unanswered prompts, as many are taken to wait as
-	// the engine shows waiting requests.
-	if start.unansweredProbes > 0 && s.Waiting > 0 {
-		waitingShare := min(1, s.Waiting/float64(start.unansweredProbes))
-		e.sampledTokens -= start.unansweredTokens * waitingShare
-	}
+	e.gaugeUsage, e.sampledTokens = s.KVUsage, start.tokensInGauge(s.Waiting)
 	e.countRequests(s, start)
-	e.SampledAt, e.goodScrapeTook, e.FailedInRow = start.sent, e.scrapeTook, 0
+	e.SampledAt, e.goodScrapeTook, e.FailedInRow = start.sent, e.scrapeTook, 0 // a good scrape ends the row of failed ones
 	e.UpdateGate(now)
 	return restarted
 }
 
-// countRequests takes over the engine's counts of requests. Those that exceed this proxy's unanswered probes came from elsewhere. All
-// probes may be among the waiting requests, so only waiting requests in excess of the probes certainly came from elsewhere. countRequests
-// then corrects waitingNow and runningNow by the probes that were sent, or have ended, after the scrape was sent.
+// tokensInGauge estimates how many KV tokens of this proxy's prompts a scraped gauge includes. The engine's gauge does not count the KV of
+// prompts that still wait. Of this proxy's unanswered prompts, as many are taken to wait as the scrape shows waiting requests.
+func (s ScrapeStart) tokensInGauge(waitingRequests float64) float64 {
+	tokens := s.kvTokens
+	if s.unansweredProbes > 0 && waitingRequests > 0 { // false if waitingRequests is NaN, which means that it was not reported
+		waitingShare := min(1, waitingRequests/float64(s.unansweredProbes))
+		tokens -= s.unansweredTokens * waitingShare
+	}
+	return tokens
+}
+
+// countRequests takes over the engine's counts of requests; start is the state when the scrape was sent. Requests that exceed this proxy's
+// unanswered probes came from elsewhere. All probes may be among the waiting requests, so only waiting requests in excess of the probes
+// certainly came from elsewhere.
 func (e *EngineLoad) countRequests(s Sample, start ScrapeStart) {
 	e.ObservedOthers, e.observedOthersWaiting, e.waitingAtScrape = 0, 0, 0
-	requests := s.Running + s.Waiting
+	requests, ownProbes := s.Running+s.Waiting, float64(start.unansweredProbes)
 	if math.IsNaN(requests) { // the engine did not report both counts
 		return
 	}
-	e.ObservedOthers = max(0, requests-float64(start.unansweredProbes))
-	e.observedOthersWaiting, e.waitingAtScrape = max(0, s.Waiting-float64(start.unansweredProbes)), s.Waiting
+	e.ObservedOthers = max(0, requests-ownProbes)
+	e.observedOthersWaiting, e.waitingAtScrape = max(0, s.Waiting-ownProbes), s.Waiting
 	if s.Waiting == 0 { // SinceIdle reports the requests that run now, and counts probes from this scrape on
 		e.idle = idle{ran: s.Running, probesSent: start.probesSent, probesEnded: start.probesEnded}
 	}
+	e.correctCounts(s, start)
+}
+
+// correctCounts computes how many requests wait and run in the engine now: as in the sample, with the probes of this proxy that were sent
+// after the scrape, and without those that have ended after it.
+func (e *EngineLoad) correctCounts(s Sample, start ScrapeStart) {
 	sentSince, endedSince := e.probesSent-start.probesSent, e.probesEnded-start.probesEnded
 	e.waitingNow, e.runningNow = s.Waiting+float64(sentSince), s.Running
 	for range endedSince {
@@ -510,19 +527,14 @@ func (e *EngineLoad) discountEndedProbe() {
 
 // RoomForecast predicts when the KV cache has room for more prompts, from the recent pace at which its tokens were freed. known is false if
 // the capacity or the pace is not known. The pace counts only the KV of this proxy's prompts, because other dispatchers fill the room that
-// their own prompts leave. While the gate is open, prompts have room up to the capacity, because the gate keeps none away.
+// their own prompts leave. The KV gate keeps new prompts away when usage reaches a threshold (KVThreshold). While it is open, prompts have
+// room up to the capacity.
 func (e *EngineLoad) RoomForecast(now time.Time) (r Room, known bool) {
 	capacity, tokensPerMs := float64(e.Capacity()), e.freedPace.perMs(now)
 	if capacity == 0 || tokensPerMs == 0 {
 		return r, false
 	}
-	ownTokens := float64(e.KVTokens())
-	usedTokens, gaugeTokens := ownTokens+float64(e.ReportedByOthers.KVTokens), e.GaugeUsage(now)*capacity
-	hasOwnPrompts := e.FetchablePrompts() > 0 // otherwise the engine may be idle, and then it does not update its gauge
-	if hasOwnPrompts && !math.IsNaN(gaugeTokens) {
-		chargedSinceScrape := ownTokens - e.sampledTokens
-		usedTokens = max(usedTokens, gaugeTokens+chargedSinceScrape)
-	}
+	usedTokens := e.usedTokens(capacity, now)
 	limit := capacity
 	if e.Closed(now) { // a closed gate opens only when usage is below the threshold by Hysteresis
 		limit *= e.ledger.cfg.KVThreshold - Hysteresis
@@ -532,4 +544,18 @@ func (e *EngineLoad) RoomForecast(now time.Time) (r Room, known bool) {
 		r.InMs = max(r.InMs, float64(e.ledger.cfg.Interval-now.Sub(e.SampledAt))/float64(time.Millisecond), 0)
 	}
 	return r, true
+}
+
+// usedTokens estimates how many tokens the KV cache holds now: those that this and other dispatchers count or, if they are more, those that
+// the engine's gauge showed and those that this proxy has charged since. The gauge does not count while the engine has no prompt of this
+// proxy whose KV may still be fetched, because an idle engine does not update it. capacity is the size of the cache in tokens.
+func (e *EngineLoad) usedTokens(capacity float64, now time.Time) float64 {
+	ownTokens := float64(e.KVTokens())
+	usedTokens, gaugeTokens := ownTokens+float64(e.ReportedByOthers.KVTokens), e.GaugeUsage(now)*capacity
+	mayBeIdle := e.FetchablePrompts() == 0
+	if !mayBeIdle && !math.IsNaN(gaugeTokens) {
+		chargedSinceScrape := ownTokens - e.sampledTokens
+		usedTokens = max(usedTokens, gaugeTokens+chargedSinceScrape)
+	}
+	return usedTokens
 }

@@ -226,12 +226,12 @@ func (f *InFlight) MarkSent(now time.Time) {
 	}
 	e := f.load
 	f.sent = now
-	if f.modelCounts != nil {
+	if f.modelCounts != nil { // the charge is counted by its model, too
 		f.modelCounts.Unsent--
 	}
 	e.unanswered = append(e.unanswered, f)
 	e.probesSent++
-	e.waitingNow++
+	e.waitingNow++ // of the requests of all clients; until a scrape shows more, the new one counts as waiting
 }
 
 // Phase is the present phase of the prompt's KV; Ended if the charge is over.
@@ -331,10 +331,10 @@ func (f *InFlight) moveTo(to Phase, tokens int64, now time.Time) {
 	e := f.load
 	e.book(f.phase, f.Weight, -1)
 	if to == Ended { // the engine has freed the prompt's KV
-		e.freedPace.add(f.Weight.Tokens, now)
+		e.freedPace.add(f.Weight.Tokens, now) // for the prediction of when further KV is freed
 	}
 	if f.phase == Probing {
-		answered := to == Pooled
+		answered := to == Pooled // any other phase: the probe ended without a hand-off, or its outcome is not known
 		e.probeEnded(f, answered, now)
 		f.leaveModelCounts() // they count only charges without an answer
 	} else { // only an unanswered probe has no time at which it expires
@@ -342,7 +342,7 @@ func (f *InFlight) moveTo(to Phase, tokens int64, now time.Time) {
 	}
 	f.phase, f.Weight.Tokens, f.since = to, tokens, now
 	if to == Ended {
-		f.DetachOwner()
+		f.DetachOwner() // the charge's LeaseOwner, the request that had to end it, has one charge less to end
 		e.ledger.released++
 	} else {
 		e.book(to, f.Weight, 1)

@@ -106,11 +106,15 @@ func (g *gate) updateState(s kvState, threshold float64, now time.Time) {
 	if g.closed && !ownKeepsClosed {
 		g.opensAt = s.gaugeCountsUntil
 	}
+	g.updateIdleSince(s.promptsOnEngine > 0, now)
+}
 
-	// While the gate is closed and the engine has no prompts, only orphans fill the KV cache. After CanaryEvery, MayPassAt lets a
-	// canary pass.
+// updateIdleSince notes since when the gate has been closed while the engine has no prompts. Only orphans then fill the KV cache: the KV of
+// hand-offs that no decode engine will fetch. After CanaryEvery, MayPassAt lets one probe pass, the canary, which shows whether the engine
+// still holds them.
+func (g *gate) updateIdleSince(hasPrompts bool, now time.Time) {
 	switch {
-	case !g.closed || s.promptsOnEngine > 0:
+	case !g.closed || hasPrompts:
 		g.idleSince = time.Time{}
 	case g.idleSince.IsZero():
 		g.idleSince = now
@@ -123,16 +127,17 @@ func (g *gate) Closed(now time.Time) bool {
 }
 
 // MayPassAt is when a probe may pass the closed gate even if the state does not change. exists is false if there is no such time. At that
-// time either the gauge that closed the gate becomes too old, or one probe may pass as a canary. An idle candidate can only be full of
-// orphans, and only a probe can show whether the engine still holds them.
+// time either one probe may pass as a canary, or the gauge that closed the gate becomes too old. The KV cache of an engine without prompts
+// can only be full of orphans, the KV of hand-offs that no decode engine will fetch. Only a probe, the canary, can show whether the engine
+// still holds them.
 func (g *gate) MayPassAt() (at time.Time, exists bool) {
 	switch {
 	case !g.closed: // any probe may pass
 		return time.Time{}, false
-	case !g.idleSince.IsZero():
+	case !g.idleSince.IsZero(): // the engine has had no prompts since then
 		return g.idleSince.Add(CanaryEvery), true
 	}
-	return g.opensAt, !g.opensAt.IsZero()
+	return g.opensAt, !g.opensAt.IsZero() // zero: not only the gauge keeps the gate closed
 }
 
 // MayPass reports whether a probe may pass now, and whether it passes as a canary, which means that the gate is closed.
