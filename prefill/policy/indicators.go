@@ -70,7 +70,7 @@ func (e *Engine) SetPrompt(prompt, matched float64) {
 		e.HitRatio = e.HitTokens / prompt
 	}
 	e.NewTokens = max(1, prompt-e.HitTokens)
-	e.PTokens = e.QueuedNewTokens + e.NewTokens
+	e.PTokens = e.QueuedNewTokens + e.NewTokens // all tokens that the candidate would have to compute, with this prompt
 }
 
 // Aggregate sets the indicators that compare all eligible candidates: the largest, smallest and mean batch size (BS, the number of a
