@@ -94,12 +94,16 @@ func New[T any]() *Queue[T] {
 func (q *Queue[T]) ModelQueue(model string) *ModelQueue[T] {
 	mq := q.modelQueues[model]
 	if mq == nil {
+		// Each heap (ordered) sorts by before. index says where a member stores its position in the heap, so that it can be removed.
 		mq = &ModelQueue[T]{
-			queue:      q,
+			queue: q,
+			// The retry that is served first comes first.
 			retries:    ordered[*Item[T]]{before: (*Item[T]).before, index: func(item *Item[T]) *int { return &item.retriesIndex }},
 			flowQueues: map[*flow[T]]*flowQueue[T]{},
+			// The key (flow queue) whose first request is served first comes first.
 			byTurn: ordered[*flowQueue[T]]{before: func(a, b *flowQueue[T]) bool { return a.first().before(b.first()) },
 				index: func(fq *flowQueue[T]) *int { return &fq.turnIndex }},
+			// The key that loses a request first, if the model queue is full, comes first.
 			byDisplacement: ordered[*flowQueue[T]]{before: (*flowQueue[T]).displacedBefore,
 				index: func(fq *flowQueue[T]) *int { return &fq.displacementIndex }},
 		}
@@ -165,35 +169,53 @@ func (q *Queue[T]) StartRound() {
 // Round is the number of the present round; 0 before the first StartRound.
 func (q *Queue[T]) Round() uint64 { return q.round }
 
-// These bounds keep a round short when many requests are deferred. Once roundDepth requests are deferred in all model queues
-// together, a model queue with modelDepth or more deferred requests is searched only in part. The search then leaves out flow
-// queues with a deferred request, and all retries if one of them is deferred. From keysDepth deferred requests on, such a model
-// queue is not searched at all. A model or key whose requests are all deferred can therefore not keep the requests of other models
-// and keys from free engines.
-const roundDepth, keysDepth, modelDepth = 64, 128, 4
+// These bounds keep a round short when many requests are deferred; partToSearch applies them. A model or key whose requests are all
+// deferred can therefore not keep the requests of other models and keys from free engines.
+const (
+	modelDepth = 4   // a model queue with fewer deferred requests is always searched as a whole
+	roundDepth = 64  // deferred requests in all model queues from which on the others are searched only in part
+	keysDepth  = 128 // deferred requests in all model queues from which on the others are not searched at all
+)
+
+// searchedPart is the part of a model queue that Next searches.
+type searchedPart uint8
+
+const (
+	wholeQueue      searchedPart = iota
+	undeferredFlows              // without the flow queues that have a deferred request, and without retries if one of them is deferred
+	nothing
+)
 
 // Next is the first request that may still be served in this round and was not deferred in it; nil: the round is over. Once many requests
-// are deferred, it searches a model queue with several of them only in part, and later not at all: see roundDepth.
+// are deferred, it searches a model queue with several of them only in part, and later not at all.
 func (q *Queue[T]) Next() (first *Item[T]) {
 	for _, mq := range q.modelQueues {
-		deferredHere := 0
-		if mq.deferredIn == q.round { // otherwise mq.deferrals is the count of an earlier round
-			deferredHere = mq.deferrals
-		}
-		// Flow queues with a deferred request are left out. A model queue with few deferred requests is still searched as a whole,
-		// however many requests of other models were deferred.
-		onlyUndeferredFlows := q.deferrals >= roundDepth && deferredHere >= modelDepth
-		searchedEnough := onlyUndeferredFlows && q.deferrals >= keysDepth
-		if mq.closedIn == q.round || searchedEnough {
+		part, isClosed := q.partToSearch(mq), mq.closedIn == q.round
+		if isClosed || part == nothing {
 			continue
 		}
 		placesFree := q.placesFree && mq.onlyRetriesIn != q.round // false: only retries are considered
-		item := mq.firstNotDeferred(q.round, placesFree, onlyUndeferredFlows)
+		item := mq.firstNotDeferred(q.round, placesFree, part == undeferredFlows)
 		if item != nil && (first == nil || item.before(first)) {
 			first = item
 		}
 	}
 	return first
+}
+
+// partToSearch is the part of a model queue that Next searches now. It depends on how many requests were deferred in this round.
+func (q *Queue[T]) partToSearch(mq *ModelQueue[T]) searchedPart {
+	deferredHere := 0
+	if mq.deferredIn == q.round { // otherwise mq.deferrals is the count of an earlier round
+		deferredHere = mq.deferrals
+	}
+	switch {
+	case deferredHere < modelDepth, q.deferrals < roundDepth:
+		return wholeQueue
+	case q.deferrals < keysDepth:
+		return undeferredFlows
+	}
+	return nothing
 }
 
 // MarkPoolFull notes that the pool has no place left in this round, so that only retries can be served.
@@ -225,7 +247,8 @@ func (i *Item[T]) DeferSameTarget() {
 }
 
 // isDeferred reports whether the request was deferred in a round: by its own Defer, or by DeferSameTarget of another request that may go
-// only to the same engine. That one defers either retries, which have a place in the pool of prefilled requests already, or first attempts.
+// only to the same engine. If that one was a first attempt, only first attempts are deferred with it: a retry may still be served, because
+// it has its place in the pool of prefilled requests already (HasPlace). If it was a retry, only retries are.
 func (i *Item[T]) isDeferred(round uint64) bool {
 	if i.deferredIn == round {
 		return true
@@ -298,8 +321,8 @@ func (mq *ModelQueue[T]) firstServable(placesFree bool) (first *Item[T]) {
 
 // firstNotDeferred is the request of the model queue that is served first of those that were not deferred in the round; nil: there is none.
 // placesFree says that the pool of prefilled requests has a place left; if it is false, only retries can be served, which have a place. If
-// onlyUndeferredFlows is true, the search leaves out the flow queues in which a request was deferred, and all retries if one retry was
-// deferred.
+// onlyUndeferredFlows is true, the search leaves out the flow queues (each has the requests of one key) in which a request was deferred,
+// and all retries if one retry was deferred. This keeps the search short when many requests are deferred.
 func (mq *ModelQueue[T]) firstNotDeferred(round uint64, placesFree, onlyUndeferredFlows bool) *Item[T] {
 	first := mq.firstServable(placesFree)
 	if first == nil {
@@ -314,7 +337,7 @@ func (mq *ModelQueue[T]) firstNotDeferred(round uint64, placesFree, onlyUndeferr
 			first = item
 		}
 	}
-	leaveOutRetries := onlyUndeferredFlows && mq.retryDeferredIn == round
+	leaveOutRetries := onlyUndeferredFlows && mq.retryDeferredIn == round // a retry was deferred: the others probably would be, too
 	for _, item := range mq.retries.members {
 		if !leaveOutRetries && !item.isDeferred(round) {
 			consider(item)
@@ -337,7 +360,8 @@ func (mq *ModelQueue[T]) firstNotDeferred(round uint64, placesFree, onlyUndeferr
 	return first
 }
 
-// Add puts a request in the model queue: among the retries, or in its key's flow queue by deadline and first arrival.
+// Add puts a request in the model queue: among the retries, or in its key's flow queue by deadline and first arrival. A request with a
+// deadline also enters a heap of all deadlines, unless it was pinned before: a pinned request must not be refused for its deadline.
 func (mq *ModelQueue[T]) Add(item *Item[T]) {
 	q := mq.queue
 	if item.number == 0 { // a request that MakeRoom puts back keeps its number
@@ -346,7 +370,7 @@ func (mq *ModelQueue[T]) Add(item *Item[T]) {
 	}
 	item.modelQueue, item.retriesIndex, item.deadlineIndex = mq, -1, -1 // -1: in neither heap yet
 	q.waiting++
-	if !item.Deadline.IsZero() && !item.pinned { // NextDeadline leaves out requests that were pinned
+	if !item.Deadline.IsZero() && !item.pinned { // NextDeadline returns the first one of this heap
 		heap.Push(&q.byDeadline, item)
 	}
 	isRetry := item.HasPlace // only a retry has a place in the pool already
@@ -359,8 +383,8 @@ func (mq *ModelQueue[T]) Add(item *Item[T]) {
 	mq.addToCounts(item, 1)
 	fq.class.waiting++
 	if fq.items.Len() == 1 { // the flow queue was empty, and so in neither heap
-		heap.Push(&mq.byTurn, fq)
-		heap.Push(&mq.byDisplacement, fq)
+		heap.Push(&mq.byTurn, fq)         // by when its first request is served
+		heap.Push(&mq.byDisplacement, fq) // by which flow queue loses a request first if the model queue is full
 	} else { // its first request and its length may have changed
 		heap.Fix(&mq.byTurn, fq.turnIndex)
 		heap.Fix(&mq.byDisplacement, fq.displacementIndex)
@@ -504,9 +528,10 @@ func (mq *ModelQueue[T]) MakeRoom(priority int, key string, n, limit int) (displ
 func MaxBatch(limit int) int { return max(1, limit/2) }
 
 // toDisplace is the request that leaves a full model queue to make room for a new request with this priority and key; nil: there is none.
-// Of the flow queue that comes first in byDisplacement, it is the last request that is not pinned. A flow queue of a higher priority loses
-// no request. A flow queue of the same priority loses one only if it is longer than ownLengthAfter: the length of the flow queue of the new
-// request's own key once all requests for which MakeRoom makes room are in it.
+// New requests displace requests of a lower priority and, within a priority, those of a key that has more waiting requests than their own
+// key, so that one key cannot fill the queue. Each key has a flow queue. Of the flow queue that comes first in byDisplacement, the last
+// request that is not pinned leaves. ownLengthAfter is the length of the new requests' own flow queue once all of them, for which MakeRoom
+// makes room, are in it. Only a longer flow queue loses a request.
 func (mq *ModelQueue[T]) toDisplace(priority int, key string, ownLengthAfter int) *Item[T] {
 	if mq.byDisplacement.Len() == 0 {
 		return nil
@@ -515,7 +540,7 @@ func (mq *ModelQueue[T]) toDisplace(priority int, key string, ownLengthAfter int
 	switch {
 	case fq.displaceable == 0, fq.priority > priority: // all of its requests are pinned, or it matters more
 		return nil
-	case fq.priority == priority && (fq.key == key || fq.items.Len() <= ownLengthAfter):
+	case fq.priority == priority && (fq.key == key || fq.items.Len() <= ownLengthAfter): // it is the own key, or is not longer
 		return nil
 	}
 	element := fq.items.Back() // the request that would be served last
@@ -525,7 +550,8 @@ func (mq *ModelQueue[T]) toDisplace(priority int, key string, ownLengthAfter int
 	return element.Value.(*Item[T])
 }
 
-// waitingOf is how many first attempts with this priority and key wait in the model queue.
+// waitingOf is how many first attempts with this priority and key wait in the model queue. These are the requests in the key's flow queue,
+// because retries wait in a heap of their own (ModelQueue.retries).
 func (mq *ModelQueue[T]) waitingOf(priority int, key string) int {
 	if c := mq.queue.classes[priority]; c != nil {
 		if fq := mq.flowQueues[c.flows[key]]; fq != nil {
