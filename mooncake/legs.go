@@ -149,8 +149,8 @@ func (p *Profile) ProbeBody(b *Body, ep Endpoint, changes *Patch, info *Bootstra
 	return p.probeBody(b, changes, params, dst)
 }
 
-// probeBody appends a probe of an endpoint without rules of its own. params becomes its kv_transfer_params. If the request continues an
-// answer that broke off, some engines take the token ids of prompt and answer so far there.
+// probeBody appends a probe, which is a prefill request, of an endpoint without rules of its own. params becomes its kv_transfer_params. If
+// the request continues an answer that broke off, some engines take the token ids of prompt and answer so far there.
 func (p *Profile) probeBody(b *Body, changes *Patch, params json.RawMessage, dst [][]byte) [][]byte {
 	resume := changes.resumeOrNil() // nil: the request begins the answer, and the two calls below change nothing
 	params = resume.addTokenIDs(params)
@@ -360,7 +360,7 @@ func changedMembers(b *Body, changes *Patch, members []Member) []Member {
 		return members
 	}
 	members = promptMembers(b, changes, members)
-	members = changes.Resume.addLimits(b, members)
+	members = changes.Resume.addLimits(b, members) // Resume nil: the request begins the answer, and this adds nothing
 	if changes.SeedOffset != 0 {
 		if raw, ok := b.Get("seed"); ok { // without a seed, the engine samples each choice differently anyway
 			if seed, err := strconv.ParseInt(string(raw), 10, 64); err == nil {

@@ -188,8 +188,8 @@ func (p Profile) WithDefaults() Profile {
 	setDefault(&p.NonStream, NonStreamAssemble)
 	setDefault(&p.FirstEventTimeout, 60*time.Second)
 	setDefault(&p.BootstrapPort, 8998)
-	setDefault(&p.HandBack, HandBackNone)
-	setDefault(&p.DecoderTTL, 480*time.Second)
+	setDefault(&p.HandBack, HandBackNone)      // decode engines keep no KV of answers for prefill engines
+	setDefault(&p.DecoderTTL, 480*time.Second) // how long a decode engine that keeps such KV does so, unless it is configured otherwise
 	if p.ContinuousUsage == nil {
 		p.ContinuousUsage = new(true)
 	}

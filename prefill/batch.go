@@ -82,6 +82,6 @@ func (d *chooser) recordWait(r *Request, l *Lease) {
 	case !isRetry:
 		d.metrics.batchWait.Observe(l.Wait.Seconds())
 		d.batch.Ran++
-		d.batch.HeldS += l.Wait.Seconds()
+		d.batch.HeldS += l.Wait.Seconds() // of all batch requests that ran
 	}
 }

@@ -321,7 +321,7 @@ func (r *Request) dropFallbacks(candidates []*candidate) []*candidate {
 	isUntriedFirstChoice := func(c *candidate) bool { return isFirstChoice(c) && !slices.Contains(r.Exclude, c.ID) }
 	isUsefulFallback := func(c *candidate) bool { return isFallback(c) && !c.NoDecodeRank }
 	switch {
-	case r.Target != "" || !slices.ContainsFunc(candidates, isFirstChoice): // the named candidate, or a fallback, is the only choice
+	case r.Target != "" || !slices.ContainsFunc(candidates, isFirstChoice): // the request names a candidate, or there are only fallbacks
 		return candidates
 	case slices.ContainsFunc(candidates, isUntriedFirstChoice): // fallbacks are not needed yet
 		return slices.DeleteFunc(candidates, isFallback)
@@ -426,16 +426,17 @@ func (r *Request) asRetry() *Request {
 	retry.HasPlace = true        // the request got its place in the pool with its first lease
 	retry.Returned = true        // like a request that another region gave back, it is accepted even if the queue is full
 	retry.Remote = nil           // it stays in this region
-	retry.Exclude = nil          // no candidate has failed at it yet; AcquireAnother sets those that were tried by then
+	retry.Exclude = nil          // AcquireAnother sets it anew, and MoveIfSooner gets the engines to avoid from its caller
 	retry.LeaseOwner = nil       // the audit does not check that the other lease ends
 	retry.Deadline = time.Time{} // a request whose decode rank is chosen is served even after its deadline
 	return &retry
 }
 
 // prefiller returns the counts of a candidate by which RemoteRegions.Takes decides whether it may get one more probe. The other fields of
-// the result are not set. Counts of the engine's metrics are rounded up, so that the candidate does not look emptier than it is. Takes may
-// estimate from Ran and Answered how many more requests the engine can run: in the last scrape in which no request waited, Ran requests
-// ran, and since then Answered more of this proxy's probes have ended than were sent.
+// the result are not set. Counts of the engine's metrics are rounded up, so that the candidate does not look emptier than it is. Held are
+// the prompts that are computed, or whose KV a decode engine may still fetch. Takes may estimate from Ran and Answered how many more
+// requests the engine can run: in the last scrape in which no request waited, Ran requests ran, and since then Answered more of this
+// proxy's probes have ended than were sent.
 func (d *chooser) prefiller(c *candidate) Prefiller {
 	ranWithoutWaiters, moreEndedThanSent := c.load.SinceIdle()
 	p := Prefiller{
