@@ -77,7 +77,7 @@ func (t *ComputeTimer) join(a Answer, now time.Time) {
 // complete ends the open prefill, and appends its sample to done unless it is unusable. oldestOutside is when the oldest probe outside the
 // prefill was sent. If this was before the latest of the prefill's own probes, that older probe was overtaken: the engine may have computed
 // a part of it already. Then neither this prefill nor one of a probe that was sent before latestSent can be measured. For example, A, B and
-// C are sent and answered in the order B, A, C: the times of B and A are not used, but the time of C is.
+// C are sent in this order, and answered in the order B, A, C: the times of B and A are not used, but the time of C is.
 func (t *ComputeTimer) complete(done []Sample, oldestOutside time.Time) []Sample {
 	t.collecting = false
 	if wasOvertaken := oldestOutside.Before(t.latestSent); wasOvertaken {

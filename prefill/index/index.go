@@ -51,7 +51,7 @@ func (x *Index) inUse(w int) (word uint64) {
 // Insert notes that the slot's engine holds the blocks. Of a prompt with more blocks than the slot's capacity, only the first ones are
 // kept. For each block the slot gets a claim, which says that the slot holds the block. The claim is confirmed: it stays even if no
 // speculation (a guess that a probe will store the block) needs it any more. A speculation whose probe has ended with an unknown outcome
-// lingers for a while. As far as its blocks are confirmed now, Insert removes them from it.
+// lingers for a while. Insert removes its first blocks from it, as far as these are confirmed now.
 func (x *Index) Insert(s Slot, keys []Key) {
 	if !x.isCurrent(s) { // the candidate was removed
 		return

@@ -52,7 +52,7 @@ const lingerTime = 2 * time.Second
 // count as held for lingerTime; those that were not inserted by then are dropped. The confirmed blocks at the
 // prompt's start leave the speculation at once, so that an event can remove them. A further call does nothing, because p is then empty.
 func (x *Index) ExpireSoon(p *Speculation, now time.Time) {
-	if x.StillValid(p) { // otherwise the slot was cleared or deleted, and the blocks are gone already
+	if x.StillValid(p) { // otherwise p is empty, or the slot was cleared or deleted, so that the blocks are gone already
 		x.releaseConfirmed(p)
 		if len(p.keys) > 0 { // some blocks are not confirmed yet
 			x.lingering = append(x.lingering, lingering{*p, now.Add(lingerTime)})
@@ -112,7 +112,7 @@ func (x *Index) StillValid(p *Speculation) bool {
 // endSpeculation removes p from the claims that count it. It then drops each of them that is no longer needed: no other speculation needs
 // it, and the engine is not known to hold the block.
 func (x *Index) endSpeculation(p *Speculation, why Reason) {
-	if !x.StillValid(p) { // the slot was cleared or deleted, and its claims are gone
+	if !x.StillValid(p) { // p is empty, or the slot was cleared or deleted, so that its claims are gone already
 		return
 	}
 	for i := len(p.keys) - 1; i >= 0; i-- { // as Speculate made the claims: their numbers mostly follow each other, which lookUp uses
