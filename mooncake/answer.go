@@ -81,12 +81,15 @@ func (p *Profile) ReadProbe(answer []byte, info *BootstrapInfo, knownHost func(h
 	if !ok {
 		return answered, fmt.Errorf("%w: kv_transfer_params is not an object: %s", ErrBadHandoff, describeValue(kv))
 	}
-	if err := p.checkHandoff(&h, knownHost); err != nil {
+	if err := p.checkHandoff(&h); err != nil {
+		return answered, err
+	}
+	answered.ReusesRequestID = p.matchesByRequestID(&h)
+	if err := p.checkHandoffHosts(&h, knownHost); err != nil {
 		return answered, err
 	}
 	answered.KV, answered.EngineID = bytes.Clone(kv), stringValue(h.engineID)
-	answered.ReusesRequestID = p.matchesByRequestID(&h)
-	if p.Connector == NIXLPush { // decode requests that are sent before their prefill need the engine's address before there is a hand-off
+	if p.Connector == NIXLPush { // with early binding, a later decode request needs this address before its own hand-off exists
 		answered.Coordinates = h.kvAddress()
 	}
 	return answered, nil
@@ -286,9 +289,9 @@ func readHandoff(kv json.RawMessage) (h handoff, ok bool) {
 	return h, kv[0] == '{' && h.members <= maxMembers
 }
 
-// checkHandoff checks the members that a decode engine uses, and the hosts. With connector opaque the members are not known, so the
-// hand-off only must not be empty.
-func (p *Profile) checkHandoff(h *handoff, knownHost func(string) bool) error {
+// checkHandoff checks the members that a decode engine uses. With connector opaque they are not known, so the hand-off only must not be
+// empty. The hosts are left to checkHandoffHosts.
+func (p *Profile) checkHandoff(h *handoff) error {
 	if h.members == 0 {
 		return fmt.Errorf("%w: kv_transfer_params is {}", ErrNoHandoff)
 	}
@@ -318,6 +321,15 @@ func (p *Profile) checkHandoff(h *handoff, knownHost func(string) bool) error {
 	}
 	if port, err := strconv.Atoi(string(h.port)); err != nil || port < 1 || port > 65535 {
 		return fmt.Errorf("%w: remote_port is %s, not a port", ErrBadHandoff, describeValue(h.port))
+	}
+	return nil
+}
+
+// checkHandoffHosts refuses a hand-off that names an unknown host (checkHosts). With connector opaque it checks nothing, because the
+// members are not known.
+func (p *Profile) checkHandoffHosts(h *handoff, knownHost func(string) bool) error {
+	if p.Connector == Opaque {
+		return nil
 	}
 	return p.checkHosts(h.raw, knownHost)
 }
@@ -423,11 +435,11 @@ var ErrPrefillFailed = errors.New("mooncake: the prefill engine did not finish t
 // the ProbeAnswer has what was read before the error.
 //
 // An SGLang prefill that was not aborted ends with finish_reason length, whatever the first token is (0.5.23,
-// process_disagg_prefill_inflight_queue in disaggregation/prefill.py). An abort shows in one of three ways:
+// process_disagg_prefill_inflight_queue in disaggregation/prefill.py). An abort is noticed in one of three ways:
 //   - The finish_reason is abort or error, or is missing, which is checked below.
 //   - At /v1/messages, the stop_reason is end_turn (STOP_REASON_MAP in entrypoints/anthropic/serving.py), which addPart refuses.
-//   - An abort while the engine writes its KV may not change the answer at all (SGLang issue 33507). Only the caller can notice it: the
-//     prefill engine then reports fewer PromptTokens than the decode engine.
+//   - If the abort comes while the engine writes its KV, the answer may look as if nothing had happened (SGLang issue 33507). Only the
+//     caller can notice it: the prefill engine then reports fewer PromptTokens than the decode engine.
 func (p *Profile) ReadEarlyProbe(answer []byte, knownHost func(host string) bool) (ProbeAnswer, error) {
 	if p.Connector == NIXLPush { // with early binding, too, the probe of nixl-push returns a hand-off, which has the coordinates
 		return p.ReadProbe(answer, nil, knownHost)

@@ -121,8 +121,8 @@ func (p *Profile) sglangBody(b *Body, changes *Patch, r *Rendezvous, rank int, s
 	return b.Splice(dst, drop, members)
 }
 
-// sglangMembers returns the members to set and the keys to drop in both requests to SGLang, before the ones that sglangBody adds. ridKey is
-// the key of the request's id; empty: the body cannot have an id. Responses and Messages have rules of their own (bodyRulesOf).
+// sglangMembers returns the members to set and the keys to drop in a request to SGLang; sglangBody adds further members. ridKey is the key
+// of the request's id; empty: the body cannot have an id. Responses and Messages have rules of their own (bodyRulesOf).
 func (p *Profile) sglangMembers(b *Body, changes *Patch, e Endpoint, stream bool) (
 	members []Member, drop func(key string) bool, ridKey string,
 ) {

@@ -45,5 +45,8 @@ func (p *Profile) ReadHandBack(kv json.RawMessage, knownHost func(host string) b
 	}
 	// All other members are as in a hand-off. With do_remote_prefill set, checkHandoff can check them.
 	h.doPrefill = json.RawMessage("true")
-	return tokens, p.checkHandoff(&h, knownHost)
+	if err := p.checkHandoff(&h); err != nil {
+		return tokens, err
+	}
+	return tokens, p.checkHandoffHosts(&h, knownHost)
 }

@@ -95,8 +95,8 @@ func (k *Hold) afterSigns(last time.Time) (keptUntil, nextCountedFrom time.Time,
 }
 
 // countSigns counts the signs of life that are still needed, at the earliest times at which they can count, up to last. Without a gap, the
-// core worked at any time from signsSince to last, so each of these times counts as a sign. Two counted signs are one heartbeat interval
-// apart. The results are the new values of nextCountedFrom and signsNeeded.
+// core worked at any time from signsSince to last, so each of these times can be that of a sign. Two counted signs are at least one
+// heartbeat interval apart. The results are the new values of nextCountedFrom and signsNeeded.
 func (k *Hold) countSigns(last time.Time) (nextCountedFrom time.Time, signsNeeded int) {
 	nextCountedFrom, signsNeeded = k.nextCountedFrom, k.signsNeeded
 	for signsNeeded > 0 {

@@ -133,8 +133,8 @@ var (
 )
 
 // ProbeBody appends the segments of the prefill request, which asks for one token, without a stream, and for a hand-off. The prompt, and
-// every key that changes it, are byte for byte as in DecodeBody. info is for vllm-mooncake; other connectors need none. params becomes the
-// member kv_transfer_params, which asks for the hand-off.
+// every key that changes it, are byte for byte as in DecodeBody. info is for vllm-mooncake; other connectors need none. The member
+// kv_transfer_params (params) asks for the hand-off.
 func (p *Profile) ProbeBody(b *Body, ep Endpoint, changes *Patch, info *BootstrapInfo, dst [][]byte) [][]byte {
 	params := pullProbe
 	switch {
@@ -157,7 +157,9 @@ func (p *Profile) probeBody(b *Body, changes *Patch, params json.RawMessage, dst
 	drop := resume.dropForLongerPrompt(droppedFromProbe(b)) // echo, for example, must not apply to a prompt that contains the answer so far
 	members := addOneToken(b, changes, make([]Member, 0, 12))
 	members = p.addAgainstEOS(changes, members)
-	if p.returnTokenIDs() && b.layout == nil { // bodies with a layout have the ids already
+	// A body with a layout is one of Tokens here, and its prompt consists of token ids already. The other endpoint with layouts, Generate, is
+	// SGLang's own: its probes come from sglangBody.
+	if p.returnTokenIDs() && b.layout == nil {
 		members = append(members, Member{"return_token_ids", jsonTrue})
 	}
 	return b.Splice(dst, drop, append(members, Member{"kv_transfer_params", params}))
@@ -176,8 +178,8 @@ func (p *Profile) addAgainstEOS(changes *Patch, members []Member) []Member {
 	return members
 }
 
-// droppedFromProbe returns a function that says which keys a probe of this body leaves out: those of dropOnProbe, except the keys by whose
-// values the prefill engine refuses the request.
+// droppedFromProbe returns a function that says which keys a probe of this body leaves out: those of dropOnProbe, except keys that stay so
+// that the prefill engine itself refuses a bad value.
 func droppedFromProbe(b *Body) (drop func(key string) bool) {
 	drop = dropOnProbe
 	if asksTooManyLogprobs(b) { // with this number, the prefill engine itself refuses the request, before it computes anything
@@ -283,7 +285,7 @@ func (p *Profile) droppedFromAnswer(b *Body) (drop func(key string) bool) {
 	if beams, _ := b.Get("use_beam_search"); string(beams) == "true" { // n stays, because with beam search it is the number of beams
 		drop = Reserved
 	}
-	if !p.mayForwardStopTokens(b) { // they may crash the engine; without them, the answer may only be longer
+	if !p.mayForwardStopTokens(b) { // these ids could crash the engine; without them, the answer may become longer
 		dropOthers := drop
 		drop = func(key string) bool { return key == "stop_token_ids" || dropOthers(key) }
 	}
@@ -311,8 +313,8 @@ func (p *Profile) DiscardBody(b *Body, ep Endpoint, changes *Patch, kv json.RawM
 	if s := bodyRulesOf[ep]; s != nil {
 		return s.discard(b, changes, kv, salt, dst)
 	}
-	const mostMembers = 7 // room for all members that are added below, so that the slice need not grow
-	members := addOneToken(b, changes, make([]Member, 0, mostMembers))
+	const usualMembers = 7 // most discards set no more members, so that the slice need not grow
+	members := addOneToken(b, changes, make([]Member, 0, usualMembers))
 	resume := changes.resumeOrNil() // nil: the discarded request does not continue an answer, and the two calls below change nothing
 	kv = resume.addTokenIDs(kv)     // some engines take the ids of prompt and answer so far beside the KV
 	members = append(members, Member{"cache_salt", appendString(nil, salt)}, Member{"kv_transfer_params", kv})
