@@ -15,7 +15,7 @@ type Backlog struct {
 }
 
 // Backlogs returns the backlogs by model. A model without waiting requests is absent. Seconds is the work in all, as if one engine did it,
-// however many engines serve the model. The learned latency is that of the model's first engine, which stands for all of them.
+// however many engines serve the model. The latency is that of the model's first engine, which stands for all of them.
 func (s *Scheduler) Backlogs() map[string]Backlog {
 	s.mu.Lock()
 	defer s.mu.Unlock()

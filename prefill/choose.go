@@ -184,7 +184,7 @@ func (c *candidate) chargesAhead(model string, onlySomeRanks bool) (unanswered, 
 }
 
 // countByModel also counts a lease's new charge in c.byModel, if only some ranks of the board list its model: the requests for such a model
-// wait only behind each other. The charge (inFlight) keeps these counts, and takes itself out of them when its probe is answered or ends.
+// wait only behind each other. The charge (inFlight) points to these counts, and leaves them when its probe is answered or ends.
 // countByModel first drops the models without such charges, so that the map does not grow.
 func (d *chooser) countByModel(c *candidate, l *Lease) {
 	onlySomeRanks := d.onlySomeRanksList(l.model, c.Board)
@@ -435,8 +435,8 @@ func (r *Request) asRetry() *Request {
 // prefiller returns the counts of a candidate by which RemoteRegions.Takes decides whether it may get one more probe. The other fields of
 // the result are not set. Counts of the engine's metrics are rounded up, so that the candidate does not look emptier than it is. Held are
 // the prompts that are computed, or whose KV a decode engine may still fetch. Takes may estimate from Ran and Answered how many more
-// requests the engine can run: in the last scrape in which no request waited, Ran requests ran, and since then Answered more of this
-// proxy's probes have ended than were sent.
+// requests the engine can run. Ran is how many requests ran in the last scrape that found none waiting. Answered is how many of this
+// proxy's probes have ended since then, less those that were sent since then.
 func (d *chooser) prefiller(c *candidate) Prefiller {
 	ranWithoutWaiters, moreEndedThanSent := c.load.SinceIdle()
 	p := Prefiller{

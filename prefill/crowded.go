@@ -72,7 +72,7 @@ func (d *chooser) closeWithoutDecodeSlot(m *model, all []Prefiller) {
 // its region.
 func (d *chooser) lacksAnyDecodeSlot(c *candidate) bool {
 	for _, name := range c.Models {
-		m := d.models[name] // nil: the candidate was removed from the configuration, and no request asks for the model any more
+		m := d.models[name] // nil: the candidate was removed from the configuration, and no request for the model waits
 		// freeDecodeSlots is nil if all requests of the model are decoded in one region.
 		if m == nil || m.freeDecodeSlots == nil {
 			continue

@@ -25,7 +25,7 @@ func (d *chooser) filterHot(p *policy.Policy, q *policy.Query, r *Request, m *mo
 	class, holders, others := d.classOf(r, m, depth)
 	if r.isFirstAttempt() && !r.considered.counted { // a request that waits is considered many times, and counts once
 		r.considered.counted = true
-		d.steering.Hotspots.CountRequest(d.now, class) // also without a class, because the share of a class is one of all requests
+		d.steering.Hotspots.CountRequest(d.now, class) // also without a class, because a class is hot by its share of all requests
 	}
 	if class == 0 { // no candidate holds enough of the prompt for it to have a class
 		return eligible, steer.OK

@@ -218,7 +218,7 @@ type Request struct {
 	MayGoTo      func(region string) bool // whether an engine of another region may take the request; nil: any may
 	Returned     bool                     // another region gave the request back: it waits by its first arrival, even if the queue is full
 	Remote       RemoteRegions            // decides which region serves the request; nil: this region
-	LeaseOwner   *LeaseOwner              // the attempt that is responsible for the lease; nil: the audit does not check it
+	LeaseOwner   *LeaseOwner              // stands for the request, which must end the lease; nil: the audit does not check it
 
 	considered struct { // state that is kept while the request waits, because it is considered many times
 		counted        bool         // the hotspot detector has counted the request

@@ -82,8 +82,8 @@ func (x *Index) Remove(s Slot, k Key) {
 
 // Correct drops the slot's claims on all but the first cached blocks of a prompt, because the engine found only these in its cache when it
 // began the prompt's prefill. The dropped claims count as Removed, because the engine did not hold these blocks any more. Correct returns
-// their number. By the time of this call, the prefill has computed these blocks anew. If the engine keeps them, the caller calls Confirm
-// next, which adds them again.
+// their number. By the time of this call, the prefill has computed these blocks anew. A caller that learns only from answers adds them
+// again next, by Confirm or Insert. Otherwise the engine's events add them.
 func (x *Index) Correct(s Slot, keys []Key, cached int) (dropped int) {
 	if !x.isCurrent(s) { // the candidate was removed
 		return 0

@@ -115,7 +115,7 @@ func (x *Index) endSpeculation(p *Speculation, why Reason) {
 	if !x.StillValid(p) { // p is empty, or the slot was cleared or deleted, so that its claims are gone already
 		return
 	}
-	for i := len(p.keys) - 1; i >= 0; i-- { // as Speculate made the claims: their numbers mostly follow each other, which lookUp uses
+	for i := len(p.keys) - 1; i >= 0; i-- { // from the last block on, as Speculate did: lookUp is fast in the order of the claims
 		n := x.lookUp(p.slot.N, p.keys[i]) // 0: the claim was dropped meanwhile
 		if c := &x.claims[n]; n != 0 && p.isCountedBy(c) {
 			c.removeSpeculation()

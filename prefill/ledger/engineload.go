@@ -215,8 +215,8 @@ func (e *EngineLoad) Backlog(now time.Time) float64 {
 }
 
 // PrefillsDoneAt is the time by which the engine is predicted to have computed all charged prompts. It computes them one after the other,
-// from when it began the oldest one (since), in the sum of their predicted durations (PredictedUs). known is false if no probe, the call
-// that sends a prompt to the engine, is unanswered, if nothing is predicted, or if the probe of a charged prompt was not sent yet.
+// from when it began the oldest one (since), in the sum of their predicted durations (PredictedUs). A probe is the call that sends a prompt
+// to the engine. known is false if no probe is unanswered, if nothing is predicted, or if the probe of a charged prompt was not sent yet.
 func (e *EngineLoad) PrefillsDoneAt() (at time.Time, known bool) {
 	oldest, since := e.oldestUnanswered()
 	if oldest == nil || e.PredictedUs == 0 {
@@ -507,7 +507,7 @@ func (e *EngineLoad) countRequests(s Sample, start ScrapeStart) {
 }
 
 // correctCounts computes how many requests wait and run in the engine now: as in the sample, with the probes of this proxy that were sent
-// after the scrape, and without those that have ended after it.
+// after the scrape was sent (start), and without those that have ended after that.
 func (e *EngineLoad) correctCounts(s Sample, start ScrapeStart) {
 	sentSince, endedSince := e.probesSent-start.probesSent, e.probesEnded-start.probesEnded
 	e.waitingNow, e.runningNow = s.Waiting+float64(sentSince), s.Running

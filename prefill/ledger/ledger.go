@@ -231,7 +231,7 @@ func (f *InFlight) MarkSent(now time.Time) {
 	}
 	e.unanswered = append(e.unanswered, f)
 	e.probesSent++
-	e.waitingNow++ // of the requests of all clients; until a scrape shows more, the new one counts as waiting
+	e.waitingNow++ // it counts the waiting requests of all clients; the new one counts as waiting until the next scrape
 }
 
 // Phase is the present phase of the prompt's KV; Ended if the charge is over.

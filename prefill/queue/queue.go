@@ -337,7 +337,7 @@ func (mq *ModelQueue[T]) firstNotDeferred(round uint64, placesFree, onlyUndeferr
 			first = item
 		}
 	}
-	leaveOutRetries := onlyUndeferredFlows && mq.retryDeferredIn == round // a retry was deferred: the others probably would be, too
+	leaveOutRetries := onlyUndeferredFlows && mq.retryDeferredIn == round // one of them was deferred
 	for _, item := range mq.retries.members {
 		if !leaveOutRetries && !item.isDeferred(round) {
 			consider(item)
@@ -529,9 +529,9 @@ func MaxBatch(limit int) int { return max(1, limit/2) }
 
 // toDisplace is the request that leaves a full model queue to make room for a new request with this priority and key; nil: there is none.
 // New requests displace requests of a lower priority and, within a priority, those of a key that has more waiting requests than their own
-// key, so that one key cannot fill the queue. Each key has a flow queue. Of the flow queue that comes first in byDisplacement, the last
+// key, so that no key keeps the others out. Each key has a flow queue. Of the flow queue that comes first in byDisplacement, the last
 // request that is not pinned leaves. ownLengthAfter is the length of the new requests' own flow queue once all of them, for which MakeRoom
-// makes room, are in it. Only a longer flow queue loses a request.
+// makes room, are in it. Within a priority, only a longer flow queue loses a request.
 func (mq *ModelQueue[T]) toDisplace(priority int, key string, ownLengthAfter int) *Item[T] {
 	if mq.byDisplacement.Len() == 0 {
 		return nil
