@@ -64,30 +64,24 @@ func (a *Answer) Feed(dst, p []byte, now time.Time) ([]byte, Effects) {
 // ends the answer, and whether the wait for the next event goes on as if this one had not come.
 func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 	from := len(dst) // offset in dst where the client's copy of the event begins
-	edited, end := a.Filter.Event(e, dst)
-	// The filter returns e.Raw if the event needs no edit, and otherwise dst with the edited event appended.
-	if inDst := len(edited) > 0 && &edited[0] != &e.Raw[0]; inDst {
-		dst = edited
-		edited = dst[from:]
-	} else {
-		dst = append(dst, edited...)
-	}
+	dst, end := appendEvent(&a.Filter, e, dst)
+	clientCopy := dst[from:] // empty: the filter holds the event back or drops it
 	if a.Assembler != nil {
-		dst = dst[:from] // this client gets no events; the bytes of edited stay valid until the next append
+		dst = dst[:from] // this client gets no events; the bytes of clientCopy stay valid until the next append
 	}
 	effects := a.countEvent()
 	effects.End = end
-	belongsToAnswer := len(edited) > 0 && e.Kind != KindComment && (end == NotEnded || end == Preempted)
+	belongsToAnswer := len(clientCopy) > 0 && e.Kind != KindComment && (end == NotEnded || end == Preempted)
 	if a.Assembler != nil && belongsToAnswer {
-		if err := a.Assembler.Add(edited); err != nil {
+		if err := a.Assembler.Add(clientCopy); err != nil {
 			a.err, effects.End = err, Broken
 			return dst, effects
 		}
 	}
 	switch end {
 	case NotEnded:
-		filterPassedIt := len(edited) > 0
-		dst, effects.End = a.goOn(dst, from, filterPassedIt, e.Kind)
+		filterPassedIt := len(clientCopy) > 0
+		dst, effects.End = a.noteProgress(dst, from, filterPassedIt, e.Kind)
 	case Broken, Garbled:
 		a.err = a.Filter.Fault()
 	case Refused, Complete, Short:
@@ -97,10 +91,12 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 	return dst, effects
 }
 
-// goOn does the rest of Event for an event after which the filter returned NotEnded. dst ends with the client's copy of the event, which
-// begins at the offset from. filterPassedIt is false if the filter holds the event back or drops it. goOn tells the Reader whether the
-// event is the last one or makes no progress. It returns Complete for the last event of a stream without [DONE], else NotEnded.
-func (a *Answer) goOn(dst []byte, from int, filterPassedIt bool, kind Kind) ([]byte, End) {
+// noteProgress tells the Reader, whose time limits run from one event to the next, what an event without a failure says of the answer's
+// progress: that the answer has ended, or that the wait for its first or its next event goes on as if this event had not come. dst ends
+// with the client's copy of the event, which begins at the offset from; noteProgress removes it if the client must not get it yet.
+// filterPassedIt is false if the filter holds the event back or drops it. The result is Complete for the last event of a stream without
+// [DONE], else NotEnded.
+func (a *Answer) noteProgress(dst []byte, from int, filterPassedIt bool, kind Kind) ([]byte, End) {
 	switch {
 	case a.Filter.streamEnded: // this event is the last one, and no [DONE] comes after it
 		a.Reader.markEnd()
@@ -108,11 +104,11 @@ func (a *Answer) goOn(dst []byte, from int, filterPassedIt bool, kind Kind) ([]b
 		return dst, Complete
 	case a.Filter.Started(): // the answer has begun, so the client gets even comments
 		if a.Filter.facts.isEmpty { // the answer makes no progress by this event, such as a ping
-			a.Reader.ignoreForGap()
+			a.Reader.resumeWait()
 		}
 	case !filterPassedIt: // nothing of the answer has come yet
-		a.Reader.ignoreAsFirst()
-	case kind == KindComment:
+		a.Reader.resumeWaitForFirst()
+	case kind == KindComment: // the Reader itself does not count comments as events
 		dst = dst[:from] // a comment sent now would fix the client's status to 200, and the engine may still fail
 	}
 	return dst, NotEnded
@@ -158,11 +154,12 @@ func (a *Answer) CloseEvent(dst []byte) []byte {
 	return dst
 }
 
-// MissingUsage appends a last event with the usage, if the engine sent the usage only in the event with the finish_reason.
+// MissingUsage appends a last event with only the usage, if the client waits for one: by OpenAI's API the usage comes in an event of its
+// own, and some engines send it only in the event with the finish_reason. With an assembler, the event goes there instead.
 func (a *Answer) MissingUsage(dst []byte) []byte {
 	before := len(dst)
 	dst = a.Filter.MissingUsage(dst)
-	if a.Assembler != nil && len(dst) > before { // the assembler gets the event, and the client does not
+	if a.Assembler != nil && len(dst) > before { // there is such an event
 		_ = a.Assembler.Add(dst[before:]) // an error changes nothing: the answer is whole without the usage
 		return dst[:before]
 	}

@@ -90,9 +90,9 @@ func (a *Assembler) addChoices(b []byte, i int) (ok bool) {
 	}
 	list := rawjson.ArrayAt(b, i)
 	for list.Next() {
-		list.Pos = a.addChoice(b, list.Val)
+		list.Pos = a.addChoice(b, list.Val) // where the choice ends; -1, if it cannot be read, ends the loop
 	}
-	return list.Pos > 0
+	return list.Pos > 0 // -1: the list, or a choice in it, cannot be read
 }
 
 // addChoice adds the choice of an event that starts at i in b, and returns where the choice ends; -1: it cannot be read.

@@ -88,12 +88,12 @@ func (c *choice) addDelta(b []byte, i int) (ok bool) {
 		default: // text that grows: content, refusal, reasoning or reasoning_content
 			if val[0] == '"' {
 				c.message.appendTo(o.Key, val)
-			} else {
+			} else { // a member that we do not know: merge joins lists and objects, and keeps the last of other values
 				c.message.merge(o.Key, val)
 			}
 		}
 	}
-	return o.Pos > 0
+	return o.Pos > 0 // after the loop, Pos is the end of the object, or -1 if it is malformed
 }
 
 // addLogprobs joins the arrays in the logprobs at i in b to those of earlier events; ok is false if they cannot be read. The arrays are
@@ -256,7 +256,7 @@ func addFunction(fn *fields, b []byte, i int) (ok bool) {
 			fn.keepLast(o.Key, val)
 		}
 	}
-	return o.Pos > 0
+	return o.Pos > 0 // after the loop, Pos is the end of the object, or -1 if it is malformed
 }
 
 // appendJSON appends the tool calls as the list tool_calls of a message, without the index that they have in a stream.

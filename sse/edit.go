@@ -17,8 +17,9 @@ const (
 	setValue // write the value that appendValue returns
 )
 
-// editMarked returns the event as the client gets it: e.Raw if nothing changes, else dst with the changed event appended. Members that do
-// not change keep their bytes, so that their order and the spelling of numbers stay as the engine wrote them.
+// editMarked returns the event as the client gets it: e.Raw if nothing changes, else dst with the changed event appended. f.marks has the
+// members that may have to change. All other bytes are copied, so that the order of the members and the spelling of numbers stay as the
+// engine wrote them.
 func (f *Filter) editMarked(e Event, dst []byte) []byte {
 	var removed removals
 	b, copied, edited := e.Data, 0, false // copied: the offset in b up to which bytes were written or left out
@@ -33,7 +34,7 @@ func (f *Filter) editMarked(e Event, dst []byte) []byte {
 		}
 		from, to := int(marked.val), int(marked.end)
 		if action == removeMember {
-			from, to = removed.next(b, marked)
+			from, to = removed.next(b, marked) // the member with its key and one comma
 		}
 		if !edited {
 			edited = true
@@ -54,17 +55,18 @@ func (f *Filter) editMarked(e Event, dst []byte) []byte {
 	return appendTail(appendPart(dst, e, b[copied:]), e)
 }
 
-// removals says for each nesting level of an event where the current object opens, and how many members it has lost.
-type removals [3]struct{ open, lost int32 }
+// removals has, for each nesting level of an event, the object that loses members now: the offset of its opening brace, and how many
+// members it has lost so far. This number decides which comma goes with the next member.
+type removals [3]struct{ openAt, lost int32 }
 
 // next returns the part of b to leave out in order to remove the marked member, together with one comma, and counts this removal. The
 // members must be removed in their order.
 func (r *removals) next(b []byte, marked *mark) (from, to int) {
-	object := &r[marked.level]
-	if object.open != marked.open { // this member is the first one that its object loses
-		object.open, object.lost = marked.open, 0
+	object := &r[marked.level]          // the object at this level that lost a member last
+	if object.openAt != marked.openAt { // the marked member is in another object, which has lost none yet
+		object.openAt, object.lost = marked.openAt, 0
 	}
-	isFirst := marked.membersBefore == object.lost // every member before this one is removed
+	isFirst := marked.membersBefore == object.lost // every member before this one is removed, so the comma after it goes, too
 	object.lost++
 	return rawjson.Cut(b, int(marked.comma), int(marked.quote), int(marked.end), isFirst)
 }
@@ -76,9 +78,14 @@ func (f *Filter) actionFor(marked *mark, b []byte) action {
 	switch marked.kind {
 	case usageValue:
 		return usageAction(f, old)
-	case detailsValue, cachedValue, noDetails, nullDetails, noCached:
+	case detailsValue, cachedValue: // prompt_tokens_details, and cached_tokens in them
 		return cachedAction(f, marked, old)
-	case engineOnlyValue:
+	case noDetails, nullDetails, noCached: // the event lacks cached_tokens, so the prefill engine's count is inserted
+		if f.facts.hasUsage {
+			return setValue
+		}
+		return keepValue // a usage whose counts could not be read gets no new details
+	case engineOnlyValue: // such as kv_transfer_params, and token ids that the client did not ask for
 		switch {
 		case !f.options.Unstreamed: // in a stream, the client's event lacks the member
 			return removeMember
@@ -93,41 +100,36 @@ func (f *Filter) actionFor(marked *mark, b []byte) action {
 		return setValue
 	case indexValue:
 		return setUnlessSame(f, marked, old)
-	case endValue: // after a preemption another engine continues the answer, so the client gets null instead of this end
+	case endValue: // finish_reason or stop_reason; after a preemption another engine continues the answer, so the client gets null
 		if f.facts.recomputed && !rawjson.IsNull(old) {
 			return setNull
 		}
 		return keepValue
+	default: // created, model, system_fingerprint, role, the counts of the usage, text_offset, weight_versions
+		return continuedAction(f, marked, old)
 	}
-	return continuedAction(f, marked, old)
 }
 
-// cachedAction decides what to do with cached_tokens and the prompt_tokens_details around it, or at the place where the event lacks them.
+// cachedAction decides what to do with cached_tokens in the event, or with the prompt_tokens_details around it. It depends on
+// Options.Cached, which is the prefill engine's count, unknownCached or OwnCached.
 func cachedAction(f *Filter, marked *mark, old []byte) action {
-	switch marked.kind {
-	case detailsValue: // the details as a whole; cached_tokens in them has a mark of its own
-		if f.options.Cached == unknownCached && marked.hasOnlyCached { // the details would be empty without cached_tokens
-			return removeMember
-		}
+	isUnknown := f.options.Cached == unknownCached // the client must not get any count
+	switch {
+	case marked.kind == detailsValue && isUnknown && marked.hasOnlyCached: // without cached_tokens, the details would be empty
+		return removeMember
+	case marked.kind == detailsValue: // cached_tokens in the details has a mark of its own
 		return keepValue
-	case cachedValue:
-		switch f.options.Cached {
-		case OwnCached: // this engine's own count is right
-			return keepValue
-		case unknownCached:
-			return removeMember
-		}
-		return setUnlessSame(f, marked, old) // the prefill engine's count replaces it
+	case f.options.Cached == OwnCached: // this engine's own count is right
+		return keepValue
+	case isUnknown:
+		return removeMember
 	}
-	// The event lacks cached_tokens: noDetails, nullDetails, noCached. The prefill engine's count is inserted.
-	if f.facts.hasUsage {
-		return setValue
-	}
-	return keepValue // a usage whose counts could not be read gets no new details
+	return setUnlessSame(f, marked, old) // the prefill engine's count replaces it
 }
 
-// continuedAction decides what to do with created, and with a member that is only marked if this engine continues the answer of an earlier
-// engine.
+// continuedAction decides what to do with a member that is marked because this engine continues the answer of an earlier engine. The client
+// must see one answer: the head of the first engine's events, and counts from the beginning of the answer. created is also marked if
+// Options.Created replaces it. old is the member's value in the event.
 func continuedAction(f *Filter, marked *mark, old []byte) action {
 	switch marked.kind {
 	case roleValue: // the client has the role from the first engine
@@ -151,7 +153,7 @@ func continuedAction(f *Filter, marked *mark, old []byte) action {
 			return removeMember // the first engine of this answer sent no fingerprint
 		}
 	}
-	return setUnlessSame(f, marked, old)
+	return setUnlessSame(f, marked, old) // appendValue has the first engine's value, or the count from the beginning
 }
 
 // setUnlessSame returns setValue, or keepValue if the member has the client's value already: an event without any edit is not copied.
@@ -163,21 +165,24 @@ func setUnlessSame(f *Filter, marked *mark, old []byte) action {
 	return setValue
 }
 
-// usageAction decides what to do with a usage, whose value in the event is old.
+// usageAction decides what to do with a usage, whose value in the event is old. A client that asked for the usage of each event keeps it.
+// One that asked for the final usage keeps it in the event without choices, and gets null in all others. A client that asked for none gets
+// no usage; at /inference/v1/generate it gets null.
 func usageAction(f *Filter, old []byte) action {
 	wanted := f.continuousUsage || f.options.Usage && f.facts.choices == 0 // the client asked for the usage of this event
 	switch {
 	case wanted:
 		return keepValue
-	case !f.options.Usage && !f.isTokensForm: // at /inference/v1/generate every event has a usage, and the client expects one
+	case !f.options.Usage && !f.isTokensForm: // at /inference/v1/generate every event has the member usage, so it must stay
 		return removeMember
 	case rawjson.IsNull(old):
 		return keepValue
 	}
-	return setNull // OpenAI sends null in each event before the one with the final usage
+	return setNull // as OpenAI does in each event before the one with the final usage
 }
 
-// appendValue appends what the client gets at a mark if it gets a new value there. old is the value in the event.
+// appendValue appends the new value of a marked member, which may differ from old, its value in the event. At a place where the event lacks
+// cached_tokens, it appends what must be inserted.
 func (f *Filter) appendValue(dst []byte, marked *mark, old []byte) []byte {
 	switch marked.kind {
 	case noDetails, nullDetails, noCached: // the event lacks cached_tokens
@@ -189,11 +194,13 @@ func (f *Filter) appendValue(dst []byte, marked *mark, old []byte) []byte {
 	case indexValue: // the index of a choice
 		return strconv.AppendInt(dst, int64(f.options.Choice), 10)
 	case createdValue:
-		if f.options.Created != 0 { // the caller wants this value; otherwise the mark is for a continued answer
+		if f.options.Created != 0 { // the caller has chosen this value
 			return strconv.AppendInt(dst, f.options.Created, 10)
 		}
+		return appendContinued(dst, f, createdValue, old) // the first engine's value
+	default: // the kinds that are only marked if this engine continues an answer: model, the counts of the usage and so on
+		return appendContinued(dst, f, marked.kind, old)
 	}
-	return appendContinued(dst, f, marked.kind, old)
 }
 
 // appendContinued appends the value of a member that differs because this engine continues the answer of an earlier engine, so

@@ -106,7 +106,7 @@ func (f *Filter) Reset(o Options) {
 // Some forms have no [DONE]. For their last event, Event returns NotEnded and sets streamEnded, by which Answer.Event, its caller, finds
 // the end.
 func (f *Filter) Event(e Event, dst []byte) (out []byte, end End) {
-	f.facts.isEmpty = false // the value is of the previous event, and Answer.Event looks at it after each event
+	f.facts.isEmpty = false // Answer.Event looks at it after each event, even after one whose facts are not read
 	switch {
 	case e.Kind == KindComment:
 		return e.Raw, NotEnded
@@ -120,6 +120,22 @@ func (f *Filter) Event(e Event, dst []byte) (out []byte, end End) {
 	case !f.options.Form.chunked(): // the events have no choices, as those of /v1/responses
 		return f.takeFormEvent(e, dst)
 	}
+	return takeChunk(f, e, dst)
+}
+
+// appendEvent does what Event does, and appends to dst what the client gets, even if the event does not change.
+func appendEvent(f *Filter, e Event, dst []byte) ([]byte, End) {
+	out, end := f.Event(e, dst)
+	isEdited := len(out) > 0 && &out[0] != &e.Raw[0] // then out is dst with the edited event appended; else it is e.Raw or nil
+	if isEdited {
+		return out, end
+	}
+	return append(dst, out...), end
+}
+
+// takeChunk takes the next event of a form whose events have choices. It reads the event into f.facts and f.marks, counts its tokens,
+// decides what the client gets of it, and adds it to the transcript, if there is one. The results are those of Event.
+func takeChunk(f *Filter, e Event, dst []byte) (out []byte, end End) {
 	f.facts = facts{choices: noChoiceList}
 	f.marks = f.marks[:0]
 	if e.Kind == KindOpaque { // the event is larger than the reader's limit, so it is forwarded without being read
@@ -252,12 +268,12 @@ func (f *Filter) countTokens(data []byte) {
 	}
 }
 
-// storeUsage stores the usage of the event that was read, whose data is data. The tokens of later events are added to its count.
+// storeUsage stores the usage of the event that was read, whose data is data.
 func storeUsage(f *Filter, data []byte) {
 	facts := &f.facts
 	f.usageSeen = true
-	f.idsAtUsage, f.chunksAtUsage = f.ids, f.chunks
 	f.usage = facts.usage
+	f.idsAtUsage, f.chunksAtUsage = f.ids, f.chunks // countTokens adds the ids or chunks that come from here on to the usage
 	f.details = f.details[:0]
 	if facts.detailsEnd-facts.detailsAt <= maxDetails {
 		f.details = append(f.details, data[facts.detailsAt:facts.detailsEnd]...)
@@ -279,26 +295,48 @@ func (f *Filter) assumedPerChunk() float64 {
 	return f.options.TokensPerChunk
 }
 
-// decide decides what the client gets of the event. First it looks for a bad end: recomputed, error or abort. Otherwise it stores what the
-// event says of the end of the answer, the finish_reason and the final usage, and drops an unwanted event. An event that is no failure sets
-// started, because it shows that the engine has the KV. The end that decide returns is Preempted, Refused or NotEnded.
+// decide decides what the client gets of the event. First it looks for a bad end of the answer. Otherwise it stores what the event says of
+// the answer, and drops an unwanted event. An event that is no failure sets started, because it shows that the engine has the KV. The end
+// that decide returns is Preempted, Refused or NotEnded.
 func (f *Filter) decide(e Event, dst []byte) ([]byte, End) {
 	facts := &f.facts
 	finish := e.Data[facts.finishAt:facts.finishEnd] // the finish_reason; empty: the event has none
-	switch {
-	case facts.recomputed: // checked first: a stop_reason recomputed is a preemption, whatever the finish_reason is
-		f.started = true
-		if !facts.content { // the event only reports the preemption
+	if end := badEnd(f, finish); end != NotEnded {
+		if end == Preempted && !facts.content { // the event only reports the preemption
 			return nil, Preempted
 		}
-		return f.editMarked(e, dst), Preempted
-	case string(finish) == "abort" && f.options.Aborted != nil && f.options.Aborted(): // no failure: the client itself aborted the answer
-		// goes on below
-	case string(finish) == "error", string(finish) == "abort":
-		f.failure = finishFailure(string(finish))
-		return f.editMarked(e, dst), Refused
+		return f.editMarked(e, dst), end // with Preempted the event has content for the client; with Refused, Answer.Event drops it
 	}
 	f.started = true
+	recordEnd(f, finish, e.Data)
+	if isDropped(f, finish) {
+		return nil, NotEnded
+	}
+	keepsUsage := facts.choices == 0 || f.continuousUsage // editMarked removes the usage from all other events, or sets it to null
+	f.usageSent = f.usageSent || facts.hasUsage && keepsUsage
+	return f.editMarked(e, dst), NotEnded
+}
+
+// badEnd returns Preempted if the engine gives up the answer because it ran out of KV memory, and Refused, with f.failure set, if the
+// engine reports an error; NotEnded: neither. finish is the event's finish_reason; empty: the event has none.
+func badEnd(f *Filter, finish []byte) End {
+	switch {
+	case f.facts.recomputed: // checked first: a stop_reason recomputed is a preemption, whatever the finish_reason is
+		f.started = true
+		return Preempted
+	case string(finish) == "abort" && f.options.Aborted != nil && f.options.Aborted(): // no failure: the client itself aborted the answer
+		return NotEnded
+	case string(finish) == "error", string(finish) == "abort":
+		f.failure = finishFailure(string(finish))
+		return Refused
+	}
+	return NotEnded
+}
+
+// recordEnd stores what the event, whose data is data, says of the prompt's length and of the end of the answer: the finish_reason and the
+// final usage. finish is the event's finish_reason; empty: the event has none.
+func recordEnd(f *Filter, finish, data []byte) {
+	facts := &f.facts
 	if facts.promptIDs > 0 {
 		f.promptIDs = facts.promptIDs
 	}
@@ -306,15 +344,9 @@ func (f *Filter) decide(e Event, dst []byte) ([]byte, End) {
 		f.finishReason, f.endedByStopText = finishReason(finish), facts.stopText
 		f.keepsKV = facts.handBackEnd > 0 // the event has kv_transfer_params, which say where the engine keeps the answer's KV
 	}
-	if f.finishReason != "" && facts.hasUsage {
-		f.deferUsage(e.Data)
+	if f.finishReason != "" && facts.hasUsage { // the usage is the final one
+		f.deferUsage(data)
 	}
-	if isDropped(f, finish) {
-		return nil, NotEnded
-	}
-	keepsUsage := facts.choices == 0 || f.continuousUsage // editMarked removes the usage from all other events, or sets it to null
-	f.usageSent = f.usageSent || facts.hasUsage && keepsUsage
-	return f.editMarked(e, dst), NotEnded
 }
 
 // isDropped says whether the client must not get the event, because only evenkeel asked for it, or because the client already has what
@@ -353,15 +385,16 @@ func (f *Filter) deferUsage(data []byte) {
 	}
 }
 
-// prepareUsage sets preparedUsage to a copy of the event, whose data is data, without choices. The usage comes last in the copy.
+// prepareUsage sets preparedUsage to the event that MissingUsage appends at the end of the answer: a copy of the event whose data is data,
+// with an empty list of choices. The list and the usage come last in it, in the order in which engines write them.
 func prepareUsage(f *Filter, data []byte) {
-	var usage []byte // not nil after the loop, because the event has a usage
+	var usage []byte // the last one in the event, which has at least one
 	f.preparedUsage = append(f.preparedUsage[:0], "data: {"...)
 	o := rawjson.ObjectAt(data, rawjson.Space(data, 0))
 	for o.NextValue() {
 		switch string(o.Key) {
-		case "choices": // the stored event gets an empty list instead
-		case "usage":
+		case "choices": // left out: an empty list is written below
+		case "usage": // written below
 			usage = o.Value()
 		default:
 			keyAndValue := data[o.Quote:o.Pos]
@@ -372,7 +405,8 @@ func prepareUsage(f *Filter, data []byte) {
 }
 
 // MissingUsage appends the event with only the final usage that deferUsage has prepared. It appends nothing if there is none, as when the
-// client did not ask for the usage or the engine itself has sent such an event. The caller calls it before [DONE].
+// client did not ask for the usage or the engine itself has sent such an event. The caller calls it before [DONE]. The event is a copy of
+// the engine's, so it is filtered as an event of the engine would be: the client's id replaces the engine's, and so on.
 func (f *Filter) MissingUsage(dst []byte) []byte {
 	if len(f.preparedUsage) == 0 {
 		return dst
@@ -380,11 +414,8 @@ func (f *Filter) MissingUsage(dst []byte) []byte {
 	const head = len("data: ")
 	data := f.preparedUsage[head : len(f.preparedUsage)-len(BlankLine)]
 	e := Event{Raw: f.preparedUsage, Data: data, Kind: KindData, dataAt: head}
-	out, _ := f.Event(e, dst)
-	if unchanged := len(out) > 0 && &out[0] == &e.Raw[0]; unchanged { // Event returns e.Raw itself if it edits nothing
-		return append(dst, out...)
-	}
-	return out
+	dst, _ = appendEvent(f, e, dst) // does not end the answer, because the event only repeats what the engine's event had
+	return dst
 }
 
 // LacksUsage says that the client asked for the usage, and that neither the engine has sent the final usage nor MissingUsage can append it.

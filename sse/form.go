@@ -97,13 +97,15 @@ func (f *Filter) ReadUsage(b []byte) (failed bool) {
 			}
 		}
 	}
-	isOneObject := o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b)
-	if !isOneObject { // what was read may be wrong
+	isOneObject := o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b) // Pos is -1 if the object is malformed; only white space may follow it
+	if !isOneObject {                                             // what was read may be wrong
 		return false
 	}
 	u.Total = u.Prompt + u.Completion
-	if u.Total > 0 && !failed {
-		f.usage, f.usageSeen, f.usageSent = u, true, true // usageSent: the client gets b as it is
+	hasUsage := u.Total > 0 // else b has no usage, or one that counts nothing
+	if hasUsage && !failed {
+		f.usage, f.usageSeen = u, true
+		f.usageSent = true // the client gets b as it is, and so the usage in it
 	}
 	return failed
 }
@@ -118,7 +120,10 @@ const maxHeldEvents = 4
 // takeFormEvent takes the next event, or an answer in one piece, of a form that is not chunked. Before the first event with a token, an
 // engine sends events that only announce the answer. takeFormEvent holds these back until the first token comes. Until then the engine may
 // still fail to get the KV, and another engine can answer in its place, because the client has received nothing. With the first token, out
-// has the held-back events before this one. If none are held back and this event does not change, out is e.Raw itself.
+// has the held-back events before this one.
+//
+// The results are those of Event: out is e.Raw itself if no events were held back and this one does not change, dst with the client's bytes
+// appended if it gets other bytes, and nil if it gets nothing.
 func (f *Filter) takeFormEvent(e Event, dst []byte) (out []byte, end End) {
 	if f.options.Form == Verbatim {
 		return f.forwardVerbatim(e)
@@ -128,21 +133,8 @@ func (f *Filter) takeFormEvent(e Event, dst []byte) (out []byte, end End) {
 	}
 	event := forms[f.options.Form].read(e.Data, f.options.Cached)
 	adaptToClient(f, &event, e.Data)
-	mayHoldPing := f.heldCount > 0 && f.heldCount < maxHeldEvents // a ping is held only after another event, and if there is room
-	lacksReason := !event.hasFinalUsage && f.finishReason == ""   // neither this event nor an earlier one has a finish_reason
-	switch {
-	case !event.readable:
-		return f.handleNonJSON(e.Data)
-	case event.failed:
-		f.failure = ReadFailure(event.errorText)
-		return e.Raw, Refused
-	case event.fault != nil:
-		f.fault = event.fault
-		return nil, Broken
-	case event.isPing && !f.started && !mayHoldPing: // a ping has no part of the answer, so it may be dropped
-		return nil, NotEnded
-	case event.endsStream && lacksReason:
-		return nil, Short
+	if out, end, rejected := rejectFormEvent(f, e, &event); rejected {
+		return out, end
 	}
 	f.eventCount++
 	setFacts(f, &event)
@@ -160,6 +152,33 @@ func (f *Filter) takeFormEvent(e Event, dst []byte) (out []byte, end End) {
 	dst = append(dst, f.heldEvents...)
 	f.heldEvents = f.heldEvents[:0]
 	return f.appendEdited(e, event.edits, dst), NotEnded
+}
+
+// rejectFormEvent says whether an event is kept out of the answer: it cannot be read or forwarded, it reports a failure, it ends the stream
+// before a finish_reason has come, or it is a ping that can be dropped. If rejected is true, out and end are the results of takeFormEvent.
+func rejectFormEvent(f *Filter, e Event, event *formFacts) (out []byte, end End, rejected bool) {
+	switch {
+	case !event.readable:
+		out, end = f.handleNonJSON(e.Data)
+		return out, end, true
+	case event.failed:
+		f.failure = ReadFailure(event.errorText)
+		return e.Raw, Refused, true
+	case event.fault != nil:
+		f.fault = event.fault
+		return nil, Broken, true
+	case event.isPing && dropsPings(f):
+		return nil, NotEnded, true
+	case event.endsStream && !event.hasFinalUsage && f.finishReason == "": // neither this event nor an earlier one has a finish_reason
+		return nil, Short, true
+	}
+	return nil, NotEnded, false
+}
+
+// dropsPings says whether a ping is dropped now, because no part of the answer has come, and the ping cannot be held back: it would be the
+// first event, or as many events as allowed are held back already.
+func dropsPings(f *Filter) bool {
+	return !f.started && (f.heldCount == 0 || f.heldCount >= maxHeldEvents)
 }
 
 // adaptToClient adds the edits that only this client needs, such as its own id, if the form has such edits. It may also set
@@ -185,10 +204,11 @@ func recordFormEvent(f *Filter, event *formFacts, data []byte) {
 	if record := forms[f.options.Form].record; record != nil && f.options.Transcript != nil {
 		record(f.options.Transcript, f, event, data)
 	}
-	if event.hasFinalUsage { // in these forms, the final usage and the finish_reason come in the same event
+	if event.hasFinalUsage { // in all forms that are not chunked, the final usage and the finish_reason come in the same event
 		f.finishReason, f.endedByStopText = event.finishReason, event.endedByStopText
 	}
-	f.streamEnded = event.endsStream && f.finishReason != "" // the last event may come after the one with the finish_reason
+	// The last event may come after the one with the finish_reason. Without a finish_reason, the answer was cut short.
+	f.streamEnded = event.endsStream && f.finishReason != ""
 }
 
 // hold stores an event that only announces the answer, with its edits applied. It returns Broken if the engine sends more than
@@ -203,8 +223,9 @@ func hold(f *Filter, e Event, edits []edit) End {
 	return NotEnded
 }
 
-// setFacts copies the facts of an event whose form is not chunked to f.facts, so that countTokens and exceededLimit can use them. It first
-// completes a usage without the prompt's tokens by those of the last usage.
+// setFacts copies the facts of an event without a list of choices, as those of /v1/messages, to f.facts. There countTokens and
+// exceededLimit find them as they find those of a completion's chunk. It first completes a usage without the prompt's tokens by those of
+// the last usage.
 func setFacts(f *Filter, event *formFacts) {
 	// SGLang sends the prompt's tokens in message_start only (0.5.23, entrypoints/anthropic/serving.py).
 	if event.usage.Prompt == 0 && event.usage.Total > 0 {
@@ -213,7 +234,7 @@ func setFacts(f *Filter, event *formFacts) {
 	}
 	choices := noChoiceList
 	if event.hasFinalUsage {
-		choices = 0 // as in chunked forms, where countTokens knows the final usage by the empty list of choices
+		choices = 0 // countTokens takes a usage as the final one if the list of choices is empty, as in the last chunk of a completion
 	}
 	f.facts = facts{choices: choices, isEmpty: event.isPing, content: event.hasTokens, hasUsage: event.usage.Total > 0, usage: event.usage}
 }

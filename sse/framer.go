@@ -44,14 +44,15 @@ type Framer struct {
 	bufIsCallers bool
 	scratch      []byte // memory for the Data of events with several data lines that were returned since the last Feed
 
-	eventStart int // offset in buf where the current event starts
-	lineStart  int // offset in buf where the current line starts
-	scanned    int // offset in buf: the current line has no line end before it
-	nextLF     int // there is no LF from scanned up to this offset; each lone CR would otherwise cost another search for the next LF
+	// These are offsets in buf:
+	eventStart     int // where the current event starts, or the part of it that Next has not returned as pieces
+	lineStart      int // where the current line starts, or the part of it that Next has not returned as pieces
+	lineSearchedTo int // the current line has no line end before this offset
+	lfSearchedTo   int // there is no LF from lineSearchedTo up to this offset; each lone CR would otherwise cost another search for an LF
 
-	emittedBytes     int  // bytes of this event that were returned already, as opaque pieces
-	lineStartEmitted bool // some bytes of the current line were returned already, so the line is not blank
-	afterCR          bool // the previous line of this event ended in a lone CR
+	emittedBytes       int  // bytes of this event that were returned already, as opaque pieces
+	lineHasEmittedPart bool // some bytes of the current line were returned already, so the line is not blank
+	afterCR            bool // the previous line of this event ended in a lone CR
 
 	dataLines       int // data lines of the current event so far
 	dataAt, dataLen int // offset (from eventStart) and length of the value of its first data line
@@ -96,13 +97,11 @@ func (f *Framer) Feed(p []byte) {
 // slice. Without an unfinished event it only forgets that slice.
 func (f *Framer) copyUnfinished() {
 	unfinished := f.buf[f.eventStart:]
-	if len(unfinished) > 0 && f.eventStart == 0 && !f.bufIsCallers {
-		return // the event is there already; copying it again at each Feed would take time quadratic in its length
+	isInPlace := len(unfinished) > 0 && f.eventStart == 0 && !f.bufIsCallers
+	if isInPlace {
+		return // copying it again at each Feed would take time quadratic in its length
 	}
-	f.lineStart -= f.eventStart // from now on, all offsets count from the start of the unfinished event
-	f.scanned -= f.eventStart
-	f.nextLF = max(0, f.nextLF-f.eventStart)
-	f.eventStart = 0
+	f.countFromEventStart()
 	if len(unfinished) == 0 {
 		f.buf, f.bufIsCallers = nil, false
 		return
@@ -111,19 +110,27 @@ func (f *Framer) copyUnfinished() {
 	f.buf, f.bufIsCallers = f.ownBuf, false
 }
 
+// countFromEventStart changes all offsets so that they count from the start of the unfinished event.
+func (f *Framer) countFromEventStart() {
+	f.lineStart -= f.eventStart
+	f.lineSearchedTo -= f.eventStart
+	f.lfSearchedTo = max(0, f.lfSearchedTo-f.eventStart) // it may still be the LF at the end of the event before
+	f.eventStart = 0
+}
+
 // Next returns the next complete event; false: none has come. Its slices are valid until the next Feed. An event that is larger
-// than the limit comes in pieces of KindOpaque.
+// than the limit comes in pieces of KindOpaque: the bytes that have come of it, wherever they end in a line, and then the rest.
 func (f *Framer) Next() (Event, bool) {
 	for {
 		end, next, hasEnd := f.lineEnd()
 		if !hasEnd { // the line is not complete, and neither is the event
-			return f.takePiece()
+			return f.takePiece() // a piece of the event if it is already too large, else nothing
 		}
-		blank := end == f.lineStart && !f.lineStartEmitted // if a piece has ended within the line, lineStart is not its true start
-		if !blank && f.emittedBytes == 0 {                 // the data of an event that comes in pieces is not read
+		blank := end == f.lineStart && !f.lineHasEmittedPart // if a piece has ended within the line, lineStart is not its true start
+		if !blank && f.atEventStart() {                      // the data of an event that comes in pieces is not read
 			f.recordDataLine(end)
 		}
-		f.lineStart, f.scanned, f.lineStartEmitted = next, next, false
+		f.lineStart, f.lineSearchedTo, f.lineHasEmittedPart = next, next, false
 		if blank {
 			return f.takeEvent(next), true
 		}
@@ -133,6 +140,9 @@ func (f *Framer) Next() (Event, bool) {
 // Buffered returns how many bytes of an unfinished event have come, including those returned
 // as opaque pieces. If it is not 0 when the stream ends, the stream was cut off.
 func (f *Framer) Buffered() int { return f.emittedBytes + f.unreturned() }
+
+// atEventStart says whether Next has returned no piece of the current event, so that the bytes from eventStart on are its beginning.
+func (f *Framer) atEventStart() bool { return f.emittedBytes == 0 }
 
 // unreturned returns how many bytes of the unfinished event have come that Next has not returned as opaque pieces.
 func (f *Framer) unreturned() int { return len(f.buf) - f.eventStart }
@@ -154,27 +164,21 @@ func emptied(buf []byte) []byte {
 // A CR that is the last byte so far may be half of a CRLF, so lineEnd waits for the next byte. It does not wait for a blank line
 // after a line that ended in a lone CR: this stream does not use CRLF, and waiting would delay each event until the next one.
 func (f *Framer) lineEnd() (end, next int, ok bool) {
-	limit := len(f.buf)
-	f.nextLF = max(f.nextLF, f.scanned)
-	lf := bytes.IndexByte(f.buf[f.nextLF:], '\n')
-	if lf >= 0 {
-		limit = f.nextLF + lf
-	}
-	f.nextLF = limit
-	cr := bytes.IndexByte(f.buf[f.scanned:limit], '\r') // the line may end in a CR before the first LF
-	switch crAt := f.scanned + cr; {
-	case cr < 0 && lf < 0: // neither a CR nor an LF has come
-		f.scanned = limit
+	lfAt, hasLF := f.findLF()
+	cr := bytes.IndexByte(f.buf[f.lineSearchedTo:lfAt], '\r') // the line may end in a CR before the first LF
+	crAt := f.lineSearchedTo + cr
+	isBlankAfterCR := f.afterCR && crAt == f.lineStart && !f.lineHasEmittedPart // a line that begins with its CR, after a lone CR
+	switch {
+	case cr < 0 && !hasLF: // neither a CR nor an LF has come
+		f.lineSearchedTo = len(f.buf)
 		return 0, 0, false
 	case cr < 0: // the line ends in an LF
 		f.afterCR = false
-		return limit, limit + 1, true
-	// A blank line after a line that ended in a lone CR. If a piece has ended within the line, lineStart is not its true start, and the
-	// line is not blank.
-	case crAt == f.lineStart && f.afterCR && !f.lineStartEmitted:
+		return lfAt, lfAt + 1, true
+	case isBlankAfterCR:
 		return crAt, crAt + 1, true
 	case crAt+1 == len(f.buf): // a lone CR, or the first half of a CRLF whose LF has not come
-		f.scanned = crAt
+		f.lineSearchedTo = crAt
 		return 0, 0, false
 	case f.buf[crAt+1] == '\n': // the line ends in a CRLF
 		f.afterCR = false
@@ -183,6 +187,18 @@ func (f *Framer) lineEnd() (end, next int, ok bool) {
 		f.afterCR = true
 		return crAt, crAt + 1, true
 	}
+}
+
+// findLF returns the offset of the first LF from lineSearchedTo on; found is false, and the offset is len(f.buf), if none has come.
+func (f *Framer) findLF() (lfAt int, found bool) {
+	f.lfSearchedTo = max(f.lfSearchedTo, f.lineSearchedTo)
+	distance := bytes.IndexByte(f.buf[f.lfSearchedTo:], '\n')
+	if distance < 0 {
+		f.lfSearchedTo = len(f.buf)
+		return len(f.buf), false
+	}
+	f.lfSearchedTo += distance
+	return f.lfSearchedTo, true
 }
 
 // recordDataLine counts the current line, which ends at end, if it is a data line. Of the event's first data line it also records where the
@@ -225,8 +241,8 @@ func (f *Framer) takeEvent(next int) Event {
 // such bytes, takePiece returns false, and copies the unfinished event, because the caller of Feed may reuse its slice.
 func (f *Framer) takePiece() (Event, bool) {
 	end := len(f.buf)
-	if f.scanned < end { // the last byte is a CR, which may be half of a CRLF
-		end = f.scanned // leaves the CR for the next call
+	if f.lineSearchedTo < end { // the last byte is a CR, which may be half of a CRLF
+		end = f.lineSearchedTo // leaves the CR for the next call
 	}
 	tooLarge := f.Buffered() > f.max
 	if !tooLarge || end == f.eventStart {
@@ -236,8 +252,14 @@ func (f *Framer) takePiece() (Event, bool) {
 		return Event{}, false
 	}
 	e := Event{Raw: f.buf[f.eventStart:end:end], Kind: KindOpaque}
-	f.lineStartEmitted = f.lineStartEmitted || end > f.lineStart // the piece ends within a line, so the line is not blank
-	f.emittedBytes += end - f.eventStart
-	f.eventStart, f.lineStart, f.scanned, f.dataLines = end, end, end, 0 // the rest of the event begins here
+	f.beginRest(end)
 	return e, true
+}
+
+// beginRest makes the rest of the unfinished event begin at end, because takePiece returns the bytes before it.
+func (f *Framer) beginRest(end int) {
+	f.lineHasEmittedPart = f.lineHasEmittedPart || end > f.lineStart // the piece ends within a line, so the line is not blank
+	f.emittedBytes += end - f.eventStart
+	f.eventStart, f.lineStart, f.lineSearchedTo = end, end, end
+	f.dataLines = 0 // the data of an event that comes in pieces is not read
 }

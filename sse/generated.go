@@ -30,10 +30,10 @@ func readGenerated(b []byte, _ int) (s formFacts) {
 			}
 		}
 	}
-	s.readable = o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b)
-	s.endAt = max(0, o.Pos-1) // Pos is after the closing brace, or -1 if b is no object
-	s.hasFinalUsage = s.finishReason != ""
-	s.hasTokens = s.usage.Completion > 0
+	s.readable = o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b) // b is one object, and only white space follows it
+	s.endAt = max(0, o.Pos-1)                                   // Pos is after the closing brace, or -1 if b is no object
+	s.hasFinalUsage = s.finishReason != ""                      // each event has the usage so far, and only the last one has a finish_reason
+	s.hasTokens = s.usage.Completion > 0                        // the usage counts all tokens so far; an event before the first one has 0
 	return s
 }
 
@@ -91,36 +91,43 @@ func (f *Filter) adaptGenerated(s *formFacts, data []byte) {
 		byClient := f.options.Aborted != nil && f.options.Aborted() // the client itself aborted the answer, so it has not failed
 		s.failed = s.failed || !byClient
 	}
-	if len(f.id) > 0 && s.idAt.to > 0 { // the client gets another id than the one in the event
+	eventHasID := s.idAt.to > 0
+	if len(f.id) > 0 && eventHasID { // the client gets f.id instead
 		s.idAt.replacement = string(f.id)
 		s.edits = append(s.edits, s.idAt)
 	}
-	if f.options.Choice >= 0 && !f.options.Unstreamed { // Choice is the index of the prompt; an answer in one piece has no index
-		comma := ","
-		open := rawjson.Space(data, 0) // the offset of the object's opening brace
-		if hasNoMembers := rawjson.Space(data, open+1) == s.endAt; hasNoMembers {
-			comma = ""
-		}
-		s.edits = append(s.edits, edit{s.endAt, s.endAt, comma + `"index":` + strconv.Itoa(f.options.Choice)})
+	promptIndex := f.options.Choice // -1: the request has no list of prompts, so events have no index
+	if promptIndex >= 0 && !f.options.Unstreamed {
+		s.addIndex(promptIndex, data)
 	}
-	if f.options.Continuation != nil && f.options.Continuation.Last != nil { // earlier engines have sent a part of the answer
+	isContinued := f.options.Continuation != nil && f.options.Continuation.Last != nil // earlier engines have sent a part of the answer
+	if isContinued {
 		joinGenerated(f, s, data)
 	}
 }
 
-// joinGenerated adds the edits that join an event of the engine that continues an answer to the last event of the engines before. If only
-// one of the engines sends all of the answer so far in each event, it sets fault instead.
+// addIndex adds the edit that appends the member index to the event, whose data is data: the index of the prompt in the client's request.
+func (s *formFacts) addIndex(promptIndex int, data []byte) {
+	comma := ","
+	open := rawjson.Space(data, 0) // the offset of the object's opening brace
+	if hasNoMembers := rawjson.Space(data, open+1) == s.endAt; hasNoMembers {
+		comma = ""
+	}
+	s.edits = append(s.edits, edit{from: s.endAt, to: s.endAt, replacement: comma + `"index":` + strconv.Itoa(promptIndex)})
+}
+
+// joinGenerated adds the edits that join an event of the engine that continues an answer to the last event of the engines before. Some
+// engines send all of the answer so far in each event (Cumulative), others only its new part (Delta). If this engine and those before it
+// differ in this, joinGenerated sets fault instead.
 func joinGenerated(f *Filter, s *formFacts, data []byte) {
 	continuation := f.options.Continuation
 	earlierIDs := 0 // token ids in earlier events of this engine
 	if f.options.Transcript != nil {
 		earlierIDs = len(f.options.Transcript.IDs)
 	}
-	listedIDs := countListed(data, s.idsAt) // token ids in this event
-	allTokens := s.usage.Completion         // tokens of this engine so far, by its own count
-	// After the first event with tokens, an event that lists all of these tokens is cumulative. One that lists fewer has only the new
-	// ones.
-	growth, _ := growthOf(listedIDs, allTokens, earlierIDs)
+	listedIDs := countListed(data, s.idsAt)                 // token ids in this event
+	allTokens := s.usage.Completion                         // tokens of this engine so far, by its own count
+	growth, _ := growthOf(listedIDs, allTokens, earlierIDs) // GrowthUnknown if no earlier event had ids
 	otherGrowth := growth != GrowthUnknown && growth != continuation.Grows
 	// In a cumulative stream, an event that lacks some ids cannot be joined, because the joined list would lack them, too.
 	lacksIDs := continuation.Grows == Cumulative && listedIDs != allTokens

@@ -28,7 +28,8 @@ func growthOf(listed, completion, earlier int) (growth Growth, ok bool) {
 	return Delta, listed+earlier == completion
 }
 
-// recordGenerated adds an event of /generate, whose data is b, to the transcript.
+// recordGenerated adds an event of /generate, whose data is b, to the transcript. The event has either the whole answer so far (Cumulative)
+// or only the new part (Delta), which decides what in it is new.
 func (t *Transcript) recordGenerated(f *Filter, s *formFacts, b []byte) {
 	if t.Head.ID == nil && s.idAt.to-s.idAt.from <= maxHead { // a longer id is left out, as in readHead
 		t.Head.ID = bytes.Clone(b[s.idAt.from:s.idAt.to])
@@ -37,8 +38,8 @@ func (t *Transcript) recordGenerated(f *Filter, s *formFacts, b []byte) {
 	idsBefore := len(t.IDs)
 	growth := t.recordGeneratedIDs(s, b)
 	t.Content = t.Content || len(t.IDs) > idsBefore     // the client has a part of the answer, even if the new tokens show no text yet
-	t.recordShown(b[s.textAt.from:s.textAt.to], growth) // the growth decides how a new text is recognised
-	t.Last = append(t.Last[:0], b...)
+	t.recordShown(b[s.textAt.from:s.textAt.to], growth) // how many of the tokens the client has seen as text
+	t.Last = append(t.Last[:0], b...)                   // the events of the next engine are joined to it
 }
 
 // recordGeneratedIDs adds the ids of the event's new tokens. It returns whether the event has the whole answer so far (Cumulative) or only
@@ -46,18 +47,21 @@ func (t *Transcript) recordGenerated(f *Filter, s *formFacts, b []byte) {
 // answer, if the number of ids does not fit the engine's count, or if earlier events were of the other kind.
 func (t *Transcript) recordGeneratedIDs(s *formFacts, b []byte) Growth {
 	idsBefore := len(t.IDs)
-	grows, consistent := growthOf(countListed(b, s.idsAt), s.usage.Completion, idsBefore)
+	listed, allTokens := countListed(b, s.idsAt), s.usage.Completion // ids in this event, and tokens so far by the engine's count
+	grows, consistent := growthOf(listed, allTokens, idsBefore)
 	if grows != GrowthUnknown {
 		consistent = consistent && (t.Grows == GrowthUnknown || t.Grows == grows)
 		t.Grows = grows
 	}
-	t.Unread = t.Unread || !consistent
-	repeated := 0 // how many ids at the beginning of the list came in earlier events
+	t.Unread = t.Unread || !consistent // no other engine continues an Unread transcript
+	repeated := 0                      // how many ids at the beginning of the list came in earlier events
 	if grows == Cumulative {
 		repeated = idsBefore
 	}
-	hasIDs := s.idsAt.to > 0 // else the event has no list of ids
-	for ids := rawjson.ArrayAt(b, s.idsAt.from); hasIDs && ids.Next(); {
+	if hasIDs := s.idsAt.to > 0; !hasIDs { // the event has no list of ids
+		return grows
+	}
+	for ids := rawjson.ArrayAt(b, s.idsAt.from); ids.Next(); {
 		id := takeElement(&ids)
 		if ids.N > repeated {
 			t.recordID(id)
@@ -66,9 +70,10 @@ func (t *Transcript) recordGeneratedIDs(s *formFacts, b []byte) Growth {
 	return grows
 }
 
-// recordShown counts all tokens so far as shown to the client if the event's text surely includes the text of all of them. textJSON is the
-// text as a JSON string, with its quotes. It is empty if the event has no text at all: the engine then has no tokenizer, and the client
-// misses no text.
+// recordShown counts all tokens so far as shown to the client, if the event has new text and the engine holds none back. An engine holds
+// back the text of the last tokens while the next token may change it, as when a character is not complete. textJSON is the event's text as
+// a JSON string, with its quotes. It is empty if the event has no text at all: the engine then has no tokenizer, and the client misses no
+// text.
 func (t *Transcript) recordShown(textJSON []byte, grows Growth) {
 	hasText := len(textJSON) > 0
 	isNew := len(textJSON) > t.textBytes // in a cumulative stream, the text is longer than that of the last event
@@ -79,7 +84,7 @@ func (t *Transcript) recordShown(textJSON []byte, grows Growth) {
 		return // the text of the new tokens comes with a later event
 	}
 	t.textBytes = len(textJSON)
-	if showsAllTokens(textJSON) {
+	if holdsNothingBack(textJSON) {
 		t.Shown = len(t.IDs)
 	}
 }
@@ -93,10 +98,11 @@ func countListed(b []byte, at edit) (n int) {
 	return n
 }
 
-// showsAllTokens says whether a text that has just become longer surely includes the text of all its tokens. textJSON is the text as a JSON
-// string, with its quotes; empty: the event has no text. If the engine holds back characters that may still change, the text ends with a
-// space or a Chinese character (SGLang 0.5.23, find_printable_text in utils.py).
-func showsAllTokens(textJSON []byte) bool {
+// holdsNothingBack says whether a text that has just become longer surely includes the text of all its tokens. textJSON is the text as a
+// JSON string, with its quotes; empty: the event has no text. If an engine holds back characters that the next token may change, it cuts
+// the text after a space or a Chinese character (SGLang 0.5.23, find_printable_text in utils.py). So a text with another last character is
+// not cut. One with such a last character may be cut, so the result is false.
+func holdsNothingBack(textJSON []byte) bool {
 	switch {
 	case len(textJSON) == 0: // an engine without a tokenizer sends no text, so no token lacks its text
 		return true
@@ -115,22 +121,23 @@ func showsAllTokens(textJSON []byte) bool {
 
 // Join appends next, the transcript of the engine that continued this answer. Head, Prompt, PromptIDs and HandBack do not change.
 func (t *Transcript) Join(next *Transcript) {
-	if next.Content { // without content from the next engine, the client has seen no new tokens
+	if next.Content { // else the client has seen none of the next engine's tokens
 		t.Shown = len(t.IDs) + next.Shown
 	}
 	t.IDs = append(t.IDs, next.IDs...)
 	t.Text = append(t.Text, next.Text...)
 	t.Runes += next.Runes
-	t.Completed += next.Completed
-	t.Guessed = t.Guessed || next.Guessed
-	t.Content = t.Content || next.Content
+	t.Completed += next.Completed            // tokens
+	t.Guessed = t.Guessed || next.Guessed    // some of these tokens are estimated
+	t.Content = t.Content || next.Content    // text, reasoning or a tool call has come
 	t.MoreThan = t.MoreThan || next.MoreThan // there was content other than plain text
 	t.Unread = t.Unread || next.Unread       // a part of the answer may be missing
 	t.joinLast(next)                         // the last event, for /generate
 }
 
-// joinLast replaces t.Last, the last event of the engines before, by next.Last, edited so that it also has their part of the answer. It
-// also adds weight_versions, so that the list of a further engine can be joined to it.
+// joinLast replaces t.Last, the last event of the engines before, by next.Last, edited so that it also has their part of the answer. Both
+// are events of /generate. joinLast first makes sure that next.Last has weight_versions, in which SGLang lists which model weights made
+// which tokens. Otherwise the list that a further engine sends could not be joined to it.
 func (t *Transcript) joinLast(next *Transcript) {
 	if len(next.Last) == 0 { // the endpoint is not /generate, or the next engine sent nothing
 		return
@@ -140,7 +147,8 @@ func (t *Transcript) joinLast(next *Transcript) {
 		t.Last, t.Grows = last, next.Grows // Grows says whether events have the whole answer so far or only the new part
 		return
 	}
-	t.Last = applyEdits(editsToJoin(nil, t.Last, t.Grows, last), last)
+	edits := editsToJoin(nil, t.Last, t.Grows, last)
+	t.Last = applyEdits(edits, last)
 }
 
 // withWeightVersions returns a copy of the event with the member weight_versions, a list of spans that says which model weights made which
@@ -179,43 +187,45 @@ var perTokenMembers = []string{
 	"output_token_sampling_logprobs",
 }
 
-// editsToJoin adds the edits that make the event b look as if its engine had made the whole answer. last is the last event of the
-// engines before. If grows is Delta, the text and the ids stay, because the client joins those of all events itself.
+// editsToJoin adds the edits that make the event b, of an engine that continues an answer, look as if this engine had made the whole
+// answer. last is the last event of the engines before; grows says whether it has the whole answer up to there. If it has (Cumulative), its
+// text and ids come before those of b. If not (Delta), the text and the ids of b stay, because the client joins those of all events itself.
+// The ids of the prompt become those of the client's own prompt, and meta_info gets the numbers of the whole answer.
 func editsToJoin(edits []edit, last []byte, grows Growth, b []byte) []edit {
 	o := rawjson.ObjectAt(b, rawjson.Space(b, 0))
 	for o.NextValue() {
-		before, put := memberOf(last, string(o.Key)), "" // put: the new value of the member; empty: it stays
+		before, joined := memberOf(last, string(o.Key)), "" // joined: the new value of the member; empty: the value in b stays
 		switch key := string(o.Key); {
 		case before == nil: // earlier engines sent no such member
 		case key == "text" && grows == Cumulative && before[0] == '"' && b[o.Val] == '"': // two JSON strings, joined without the quotes between
-			put = string(before[:len(before)-1]) + string(o.Value()[1:])
+			joined = string(before[:len(before)-1]) + string(o.Value()[1:])
 		case key == "output_ids" && grows == Cumulative:
-			put = joinLists(before, o.Value())
+			joined = joinLists(before, o.Value())
 		case key == "prompt_token_ids": // this engine's prompt includes the answer so far, so the client gets the ids of its own prompt
-			put = string(before)
+			joined = string(before)
 		case key == "meta_info" && b[o.Val] == '{':
 			edits = editsToJoinMeta(edits, before, grows, rawjson.ObjectAt(b, o.Val))
 		}
-		if put != "" {
-			edits = append(edits, edit{o.Val, o.Pos, put})
+		if joined != "" {
+			edits = append(edits, edit{from: o.Val, to: o.Pos, replacement: joined})
 		}
 	}
 	return edits
 }
 
-// editsToJoinMeta adds the edits that make a meta_info look as if its engine had made the whole answer. last is the meta_info of the
-// engines before.
-func editsToJoinMeta(edits []edit, last []byte, grows Growth, o rawjson.Object) []edit {
-	earlierTokens := numberOf(memberOf(last, "completion_tokens")) // tokens of the engines before
-	for o.NextValue() {
-		key, v := string(o.Key), o.Value()
+// editsToJoinMeta adds the edits that make meta look as if its engine had made the whole answer. meta is the meta_info of an event,
+// lastMeta that of the last event of the engines before. grows says whether events have the whole answer so far or only the new part.
+func editsToJoinMeta(edits []edit, lastMeta []byte, grows Growth, meta rawjson.Object) []edit {
+	earlierTokens := numberOf(memberOf(lastMeta, "completion_tokens")) // tokens of the engines before
+	for meta.NextValue() {
+		key, v := string(meta.Key), meta.Value()
 		if key == "finish_reason" && v[0] == '{' {
-			edits = editsToJoinReason(edits, rawjson.ObjectAt(o.Text, o.Val), earlierTokens)
+			edits = editsToJoinReason(edits, rawjson.ObjectAt(meta.Text, meta.Val), earlierTokens)
 			continue
 		}
-		joined := joinedMember(key, memberOf(last, key), v, grows, earlierTokens)
+		joined := joinedMember(key, memberOf(lastMeta, key), v, grows, earlierTokens)
 		if joined != "" { // empty: the engine's own value stays
-			edits = append(edits, edit{o.Val, o.Pos, joined})
+			edits = append(edits, edit{from: meta.Val, to: meta.Pos, replacement: joined})
 		}
 	}
 	return edits
@@ -232,11 +242,12 @@ func editsToJoinReason(edits []edit, reason rawjson.Object, earlierTokens int) [
 	return edits
 }
 
-// joinedMember returns the value that a member of meta_info has for the answer of all engines; empty: the value v of this engine stays.
-// before is the value in the last event of the engines before; nil: they sent none. These engines made earlierTokens tokens.
+// joinedMember returns the value that a member of meta_info must have in an answer that several engines made one after the other; empty:
+// the value v of the engine that answers now stays. before is the value in the last event of the engines before, which made earlierTokens
+// tokens; nil: they sent none. grows says whether each event has the whole answer so far or only the new part.
 func joinedMember(key string, before, v []byte, grows Growth, earlierTokens int) string {
 	switch {
-	case key == "weight_versions" && v[0] == '[':
+	case key == "weight_versions" && v[0] == '[': // even without before, its token numbers must count from the start of the answer
 		return joinSpans(before, v, earlierTokens)
 	case before == nil: // there is nothing to join with
 		return ""
@@ -244,7 +255,7 @@ func joinedMember(key string, before, v []byte, grows Growth, earlierTokens int)
 		if grows == Cumulative {
 			return joinLists(before, v)
 		}
-		return "" // each event has only the elements of its new tokens
+		return "" // Delta: each event has only the elements of its new tokens
 	case key == "completion_tokens", key == "reasoning_tokens", key == "output_token_logprobs_length",
 		key == "output_token_sampling_mask_length":
 		return strconv.Itoa(numberOf(before) + numberOf(v))

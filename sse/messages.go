@@ -14,8 +14,8 @@ const messageStop = "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"
 // noReason is the error of an answer that the engine ended without a stop_reason, as vLLM ends an aborted answer.
 const noReason = `{"error":"the decode engine ended the answer without a stop_reason"}`
 
-// readMessage reads an event of /v1/messages, or an answer in one piece. cached is Options.Cached: the number of cached prompt tokens that
-// the client is to see, unknownCached, or OwnCached for the engine's own number.
+// readMessage reads an event of /v1/messages, or an answer in one piece, and collects in s.edits how the client's copy must differ. cached
+// is Options.Cached: the number of cached prompt tokens that the client is to see, unknownCached, or OwnCached for the engine's own number.
 func readMessage(b []byte, cached int) (s formFacts) {
 	var kind string
 	s.errorText = b // used only if the event turns out to be an error
@@ -47,8 +47,8 @@ func readMessage(b []byte, cached int) (s formFacts) {
 		s.failed = true
 	case kind == "message": // an answer in one piece
 		s.hasFinalUsage, s.endsStream = true, true
-		// The loop has read the usage already, so its edits come twice. appendEdited skips an edit whose place an earlier one has
-		// replaced.
+		// b itself is the message. Of its members, the loop has read the usage already, so the edits in it are added twice; appendEdited
+		// skips an edit whose place an earlier one has replaced.
 		s.readAnswer(rawjson.ObjectAt(b, at), cached)
 	case kind == "message_delta":
 		s.hasFinalUsage = true
@@ -60,7 +60,7 @@ func readMessage(b []byte, cached int) (s formFacts) {
 	case kind == "ping":
 		s.isPing = true
 	}
-	s.sortEdits()
+	s.sortEdits() // appendEdited needs them in the order of their places
 	return s
 }
 

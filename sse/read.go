@@ -115,7 +115,7 @@ type mark struct {
 	level             uint8 // nesting depth: topLevel, secondLevel or thirdLevel
 	hasOnlyCached     bool  // of prompt_tokens_details: they have cached_tokens and no other member
 	needsComma        bool  // of the place for a new member: the object has members, after which a comma must come
-	open              int32 // offset of the opening brace of the object that has the member
+	openAt            int32 // offset of the opening brace of the object that has the member
 	membersBefore     int32 // number of members of this object that come before the member
 	comma, quote, val int32 // offsets of the comma before the member, of its key and of its value
 	end               int32 // offset of the end of the member's value
@@ -130,7 +130,7 @@ const (
 
 // markMember records the current member of o. If o.Pos is not yet the end of the value, the caller must set end later.
 func (f *Filter) markMember(kind valueKind, level uint8, o *rawjson.Object) {
-	f.marks = append(f.marks, mark{kind: kind, level: level, open: int32(o.Open), membersBefore: int32(o.N - 1), comma: int32(o.Comma),
+	f.marks = append(f.marks, mark{kind: kind, level: level, openAt: int32(o.Open), membersBefore: int32(o.N - 1), comma: int32(o.Comma),
 		quote: int32(o.Quote), val: int32(o.Val), end: int32(o.Pos)})
 }
 
@@ -143,7 +143,7 @@ func (f *Filter) markWholeMember(kind valueKind, level uint8, o *rawjson.Object)
 // markInsertion records where a new last member of an object could be inserted: before its closing brace, the byte before o.Pos. All
 // members of the object were read.
 func (f *Filter) markInsertion(kind valueKind, o *rawjson.Object) {
-	f.marks = append(f.marks, mark{kind: kind, open: int32(o.Open), val: int32(o.Pos - 1), end: int32(o.Pos - 1), needsComma: o.N > 0})
+	f.marks = append(f.marks, mark{kind: kind, openAt: int32(o.Open), val: int32(o.Pos - 1), end: int32(o.Pos - 1), needsComma: o.N > 0})
 }
 
 // read scans an event's JSON and fills f.facts and f.marks; ok is false if b is not exactly one JSON object. Some members are marked
@@ -226,7 +226,8 @@ func (f *Filter) readChoices(top *rawjson.Object) {
 }
 
 // readChoice reads the choice at i in b into f.facts, and returns where it ends; -1: it cannot be read. It marks the members that may have
-// to change for the client; editMarked later decides about each mark by its kind.
+// to change for the client; editMarked later decides about each mark. bare finds an empty choice, as an engine sends it only for its token
+// ids: the client need not get it.
 func (f *Filter) readChoice(b []byte, i int) (end int) {
 	bare := true // so far the choice has no text, no finish_reason, no logprobs and no member of a delta
 	hasDelta, hasText := false, false
@@ -242,20 +243,12 @@ func (f *Filter) readChoice(b []byte, i int) (end int) {
 			hasDelta, bare = true, bare && !hasMembers
 		case "text": // of a completion
 			hasText, bare = true, false
-			o.Pos = rawjson.ValueEnd(b, o.Val)
-			if o.Pos-o.Val > len(`""`) && b[o.Val] == '"' { // a string that is not empty
-				f.facts.content, f.facts.textAt, f.facts.textEnd = true, o.Val, o.Pos
-			}
+			readText(f, &o)
 		case "finish_reason":
-			f.markWholeMember(endValue, secondLevel, &o)
-			if b[o.Val] == '"' { // not null, which it is until the answer ends
-				bare = false
-				f.facts.finishAt, f.facts.finishEnd = o.Val+1, o.Pos-1
-			}
+			hasReason := readFinishReason(f, &o)
+			bare = bare && !hasReason
 		case "stop_reason":
-			f.markWholeMember(endValue, secondLevel, &o)
-			f.facts.stopText = f.facts.stopText || b[o.Val] == '"'
-			f.facts.recomputed = f.facts.recomputed || bytes.HasPrefix(b[o.Val:], []byte(`"recomputed"`))
+			readStopReason(f, &o)
 		case "token_ids":
 			f.readIDs(&o)
 		case "prompt_token_ids":
@@ -281,8 +274,38 @@ func (f *Filter) readChoice(b []byte, i int) (end int) {
 	return o.Pos
 }
 
+// readText reads the text of a completion's choice, and moves choice.Pos to its end.
+func readText(f *Filter, choice *rawjson.Object) {
+	choice.Pos = rawjson.ValueEnd(choice.Text, choice.Val)
+	isEmpty := choice.Pos-choice.Val <= len(`""`)
+	if isString := choice.Text[choice.Val] == '"'; isString && !isEmpty {
+		f.facts.content, f.facts.textAt, f.facts.textEnd = true, choice.Val, choice.Pos
+	}
+}
+
+// readFinishReason reads the finish_reason of a choice, and marks it, because it becomes null if the engine has preempted the request.
+// found is false for null, which it is until the answer ends.
+func readFinishReason(f *Filter, choice *rawjson.Object) (found bool) {
+	f.markWholeMember(endValue, secondLevel, choice)
+	if choice.Text[choice.Val] != '"' {
+		return false
+	}
+	f.facts.finishAt, f.facts.finishEnd = choice.Val+1, choice.Pos-1 // without the quotes
+	return true
+}
+
+// readStopReason reads the stop_reason of a choice: the stop text of the request that ended the answer, the id of such a token, or
+// "recomputed" if the engine has preempted the request. It is marked, because it becomes null after a preemption.
+func readStopReason(f *Filter, choice *rawjson.Object) {
+	f.markWholeMember(endValue, secondLevel, choice)
+	value := choice.Text[choice.Val:]
+	f.facts.stopText = f.facts.stopText || value[0] == '"'
+	f.facts.recomputed = f.facts.recomputed || bytes.HasPrefix(value, []byte(`"recomputed"`))
+}
+
 // readDelta reads the delta of a choice into f.facts: whether it has a role, text or other content. It moves choice.Pos to the end of the
-// delta if the delta is an object. hasMembers is false only if the delta is null or {}.
+// delta if the delta is an object. Reasoning, a refusal and tool calls are content that is not text. hasMembers is false only if the delta
+// is null or {}.
 func (f *Filter) readDelta(choice *rawjson.Object) (hasMembers bool) {
 	b := choice.Text
 	if b[choice.Val] != '{' {
@@ -292,14 +315,15 @@ func (f *Filter) readDelta(choice *rawjson.Object) (hasMembers bool) {
 	for o.Next() {
 		if string(o.Key) == "role" {
 			f.facts.hasRole = true
-			f.markIfContinued(roleValue, thirdLevel, &o) // to remove it: the client has the role from the first engine
+			f.markIfContinued(roleValue, thirdLevel, &o) // editMarked removes it: the client has the role from the first engine
 			continue
 		}
 		first := b[o.Val]
 		if first != '"' && first != '[' && first != '{' { // null, a number or a boolean is no content
 			continue
 		}
-		if o.Pos = rawjson.ValueEnd(b, o.Val); o.Pos-o.Val <= len(`""`) { // empty: two quotes or brackets
+		o.Pos = rawjson.ValueEnd(b, o.Val)
+		if isEmpty := o.Pos-o.Val <= len(`""`); isEmpty { // only two quotes or brackets
 			continue
 		}
 		f.facts.content = true
@@ -313,13 +337,14 @@ func (f *Filter) readDelta(choice *rawjson.Object) (hasMembers bool) {
 	return o.N > 0
 }
 
-// readOffsets marks text_offset, the list of where each token begins in the text, in the logprobs of a completion.
-// The logprobs start at i in b; readOffsets returns where they end.
+// readOffsets reads the logprobs of a completion, which start at i in b, and returns where they end; -1: they are malformed. It marks
+// text_offset, the list of where each token begins in the text of this engine, because editMarked must add the length of the text that
+// earlier engines of this answer sent.
 func (f *Filter) readOffsets(b []byte, i int) int {
 	o := rawjson.ObjectAt(b, i)
 	for o.Next() {
 		if string(o.Key) == "text_offset" && b[o.Val] == '[' {
-			f.markWholeMember(offsetsValue, thirdLevel, &o)
+			f.markWholeMember(offsetsValue, thirdLevel, &o) // below the event and the choice
 		}
 	}
 	return o.Pos
@@ -355,8 +380,9 @@ func (f *Filter) readUsage(top *rawjson.Object) {
 	f.marks[at].end = int32(top.Pos)
 }
 
-// readCounts reads the usage at i in b, and returns where it ends. The counts of a usage without completion_tokens are ignored. It marks
-// where the prefill engine's count of cached tokens must be written, and the counts that must include the tokens of earlier engines.
+// readCounts reads the usage at i in b into f.facts, and returns where it ends; -1: it is malformed. The counts of a usage without
+// completion_tokens are ignored. On the way it marks what editMarked may have to change in the usage: the counts that must include the
+// tokens of earlier engines, and the place for the prefill engine's count of cached tokens.
 func (f *Filter) readCounts(b []byte, i int) int {
 	u := Usage{Cached: -1}
 	hasCompletion, hasTotal, hasDetails := false, false, false
@@ -378,7 +404,8 @@ func (f *Filter) readCounts(b []byte, i int) int {
 		return o.Pos
 	}
 	cachedKnown := f.options.Cached >= 0 // the prefill engine's count, which the client must get
-	if !hasDetails && cachedKnown && o.Pos > 0 {
+	isMalformed := o.Pos < 0
+	if !hasDetails && cachedKnown && !isMalformed {
 		f.markInsertion(noDetails, &o)
 	}
 	if !hasTotal {

@@ -41,9 +41,9 @@ type Reader struct {
 
 	bytes        int64         // bytes of the events returned; after [DONE], only the bytes that came after it
 	silentFor    time.Duration // time spent in waits since the last data event with content
-	silentBefore time.Duration // the value of silentFor when the last data event came; see ignoreAsFirst
+	silentBefore time.Duration // the value of silentFor when the last data event came; see resumeWaitForFirst
 	waitBegan    time.Time     // when the current wait began; zero: there is no wait
-	sawData      bool          // a data event has come that counts for Limits.First; see ignoreAsFirst
+	sawData      bool          // a data event has come that counts for Limits.First; see resumeWaitForFirst
 	done         bool          // [DONE] or another last event came
 	torn         bool          // the last event returned is a piece of an event, but not its last piece
 	err          error
@@ -105,9 +105,9 @@ func (r *Reader) waitLimit() time.Duration {
 func (r *Reader) failTimedOut() {
 	switch {
 	case r.err != nil: // the first error stays
-	case r.done:
+	case r.done: // [DONE] has come, and the wait was for the end of the body
 		r.err = ErrTail
-	default:
+	default: // the wait was for an event
 		r.err = ErrSilent
 	}
 }
@@ -135,38 +135,39 @@ func (r *Reader) Next() (Event, bool) {
 	e, found := r.framer.Next()
 	if !found {
 		switch limit := r.waitLimit(); {
-		case r.failIfTooLarge(int64(r.framer.unreturned())): // an event that has not ended counts, too
+		case r.failIfTooLarge(int64(r.framer.unreturned())): // has set err; the bytes of an event that has not ended count, too
 		case limit > 0 && r.silentFor >= limit: // bytes have come, but no event that ends the wait
 			r.failTimedOut()
 		}
 		return Event{}, false
 	}
-	if r.failIfTooLarge(int64(len(e.Raw))) {
+	if r.failIfTooLarge(int64(len(e.Raw))) { // has set err
 		return Event{}, false
 	}
 	r.bytes += int64(len(e.Raw))
-	r.torn = e.Kind == KindOpaque && r.framer.emittedBytes > 0 // e is a piece of a large event, but not its last piece
+	r.torn = e.Kind == KindOpaque && !r.framer.atEventStart() // e is a piece of a large event, but not its last piece
 	endsWait := e.Kind == KindData || e.Kind == KindOpaque && !r.torn
 	switch {
 	case e.Kind == KindDone:
 		r.markEnd()
 	case endsWait: // the engine is no longer silent
 		r.sawData = true
-		r.silentBefore = r.silentFor // kept for ignoreAsFirst and ignoreForGap: the event may turn out to have no content
+		r.silentBefore = r.silentFor // resumeWait restores it if the event turns out to have no content
 		r.silentFor = 0
 	}
 	return e, true
 }
 
-// ignoreAsFirst makes the wait for the first event continue as if the event that Next returned last had not come, because nothing in this
-// event shows that the engine has computed anything.
-func (r *Reader) ignoreAsFirst() {
+// resumeWaitForFirst makes the wait for the first event continue as if the event that Next returned last had not come, because nothing in
+// this event shows that the engine has computed anything.
+func (r *Reader) resumeWaitForFirst() {
 	r.sawData = false
-	r.ignoreForGap()
+	r.resumeWait()
 }
 
-// ignoreForGap makes the wait for the next event continue as if the event that Next returned last had not come, because it has no content.
-func (r *Reader) ignoreForGap() { r.silentFor = r.silentBefore }
+// resumeWait makes the wait for the next event continue as if the event that Next returned last had not come, because it has no content.
+// The silence before this event then still counts.
+func (r *Reader) resumeWait() { r.silentFor = r.silentBefore }
 
 // markEnd marks the event that Next returned last as the end of the answer, as [DONE] would be.
 func (r *Reader) markEnd() { r.done, r.bytes, r.silentFor = true, int64(r.framer.unreturned()), 0 }

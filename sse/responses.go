@@ -6,8 +6,9 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// readResponse reads an event of /v1/responses, or an answer in one piece. cached is Options.Cached: the number of cached prompt tokens
-// that the client is to see, unknownCached, or OwnCached for the engine's own number.
+// readResponse reads an event of /v1/responses, or an answer in one piece. Some events have a member response; an answer in one piece is
+// such a response itself. cached is Options.Cached: the number of cached prompt tokens that the client is to see, unknownCached, or
+// OwnCached for the engine's own number.
 func readResponse(b []byte, cached int) (s formFacts) {
 	var kind, object string
 	s.errorText = b // used only if the event turns out to be an error
@@ -34,7 +35,7 @@ func readResponse(b []byte, cached int) (s formFacts) {
 	case object == "response": // b is an answer in one piece, not an event
 		s.hasFinalUsage = true
 		s.readResponse(rawjson.ObjectAt(b, at), cached)
-		s.sortEdits() // if b also has a member response, its edits were added before those of members in front of it
+		s.sortEdits() // should b also have a member response, the loop has added its edits before those of members in front of it
 	case kind == "response.completed", kind == "response.incomplete": // the loop has read the usage in its member response
 		s.hasFinalUsage = true
 	case kind == "response.failed", kind == "error", object == "error":
@@ -81,11 +82,9 @@ func (s *formFacts) readResponse(o rawjson.Object, cached int) {
 	}
 }
 
-// readUsage reads the usage of a response. cached is the number of cached prompt tokens that the client is to see. Unless it is OwnCached,
-// readUsage adds the edits that replace the engine's own count by it. A list with a count for each turn is then replaced by a list with
-// this one number, because the prefill engine's count is not divided into turns.
+// readUsage reads the usage of a response. cached is the number of cached prompt tokens that the client is to see, unknownCached, or
+// OwnCached for the engine's own number.
 func (s *formFacts) readUsage(o rawjson.Object, cached int) {
-	shown := strconv.Itoa(max(0, cached)) // clients expect a number, even if the count is not known
 	for o.NextValue() {
 		switch string(o.Key) {
 		case "input_tokens":
@@ -95,18 +94,33 @@ func (s *formFacts) readUsage(o rawjson.Object, cached int) {
 		case "total_tokens":
 			s.usage.Total = countOf(&o)
 		case "input_tokens_details":
-			if o.Text[o.Val] != '{' { // null: there are no details
-				continue
+			if o.Text[o.Val] == '{' { // else null: there are no details
+				s.readInputDetails(rawjson.ObjectAt(o.Text, o.Val), cached)
 			}
-			for d := rawjson.ObjectAt(o.Text, o.Val); d.NextValue(); {
-				switch listed := d.Text[d.Val] == '[' && len(d.Value()) > len("[]"); { // listed: the value is a list that is not empty
-				case string(d.Key) == "cached_tokens":
-					if s.usage.Cached = countOf(&d); cached != OwnCached {
-						s.edits = append(s.edits, edit{d.Val, d.Pos, shown})
-					}
-				case string(d.Key) == "cached_tokens_per_turn" && listed && cached != OwnCached: // an empty list has no count to replace
-					s.edits = append(s.edits, edit{d.Val, d.Pos, "[" + shown + "]"})
-				}
+		}
+	}
+}
+
+// readInputDetails reads the counts of cached tokens in the details of a usage. Unless cached is OwnCached, it adds the edits that replace
+// them by cached. A list with a count for each turn becomes a list with this one number, because the prefill engine's count is not divided
+// into turns.
+func (s *formFacts) readInputDetails(details rawjson.Object, cached int) {
+	replaces := cached != OwnCached
+	shown := strconv.Itoa(max(0, cached)) // clients expect a number, even if the count is not known
+	for details.NextValue() {
+		value := edit{from: details.Val, to: details.Pos}
+		switch string(details.Key) {
+		case "cached_tokens":
+			s.usage.Cached = countOf(&details)
+			if replaces {
+				value.replacement = shown
+				s.edits = append(s.edits, value)
+			}
+		case "cached_tokens_per_turn":
+			hasCounts := details.Text[details.Val] == '[' && len(details.Value()) > len("[]")
+			if replaces && hasCounts {
+				value.replacement = "[" + shown + "]"
+				s.edits = append(s.edits, value)
 			}
 		}
 	}

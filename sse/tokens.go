@@ -73,7 +73,7 @@ func (a *Assembler) tokensJSON(dst []byte) []byte {
 	return append(dst, "]}"...)
 }
 
-// tokensJSON appends the choice as vLLM writes it in an answer in one piece.
+// tokensJSON appends the choice as vLLM writes it in an answer of /inference/v1/generate in one piece.
 func (c *choice) tokensJSON(dst []byte) []byte {
 	dst = strconv.AppendInt(append(dst, `{"index":`...), int64(c.index), 10)
 	dst = appendKey(dst, "finish_reason")
@@ -81,9 +81,9 @@ func (c *choice) tokensJSON(dst []byte) []byte {
 		dst = append(dst, "null"...)
 	}
 	dst = append(dst, c.finishReason...)                          // nothing if it is nil
-	dst = c.otherMembers.appendNamedOrNull(dst, tokensChoiceKeys) // the members that vLLM always sends come first
-	dst = c.otherMembers.appendExcept(dst, tokensChoiceKeys)
-	if c.text != nil { // nil: the output_mode is not text
+	dst = c.otherMembers.appendNamedOrNull(dst, tokensChoiceKeys) // the members that vLLM always sends, in its order
+	dst = c.otherMembers.appendExcept(dst, tokensChoiceKeys)      // all others, in the order in which they came
+	if c.text != nil {                                            // nil: the output_mode is not text
 		dst = append(appendKey(dst, "text"), c.text...)
 	}
 	dst = appendKey(dst, "logprobs")
@@ -126,30 +126,36 @@ func TokensEnding(dst []byte, h Head, finish string, u Usage) []byte {
 }
 
 // appendSpans appends a list of spans with start and end shifted by offset tokens. A span says which model weights made some
-// tokens (WeightVersionSpan in vLLM's outputs.py).
+// tokens (WeightVersionSpan in vLLM's outputs.py). An engine that continues an answer counts from the start of its own part, and offset is
+// the number of tokens that earlier engines made.
 func appendSpans(dst, list []byte, offset int) []byte {
 	dst = append(dst, '[')
 	for a := rawjson.ArrayAt(list, 0); a.Next(); {
 		if a.N > 1 {
 			dst = append(dst, ',')
 		}
-		if list[a.Val] != '{' { // the element is no span, so it is copied unchanged
-			a.Pos = rawjson.ValueEnd(list, a.Val)
-			dst = append(dst, list[a.Val:max(a.Val, a.Pos)]...) // Pos is -1 if the list is malformed
-			continue
+		if list[a.Val] == '{' {
+			dst, a.Pos = appendSpan(dst, list, a.Val, offset)
+		} else { // the element is no span, so it is copied unchanged
+			dst = append(dst, takeElement(&a)...)
 		}
-		dst = append(dst, '{')
-		o := rawjson.ObjectAt(list, a.Val)
-		for o.NextValue() {
-			dst = appendKey(dst, string(o.Key))
-			v, isNumber := rawjson.Int(list, o.Val, o.Pos)
-			if isBound := string(o.Key) == "start" || string(o.Key) == "end"; isNumber && isBound {
-				dst = strconv.AppendInt(dst, int64(v+offset), 10)
-			} else {
-				dst = append(dst, o.Value()...)
-			}
-		}
-		dst, a.Pos = append(dst, '}'), o.Pos
 	}
 	return append(dst, ']')
+}
+
+// appendSpan appends the span at i in list with start and end shifted by offset tokens. It returns the offset in list where the span ends;
+// -1: it is malformed.
+func appendSpan(dst, list []byte, i, offset int) (all []byte, end int) {
+	dst = append(dst, '{')
+	span := rawjson.ObjectAt(list, i)
+	for span.NextValue() {
+		dst = appendKey(dst, string(span.Key))
+		v, isNumber := rawjson.Int(list, span.Val, span.Pos)
+		if isBound := string(span.Key) == "start" || string(span.Key) == "end"; isNumber && isBound {
+			dst = strconv.AppendInt(dst, int64(v+offset), 10)
+		} else {
+			dst = append(dst, span.Value()...)
+		}
+	}
+	return append(dst, '}'), span.Pos
 }
