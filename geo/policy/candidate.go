@@ -94,28 +94,30 @@ func (p *Policy) predictCost(r *Request, i int) Terms {
 // waitMs is how long, in ms, a request waits at candidate i until its prefill begins. It waits for the prefills before it, for KV memory,
 // and in an arrival queue. These waits overlap, so the longest counts. TPMs is the prefill time per new token, in ms.
 func (p *Policy) waitMs(r *Request, i int) float64 {
-	candidate, c := &p.candidates[i], &p.charges[i]
+	candidate := &p.candidates[i]
+	countedTokens := p.charges[i].newTokens // of the requests that this round has counted at the candidate before this one
 	if candidate.Peer {
 		waitMs := max(candidate.TPMs*candidate.QueuedTokens, candidate.WaitMs, p.kvWaitMs(r, i))
 		// QueuedTokens is what the peer reported for one replica. The tokens of later requests come after that, and the replicas
 		// share them.
-		unseen := candidate.UnseenTokens + c.newTokens
+		unseen := candidate.UnseenTokens + countedTokens
 		return waitMs + candidate.TPMs*unseen/float64(max(1, candidate.Replicas))
 	}
-	waitMs := candidate.TPMs * (candidate.QueuedTokens + c.newTokens)
+	waitMs := candidate.TPMs * (candidate.QueuedTokens + countedTokens)
 	if p.openReplicas == 0 && candidate.KVTokenMs == 0 { // all replicas are full, and kvWaitMs does not know when KV is freed
-		waitMs = max(waitMs, float64(p.waitingAhead+1)*p.departureGapMs) // the queue lets one request go at a time
+		waitMs = max(waitMs, float64(p.waitingAhead+1)*p.departureGapMs) // this region's queue lets one request go per gap, on average
 	}
 	return max(waitMs, p.kvWaitMs(r, i))
 }
 
-// kvWaitMs is how long, in ms, a request waits for KV memory at candidate i, after the requests that this round has counted at the
-// candidate: until there is room for a prompt of 0 tokens (KVRoomMs), and then KVTokenMs for each token. Its own tokens do not count while
-// the KV gate is closed: the gate opens when there is room for any prompt. A peer without an available replica counts as closed, too.
+// kvWaitMs is how long, in ms, a request waits for KV memory at candidate i. KVRoomMs is when the KV cache has room for a prompt of 0
+// tokens, and then it frees one token per KVTokenMs: first for the requests that this round has counted at the candidate, then for this
+// request. While the candidate's KV gate is closed, its own tokens do not count: the gate opens as soon as there is any room, and then lets
+// a prompt of any length pass.
 func (p *Policy) kvWaitMs(r *Request, i int) float64 {
 	candidate := &p.candidates[i]
 	tokens := p.charges[i].promptTokens
-	gateIsClosed := candidate.Why == NoRoom || candidate.Why == NoReplica
+	gateIsClosed := candidate.Why == NoRoom || candidate.Why == NoReplica // a peer without an available replica counts as closed, too
 	if !gateIsClosed {
 		tokens += float64(r.Tokens)
 	}
@@ -144,13 +146,13 @@ type Policy struct {
 	departureGapMs float64  // the average time between two departures from the arrival queue; 0: unknown
 	peersBlocked   bool     // a request that could be forwarded found no candidate: later requests are not forwarded either
 
-	nextTurn [2]int  // for byTurn: the index after the last chosen candidate; [0]: replicas, [1]: peers
-	rings    [2]ring // for byRing: the hash rings; [0]: replicas, [1]: peers
+	nextTurn [2]int  // for byTurn, by side: the index after the last chosen candidate
+	rings    [2]ring // for byRing, by side: the hash rings
 }
 
 // charge is the sum of the requests that this round has counted at a candidate. A request that waits for the candidate also counts.
 type charge struct {
-	sendsLeft    int     // how many more requests may be sent to the candidate in this round
+	sendsLeft    int     // how many more requests may be sent to the candidate in this round; 0: none
 	newTokens    float64 // new tokens of the requests that were sent to the candidate or held for it
 	promptTokens float64 // prompt tokens of the requests that were sent to the candidate or held for it
 }

@@ -136,11 +136,9 @@ type Trust struct {
 }
 
 const (
-	initialWindow       = 64                        // unanswered requests that are allowed at a peer of which nothing is known yet
-	maxWindow           = 1 << 16                   // most unanswered requests that are allowed at a peer
-	mostBelow           = initialWindow - 1         // largest Trust.belowInitial: a window of 1
-	mostAbove           = maxWindow - initialWindow // -mostAbove is the smallest Trust.belowInitial: a window of maxWindow
-	assumedFirstEventMs = 5000.0                    // ms to a first event that are assumed without a prediction
+	initialWindow       = 64      // unanswered requests that are allowed at a peer of which nothing is known yet
+	maxWindow           = 1 << 16 // most unanswered requests that are allowed at a peer
+	assumedFirstEventMs = 5000.0  // ms to a first event that are assumed without a prediction
 )
 
 // LateMs is the time in ms after which a first event is late. predictedMs is its predicted time; 0: no prediction.
@@ -160,7 +158,13 @@ func (t *Trust) FirstEvent(nowAt, tookMs, predictedMs float64) {
 	}
 	t.growBack(nowAt) // for the minutes without a first event
 	t.lastAt = nowAt
-	t.belowInitial = max(t.belowInitial-1, -mostAbove) // the window grows by one
+	t.changeWindow(+1)
+}
+
+// changeWindow makes the window larger by so many requests, or smaller if the number is negative. It stays between 1 and maxWindow.
+func (t *Trust) changeWindow(by int) {
+	window := initialWindow - t.belowInitial + by
+	t.belowInitial = initialWindow - min(max(window, 1), maxWindow)
 }
 
 // WholeAnswer adds an answer that was not a stream. It does not show when the first token was ready. So the window grows by one only if it
@@ -168,7 +172,7 @@ func (t *Trust) FirstEvent(nowAt, tookMs, predictedMs float64) {
 func (t *Trust) WholeAnswer(nowAt float64) {
 	t.growBack(nowAt) // for the minutes without a first event
 	if t.belowInitial > 0 {
-		t.belowInitial-- // the window grows by one
+		t.changeWindow(+1)
 	}
 }
 
@@ -176,7 +180,7 @@ func (t *Trust) WholeAnswer(nowAt float64) {
 func (t *Trust) Failed(nowAt float64) {
 	t.growBack(nowAt) // for the minutes without a first event
 	t.lastAt = nowAt
-	t.belowInitial = min(t.belowInitial+2, mostBelow)
+	t.changeWindow(-2)
 }
 
 // Window is how many requests may be unanswered at the peer, at least one.

@@ -27,8 +27,8 @@ type Offer struct {
 // would probably get. QueuedTokens is that of the least busy replica or, if none is available, the mean of all, with the arrival queue.
 func NewOffer(local []Candidate, waiting int, waitingTokens, departureGapMs float64, seqs int) Offer {
 	o := Offer{Queue: waiting}
-	var queuedTokens, outstanding float64
-	leastQueued, best := math.Inf(1), -1 // best is the replica that the next request would probably get
+	var queuedTokens, outstanding float64 // tokens queued at the replicas that a request may wait for; unfinished requests of all replicas
+	leastQueued, best := math.Inf(1), -1  // best is the replica that the next request would probably get
 	for i := range local {
 		replica := &local[i]
 		if replica.Peer {
@@ -54,15 +54,23 @@ func NewOffer(local []Candidate, waiting int, waitingTokens, departureGapMs floa
 	}
 	o.TPMs, o.T0Ms, o.Running = local[best].TPMs, local[best].T0Ms, local[best].Running
 	o.QueuedTokens = leastQueued
-	queueWaitMs := 0.0
 	if o.NAvail == 0 { // a new request waits behind the arrival queue, which the replicas empty together
 		o.QueuedTokens = (queuedTokens + waitingTokens) / float64(o.Replicas)
-		queueWaitMs = float64(waiting+1) * departureGapMs
 	}
-	o.QueueWaitMs = max(o.TPMs*o.QueuedTokens, queueWaitMs)
+	o.QueueWaitMs = o.predictedWaitMs(departureGapMs)
 	o.setKVRoom(local, waitingTokens)
 	o.Load = (outstanding + float64(waiting)) / float64(max(1, seqs))
 	return o
+}
+
+// predictedWaitMs is how long, in ms, a new request waits until its prefill begins: for the prefill of QueuedTokens and, if no replica
+// takes a request now, for its turn in the arrival queue. These waits overlap, so the longer one counts.
+func (o *Offer) predictedWaitMs(departureGapMs float64) float64 {
+	turnMs := 0.0
+	if o.NAvail == 0 { // the queue lets one request go per departureGapMs
+		turnMs = float64(o.Queue+1) * departureGapMs
+	}
+	return max(o.TPMs*o.QueuedTokens, turnMs)
 }
 
 // setKVRoom sets KVRoomMs and KVTokenMs, by which a peer predicts when there is KV memory for a request. It considers the available
@@ -195,11 +203,14 @@ func (p *Policy) Judge(peer *Peer) Reason {
 func (p *Policy) PeerCandidate(peer *Peer) Candidate {
 	o := &peer.Offer
 	candidate := Candidate{
-		ID: peer.ID, Peer: true, Why: p.Judge(peer), RTTMs: peer.RTTMs, TPMs: o.TPMs, T0Ms: o.T0Ms,
-		QueuedTokens: o.QueuedTokens, Running: o.Running, Outstanding: o.Load,
-		Replicas: o.Replicas, Queue: o.Queue, WaitMs: o.QueueWaitMs,
-		KVRoomMs: o.KVRoomMs + peer.UnseenTokens*o.KVTokenMs, KVTokenMs: o.KVTokenMs, UnseenTokens: peer.UnseenTokens,
-		DistrustMs: peer.DistrustMs, ResidualMs: peer.ResidualMs,
+		ID: peer.ID, Peer: true, Why: p.Judge(peer),
+		// predictCost adds up these:
+		RTTMs: peer.RTTMs, TPMs: o.TPMs, T0Ms: o.T0Ms, ResidualMs: peer.ResidualMs, Running: o.Running,
+		// waitMs predicts the wait by these, which predictCost adds, too:
+		QueuedTokens: o.QueuedTokens, WaitMs: o.QueueWaitMs, UnseenTokens: peer.UnseenTokens, Replicas: o.Replicas,
+		KVRoomMs: o.KVRoomMs + peer.UnseenTokens*o.KVTokenMs, KVTokenMs: o.KVTokenMs,
+		Outstanding: o.Load, Queue: o.Queue, // the load, for rules that compare no costs
+		DistrustMs: peer.DistrustMs, // raises the gain that a forward to the peer must promise
 	}
 	if candidate.Why == Available {
 		candidate.MaxSends = peer.maxSends()

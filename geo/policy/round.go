@@ -44,11 +44,12 @@ type Decision struct {
 // over. departureGapMs is the average time between two departures from the region's arrival queue; see DepartureGap.
 func (p *Policy) Begin(candidates []Candidate, departureGapMs float64) {
 	p.candidates, p.departureGapMs = candidates, departureGapMs
-	p.openReplicas, p.openPeers, p.waitingAhead, p.peersBlocked = 0, 0, 0, false
+	p.waitingAhead, p.peersBlocked = 0, false // no request of the round waits yet
+	p.openReplicas, p.openPeers = 0, 0        // the candidates that take a request, which are counted below
 	p.charges = p.charges[:0]
 	for i := range candidates {
 		candidate := &candidates[i]
-		c := charge{}
+		c := charge{} // nothing was sent to the candidate yet; without sendsLeft it takes no request
 		if candidate.Why == Available && candidate.MaxSends > 0 {
 			c.sendsLeft = candidate.MaxSends
 			if candidate.Peer {
@@ -60,8 +61,8 @@ func (p *Policy) Begin(candidates []Candidate, departureGapMs float64) {
 		p.charges = append(p.charges, c)
 	}
 	if p.rule.chooseLocal == byRing { // such a rule also chooses its peers by a ring
-		for _, peers := range []bool{amongReplicas, amongPeers} {
-			p.rings[sideIndex(peers)].refresh(candidates, peers)
+		for _, among := range []side{amongReplicas, amongPeers} {
+			p.rings[among].refresh(candidates, among) // candidates may have come or gone since the last round
 		}
 	}
 }
@@ -91,16 +92,18 @@ func (p *Policy) Next(r *Request) Decision {
 	return d
 }
 
-// CountSent counts a request that is sent to candidate i. Next calls it; a caller that sends a request without Next must call it, too.
+// CountSent counts a request that is sent to candidate i: its tokens, which later requests wait for, and its share of how many requests the
+// candidate takes in this round. Next calls it; a caller that sends a request without Next must call it, too.
 func (p *Policy) CountSent(r *Request, i int) {
-	c := p.addCharge(r, i)
+	c := p.addCharge(r, i) // counts the tokens
 	requests := 1
 	stillOpen := &p.openReplicas
 	if p.candidates[i].Peer { // a peer gets all legs of the request, one for each prompt
 		requests = max(1, r.Legs)
 		stillOpen = &p.openPeers
 	}
-	closesNow := c.sendsLeft > 0 && c.sendsLeft <= requests // from now on the candidate takes no request
+	wasOpen := c.sendsLeft > 0 // else the caller sends a request to a candidate that takes none in this round
+	closesNow := wasOpen && c.sendsLeft <= requests
 	if closesNow {
 		*stillOpen--
 	}
@@ -159,45 +162,58 @@ func (p *Policy) decideForPeer(r *Request) Decision {
 // noCandidate is the Candidate of a Hold that is not for a certain candidate.
 const noCandidate = -1
 
-// decideByCost compares all candidates, available or busy, and chooses the cheapest, even if the request has to wait for it. A peer is
-// chosen only if it is cheaper than each local replica by MinGainMs.
+// decideByCost takes the cheapest candidate, available or busy, even if the request has to wait for it. A peer is taken only if it is
+// cheaper than each local replica by MinGainMs.
 func (p *Policy) decideByCost(r *Request) Decision {
-	local, peer := -1, -1 // the best replica and the best peer so far; -1: none
-	var localTerms, peerTerms Terms
-	localMs, peerMs := math.Inf(1), math.Inf(1)
+	local, peer := p.cheapest(r)
+	d := Decision{Candidate: local.candidate, Terms: local.terms, LocalMs: local.costMs}
+	act := Send
+	if peer.candidate != noCandidate && peer.costMs+p.settings.MinGainMs < local.costMs {
+		d.Candidate, d.Terms, act = peer.candidate, peer.terms, Forward
+	}
+	peerFullForLong := act == Forward && r.WaitedMs >= max(local.costMs, maxPeerWaitMs) // false without a local replica: costMs is infinite
+	switch {
+	case d.Candidate != noCandidate && p.Takes(d.Candidate):
+		d.Act = act
+	case peerFullForLong && p.Takes(local.candidate):
+		d = Decision{Act: Send, Candidate: local.candidate, Terms: local.terms, LocalMs: local.costMs}
+	default: // d is a Hold: the request waits for the cheapest candidate
+	}
+	return d
+}
+
+// costed is a candidate with the predicted cost of a request there. Without a candidate, the cost is infinite.
+type costed struct {
+	candidate int // its index, or noCandidate
+	costMs    float64
+	terms     Terms
+}
+
+// cheapest returns the cheapest local replica and the cheapest peer of those for which the request may wait. The cost of a peer includes
+// its distrust.
+func (p *Policy) cheapest(r *Request) (local, peer costed) {
+	local = costed{candidate: noCandidate, costMs: math.Inf(1)}
+	peer = local
+	mayForward := !p.rule.neverForwards && !r.LocalOnly
 	for i := range p.candidates {
 		candidate := &p.candidates[i]
 		if !candidate.Why.Awaitable() || r.barred(i) {
 			continue
 		}
-		if !candidate.Peer {
-			terms := p.predictCost(r, i)
-			if total := terms.Total(); local < 0 || p.beats(r, i, total, local, localMs) {
-				local, localMs, localTerms = i, total, terms
+		best, distrustMs := &local, 0.0
+		if candidate.Peer {
+			if !mayForward || candidate.Replicas == 0 { // no request waits for a peer without replicas
+				continue
 			}
-			continue
-		}
-		mayForward := !p.rule.neverForwards && !r.LocalOnly
-		if !mayForward || candidate.Replicas == 0 { // no request waits for a peer without replicas
-			continue
+			best, distrustMs = &peer, candidate.DistrustMs
 		}
 		terms := p.predictCost(r, i)
-		if total := terms.Total() + candidate.DistrustMs; peer < 0 || p.beats(r, i, total, peer, peerMs) {
-			peer, peerMs, peerTerms = i, total, terms
+		costMs := terms.Total() + distrustMs
+		if best.candidate == noCandidate || p.beats(r, i, costMs, best.candidate, best.costMs) {
+			*best = costed{i, costMs, terms}
 		}
 	}
-	d := Decision{Candidate: local, Terms: localTerms, LocalMs: localMs}
-	act := Send
-	if peer >= 0 && peerMs+p.settings.MinGainMs < localMs {
-		d.Candidate, d.Terms, act = peer, peerTerms, Forward
-	}
-	switch { // without a case, the request waits for the best candidate
-	case d.Candidate >= 0 && p.Takes(d.Candidate):
-		d.Act = act
-	case act == Forward && r.WaitedMs >= max(localMs, maxPeerWaitMs) && p.Takes(local): // the peer has been full for too long
-		d = Decision{Act: Send, Candidate: local, Terms: localTerms, LocalMs: localMs}
-	}
-	return d
+	return local, peer
 }
 
 // maxPeerWaitMs is how long a request waits for a peer that says that it is full, while a local replica would take the request. It
@@ -233,13 +249,14 @@ func (p *Policy) cheapestLocalMs(r *Request) float64 {
 
 // waitForHit is how long a request waits for a busy replica whose cache has more of its prompt, instead of going to the available
 // replica i: Patience times the prefill time that the longer hit saves. patienceMs counts from when some candidate could first have taken
-// the request; 0: the request does not wait. holder is the busy replica with the longest hit. It means nothing if patienceMs is 0.
+// the request; 0: the request does not wait. holder is the busy replica with the longest hit; noCandidate: no busy replica has more than i.
 func (p *Policy) waitForHit(r *Request, i int) (patienceMs float64, holder int) {
 	if p.settings.Patience == 0 {
 		return 0, noCandidate
 	}
-	longestHit := r.hitTokens(i)
-	holder = i // as long as no replica with a longer hit is found
+	hitHere := r.hitTokens(i)
+	longestHit := hitHere
+	holder = noCandidate
 	for busy := range p.candidates {
 		candidate := &p.candidates[busy]
 		mayWaitFor := !candidate.Peer && candidate.Why.Awaitable() && !r.barred(busy)
@@ -247,7 +264,8 @@ func (p *Policy) waitForHit(r *Request, i int) (patienceMs float64, holder int) 
 			longestHit, holder = r.hitTokens(busy), busy
 		}
 	}
-	return p.settings.Patience * p.candidates[i].TPMs * (longestHit - r.hitTokens(i)), holder
+	prefillMsPerToken := p.candidates[i].TPMs
+	return p.settings.Patience * prefillMsPerToken * (longestHit - hitHere), holder
 }
 
 // Names lists the names of all policies, in the order in which users see them.
@@ -274,8 +292,9 @@ func (s *Settings) Parse(text string) (*Policy, error) {
 	if err := namedargs.Apply(name, f.keys, &p.settings, set...); err != nil {
 		return nil, err
 	}
-	// A request waits for a replica with a cache hit. Only the push mode SPP (sp-p) and a BatchWeight (load) above 0 keep this replica
-	// from being full for long.
+	// With patience, a request waits for a busy replica with a cache hit. To keep this replica from being full for long, both are needed: the
+	// push mode SPP (sp-p), which sends a replica only what it can begin, and a BatchWeight (load) above 0, by which a replica with a larger
+	// decode batch costs more.
 	waitsForFullReplicas := p.settings.Push != SPP || p.settings.BatchWeight == 0
 	if p.settings.Patience > 0 && waitsForFullReplicas {
 		return nil, fmt.Errorf("policy %s: patience=%g needs push=sp-p and a load above 0: without them it waits for replicas that are full for "+

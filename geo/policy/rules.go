@@ -21,18 +21,17 @@ const (
 	byRing                 // the first candidate on the hash ring, from the request's key on, that takes the request
 )
 
-// choose returns the index of the best candidate that takes the request, by the rule how: a peer if peers is true, otherwise a local
-// replica; -1: none takes it.
-func (p *Policy) choose(r *Request, how chooseBy, peers bool) int {
+// choose returns the index of the best candidate on one side that takes the request, by the rule how; -1: none takes it.
+func (p *Policy) choose(r *Request, how chooseBy, among side) int {
 	switch how {
 	case byRing:
-		return p.rings[sideIndex(peers)].findOpen(p, r)
+		return p.rings[among].findOpen(p, r)
 	case byTurn:
-		return p.nextInTurn(r, peers)
+		return p.nextInTurn(r, among)
 	}
 	best, bestValue := -1, 0.0
 	for i := range p.candidates {
-		if !p.isOpen(r, i, peers) {
+		if !p.isOpen(r, i, among) {
 			continue
 		}
 		v := p.rankingValue(r, how, i)
@@ -46,9 +45,9 @@ func (p *Policy) choose(r *Request, how chooseBy, peers bool) int {
 // Takes reports whether candidate i takes one more request in this round.
 func (p *Policy) Takes(i int) bool { return p.charges[i].sendsLeft > 0 }
 
-// isOpen reports whether candidate i takes the request now. A local replica counts only if peers is false, a peer only if peers is true.
-func (p *Policy) isOpen(r *Request, i int, peers bool) bool {
-	return p.candidates[i].Peer == peers && p.takesRequest(r, i)
+// isOpen reports whether candidate i is on this side and takes the request now.
+func (p *Policy) isOpen(r *Request, i int, among side) bool {
+	return p.candidates[i].side() == among && p.takesRequest(r, i)
 }
 
 // takesRequest reports whether candidate i takes the request now, and data residency allows it.
@@ -84,7 +83,7 @@ func (p *Policy) ranksBefore(r *Request, how chooseBy, i int, v float64, best in
 	if !sameCost(a.RTTMs, b.RTTMs) {
 		return a.RTTMs < b.RTTMs
 	}
-	if how == byHit {
+	if how == byHit { // the values of the other rules include the load already
 		if aQueue, bQueue := p.queueLength(i), p.queueLength(best); aQueue != bQueue {
 			return aQueue < bQueue
 		}
@@ -105,11 +104,10 @@ func hashesFirst(r *Request, a, b *Candidate) bool {
 	return prefill.HRW(r.ID, a.ID) < prefill.HRW(r.ID, b.ID)
 }
 
-// nextInTurn returns the index of the next candidate, after the last chosen one, that takes the request; -1: there is none. It looks among
-// the peers if peers is true, and otherwise among the local replicas.
-func (p *Policy) nextInTurn(r *Request, peers bool) int {
+// nextInTurn returns the index of the next candidate on one side, after the last chosen one, that takes the request; -1: there is none.
+func (p *Policy) nextInTurn(r *Request, among side) int {
 	for k := range p.candidates {
-		if i := (p.nextTurn[sideIndex(peers)] + k) % len(p.candidates); p.isOpen(r, i, peers) {
+		if i := (p.nextTurn[among] + k) % len(p.candidates); p.isOpen(r, i, among) {
 			return i
 		}
 	}
@@ -117,46 +115,48 @@ func (p *Policy) nextInTurn(r *Request, peers bool) int {
 }
 
 // moveTurn makes the next nextInTurn begin after candidate i, because i was chosen.
-func (p *Policy) moveTurn(i int, peers bool) { p.nextTurn[sideIndex(peers)] = i + 1 }
+func (p *Policy) moveTurn(i int, among side) { p.nextTurn[among] = i + 1 }
 
-// Values of the parameter peers of the methods in this file.
+// side says among which candidates a rule chooses: the local replicas or the peers.
+type side uint8
+
 const (
-	amongReplicas = false
-	amongPeers    = true
+	amongReplicas side = iota
+	amongPeers
 )
 
-// sideIndex is the index into nextTurn and rings: 0 for replicas, 1 for peers.
-func sideIndex(peers bool) int {
-	if peers {
-		return 1
+// side is the side on which the candidate is.
+func (c *Candidate) side() side {
+	if c.Peer {
+		return amongPeers
 	}
-	return 0
+	return amongReplicas
 }
 
-// refresh rebuilds the ring of the replicas, or that of the peers, if their candidates have changed.
-func (g *ring) refresh(candidates []Candidate, peers bool) {
+// refresh rebuilds the ring of one side if its candidates have changed.
+func (g *ring) refresh(candidates []Candidate, among side) {
 	same := 0 // how many of the ring's candidates, from the first on, are unchanged
 	for i := range candidates {
-		if candidates[i].Peer != peers {
+		if candidates[i].side() != among {
 			continue
 		}
 		isSame := same < len(g.ids) && g.ids[same] == candidates[i].ID && g.indexes[same] == i
 		if !isSame {
-			g.rebuild(candidates, peers)
+			g.rebuild(candidates, among)
 			return
 		}
 		same++
 	}
 	if same != len(g.ids) { // the last candidates of the ring are gone
-		g.rebuild(candidates, peers)
+		g.rebuild(candidates, among)
 	}
 }
 
-// rebuild makes the ring of the replicas, or of the peers.
-func (g *ring) rebuild(candidates []Candidate, peers bool) {
+// rebuild makes the ring of one side.
+func (g *ring) rebuild(candidates []Candidate, among side) {
 	g.ids, g.indexes = nil, nil
 	for i := range candidates {
-		if candidates[i].Peer == peers {
+		if candidates[i].side() == among {
 			g.ids, g.indexes = append(g.ids, candidates[i].ID), append(g.indexes, i)
 		}
 	}

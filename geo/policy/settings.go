@@ -29,15 +29,16 @@ type Costs struct {
 	T0Ms          float64 // ms of prefill per prompt, until this is learned
 }
 
-// Defaults returns the default settings; BatchWeight is for the policy `finish`. The fields of Settings and Costs have the units.
+// Defaults returns the default settings. BatchWeight is for the policy `finish`.
 func Defaults() Settings {
 	return Settings{
-		Push: SPE, MaxUnanswered: 8, MaxOutstanding: 64, CreditMax: 32, // bounds of the requests of a replica; Push says which one counts
+		Push:          SPE,                                  // a replica gets requests while fewer than MaxUnanswered wait for a first token
+		MaxUnanswered: 8, MaxOutstanding: 64, CreditMax: 32, // requests; the bounds of a replica by SPE, by SPO and by SPP
 		Tau: 4, // requests in the queue of a peer
 		Costs: Costs{
 			WaitWeight: 1, PrefillWeight: 1, BatchWeight: 50, // factors
-			BatchMs: 0.06, MinGainMs: 10,
-			TPMs: 0.0938, T0Ms: 150.72, // Mistral-7B on an A100: GORGO's Table 1
+			BatchMs: 0.06, MinGainMs: 10, // ms by which each request prolongs a decode step; ms by which a peer must be cheaper
+			TPMs: 0.0938, T0Ms: 150.72, // ms per new token and per prompt: Mistral-7B on an A100, from GORGO's Table 1
 		},
 	}
 }
@@ -102,20 +103,20 @@ func (s *Settings) JudgeReplica(replica *Replica) (maxSends int, why Reason) {
 	switch {
 	case !replica.Healthy:
 		return 0, Unhealthy
-	case !replica.GateOpen && replica.GateWillOpen:
+	case !replica.GateOpen && replica.GateWillOpen: // its KV cache is full, but a request may wait for room there
 		return 0, NoRoom
-	case !replica.GateOpen:
+	case !replica.GateOpen: // for an unknown time, so that no request waits for it
 		return 0, GateClosed
 	}
 	switch s.Push {
-	case SPE: // bounds the requests without a first token, also those of other senders
+	case SPE: // sp-e bounds the requests without a first token, also those of other senders
 		maxSends = s.MaxUnanswered - replica.Unanswered - max(0, replica.ForeignWaiting)
-	case SPP: // sends only what the engine can begin, as far as its last scrape shows
+	case SPP: // sp-p sends only what the engine can begin, as far as its last scrape shows
 		if replica.Pending > 0 {
 			return 0, Pending
 		}
 		maxSends = replica.Credit
-	case SPO: // bounds this region's unfinished requests
+	case SPO: // sp-o bounds this region's unfinished requests
 		maxSends = s.MaxOutstanding - replica.Outstanding
 	case Blind:
 		maxSends = unlimited
