@@ -74,8 +74,9 @@ func (f *Forward) Written() {
 
 // AnswerBegun records that the client gets the begin of the answer, so that the request cannot be served elsewhere any more. whole
 // says that the answer is not streamed: it is complete, and does not show when the first token was ready. cached is the
-// number of prompt tokens that the peer found in a cache; -1: not known. By the answer, AnswerBegun updates the peer's circuit, trust,
-// distrust and residual, the index of its prompts, and the metrics. From then on the request does not count as unanswered.
+// number of prompt tokens that the peer found in a cache; -1: not known. The answer counts as a success of the peer.
+// AnswerBegun also updates what is learned of the peer's times and of its cached prompts. From then on the request does not count as
+// unanswered.
 func (f *Forward) AnswerBegun(whole bool, cached int) {
 	ps, p := f.peers, f.peer
 	f.mu.Lock()
@@ -84,25 +85,40 @@ func (f *Forward) AnswerBegun(whole bool, cached int) {
 	f.firstAt, f.cached = ps.clock.Now(), cached
 	ps.metrics.ttft.WithLabelValues(routeForward, p.id).Observe(f.firstAt.Sub(f.queuedAt).Seconds())
 	ps.mu.Lock()
-	defer f.unlockAndWake(f.releaseUnanswered()) // releaseUnanswered runs now, unlockAndWake at the end
-	nowMs, tookMs, predictedMs := ps.sinceStartMs(f.firstAt), ms(f.firstAt.Sub(f.decidedAt)), f.predicted.TTFT()
+	roomAgain := f.releaseUnanswered()
+	defer f.unlockAndWake(roomAgain)
 	p.circuit.Succeed()
+	learnTimes(f, whole)
+	learnCached(f)
+}
+
+// learnTimes updates what is learned of the peer's times: how many requests may be unanswered there (trust), how much more gain the next
+// forwards must promise because predictions were too low (distrust), and the correction of the next predictions (residual). whole says that
+// the answer is not streamed. The answer has begun at firstAt. learnTimes is called with the lock of Peers held.
+func learnTimes(f *Forward, whole bool) {
+	ps, p := f.peers, f.peer
+	nowMs, tookMs, predictedMs := ps.sinceStartMs(f.firstAt), ms(f.firstAt.Sub(f.decidedAt)), f.predicted.TTFT()
 	if whole { // tookMs is the time of the whole answer, and cannot be compared with the predicted time of the first token
 		p.trust.WholeAnswer(nowMs)
-	} else {
-		p.trust.FirstEvent(nowMs, tookMs, predictedMs) // changes how many requests may be unanswered at the peer
-		if predictedMs > 0 {                           // a policy has predicted the time
-			p.distrust.Add(nowMs, tookMs-predictedMs)                        // changes how much more gain the next forwards must promise
-			p.residual.Add(tookMs, f.predicted.WithoutResidual(), f.firstAt) // corrects the next predictions
-			ps.metrics.costError.WithLabelValues(p.id).Observe((tookMs - predictedMs) / 1000)
-		}
+		return
 	}
-	// The peer had at least one block less of the prompt in its cache than predicted.
-	overPredicted := f.cached >= 0 && float64(f.hitTokens-f.cached) >= f.blockTokens
+	p.trust.FirstEvent(nowMs, tookMs, predictedMs)
+	if predictedMs > 0 { // a policy has predicted the time
+		p.distrust.Add(nowMs, tookMs-predictedMs)
+		p.residual.Add(tookMs, f.predicted.WithoutResidual(), f.firstAt)
+		ps.metrics.costError.WithLabelValues(p.id).Observe((tookMs - predictedMs) / 1000)
+	}
+}
+
+// learnCached updates the index of the prompts that are cached at the peer. The peer may have found less of the prompt in its cache than
+// predicted. Now it has computed the whole prompt. learnCached is called with the lock of Peers held.
+func learnCached(f *Forward) {
+	p := f.peer
+	overPredicted := f.cached >= 0 && float64(f.hitTokens-f.cached) >= f.blockTokens // by at least one block; -1: the peer reported none
 	if overPredicted && len(f.prompt.Keys) > 0 {
 		p.prompts.Correct(p.indexSlot, f.prompt.Keys, int(float64(f.cached)/f.blockTokens))
 	}
-	p.prompts.Confirm(&f.speculation) // the whole prompt, which was assumed to be cached at the peer since the decision, is cached there now
+	p.prompts.Confirm(&f.speculation) // the prompt was assumed to be cached at the peer since the decision, and is cached there now
 }
 
 // startUnansweredTimer is for a request whose answer is not streamed, so that the time of its first token is not known. The
@@ -177,10 +193,10 @@ func (fail *Failure) outcome() string {
 	switch {
 	case fail.ClientLeft:
 		return OutcomeGone
-	case fail.Relay != nil:
+	case fail.Relay != nil: // the client gets the peer's refusal as its answer
 		return OutcomeRelayed
 	}
-	return OutcomeFallback
+	return OutcomeFallback // the request is served in another way, such as by an engine of this region
 }
 
 // end ends the forward, the first time it is called: it updates the peer's state and the metrics, and writes the receipt.
@@ -231,15 +247,25 @@ func (f *Forward) makeReceipt(carrier Carrier, now time.Time) *Receipt {
 	return receipt
 }
 
-// updatePeer removes what the forward had booked on the peer, and updates the peer's circuit and trust by the outcome. costUSD is what the
-// bytes of the forward have cost; it is added to what the peer has cost today.
+// updatePeer removes what the forward had booked on the peer, and judges the peer by the outcome. costUSD is what the bytes of the forward
+// have cost; it is added to what the peer has cost today.
 func (f *Forward) updatePeer(outcome, cause string, costUSD float64, now time.Time) {
 	ps, p := f.peers, f.peer
 	ps.mu.Lock()
-	defer f.unlockAndWake(f.releaseUnanswered()) // releaseUnanswered runs now, unlockAndWake at the end
+	roomAgain := f.releaseUnanswered()
+	defer f.unlockAndWake(roomAgain)
 	delete(p.inflight, f)
-	p.reserved.Withdraw(f.number)
+	p.reserved.Withdraw(f.number) // only if it was not written: the answer to a probe drops the reservation of one that was
 	p.egress.add(costUSD, now)
+	f.judgePeer(outcome, cause, now)
+	p.prompts.Drop(&f.speculation) // no effect if AnswerBegun has confirmed it
+}
+
+// judgePeer updates, by the outcome of the forward, whether the peer counts as working: its circuit, which keeps requests from a peer after
+// many failures, and its trust, which bounds its unanswered requests. cause says why the client got nothing from the peer; empty unless the
+// outcome is OutcomeFallback. judgePeer is called with the lock of Peers held.
+func (f *Forward) judgePeer(outcome, cause string, now time.Time) {
+	ps, p := f.peers, f.peer
 	clientMayBeCause := cause == RejectDeadline || cause == causeLarge
 	if outcome == OutcomeFallback && !clientMayBeCause {
 		// A sibling got the request because it decodes the model. It did not serve the request, so perhaps another proxy owns its
@@ -257,5 +283,4 @@ func (f *Forward) updatePeer(outcome, cause string, costUSD float64, now time.Ti
 	default: // the outcome does not show whether the peer works
 		p.circuit.Neutral(f.number)
 	}
-	p.prompts.Drop(&f.speculation)
 }

@@ -35,7 +35,9 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 	if !now.Before(deadline) { // the call below would take a time limit of 0 for no limit
 		return nil, errLate
 	}
-	if !r.Stream { // the answer does not show when its first token comes, so a timer says until when the request counts as unanswered
+	// The number of the peer's requests without a first token is bounded. An answer that is not streamed does not show when its first
+	// token came, so a timer ends the time in which the request counts as one of them.
+	if !r.Stream {
 		stopTimer := f.startUnansweredTimer(deadline.Sub(now))
 		defer stopTimer()
 	}
@@ -44,12 +46,13 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 	if r.NewConnection {
 		call.Fresh()
 	}
-	// From now on, the call is aborted when the client leaves or the peer goes down.
+	// From now on, AbortByClient and abandon can abort the call, when the client leaves or the peer goes down.
 	if mayStart := f.SetCarrier(call); !mayStart { // one of these has happened already
 		return nil, engine.ErrAborted
 	}
+	untilDeadline := deadline.Sub(now) // also for Idle, the limit of each later wait: the reads of a stream set their own instead
 	resp, err := call.Do(r.Method, r.Target, f.headers(r, now, deadline), r.Body,
-		engine.Deadlines{Connect: ps.cfg.Connect, FirstByte: deadline.Sub(now), Idle: deadline.Sub(now)})
+		engine.Deadlines{Connect: ps.cfg.Connect, FirstByte: untilDeadline, Idle: untilDeadline})
 	if err != nil {
 		return nil, err
 	}

@@ -53,18 +53,13 @@ func (l *httpLink) Ask(ctx context.Context, question []byte, limit time.Duration
 // postProbe posts a question to the peer's listener and returns the answer. The round trip counts from when the question was
 // written, without a dial.
 func (l *httpLink) postProbe(ctx context.Context, question []byte) (outcome ProbeOutcome) {
-	ps, parts, began := l.peers, [][]byte{question}, time.Now()
+	body, began := [][]byte{question}, time.Now()
 	call, writtenAt := l.client.NewCall(l.target), began
 	call.OnWritten(func() { writtenAt = time.Now() })
 	stopAbort := context.AfterFunc(ctx, call.Abort)
 	defer stopAbort()
-	message := &Message{Method: http.MethodPost, Target: ProbePath}
-	recipient := hopRecipient{proxy: l.to}       // without its process, which only the answer to the probe tells
-	var noInbound *Hop                           // this proxy itself asks, so no request came here before
-	rid := "probe-" + ps.process.nameAt(began)   // stands for the id of a request, which every hop must have
-	deadline := began.Add(ps.cfg.Probe.Interval) // every hop must have a deadline, too, but only ctx ends the call
-	hdr := ps.hopHeaders(message, parts, recipient, noInbound, rid, began, deadline)
-	resp, err := call.Do(http.MethodPost, ProbePath, hdr, parts, engine.Deadlines{}) // no time limits, because ctx aborts the call
+	headers := l.probeHeaders(body, began)
+	resp, err := call.Do(http.MethodPost, ProbePath, headers, body, engine.Deadlines{}) // no time limits, because ctx aborts the call
 	if err != nil {
 		return ProbeOutcome{Err: err}
 	}
@@ -74,6 +69,17 @@ func (l *httpLink) postProbe(ctx context.Context, question []byte) (outcome Prob
 		outcome.Err = refusedProbe(resp.StatusCode(), string(resp.Header(RejectHeader)))
 	}
 	return outcome
+}
+
+// probeHeaders returns the headers by which the peer checks who has sent the probe that postProbe sends: its hop, and the signature of it.
+func (l *httpLink) probeHeaders(body [][]byte, now time.Time) []engine.Header {
+	ps := l.peers
+	signed := &Message{Method: http.MethodPost, Target: ProbePath} // what the signature covers besides the body and the hop
+	recipient := hopRecipient{proxy: l.to}                         // without its process, which only the answer to the probe tells
+	var noInbound *Hop                                             // this proxy itself asks, so no request came here before
+	rid := "probe-" + ps.process.nameAt(now)                       // stands for the id of a request, which every hop must have
+	deadline := now.Add(ps.cfg.Probe.Interval)                     // every hop must have a deadline, too, but only ctx ends the call
+	return ps.hopHeaders(signed, body, recipient, noInbound, rid, now, deadline)
 }
 
 // errRefused is the error for a probe that the peer's listener refused.

@@ -121,8 +121,9 @@ func (ps *Peers) anyPeerServes(model string, isAllowed func(*peer) bool) bool {
 	defer ps.mu.Unlock()
 	return slices.ContainsFunc(ps.peers, func(p *peer) bool {
 		_, offersModel := p.offers[model]
+		servesModel := offersModel && p.decodesModel(model) // a sibling may offer a model whose decode groups another sibling owns
 		takesRequests := p.usable() && !p.draining
-		return offersModel && takesRequests && p.decodesModel(model) && isAllowed(p)
+		return servesModel && takesRequests && isAllowed(p)
 	})
 }
 
@@ -211,7 +212,10 @@ func (ps *Peers) Receipts(most int) []Receipt { return ps.receipts.last(most) }
 // requests that wait already.
 func (ps *Peers) Accepts(from string, waiting int) bool {
 	isCentral := ps.cfg.Central == ps.cfg.Self.ID
-	if isCentral || ps.mayBeSibling(from) { // requests wait in no other queue, so this one must take them
+	if isCentral { // it decides about the requests of all regions, so they must wait here
+		return true
+	}
+	if ps.mayBeSibling(from) { // another proxy for the same engines sends only what this proxy alone may admit, so it must wait here
 		return true
 	}
 	ps.mu.Lock()

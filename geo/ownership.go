@@ -124,14 +124,14 @@ func (h *HA) Check(c *Config, bad report) {
 	if !h.On() {
 		return
 	}
-	switch list := h.MemberList(); {
-	case len(list) == 0: // any proxy of the region may own a group
-	case len(slices.Compact(slices.Clone(list))) < len(list):
+	switch sorted := h.MemberList(); {
+	case len(sorted) == 0: // any proxy of the region may own a group
+	case len(slices.Compact(slices.Clone(sorted))) < len(sorted): // Compact drops an id that equals the one before it
 		bad("members", "one of them is listed twice; write each id once")
-	case len(list) == 1:
-		bad("members", "the list has only %q; write the ids of all proxies that may own groups, or none", list[0])
+	case len(sorted) == 1:
+		bad("members", "the list has only %q; write the ids of all proxies that may own groups, or none", sorted[0])
 	default:
-		for i, id := range h.Members {
+		for i, id := range h.Members { // not sorted: i is the place in the config file
 			checkName(bad, fmt.Sprintf("members[%d]", i), id, "a proxy")
 		}
 	}

@@ -85,14 +85,16 @@ func (p *peer) policyView(ps *Peers, model string, now time.Time) policy.Peer {
 	// Both say, in ms, by how much first tokens came later than predicted. Distrust raises the gain that a forward must promise. The
 	// residual corrects the next predictions.
 	distrustMs, residualMs := p.distrust.Ms(ps.sinceStartMs(now)), p.residual.Ms(now)
+	window := p.trust.Window(ps.sinceStartMs(now)) // how many requests may be unanswered at the peer; late first events make it smaller
 	return policy.Peer{
-		ID: p.id, Probed: p.probed, Down: !p.up, Major: p.major,
+		ID: p.id, Probed: p.probed, Down: !p.up,
+		Major: p.major, // of the peer's protocol: a peer of another major version gets no requests
 		AgeMs: ms(now.Sub(p.lastAnsweredAt)), IntervalMs: ms(ps.cfg.Probe.Interval) + rtt,
 		Draining: p.draining, OffersModel: hasOffer && p.decodesModel(model),
 		CircuitOpen: !p.circuit.Allows(now), BudgetSpent: budget > 0 && p.egress.today(now) >= budget,
 		Offer: offer, RTTMs: rtt, Reserved: reserved, UnseenTokens: unseenTokens,
 		DistrustMs: distrustMs, ResidualMs: residualMs,
-		Unanswered: p.unanswered, Window: p.trust.Window(ps.sinceStartMs(now)),
+		Unanswered: p.unanswered, Window: window,
 	}
 }
 

@@ -133,8 +133,9 @@ var errSelf = fmt.Errorf("%w: the address is this proxy's own", ErrProbe)
 
 // checkAnswer returns an error unless the answer comes from this peer and belongs to this question.
 func (ps *Peers) checkAnswer(p *peer, a *answer, seq uint64) error {
+	ownProcess := ps.process.nameAt(ps.clock.Now()) // the name changes if the wall clock is set back
 	switch {
-	case a.Boot == ps.process.nameAt(ps.clock.Now()) || a.ID == ps.cfg.Self.ID: // this process, or an earlier one of this proxy
+	case a.Boot == ownProcess || a.ID == ps.cfg.Self.ID: // this process has answered, or an earlier one of this proxy
 		return errSelf
 	case !p.conf.AnswersTo(a.ID):
 		return fmt.Errorf("%w: it calls itself %q, and geo.peers %q; set geo.self.id there or the peer's id here", ErrProbe, a.ID, p.conf.ID)
@@ -169,28 +170,32 @@ func (ps *Peers) AnswerProbe(body []byte, arrival time.Time) ([]byte, *Refusal) 
 	return text, nil
 }
 
-// localOffers returns, by model, the offer of this region for requests of other regions. It also sets the gauges of the metrics.
+// localOffers returns, for each model that this region serves, its offer for requests of other regions.
 func (ps *Peers) localOffers() map[string]policy.Offer {
 	all := map[string]policy.Offer{}
-	ps.cfg.Queue.Offers(func(model string, l *prefill.Local) {
-		running, maxRunning := ps.cfg.Running(model) // requests on the least busy decode rank; how many all ranks can run at once
-		ps.mu.Lock()
-		defer ps.mu.Unlock()
-		s := ps.stateOf(model)
-		settings := roundSettings(&s.policy, l)
-		decodes := maxRunning > 0
-		candidates := localCandidates(nil, &settings, l, running, decodes)
-		o := policy.NewOffer(candidates, l.Waiting, float64(l.Tokens), s.departureGap.Ms(), maxRunning)
-		// FitN tells operators from how many prefills the engines' prefill times were learned. It is the number of the engine with
-		// the most.
-		for i := range l.Prefillers {
-			o.FitN = max(o.FitN, l.Prefillers[i].Samples)
-		}
-		all[model] = o
-		ps.metrics.available.WithLabelValues(model).Set(float64(o.NAvail))
-		ps.metrics.queue.WithLabelValues(model).Set(float64(l.Waiting))
-	})
+	ps.cfg.Queue.Offers(func(model string, l *prefill.Local) { all[model] = localOffer(ps, model, l) })
 	return all
+}
+
+// localOffer returns the offer of this region for a model: how many requests its engines take now, and how long a request waits and
+// computes here. l is the state of the prefill engines. localOffer also sets the gauges of the metrics.
+func localOffer(ps *Peers, model string, l *prefill.Local) policy.Offer {
+	running, maxRunning := ps.cfg.Running(model) // requests on the least busy decode rank, which decodes the next; most that all ranks can run
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	s := ps.stateOf(model)
+	settings := roundSettings(&s.policy, l)
+	decodes := maxRunning > 0
+	var newList []policy.Candidate // not that of the policy's round, which may be in use
+	candidates := localCandidates(newList, &settings, l, running, decodes)
+	o := policy.NewOffer(candidates, l.Waiting, float64(l.Tokens), s.departureGap.Ms(), maxRunning)
+	// FitN tells operators from how many prefills the engines' prefill times were learned. It is the number of the engine with the most.
+	for i := range l.Prefillers {
+		o.FitN = max(o.FitN, l.Prefillers[i].Samples)
+	}
+	ps.metrics.available.WithLabelValues(model).Set(float64(o.NAvail))
+	ps.metrics.queue.WithLabelValues(model).Set(float64(l.Waiting))
+	return o
 }
 
 // roundTripsMs returns the round trips to the peers in ms, by name. It is called with ps.mu held.

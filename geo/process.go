@@ -27,11 +27,13 @@ func newProcess(began time.Time, maxSetBack time.Duration) *process {
 // request to this proxy has its time and this name, and the Verifier accepts it only for a short time. After the clock was set back, a
 // recorded request would be young enough again; with another name, all earlier requests are refused.
 func (p *process) nameAt(now time.Time) string {
-	wallMinusMonotonic := p.wall(now).Sub(p.began.Round(0)) - now.Sub(p.began) // difference of the times since began
+	byWall := p.wall(now).Sub(p.began.Round(0)) // the time since began; Round(0) drops the monotonic reading, which Sub would prefer
+	byMonotonic := now.Sub(p.began)             // the same by a clock that is never set
+	wallMinusMonotonic := byWall - byMonotonic
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
-	case wallMinusMonotonic > p.maxWallMinusMonotonic:
+	case wallMinusMonotonic > p.maxWallMinusMonotonic: // the wall clock was set forward: by how much it is set back counts from here
 		p.maxWallMinusMonotonic = wallMinusMonotonic
 	case wallMinusMonotonic < p.maxWallMinusMonotonic-p.maxSetBack: // the wall clock was set back
 		p.name, p.maxWallMinusMonotonic = randomHex(), wallMinusMonotonic

@@ -97,6 +97,8 @@ func (q *RoutingQuery) Queued(now time.Time, entered bool, waiting int) {
 // Where decides where the first request of the queue is served. With the first request of a round it begins a round of the
 // policy. If the request is forwarded, Where books the forward, which Forward returns. If it waits for a limited time, Where also
 // wakes the queue at the end of this time.
+//
+// Without a forward, ToThere sends the request back to the proxy that forwarded it here.
 func (q *RoutingQuery) Where(h *prefill.Here) prefill.Where {
 	ps := q.peers
 	running, maxRunning := ps.cfg.Running(h.Model) // requests on the least busy decode rank; how many all ranks can run at once
@@ -109,13 +111,19 @@ func (q *RoutingQuery) Where(h *prefill.Here) prefill.Where {
 	}
 	maySendBack := q.ask.LocalOnly && q.ask.InboundHop != nil // another proxy sent it, and it may not be forwarded once more
 	if ps.cfg.Siblings && noRanks && maySendBack {
-		return prefill.ToThere // no forward is booked, so the proxy that sent the request gets it back, and asks again who decodes it
+		const sendBack = prefill.ToThere // no forward is booked
+		return sendBack                  // the proxy that sent the request then finds the sibling that decodes it now
 	}
 	q.roundSettings = &s.settings
 	if i := q.prescribedPeer(s, noRanks); i >= 0 { // no costs are compared, so the decision has none
 		s.policy.CountSent(&policy.Request{Tokens: h.Tokens, Legs: q.legs}, i)
 		return q.bookForward(s, h, policy.Decision{Candidate: i, LocalMs: math.Inf(1)})
 	}
+	return q.askPolicy(s, h)
+}
+
+// askPolicy lets the policy decide about the request: an engine of this region serves it, a peer gets it, or it waits.
+func (q *RoutingQuery) askPolicy(s *modelState, h *prefill.Here) prefill.Where {
 	if s.policy.Done() { // neither this request nor any other of the model can go anywhere in this round
 		q.countWait(s)
 		return prefill.ModelWaits
@@ -245,25 +253,30 @@ func localCandidates(dst []policy.Candidate, set *policy.Settings, l *prefill.Lo
 		replica.Healthy = prefiller.Live && decodes
 		maxSends, why := set.JudgeReplica(&replica)
 		dst = append(dst, policy.Candidate{
-			ID: prefiller.ID, Why: why, MaxSends: maxSends, RTTMs: prefiller.RTTMs, TPMs: prefiller.TPMs, T0Ms: prefiller.T0Ms,
-			ResidualMs: prefiller.ResidualMs, KVRoomMs: prefiller.Room.InMs, KVTokenMs: prefiller.Room.TokenMs,
+			ID: prefiller.ID, Why: why, MaxSends: maxSends,
+			// The time to the first token, in ms: the round trip to an engine on another site, the prefill per new token and per prompt,
+			// and the correction by recent errors of such predictions.
+			RTTMs: prefiller.RTTMs, TPMs: prefiller.TPMs, T0Ms: prefiller.T0Ms, ResidualMs: prefiller.ResidualMs,
+			// When the KV cache has room: ms until a prompt of 0 tokens has room, and further ms for each token of the prompt.
+			KVRoomMs: prefiller.Room.InMs, KVTokenMs: prefiller.Room.TokenMs,
 			QueuedTokens: prefiller.QueuedNewTokens, Running: running, Outstanding: float64(prefiller.Held),
 		})
 	}
 	return dst
 }
 
-// policyReplica converts the state of a prefill engine for a policy. Its credit is how many requests may be sent to the engine now: as many
-// as Settings.Credit allows by the last scrape of its gauges in which no request waited, plus the requests that were answered since then,
-// less those that were sent since then (Prefiller.Answered is this difference), but at most CreditMax.
+// policyReplica converts the state of a prefill engine for a policy. Its credit is how many requests may be sent to the engine before the
+// next scrape of its gauges. Settings.Credit computes how many the engine could begin at the last scrape: 0 if requests waited in it then.
+// The requests that were answered since then are added, and those that were sent since then are subtracted.
 func policyReplica(prefiller *prefill.Prefiller, set *policy.Settings) policy.Replica {
 	maxSeqs := cmp.Or(prefiller.MaxSeqs, math.MaxInt) // 0: not known, so it is no limit
 	creditAtScrape := set.Credit(prefiller.Ran, prefiller.WaitingAtScrape, maxSeqs)
+	answeredLessSent := prefiller.Answered // since the last scrape in which no request waited
 	return policy.Replica{
 		Healthy: prefiller.Live, GateOpen: prefiller.Open, GateWillOpen: prefiller.KVGateWillOpen,
 		Unanswered: prefiller.Unanswered, Outstanding: prefiller.Held,
 		ForeignWaiting: prefiller.OthersWaiting, Pending: prefiller.WaitingAtScrape,
-		Credit: min(creditAtScrape+prefiller.Answered, set.CreditMax),
+		Credit: min(creditAtScrape+answeredLessSent, set.CreditMax),
 	}
 }
 
@@ -286,16 +299,16 @@ func (q *RoutingQuery) centralPeer(s *modelState) int {
 // soonestAvailable is the index of the available peer's candidate that will probably answer first; -1: none. It is used for requests
 // that this region sends away because it drains or fails.
 func (q *RoutingQuery) soonestAvailable(s *modelState) int {
-	return q.soonest(s, s.policy.Takes)
+	return q.soonest(s, func(_ *peer, i int) bool { return s.policy.Takes(i) })
 }
 
 // soonest is the index of the peer's candidate that will probably answer first, among those for which isSuitable returns true and to
-// which the request may go; -1: none. Available peers come before the others.
-func (q *RoutingQuery) soonest(s *modelState, isSuitable func(i int) bool) int {
+// which the request may go; -1: none. Available peers come before the others. isSuitable gets a peer and the index of its candidate.
+func (q *RoutingQuery) soonest(s *modelState, isSuitable func(p *peer, i int) bool) int {
 	best := -1
 	for k, p := range s.peers {
 		i := s.localCount + k
-		if !q.mayForwardTo(p) || !isSuitable(i) {
+		if !q.mayForwardTo(p) || !isSuitable(p, i) {
 			continue
 		}
 		if best < 0 || sooner(&s.candidates[i], &s.candidates[best]) {
@@ -315,23 +328,24 @@ func sooner(a, b *policy.Candidate) bool {
 
 // policyRequest converts the query for a policy. The result shares memory of s, and is valid until the next call.
 func (q *RoutingQuery) policyRequest(s *modelState, h *prefill.Here) policy.Request {
+	noPeers := q.ask.LocalOnly || q.ask.RegionOnly // peers of the own region get requests from prescribedPeer, without the policy
 	r := policy.Request{
-		ID: q.ask.ID, Key: q.ask.RingKey, Tokens: h.Tokens, LocalOnly: q.ask.LocalOnly || q.ask.RegionOnly,
-		WaitedMs: ms(h.Now.Sub(h.Since)), Legs: q.legs,
+		ID: q.ask.ID, Key: q.ask.RingKey, Tokens: h.Tokens, LocalOnly: noPeers, WaitedMs: ms(h.Now.Sub(h.Since)), Legs: q.legs,
 	}
 	// hits and barred have one element for each candidate; the local candidates come first.
 	s.hits = slices.Grow(s.hits[:0], len(s.candidates))[:len(s.candidates)]
 	s.barred = slices.Grow(s.barred[:0], len(s.candidates))[:len(s.candidates)]
 	for i := range s.candidates {
 		s.hits[i], s.barred[i] = 0, false
-		if i < s.localCount && i < len(h.Prefillers) { // a local candidate and its engine have the same index
+		isLocal := i < s.localCount
+		if isLocal && i < len(h.Prefillers) { // a local candidate and its engine have the same index; within a round there are as many of both
 			prefiller := &h.Prefillers[i]
 			s.hits[i] = int32(prefiller.HitTokens)
 			s.barred[i] = prefiller.Region != "" && q.regionAllowed != nil && !q.regionAllowed(prefiller.Region)
 		}
 	}
 	for i, p := range s.peers {
-		if !r.LocalOnly { // otherwise the policy considers no peer
+		if !noPeers {
 			s.hits[s.localCount+i] = int32(q.hitTokens(p, h.Tokens))
 			s.barred[s.localCount+i] = !q.mayForwardTo(p)
 		}
@@ -346,12 +360,17 @@ func (q *RoutingQuery) hitTokens(p *peer, tokens int) int {
 	if len(keys) == 0 { // without blocks no hit can be predicted
 		return 0
 	}
-	matchedBlocks := p.prompts.Match(nil, keys) // by slot of the index, which has only the peer's slot
-	if p.indexSlot.N >= len(matchedBlocks) {    // no slot matched
+	matchedTokens := int(float64(p.matchedBlocks(keys)) * q.blockTokens(tokens))
+	return min(matchedTokens, max(0, tokens-1)) // an engine always computes at least one token
+}
+
+// matchedBlocks is how many of a prompt's first blocks are predicted to be cached at the peer. keys are the keys of its blocks.
+func (p *peer) matchedBlocks(keys []index.Key) int32 {
+	bySlot := p.prompts.Match(nil, keys) // an index can have a slot for each of several engines; this one has only the peer's
+	if p.indexSlot.N >= len(bySlot) {
 		return 0
 	}
-	matchedTokens := int(float64(matchedBlocks[p.indexSlot.N]) * q.blockTokens(tokens))
-	return min(matchedTokens, max(0, tokens-1)) // an engine always computes at least one token
+	return bySlot[p.indexSlot.N]
 }
 
 // blockTokens is the number of tokens per block of the prompt. tokens is the length of the prompt. A prompt without token ids has blocks
@@ -464,11 +483,10 @@ func RingKeyOf(session uint64, address string) uint64 {
 // full, because the requests of all siblings wait in its queue. It may be draining, because it continues until another proxy owns its
 // groups.
 func (q *RoutingQuery) ownerSibling(s *modelState) int {
-	return q.soonest(s, func(i int) bool {
-		p, why := s.peers[i-s.localCount], s.candidates[i].Why
-		// A peer that does not decode the model is not awaitable. Of a peer that drains, Why does not show whether it decodes the
-		// model.
+	return q.soonest(s, func(p *peer, i int) bool {
+		why := s.candidates[i].Why
 		drainsAsOwner := why == policy.Draining && p.decodesModel(q.ask.Model)
-		return p.sibling && (why.Awaitable() || drainsAsOwner)
+		isOwner := why.Awaitable() || drainsAsOwner // a peer that does not decode the model is not awaitable
+		return p.sibling && isOwner
 	})
 }

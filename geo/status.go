@@ -3,6 +3,7 @@ package geo
 import (
 	"maps"
 	"slices"
+	"time"
 
 	"evenkeel/geo/policy"
 )
@@ -55,29 +56,34 @@ func (ps *Peers) Status() Status {
 		Peers: []PeerStatus{},
 	}
 	for _, p := range ps.peers {
-		p.expireReservations(ps, now)
-		rtt, _ := p.rtt.Ms()
-		reserved, _ := p.reserved.Reserved()
-		// Distrust is by how much the peer was slower than predicted. The window is how many requests may be unanswered at the
-		// peer; it grows with first events in time, and shrinks with late ones.
-		distrustMs, window := p.distrust.Ms(ps.sinceStartMs(now)), p.trust.Window(ps.sinceStartMs(now))
-		status := PeerStatus{
-			ID: p.id, Name: p.name, Region: p.conf.Region, URL: p.target.URL.String(), Up: p.up, Draining: p.draining, Version: p.major,
-			Fault: p.probeError, RTTMs: rtt, AgeMs: -1, Reserved: reserved, InFlight: len(p.inflight), USDToday: p.egress.today(now),
-			MinGainUp: distrustMs, Unanswered: p.unanswered, Window: window,
-			Circuit: "closed", Models: maps.Clone(p.offers), Available: map[string]string{},
-		}
-		if p.probed {
-			status.AgeMs = ms(now.Sub(p.lastAnsweredAt))
-		}
-		if !p.circuit.Allows(now) {
-			status.Circuit = "open"
-		}
-		for _, model := range slices.Sorted(maps.Keys(p.offers)) {
-			v := p.policyView(ps, model, now)
-			status.Available[model] = ps.policy.Judge(&v).String()
-		}
-		s.Peers = append(s.Peers, status)
+		s.Peers = append(s.Peers, p.status(ps, now))
 	}
 	return s
+}
+
+// status returns the state of the peer. It first drops reservations that are too old. It is called with ps.mu held.
+func (p *peer) status(ps *Peers, now time.Time) PeerStatus {
+	p.expireReservations(ps, now)
+	rtt, _ := p.rtt.Ms()
+	reserved, _ := p.reserved.Reserved()
+	// Distrust is by how much the peer was slower than predicted. A forward there must promise so much more gain. The window is how
+	// many requests may be unanswered at the peer; it grows with first events in time, and shrinks with late ones.
+	distrustMs, window := p.distrust.Ms(ps.sinceStartMs(now)), p.trust.Window(ps.sinceStartMs(now))
+	status := PeerStatus{
+		ID: p.id, Name: p.name, Region: p.conf.Region, URL: p.target.URL.String(), Up: p.up, Draining: p.draining, Version: p.major,
+		Fault: p.probeError, RTTMs: rtt, AgeMs: -1, Reserved: reserved, InFlight: len(p.inflight), USDToday: p.egress.today(now),
+		MinGainUp: distrustMs, Unanswered: p.unanswered, Window: window,
+		Circuit: "closed", Models: maps.Clone(p.offers), Available: map[string]string{},
+	}
+	if p.probed {
+		status.AgeMs = ms(now.Sub(p.lastAnsweredAt))
+	}
+	if !p.circuit.Allows(now) {
+		status.Circuit = "open"
+	}
+	for _, model := range slices.Sorted(maps.Keys(p.offers)) {
+		v := p.policyView(ps, model, now)
+		status.Available[model] = ps.policy.Judge(&v).String()
+	}
+	return status
 }

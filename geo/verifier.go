@@ -78,7 +78,7 @@ func (d *Verifier) verifyHead(credentials *Credentials, now time.Time) (Hop, *Re
 	switch {
 	case errors.Is(err, ErrHopVersion):
 		return h, refuse(http.StatusBadRequest, RejectVersion, "%v", err)
-	case err != nil:
+	case err != nil: // all refusals for RejectHop have the same status, whether the hop header is unreadable, too long or shows a loop
 		return h, refuse(http.StatusLoopDetected, RejectHop, "%v; this listener is for other proxies, clients have their own", err)
 	}
 	if refusal := d.verifySignature(credentials, &h, now); refusal != nil {
