@@ -5,12 +5,12 @@ import "math"
 // Accuracy compares the predicted hits in a candidate's prefix cache with the hits that its engine reports. All sums
 // weight recent answers most.
 type Accuracy struct {
-	answers           float64 // number of compared answers
-	prompt            float64 // prompt tokens of the compared answers
-	predicted, actual float64 // tokens predicted to be cached, and tokens that the engine found cached
-	over, under       float64 // tokens by which single predictions were too high, and too low
-	Suspect           Suspicion
-	capacity          int64 // KV tokens that the candidate was assumed to hold while the answers came
+	answers          float64 // number of compared answers
+	prompt           float64 // prompt tokens of the compared answers
+	predicted, found float64 // tokens predicted to be cached, and tokens that the engine found cached
+	tooHigh, tooLow  float64 // tokens by which single predictions were too high, and too low
+	Suspect          Suspicion
+	capacity         int64 // KV tokens that the candidate was assumed to hold while the answers came
 }
 
 // Suspicion is a doubt about a candidate's known capacity that wrong predictions raise.
@@ -33,33 +33,35 @@ const (
 
 var accuracyDecay = math.Exp2(-1 / accuracyHalfLife)
 
-// add counts one answer. prompt is the length of the prompt, predicted the predicted hit and actual the hit that the
+// add counts one answer. prompt is the length of the prompt, predicted the predicted hit and found the hit that the
 // engine found, all in tokens.
-func (a *Accuracy) add(prompt, predicted, actual float64) {
-	for _, sum := range []*float64{&a.answers, &a.prompt, &a.predicted, &a.actual, &a.over, &a.under} {
+func (a *Accuracy) add(prompt, predicted, found float64) {
+	for _, sum := range []*float64{&a.answers, &a.prompt, &a.predicted, &a.found, &a.tooHigh, &a.tooLow} {
 		*sum *= accuracyDecay // so that older answers count less
 	}
 	a.answers++
 	a.prompt += prompt
 	a.predicted += predicted
-	a.actual += actual
-	a.over += max(0, predicted-actual)
-	a.under += max(0, actual-predicted)
+	a.found += found
+	a.tooHigh += max(0, predicted-found)
+	a.tooLow += max(0, found-predicted)
 }
 
 // nextSuspicion returns the suspicion about the known capacity that the answers so far justify. capacityBinds means that the index drops
-// blocks of the candidate because of this capacity. Between trustShare and suspectShare the suspicion does not change.
+// blocks of the candidate because of this capacity. A suspicion begins when predictions were too high by more than suspectShare of the
+// predicted tokens, or too low by more than suspectShare of the tokens found. It lasts until the share falls to trustShare, so that it does
+// not flap.
 func (a *Accuracy) nextSuspicion(capacityBinds bool) Suspicion {
 	switch {
 	case a.answers < minAnswers: // too few to judge
 		return a.Suspect
-	case a.over > suspectShare*a.predicted:
+	case a.tooHigh > suspectShare*a.predicted:
 		return HoldsLess
-	case capacityBinds && a.under > suspectShare*a.actual:
+	case capacityBinds && a.tooLow > suspectShare*a.found: // otherwise the index lacks these tokens for another reason than its capacity
 		return HoldsMore
 	}
-	stillLess := a.Suspect == HoldsLess && a.over > trustShare*a.predicted
-	stillMore := a.Suspect == HoldsMore && capacityBinds && a.under > trustShare*a.actual
+	stillLess := a.Suspect == HoldsLess && a.tooHigh > trustShare*a.predicted
+	stillMore := a.Suspect == HoldsMore && capacityBinds && a.tooLow > trustShare*a.found
 	if stillLess || stillMore {
 		return a.Suspect
 	}
@@ -71,7 +73,7 @@ func (a *Accuracy) HitShare() float64 {
 	if a.prompt == 0 {
 		return 0
 	}
-	return a.actual / a.prompt
+	return a.found / a.prompt
 }
 
 // ErrorShare is the error of the predictions, as a share of the predicted tokens; 0 if none were predicted.
@@ -79,14 +81,14 @@ func (a *Accuracy) ErrorShare() float64 {
 	if a.predicted == 0 {
 		return 0
 	}
-	return (a.over + a.under) / a.predicted
+	return (a.tooHigh + a.tooLow) / a.predicted
 }
 
 // AddErrors adds the predictions of another candidate. ErrorShare is then the error over both candidates.
 func (a *Accuracy) AddErrors(other *Accuracy) {
 	a.predicted += other.predicted
-	a.over += other.over
-	a.under += other.under
+	a.tooHigh += other.tooHigh
+	a.tooLow += other.tooLow
 }
 
 // SuspicionChange says that a suspicion about a candidate's capacity has begun, has become another one, or has ended.
@@ -117,5 +119,5 @@ func (h *PredictedHit) compareHit(u Usage, capacity int64) *SuspicionChange {
 	}
 	a.Suspect = suspicion
 	return &SuspicionChange{Suspicion: suspicion, CapacityTokens: a.capacity,
-		Over: a.over / max(1, a.predicted), Under: a.under / max(1, a.actual)}
+		Over: a.tooHigh / max(1, a.predicted), Under: a.tooLow / max(1, a.found)}
 }

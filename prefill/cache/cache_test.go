@@ -249,7 +249,7 @@ func TestEventsNameAgainWhatASupposedRestartHasDropped(t *testing.T) {
 	require.Eventually(t, func() bool { return feed.Precise(time.Now()) && held() == 3 }, 10*time.Second, 2*time.Millisecond)
 	locked(func() {
 		now := time.Now()
-		b.ExpectEvent(true, now) // no event follows, so that the events are not precise after a while
+		b.ExpectEvent(now) // no event follows, so that the events are not precise after a while
 		b.EngineRestarted(now.Add(time.Minute))
 		require.Zero(t, b.Held())
 	})

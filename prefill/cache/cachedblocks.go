@@ -9,13 +9,13 @@ import (
 
 // CachedBlocks predict the content of one candidate's prefix cache.
 type CachedBlocks struct {
-	Accuracy           Accuracy
-	cache              *Cache
-	id                 string
-	slots              [units]slot
-	stream             *kvevents.Stream // nil: the candidate publishes no KV events
-	learnedFromAnswers bool             // the index may have blocks of token ids that were learned from answers, not from events
-	pending            []*PredictedHit  // predictions for unanswered probes whose prompt has keys
+	Accuracy       Accuracy
+	cache          *Cache
+	id             string
+	slots          [units]slot
+	stream         *kvevents.Stream // nil: the candidate publishes no KV events
+	mayHaveLearned bool             // the index may have blocks of token ids that were learned from answers, not from events
+	pending        []*PredictedHit  // predictions for unanswered probes whose prompt has keys
 }
 
 // slot is a candidate's slot in the index, for blocks of one unit: bytes or tokens.
@@ -88,8 +88,8 @@ func (b *CachedBlocks) capacityInBlocks(p *Prompt, model string, capacity int64,
 // found ones from the candidate's slot, which is returned as at. tokens is the length of the prompt; 0: not reported, so that
 // nothing can be compared.
 func (b *CachedBlocks) Correct(p *Prompt, tokens, hit, cached int) (at index.Slot, wrong bool) {
-	at = b.slots[p.unit()].handle
-	blockTokens := p.BlockSize(tokens)
+	at = b.slots[p.unit()].handle      // the slot for blocks of bytes, or that for blocks of token ids
+	blockTokens := p.BlockSize(tokens) // tokens per block: of a block of bytes, its share of the prompt's tokens, which may be a fraction
 	reported := tokens > 0 && cached >= 0
 	wrong = reported && float64(hit-cached) >= blockTokens
 	if wrong {
@@ -161,14 +161,14 @@ func (b *CachedBlocks) AddFromAnswer(at index.Slot, p *Prompt) {
 // that events name. It ignores blocks that no event can name, because nothing could replace them.
 func (b *CachedBlocks) markLearnedFromAnswer(p *Prompt) {
 	eventsNameThem := b.stream != nil && p.BlockTokens > 0 && !p.Salted
-	b.learnedFromAnswers = b.learnedFromAnswers || eventsNameThem
+	b.mayHaveLearned = b.mayHaveLearned || eventsNameThem
 }
 
 // DropLearnedFromAnswers replaces the blocks of token ids that were learned from answers by those that the events name. The caller has seen
 // that the events are precise. It does nothing if no block was learned from an answer.
 func (b *CachedBlocks) DropLearnedFromAnswers() {
-	if b.learnedFromAnswers {
-		b.learnedFromAnswers = false
+	if b.mayHaveLearned {
+		b.mayHaveLearned = false
 		b.cache.index.Clear(b.slots[byTokens].handle, index.Removed)
 		b.stream.Resync() // the stream passes on again what its events have named
 	}

@@ -28,12 +28,14 @@ type Feed struct {
 // Follow starts a stream of an engine's KV events, whose blocks have blockTokens tokens. The caller holds the lock of the index's owner;
 // the stream, which runs on a goroutine of its own, takes it for each change. capacity is in KV tokens; 0: unknown.
 func (b *CachedBlocks) Follow(lock lock, source EventSource, blockTokens int, capacity int64, now time.Time) Feed {
+	ofTokenIDs := Prompt{BlockTokens: blockTokens} // stands for any prompt whose blocks the events name
+	slot := b.EnsureSlot(&ofTokenIDs, source.Model, capacity, now)
 	feed := Feed{kvevents.Start(kvevents.Config{
 		Place: source.Place, Finder: source.Finder, ReplayTimeout: source.ReplayTimeout,
-		Slot: b.EnsureSlot(&Prompt{BlockTokens: blockTokens}, source.Model, capacity, now), Scope: index.Scope{Model: source.Model},
-		Sink: listener{lock, b},
+		Slot: slot, Scope: index.Scope{Model: source.Model}, Sink: listener{lock, b},
 	}), source}
-	b.stream, b.learnedFromAnswers = feed.Stream, true // the index may hold blocks that were learned from answers
+	b.stream = feed.Stream
+	b.mayHaveLearned = true // before the stream began, blocks may have been learned from answers
 	return feed
 }
 

@@ -16,9 +16,10 @@ func (b *CachedBlocks) ExpectHit(h *PredictedHit, p *Prompt, model string, token
 	b.cache.Totals.Prompt += uint64(tokens)
 	b.cache.Totals.Predicted += uint64(hit)
 	if len(p.Keys) > 0 { // a prompt without keys is not in the index
-		h.beingComputed = b.isBeingComputed(p, b.Blocks(matched, p))
+		h.beingComputed = b.isBeingComputed(p, b.Blocks(matched, p)) // then a miss does not show that the engine's capacity is smaller
+		// The blocks are entered in the index at once, as a speculation: the outcome of the probe confirms them or drops them.
 		h.speculation = b.cache.index.Speculate(b.EnsureSlot(p, model, capacity, now), p.Keys)
-		b.pending = append(b.pending, h)
+		b.pending = append(b.pending, h) // until then, isBeingComputed of later prompts looks at it
 	}
 }
 
@@ -69,7 +70,8 @@ type Verdict struct {
 // Answered learns from the engine's answer to the probe, and ends the prediction. The answer shows the model's ratio of bytes per token
 // and, if it reports cached tokens, how good the prediction was (the Verdict). It also shows which blocks the engine holds now. If KV
 // events name the blocks of this prompt, they are more exact, and the answer only adds what they leave out. capacity is the engine's
-// capacity in KV tokens, 0 if unknown; blockTokens is the size of its KV blocks in tokens.
+// capacity in KV tokens, 0 if unknown; the Verdict may say that the engine seems to hold more or less. blockTokens is the size of its KV
+// blocks in tokens.
 func (h *PredictedHit) Answered(u Usage, capacity int64, blockTokens int, now time.Time) (v Verdict) {
 	b, c := h.blocks, h.blocks.cache
 	c.LearnRatio(&h.prompt, h.model, u.PromptTokens)
@@ -82,8 +84,9 @@ func (h *PredictedHit) Answered(u Usage, capacity int64, blockTokens int, now ti
 		}
 	}
 	computedTokens := u.PromptTokens - max(0, u.CachedTokens)
-	computedBlock := computedTokens > blockTokens // with fewer tokens, it may have filled no block, and then no event follows
-	b.ExpectEvent(computedBlock, now)
+	if computedTokens > blockTokens { // with fewer tokens, the engine may have filled no block, and then no event follows
+		b.ExpectEvent(now)
+	}
 	if b.NamesBlocksOf(&h.prompt, now) { // events are more exact than the answer
 		h.learnBesideEvents(u, now)
 	} else {
@@ -93,10 +96,10 @@ func (h *PredictedHit) Answered(u Usage, capacity int64, blockTokens int, now ti
 	return v
 }
 
-// ExpectEvent notes that the engine has answered. computed says that the engine computed at least one whole new block, for
-// which its stream should soon publish an event.
-func (b *CachedBlocks) ExpectEvent(computed bool, now time.Time) {
-	if b.stream != nil && computed {
+// ExpectEvent notes that the engine has computed at least one whole new block, for which its stream should soon publish an event. If
+// the stream publishes none for long, its events do not count as precise any more. Without a stream, nothing is expected.
+func (b *CachedBlocks) ExpectEvent(now time.Time) {
+	if b.stream != nil {
 		b.stream.ExpectEvent(now)
 	}
 }
@@ -115,24 +118,31 @@ func (b *CachedBlocks) NamesBlocksOf(p *Prompt, now time.Time) bool {
 	return engineBlock == 0 || engineBlock == p.BlockTokens // 0: no event has told the size yet
 }
 
-// learnBesideEvents learns from an answer of a candidate whose KV events are precise. First it replaces blocks that were learned from
-// answers by those that the events name. The blocks that the probe's prefill computed count as held for a short time, in which an event
-// must name them. The answer's cached tokens change the index only while the events are known to be incomplete: only then does an answer
-// show more than they do.
+// learnBesideEvents learns from an answer of a candidate whose KV events are precise. First it drops blocks that were learned from answers;
+// the stream then passes on again what its events have named. The answer's cached tokens change the index only while the events are known
+// to be incomplete: only then does an answer show more than they do. The blocks that the probe's prefill computed count as held for a short
+// time, in which an event must name them.
 func (h *PredictedHit) learnBesideEvents(u Usage, now time.Time) {
-	b, p, blockIndex := h.blocks, &h.prompt, h.blocks.cache.index
-	slot := b.slots[byTokens].handle // the index has the candidate's blocks of token ids, which events name, in this slot
+	b, blockIndex := h.blocks, h.blocks.cache.index
 	b.DropLearnedFromAnswers()
 	reported := u.CachedTokens >= 0
 	notCleared := blockIndex.StillValid(&h.speculation) // after a clear, the answer may speak of blocks that are gone
 	if reported && notCleared && !b.stream.Complete() {
-		heldBlocks := min(u.CachedTokens/p.BlockTokens, len(p.Keys)) // blocks that the engine found
-		blockIndex.Insert(slot, p.Keys[:heldBlocks])
-		if u.CachedTokens < h.hit { // the engine had fewer blocks than predicted
-			blockIndex.Correct(slot, p.Keys, heldBlocks)
-		}
+		h.learnFound(u.CachedTokens)
 	}
 	blockIndex.ExpireSoon(&h.speculation, now)
+}
+
+// learnFound adds to the index those of the prompt's blocks that the engine found in its cache, cachedTokens tokens in all. If these are
+// fewer than predicted, it drops the prompt's other blocks. The blocks are made of token ids.
+func (h *PredictedHit) learnFound(cachedTokens int) {
+	b, p, blockIndex := h.blocks, &h.prompt, h.blocks.cache.index
+	slot := b.slots[byTokens].handle // where the index has the candidate's blocks of token ids
+	foundBlocks := min(cachedTokens/p.BlockTokens, len(p.Keys))
+	blockIndex.Insert(slot, p.Keys[:foundBlocks])
+	if cachedTokens < h.hit { // the engine had fewer blocks than predicted
+		blockIndex.Correct(slot, p.Keys, foundBlocks)
+	}
 }
 
 // learnFromAnswer learns from an answer of a candidate whose cache is known from answers alone. Before the prefill it
@@ -142,7 +152,7 @@ func (h *PredictedHit) learnFromAnswer(u Usage) {
 	if len(p.Keys) == 0 { // the prompt is not in the index
 		return
 	}
-	b.Correct(p, u.PromptTokens, h.hit, u.CachedTokens)
-	b.cache.index.Confirm(&h.speculation)
+	b.Correct(p, u.PromptTokens, h.hit, u.CachedTokens) // drops the blocks that were predicted, but not found
+	b.cache.index.Confirm(&h.speculation)               // the whole prompt, which ExpectHit has entered in the index, now counts as computed
 	b.markLearnedFromAnswer(p)
 }

@@ -204,7 +204,7 @@ func (d *decoder) decodeField(key string) (err error) {
 	case "extra_keys":
 		return d.orNil(d.decodeExtraKeys)
 	}
-	return d.skipValue(0)
+	return d.skipValue(outermost)
 }
 
 // decodeType reads the type of the event. An unknown type leaves unknownType, because later versions of vLLM may add types.
@@ -269,6 +269,7 @@ func (d *decoder) decodeHash() (h engineHash, isNull bool, err error) {
 		return h, true, d.DecodeNil()
 	case msgpcode.IsBin(code) || msgpcode.IsString(code):
 		b, err := d.readBinary()
+		// Without the second hash, whose secret only this process knows, a sender could construct two blocks with the same hash.
 		h = engineHash{bits: xxhash.Sum64(b), secretHash: maphash.Bytes(secret, b) | 1} // |1: never 0, so that no integer has the same hash
 		return h, false, err
 	}
@@ -298,7 +299,7 @@ func (d *decoder) decodeExtraKey() (string, error) {
 		return "", err
 	}
 	if !isArray(code) {
-		return otherExtraKeys, d.skipValue(0)
+		return otherExtraKeys, d.skipValue(outermost)
 	}
 	n, err := d.DecodeArrayLen()
 	if err != nil || n <= 0 { // no keys
@@ -309,10 +310,12 @@ func (d *decoder) decodeExtraKey() (string, error) {
 		return d.readString()
 	}
 	for i := 0; i < n && err == nil; i++ {
-		err = d.skipValue(1)
+		err = d.skipValue(outermost + 1) // the value is in the array of the block's keys
 	}
 	return otherExtraKeys, err
 }
+
+const outermost = 0 // as the depth for skipValue: no skipped value contains the value
 
 // skipValue skips one value. depth is the number of arrays and maps that contain it. The library's Skip has no limit on nesting, so that a
 // hostile value could exhaust the stack.

@@ -66,7 +66,7 @@ func (s *told) Cleared(_ index.Slot, why index.Reason) {
 }
 func newMirror(sink Sink, count *counters) *mirror {
 	return &mirror{scope: index.Scope{Model: "m"}, sink: sink, maxHashes: 100, counters: count, known: map[engineHash]block{},
-		holders: map[index.Key]int32{}}
+		hashesOf: map[index.Key]int32{}}
 }
 
 func stored(hashes, parent, tokens any) m {
@@ -201,7 +201,7 @@ func FuzzBatch(f *testing.F) {
 			require.True(t, sink[b.key], "the index lacks a block that the engine holds")
 			mirror.releaseHash(b.key)
 		}
-		require.Empty(t, mirror.holders)
+		require.Empty(t, mirror.hashesOf)
 		require.Len(t, mirror.removedKeys, len(sink))
 	})
 }

@@ -77,9 +77,9 @@ func (f *follower) fillGap() (lost bool) {
 			f.dropAfterGap()
 			lost = true
 		}
-		return f.applyIfNew(seq, payload)
+		return f.applyIfNew(seq, payload) // true: the replay goes on
 	})
-	if err != nil && !lost { // the replay failed
+	if err != nil && !lost { // the replay failed; after a loss, everything was dropped already
 		f.dropAfterGap()
 		lost = true
 	}
@@ -89,7 +89,7 @@ func (f *follower) fillGap() (lost bool) {
 // dropAfterGap drops everything that was applied, because batches are missing. It counts the gap. The next batch begins a new
 // sequence.
 func (f *follower) dropAfterGap() {
-	f.counters.gapsDropped.Add(1)
+	f.counters.gapsCold.Add(1)
 	f.synced = false
 	f.dropAll()
 }

@@ -67,7 +67,7 @@ func TestG25(t *testing.T) {
 			}
 			require.Equal(t, row.did, *did)
 			require.Equal(t, []uint64{0, 12}, p.asked)
-			require.Equal(t, []int64{row.replayed, row.cold}, []int64{f.counters.gapsReplayed.Load(), f.counters.gapsDropped.Load()})
+			require.Equal(t, []int64{row.replayed, row.cold}, []int64{f.counters.gapsReplayed.Load(), f.counters.gapsCold.Load()})
 		})
 	}
 }
@@ -94,7 +94,7 @@ func TestANewConnection(t *testing.T) {
 			*p = row.p
 			f.startConnection()
 			require.Equal(t, row.did, *did)
-			require.Zero(t, f.counters.gapsDropped.Load(), "nobody is to be alarmed")
+			require.Zero(t, f.counters.gapsCold.Load(), "nobody is to be alarmed")
 		})
 	}
 }

@@ -28,7 +28,7 @@ type mirror struct {
 	counters  *counters
 
 	known       map[engineHash]block
-	holders     map[index.Key]int32 // number of hashes in known that have this key
+	hashesOf    map[index.Key]int32 // number of hashes in known that have this key
 	hasher      index.Hasher
 	keys        []index.Key
 	removedKeys []index.Key // keys whose last hash the present event removes
@@ -59,7 +59,7 @@ func (m *mirror) apply(e *event) {
 // dropAll drops all blocks of the candidate, here and in the sink. why is the reason for metrics.
 func (m *mirror) dropAll(why index.Reason) {
 	clear(m.known)
-	clear(m.holders)
+	clear(m.hashesOf)
 	m.sink.Lock()
 	defer m.sink.Unlock()
 	m.sink.Cleared(m.slot, why)
@@ -98,7 +98,7 @@ func (m *mirror) applyStored(e *event) {
 	m.keys = m.hasher.Tokens(m.keys[:0], parent, e.tokens[:hashable*e.blockTokens], e.blockTokens)
 	m.removedKeys = m.removedKeys[:0]
 	for i, k := range m.keys {
-		m.recordHash(e.hashes[i], block{k, e.group}) // may add to removedKeys
+		m.recordHash(e.hashes[i], block{k, e.group}) // adds to removedKeys if the hash was the last one of another key before
 	}
 	m.counters.skipped.Add(int64(len(e.hashes) - hashable))
 	m.sink.Lock()
@@ -130,18 +130,18 @@ func (m *mirror) recordHash(h engineHash, b block) {
 		return
 	}
 	if wasKnown { // the engine used this hash before for other tokens or another parent
-		m.releaseHash(old.key)
+		m.releaseHash(old.key) // may add the key to removedKeys
 	}
-	m.holders[b.key]++
+	m.hashesOf[b.key]++
 }
 
 // releaseHash notes that the engine no longer holds one hash of a key. If this was the key's last hash, the key is added to
 // removedKeys, which the caller must pass to the sink.
 func (m *mirror) releaseHash(k index.Key) {
-	if m.holders[k]--; m.holders[k] > 0 {
+	if m.hashesOf[k]--; m.hashesOf[k] > 0 {
 		return
 	}
-	delete(m.holders, k)
+	delete(m.hashesOf, k)
 	m.removedKeys = append(m.removedKeys, k)
 }
 

@@ -114,7 +114,7 @@ func TestTheIndexHoldsWhatTheEngineHoldsUnderSeveralHashes(t *testing.T) {
 			}
 			require.Equal(t, want, sink)
 			require.Len(t, mirror.known, len(e.held))
-			require.Len(t, mirror.holders, len(want), "nothing is remembered of what is gone")
+			require.Len(t, mirror.hashesOf, len(want), "nothing is remembered of what is gone")
 		}
 	})
 }

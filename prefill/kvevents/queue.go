@@ -86,9 +86,9 @@ func (q *queue) take() (items []message, overflowed bool, err error) {
 
 // counters hold values for Status. Most count since the start of the stream.
 type counters struct {
-	batches, gapsReplayed, gapsDropped atomic.Int64
-	decodeErrors, unknownTypes         atomic.Int64
-	unknownParents, skipped            atomic.Int64
-	connects, knownHashes, lagInMicros atomic.Int64
-	blockTokens                        atomic.Int64 // tokens per block, of the last stored block
+	batches, gapsReplayed, gapsCold atomic.Int64
+	decodeErrors, unknownTypes      atomic.Int64
+	unknownParents, skipped         atomic.Int64
+	connects, blocks, lagInMicros   atomic.Int64
+	blockTokens                     atomic.Int64 // tokens per block, of the last stored block
 }

@@ -59,7 +59,7 @@ type Stream struct {
 	cfg      Config
 	cancel   context.CancelFunc
 	done     chan struct{}
-	resync   chan struct{}
+	resync   chan struct{} // gets an element when Resync was called and is to be carried out
 	counters counters
 
 	connected  atomic.Bool  // connected, and the replay is applied
@@ -78,7 +78,8 @@ type Stream struct {
 	decode   *decoder
 }
 
-// Start begins to follow a rank's events, on a goroutine that Close ends.
+// Start begins to follow a rank's events, on a goroutine that Close ends. Before each connection the stream asks the Finder for the places
+// where the rank publishes now; without a Finder it uses cfg.Place.
 func Start(cfg Config) *Stream {
 	cfg.ReplayTimeout = cmp.Or(cfg.ReplayTimeout, 2*time.Second)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -87,10 +88,10 @@ func Start(cfg Config) *Stream {
 	}
 	s := &Stream{cfg: cfg, cancel: cancel, done: make(chan struct{}), resync: make(chan struct{}, 1), decode: newDecoder()}
 	s.mirror = mirror{slot: cfg.Slot, scope: cfg.Scope, sink: cfg.Sink, maxHashes: maxKnownHashes, counters: &s.counters,
-		known: map[engineHash]block{}, holders: map[index.Key]int32{}}
+		known: map[engineHash]block{}, hashesOf: map[index.Key]int32{}}
 	s.follower = follower{apply: s.apply, dropAll: s.dropAll, counters: &s.counters,
 		replay: func(from uint64, yield func(uint64, []byte) bool) error { return s.replay(ctx, from, yield) }}
-	s.place.Store(&cfg.Place)
+	s.place.Store(&cfg.Place) // for Status, until the first connection shows the place
 	go s.run(ctx)
 	return s
 }
@@ -153,9 +154,9 @@ func (s *Stream) Status() Status {
 	c := &s.counters
 	status := Status{
 		Source: s.place.Load().Events, Complete: s.Complete(), Batches: c.batches.Load(),
-		GapsReplayed: c.gapsReplayed.Load(), GapsCold: c.gapsDropped.Load(),
+		GapsReplayed: c.gapsReplayed.Load(), GapsCold: c.gapsCold.Load(),
 		DecodeErrors: c.decodeErrors.Load(), UnknownTypes: c.unknownTypes.Load(), UnknownParents: c.unknownParents.Load(),
-		Skipped: c.skipped.Load(), Blocks: c.knownHashes.Load(), BlockTokens: s.BlockTokens(), LagMs: float64(c.lagInMicros.Load()) / 1000,
+		Skipped: c.skipped.Load(), Blocks: c.blocks.Load(), BlockTokens: s.BlockTokens(), LagMs: float64(c.lagInMicros.Load()) / 1000,
 	}
 	if why := s.failure.Load(); why != nil {
 		status.Failure = *why
@@ -325,8 +326,8 @@ func (s *Stream) apply(payload []byte) {
 	case s.mirror.overfull():
 		s.dropAll()
 	}
-	s.counters.knownHashes.Store(int64(len(s.mirror.known)))
-	// After knownHashes, so that a reader who sees the batch counted also sees its blocks counted.
+	s.counters.blocks.Store(int64(len(s.mirror.known)))
+	// After the blocks, so that a reader who sees the batch counted also sees its blocks counted.
 	s.counters.batches.Add(1)
 	if ts > 0 && ts < math.MaxInt64/1e6 { // other times do not fit into an int64
 		lag := time.Since(time.UnixMicro(int64(ts * 1e6)))
@@ -338,5 +339,5 @@ func (s *Stream) apply(payload []byte) {
 func (s *Stream) dropAll() {
 	s.complete.Store(false)
 	s.mirror.dropAll(index.Cold) // the metrics count these drops with the reason Cold: the content of the cache is not known now
-	s.counters.knownHashes.Store(0)
+	s.counters.blocks.Store(0)
 }

@@ -38,6 +38,7 @@ func dial(ctx context.Context, as zmq4.SocketType, addr string) (*wire, error) {
 	}
 	w := &wire{raw: raw, stop: context.AfterFunc(ctx, func() { _ = raw.Close() })}
 	_ = raw.SetDeadline(time.Now().Add(dialTimeout)) // time limit of the handshake
+	// The guard refuses messages that are too large. The connection begins with a greeting, which is no message.
 	g := &guard{Conn: raw, buffered: bufio.NewReaderSize(raw, 64<<10), greetingLeft: greetingBytes}
 	if w.Conn, err = zmq4.Open(g, null.Security(), as, nil, false, nil); err != nil {
 		w.close()

@@ -303,7 +303,8 @@ func (l *Ranks) NoteHeld(id int32, p *Prompt, tokens int, sent time.Time) {
 	case r.cache.NamesBlocksOf(&p.Prompt, now):
 		r.cache.DropLearnedFromAnswers()
 	default:
-		r.cache.AddFromAnswer(r.cache.EnsureSlot(&p.Prompt, r.Model, r.Capacity, now), &p.Prompt)
+		indexSlot := r.cache.EnsureSlot(&p.Prompt, r.Model, r.Capacity, now) // where the prefix index keeps the rank's blocks
+		r.cache.AddFromAnswer(indexSlot, &p.Prompt)
 	}
 }
 
@@ -323,19 +324,25 @@ func (l *Ranks) Computed(id int32, p *Prompt, tokens, hit, cached int, sent time
 	trustedBefore := engine.trusted()
 	engine.addAnswer(hit, cached)
 	trusted = engine.trusted()
-	turned = trustedBefore != trusted
+	r.learnBlocks(&p.Prompt, tokens, hit, cached)
+	return trustedBefore != trusted, trusted
+}
+
+// learnBlocks updates the blocks that the rank is predicted to hold, by the engine's answer about a prompt that the rank computed. The
+// arguments are those of Computed.
+func (r *rank) learnBlocks(p *cache.Prompt, tokens, hit, cached int) {
 	now := time.Now()
 	computedTokens := tokens - max(0, cached)
-	computedBlock := computedTokens > r.blockTokens() // with fewer tokens, it may have filled no block, and then no event follows
-	r.cache.ExpectEvent(computedBlock, now)
-	if r.cache.NamesBlocksOf(&p.Prompt, now) { // the events show what the rank holds, more exactly than the answer
-		return turned, trusted
+	if computedTokens > r.blockTokens() { // with fewer tokens, the engine may have filled no block, and then no event follows
+		r.cache.ExpectEvent(now)
 	}
-	// slot is where the prefix index keeps the rank's blocks of this prompt; Correct has dropped those that the engine did not find.
-	if slot, hitTooHigh := r.cache.Correct(&p.Prompt, tokens, hit, cached); hitTooHigh {
-		r.cache.AddFromAnswer(slot, &p.Prompt) // the rank has now computed the whole prompt
+	if r.cache.NamesBlocksOf(p, now) { // the events show what the rank holds, more exactly than the answer
+		return
 	}
-	return turned, trusted
+	// indexSlot is where the prefix index keeps the rank's blocks of this prompt; Correct has dropped those that the engine did not find.
+	if indexSlot, hitTooHigh := r.cache.Correct(p, tokens, hit, cached); hitTooHigh {
+		r.cache.AddFromAnswer(indexSlot, p) // the rank has now computed the whole prompt
+	}
 }
 
 // Forget drops all blocks of some ranks. Later results of requests that were sent before are ignored.

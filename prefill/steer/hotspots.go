@@ -166,8 +166,9 @@ func (c *hotClass) keepPriority(bucket int64) int {
 
 // UpdateState updates and returns the state of a class of requests, whose prompts share a long prefix; hash is the hash of this prefix.
 // holders is the number of live candidates that hold the prefix, and others the number of live candidates that do not. A class whose share
-// of the requests is larger than its holders' share of the candidates becomes alarmed. An alarm or a filter that is over ends. Only
-// RecordScores begins a filter.
+// of the requests is larger than its holders' share of the candidates becomes alarmed (Alarm): from then on RecordScores watches it, and
+// may keep its requests off the holders (Filter). An alarm ends when the share is no longer too large, and so does a filter, which also
+// ends after maxFilterTime.
 func (h *Hotspots) UpdateState(now time.Time, hash uint64, holders, others int) State {
 	c := h.classes[hash]
 	if c == nil { // the class is not watched
@@ -183,7 +184,7 @@ func (h *Hotspots) UpdateState(now time.Time, hash uint64, holders, others int) 
 	canMove := holders >= 1 && others >= 1 // the class has holders to avoid, and other candidates to use
 	hot := all >= minRequests && canMove && overloaded
 	switch {
-	case !hot, c.filterOver(now): // after a filter, a class that is still hot is alarmed again at its next request
+	case !hot, c.filterOver(now): // from now on its requests may go to all candidates; one that is still hot is alarmed at the next request
 		h.setState(c, OK, now)
 	case c.state == OK:
 		h.setState(c, Alarm, now)
@@ -198,7 +199,8 @@ func (c *hotClass) filterOver(now time.Time) bool {
 
 // RecordScores is called once for each request of an alarmed class, with the best score among the holders and the best score among
 // the other candidates (lower is better). If a holder was best more than twice as often in a row as there are holders, the class
-// is kept off its holders from then on (State Filter). RecordScores returns the state of the class.
+// is kept off its holders from then on (State Filter): the policy alone would then go on to send the class to its few holders, which
+// cannot serve so many requests. RecordScores returns the state of the class.
 func (h *Hotspots) RecordScores(now time.Time, hash uint64, bestHolder, bestOther float64) State {
 	c := h.classes[hash]
 	if c == nil || c.state != Alarm { // scores decide only during an alarm
@@ -208,7 +210,8 @@ func (h *Hotspots) RecordScores(now time.Time, hash uint64, bestHolder, bestOthe
 		c.holderWinsInRow = 0
 		return c.state
 	}
-	if c.holderWinsInRow++; c.holderWinsInRow > 2*c.holders {
+	c.holderWinsInRow++
+	if c.holderWinsInRow > 2*c.holders { // on average, each holder had the best score more than twice, and no other candidate ever
 		h.setState(c, Filter, now)
 		c.filterUntil = now.Add(maxFilterTime)
 	}

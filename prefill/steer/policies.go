@@ -21,7 +21,7 @@ type Policies struct {
 	library        *policy.Library
 	parsed         map[string]*policy.Policy // policies that requests named, by their text
 	defaultPolicy  *policy.Policy            // policy for requests that name none
-	withoutLatency *policy.Policy            // chooses in place of needsLatency while no latency is known
+	withoutLatency *policy.Policy            // lmetric, which chooses in place of finish while no latency is known
 }
 
 // NewPolicies returns the built-in policies together with the policies of the configuration (definitions). defaultSpec names the policy for
@@ -36,7 +36,7 @@ func NewPolicies(definitions map[string]policy.Definition, defaultSpec string, f
 	if p.defaultPolicy, err = library.Parse(defaultSpec); err != nil {
 		return nil, err
 	}
-	// The policy needsLatency cannot choose before the latency of prefills is known. This policy chooses in its place until then.
+	// The policy finish cannot choose before the latency of prefills is known. Until then, lmetric chooses in its place.
 	if p.withoutLatency, err = library.Parse(insteadWithoutLatency); err != nil {
 		return nil, err
 	}
