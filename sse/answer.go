@@ -65,7 +65,7 @@ func (a *Answer) Feed(dst, p []byte, now time.Time) ([]byte, Effects) {
 func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 	from := len(dst) // offset in dst where the client's copy of the event begins
 	dst, end := appendEvent(&a.Filter, e, dst)
-	clientCopy := dst[from:] // empty: the filter holds the event back or drops it
+	clientCopy := dst[from:] // empty: the filter has nothing for the client now
 	if a.Assembler != nil {
 		dst = dst[:from] // this client gets no events; the bytes of clientCopy stay valid until the next append
 	}
@@ -93,7 +93,7 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 
 // noteProgress tells the Reader, whose time limits run from one event to the next, what an event without a failure says of the answer's
 // progress: that the answer has ended, or that the wait for its first or its next event goes on as if this event had not come. dst ends
-// with the client's copy of the event, which begins at the offset from; noteProgress removes it if the client must not get it yet.
+// with the client's copy of the event, which begins at the offset from; noteProgress removes it if the client must not get it.
 // filterPassedIt is false if the filter holds the event back or drops it. The result is Complete for the last event of a stream without
 // [DONE], else NotEnded.
 func (a *Answer) noteProgress(dst []byte, from int, filterPassedIt bool, kind Kind) ([]byte, End) {
@@ -108,7 +108,7 @@ func (a *Answer) noteProgress(dst []byte, from int, filterPassedIt bool, kind Ki
 		}
 	case !filterPassedIt: // nothing of the answer has come yet
 		a.Reader.resumeWaitForFirst()
-	case kind == KindComment: // the Reader itself does not count comments as events
+	case kind == KindComment: // it ends no wait of the Reader
 		dst = dst[:from] // a comment sent now would fix the client's status to 200, and the engine may still fail
 	}
 	return dst, NotEnded

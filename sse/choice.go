@@ -88,7 +88,7 @@ func (c *choice) addDelta(b []byte, i int) (ok bool) {
 		default: // text that grows: content, refusal, reasoning or reasoning_content
 			if val[0] == '"' {
 				c.message.appendTo(o.Key, val)
-			} else { // a member that we do not know: merge joins lists and objects, and keeps the last of other values
+			} else { // null, or the value of a member that we do not know
 				c.message.merge(o.Key, val)
 			}
 		}

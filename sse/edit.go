@@ -153,7 +153,7 @@ func continuedAction(f *Filter, marked *mark, old []byte) action {
 			return removeMember // the first engine of this answer sent no fingerprint
 		}
 	}
-	return setUnlessSame(f, marked, old) // appendValue has the first engine's value, or the count from the beginning
+	return setUnlessSame(f, marked, old)
 }
 
 // setUnlessSame returns setValue, or keepValue if the member has the client's value already: an event without any edit is not copied.

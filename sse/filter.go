@@ -126,8 +126,8 @@ func (f *Filter) Event(e Event, dst []byte) (out []byte, end End) {
 // appendEvent does what Event does, and appends to dst what the client gets, even if the event does not change.
 func appendEvent(f *Filter, e Event, dst []byte) ([]byte, End) {
 	out, end := f.Event(e, dst)
-	isEdited := len(out) > 0 && &out[0] != &e.Raw[0] // then out is dst with the edited event appended; else it is e.Raw or nil
-	if isEdited {
+	isInDst := len(out) > 0 && &out[0] != &e.Raw[0] // Event has appended to dst; else out is e.Raw or nil
+	if isInDst {
 		return out, end
 	}
 	return append(dst, out...), end
@@ -301,13 +301,17 @@ func (f *Filter) assumedPerChunk() float64 {
 func (f *Filter) decide(e Event, dst []byte) ([]byte, End) {
 	facts := &f.facts
 	finish := e.Data[facts.finishAt:facts.finishEnd] // the finish_reason; empty: the event has none
-	if end := badEnd(f, finish); end != NotEnded {
-		if end == Preempted && !facts.content { // the event only reports the preemption
-			return nil, Preempted
-		}
-		return f.editMarked(e, dst), end // with Preempted the event has content for the client; with Refused, Answer.Event drops it
+	end := badEnd(f, finish)
+	if end == Refused {
+		return f.editMarked(e, dst), Refused // Answer.Event drops the event
 	}
 	f.started = true
+	if end == Preempted {
+		if !facts.content { // the event only reports the preemption
+			return nil, Preempted
+		}
+		return f.editMarked(e, dst), Preempted
+	}
 	recordEnd(f, finish, e.Data)
 	if isDropped(f, finish) {
 		return nil, NotEnded
@@ -322,7 +326,6 @@ func (f *Filter) decide(e Event, dst []byte) ([]byte, End) {
 func badEnd(f *Filter, finish []byte) End {
 	switch {
 	case f.facts.recomputed: // checked first: a stop_reason recomputed is a preemption, whatever the finish_reason is
-		f.started = true
 		return Preempted
 	case string(finish) == "abort" && f.options.Aborted != nil && f.options.Aborted(): // no failure: the client itself aborted the answer
 		return NotEnded
@@ -386,7 +389,7 @@ func (f *Filter) deferUsage(data []byte) {
 }
 
 // prepareUsage sets preparedUsage to the event that MissingUsage appends at the end of the answer: a copy of the event whose data is data,
-// with an empty list of choices. The list and the usage come last in it, in the order in which engines write them.
+// with an empty list of choices. The list and the usage come last in it.
 func prepareUsage(f *Filter, data []byte) {
 	var usage []byte // the last one in the event, which has at least one
 	f.preparedUsage = append(f.preparedUsage[:0], "data: {"...)
@@ -414,7 +417,7 @@ func (f *Filter) MissingUsage(dst []byte) []byte {
 	const head = len("data: ")
 	data := f.preparedUsage[head : len(f.preparedUsage)-len(BlankLine)]
 	e := Event{Raw: f.preparedUsage, Data: data, Kind: KindData, dataAt: head}
-	dst, _ = appendEvent(f, e, dst) // does not end the answer, because the event only repeats what the engine's event had
+	dst, _ = appendEvent(f, e, dst) // the End is NotEnded, as it was for the engine's own event
 	return dst
 }
 

@@ -114,12 +114,12 @@ func (f *Framer) copyUnfinished() {
 func (f *Framer) countFromEventStart() {
 	f.lineStart -= f.eventStart
 	f.lineSearchedTo -= f.eventStart
-	f.lfSearchedTo = max(0, f.lfSearchedTo-f.eventStart) // it may still be the LF at the end of the event before
+	f.lfSearchedTo = max(0, f.lfSearchedTo-f.eventStart) // it may still be the offset of the LF before eventStart
 	f.eventStart = 0
 }
 
 // Next returns the next complete event; false: none has come. Its slices are valid until the next Feed. An event that is larger
-// than the limit comes in pieces of KindOpaque: the bytes that have come of it, wherever they end in a line, and then the rest.
+// than the limit comes in pieces of KindOpaque. A piece may begin and end anywhere in a line.
 func (f *Framer) Next() (Event, bool) {
 	for {
 		end, next, hasEnd := f.lineEnd()
@@ -167,7 +167,7 @@ func (f *Framer) lineEnd() (end, next int, ok bool) {
 	lfAt, hasLF := f.findLF()
 	cr := bytes.IndexByte(f.buf[f.lineSearchedTo:lfAt], '\r') // the line may end in a CR before the first LF
 	crAt := f.lineSearchedTo + cr
-	isBlankAfterCR := f.afterCR && crAt == f.lineStart && !f.lineHasEmittedPart // a line that begins with its CR, after a lone CR
+	isBlank := cr >= 0 && crAt == f.lineStart && !f.lineHasEmittedPart // if a piece has ended within the line, it is not blank
 	switch {
 	case cr < 0 && !hasLF: // neither a CR nor an LF has come
 		f.lineSearchedTo = len(f.buf)
@@ -175,7 +175,7 @@ func (f *Framer) lineEnd() (end, next int, ok bool) {
 	case cr < 0: // the line ends in an LF
 		f.afterCR = false
 		return lfAt, lfAt + 1, true
-	case isBlankAfterCR:
+	case isBlank && f.afterCR: // a blank line after a line that ended in a lone CR
 		return crAt, crAt + 1, true
 	case crAt+1 == len(f.buf): // a lone CR, or the first half of a CRLF whose LF has not come
 		f.lineSearchedTo = crAt

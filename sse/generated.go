@@ -33,7 +33,7 @@ func readGenerated(b []byte, _ int) (s formFacts) {
 	s.readable = o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b) // b is one object, and only white space follows it
 	s.endAt = max(0, o.Pos-1)                                   // Pos is after the closing brace, or -1 if b is no object
 	s.hasFinalUsage = s.finishReason != ""                      // each event has the usage so far, and only the last one has a finish_reason
-	s.hasTokens = s.usage.Completion > 0                        // the usage counts all tokens so far; an event before the first one has 0
+	s.hasTokens = s.usage.Completion > 0                        // the usage counts all tokens so far; 0 before the first token
 	return s
 }
 
@@ -118,7 +118,7 @@ func (s *formFacts) addIndex(promptIndex int, data []byte) {
 
 // joinGenerated adds the edits that join an event of the engine that continues an answer to the last event of the engines before. Some
 // engines send all of the answer so far in each event (Cumulative), others only its new part (Delta). If this engine and those before it
-// differ in this, joinGenerated sets fault instead.
+// differ in this, or if an event of a cumulative stream lacks ids, joinGenerated sets fault instead.
 func joinGenerated(f *Filter, s *formFacts, data []byte) {
 	continuation := f.options.Continuation
 	earlierIDs := 0 // token ids in earlier events of this engine
@@ -127,7 +127,7 @@ func joinGenerated(f *Filter, s *formFacts, data []byte) {
 	}
 	listedIDs := countListed(data, s.idsAt)                 // token ids in this event
 	allTokens := s.usage.Completion                         // tokens of this engine so far, by its own count
-	growth, _ := growthOf(listedIDs, allTokens, earlierIDs) // GrowthUnknown if no earlier event had ids
+	growth, _ := growthOf(listedIDs, allTokens, earlierIDs) // GrowthUnknown if earlierIDs is 0
 	otherGrowth := growth != GrowthUnknown && growth != continuation.Grows
 	// In a cumulative stream, an event that lacks some ids cannot be joined, because the joined list would lack them, too.
 	lacksIDs := continuation.Grows == Cumulative && listedIDs != allTokens

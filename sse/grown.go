@@ -136,8 +136,8 @@ func (t *Transcript) Join(next *Transcript) {
 }
 
 // joinLast replaces t.Last, the last event of the engines before, by next.Last, edited so that it also has their part of the answer. Both
-// are events of /generate. joinLast first makes sure that next.Last has weight_versions, in which SGLang lists which model weights made
-// which tokens. Otherwise the list that a further engine sends could not be joined to it.
+// are events of /generate. joinLast also adds weight_versions, in which SGLang lists which model weights made which tokens, so that the
+// list of a further engine can be joined to it.
 func (t *Transcript) joinLast(next *Transcript) {
 	if len(next.Last) == 0 { // the endpoint is not /generate, or the next engine sent nothing
 		return

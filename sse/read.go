@@ -226,8 +226,8 @@ func (f *Filter) readChoices(top *rawjson.Object) {
 }
 
 // readChoice reads the choice at i in b into f.facts, and returns where it ends; -1: it cannot be read. It marks the members that may have
-// to change for the client; editMarked later decides about each mark. bare finds an empty choice, as an engine sends it only for its token
-// ids: the client need not get it.
+// to change for the client; editMarked later decides about each mark. It also finds out whether the choice is empty, because an event
+// that an engine sends only for its token ids may be dropped.
 func (f *Filter) readChoice(b []byte, i int) (end int) {
 	bare := true // so far the choice has no text, no finish_reason, no logprobs and no member of a delta
 	hasDelta, hasText := false, false
@@ -294,8 +294,8 @@ func readFinishReason(f *Filter, choice *rawjson.Object) (found bool) {
 	return true
 }
 
-// readStopReason reads the stop_reason of a choice: the stop text of the request that ended the answer, the id of such a token, or
-// "recomputed" if the engine has preempted the request. It is marked, because it becomes null after a preemption.
+// readStopReason reads the stop_reason of a choice: the stop text or the id of the stop token that ended the answer, or "recomputed" if the
+// engine has preempted the request. It marks the stop_reason, because it becomes null after a preemption.
 func readStopReason(f *Filter, choice *rawjson.Object) {
 	f.markWholeMember(endValue, secondLevel, choice)
 	value := choice.Text[choice.Val:]
@@ -344,7 +344,7 @@ func (f *Filter) readOffsets(b []byte, i int) int {
 	o := rawjson.ObjectAt(b, i)
 	for o.Next() {
 		if string(o.Key) == "text_offset" && b[o.Val] == '[' {
-			f.markWholeMember(offsetsValue, thirdLevel, &o) // below the event and the choice
+			f.markWholeMember(offsetsValue, thirdLevel, &o) // third level: a member of the logprobs
 		}
 	}
 	return o.Pos

@@ -105,7 +105,7 @@ func (r *Reader) waitLimit() time.Duration {
 func (r *Reader) failTimedOut() {
 	switch {
 	case r.err != nil: // the first error stays
-	case r.done: // [DONE] has come, and the wait was for the end of the body
+	case r.done: // the last event has come, and the wait was for the end of the body
 		r.err = ErrTail
 	default: // the wait was for an event
 		r.err = ErrSilent

@@ -35,7 +35,7 @@ func readResponse(b []byte, cached int) (s formFacts) {
 	case object == "response": // b is an answer in one piece, not an event
 		s.hasFinalUsage = true
 		s.readResponse(rawjson.ObjectAt(b, at), cached)
-		s.sortEdits() // should b also have a member response, the loop has added its edits before those of members in front of it
+		s.sortEdits() // if b also has a member response, its edits were added before those of members in front of it
 	case kind == "response.completed", kind == "response.incomplete": // the loop has read the usage in its member response
 		s.hasFinalUsage = true
 	case kind == "response.failed", kind == "error", object == "error":
