@@ -114,7 +114,7 @@ func learnTimes(f *Forward, whole bool) {
 // predicted. Now it has computed the whole prompt. learnCached is called with the lock of Peers held.
 func learnCached(f *Forward) {
 	p := f.peer
-	overPredicted := f.cached >= 0 && float64(f.hitTokens-f.cached) >= f.blockTokens // by at least one block; -1: the peer reported none
+	overPredicted := f.cached >= 0 && float64(f.hitTokens-f.cached) >= f.blockTokens // by at least one block; -1: the peer has not reported it
 	if overPredicted && len(f.prompt.Keys) > 0 {
 		p.prompts.Correct(p.indexSlot, f.prompt.Keys, int(float64(f.cached)/f.blockTokens))
 	}

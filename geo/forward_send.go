@@ -50,7 +50,7 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 	if mayStart := f.SetCarrier(call); !mayStart { // one of these has happened already
 		return nil, engine.ErrAborted
 	}
-	untilDeadline := deadline.Sub(now) // also for Idle, the limit of each later wait: the reads of a stream set their own instead
+	untilDeadline := deadline.Sub(now) // also for Idle, which SetDeadline below replaces
 	resp, err := call.Do(r.Method, r.Target, f.headers(r, now, deadline), r.Body,
 		engine.Deadlines{Connect: ps.cfg.Connect, FirstByte: untilDeadline, Idle: untilDeadline})
 	if err != nil {

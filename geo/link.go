@@ -71,7 +71,7 @@ func (l *httpLink) postProbe(ctx context.Context, question []byte) (outcome Prob
 	return outcome
 }
 
-// probeHeaders returns the headers by which the peer checks who has sent the probe that postProbe sends: its hop, and the signature of it.
+// probeHeaders returns the headers of a probe, by which the peer checks who has sent it: the hop and, if there are keys, the signature.
 func (l *httpLink) probeHeaders(body [][]byte, now time.Time) []engine.Header {
 	ps := l.peers
 	signed := &Message{Method: http.MethodPost, Target: ProbePath} // what the signature covers besides the body and the hop

@@ -212,10 +212,10 @@ func (ps *Peers) Receipts(most int) []Receipt { return ps.receipts.last(most) }
 // requests that wait already.
 func (ps *Peers) Accepts(from string, waiting int) bool {
 	isCentral := ps.cfg.Central == ps.cfg.Self.ID
-	if isCentral { // it decides about the requests of all regions, so they must wait here
+	if isCentral { // this proxy decides about the requests of all regions, so they must wait here
 		return true
 	}
-	if ps.mayBeSibling(from) { // another proxy for the same engines sends only what this proxy alone may admit, so it must wait here
+	if ps.mayBeSibling(from) { // only this proxy admits requests to the decode groups that it owns, so they must wait here
 		return true
 	}
 	ps.mu.Lock()

@@ -177,10 +177,10 @@ func (ps *Peers) localOffers() map[string]policy.Offer {
 	return all
 }
 
-// localOffer returns the offer of this region for a model: how many requests its engines take now, and how long a request waits and
-// computes here. l is the state of the prefill engines. localOffer also sets the gauges of the metrics.
+// localOffer returns the offer of this region for a model: how many requests its engines take now, and how long a request waits
+// and is prefilled here. l is the state of this region for the model. localOffer also sets the gauges of the metrics.
 func localOffer(ps *Peers, model string, l *prefill.Local) policy.Offer {
-	running, maxRunning := ps.cfg.Running(model) // requests on the least busy decode rank, which decodes the next; most that all ranks can run
+	running, maxRunning := ps.cfg.Running(model) // requests on the least busy decode rank; how many all ranks can run at once
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	s := ps.stateOf(model)

@@ -33,7 +33,7 @@ func (p *process) nameAt(now time.Time) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
-	case wallMinusMonotonic > p.maxWallMinusMonotonic: // the wall clock was set forward: by how much it is set back counts from here
+	case wallMinusMonotonic > p.maxWallMinusMonotonic: // the wall clock was set forward, and a later setting back counts from there
 		p.maxWallMinusMonotonic = wallMinusMonotonic
 	case wallMinusMonotonic < p.maxWallMinusMonotonic-p.maxSetBack: // the wall clock was set back
 		p.name, p.maxWallMinusMonotonic = randomHex(), wallMinusMonotonic

@@ -111,8 +111,7 @@ func (q *RoutingQuery) Where(h *prefill.Here) prefill.Where {
 	}
 	maySendBack := q.ask.LocalOnly && q.ask.InboundHop != nil // another proxy sent it, and it may not be forwarded once more
 	if ps.cfg.Siblings && noRanks && maySendBack {
-		const sendBack = prefill.ToThere // no forward is booked
-		return sendBack                  // the proxy that sent the request then finds the sibling that decodes it now
+		return prefill.ToThere // no forward is booked, so the proxy that sent the request gets it back, and asks again who decodes it
 	}
 	q.roundSettings = &s.settings
 	if i := q.prescribedPeer(s, noRanks); i >= 0 { // no costs are compared, so the decision has none
@@ -122,7 +121,8 @@ func (q *RoutingQuery) Where(h *prefill.Here) prefill.Where {
 	return q.askPolicy(s, h)
 }
 
-// askPolicy lets the policy decide about the request: an engine of this region serves it, a peer gets it, or it waits.
+// askPolicy lets the policy decide about the request: an engine of this region serves it, a peer gets it, or it waits. It is called with
+// the lock of Peers held.
 func (q *RoutingQuery) askPolicy(s *modelState, h *prefill.Here) prefill.Where {
 	if s.policy.Done() { // neither this request nor any other of the model can go anywhere in this round
 		q.countWait(s)
@@ -267,7 +267,8 @@ func localCandidates(dst []policy.Candidate, set *policy.Settings, l *prefill.Lo
 
 // policyReplica converts the state of a prefill engine for a policy. Its credit is how many requests may be sent to the engine before the
 // next scrape of its gauges. Settings.Credit computes how many the engine could begin at the last scrape: 0 if requests waited in it then.
-// The requests that were answered since then are added, and those that were sent since then are subtracted.
+// The requests that were answered since then are added, and those that were sent since then are subtracted. The credit is at most
+// CreditMax.
 func policyReplica(prefiller *prefill.Prefiller, set *policy.Settings) policy.Replica {
 	maxSeqs := cmp.Or(prefiller.MaxSeqs, math.MaxInt) // 0: not known, so it is no limit
 	creditAtScrape := set.Credit(prefiller.Ran, prefiller.WaitingAtScrape, maxSeqs)
@@ -367,7 +368,7 @@ func (q *RoutingQuery) hitTokens(p *peer, tokens int) int {
 // matchedBlocks is how many of a prompt's first blocks are predicted to be cached at the peer. keys are the keys of its blocks.
 func (p *peer) matchedBlocks(keys []index.Key) int32 {
 	bySlot := p.prompts.Match(nil, keys) // an index can have a slot for each of several engines; this one has only the peer's
-	if p.indexSlot.N >= len(bySlot) {
+	if p.indexSlot.N >= len(bySlot) {    // no slot matched
 		return 0
 	}
 	return bySlot[p.indexSlot.N]
@@ -485,8 +486,8 @@ func RingKeyOf(session uint64, address string) uint64 {
 func (q *RoutingQuery) ownerSibling(s *modelState) int {
 	return q.soonest(s, func(p *peer, i int) bool {
 		why := s.candidates[i].Why
-		drainsAsOwner := why == policy.Draining && p.decodesModel(q.ask.Model)
-		isOwner := why.Awaitable() || drainsAsOwner // a peer that does not decode the model is not awaitable
+		drainsAsOwner := why == policy.Draining && p.decodesModel(q.ask.Model) // Draining does not show whether it decodes the model
+		isOwner := why.Awaitable() || drainsAsOwner                            // a peer that does not decode the model is not awaitable
 		return p.sibling && isOwner
 	})
 }

@@ -110,10 +110,10 @@ func (p *Policy) waitMs(r *Request, i int) float64 {
 	return max(waitMs, p.kvWaitMs(r, i))
 }
 
-// kvWaitMs is how long, in ms, a request waits for KV memory at candidate i. KVRoomMs is when the KV cache has room for a prompt of 0
-// tokens, and then it frees one token per KVTokenMs: first for the requests that this round has counted at the candidate, then for this
-// request. While the candidate's KV gate is closed, its own tokens do not count: the gate opens as soon as there is any room, and then lets
-// a prompt of any length pass.
+// kvWaitMs is how long, in ms, a request waits for KV memory at candidate i. After KVRoomMs, the KV cache has room for a prompt of 0
+// tokens. From then on it frees one token per KVTokenMs: first for the requests that this round has counted at the candidate, then for this
+// request. While the candidate's KV gate is closed, the tokens of this request do not count: the gate opens as soon as there is any room,
+// and then lets a prompt of any length pass.
 func (p *Policy) kvWaitMs(r *Request, i int) float64 {
 	candidate := &p.candidates[i]
 	tokens := p.charges[i].promptTokens

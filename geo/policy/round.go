@@ -159,7 +159,7 @@ func (p *Policy) decideForPeer(r *Request) Decision {
 	return Decision{Act: Forward, Candidate: i, LocalMs: localMs}
 }
 
-// noCandidate is the Candidate of a Hold that is not for a certain candidate.
+// noCandidate stands for the index of a candidate where there is none, as in a Hold that is not for a certain candidate.
 const noCandidate = -1
 
 // decideByCost takes the cheapest candidate, available or busy, even if the request has to wait for it. A peer is taken only if it is
@@ -171,11 +171,11 @@ func (p *Policy) decideByCost(r *Request) Decision {
 	if peer.candidate != noCandidate && peer.costMs+p.settings.MinGainMs < local.costMs {
 		d.Candidate, d.Terms, act = peer.candidate, peer.terms, Forward
 	}
-	peerFullForLong := act == Forward && r.WaitedMs >= max(local.costMs, maxPeerWaitMs) // false without a local replica: costMs is infinite
+	waitedLong := r.WaitedMs >= max(local.costMs, maxPeerWaitMs) // false without a local replica: costMs is infinite
 	switch {
 	case d.Candidate != noCandidate && p.Takes(d.Candidate):
 		d.Act = act
-	case peerFullForLong && p.Takes(local.candidate):
+	case act == Forward && waitedLong && p.Takes(local.candidate): // the peer has been full for too long
 		d = Decision{Act: Send, Candidate: local.candidate, Terms: local.terms, LocalMs: local.costMs}
 	default: // d is a Hold: the request waits for the cheapest candidate
 	}
@@ -249,7 +249,7 @@ func (p *Policy) cheapestLocalMs(r *Request) float64 {
 
 // waitForHit is how long a request waits for a busy replica whose cache has more of its prompt, instead of going to the available
 // replica i: Patience times the prefill time that the longer hit saves. patienceMs counts from when some candidate could first have taken
-// the request; 0: the request does not wait. holder is the busy replica with the longest hit; noCandidate: no busy replica has more than i.
+// the request; 0: the request does not wait. holder is the busy replica with the longest hit. It means nothing if patienceMs is 0.
 func (p *Policy) waitForHit(r *Request, i int) (patienceMs float64, holder int) {
 	if p.settings.Patience == 0 {
 		return 0, noCandidate

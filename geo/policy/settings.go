@@ -105,7 +105,7 @@ func (s *Settings) JudgeReplica(replica *Replica) (maxSends int, why Reason) {
 		return 0, Unhealthy
 	case !replica.GateOpen && replica.GateWillOpen: // its KV cache is full, but a request may wait for room there
 		return 0, NoRoom
-	case !replica.GateOpen: // for an unknown time, so that no request waits for it
+	case !replica.GateOpen: // it is closed for an unknown time, so that no request waits for the replica
 		return 0, GateClosed
 	}
 	switch s.Push {
