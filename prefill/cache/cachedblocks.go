@@ -89,7 +89,7 @@ func (b *CachedBlocks) capacityInBlocks(p *Prompt, model string, capacity int64,
 // nothing can be compared.
 func (b *CachedBlocks) Correct(p *Prompt, tokens, hit, cached int) (at index.Slot, wrong bool) {
 	at = b.slots[p.unit()].handle      // the slot for blocks of bytes, or that for blocks of token ids
-	blockTokens := p.BlockSize(tokens) // tokens per block: of a block of bytes, its share of the prompt's tokens, which may be a fraction
+	blockTokens := p.BlockSize(tokens) // tokens per block; for blocks of bytes a mean, which may be a fraction
 	reported := tokens > 0 && cached >= 0
 	wrong = reported && float64(hit-cached) >= blockTokens
 	if wrong {

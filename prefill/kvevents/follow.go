@@ -79,7 +79,7 @@ func (f *follower) fillGap() (lost bool) {
 		}
 		return f.applyIfNew(seq, payload) // true: the replay goes on
 	})
-	if err != nil && !lost { // the replay failed; after a loss, everything was dropped already
+	if err != nil && !lost { // the replay failed; after a loss, the blocks from before it were dropped already
 		f.dropAfterGap()
 		lost = true
 	}

@@ -59,7 +59,7 @@ type Stream struct {
 	cfg      Config
 	cancel   context.CancelFunc
 	done     chan struct{}
-	resync   chan struct{} // gets an element when Resync was called and is to be carried out
+	resync   chan struct{} // holds a token after a call of Resync, until run carries it out
 	counters counters
 
 	connected  atomic.Bool  // connected, and the replay is applied

@@ -184,7 +184,7 @@ func (h *Hotspots) UpdateState(now time.Time, hash uint64, holders, others int) 
 	canMove := holders >= 1 && others >= 1 // the class has holders to avoid, and other candidates to use
 	hot := all >= minRequests && canMove && overloaded
 	switch {
-	case !hot, c.filterOver(now): // from now on its requests may go to all candidates; one that is still hot is alarmed at the next request
+	case !hot, c.filterOver(now): // after a filter, a class that is still hot is alarmed again at its next request
 		h.setState(c, OK, now)
 	case c.state == OK:
 		h.setState(c, Alarm, now)
@@ -211,7 +211,7 @@ func (h *Hotspots) RecordScores(now time.Time, hash uint64, bestHolder, bestOthe
 		return c.state
 	}
 	c.holderWinsInRow++
-	if c.holderWinsInRow > 2*c.holders { // on average, each holder had the best score more than twice, and no other candidate ever
+	if c.holderWinsInRow > 2*c.holders { // on average, each holder had the best score more than twice in this row
 		h.setState(c, Filter, now)
 		c.filterUntil = now.Add(maxFilterTime)
 	}
