@@ -59,15 +59,17 @@ type Pair struct {
 	failureCause        CallEnd // the end of the call because of which Failed was set
 }
 
-// newPair returns the pair of a new attempt. The pair holds the lease of the prompt. The flags are those of Pair. If the decode engine
-// calls back, the prefill call waits for the callback.
+// newPair returns the pair of a new attempt. The prompt already counts as load of its prefill engine, and from now on the pair gives this
+// load back (holdsLease). noEarlyEvents says that the answer comes in one piece, or may have no event before its end. mayIgnoreAbort says
+// that the engines may ignore an abort, because they have no name for the request.
 func newPair(t ConnectorTraits, noEarlyEvents, mayIgnoreAbort bool) Pair {
 	p := Pair{traits: t, prefill: mayBeSent, noEarlyEvents: noEarlyEvents, mayIgnoreAbort: mayIgnoreAbort, holdsLease: true}
-	if t.CallsBack {
+	if t.CallsBack { // only the callback says where the KV goes
 		p.prefill = awaitsCallback
 	}
-	if t.Keeps { // with such a connector, the decode engine reserves its blocks at once, without a callback
-		p.decodeBlocks = blocksAwaitKV
+	reservesAtOnce := t.Keeps // so do the decode engines of nixl-push, the only connector here whose prefill engines keep the KV
+	if reservesAtOnce {
+		p.decodeBlocks = blocksAwaitKV // no callback will report the blocks
 	}
 	return p
 }
@@ -101,31 +103,50 @@ func forgetCallback(dst []Effect) []Effect { return append(dst, Effect{Kind: For
 // be right if the other call has ended already.
 func (p *Pair) step(e Event, dst []Effect) []Effect {
 	switch e.Kind {
-	case CalledBack, NeedsNothing, Miscalled:
-		return p.handleCallback(e, dst)
+	case CalledBack, NeedsNothing, Miscalled, Overdue, CalledLate, Uncallable:
+		return p.stepCallback(e, dst)
+	case ProbeDue, PrefillFailed, Found, NotFound, PrefillDone:
+		return p.stepPrefill(e, dst)
+	case Began, Confirmed, Quiet, DecodeFailed, DecodeOver:
+		return p.stepDecode(e, dst)
+	case NotSent: // neither call of the pair was sent
+		p.prefill, p.decode = noPrefill, endedUnbegun
+		return p.settleLease(Free, forgetCallback(dst))
+	case ClientGone:
+		return p.handleClientLeft(e, dst)
+	case ClientWaited: // the grace period after the client left is over
+		return p.fail(e.End, dst)
+	case Unwanted:
+		return p.handleUnwanted(e, dst)
+	}
+	return dst
+}
+
+// stepCallback handles the callback in which the decode engine says where the KV goes, or the end of a wait for it. The goroutine of the
+// prefill call waits for the callback and reports these events.
+func (p *Pair) stepCallback(e Event, dst []Effect) []Effect {
+	switch e.Kind {
 	case Overdue: // no callback came in time
 		return p.fail(e.End, dst)
-	case CalledLate: // the request is over, but the decode engine has taken blocks for it, and only the end of a prefill frees them
+	case CalledLate: // the decode call is over, but its engine has taken blocks for the request, and only the end of a prefill frees them
 		if !p.holdsLease { // the lease was given back because the answer began without a prefill, so no prefill is needed
 			p.prefill = noPrefill
 			return dst
 		}
 		p.decodeBlocks, p.prefill = blocksAwaitKV, mayBeSent
 		return append(dst, Effect{Kind: DrainBeside, Until: ByProbe}) // the prefill runs only so that its end frees them
-	case Uncallable: // no usable callback came after the end of the request, so nothing is to be prefilled
+	case Uncallable: // no usable callback came even after the end of the decode call, so nothing is to be prefilled
 		p.prefill = noPrefill
 		return p.settleLease(Free, dst)
+	}
+	return p.handleCallback(e, dst)
+}
+
+// stepPrefill handles an event that the goroutine of the prefill call reports about this call.
+func (p *Pair) stepPrefill(e Event, dst []Effect) []Effect {
+	switch e.Kind {
 	case ProbeDue:
-		// With CallsBack the prefill is sent all the same, because only its end frees the blocks of the decode engine. With Keeps it is
-		// also sent after the client has left: the decode call goes on, and its first event shows that both engines can free their blocks.
-		decodeGone := p.DecodeEnded() && (p.traits.Aborts || p.traits.Keeps)
-		clientGone := p.ClientLeft && p.traits.Aborts
-		if p.prefill == noPrefill || decodeGone || clientGone {
-			p.prefill = noPrefill
-			return p.settleLease(Free, dst)
-		}
-		p.prefill = running
-		return append(dst, Effect{Kind: SendBeside, Until: ByProbe})
+		return p.handlePrefillDue(dst)
 	case PrefillFailed:
 		dst = p.settleLease(e.End.Verdict().KV, dst)
 		if e.Again && p.traits.Retries && e.End.MayReplaceEngine() {
@@ -141,6 +162,29 @@ func (p *Pair) step(e Event, dst []Effect) []Effect {
 		return p.fail(e.End, dst)
 	case PrefillDone:
 		return p.handlePrefillDone(e, dst)
+	}
+	return dst
+}
+
+// handlePrefillDue is called just before the prefill call is sent. It gives the lease of the prompt back instead if no prefill is needed
+// any more.
+func (p *Pair) handlePrefillDue(dst []Effect) []Effect {
+	// With CallsBack the prefill is sent all the same, because only its end frees the blocks of the decode engine. With Keeps it is
+	// also sent after the client has left: the decode call goes on, and its first event shows that both engines can free their blocks.
+	decodeGone := p.DecodeEnded() && (p.traits.Aborts || p.traits.Keeps)
+	clientGone := p.ClientLeft && p.traits.Aborts
+	if p.prefill == noPrefill || decodeGone || clientGone {
+		p.prefill = noPrefill
+		return p.settleLease(Free, dst)
+	}
+	p.prefill = running
+	return append(dst, Effect{Kind: SendBeside, Until: ByProbe})
+}
+
+// stepDecode handles an event that the goroutine of the decode call reports about this call, or the end of the time limit for the first
+// event of the answer (Quiet).
+func (p *Pair) stepDecode(e Event, dst []Effect) []Effect {
+	switch e.Kind {
 	case Began:
 		return p.handleFirstEvent(e, dst)
 	case Confirmed: // the wait for the prefill engine's answer is over, with or without that answer
@@ -162,36 +206,36 @@ func (p *Pair) step(e Event, dst []Effect) []Effect {
 				dst = forgetCallback(dst)
 			}
 		}
-	case NotSent: // neither call of the pair was sent
-		p.prefill, p.decode = noPrefill, endedUnbegun
-		return p.settleLease(Free, forgetCallback(dst))
-	case ClientGone:
-		return p.handleClientLeft(e, dst)
-	case ClientWaited: // the grace period after the client left is over
-		return p.fail(e.End, dst)
-	case Unwanted: // the client must not get an answer whose KV the prefill engine did not confirm
-		unconfirmed := p.prefill == running || p.prefill == aborting // the prefill engine has not answered
-		if unconfirmed && !p.Failed {
-			p.Failed, p.failureCause = true, e.End
-		}
-		if p.prefill == running {
-			return p.abortPrefill(dst)
-		}
+	}
+	return dst
+}
+
+// handleUnwanted is called when the proxy waits no longer for the prefill engine to confirm the KV, because the answer has ended or was
+// given up. The client must not get the end of an unconfirmed answer, so the pair counts as failed. A prefill call that still runs is
+// aborted.
+func (p *Pair) handleUnwanted(e Event, dst []Effect) []Effect {
+	unconfirmed := p.prefill == running || p.prefill == aborting // the prefill engine has not answered
+	if unconfirmed && !p.Failed {
+		p.Failed, p.failureCause = true, e.End
+	}
+	if p.prefill == running {
+		return p.abortPrefill(dst)
 	}
 	return dst
 }
 
 // abortPrefill tells the prefill engine to end the request. Callers make sure that the engines of the connector can be told to abort
-// (ConnectorTraits.Aborts). Before the first event the prefill call stays open, because only its answer shows that the engine writes no
-// more KV to the blocks of the decode engine. A closed connection would not show this: the engine's HTTP server closes its half long before
-// the scheduler learns of the abort, between two batches. But an engine that may ignore the abort has no name for the request, and notices
-// only that the connection is closed.
+// (ConnectorTraits.Aborts).
+//
+// While the answer has no first event, the prefill call usually stays open for the grace period: only its answer shows that the engine
+// writes no more KV to the blocks of the decode engine. A closed connection would not show this: the engine's HTTP server closes its half
+// long before the scheduler learns of the abort, between two batches.
 func (p *Pair) abortPrefill(dst []Effect) []Effect {
 	if p.prefill == running {
 		p.prefill = aborting
 	}
-	dst = append(dst, Effect{Kind: AbortPrefill, Until: ByGrace})
-	if p.mayIgnoreAbort || p.AnswerBegun() {
+	dst = append(dst, Effect{Kind: AbortPrefill, Until: ByGrace}) // repeated until the prefill call ends, or until it is closed after ByGrace
+	if p.mayIgnoreAbort || p.AnswerBegun() {                      // mayIgnoreAbort: the engine may notice only that the connection is closed
 		dst = append(dst, Effect{Kind: HangUp})
 	}
 	return dst
@@ -225,9 +269,9 @@ func (p *Pair) fail(cause CallEnd, dst []Effect) []Effect {
 	return append(dst, Effect{Kind: EndDecode})
 }
 
-// handleCallback handles the callback of the decode engine. The callback says where the KV goes (CalledBack), says that no KV is needed
-// (NeedsNothing), or is not usable (Miscalled). If the decode call has ended already, the proxy stops listening for a callback, which it
-// otherwise does when that call ends.
+// handleCallback handles a callback that came in time. In it the decode engine says where the KV goes (CalledBack) or that it needs no KV
+// (NeedsNothing), or the callback is not usable (Miscalled). If the decode call has ended already, the proxy stops listening for a
+// callback, which it otherwise does when that call ends.
 func (p *Pair) handleCallback(e Event, dst []Effect) []Effect {
 	p.decodeBlocks = blocksAwaitKV // also if the callback is not usable: the decode engine allocates its blocks before it calls back
 	if e.Kind == NeedsNothing {
@@ -236,18 +280,21 @@ func (p *Pair) handleCallback(e Event, dst []Effect) []Effect {
 	if p.DecodeEnded() { // just before the callback came
 		dst = forgetCallback(dst)
 	}
+	answerNeededNoPrefill := !p.holdsLease // the answer has begun without the callback, and handleFirstEvent has given the lease back
 	switch {
-	case e.Kind == Miscalled: // it is not known where the KV goes, so nothing can be prefilled
+	case e.Kind == Miscalled: // it is not known where the KV goes, so nothing can be prefilled, and the decode call waits in vain
 		p.prefill = noPrefill
-		return p.settleLease(Free, p.fail(e.End, dst))
-	case !p.holdsLease: // the answer has begun without a prefill, so no prefill is needed
+		dst = p.fail(e.End, dst)
+		return p.settleLease(Free, dst)
+	case answerNeededNoPrefill:
 		p.prefill = noPrefill
-	case e.Kind == NeedsNothing: // as if the prefill engine had answered already, so its lease is given back (Free: it holds no KV)
+		return dst
+	case e.Kind == NeedsNothing: // as if the prefill engine had answered already; Free: it holds no KV
 		p.prefill = answered
-		return p.startFirstEventLimit(p.settleLease(Free, dst))
-	default:
-		p.prefill = mayBeSent
+		dst = p.settleLease(Free, dst)
+		return p.startFirstEventLimit(dst)
 	}
+	p.prefill = mayBeSent // the goroutine that got the callback sends the prefill call now, and reports ProbeDue
 	return dst
 }
 
@@ -286,32 +333,36 @@ func (p *Pair) ConfirmTimeout() Timeout {
 // ends the decode call (failIfKVMissing).
 func (p *Pair) handlePrefillDone(e Event, dst []Effect) []Effect {
 	p.prefill, p.prefillPromptTokens = answered, e.Prompt
-	canAbort := p.traits.Aborts                  // the engines can be told to abort a request
-	keepsKV := p.traits.Keeps                    // the prefill engine keeps the KV until the decode engine has read it
-	answersAfterWriting := !keepsKV && !canAbort // such a prefill engine answers only when it has written the KV to the decode engine
+	// The connectors have three kinds of prefill engines. One kind keeps the KV until the decode engine has read it. Another can be told
+	// to abort, and neither keeps nor writes any KV after its answer. The third answers when it has written all KV to the decode engine.
+	keepsKV, canAbort := p.traits.Keeps, p.traits.Aborts
+	answersAfterWriting := !keepsKV && !canAbort
+	decodeHasKV := answersAfterWriting || p.AnswerBegun()
 	switch {
-	case answersAfterWriting,
-		p.AnswerBegun(),             // the decode engine has the KV
-		canAbort && p.DecodeEnded(): // such a prefill engine writes no KV after its answer, and keeps none
+	case decodeHasKV, canAbort && p.DecodeEnded(): // the prefill engine has no KV any more
 		dst = p.settleLease(Free, dst)
-	case canAbort && p.ClientLeft: // the engine was told to abort, but had nearly answered; now nothing is written any more
-		dst = p.fail(e.End, p.settleLease(Free, dst))
+	case canAbort && p.ClientLeft: // the engine was told to abort, but had nearly answered; the decode call waited only for this answer
+		dst = p.settleLease(Free, dst)
+		dst = p.fail(e.End, dst)
 	case p.DecodeEnded(): // the prefill engine keeps the KV, and no decode engine will fetch it
 		dst = p.settleLease(Orphan, dst)
 	}
-	return p.startFirstEventLimit(p.failIfKVMissing(dst))
+	dst = p.failIfKVMissing(dst)
+	return p.startFirstEventLimit(dst)
 }
 
 // handleFirstEvent handles the first event of the answer, and lifts the time limit for it. If this event does not prove that all KV has
-// come, it is held back for a short time (ByConfirm) until the prefill engine has answered.
+// come, it is held back for a short time (ByConfirm) until the prefill engine has answered. An answer that may come from another prompt's
+// KV fails the pair, which makes the proxy close the decode call. The end of that call is reported later, by an event of its own.
 func (p *Pair) handleFirstEvent(e Event, dst []Effect) []Effect {
-	// Expired: the prefill engine may have reused the memory before the decode engine read the KV, so the answer may come from another
-	// prompt's KV.
-	if p.prefill == answered && e.Expired {
-		dst = p.fail(e.End, dst) // ends the decode call, but its first event has come all the same
+	// Expired: the prefill engine may have reused the memory before the decode engine read the KV.
+	mayBeOtherPromptsKV := p.prefill == answered && e.Expired
+	if mayBeOtherPromptsKV {
+		dst = p.fail(e.End, dst) // before decode is set, because fail trusts the KV of an answer that has begun
 	}
 	p.decode, p.decodePromptTokens = begun, e.Prompt
-	if p.traits.CallsBack && p.decodeBlocks == blocksUnknown { // the decode engine needed no prefill, and has not called back to say so
+	neededNoPrefill := p.traits.CallsBack && p.decodeBlocks == blocksUnknown // it has not even called back to say where KV should go
+	if neededNoPrefill {
 		dst = p.settleLease(Free, dst)
 	}
 	dst = liftFirstEventLimit(dst)
@@ -341,11 +392,9 @@ func (p *Pair) handleDecodeFailed(reason DecodeFailure, dst []Effect) []Effect {
 		p.decode = endedUnbegun
 	}
 	dst = liftFirstEventLimit(dst)
-	leaks := false // the decode engine may keep blocks for ever
-	if p.Failed {  // the pair had failed before (failureCause), for example because its prefill call failed
-		neverBegan := p.failureCause.Reason == Unbegun // the prompt was prefilled, but no first event came in time
-		prefillFreesBlocks := p.prefill == answered && !neverBegan
-		leaks = p.MayLeakBlocks() && !prefillFreesBlocks
+	var leaks bool // the decode engine may keep blocks for ever
+	if p.Failed {  // e.g. because the prefill call failed; the decode call was ended for that reason, and endPrefill is not needed
+		leaks = p.leaksAfterFailure()
 	} else {
 		dst, leaks = p.endPrefill(reason, dst)
 	}
@@ -359,9 +408,9 @@ func (p *Pair) handleDecodeFailed(reason DecodeFailure, dst []Effect) []Effect {
 	if reason != Declined && !p.ClientLeft { // otherwise the request or its client ended the call, and no rank was lost
 		dst = append(dst, Effect{Kind: CountLoss})
 	}
-	// The decode call is closed only after this wait, because its engine must not reuse pages that the prefill engine still writes.
-	engineMayHaveRequest := reason == Died // otherwise the engine does not have the request
-	if !p.Failed && engineMayHaveRequest && p.traits.Aborts {
+	engineMayHaveRequest := reason == Died
+	prefillMayWrite := !p.Failed && engineMayHaveRequest && p.traits.Aborts
+	if prefillMayWrite { // the decode call is closed only after this wait, or its engine could reuse pages that are still written
 		dst = append(dst, Effect{Kind: AwaitPrefill, Until: ByGrace})
 	}
 	if p.prefill == answered { // no decode engine will fetch KV that is left, so the prefill engine frees it at its hold timeout (Orphan)
@@ -370,63 +419,76 @@ func (p *Pair) handleDecodeFailed(reason DecodeFailure, dst []Effect) []Effect {
 	return dst
 }
 
+// leaksAfterFailure says whether the decode engine may keep blocks for ever after the pair has failed, for the reason in failureCause, and
+// the decode call has ended. The end of a prefill frees the blocks. But if the prompt was prefilled and the decode engine still did not
+// begin (Unbegun), the end of the prefill seems not to have reached that engine.
+func (p *Pair) leaksAfterFailure() bool {
+	neverBegan := p.failureCause.Reason == Unbegun
+	prefillFreesBlocks := p.prefill == answered && !neverBegan
+	return p.MayLeakBlocks() && !prefillFreesBlocks
+}
+
 // endPrefill ends the prefill call after the decode call has ended by itself, in the way that the connector needs. leaks says whether
-// the decode engine may keep blocks for ever.
+// the decode engine may keep blocks for ever, because it waits for KV that may never come.
 func (p *Pair) endPrefill(reason DecodeFailure, dst []Effect) (_ []Effect, leaks bool) {
 	decodeMayHaveRequest := reason == Died // otherwise the decode engine has neither the request nor blocks for it
-	switch t := &p.traits; {
-	case t.Aborts:
+	switch {
+	case p.traits.Aborts:
 		dst = p.abortPrefill(dst)
 		if !decodeMayHaveRequest { // there are no blocks for the KV, so it does not matter when the prefill engine stops writing
 			dst = append(dst, Effect{Kind: HangUp})
 		}
 		return dst, false
-	case t.CallsBack:
+	case p.traits.CallsBack:
 		return p.endCalledPrefill(decodeMayHaveRequest, dst)
-	// The prefill goes on, because the decode engine keeps its blocks if the KV never comes, unless its process has ended.
-	case t.Keeps && decodeMayHaveRequest:
-		return dst, p.prefill != answered
-	case t.Keeps: // no engine will fetch the KV
+	case p.traits.Keeps && decodeMayHaveRequest: // the prefill goes on: if no KV comes, the decode engine keeps its blocks
+		kvMayNeverCome := p.prefill != answered // a prefill that has not ended can still fail
+		return dst, kvMayNeverCome
+	case p.traits.Keeps: // no engine will fetch the KV
 		return append(dst, Effect{Kind: HangUp}), false
 	}
 	return dst, false
 }
 
-// endCalledPrefill is endPrefill for connectors with which the decode engine calls back (CallsBack): its callback begins the prefill.
+// endCalledPrefill is endPrefill for connectors whose decode engine calls back (CallsBack). Such an engine reserves blocks for the KV and
+// calls back to say where they are, which begins the prefill. It frees the blocks when the prefill ends, so it may keep them for ever
+// (leaks) if the proxy breaks the prefill off.
 func (p *Pair) endCalledPrefill(decodeMayHaveRequest bool, dst []Effect) (_ []Effect, leaks bool) {
-	prefilled := p.prefill == answered && p.decodeBlocks != noKVNeeded      // with noKVNeeded, no prefill engine was asked
-	sent := p.prefill == running || prefilled || p.prefill == seekingEngine // seekingEngine: another engine is about to get the request
+	prefillEnded := p.prefill == answered
+	prefilled := prefillEnded && p.decodeBlocks != noKVNeeded      // with noKVNeeded, no prefill engine was asked
+	underWay := p.prefill == running || p.prefill == seekingEngine // seekingEngine: another engine is about to get the request
+	noCallbackWillCome := p.decodeBlocks == blocksUnknown && !decodeMayHaveRequest
 	switch {
 	// The prefill engine would write to a decode engine that has dropped the request. But after the client has left, the prefill runs to
 	// its end, which frees the blocks of the decode engine.
-	case sent && !p.ClientLeft:
-		return append(dst, Effect{Kind: HangUp}), decodeMayHaveRequest && p.prefill != answered
-	case p.decodeBlocks == blocksUnknown && !decodeMayHaveRequest: // the decode engine will not call back
+	case (underWay || prefilled) && !p.ClientLeft:
+		return append(dst, Effect{Kind: HangUp}), decodeMayHaveRequest && !prefillEnded
+	case noCallbackWillCome:
 		return forgetCallback(dst), false
 	}
 	return dst, false // a callback may still come, or no prefill call is to be ended
 }
 
 // handleClientLeft handles a client that leaves before the first event. It ends the calls at once only if no KV is written to the decode
-// engine, now or later. Otherwise, if the engines can be told to abort, the prefill engine is told so, and the decode call lasts until that
-// engine has answered. With other connectors the decode call lasts until the first event.
+// engine, now or later. Otherwise the decode call goes on, because its engine must not reuse blocks that are still written. If the engines
+// can be told to abort, the prefill engine is told so, and the end of its call ends the decode call. With other connectors, the decode call
+// lasts until its first event, which proves that both engines can free their blocks. In any case it lasts no longer than the grace period:
+// then the engines have to free the blocks by themselves.
 func (p *Pair) handleClientLeft(e Event, dst []Effect) []Effect {
 	if p.ClientLeft || p.decode != unbegun { // handled already, or the first event has come, or the decode call has ended
 		return dst
 	}
 	p.ClientLeft = true
-	noBlocksYet := p.traits.CallsBack && p.decodeBlocks == blocksUnknown // as far as the proxy knows, the decode engine has reserved no blocks
-	// With Aborts, a prefill call that is not under way is over, or is not sent any more once the client has left (see ProbeDue in
-	// step).
+	noBlocksYet := p.traits.CallsBack && p.decodeBlocks == blocksUnknown // the decode engine has not reported that it reserved blocks
+	// Of engines that can be told to abort, only a running prefill call writes KV: one that was not sent yet will not be sent any more,
+	// because the client has left (handlePrefillDue).
 	nothingWritten := p.traits.Aborts && p.prefill != running
 	switch {
 	case noBlocksYet, nothingWritten:
 		dst = p.fail(e.End, dst)
-	case p.traits.Aborts: // the prefill engine goes first, because the decode engine must not reuse blocks that are still written
+	case p.traits.Aborts:
 		dst = p.abortPrefill(dst)
 	}
-	// The decode call goes on until its first event, which proves that both engines can free their blocks. If no event comes within the grace
-	// period, e.g. because the prefill engine hangs, the engines have to free the blocks by themselves.
 	if !p.Failed { // otherwise fail has ended the calls already
 		dst = append(dst, Effect{Kind: WaitGone, Until: ByGrace})
 	}

@@ -121,8 +121,7 @@ func stateDuring(effect EffectKind) State {
 }
 
 // step handles an event of a request that is split into prefill and decode. Step has already handled a panic and the events of pairs. A
-// state that does not handle CallFailed itself leaves it to callFailed, below the switch. A state ignores every event that it does not wait
-// for.
+// state ignores every event that it does not wait for.
 func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 	switch l.state {
 	case Fresh:
@@ -130,77 +129,100 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 			return l.beginAttempt(dst)
 		}
 	case TryingLocal:
-		switch {
-		case e.Kind == LocalBound:
-			l.routing.tryMove(gotTurn) // the request has a rank here, so its retries stay with this dispatcher
-			l.held.takeSlotAndCall()
-			l.noteKeptBody(&e)
-			return l.sendDecode(&e, dst)
-		case l.NoHandOff: // no decode rank can prefill the prompt, and a prefill engine must not
-			return l.endWithError(e, OfRanks, dst)
-		}
-		// NoLocal: the request goes to a prefill engine, so it will have leases. The audit for leases knows it as their owner.
-		l.held.take(LeaseOwner)
-		return append(dst, Effect{Kind: Queue})
+		return l.stepTryingLocal(e, dst)
 	case Queued:
 		return l.stepQueued(e, dst)
 	case Forwarded:
-		switch e.Kind {
-		case PeerAnswers:
-			l.state = Done
-			return append(l.settleRest(dst), Effect{Kind: AnswerIt})
-		case RegionReturns, SiblingReturns:
-			l.NoteGivenBack(e.Kind)
-			return l.beginAttempt(dst)
-		}
-		return l.endWithError(e, OfPeer, dst) // the other dispatcher refused the request, or the call to it failed
-	case Prefilling:
-		switch e.Kind {
-		case First: // the prefill engine gave the whole answer itself, so there is no KV to hand over
-			return l.beginAnswer(&e, dst)
-		case HandedOver: // from now on the hand-off (KV) owns the lease
-			dst = l.held.settle(dst, Lease, Pass)
-			l.held.take(KV)
-			l.held.reusesRequestID = e.ReusesRequestID
-			return l.enqueue(dst)
-		}
-	case Pooled:
-		if e.Kind == Bound {
-			return l.stepBound(&e, dst)
-		}
-	case Transferring, Coupled:
-		switch e.Kind {
-		case Ends: // the whole answer came at once, so the slot is free whatever the prefill engine reports; the event First follows
-			return l.held.settleSlotAndCall(append(dst, Effect{Kind: ReportSuccess}), Finish)
-		case First:
-			return l.beginAnswer(&e, dst)
-		}
+		return l.stepForwarded(e, dst)
 	case Streaming, Confirming, Lost:
 		return l.stepAnswering(e, dst)
-	case Done:
-		return dst
 	case Pausing:
 		if e.Kind == Retried {
 			return l.beginAttempt(dst)
 		}
 		return l.giveUp(e, dst) // GivenUp: no other attempt is granted, or the client has left
 	case Offering:
-		if e.Kind == Offered { // the next attempt asks in the arrival queue where the request should go, and counts as a first one
-			l.tries.resetCounts()
-			return l.beginAttempt(append(l.settleRest(dst), Effect{Kind: Restart}))
-		}
-		return l.endWithError(e, OfAttempt, dst) // NotOffered: the client gets the error of the last attempt
+		return l.stepOffering(e, dst)
+	case Done:
+		return dst
 	}
-	if e.Kind == CallFailed { // of a call in Prefilling, Pooled, Transferring or Coupled
+	return l.stepAttempt(e, dst) // Prefilling, Pooled, Transferring or Coupled
+}
+
+// stepAttempt handles an event of an attempt that waits for the prefill engine's answer (Prefilling), for a slot on a decode rank (Pooled),
+// or for the decode engine's first event (Transferring, Coupled).
+func (l *Lifecycle) stepAttempt(e Event, dst []Effect) []Effect {
+	awaitsFirst := l.state == Transferring || l.state == Coupled
+	switch {
+	case e.Kind == CallFailed:
 		return l.callFailed(e, dst)
+	case l.state == Prefilling && e.Kind == First: // the prefill engine gave the whole answer itself, so there is no KV to hand over
+		return l.beginAnswer(&e, dst)
+	case l.state == Prefilling && e.Kind == HandedOver:
+		return l.takeHandOff(&e, dst)
+	case l.state == Pooled && e.Kind == Bound:
+		return l.stepBound(&e, dst)
+	case awaitsFirst && e.Kind == Ends: // the whole answer came at once, and its first event is reported after this end
+		dst = append(dst, Effect{Kind: ReportSuccess})
+		return l.held.settleSlotAndCall(dst, Finish) // the slot is free, whatever the prefill engine reports
+	case awaitsFirst && e.Kind == First:
+		return l.beginAnswer(&e, dst)
 	}
 	return dst
 }
 
+// stepTryingLocal handles the event that says whether a decode rank that can also prefill the prompt has given the request a slot
+// (LocalBound) or none has (NoLocal). Without such a rank, the request waits in the arrival queue for a prefill engine.
+func (l *Lifecycle) stepTryingLocal(e Event, dst []Effect) []Effect {
+	switch {
+	case e.Kind == LocalBound:
+		l.routing.tryMove(gotTurn) // the request has a rank here, so its retries stay with this dispatcher
+		l.held.takeSlotAndCall()
+		l.noteKeptBody(&e)
+		return l.sendDecode(&e, dst)
+	case l.NoHandOff: // no decode rank can prefill the prompt, and a prefill engine must not
+		return l.endWithError(e, OfRanks, dst)
+	}
+	l.held.take(LeaseOwner) // at prefill engines the request will have leases, and the audit for leases knows it as their owner
+	return append(dst, Effect{Kind: Queue})
+}
+
+// stepForwarded handles the reply of another dispatcher to which the request was forwarded: it answers the request, gives it back, or
+// refuses it.
+func (l *Lifecycle) stepForwarded(e Event, dst []Effect) []Effect {
+	switch e.Kind {
+	case PeerAnswers:
+		l.state = Done
+		return append(l.settleRest(dst), Effect{Kind: AnswerIt})
+	case RegionReturns, SiblingReturns:
+		l.NoteGivenBack(e.Kind)
+		return l.beginAttempt(dst)
+	}
+	return l.endWithError(e, OfPeer, dst) // PeerRefuses: the other dispatcher refused the request, or the call to it failed
+}
+
+// stepOffering handles the answer whether another dispatcher may serve the request, whose attempts here are over.
+func (l *Lifecycle) stepOffering(e Event, dst []Effect) []Effect {
+	if e.Kind == Offered { // the next attempt asks in the arrival queue where the request should go, and counts as a first one
+		l.tries.resetCounts()
+		return l.beginAttempt(append(l.settleRest(dst), Effect{Kind: Restart}))
+	}
+	return l.endWithError(e, OfAttempt, dst) // NotOffered: the client gets the error of the last attempt
+}
+
+// takeHandOff takes the hand-off that the prefill engine has returned for the KV of the prompt, and lets the pool find a decode rank for
+// it. The prompt still counts as load of the prefill engine: from now on the hand-off owns this lease.
+func (l *Lifecycle) takeHandOff(e *Event, dst []Effect) []Effect {
+	dst = l.held.settle(dst, Lease, Pass)
+	l.held.take(KV)
+	l.held.reusesRequestID = e.ReusesRequestID // then all requests with this hand-off have the same id, see settleAfterAttempts
+	return l.enqueue(dst)
+}
+
 // stepBound sends the request to the decode rank that has given it a slot. In an early attempt, the prefill call begins beside the decode
-// call.
+// call, and the two form a new pair.
 func (l *Lifecycle) stepBound(e *Event, dst []Effect) []Effect {
-	l.held.takeSlotAndCall()
+	l.held.takeSlotAndCall() // the call is the one to the engine of the rank, which is about to be sent
 	l.noteKeptBody(e)
 	if l.bind != Early {
 		return l.sendDecode(e, dst)
@@ -208,21 +230,23 @@ func (l *Lifecycle) stepBound(e *Event, dst []Effect) []Effect {
 	l.held.has[Lease] = false // from now on the pair holds the lease, and gives it back
 	// For an answer without early events the pair waits longer, and it closes the call to an engine that may ignore an abort.
 	l.pairs = append(l.pairs, newPair(l.traits, e.NoEarlyEvents, e.MayIgnoreAbort))
+	numberOfPair := len(l.pairs) // pairs are counted from 1
 	timeLimit := NoTimeout
 	if l.traits.CallsBack { // the prefill waits for the decode engine's callback
 		timeLimit = ByCallback
 	}
-	return append(dst, Effect{Kind: SendBoth, Until: timeLimit, Pair: len(l.pairs)})
+	return append(dst, Effect{Kind: SendBoth, Until: timeLimit, Pair: numberOfPair})
 }
 
-// beginAnswer handles the first event of an answer, or the whole answer of a prefill engine. This engine serves the request. So if another
-// engine answered it with status 500 before, that engine was the cause.
+// beginAnswer handles the first event of an answer, or the whole answer of a prefill engine. It gives back what only an attempt needs: the
+// KV of the hand-off, the lease of the prompt, and what earlier attempts have left. This engine serves the request. So if another engine
+// answered it with status 500 before, that engine was the cause.
 func (l *Lifecycle) beginAnswer(e *Event, dst []Effect) []Effect {
 	l.noteKeptBody(e)
 	dst = l.held.settle(dst, KV, Free)    // the decode engine has read the KV, so the prefill engine has freed it
 	dst = l.held.settle(dst, Lease, Free) // held only if the engine that answers also computed the prompt
-	// Failed attempts may have left hand-offs that an engine may have read. If the request may be what breaks engines, no further
-	// engine gets them.
+	// Failed attempts may have left hand-offs that an engine may have read. They are discarded, for which an engine gets the request once
+	// more. If the request may be what breaks engines, no further engine gets it, and the hand-offs expire at their prefill engines.
 	dst = l.held.settleAfterAttempts(dst, l.tries.mayBreakEngines())
 	return append(l.tries.resolve500(Engine, dst), Effect{Kind: AnswerIt})
 }
@@ -244,9 +268,9 @@ func (l *Lifecycle) stepPair(e Event, dst []Effect) []Effect {
 // beginAttempt begins an attempt. If the attempt before left a hand-off, this attempt only needs a decode rank. Otherwise it first asks
 // whether a decode rank also prefills the prompt.
 func (l *Lifecycle) beginAttempt(dst []Effect) []Effect {
-	l.bind = Late                       // until the engine that the arrival queue chooses says otherwise
-	if !l.MustServeHere && l.MayAsk() { // another dispatcher may serve the request better
-		dst = append(dst, Effect{Kind: Question})
+	l.bind = Late // the decode rank is bound after the prefill, unless the engine that the arrival queue chooses works otherwise
+	if anotherMayServeBetter := !l.MustServeHere && l.MayAsk(); anotherMayServeBetter {
+		dst = append(dst, Effect{Kind: Question}) // only noted: if the request comes to the arrival queue, it is asked there
 	}
 	dst = append(dst, Effect{Kind: Attempt})
 	if l.held.has[KV] {
@@ -295,7 +319,7 @@ func (l *Lifecycle) enqueue(dst []Effect) []Effect {
 }
 
 // stepQueued handles an event in the state Queued: the request got a prefill engine (Turn), another dispatcher should serve it (Directed),
-// or it left the queue without either (NoTurn).
+// or it left the arrival queue without either (NoTurn).
 func (l *Lifecycle) stepQueued(e Event, dst []Effect) []Effect {
 	switch e.Kind {
 	case Turn:
@@ -309,11 +333,17 @@ func (l *Lifecycle) stepQueued(e Event, dst []Effect) []Effect {
 		return append(dst, Effect{Kind: SendProbe, Until: ByProbe})
 	case Directed:
 		if l.MustServeHere { // the request cannot be sent to the dispatcher that should serve it
-			return l.endWithError(e, OfOwner, append(dst, Effect{Kind: Drop}))
+			dst = append(dst, Effect{Kind: Drop}) // gives back what was prepared for sending it there
+			return l.endWithError(e, OfOwner, dst)
 		}
 		return append(dst, Effect{Kind: Forward})
 	}
-	// NoTurn: no prefill engine here takes the request
+	return l.leaveQueue(e, dst)
+}
+
+// leaveQueue handles a request that no prefill engine here takes. It offers the request to another dispatcher if another region may have an
+// engine for it (Event.Open). Otherwise the client gets the error with which the request left the arrival queue.
+func (l *Lifecycle) leaveQueue(e Event, dst []Effect) []Effect {
 	otherRegionMayServe := e.Open && !e.ClientLeft
 	if otherRegionMayServe && l.tryOffer(failed) { // failed: this counts as if every attempt here had failed
 		return append(dst, Effect{Kind: Offer})
@@ -325,34 +355,45 @@ func (l *Lifecycle) stepQueued(e Event, dst []Effect) []Effect {
 // engine at fault, and decides whether another attempt follows and whether that attempt avoids the decode rank. A 500 is disputed: the
 // engine or the request may be its cause. It is noted, and the next engine's answer shows which.
 func (l *Lifecycle) callFailed(e Event, dst []Effect) []Effect {
-	if e.End.Reason == RanksLost && !l.routing.tryMove(lostRanks) { // this happened to the request before: it is not prefilled once more
-		e.End.Reason = NoRank
-	}
-	verdict := e.End.Verdict()
-	if l.bind == Aggregated && verdict.Next == Again && e.End.DecodeRefused() { // the rank has too many requests and computed nothing
-		verdict.Next = Untaken
-	}
+	verdict, backSoon := l.verdictOn(&e.End)
 	dst, disputed := l.reportFailure(&e, verdict.Blame, dst)
-	paused := e.End.Reason == Paused                       // the engine takes no requests for a short time
-	backSoon := paused && l.tries.pauses < uncountedPauses // its first pauses do not count against the request
-	if paused && !backSoon && e.End.Call == Prefill {
-		verdict.KV = Refuse // the engine has not come back in time, which counts as its failure
-	}
 	dst = l.settleKV(&e, verdict, dst)
 	if disputed { // after settleKV, which counts the failure: note500 may forgive only what is counted
 		dst = l.tries.note500(e.Engine, dst)
 	}
 	dst = l.settleFailedCall(&e, backSoon, dst)
 	l.nextStep = verdict.Next
-	if verdict.Next == Over || verdict.Next == Ask || e.ClientLeft {
+	noAttemptHere := verdict.Next == Over || verdict.Next == Ask // Ask: another proxy owns the decode group now, and may serve the request
+	if noAttemptHere || e.ClientLeft {
 		return l.giveUp(e, dst)
 	}
 	return append(dst, Effect{Kind: Pause, Retry: l.tries.nextAttempt(verdict.Next, &e)})
 }
 
-// settleFailedCall gives back the slot and the call of an attempt that failed, and the bytes that are kept in case its answer is lost. It
-// makes the next attempt avoid the decode rank, unless the rank may be used again. backSoon says that the engine takes no requests now, but
-// is expected back soon.
+// verdictOn returns what follows from the end of a call: what the tables of verdict.go say, changed where the request's earlier attempts or
+// the engine count, too. backSoon says that the engine takes no requests for a short time, which has not yet happened so often that it
+// counts as a failed attempt. verdictOn also replaces a reason in end that cannot apply twice.
+func (l *Lifecycle) verdictOn(end *CallEnd) (verdict Consequences, backSoon bool) {
+	ranksLostAgain := end.Reason == RanksLost && !l.routing.tryMove(lostRanks) // the routing allows this only once
+	if ranksLostAgain {
+		end.Reason = NoRank // which ends the attempts here: the prompt is not prefilled once more
+	}
+	verdict = end.Verdict()
+	rankTooBusy := l.bind == Aggregated && end.DecodeRefused() // the rank should have prefilled the prompt, but computed nothing
+	if rankTooBusy && verdict.Next == Again {
+		verdict.Next = Untaken // so the first refusals do not count as attempts, as with prefill engines
+	}
+	paused := end.Reason == Paused
+	backSoon = paused && l.tries.pauses < uncountedPauses
+	if paused && !backSoon && end.Call == Prefill {
+		verdict.KV = Refuse // the engine has not come back in time, which counts as its failure
+	}
+	return verdict, backSoon
+}
+
+// settleFailedCall gives back what the call of a failed attempt held on a decode rank (slot and call), and the body that is kept in case
+// the answer is lost. The dispatcher counts the slot as Failing, or as Cancelled if the rank is not to blame. The next attempt avoids the
+// rank, unless the rank may be used again. backSoon says that the engine takes no requests now, but is expected back soon.
 func (l *Lifecycle) settleFailedCall(e *Event, backSoon bool, dst []Effect) []Effect {
 	// The reason lies in the proxy or in the request, and not in the rank.
 	rankUnconcerned := e.End.Reason == Unready || e.End.Reason == Unlearned || e.End.Reason == Leaving
@@ -363,10 +404,10 @@ func (l *Lifecycle) settleFailedCall(e *Event, backSoon bool, dst []Effect) []Ef
 		slotDisposition = Cancelled
 	}
 	dst = l.held.settleSlotAndCall(dst, slotDisposition)
-	if !l.Resumed() { // a resumed answer needs the kept bytes for further attempts
+	if !l.Resumed() { // a resumed answer needs the kept body for further attempts
 		dst = l.held.settle(dst, Copy, Back)
 	}
-	// The next attempt may use the same rank again if the rank was not concerned, or did not fail.
+	// Preempted and Stale are no failures of the rank: it had no KV room, or an old connection was closed already.
 	mayUseRankAgain := rankUnconcerned || backSoon || e.End.Reason == Preempted || e.End.Reason == Stale
 	if e.End.Call == Decode && !mayUseRankAgain {
 		dst = append(dst, Effect{Kind: Avoid})
@@ -374,11 +415,12 @@ func (l *Lifecycle) settleFailedCall(e *Event, backSoon bool, dst []Effect) []Ef
 	return dst
 }
 
-// settleKV gives back the lease of a prefill call that failed, or the hand-off of a decode call that failed. If the verdict is Keep, the
-// next attempt uses the hand-off. A rank that also prefills (Aggregated) hands no KV over, so its verdict only decides whether the lease
-// counts a failure of the rank's group.
+// settleKV gives back the lease of a prefill call that failed, or the hand-off of a decode call that failed. The request holds only one of
+// the two, and settle does nothing for the other. Free only ends the lease. Refuse also counts a failure of its prefill engine or, for an
+// attempt without a hand-off (Aggregated), of its group of ranks, which prefills and decodes. If the verdict is Keep, the next attempt uses
+// the hand-off.
 func (l *Lifecycle) settleKV(e *Event, verdict Consequences, dst []Effect) []Effect {
-	groupWorks := verdict.Blame == Nobody || e.End.Reason == Busy // at most the queue of one rank is full
+	groupWorks := verdict.Blame == Nobody || e.End.Reason == Busy // Busy: perhaps only the queue of one rank is full
 	switch {
 	case l.bind == Aggregated && groupWorks:
 		return l.held.settle(dst, Lease, Free)
@@ -387,15 +429,17 @@ func (l *Lifecycle) settleKV(e *Event, verdict Consequences, dst []Effect) []Eff
 	case verdict.KV == Keep:
 		return dst
 	}
-	dst = l.held.settle(dst, Lease, verdict.KV) // the request holds the lease during a prefill call
-	return l.held.settle(dst, KV, verdict.KV)   // the request holds the hand-off during a decode call
+	dst = l.held.settle(dst, Lease, verdict.KV) // held during a prefill call
+	return l.held.settle(dst, KV, verdict.KV)   // held during a decode call
 }
 
-// reportFailure counts the failure of a call against its engine, unless no engine is at fault. A prefill engine's failures are counted when
-// its lease is given back, so reportFailure only notes its 500s. The cause of a 500 may be the engine or the request (disputed). The next
-// engine's answer shows which, and until then the caller only notes the engine (tries.note500).
+// reportFailure counts the failure of a call against its engine, unless no engine is at fault. A prefill engine's failure is counted
+// elsewhere, when its lease is given back. For such an engine the effect only notes a 500 whose cause is not known yet (disputed): if the
+// request turns out to be the cause, that count is taken back. disputed makes the caller note the engine of the 500 (tries.note500),
+// because the next engine's answer shows the cause.
 func (l *Lifecycle) reportFailure(e *Event, blame Blame, dst []Effect) (_ []Effect, disputed bool) {
-	if blame == Disputed && !e.Faulty { // the engine reports no failure of its own, e.g. the KV did not arrive: the request is not at fault
+	requestNotAtFault := !e.Faulty // the 500 is no failure of the engine's own work, e.g. because the KV did not arrive
+	if blame == Disputed && requestNotAtFault {
 		blame = Engine
 	}
 	if blame == Nobody {
@@ -410,21 +454,23 @@ func (l *Lifecycle) reportFailure(e *Event, blame Blame, dst []Effect) (_ []Effe
 
 // stepAnswering handles an event after the client's answer has begun: in the state Streaming the end or the loss of the answer, in
 // Confirming the prefill engine's word that the KV was complete (Believed), and in Lost the decision that the answer is to go on (Begun).
-// An answer that can neither end nor go on elsewhere is broken off.
+// When the answer has ended, or is broken off because it can neither end nor go on elsewhere, the request gives back all that it still
+// holds (settleRest).
 func (l *Lifecycle) stepAnswering(e Event, dst []Effect) []Effect {
+	hasSlot := l.held.has[Slot] // of the decode rank that sends the answer; false if the whole answer came with its first event
 	switch {
 	case e.Kind == Begun && l.state == Lost: // the lost answer goes on, with attempts counted as for a new request
 		l.tries.resetCounts()
 		l.tries.resumed++
 		return l.beginAttempt(dst)
-	case e.Kind == Ends && l.state == Streaming && l.held.has[Slot]: // a decode rank has sent the end of the answer
-		dst = l.held.settleSlotAndCall(append(dst, Effect{Kind: ReportSuccess}), Finish)
+	case e.Kind == Ends && l.state == Streaming && hasSlot:
+		dst = append(dst, Effect{Kind: ReportSuccess})
+		dst = l.held.settleSlotAndCall(dst, Finish)
 		if l.bind == Early { // the prefill engine may still report that the KV was not complete
 			return append(dst, Effect{Kind: Confirm, Until: l.confirmTimeout()})
 		}
 		return append(l.settleRest(dst), Effect{Kind: EndWhole})
-	case e.Kind == Ends, // the whole answer came with its first event, so the request holds no slot
-		e.Kind == Believed:
+	case e.Kind == Ends, e.Kind == Believed: // the slot was given back before
 		return append(l.settleRest(dst), Effect{Kind: EndWhole})
 	case e.Kind == CallFailed && l.state == Streaming:
 		return l.stepAnswerLost(e, dst)
@@ -438,8 +484,9 @@ func (l *Lifecycle) stepAnswering(e Event, dst []Effect) []Effect {
 func (l *Lifecycle) stepAnswerLost(e Event, dst []Effect) []Effect {
 	verdict := e.End.Verdict()
 	slotDisposition := Failing
-	if e.ClientLeft || e.End.Reason == Left { // no engine is to blame
-		verdict = Consequences{Next: Over}
+	lostByClient := e.End.Reason == Left // the client's leaving ended the call; ClientLeft: the client has left since, whatever ended the call
+	if e.ClientLeft || lostByClient {
+		verdict = Consequences{Next: Over} // and no engine is to blame
 		slotDisposition = Cancelled
 	}
 	dst, disputed := l.reportFailure(&e, verdict.Blame, dst)
@@ -450,21 +497,24 @@ func (l *Lifecycle) stepAnswerLost(e Event, dst []Effect) []Effect {
 	if verdict.Next == Over || l.tries.noteFailure(&e) { // noteFailure is true if the request may be what breaks engines
 		return append(l.settleRest(dst), Effect{Kind: BreakOff})
 	}
-	if verdict.Next != NoRoom { // a rank that had no room has not failed
+	if verdict.Next != NoRoom { // a rank that had no room has not failed, so the next attempt may use it again
 		dst = append(dst, Effect{Kind: Avoid})
 	}
+	// Before the answer goes on, the prefill engine may have to confirm the KV of the part that came; Until limits this wait.
 	return append(dst, Effect{Kind: GoOn, Until: l.confirmTimeout()})
 }
 
 // giveUp ends the attempts here. It offers the request to another dispatcher, if one may serve it and the request did not cause the
-// failure. Otherwise the client gets an error.
+// failure. Otherwise the client gets an error. nextStep says what the last failed call left to do.
 func (l *Lifecycle) giveUp(e Event, dst []Effect) []Effect {
-	dst = l.held.settle(dst, KV, MaybeRead) // no attempt will use a hand-off that is left, so settleRest decides what becomes of it
+	// No attempt will use a hand-off that is left. It is treated like one that an engine may have read: settleRest has it discarded, or
+	// leaves it to its hold timeout.
+	dst = l.held.settle(dst, KV, MaybeRead)
 	if e.ClientLeft {
 		return l.endWithError(e, OfClient, dst)
 	}
 	groupMoved := l.nextStep == Ask // another proxy owns the decode group now, and should serve the request
-	// An engine of another region may answer otherwise, and the request does not seem to break engines.
+	// Over: no engine would answer otherwise, not even one of another region.
 	otherRegionMayServe := l.nextStep != Over && !l.tries.mayBreakEngines()
 	mayOffer := false
 	if groupMoved {
@@ -500,26 +550,35 @@ func (l *Lifecycle) settleRest(dst []Effect) []Effect {
 	return l.held.settleAfterAttempts(l.tries.resolve500(Disputed, dst), l.tries.mayBreakEngines())
 }
 
-// settleAfterPanic ends the request after the code that carries out effects has panicked. An engine may still be working on the request, so
-// no hand-off is discarded: the engine frees the KV at its hold timeout (Orphan).
+// settleAfterPanic ends the request after the code that carries out effects has panicked, and settles each thing that the request holds: it
+// is given back (Back) or gets a new owner that gives it back (Pass). An engine may still be working on the request, so no hand-off is
+// discarded: the engine frees the KV at its hold timeout (Orphan).
 func (l *Lifecycle) settleAfterPanic(e Event, dst []Effect) []Effect {
 	l.state = Done
 	dst = l.held.settleSlotAndCall(dst, Failing)
 	dst = l.held.settle(dst, Lease, Orphan)
 	dst = l.held.settle(dst, KV, Orphan)
-	for i := range l.pairs {
-		switch p := &l.pairs[i]; {
-		case p.DecodeEnded(): // if its prefill call still runs, the end of that call gives the lease back
-		case e.Idle: // neither call of the last pair was begun
-			dst = l.stepPair(Event{Kind: NotSent, Pair: i + 1}, dst)
-		default:
-			dst = l.stepPair(Event{Kind: DecodeFailed, Reason: Died, Pair: i + 1}, dst)
-		}
-	}
+	dst = l.endPairsAfterPanic(e.Idle, dst)
 	const bodyToErrorWriter, memoryBack = Pass, Back              // the code that answers with the error gives the body back
 	dst = l.settlePassthrough(bodyToErrorWriter, memoryBack, dst) // does nothing for a request that is not passed through
 	dst = l.held.settle(dst, Copy, Back)                          // the body that was kept so that a lost answer can go on
-	dst = l.tries.resolve500(Disputed, dst)                       // no other engine's answer will show the cause of an earlier 500
+	dst = l.tries.resolve500(Disputed, dst)                       // the cause of an earlier 500 stays unknown, because no other engine answers
 	const mayBreakEngines = true                                  // with this, settleAfterAttempts discards nothing
 	return l.held.settleAfterAttempts(dst, mayBreakEngines)
+}
+
+// endPairsAfterPanic ends the pairs whose decode call has not ended, as if that call had failed. noCallBegan says that the panic came
+// before a call of the last pair was sent. If the prefill call of another pair still runs, the end of that call gives its lease back.
+func (l *Lifecycle) endPairsAfterPanic(noCallBegan bool, dst []Effect) []Effect {
+	for i := range l.pairs {
+		number := i + 1 // pairs are counted from 1
+		switch {
+		case l.pairs[i].DecodeEnded():
+		case noCallBegan:
+			dst = l.stepPair(Event{Kind: NotSent, Pair: number}, dst)
+		default:
+			dst = l.stepPair(Event{Kind: DecodeFailed, Reason: Died, Pair: number}, dst)
+		}
+	}
+	return dst
 }

@@ -5,7 +5,9 @@ const (
 	maxEnginesAsked  = 8 // number of engines that one request tries, including those that turn out not to have its endpoint or its model
 )
 
-// stepPassthrough handles an event of a request that one engine gets unchanged. A state ignores events that it does not wait for:
+// stepPassthrough handles an event of a request that one engine gets unchanged. The last effect that it returns decides the next state (see
+// Step): AnswerIt begins Streaming, and EndWhole, BreakOff and Fail lead to Done. What the request holds is given back (Back), or gets a
+// new owner that gives it back (Pass). A state ignores events that it does not wait for:
 //
 //	Choosing → Calling                   an engine was chosen
 //	Calling → Redialing                  the engine had closed the connection before, so it gets the request over a new one
@@ -70,7 +72,7 @@ func (l *Lifecycle) callEngine(send EffectKind, dst []Effect) []Effect {
 }
 
 // passthroughCallFailed handles a call that has ended without an answer. The engine keeps nothing of the request, so another engine is
-// asked, unless the request itself may be the cause, or maxFailedEngines have failed. A failure of an engine is counted and logged.
+// asked, unless the request itself may be the cause, or maxFailedEngines have failed.
 func (l *Lifecycle) passthroughCallFailed(e Event, dst []Effect) []Effect {
 	verdict := e.End.Verdict()
 	dst = l.held.settle(dst, Memory, Back)     // the memory that was set aside for an answer
@@ -80,24 +82,31 @@ func (l *Lifecycle) passthroughCallFailed(e Event, dst []Effect) []Effect {
 	switch {
 	case e.ClientLeft:
 		return l.failPassthrough(OfClient, dst)
-	// Two connections ended without an answer, so the request may have killed the engine: no other engine is risked. The client gets the
-	// error of the first connection (Recall).
-	case secondConnectionBroke:
-		verdict.Next = Elsewhere
-		dst = append(dst, Effect{Kind: Recall})
+	case secondConnectionBroke: // the client gets the error of the first connection (Recall)
+		const mayBreakEngines = true // two connections ended without an answer, so the request may have killed the engine
+		return l.noteFailedEngine(mayBreakEngines, append(dst, Effect{Kind: Recall}))
 	case verdict.Next == Same: // the engine had most likely closed the connection before it saw the request
 		return l.callEngine(SendAnew, dst)
-	case verdict.Next == Anew: // the engine does not have the endpoint, which the client need not know if another engine has failed
-		return l.chooseEngine(append(dst, Effect{Kind: Remember}, Effect{Kind: Recall}))
+	case verdict.Next == Anew: // the engine does not have the endpoint, which is remembered
+		dst = append(dst, Effect{Kind: Remember})
+		dst = append(dst, Effect{Kind: Recall}) // if another engine has failed, the client gets the error of that engine
+		return l.chooseEngine(dst)
 	case verdict.Next == NoModel: // the engine does not have the model, which is no failure
 		l.tries.withoutModel++
 		return l.chooseEngine(dst)
 	case verdict.Next == Over: // the request is at fault
 		return l.failPassthrough(OfAttempt, dst)
 	}
+	mayBreakEngines := verdict.Next != Again // Elsewhere: no other engine may get the request
+	return l.noteFailedEngine(mayBreakEngines, dst)
+}
+
+// noteFailedEngine counts and logs an engine that failed at the request. The request ends if it may be what breaks engines, or if
+// maxFailedEngines have failed. Otherwise another engine is asked.
+func (l *Lifecycle) noteFailedEngine(mayBreakEngines bool, dst []Effect) []Effect {
 	l.tries.counted++
 	dst = append(dst, Effect{Kind: Complain})
-	if verdict.Next != Again || l.tries.counted == maxFailedEngines { // not Again: the request may be the cause
+	if mayBreakEngines || l.tries.counted == maxFailedEngines {
 		return l.failPassthrough(OfAttempt, dst)
 	}
 	return l.chooseEngine(dst)

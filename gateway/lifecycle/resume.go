@@ -74,7 +74,7 @@ func (l *Loss) Plan() Plan {
 	// fromStart is a transcript without any part of the answer, for an answer that begins again. The client may have the head of the
 	// lost answer (the id, for example) from its first events, so the new answer gets the same head.
 	fromStart := &sse.Transcript{Head: soFar.Head, Prompt: soFar.Prompt}
-	// Unread: an event that could not be read may have had content.
+	// Unread: an event that could not be read may have had content. IDs: the client may have seen tokens that have no text yet.
 	clientSawTokens := soFar.Content || soFar.Unread || len(soFar.IDs) > 0 && l.TokensVisible
 	var noResume *mooncake.Resume // nil: no part of the answer becomes a part of the prompt
 	switch {
@@ -84,8 +84,7 @@ func (l *Loss) Plan() Plan {
 		return Plan{Tier: Broken}
 	case !clientSawTokens: // the client has nothing that a new answer could contradict
 		return l.planAfter(fromStart, Repeated, noResume)
-	// An answer that has its largest number of tokens already gets no more, so it need not end with a whole character.
-	case l.Retention == KeepAll && l.resumable(&soFar) && (soFar.Completed >= l.MaxAnswerTokens || l.cutsNoCharacter(&soFar)):
+	case l.canContinue(&soFar):
 		return l.continuePlan(&soFar)
 	case l.Retention == KeepAll && !l.Streamed: // the client gets the answer in one piece, so it has nothing yet, not even the head
 		fromStart.Head = sse.Head{}
@@ -96,15 +95,27 @@ func (l *Loss) Plan() Plan {
 	return Plan{Tier: Broken}
 }
 
-// continuePlan is the plan in which the answer goes on after soFar, the part that the client has. It may shorten soFar, or correct the
-// number of its tokens. If the answer may have no more tokens, the plan is only to write its end (Concluding).
+// canContinue says whether the answer can go on after soFar, the part that the client has.
+func (l *Loss) canContinue(soFar *sse.Transcript) bool {
+	if l.Retention != KeepAll || !l.resumable(soFar) {
+		return false
+	}
+	hasAllTokens := soFar.Completed >= l.MaxAnswerTokens // no token follows, so the part need not end with a whole character
+	return hasAllTokens || l.cutsNoCharacter(soFar)
+}
+
+// continuePlan is the plan in which the answer goes on after soFar, the part that the client has: by its text or by its token ids, as
+// l.Method says. It may shorten soFar, or correct the number of its tokens. If the answer may have no more tokens, the plan is only to
+// write its end (Concluding).
 func (l *Loss) continuePlan(soFar *sse.Transcript) Plan {
-	onlyTextVisible, goesOnByText := !l.TokensVisible, mooncake.ByText(l.Method)
-	if onlyTextVisible && !goesOnByText { // the last tokens whose text the client does not have may be generated again
+	goesOnByText := mooncake.ByText(l.Method)
+	onlyTextVisible := !l.TokensVisible
+	if onlyTextVisible && !goesOnByText { // tokens at the end whose text the client does not have yet may be generated again
 		soFar.Cut()
 	}
-	// Guessed: the engine did not count all tokens, so Completed is partly an estimate. The engine would have ended an answer that may
-	// have no more tokens, so at least one token is left.
+	// Guessed: the engine did not count all tokens, so Completed is partly an estimate. By token ids an answer goes on only if each of its
+	// tokens is known (resumable), so only an answer that goes on by its text needs a correction: its engine would have ended it at the
+	// limit, so at least one token is left.
 	if soFar.Guessed && goesOnByText {
 		soFar.Completed = min(soFar.Completed, max(0, l.MaxAnswerTokens-1))
 	}
@@ -115,12 +126,13 @@ func (l *Loss) continuePlan(soFar *sse.Transcript) Plan {
 	return l.planAfter(soFar, tier, resume)
 }
 
-// resumeAfter returns how the answer so far becomes a part of the prompt, by l.Method: with its text or its token ids. The tier stands for
-// the method.
+// resumeAfter returns how the answer so far becomes a part of the prompt, and the tier that metrics show for it. By text (ByText), the text
+// of the answer follows the prompt's text, or is the last message of the chat. By token ids, the ids of prompt and answer become the prompt
+// of a completion (mooncake.ResumePrompt, ByPrompt), or are sent beside the hand-off of a chat (ByIDs).
 func (l *Loss) resumeAfter(soFar *sse.Transcript) (Tier, *mooncake.Resume) {
 	resume := &mooncake.Resume{Method: l.Method, Tokens: soFar.Completed}
 	if l.TokenLimit > 0 {
-		resume.Limit, resume.LimitKey = l.TokenLimit-soFar.Completed, l.TokenLimitKey
+		resume.Limit, resume.LimitKey = l.TokenLimit-soFar.Completed, l.TokenLimitKey // the client's limit counts the tokens so far, too
 	}
 	switch l.Method {
 	case mooncake.ChatResumeContinue: // soFar.Text is JSON without its quotes
@@ -138,25 +150,37 @@ func (l *Loss) resumeAfter(soFar *sse.Transcript) (Tier, *mooncake.Resume) {
 }
 
 // planAfter is the plan in which the answer goes on after soFar, the part of the answer so far. resume is the part of the answer that
-// becomes a part of the prompt; nil: none does. If the engines get token ids, the plan also has the prompt lengths that they must count: as
-// many tokens as the engine of the same role counted for the client's prompt, and those of the answer so far.
+// becomes a part of the prompt; nil: none does.
 func (l *Loss) planAfter(soFar *sse.Transcript, tier Tier, resume *mooncake.Resume) Plan {
-	p := Plan{Tier: tier, AnswerSoFar: soFar, Resume: resume}
+	p := Plan{Tier: tier, AnswerSoFar: soFar, Resume: resume, Continuation: l.continuationOf(soFar)}
 	if resume != nil && !mooncake.ByText(resume.Method) { // only token ids give a prompt of a known length
-		promptByPrefill, promptByDecode := l.PromptTokens, soFar.Prompt
-		p.PrefillCount = promptByPrefill + soFar.Completed
-		if promptByDecode > 0 { // 0: no decode engine has counted the prompt, so there is no count to compare with
-			p.DecodeCount = promptByDecode + soFar.Completed
-		}
-	}
-	if soFar.Head.ID != nil { // the client has the first event, so later events must have its id, and go on with its counts
-		p.Continuation = &sse.Continuation{Head: soFar.Head, Prompt: soFar.Prompt, Tokens: soFar.Completed,
-			Runes: soFar.Runes, Last: soFar.Last, Grows: soFar.Grows}
-		if soFar.Prompt == 0 { // the engine reported no count
-			p.Continuation.Prompt = l.PromptTokens
-		}
+		p.PrefillCount, p.DecodeCount = l.promptCounts(soFar)
 	}
 	return p
+}
+
+// promptCounts returns how many prompt tokens the engines of each role must count: as many as the engine of the same role counted for the
+// client's prompt, and those of the answer so far. An engine that counts fewer has ignored the answer so far, and would begin it again.
+func (l *Loss) promptCounts(soFar *sse.Transcript) (byPrefill, byDecode int) {
+	byPrefill = l.PromptTokens + soFar.Completed
+	if soFar.Prompt > 0 { // 0: no decode engine has counted the prompt, so there is no count to compare with
+		byDecode = soFar.Prompt + soFar.Completed
+	}
+	return byPrefill, byDecode
+}
+
+// continuationOf says where the next part of the answer is joined to soFar: its events must have the id of the first event, and go on with
+// its counts. It is nil if the client has no event yet.
+func (l *Loss) continuationOf(soFar *sse.Transcript) *sse.Continuation {
+	if soFar.Head.ID == nil {
+		return nil
+	}
+	c := &sse.Continuation{Head: soFar.Head, Prompt: soFar.Prompt, Tokens: soFar.Completed, Runes: soFar.Runes, Last: soFar.Last,
+		Grows: soFar.Grows}
+	if soFar.Prompt == 0 { // the engine reported no count
+		c.Prompt = l.PromptTokens
+	}
+	return c
 }
 
 // cutsNoCharacter says whether the answer can go on without a break within a character: the part so far ends at the end of a character, or
@@ -171,13 +195,15 @@ func (l *Loss) resumable(soFar *sse.Transcript) bool {
 	isGenerate := soFar.Last != nil // only streams of /generate keep their last event
 	// It is not known whether each event of /generate has the whole answer so far or only the new part.
 	growthUnknown := soFar.Grows == sse.GrowthUnknown
-	hasMoreThanText := soFar.MoreThan // reasoning or a tool call, which the transcript does not have
+	hasAllTokens := soFar.Completed >= l.MaxAnswerTokens // an answer of /generate is then at its end
+	firstEventUnseen := soFar.Head.ID == nil             // its id is not known, with which the answer would have to go on
+	hasMoreThanText := soFar.MoreThan                    // reasoning or a tool call, which the transcript does not have
 	switch {
-	case isGenerate && (growthUnknown || soFar.Completed >= l.MaxAnswerTokens): // Completed: the answer is at its end
+	case isGenerate && (growthUnknown || hasAllTokens):
 		return false
 	case l.Method == "", !l.MayExtendPrompt: // the engine or the request does not allow that an answer goes on
 		return false
-	case soFar.Head.ID == nil, hasMoreThanText, soFar.Unread: // the transcript lacks a part of the answer
+	case firstEventUnseen, hasMoreThanText, soFar.Unread: // Unread: an event could not be read, so its part of the answer is missing
 		return false
 	case mooncake.ByText(l.Method): // text does not fix the tokens: those that the client has may come again, and tools are lost
 		return !l.TokensVisible && !l.HasTools

@@ -53,8 +53,7 @@ func (t *tries) resetCounts() {
 func (t *tries) mayBreakEngines() bool { return t.enginesFailed >= maxBrokenEngines }
 
 // nextAttempt counts an attempt that has ended, and says on which budget and after which pause another attempt begins. The zero Retry means
-// that none does. next is the verdict on the attempt, and e is the event that reported its end. The first attempts that ended as Held,
-// Redial or Untaken do not count. Each later one of these kinds leaves the switch and counts like Again.
+// that none does. next is the verdict on the attempt, and e is the event that reported its end.
 func (t *tries) nextAttempt(next NextStep, e *Event) Retry {
 	switch next {
 	case Over, Ask, Elsewhere: // no engine of this proxy is tried again
@@ -68,19 +67,6 @@ func (t *tries) nextAttempt(next NextStep, e *Event) Retry {
 			return Retry{}
 		}
 		return Retry{Budget: Freely, Pause: int(t.givenBack)}
-	case Held: // an engine took no requests for a short time
-		if t.pauses < uncountedPauses {
-			t.pauses++
-			return Retry{Budget: Freely, Pause: int(t.pauses)}
-		}
-	case Redial: // the engine had already closed the kept-alive connection
-		if t.redials < uncountedRedials {
-			if t.noteFailure(e) { // the request may be what breaks engines
-				return Retry{}
-			}
-			t.redials++
-			return Retry{Budget: Freely}
-		}
 	case NoModel: // the engine did not have the model
 		if t.withoutModel == uncountedWithoutModel { // so many misses do not come from a mere change of the models of engines
 			return Retry{}
@@ -90,15 +76,41 @@ func (t *tries) nextAttempt(next NextStep, e *Event) Retry {
 	case Unreached: // the attempt reached no engine
 		t.unreached++
 		return Retry{Budget: OfUnsent, N: int(t.unreached)}
-	case Untaken: // an engine refused the request
-		if t.refusals < uncountedRefusals { // the budget counts attempts from 1, but perhaps none has counted yet
-			t.refusals++
-			return Retry{Budget: Counted, N: max(1, int(t.counted)), Pause: int(t.refusals)}
+	case Held, Redial, Untaken:
+		if retry, uncounted := t.uncountedAttempt(next, e); uncounted {
+			return retry
 		}
 	case Again:
 	}
+	return t.countedAttempt(e)
+}
+
+// uncountedAttempt is nextAttempt for the kinds of failed attempts of which the first ones do not count. uncounted is false for a later
+// one, which counts like any other attempt.
+func (t *tries) uncountedAttempt(next NextStep, e *Event) (_ Retry, uncounted bool) {
+	switch {
+	case next == Held && t.pauses < uncountedPauses: // an engine took no requests for a short time
+		t.pauses++
+		return Retry{Budget: Freely, Pause: int(t.pauses)}, true
+	case next == Redial && t.redials < uncountedRedials: // the engine had already closed the kept-alive connection
+		if t.noteFailure(e) { // the request may be what breaks engines
+			return Retry{}, true
+		}
+		t.redials++
+		return Retry{Budget: Freely}, true
+	case next == Untaken && t.refusals < uncountedRefusals: // an engine refused the request
+		t.refusals++
+		attempts := max(1, int(t.counted)) // the budget counts attempts from 1, but perhaps none has counted yet
+		return Retry{Budget: Counted, N: attempts, Pause: int(t.refusals)}, true
+	}
+	return Retry{}, false
+}
+
+// countedAttempt counts a failed attempt, and lets the budget decide whether another one follows. If the request may be what breaks
+// engines, none does.
+func (t *tries) countedAttempt(e *Event) Retry {
 	t.counted++
-	if t.noteFailure(e) { // the request may be what breaks engines
+	if mayBreakEngines := t.noteFailure(e); mayBreakEngines {
 		return Retry{}
 	}
 	// A client that has a part of the answer gets another attempt despite an empty budget, if no engine answered this one.
@@ -128,7 +140,9 @@ func (t *tries) noteBrokenConn(b BrokenConn, down []string) (mayBreakEngines boo
 		}
 	}
 	t.brokenConns = append(t.brokenConns, b)
-	return t.enginesFailed+1 >= maxBrokenEngines // +1 for this engine: an engine reported a failure at the request before
+	// An engine that reported a failure at the request counts whatever its role is, and whether or not it is down.
+	const thisEngine = 1
+	return t.enginesFailed+thisEngine >= maxBrokenEngines
 }
 
 // note500 notes an engine that answered 500: the engine or the request may be the cause. Once a second engine has done so, the request is

@@ -282,9 +282,12 @@ func (e CallEnd) Verdict() Consequences {
 	return v
 }
 
-// dispositionOfKV is what becomes of the KV of a prefill or decode call. usual is the entry of the table, which the flags of e may change.
+// dispositionOfKV is what becomes of the KV of a prefill or decode call. usual is the entry of the table for the reason and the progress of
+// the call. What else is known of the engines may change it: whether the decode engine may still run or has made the prefill engine free
+// the KV, and whether the prefill engine keeps any.
 func (e CallEnd) dispositionOfKV(usual Disposition) Disposition {
 	kv := usual
+	refusalFreesKV := e.Frees && e.Reason != Paused // a paused engine refuses before its part that would free the KV sees the request
 	switch {
 	case usual == unsaid && e.Call == Prefill:
 		// The table has no entry, which is a bug. Orphan is safe: no engine is told to fetch KV that may not be there, and an engine that
@@ -294,16 +297,22 @@ func (e CallEnd) dispositionOfKV(usual Disposition) Disposition {
 		kv = MaybeRunning
 	case usual == MaybeRead && e.Open: // the engine answered 200, so it may have begun, and may still run
 		kv = MaybeRunning
-	case usual == MaybeRead && e.Frees && e.Reason != Paused: // the part of a paused engine that would free the KV never saw the request
+	case usual == MaybeRead && refusalFreesKV:
 		kv = Free
 	}
-	if e.Call == Prefill && !e.Kept { // this prefill engine keeps no KV for a decode engine, so there is none to free
-		switch kv {
-		case Lose: // the engine has failed, but holds no KV
-			return Refuse
-		case Orphan, Discard:
-			return Free
-		}
+	if e.Call == Prefill && !e.Kept {
+		return withoutKV(kv)
+	}
+	return kv
+}
+
+// withoutKV is the disposition kv for a prefill engine that keeps no KV for a decode engine, so that there is none to free or to lose.
+func withoutKV(kv Disposition) Disposition {
+	switch kv {
+	case Lose: // the engine has failed all the same
+		return Refuse
+	case Orphan, Discard:
+		return Free
 	}
 	return kv
 }
@@ -318,10 +327,11 @@ func (e CallEnd) LostByEngine() bool {
 func (e CallEnd) EngineFailed() bool { return e.Reason >= Stale && !e.Moved }
 
 // soleVerdict is the verdict on a Sole call, in which one engine serves all of a request. KV only says whether the engine may have computed
-// the request's tokens (Spent) or not (Free). Next has these values here:
-//   - Elsewhere: no other engine gets the request, because it may be what made its engine fail.
+// the request's tokens (Spent) or not (Free). Blame only says whether the engine is at fault. Next alone decides whether the call counts as
+// one of the request's failed tries:
+//   - Elsewhere: it counts, and no other engine gets the request, because it may be what made its engine fail.
+//   - Again: it counts, and another engine gets the request.
 //   - Over: no other engine gets the request, because the request is at fault.
-//   - Again: another engine gets it, and the failed call counts.
 //   - Anew, NoModel: another engine gets it, and no failure counts.
 //   - Same: the same engine gets it once more, over a new connection.
 func (e CallEnd) soleVerdict() Consequences {
@@ -335,7 +345,7 @@ func (e CallEnd) soleVerdict() Consequences {
 		v.Next = Again
 	case e.Reason == Stale: // the kept-alive connection most likely ended before the engine saw the request
 		v.Next = Same
-	case e.Reason == Paused: // the engine takes no requests for a short time, which is no failure
+	case e.Reason == Paused: // the engine takes no requests for a short time, for which it is not to blame
 		v.Next, v.Blame = Again, Nobody
 	case e.Reason == Unlisted: // the engine works, but does not have the model
 		v.Next, v.Blame = NoModel, Nobody
