@@ -22,33 +22,9 @@ import (
 // request can use, candidates whose KV no rank would fetch, candidates that come second, and engines whose probes should move elsewhere.
 // Derive must be called after a Tick.
 func Derive(r *Roster) *Snapshot {
-	d := &deriving{r: r, regionListings: map[string]*listings{}, groupListings: map[string]*listings{}, p: &Snapshot{
-		owners: r.owners, engines: make(map[string]*Engine, len(r.order)), ranks: map[int32]*Rank{}, workers: map[string]int32{},
-		order:  make([]*Engine, 0, len(r.order)),
-		drains: maps.Clone(r.drains), pauses: maps.Clone(r.pauses), hosts: maps.Clone(r.hosts),
-		endedIncarnations: maps.Clone(r.endedIncarnations),
-		departed:          maps.Clone(r.departed),
-		routes:            map[string]Route{},
-	}}
+	d := newDeriving(r)
+	d.describeEngines()
 	p := d.p
-	for id, l := range r.departedRanks {
-		p.ranks[id] = d.newRank(l.engine, l.rank, id, Absent)
-	}
-	for _, k := range r.order {
-		e := new(*r.engines[k])
-		p.engines[k] = e
-		p.order = append(p.order, e)
-		inServiceOrAwaited := e.state.serves() || e.state == Late // requests wait for a late engine
-		d.addRoutes(e, inServiceOrAwaited)
-		for _, rank := range e.Ranks() {
-			state := r.stateOfRank(e, rank)
-			if e.Decodes() {
-				d.addDecodeRank(e, rank, state)
-			} else {
-				p.Candidates = append(p.Candidates, d.newCandidate(e, rank, state))
-			}
-		}
-	}
 	markOneSided(p.routes, p.order)                                     // models that only prefill or only decode engines list
 	dropUnlistedModels(p.Candidates, d.regionListings, d.groupListings) // models of a candidate that no decode rank lists
 	requireDecodeRanks(p.Candidates, p.Workers)                         // candidates whose KV no decode rank would fetch now
@@ -59,6 +35,41 @@ func Derive(r *Roster) *Snapshot {
 	return p
 }
 
+// newDeriving begins a Snapshot of the roster. It copies what events change in the roster itself, such as drains.
+func newDeriving(r *Roster) *deriving {
+	return &deriving{r: r, regionListings: map[string]*listings{}, groupListings: map[string]*listings{}, p: &Snapshot{
+		owners: r.owners, engines: make(map[string]*Engine, len(r.order)), ranks: map[int32]*Rank{}, workers: map[string]int32{},
+		order:  make([]*Engine, 0, len(r.order)),
+		drains: maps.Clone(r.drains), pauses: maps.Clone(r.pauses), hosts: maps.Clone(r.hosts),
+		endedIncarnations: maps.Clone(r.endedIncarnations),
+		departed:          maps.Clone(r.departed),
+		routes:            map[string]Route{},
+	}}
+}
+
+// describeEngines adds all engines to the snapshot: their routes, a candidate for each rank of a prefill engine, and a worker for each rank
+// that decodes (addDecodeRank, which also fills the listings). Ranks of engines that have left are added as Absent.
+func (d *deriving) describeEngines() {
+	for id, l := range d.r.departedRanks {
+		d.p.ranks[id] = d.newRank(l.engine, l.rank, id, Absent)
+	}
+	for _, k := range d.r.order {
+		e := new(*d.r.engines[k])
+		d.p.engines[k] = e
+		d.p.order = append(d.p.order, e)
+		inServiceOrAwaited := e.state.serves() || e.state == Late // requests wait for a late engine
+		d.addRoutes(e, inServiceOrAwaited)
+		for _, rank := range e.Ranks() {
+			state := d.r.stateOfRank(e, rank)
+			if e.Decodes() {
+				d.addDecodeRank(e, rank, state)
+			} else {
+				d.p.Candidates = append(d.p.Candidates, d.newCandidate(e, rank, state))
+			}
+		}
+	}
+}
+
 // deriving is a Snapshot under construction, with lists that only its construction needs.
 type deriving struct {
 	r                             *Roster
@@ -66,10 +77,9 @@ type deriving struct {
 	regionListings, groupListings map[string]*listings // model lists: of decode-only ranks, by region; of aggregated ranks, by group
 }
 
-// addDecodeRank adds a rank that decodes. Its worker id can be found by its name from now on. If its engine has ever named its models, and
-// so has a board, decode calls can be sent to the rank. While the engine names its models, the rank is also a worker, to which the
-// dispatcher can bind requests. The list of the models is then added to the listings of the rank's region or, for an aggregated rank, of
-// its group. The listings decide for which models a prefill candidate can be used.
+// addDecodeRank adds a rank that decodes. Its worker id can be found by its name from now on. Once its engine has named its models, decode
+// calls can be sent to the rank, even while the engine names none. While the engine names its models, the rank is also a worker, to which
+// the dispatcher can bind requests.
 func (d *deriving) addDecodeRank(e *Engine, rank int, state RankState) {
 	name := e.At(rank).ID
 	id := d.r.workerIDs[e.workerKey(rank)]
@@ -77,23 +87,30 @@ func (d *deriving) addDecodeRank(e *Engine, rank int, state RankState) {
 	if e.board != "" { // empty: the engine has never named its models
 		d.p.ranks[id] = d.newRank(e, rank, id, state)
 	}
-	region := e.otherRegion // empty: the proxy's own region
 	if len(e.Status.Models) == 0 {
 		if e.Role == Decode { // the engine may still list any model; an aggregated one decodes only for its own group
-			listingsOf(d.regionListings, region).anyUnnamed = true
+			listingsOf(d.regionListings, e.otherRegion).anyUnnamed = true
 		}
 		return
 	}
 	w := d.newWorker(e, rank, d.p.ranks[id])
 	d.p.Workers = append(d.p.Workers, w)
+	d.addListing(e, &w)
+	if w.Mixed {
+		d.addToGroup(e, w)
+	}
+	d.addLocalRank(e, rank, &w)
+}
+
+// addListing adds the models that a decode rank lists to the listings of its region or, for an aggregated rank (Mixed), of its group. The
+// listings decide for which models a prefill candidate can be used.
+func (d *deriving) addListing(e *Engine, w *board.Worker) {
 	accepts := w.Up || w.Awaited // awaited: the rank takes no requests now, but they wait for it
 	if w.Mixed {
 		listingsOf(d.groupListings, e.groupID()).add(e.lists, accepts)
-		d.addToGroup(e, w)
 	} else {
-		listingsOf(d.regionListings, region).add(e.lists, accepts)
+		listingsOf(d.regionListings, e.otherRegion).add(e.lists, accepts)
 	}
-	d.addLocalRank(e, rank, &w)
 }
 
 // addLocalRank adds a decode rank to those whose prefix caches the proxy follows, if its cache matters: because the rank may compute
@@ -111,8 +128,8 @@ func (d *deriving) addLocalRank(e *Engine, rank int, w *board.Worker) {
 }
 
 // addToGroup adds a rank that prefills and decodes to its group, which is one candidate of the prefill tier. The candidate is live if one
-// of the ranks takes requests. It also answers late if requests wait for one of the ranks (Awaited). This matters only if no rank is live:
-// requests then wait for the candidate, and are not refused.
+// of the ranks takes requests. The flag AnswersLate says that requests wait for one of the ranks (Awaited). The prefill tier looks at this
+// flag only if no rank is live: requests then wait for the candidate, and are not refused.
 func (d *deriving) addToGroup(e *Engine, w board.Worker) {
 	id := e.groupID()
 	index := slices.IndexFunc(d.p.Candidates, func(c prefill.Candidate) bool { return c.ID == id })
@@ -134,9 +151,9 @@ func (d *deriving) addToGroup(e *Engine, w board.Worker) {
 }
 
 // newCandidate describes a rank of a prefill engine for the prefill tier. rank is NoRank for an only rank without a number. The candidate
-// has a board and KV events only after its engine has named its models. If requests wait for the rank, because its engine is late or
-// halted, the candidate answers late: it gets no prompts, and they are not refused. While the engine starts slowly, the candidate may have
-// only a part of slowProbes unanswered probes.
+// has a board and KV events only after its engine has named its models. AnswersLate says that requests wait for the rank, because its
+// engine is late or halted: the candidate gets no prompts, but they are not refused. ProbeLimit bounds its unanswered probes while the
+// engine starts slowly: to a part of slowProbes, which grows as the share of the slots does.
 func (d *deriving) newCandidate(e *Engine, rank int, state RankState) prefill.Candidate {
 	id := e.ID + "/" + strconv.Itoa(max(0, rank)) // an only rank counts as rank 0
 	profileName := e.Conf.Profile                 // candidates of one profile count as the same hardware
@@ -167,7 +184,7 @@ func (d *deriving) newRank(e *Engine, number int, id int32, state RankState) *Ra
 		Worker: id, Instance: e.Key(), Target: target, Profile: e.Profile, Traffic: e.Traffic, Signs: e.Traffic.Liveness(target.Rank),
 		Region:  e.otherRegion,
 		Board:   e.board,
-		Context: e.longestContext(), Scope: e.fence, PinsResponses: pinsResponses,
+		Context: e.longestContext(), Scope: e.ownerScope, PinsResponses: pinsResponses,
 		State: state,
 	}
 	if e.Role == Aggregated {
@@ -180,32 +197,40 @@ func (d *deriving) newRank(e *Engine, number int, id int32, state RankState) *Ra
 // it takes requests, and Awaited if requests wait for it, because its engine is halted. A worker that is Down takes no part in the steps of
 // its group.
 func (d *deriving) newWorker(e *Engine, number int, rank *Rank) board.Worker {
-	isWedged := e.Status.Wedged && !e.Status.Halted() // a halted engine need not compute anything
+	isWedged := e.Status.Wedged && !e.Status.Halted()         // a halted engine need not compute anything
+	hasLeftGroup := e.Status.Lost[max(0, number)] != ""       // an only rank counts as rank 0
+	honoursRank := rank.EngineHonoursRank(mooncake.Responses) // engines that ignore the named rank do so at this endpoint
 	w := board.Worker{
 		ID: rank.Worker, Name: rank.Target.ID, Model: e.board, Group: e.Conf.Group, Barrier: e.Conf.Barrier == config.BarrierDP,
 		Engine: e.ID, Lists: e.lists, Slots: e.Slots(), Limit: e.limitOf(e.Conf.Slots), Capacity: cmp.Or(e.Conf.KV, e.Capacity(number)),
-		Cost: e.Conf.Cost, KeepsKVFor: e.Profile.Keeps(),
-		Up: rank.State == Up, Awaited: rank.State == Halted,
-		Unpinned: !rank.EngineHonoursRank(mooncake.Responses),                     // engines that ignore the named rank do so at this endpoint
-		Down:     !e.Status.Up || isWedged || e.Status.Lost[max(0, number)] != "", // a lost rank has left its group
-		Process:  math.Float64bits(e.Status.StartTime), Early: e.Profile.Early(),
-		AtOnce: e.Profile.Early() && e.Profile.Connector == mooncake.NIXLPush, // a slot must be free when the prefill ends
+		Cost: e.Conf.Cost, KeepsKVFor: e.Profile.Keeps(), Unpinned: !honoursRank, Process: math.Float64bits(e.Status.StartTime),
+		Up: rank.State == Up, Awaited: rank.State == Halted, Down: !e.Status.Up || isWedged || hasLeftGroup,
 	}
 	if e.Role == Aggregated {
-		w.Mixed = true
-		w.Budget = e.Conf.Budget
-		w.Interval = e.Conf.Interval
-		w.Early, w.AtOnce = false, false // no KV is sent to an aggregated rank
-	} else if e.Profile.Renews() { // prefill engines keep the KV of requests that wait in this engine's own queue
+		w.Mixed, w.Budget, w.Interval = true, e.Conf.Budget, e.Conf.Interval
+	} else {
+		d.describeHandOffs(e, &w)
+	}
+	d.applyQuota(&w)
+	return w
+}
+
+// describeHandOffs says how a rank of a decode engine takes the KV that prefill engines hand over to it.
+func (d *deriving) describeHandOffs(e *Engine, w *board.Worker) {
+	w.Early = e.Profile.Early()                                    // the rank is bound before the prefill
+	w.AtOnce = w.Early && e.Profile.Connector == mooncake.NIXLPush // and its slot must be free when the prefill ends
+	if kvIsKept := e.Profile.Renews(); kvIsKept {                  // by prefill engines, for requests that wait in this engine's own queue
 		w.MaxEngineQueue = d.r.terms.Beyond // so many requests may wait there
 	}
-	// If requests of other proxies run on the rank as well, this proxy may use only a part of the slots.
+}
+
+// applyQuota limits a worker to the part of its slots that this proxy may use, if requests of other proxies run on the rank as well.
+func (d *deriving) applyQuota(w *board.Worker) {
 	quota := d.r.owners.Quotas[w.Name]
 	w.Others = quota.Others
 	if quota.Limit > 0 && (w.Limit == 0 || quota.Limit < w.Limit) { // a limit of 0 means no limit
 		w.Limit = quota.Limit
 	}
-	return w
 }
 
 // Slots is how many requests a rank may run. With enable_balance_scheduling, all ranks of vllm-ascend stop admitting requests while one
@@ -233,57 +258,71 @@ func (d *deriving) eventSource(e *Engine, rank int) prefill.EventSource {
 }
 
 // ConfiguredEvents says where, according to the config, a rank publishes the contents of its prefix cache. An engine without ports of its
-// own has the ports that the config gives all engines.
+// own has the ports that the config gives all engines. rank is NoRank for an only rank without a number.
 func ConfiguredEvents(e *Engine, rank int, all prefill.KVEventsConfig) kvevents.Place {
-	host, rank := e.Target.URL.Hostname(), max(0, rank)
-	place := kvevents.Place{Events: kvevents.Endpoint(host, cmp.Or(e.Conf.KVEventsPort, all.Port), rank)}
+	host, number := e.Target.URL.Hostname(), max(0, rank) // an only rank counts as rank 0
+	place := kvevents.Place{Events: kvevents.Endpoint(host, cmp.Or(e.Conf.KVEventsPort, all.Port), number)}
 	if port := cmp.Or(e.Conf.KVReplayPort, all.ReplayPort); port != 0 {
-		place.Replay = kvevents.Endpoint(host, port, rank)
+		place.Replay = kvevents.Endpoint(host, port, number)
 	}
 	return place
 }
 
 // addRoutes adds an engine to the routes of the models that it lists. A route has AllAggregated and PromptLogprobs only if they are true of
 // every engine that lists the model, and each other flag if it is true of one such engine. usable says that the engine is in service, or
-// that requests wait for it. A decode engine that lacks KV memory may give a request back: it ends the answer early, so that the request
-// goes on elsewhere. GivesBackUnseen warns of endpoints whose answers do not show this.
+// that requests wait for it.
 func (d *deriving) addRoutes(e *Engine, usable bool) {
 	for _, m := range e.Status.Models {
 		r, hasRoute := d.p.routes[m.ID]
 		if !hasRoute {
 			r = Route{Name: m.ID, Board: e.baseModel(), AllAggregated: true, PromptLogprobs: true}
 		}
-		r.AllAggregated = r.AllAggregated && e.Role == Aggregated
-		needsHandOff := usable && e.Role != Aggregated // an aggregated engine prefills and decodes by itself
-		for ep := range r.NoHandOff {
-			r.NoHandOff[ep] = r.NoHandOff[ep] || needsHandOff && !e.takesHandOff(mooncake.Endpoint(ep))
-		}
-		r.SGLang = r.SGLang || e.Profile.Connector == mooncake.SGLang
-		r.GivesBackUnseen = r.GivesBackUnseen || e.mayGiveBack() // also of an engine that is down: it may be up when a request gets there
-		if e.Role == Decode {
-			r.PromptLogprobs = r.PromptLogprobs && e.computesPromptLogprobs()
-		} else {
+		r.addEngine(e, usable)
+		if e.Role != Decode {
 			r.listed[prefillSide] = true
 			r.Prefill = r.Prefill || usable
 		}
 		if e.Decodes() {
-			r.listed[decodeSide] = true
-			r.Decode = r.Decode || usable
-			r.Board = e.baseModel() // the board is where the request decodes, so a decode engine overrides a prefill engine
-			length := e.maxLen(m)
-			isShortest := r.MaxLen == 0 || length < r.MaxLen
-			if length > 0 && isShortest { // 0: unknown; the shortest context counts, because any of the engines may get the request
-				r.MaxLen = length
-			}
-			r.Clamps = r.Clamps || e.clampsMaxTokens()
+			r.addDecodeEngine(e, m, usable)
 		}
 		d.p.routes[m.ID] = r
 	}
 }
 
+// addEngine adds to a route what any engine of the model may decide. A decode engine that lacks KV memory may give a request back: it ends
+// the answer early, so that the request goes on elsewhere. GivesBackUnseen warns of endpoints whose answers do not show this, also if the
+// engine is down, because it may be up when a request gets there.
+func (r *Route) addEngine(e *Engine, usable bool) {
+	r.AllAggregated = r.AllAggregated && e.Role == Aggregated
+	r.SGLang = r.SGLang || e.Profile.Connector == mooncake.SGLang
+	r.GivesBackUnseen = r.GivesBackUnseen || e.mayGiveBack()
+	needsHandOff := usable && e.Role != Aggregated // an aggregated engine prefills and decodes by itself
+	for ep := range r.NoHandOff {
+		r.NoHandOff[ep] = r.NoHandOff[ep] || needsHandOff && !e.takesHandOff(mooncake.Endpoint(ep))
+	}
+}
+
+// addDecodeEngine adds to a route what an engine decides that decodes the model m: the board, the shortest context, because any of the
+// engines may get the request, and whether some engine cuts max_tokens to what the prompt leaves of the context (Clamps).
+func (r *Route) addDecodeEngine(e *Engine, m engine.Model, usable bool) {
+	r.listed[decodeSide] = true
+	r.Decode = r.Decode || usable
+	r.Board = e.baseModel() // the board is where the request decodes, so a decode engine overrides a prefill engine
+	length := e.maxLen(m)
+	isShortest := r.MaxLen == 0 || length < r.MaxLen
+	if length > 0 && isShortest { // 0: unknown
+		r.MaxLen = length
+	}
+	r.Clamps = r.Clamps || e.clampsMaxTokens()
+	if e.Role == Decode { // an aggregated engine computes every prompt itself
+		r.PromptLogprobs = r.PromptLogprobs && e.computesPromptLogprobs()
+	}
+}
+
 // requireDecodeRanks changes the candidates whose KV no decode rank would fetch now. A candidate in another region goes out of service if
 // no rank of that region takes requests. If requests wait for such a rank (Worker.Awaited), the candidate gets AnswersLate instead of Live:
-// prompts then wait before their prefill, because prefill engines do not hold the KV of finished prefills for so long.
+// prompts then wait before their prefill, because prefill engines do not hold the KV of finished prefills for so long. A candidate in the
+// proxy's own region stays in service without any rank: requests are refused anyway, before they are queued (Route.Decode).
 func requireDecodeRanks(candidates []prefill.Candidate, workers []board.Worker) {
 	for i := range candidates {
 		c := &candidates[i]
@@ -291,14 +330,7 @@ func requireDecodeRanks(candidates []prefill.Candidate, workers []board.Worker) 
 		if !inService || c.Aggregated { // an aggregated candidate decodes by itself
 			continue
 		}
-		up, awaited := false, false // whether a decode rank for the candidate takes requests, and whether requests wait for one
-		for _, w := range workers {
-			base, sameRegion := strings.CutSuffix(w.Model, BoardIn("", c.Region)) // w.Model is a board: the base model and its region
-			if sameRegion && slices.Contains(c.Models, base) {
-				up = up || w.Up
-				awaited = awaited || w.Awaited
-			}
-		}
+		up, awaited := decodeRanksOf(c, workers)
 		switch {
 		case up: // the KV will be fetched
 		case c.Region != "": // out of service, unless requests wait for a rank there
@@ -307,6 +339,20 @@ func requireDecodeRanks(candidates []prefill.Candidate, workers []board.Worker) 
 			c.Live, c.AnswersLate = false, true
 		}
 	}
+}
+
+// decodeRanksOf says whether a decode rank that can fetch the KV of a candidate takes requests (up), and whether requests wait for such a
+// rank (awaited).
+func decodeRanksOf(c *prefill.Candidate, workers []board.Worker) (up, awaited bool) {
+	markOfRegion := BoardIn("", c.Region) // the end of each board's name in that region; empty: the proxy's own region
+	for _, w := range workers {
+		baseModel, isOfRegion := strings.CutSuffix(w.Model, markOfRegion) // w.Model is a board: the base model and its region
+		if isOfRegion && slices.Contains(c.Models, baseModel) {
+			up = up || w.Up
+			awaited = awaited || w.Awaited
+		}
+	}
+	return up, awaited
 }
 
 // markFallbacks marks the candidates that come second (Fallback) if a model has two kinds of engines: aggregated ones, which prefill and
@@ -320,9 +366,11 @@ func markFallbacks(preferredKind string, candidates []prefill.Candidate, workers
 	}
 	decodes := map[string]bool{} // by board: whether a rank takes requests
 	for i := range workers {
-		decodes[workers[i].Model] = decodes[workers[i].Model] || workers[i].Up
+		boardName := workers[i].Model // a worker's Model is the name of its board
+		decodes[boardName] = decodes[boardName] || workers[i].Up
 	}
 	isPreferred := func(c *prefill.Candidate) bool { return c.Aggregated == (preferredKind == config.PreferAggregated) }
+	// An aggregated candidate decodes by itself; any other needs a rank of its board.
 	serves := func(c *prefill.Candidate) bool { return c.Live && (c.Aggregated || decodes[c.Board]) }
 	servedByPreferred := func(model string) bool { // some engine of the preferred kind serves the model
 		return slices.ContainsFunc(candidates, func(c prefill.Candidate) bool {

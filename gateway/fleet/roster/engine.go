@@ -34,7 +34,7 @@ type Engine struct {
 	serviceState
 	pausedBy     *Pause         // the pause that keeps requests away; nil: none
 	otherRegion  string         // the engine's region; empty: the proxy's own region
-	fence        *owner.Scope   // says whether this proxy owns the engine's scope; nil: scopes have no owners
+	ownerScope   *owner.Scope   // says whether this proxy owns the engine's scope; nil: scopes have no owners
 	board        string         // board of the engine's models; empty: the engine has never named its models
 	lists        *board.Names   // names of the models in Status; nil: not known
 	listedModels []engine.Model // the models from which lists was made
@@ -163,10 +163,11 @@ func (e *Engine) baseModel() string {
 	return ""
 }
 
-// decodesFor says whether the engine decodes requests for a model, and its ranks are on the board. An empty model stands for any model. The
-// result is false for an engine without a fence: no proxy owns such an engine, but a nil *owner.Scope would allow requests to it.
+// decodesFor says whether the engine decodes requests for a model, and its ranks are on the board. Callers name the board of aggregated
+// ranks in either form: as its base model, or as homeBoard does, with AggregatedMark. An empty model stands for any model. The result is
+// false for an engine that no proxy owns (ownerScope is nil), because the methods of a nil *owner.Scope would allow requests to it.
 func (e *Engine) decodesFor(board, model string) bool {
-	decodes := e.fence != nil && e.Decodes() && len(e.Status.Models) > 0
+	decodes := e.ownerScope != nil && e.Decodes() && len(e.Status.Models) > 0
 	if !decodes {
 		return false
 	}
@@ -260,16 +261,17 @@ func (e *Engine) clampsMaxTokens() bool {
 }
 
 // takesHandOff says whether an engine takes hand-offs at an endpoint. Every engine does so for chats and completions. For other endpoints,
-// the engine's version decides. But with early binding (the decode rank is chosen before the prefill) and with nixl-push, the vLLM engine
-// that pushes KV finds the destination by the X-Request-Id of the decode request. vLLM does not give this id to a response, for example, so
-// only the endpoint for token ids may take hand-offs then.
+// the connector and the engine's version decide.
 func (e *Engine) takesHandOff(ep mooncake.Endpoint) bool {
 	if ep.IsChatOrCompletions() {
 		return true
 	}
 	if e.Profile.Connector == mooncake.SGLang {
-		return ep == mooncake.Generate || e.readsRoomsEverywhere()
+		return ep == mooncake.Generate || e.readsRoomsEverywhere() // by the room, the two engines of a request find each other
 	}
+	// With early binding (the decode rank is chosen before the prefill), or with nixl-push, the vLLM engine that pushes KV finds the
+	// destination by the X-Request-Id of the decode request. Except at the endpoint for token ids, vLLM does not give this id to its request,
+	// e.g. not to a response.
 	needsRequestID := e.Profile.Early() || e.Profile.Connector == mooncake.NIXLPush
 	if needsRequestID && ep != mooncake.Tokens {
 		return false

@@ -204,12 +204,13 @@ func (v Handed) apply(r *Roster, out *effects) {
 	}
 }
 
-// setProcesses replaces the known processes of an engine by next. evidence says what shows that there is, or may be, a new process, and
-// setProcesses then adds the effect what; empty: there is no new process. For the first process of an engine it adds the effect Forgotten
-// instead of what, so that no restart is reported.
+// setProcesses replaces the known processes of an engine by next. If evidence shows that there is, or may be, a new process (empty: there
+// is none), setProcesses adds the effect what, which reports a restart and makes the runner forget what it learned of the old process. For
+// the first process that is seen of an engine it adds Forgotten instead, which does the same without a report.
 func (e *Engine) setProcesses(out *effects, what What, next *Processes, evidence string) {
-	// SGLang reports neither a start time nor an engine id. If it has listed models, a process was there before.
-	if !e.processes.anyObserved() && len(e.Status.Models) == 0 {
+	// An engine with an earlier process has shown a start time, an engine id or, as SGLang reports neither, its list of models.
+	isFirst := !e.processes.anyObserved() && len(e.Status.Models) == 0
+	if isFirst {
 		what = Forgotten
 	}
 	e.processes = next

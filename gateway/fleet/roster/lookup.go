@@ -86,30 +86,38 @@ func (p *Snapshot) WorkerByName(name, baseModel, model string) (worker int32, ok
 }
 
 // FailingWith adds to list a worker and the workers that may fail together with it: the ranks behind the same API server. If sameHost is
-// true, it also adds the ranks on the same host, provided that another host has a rank of the same board that takes requests and is not in
-// list: a host with a broken driver or disk has many ranks, which look free because every request there fails at once.
+// true, it also adds the ranks on the same host, because a host with a broken driver or disk has many ranks, which look free because every
+// request there fails at once. It spares the host if the request could go to no other host then.
 func (p *Snapshot) FailingWith(worker int32, sameHost bool, list []int32) []int32 {
 	failed := p.ranks[worker]
 	if failed == nil { // the worker is gone, so no request is sent there
 		return list
 	}
-	mayFail := func(r *Rank) bool { return r.Instance == failed.Instance }
-	if hostName := failed.host(); sameHost && hostName != "" {
-		onSameHost := func(r *Rank) bool { return r.Instance == failed.Instance || r.host() == hostName }
-		for id, r := range p.ranks {
-			takesSameRequests := r.State == Up && r.Board == failed.Board
-			if takesSameRequests && !onSameHost(r) && !slices.Contains(list, id) { // this rank remains if the whole host is added
-				mayFail = onSameHost
-				break
-			}
-		}
-	}
+	addHost := sameHost && p.otherHostServes(failed, list)
 	for id, r := range p.ranks {
-		if mayFail(r) && !slices.Contains(list, id) {
+		mayFail := r.Instance == failed.Instance || addHost && r.host() == failed.host()
+		if mayFail && !slices.Contains(list, id) {
 			list = append(list, id)
 		}
 	}
 	return list
+}
+
+// otherHostServes says whether another host than that of the failed rank has a rank of the same board that takes requests and is not in
+// avoided. It is false if the host of the failed rank is not known.
+func (p *Snapshot) otherHostServes(failed *Rank, avoided []int32) bool {
+	failedHost := failed.host()
+	if failedHost == "" {
+		return false
+	}
+	for id, r := range p.ranks {
+		takesSameRequests := r.State == Up && r.Board == failed.Board
+		onOtherHost := r.Instance != failed.Instance && r.host() != failedHost
+		if takesSameRequests && onOtherHost && !slices.Contains(avoided, id) {
+			return true
+		}
+	}
+	return false
 }
 
 // SharingQueueWith returns the ranks that are likely to refuse requests because a worker did, e.g. because one rate limit covers all of
@@ -184,13 +192,13 @@ func (p *Snapshot) CountKnown() (prefills, decodes int) {
 // RoleText is how messages about missing engines name the engines of a role (Prefill or Decode). Aggregated engines can do the work of
 // either role, so messages name them as well. If all engines are aggregated, messages name only that role.
 func (p *Snapshot) RoleText(role string) string {
-	anyAggregated, anySplit := false, len(p.order) == 0
+	anyAggregated, anySplit := false, false
 	for _, e := range p.order {
 		anyAggregated = anyAggregated || e.Role == Aggregated
 		anySplit = anySplit || e.Role != Aggregated
 	}
 	switch {
-	case !anyAggregated:
+	case !anyAggregated: // also if there is no engine at all
 		return role
 	case !anySplit:
 		return Aggregated
@@ -219,11 +227,11 @@ type SoleEngine struct {
 	Traffic  *engine.Traffic
 }
 
-// SoleEngines returns the engines of this region, of any role, that can serve a request for a model alone now. computes says that the
-// engine has to run the model for the request. paired says that all engines of the model work only in pairs of prefill and decode, so that
-// no engine can ever serve the request alone.
+// SoleEngines returns the engines of this region, of any role, that may serve a request for a model alone and are in service now. computes
+// says that the engine has to run the model for the request. paired says that engines list the model, but all of them work only in pairs of
+// prefill and decode, so that no engine can ever serve the request alone, whether it is in service or not.
 func (p *Snapshot) SoleEngines(model string, computes bool) (list []SoleEngine, paired bool) {
-	anyLists, anyMayServe := false, false // whether an engine lists the model, and whether one could serve it alone, now or later
+	anyLists, anyWorksAlone := false, false // whether an engine lists the model, and whether one of these may serve it alone
 	for _, e := range p.order {
 		if e.otherRegion != "" || !e.listsModel(model) {
 			continue
@@ -232,8 +240,9 @@ func (p *Snapshot) SoleEngines(model string, computes bool) (list []SoleEngine, 
 		if computes && !e.computesAlone(p.order, model) {
 			continue
 		}
-		anyMayServe = true
-		if e.state.in(Up, Starting) {
+		anyWorksAlone = true
+		inService := e.state.in(Up, Starting)
+		if inService {
 			w := SoleEngine{Instance: e.Key(), ID: e.ID, Target: e.At(NoRank), Traffic: e.Traffic}
 			if e.Role == Aggregated {
 				w.Group = e.groupID()
@@ -241,7 +250,7 @@ func (p *Snapshot) SoleEngines(model string, computes bool) (list []SoleEngine, 
 			list = append(list, w)
 		}
 	}
-	return list, anyLists && !anyMayServe
+	return list, anyLists && !anyWorksAlone
 }
 
 // computesAlone says whether an engine may compute a request for a model without another engine. An aggregated engine may. A prefill or
@@ -296,14 +305,14 @@ func (p *Snapshot) BoardsOf(name string) (boards []string) {
 // owners.
 func (p *Snapshot) OwnsGroupFor(board, model string) bool {
 	return p.owners.Kind != owner.Groups ||
-		slices.ContainsFunc(p.order, func(e *Engine) bool { return e.decodesFor(board, model) && e.fence.Admits() })
+		slices.ContainsFunc(p.order, func(e *Engine) bool { return e.decodesFor(board, model) && e.ownerScope.Admits() })
 }
 
 // AcceptsNew says whether this proxy may begin requests for a model that ranks of the board will decode: it owns such ranks, and is not
 // about to hand them over. An empty model stands for any model. The result is true if groups have no owners.
 func (p *Snapshot) AcceptsNew(board, model string) bool {
 	return p.owners.Kind != owner.Groups ||
-		slices.ContainsFunc(p.order, func(e *Engine) bool { return e.decodesFor(board, model) && e.fence.AcceptsNew() })
+		slices.ContainsFunc(p.order, func(e *Engine) bool { return e.decodesFor(board, model) && e.ownerScope.AcceptsNew() })
 }
 
 // Admits says whether this proxy may send new requests to a worker, because it owns the worker's region. It is true if regions have no
@@ -345,23 +354,23 @@ func (p *Snapshot) ProcessAt(key string) ProcessID {
 	return ProcessID{e.Incarnation, key, e.processes.Newest()}
 }
 
-// MakerOf returns which engine process made a hand-off (the maker). id is the engine id in the hand-off, and before was the candidate's
-// process when the prefill call (probe) was sent. known is false if the hand-off shows something that the roster does not know yet: the
-// caller must then apply Handed, and call MakerOf again.
+// MakerOf returns which engine process made a hand-off (the maker). candidate is the ID of the prefill candidate that got the prefill call
+// (probe), id is the engine id in the hand-off, and before was the candidate's process when the probe was sent. known is false if the
+// hand-off shows something that the roster does not know yet: the caller must then apply Handed, and call MakerOf again.
 func (p *Snapshot) MakerOf(before ProcessID, candidate, id string) (maker ProcessID, known bool) {
 	e := p.engines[before.Key]
 	if e == nil || e.Incarnation != before.Incarnation || id == "" { // the engine is gone, or the hand-off has no engine id
 		return before, true
 	}
-	next, process, _ := e.processes.RecordHandoff(before.Process, candidate, id, time.Time{}) // next is only compared, and not kept
 	maker = before
-	maker.Process = process
-	return maker, next == e.processes
+	maker.Process, known = e.processes.makerOf(before.Process, candidate, id)
+	return maker, known
 }
 
 // ProcessGone says whether a process that made a hand-off is gone or may be gone (gone), and whether it is gone for certain (sure). If gone
 // is true, the hand-off must not be used: a decode engine could ask a new process at the same address for KV blocks that this process never
-// made.
+// made. An incarnation is one engine at an address, e.g. a pod, if discovery can tell such engines apart. Its processes follow each other
+// when it restarts.
 func (p *Snapshot) ProcessGone(maker ProcessID) (gone, sure bool) {
 	e := p.engines[maker.Key]
 	_, hasEnded := p.endedIncarnations[maker.Incarnation]
@@ -372,7 +381,9 @@ func (p *Snapshot) ProcessGone(maker ProcessID) (gone, sure bool) {
 	case hasEnded && maker.Incarnation != "": // the engine does not exist any more
 		return true, true
 	default: // the engine was taken off the list, but its process may still run
-		processes = p.departed[ProcessID{Incarnation: maker.Incarnation, Key: maker.Key}].processes
+		allOfEngine := maker
+		allOfEngine.Process = 0 // departed has all processes of an engine under the number 0
+		processes = p.departed[allOfEngine].processes
 	}
 	if processes == nil { // the engine is not known, so nothing shows that its process is gone
 		return false, false

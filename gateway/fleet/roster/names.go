@@ -41,9 +41,9 @@ func anyLists(lists []*board.Names, model string) bool {
 	return slices.ContainsFunc(lists, func(n *board.Names) bool { return n.Has(model) })
 }
 
-// dropUnlistedModels removes the models from a candidate that no reachable decode rank lists, and marks those that no reachable rank takes
-// now. Reachable are the ranks in the candidate's region, or the ranks of the group if the candidate is a group. Nothing changes if no
-// reachable rank has named its models.
+// dropUnlistedModels removes the models from a candidate that no reachable decode rank lists (keepListedModels). For the models that only
+// ranks list which take no requests now, it makes the candidate the second choice (markFallbackModels). Reachable are the ranks in the
+// candidate's region, or the ranks of the group if the candidate is a group. Nothing changes if no reachable rank has named its models.
 func dropUnlistedModels(candidates []prefill.Candidate, regions, groups map[string]*listings) {
 	for i := range candidates {
 		c := &candidates[i]

@@ -76,6 +76,8 @@ func (v PauseBegun) apply(r *Roster, out *effects) {
 	for key, e := range r.engines { // also of other groups: Restarted looks up only engines that the pause covers
 		next.StartTimes[key] = e.Status.StartTime
 	}
+	// If the group is paused already, its pause goes on, with the path and the times of its beginning. Only the list Unresumed ends: the
+	// pause covers the whole group again, including engines that had resumed.
 	if old := r.pauses[v.Group]; old != nil {
 		next.Path, next.Since, next.StartTimes = old.Path, old.Since, old.StartTimes
 	}
@@ -91,20 +93,25 @@ type PauseEnded struct {
 }
 
 // apply ends each pause to which the resuming call applies, or replaces it by a pause of those engines that stay paused. The call went to
-// the engines of one group or to all. The new pause lists these engines in Pause.Unresumed, with the start times of their processes,
-// because the pause of an engine ends when it restarts.
+// the engines of one group, or to all:
+//   - The pause of that group, or any pause after a call to all engines: the engines in v.Unresumed stay paused.
+//   - What is left of another pause (its list Unresumed), e.g. of one of all engines: it may cover engines of the group, of which those
+//     that have resumed leave it.
+//   - Any other pause goes on, also a pause of all engines, which only a call to all engines ends.
+//
+// The new pause lists its engines in Pause.Unresumed, with the start times of their processes, because the pause of an engine ends when it
+// restarts.
 func (v PauseEnded) apply(r *Roster, out *effects) {
 	for group, p := range r.pauses {
-		isOfGroup := v.Group == "" || v.Group == group
-		// A whole pause of another group, or of all engines, goes on. But what is left of a pause of all engines may cover engines of this group,
-		// which have resumed now.
-		if !isOfGroup && p.Unresumed == nil {
+		callEndsPause := v.Group == "" || v.Group == group
+		isWhole := p.Unresumed == nil // no call has resumed any of its engines yet
+		if !callEndsPause && isWhole {
 			continue
 		}
 		next := *p
 		next.Unresumed = map[string]float64{}
 		for key, e := range r.engines {
-			gotCall := isOfGroup || e.InGroup(v.Group)
+			gotCall := callEndsPause || e.InGroup(v.Group)
 			staysPaused := !gotCall || slices.Contains(v.Unresumed, key)
 			if staysPaused && p.Covers(e) {
 				next.Unresumed[key] = e.Status.StartTime

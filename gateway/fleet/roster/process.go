@@ -32,25 +32,15 @@ type ProcessID struct {
 // may come from a second engine behind the same address. A value never changes: methods return the next value, or the same pointer if they
 // learn nothing.
 type Processes struct {
-	first      int       // processes with smaller numbers are gone
-	fates      []Fate    // fates of the processes from first on, the last one Known; empty: only the process first, which is Known
-	doubtSince time.Time // when a new engine id last gave reason for doubt
-	start      float64   // start time of the newest process, in Unix seconds, from its metrics; 0: not known
-	connection connectionState
-	newSince   time.Time            // when a connection last showed that there is a new process
-	engineIDs  map[string]engineIDs // engine ids in hand-offs, by the candidate's ID
+	first        int                  // processes with smaller numbers are gone
+	fates        []Fate               // of the processes from first on, the last one Known; empty: only the process first, which is Known
+	doubtSince   time.Time            // when a new engine id last gave reason for doubt
+	start        float64              // start time of the newest process, in Unix seconds, from its metrics; 0: not known
+	refused      bool                 // the last connection to the engine was refused
+	startMissing bool                 // a connection has shown the newest process, and start is still that of the one before it
+	newSince     time.Time            // when a connection last showed that there is a new process
+	engineIDs    map[string]engineIDs // engine ids in hand-offs, by the candidate's ID
 }
-
-// connectionState says how the last connections to an engine went, and whether the known start time is that of the process which accepts
-// connections now.
-type connectionState uint8
-
-const (
-	acceptsStartKnown   connectionState = iota // the process with the known start time accepts connections
-	refusedStartUnknown                        // the last connection was refused, so a new process must come; its start time is not known
-	acceptsStartUnknown                        // a new process accepts connections, and its start time is not known yet
-	refusedStartKnown                          // the last connection was refused, but the start time was read at about the same time
-)
 
 // engineIDs are the engine ids in a candidate's hand-offs.
 type engineIDs struct {
@@ -83,7 +73,8 @@ func (p *Processes) anyObserved() bool { return p.start != 0 || len(p.engineIDs)
 // Newest is the number of the newest process.
 func (p *Processes) Newest() int { return p.first + max(0, len(p.fates)-1) }
 
-// Fate returns the fate of a process by its number. A number above the newest counts as Known.
+// Fate returns the fate of a process by its number. A number above the newest counts as Known: the process was noticed only after this
+// state of the Processes.
 func (p *Processes) Fate(process int) Fate {
 	switch i := process - p.first; {
 	case i < 0:
@@ -94,35 +85,24 @@ func (p *Processes) Fate(process int) Fate {
 	return Known
 }
 
-// RecordConnection records how a connection went: whether it was refused, and whether the engine's name has a new address (moved). If this
-// shows that there must be a new process, evidence says how, and the process before counts as Gone; empty: nothing shows a new process. The
-// state says whether the last connection was accepted or refused, and whether the start time of the newest process is known. RecordStart
-// sets the second part: a start time that comes while connections are still refused leads to refusedStartKnown.
+// RecordConnection records how a connection went: whether it was refused, and whether the engine's name has a new address (moved). A new
+// address, or the first refused connection, shows that the process before is gone, and that there is or will be a new one. Its start time
+// is not known yet (startMissing), until RecordStart records it. evidence says what shows the new process; empty: nothing does.
 func (p *Processes) RecordConnection(moved, isRefused bool, now time.Time) (next *Processes, evidence string) {
-	nextState := p.connection
-	wasAccepted := p.connection == acceptsStartKnown || p.connection == acceptsStartUnknown
 	switch {
 	case moved: // another process, at the new address
-		nextState, evidence = acceptsStartUnknown, evidenceAddress
-		if isRefused {
-			nextState = refusedStartUnknown
-		}
-	case isRefused && wasAccepted: // no process listens, so the old one has ended
-		nextState, evidence = refusedStartUnknown, evidenceRefused
-	case isRefused: // an earlier refusal has shown already that the old process is gone
-	case p.connection == refusedStartUnknown: // the new process accepts connections now
-		nextState = acceptsStartUnknown
-	case p.connection == refusedStartKnown: // the process whose start time was read accepts connections now
-		nextState = acceptsStartKnown
+		evidence = evidenceAddress
+	case isRefused && !p.refused: // no process listens, so the old one has ended; later refusals show nothing more
+		evidence = evidenceRefused
 	}
-	if nextState == p.connection && evidence == "" {
+	if evidence == "" && isRefused == p.refused {
 		return p, ""
 	}
 	next = new(*p)
-	next.connection = nextState
+	next.refused = isRefused
 	if evidence != "" {
 		next.addProcess(Gone)
-		next.newSince = now
+		next.startMissing, next.newSince = true, now
 	}
 	return next, evidence
 }
@@ -132,42 +112,38 @@ func (p *Processes) RecordConnection(moved, isRefused bool, now time.Time) (next
 // start time than the known one is that of a new process. RecordStart adds this process, unless RecordConnection has added it already and
 // only its start time was missing. evidence says what shows that there is a new process that was not known; empty: there is none.
 func (p *Processes) RecordStart(start float64, readNow bool) (next *Processes, evidence string) {
-	nextState := acceptsStartKnown
-	if p.connection == refusedStartUnknown || p.connection == refusedStartKnown {
-		nextState = refusedStartKnown
-	}
-	addedWithoutStart := p.connection == refusedStartUnknown || p.connection == acceptsStartUnknown // by RecordConnection
-	showsNothing := start == p.start && (!readNow || !addedWithoutStart)
 	isOlder := start < p.start
-	if start == 0 || isOlder || showsNothing {
+	isKnown := start == p.start && !p.startMissing
+	mayBeOfOld := start == p.start && !readNow // p.start may be that of the process before the newest one
+	if start == 0 || isOlder || isKnown || mayBeOfOld {
 		return p, ""
 	}
 	next = new(*p)
-	next.connection = nextState
+	next.startMissing = false
 	hasChanged := p.start != 0 && start > p.start
-	if hasChanged && !addedWithoutStart {
-		fateBefore := Gone
-		// If the newest process was only suspected, from a new engine id, the id may be that of the process whose start time this
-		// is. Then the suspected process is the present one, so it is not Gone for certain.
-		if n := len(p.fates); n > 1 && p.fates[n-2] == Doubted {
-			fateBefore = Doubted
-		}
-		next.addProcess(fateBefore)
+	if hasChanged && !p.startMissing {
+		next.addProcess(p.fateBeforeNewStart())
 		evidence = evidenceStart
 	}
 	next.start = start
 	return next, evidence
 }
 
+// fateBeforeNewStart is the fate of the newest process when a new start time shows a process after it. The process is Gone, unless it was
+// only suspected, from a new engine id, so that the process before it is Doubted. Then the id may be that of the process with the new start
+// time, which would be the suspected one, so it is not Gone for certain.
+func (p *Processes) fateBeforeNewStart() Fate {
+	if n := len(p.fates); n > 1 && p.fates[n-2] == Doubted {
+		return Doubted
+	}
+	return Gone
+}
+
 // RecordStartRead records a start time that was requested at the time asked and has just been read. If the request was sent after the last
 // doubt arose, the answer also ends doubts. A doubt is the suspicion, raised by a new engine id in a hand-off, that a new process has
-// replaced the known ones (Doubted). If the request was sent before a connection showed a new process, the answer may be that of the old
-// process. It is then ignored, because the start time of the new process would otherwise look like that of yet another one.
+// replaced the known ones (Doubted).
 func (p *Processes) RecordStartRead(start float64, asked time.Time) (next *Processes, evidence string) {
-	// The known start time may be that of the old process, and so may the first start time ever. A later one is that of a new process,
-	// and RecordStart ignores an earlier one.
-	mayBeOfOld := p.start == 0 || start == p.start
-	if asked.Before(p.newSince) && mayBeOfOld {
+	if p.mayBeStartOfOld(start, asked) {
 		return p, ""
 	}
 	const readNow = true // even an unchanged time is news: the process that accepts connections has it
@@ -179,9 +155,20 @@ func (p *Processes) RecordStartRead(start float64, asked time.Time) (next *Proce
 	return next, evidence
 }
 
-// withoutDoubts returns the state after the present process has shown its start time. A process is Doubted if a later engine id made it
-// look as if a new process had replaced it. Engine ids that came while this start time was known belong to the present process. So it has
-// run since the id first came: the processes from then on are all this one, and none of them is Doubted any more.
+// mayBeStartOfOld says whether a start time may be that of the process before the newest one, because it was requested (asked) before a
+// connection showed the newest one. It must then be ignored, because the start time of the newest process would otherwise look like that of
+// yet another one. The known start time may be that of the old process, and so may the first one ever. A later one is that of a new
+// process, and RecordStart ignores an earlier one.
+func (p *Processes) mayBeStartOfOld(start float64, asked time.Time) bool {
+	isFirst := p.start == 0
+	return asked.Before(p.newSince) && (isFirst || start == p.start)
+}
+
+// withoutDoubts returns the state after the present process has shown its start time, which ends doubts about it. Each engine id has the
+// start time that was known when a hand-off last named the id. So an id with the start time of the present process belongs to this process,
+// which has run since the id first came (firstProcess). All processes from then on are this one, and none of them was replaced. For
+// example, process 1 is Doubted because a new id made process 2 look like its successor. If the id of process 1 has the present start time,
+// both are one process, and 1 is Known again.
 func (p *Processes) withoutDoubts(start float64) *Processes {
 	next := p
 	for _, ofCandidate := range p.engineIDs {
@@ -201,57 +188,75 @@ func (p *Processes) withoutDoubts(start float64) *Processes {
 // evidence says what shows that there may be a new process; empty: the id gives no reason to think so.
 func (p *Processes) RecordHandoff(process int, candidate, id string, now time.Time) (next *Processes, maker int, evidence string) {
 	id = withoutRank(id)
-	maker = process
-	known := p.engineIDs[candidate] // the ids that the candidate's hand-offs have shown so far
-	index := slices.IndexFunc(known.ids, func(x engineID) bool { return x.id == id })
+	index := slices.IndexFunc(p.engineIDs[candidate].ids, func(x engineID) bool { return x.id == id })
+	if isNew := index < 0; isNew {
+		return p.recordNewID(process, candidate, id, now)
+	}
+	next, maker = p.recordKnownID(process, candidate, index)
+	return next, maker, ""
+}
+
+// recordNewID is RecordHandoff for an engine id that no hand-off of the candidate has named before.
+func (p *Processes) recordNewID(process int, candidate, id string, now time.Time) (next *Processes, maker int, evidence string) {
+	known := p.engineIDs[candidate] // the ids that the candidate's hand-offs have named so far
 	newestID := len(known.ids) - 1
-	isNew := index < 0
-	entry := engineID{id: id, firstProcess: process, lastProcess: process}
-	if !isNew {
-		entry = known.ids[index]
-	}
-	entry.start = p.start // the start time that is known now; withoutDoubts finds by it the ids of the process that runs
-	tooMany := isNew && len(known.ids) == mostEngineIDs
-	shared := known.shared
-	suspectNew := false // the id gives reason to think that a new process has made the hand-off
+	entry := engineID{id: id, firstProcess: process, lastProcess: process, start: p.start}
+	const added = -1 // not in the place of a known id
 	switch {
-	case known.shared: // several engines share the address, so ids show no restart
-	case tooMany: // so many ids do not come from restarts: several engines share the address
-		shared = true
-	case isNew && newestID < 0: // the first id of this candidate
-	case isNew: // the id belongs to the newest process if that process has shown no id yet, and otherwise to one that is not known yet
-		maker = p.Newest()
-		if known.ids[newestID].lastProcess == maker {
-			suspectNew = true
-			maker++
-		}
-		entry.firstProcess, entry.lastProcess = maker, maker
-	case index == newestID: // the id of the newest process, which the probe may have reached before the proxy knew this process
-		maker = max(process, entry.lastProcess)
-		entry.lastProcess = maker
-	case process >= known.ids[newestID].lastProcess: // an older id in a probe sent after a newer id came: so two engines run there
-		shared = true
-	default: // an older id, and the probe was sent before the newer id came
-		return p, maker, ""
+	case known.shared: // several engines share the address, so ids show no restart, and new ones are not kept
+		return p, process, ""
+	case len(known.ids) == mostEngineIDs: // so many ids do not come from restarts: several engines share the address
+		known.shared = true
+		return p.withEngineIDs(candidate, known), process, ""
+	case newestID < 0: // the first id of this candidate
+		return p.withEngineIDs(candidate, known.with(added, entry)), process, ""
 	}
-	becameShared := shared && !known.shared
-	isUseless := isNew && known.shared // where ids show no restart, new ones are not kept
-	isUnchanged := !isNew && entry == known.ids[index]
-	if !becameShared && (isUseless || isUnchanged) {
-		return p, maker, ""
+	// The id belongs to the newest process, unless that process has shown another id. Then it belongs to one that was not noticed yet.
+	maker = p.Newest()
+	suspectNew := known.ids[newestID].lastProcess == maker
+	if suspectNew {
+		maker++
 	}
-	next = new(*p)
+	entry.firstProcess, entry.lastProcess = maker, maker
+	next = p.withEngineIDs(candidate, known.with(added, entry))
 	if suspectNew {
 		next.addSuspected(now)
 		evidence = evidenceEngineID
 	}
-	if becameShared && !isNew { // the older id is back, so its process and all later ones were not replaced, and are Known again
-		next = next.knownFrom(entry.firstProcess)
-	}
-	known = known.with(index, entry)
-	known.shared = shared
-	next.setEngineIDs(candidate, known)
 	return next, maker, evidence
+}
+
+// recordKnownID is RecordHandoff for an engine id that an earlier hand-off of the candidate has named: the one at index among those ids.
+func (p *Processes) recordKnownID(process int, candidate string, index int) (next *Processes, maker int) {
+	known := p.engineIDs[candidate]
+	newestID := len(known.ids) - 1
+	entry := known.ids[index]
+	entry.start = p.start // the start time that is known now; withoutDoubts finds by it the ids of the process that runs
+	maker = process
+	switch {
+	case known.shared: // ids show no restart
+	case index == newestID: // the id of the newest process, which the probe may have reached before the proxy knew this process
+		maker = max(process, entry.lastProcess)
+		entry.lastProcess = maker
+	case process < known.ids[newestID].lastProcess: // an older id, and the probe was sent before the newer id came
+		return p, maker
+	default: // an older id in a probe sent after a newer id came: so two engines share the address
+		known = known.with(index, entry)
+		known.shared = true
+		next = p.withEngineIDs(candidate, known)
+		return next.knownFrom(entry.firstProcess), maker // the process of the older id and all later ones were not replaced
+	}
+	if entry == known.ids[index] {
+		return p, maker
+	}
+	return p.withEngineIDs(candidate, known.with(index, entry)), maker
+}
+
+// makerOf returns the process that made a hand-off, as RecordHandoff does, but records nothing. known says that there is nothing to record.
+func (p *Processes) makerOf(process int, candidate, id string) (maker int, known bool) {
+	var noTime time.Time // it would only be part of next, which is compared and dropped
+	next, maker, _ := p.RecordHandoff(process, candidate, id, noTime)
+	return maker, next == p
 }
 
 // with returns the engine ids in which entry replaces the id at index or, if index is below 0, is added. If the list is full, nothing is
@@ -267,15 +272,15 @@ func (e engineIDs) with(index int, entry engineID) engineIDs {
 	return e
 }
 
-// setEngineIDs replaces the engine ids of a candidate. It changes p, so p must be a copy that no other goroutine has yet. It copies the
-// map, because the value from which p was copied has the same map.
-func (p *Processes) setEngineIDs(candidate string, ids engineIDs) {
-	all := maps.Clone(p.engineIDs)
-	if all == nil {
-		all = map[string]engineIDs{}
+// withEngineIDs returns the state with other engine ids of a candidate.
+func (p *Processes) withEngineIDs(candidate string, ids engineIDs) *Processes {
+	next := new(*p)
+	next.engineIDs = maps.Clone(p.engineIDs) // p keeps its own map
+	if next.engineIDs == nil {
+		next.engineIDs = map[string]engineIDs{}
 	}
-	all[candidate] = ids
-	p.engineIDs = all
+	next.engineIDs[candidate] = ids
+	return next
 }
 
 // withoutRank returns an engine id without the number of a rank, so that it identifies the engine's process. vLLM builds the id of a data
@@ -315,14 +320,15 @@ func (p *Processes) addSuspected(now time.Time) {
 	p.fates, p.doubtSince = fates, now
 }
 
-// knownFrom returns the state in which a process and all later processes are Known, and no longer Doubted.
+// knownFrom returns the state in which a process and all later processes are Known, and no longer Doubted: no other process has replaced
+// them after all.
 func (p *Processes) knownFrom(process int) *Processes {
-	from := max(0, process-p.first)                                        // index in fates; a process before first is gone
+	from := max(0, process-p.first)                                        // index in fates; processes before first stay Gone
 	if from >= len(p.fates) || !slices.Contains(p.fates[from:], Doubted) { // all of them are Known already
 		return p
 	}
-	p = new(*p)
-	p.fates = slices.Clone(p.fates)
-	clear(p.fates[from:]) // Known is the zero value
-	return p
+	next := new(*p)
+	next.fates = slices.Clone(p.fates)
+	clear(next.fates[from:]) // sets them to Known, the zero value
+	return next
 }

@@ -150,8 +150,9 @@ func (r *Roster) put(e *Engine, now time.Time) {
 	}
 }
 
-// replace hands the state and the known processes of an engine (old) to its new description (e). It ends the trust in the hosts of old,
-// remembers the ranks of old, and adapts the drains of ranks to the ranks of e.
+// replace hands the state and the known processes of an engine (old) to its new description (e). The hosts of e are trusted by now: decode
+// engines may fetch KV from them. A host that only old has stays trusted until the last probe of the running process is answered. replace
+// also remembers the ranks of old, and adapts the drains of ranks to the ranks of e.
 func (r *Roster) replace(old, e *Engine, now time.Time) {
 	e.Status, e.serviceState, e.arrival = old.Status, old.serviceState, old.arrival
 	e.board, e.lists, e.listedModels = old.board, old.lists, old.listedModels
@@ -161,7 +162,7 @@ func (r *Roster) replace(old, e *Engine, now time.Time) {
 	if e.Found == (Found{}) && !e.FromNewEntry {
 		e.Found = old.Found
 	}
-	r.distrustHosts(old, mayStillRun, now) // hosts that e lacks stay trusted until the last probe of the running process is answered
+	r.distrustHosts(old, mayStillRun, now) // undoes the trust that old had got; the trust of e counts by itself
 	r.rememberRanks(old, now)              // old may have more ranks than e
 	r.adaptDrains(e)
 }
@@ -238,17 +239,18 @@ func (r *Roster) keepWorkerIDs(e *Engine, now time.Time) {
 	}
 }
 
-// rememberProcesses remembers an engine that leaves until its last hand-off has expired. The hand-offs of an engine that is dead for
-// certain are not used any more. Otherwise its processes are remembered, because the same process may come back. Without an incarnation,
-// death is never certain: the next engine at the address counts as the same one.
+// rememberProcesses remembers an engine that leaves until its last hand-off has expired. If the engine is dead for certain, its incarnation
+// goes into endedIncarnations, so that its hand-offs are refused. Otherwise its processes go into departed: their hand-offs stay valid, and
+// the engine gets the processes back if it returns. Without an incarnation, death is never certain: the next engine at the address counts
+// as the same one.
 func (r *Roster) rememberProcesses(e *Engine, dead bool, now time.Time) {
 	until := now.Add(r.terms.ProbeTimeout + e.Profile.KVHoldTimeout) // the last probe may be answered after ProbeTimeout
 	neverReturns := dead && e.Incarnation != ""
 	if neverReturns {
 		r.endedIncarnations[e.Incarnation] = until
-	} else {
-		r.departed[e.withoutProcess()] = departedEngine{e.processes, until}
+		return
 	}
+	r.departed[e.withoutProcess()] = departedEngine{e.processes, until}
 }
 
 // rememberRanks is called for an engine that leaves. It keeps the ranks of the engine for the time rankMemory, because assignments may
@@ -338,6 +340,11 @@ func (r *Roster) distrustHosts(e *Engine, dead bool, now time.Time) {
 		}
 		r.hosts[h] = t
 	}
+	r.dropExpiredTrusts(now)
+}
+
+// dropExpiredTrusts removes the hosts of engines that have left, if the time for which they were still trusted is over.
+func (r *Roster) dropExpiredTrusts(now time.Time) {
 	maps.DeleteFunc(r.hosts, func(_ string, t trust) bool { return t.engines == 0 && !now.Before(t.until) })
 }
 

@@ -73,35 +73,41 @@ func (r *Roster) Next(now time.Time) (wait time.Duration) {
 	return wait
 }
 
-// updateBoard updates the region, scope, board and listed models of an engine. Engines that list the same models share one value of lists.
+// updateBoard updates the region, the scope and the board of an engine, and the names of its models. ownerScope says for each request
+// whether this proxy owns the engine's scope. An engine that names no models now keeps the board of the models that it named last.
 func (r *Roster) updateBoard(e *Engine) {
 	e.Scope = r.scopeOf(e, r.owners.Kind)
 	e.otherRegion = e.Conf.Region
 	if e.otherRegion == r.terms.Region { // an empty otherRegion stands for the proxy's own region
 		e.otherRegion = ""
 	}
-	e.fence = r.owners.Scopes[e.Scope].Fence
+	e.ownerScope = r.owners.Scopes[e.Scope].Fence
 	if len(e.Status.Models) > 0 {
 		e.board = BoardIn(e.homeBoard(), e.otherRegion)
 	}
-	if slices.Equal(e.listedModels, e.Status.Models) { // lists was made from these models already
-		return
+	if !slices.Equal(e.listedModels, e.Status.Models) { // otherwise lists was made from these models already
+		e.listedModels = e.Status.Models
+		e.lists = r.namesOf(e)
 	}
-	e.listedModels, e.lists = e.Status.Models, nil
-	if len(e.listedModels) == 0 { // the engine has not named its models
-		return
+}
+
+// namesOf returns the names of the models that an engine lists; nil: it has not named its models. Engines that list the same models share
+// one value.
+func (r *Roster) namesOf(e *Engine) *board.Names {
+	if len(e.listedModels) == 0 {
+		return nil
 	}
 	names := make([]string, len(e.listedModels))
 	for i, m := range e.listedModels {
 		names[i] = m.ID
 	}
-	e.lists = board.NewNames(names)
+	lists := board.NewNames(names)
 	for _, other := range r.engines {
-		if other != e && other.lists != nil && other.lists.Same(e.lists) {
-			e.lists = other.lists
-			break
+		if other != e && other.lists != nil && other.lists.Same(lists) {
+			return other.lists
 		}
 	}
+	return lists
 }
 
 // refuseOddConnectors marks engines whose connector differs from that of the other engines of their model, and reports each engine once.
@@ -135,8 +141,8 @@ func (r *Roster) refuseOddConnectors(out *effects) {
 }
 
 // updateStates decides the state of every engine, and the share of its slots that it may use. It begins and ends slow starts. The state
-// follows from the engine's health, and from a drain or another owner that keeps requests away. An engine at which requests failed may stay
-// in service if no other engine can replace it, so the engines in full service are counted first.
+// follows from the engine's health, and from a drain or another owner that keeps requests away (withheld). An engine at which requests
+// failed may stay in service if no other engine can replace it, so the engines in full service are counted first.
 func (r *Roster) updateStates(out *effects) {
 	inFullService := map[string]int{} // numbers of engines in full service, by workKind (role and model)
 	for _, e := range r.engines {
@@ -147,14 +153,14 @@ func (r *Roster) updateStates(out *effects) {
 	for _, k := range r.order {
 		e := r.engines[k]
 		service := &e.serviceState
-		byHealth := e.stateByHealth(inFullService[e.workKind()])
 		didNotServe := !service.byHealth.serves() // at the last Tick
-		restarted := service.servedStart != 0 && e.Status.StartTime != service.servedStart
-		service.byHealth = byHealth
+		processThatServed := service.servedStart  // its start time; 0: no process has served, or its start time was not known
+		restarted := processThatServed != 0 && e.Status.StartTime != processThatServed
+		service.byHealth = e.stateByHealth(inFullService[e.workKind()])
 		service.withheld = r.withheldState(e)
-		service.state = byHealth
-		if service.withheld != Up {
-			service.state = max(byHealth, service.withheld) // of two reasons the one further down in the list of states counts
+		service.state = service.byHealth
+		if isWithheld := service.withheld != Up; isWithheld {
+			service.state = max(service.byHealth, service.withheld) // of two reasons the one further down in the list of states counts
 		}
 		r.updateSlowStart(e, didNotServe || restarted, out)
 	}
@@ -168,7 +174,8 @@ func (e *Engine) isInFullService() bool {
 }
 
 // updateSlowStart begins or ends the slow start of an engine, and decides which share of its slots the engine may use. isNew says that the
-// engine, or its process, did not serve at the last Tick.
+// engine, or its process, did not serve at the last Tick. An engine without a stand-in starts at once, because a slow start would only make
+// requests wait.
 func (r *Roster) updateSlowStart(e *Engine, isNew bool, out *effects) {
 	service, duration := &e.serviceState, r.terms.SlowStart
 	serves := service.byHealth.serves()
@@ -183,7 +190,8 @@ func (r *Roster) updateSlowStart(e *Engine, isNew bool, out *effects) {
 		out.add(Effect{What: StartsSlowly, Engine: e})
 	}
 	if serves {
-		service.hasServed, service.servedStart = true, e.Status.StartTime
+		service.hasServed = true
+		service.servedStart = e.Status.StartTime // by which updateStates sees at the next Tick whether the process is new
 	}
 	if !service.slowStartBegan.IsZero() {
 		service.share = slowStartShare(out.now.Sub(service.slowStartBegan), duration)
@@ -227,11 +235,15 @@ func (r *Roster) markBrokenGroups(out *effects) {
 }
 
 // stateByHealth is the state of an engine as far as it follows from its answers. others is how many engines are in full service for its
-// model and role. The status of the monitor has these findings about the engine:
+// model and role. The monitor's status has these findings about the engine, each with the state to which it leads:
+//   - not Up: it does not answer its health check. It is Down, or Late if it may answer soon, so that requests wait for it.
+//   - Halted: it is up, but takes no requests for now, e.g. because a call has paused it. It is in service, and requests wait until it
+//     resumes.
 //   - Out: requests failed in a row. Wedged: a canary, a request of one token that shows whether the engine computes, failed, too.
-//   - Accused: requests failed, and it is not known yet whether the engine is at fault; or its core gives no sign of life.
-//   - Late: it does not answer its health check, but may do so soon.
-//   - Halted: it is up, but takes no requests for now, e.g. because it is paused. It is in service, and requests wait until it resumes.
+//   - Accused: requests failed, and it is not known yet whether the engine is at fault; or its core gives no sign of life. evenkeel keeps
+//     new requests away (Paused) until that is known.
+//
+// Without a finding it is Up, or Starting until it has named its models. Odd: its connector is not that of its model's other engines.
 //
 // An engine that is accused, or out but not wedged, stays in service if no other engine serves its model: requests that may fail are better
 // than requests that must fail, and the canary will show whether the engine works. Of several states the first case below counts, because
@@ -261,12 +273,15 @@ func (e *Engine) stateByHealth(others int) RankState {
 	return Up
 }
 
-// withheldState is the reason, other than its health, that keeps new requests from an engine: Draining or Unowned; Up: there is none.
+// withheldState is the reason, other than its health, that keeps new requests from an engine: Draining or Unowned; Up: there is none. If
+// decode groups have owners, and not regions, ownership withholds no whole engine: it then concerns only ranks that decode (stateOfRank).
 func (r *Roster) withheldState(e *Engine) RankState {
+	takenOutByDiscovery := e.Away != "" // its source of discovery says that the engine is not ready or is leaving
+	ownedByOther := r.owners.Kind == owner.Regions && !r.owners.admits(e.Scope)
 	switch {
-	case e.Away != "" || r.drains[e.Key()] != nil || r.allRanksDrain(e):
+	case takenOutByDiscovery || r.drains[e.Key()] != nil || r.allRanksDrain(e):
 		return Draining
-	case r.owners.Kind == owner.Regions && !r.owners.admits(e.Scope):
+	case ownedByOther:
 		return Unowned
 	}
 	return Up
