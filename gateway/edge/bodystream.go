@@ -32,14 +32,14 @@ type BodyStream struct {
 	tornSrc    interface{ Torn() bool }   // src, if it can say whether its Reads so far end inside an event; otherwise nil
 	onEnd      func(err error)
 	log        *zap.Logger
-	conn       io.Writer // the client's connection, for large chunks; nil: fasthttp writes all chunks
+	chunkConn  io.Writer // the client's connection, to which Read itself writes large chunks; nil: it writes none
 	headConn   *headConn // sends the last pieces of the answer in one write; nil: each piece is a write of its own
-	// headBeforeRead says that the head of the answer is written, or that fasthttp writes it before it calls Read. Only then may Read
-	// write to conn itself.
-	headBeforeRead bool
-	keepAlive      *KeepAlive
-	err            error // why reading from src has ended; nil: it has not
-	endOnce        sync.Once
+	// headWritten says that the head of the answer is written, or that fasthttp writes it before it calls Read. Only then may Read write to
+	// the connection itself: large chunks, and the comments of keepAlive.
+	headWritten bool
+	keepAlive   *KeepAlive
+	err         error // why reading from src has ended; nil: it has not
+	endOnce     sync.Once
 }
 
 // NewBodyStream returns a BodyStream of src. src may have three more methods. Pending() int returns how many bytes Read returns without
@@ -76,10 +76,10 @@ func (p *BodyStream) Answer(ctx *fasthttp.RequestCtx) {
 		p.writeWithoutFasthttp(ctx, headSent)
 		return
 	}
-	p.conn, p.headConn = ctx.Conn(), h
+	p.chunkConn, p.headConn = ctx.Conn(), h
 	// A first chunk that is large is written by Read itself, so fasthttp must send the head before it calls Read.
-	p.headBeforeRead = p.readyBytes() > smallChunk
-	ctx.Response.ImmediateHeaderFlush = p.headBeforeRead
+	p.headWritten = p.readyBytes() > smallChunk
+	ctx.Response.ImmediateHeaderFlush = p.headWritten
 	ctx.Response.SetBodyStream(p, -1) // -1: the body comes in chunks
 }
 
@@ -87,12 +87,12 @@ func (p *BodyStream) Answer(ctx *fasthttp.RequestCtx) {
 // answers whose head a KeepAlive has sent. HTTP/1.0 has no chunks, so there the body ends when the connection is closed. If the body is cut
 // off, the connection is reset instead, so that the client sees an error. headSent says that the client has the head of the answer already.
 func (p *BodyStream) writeWithoutFasthttp(ctx *fasthttp.RequestCtx, headSent bool) {
-	defer func() { _ = p.Close() }()
+	defer func() { _ = p.Close() }() // tells onEnd how the answer ended
 	conn, h, isHTTP10 := ctx.Conn(), headConnOf(ctx), !ctx.Request.Header.IsHTTP11()
-	reuse := false                // after this answer, the connection serves further requests
+	servesOn := false             // after this answer, the connection serves further requests; decided below
 	ctx.HijackSetNoResponse(true) // because fasthttp would write chunks, or a second head
-	ctx.Hijack(func(net.Conn) {   // fasthttp calls this when the handler has returned
-		if reuse {
+	ctx.Hijack(func(net.Conn) {   // fasthttp calls this when the handler has returned, so after the whole answer
+		if servesOn {
 			go h.renew().serve() // on another goroutine, so that this one ends and fasthttp frees what it holds for the old request
 			return
 		}
@@ -103,15 +103,13 @@ func (p *BodyStream) writeWithoutFasthttp(ctx *fasthttp.RequestCtx, headSent boo
 		ctx.Response.Header.SetContentLength(bodyUntilClose)
 		head = ctx.Response.Header.AppendBytes(nil)
 	}
-	p.headBeforeRead = headSent
-	if p.writeBody(conn, head, isHTTP10) != nil { // a write to the client has failed; Close tells onEnd
+	p.headWritten = headSent
+	if p.writeBody(conn, head, isHTTP10) != nil { // a write to the client has failed
 		return
 	}
-	isWhole := p.err == io.EOF //nolint:errorlint // as Close compares: another error, even one that wraps io.EOF, has cut the answer off
-	if isWhole {
-		// Only two kinds of answers are written here: those whose head was sent before, and those to HTTP/1.0, where the end of the
-		// connection ends the body.
-		reuse = headSent && !p.keepAlive.closesAfter
+	if isWhole := p.err == io.EOF; isWhole { //nolint:errorlint // as Close compares: another error, even one that wraps io.EOF, is a cut
+		// Without headSent the client speaks HTTP/1.0, where the end of the connection ends the body.
+		servesOn = headSent && !p.keepAlive.closesAfter
 		return
 	}
 	if c, ok := ConnOf(ctx); ok {
@@ -137,7 +135,8 @@ func (p *BodyStream) writeBody(conn net.Conn, out []byte, isHTTP10 bool) error {
 			if _, err := conn.Write(out); err != nil {
 				return err
 			}
-			out, p.headBeforeRead = out[:0], true
+			out = out[:0]
+			p.headWritten = true // the first write has sent the head, so from now on Read may let keepAlive send comments
 		}
 	}
 	return nil
@@ -153,46 +152,52 @@ const (
 var bufferPool = sync.Pool{New: func() any { return new([]byte) }}
 
 // Read reads from the source for fasthttp, which writes each result as a chunk. While it waits for the source, the client gets keep-alive
-// comments, except inside an event. If more than smallChunk bytes can be read without waiting, Read itself writes them to the connection as
-// one large chunk, and returns 0 bytes. A panic of the source becomes an error.
+// comments. If more than smallChunk bytes can be read without waiting, Read itself writes them to the connection as one large chunk, and
+// returns 0 bytes. A panic of the source becomes an error.
 func (p *BodyStream) Read(b []byte) (n int, err error) {
 	if p.err != nil {
 		return 0, p.err
 	}
 	defer func() {
 		if v := recover(); v != nil {
+			p.keepAlive.StopTimer()
 			n, err = 0, p.panicked("reading an answer", v)
 		}
 		if err != nil {
 			p.err = err
 		}
 	}()
-	if p.headBeforeRead {
-		p.keepAlive.recordHeadWritten()
-		if insideEvent := p.tornSrc != nil && p.tornSrc.Torn(); !insideEvent { // a comment inside an event would damage the event
-			p.keepAlive.StartTimer()
-			defer p.keepAlive.StopTimer() // stops the comments if the source panics
-		}
+	if p.headWritten {
+		p.startComments()
 	}
 	n, err = p.src.Read(b)
 	// The comments stop before anything is written, because none may follow a part of an event, or be written while writes are held.
 	p.keepAlive.StopTimer()
-	// A source that can say whether it has ended shows before io.EOF that these bytes are the last ones.
 	if p.isLastRead(err) && p.headConn != nil {
-		p.headConn.holdWrites() // the last chunk and the end of the body are then sent together
+		p.headConn.holdWrites() // the last chunk and the end of the body, which fasthttp writes next, are then sent together
 	}
+	fasthttpWrites := err != nil || p.chunkConn == nil // it ends the answer, or writes all chunks itself
 	switch {
-	case err != nil || p.conn == nil: // fasthttp ends the answer, or writes all chunks itself
-	case !p.headBeforeRead:
-		p.headBeforeRead = true // fasthttp sends the head together with these bytes
+	case fasthttpWrites:
+	case !p.headWritten:
+		p.headWritten = true // fasthttp sends the head together with these bytes
 	case n+p.readyBytes() > smallChunk: // the n bytes in b and those that the source still has ready
 		return 0, p.writeChunk(b[:n]) // after 0 bytes without an error, fasthttp reads again
 	}
 	return n, err
 }
 
-// isLastRead says whether nothing follows the bytes of a read of the source that returned err. This is so at io.EOF, or if the source says
-// that it has ended before it returns io.EOF.
+// startComments lets the client get keep-alive comments until StopTimer, while Read waits for the source. It starts none inside an event,
+// because a comment would damage the event.
+func (p *BodyStream) startComments() {
+	p.keepAlive.recordHeadWritten()
+	if insideEvent := p.tornSrc != nil && p.tornSrc.Torn(); !insideEvent {
+		p.keepAlive.StartTimer()
+	}
+}
+
+// isLastRead says whether nothing follows the bytes of a read of the source that returned err. This is so at io.EOF, or if the source can
+// say that it has ended (Ended): then these bytes show to be the last ones before it returns io.EOF.
 func (p *BodyStream) isLastRead(err error) bool {
 	saysEnded := err == nil && p.readyBytes() == 0 && p.ended()
 	return saysEnded || err == io.EOF //nolint:errorlint // as fasthttp compares
@@ -216,7 +221,7 @@ func (p *BodyStream) writeChunk(firstBytes []byte) error {
 	}
 	b = append(b, "\r\n"...)
 	*buf = b // the pool gets the buffer that may have grown
-	_, err := p.conn.Write(b)
+	_, err := p.chunkConn.Write(b)
 	return err
 }
 
@@ -242,8 +247,8 @@ func (p *BodyStream) Close() error {
 	return nil
 }
 
-// endHeldWrites makes headConn send the bytes that it holds: at once after an error, or after io.EOF together with the end of the
-// answer, which fasthttp writes next.
+// endHeldWrites makes headConn send the bytes that it has held since the last Read (holdWrites), so that the end of the answer takes one
+// write: after io.EOF, together with the end of the body, which fasthttp writes next; after an error, at once.
 func (p *BodyStream) endHeldWrites() {
 	switch {
 	case p.headConn == nil || p.headConn.heldWrites == nil: // nothing is held

@@ -47,7 +47,7 @@ func TestAnArrivalLeavesAsOneWrite(t *testing.T) {
 	a := &arrivals{parts: []string{"head", large, "small", huge, strings.Repeat("c", smallChunk+1)}}
 	var out written
 	p := NewBodyStream(a, nil, zap.NewNop())
-	p.conn = &out
+	p.chunkConn = &out
 	buf := make([]byte, 4096)
 	read := func() string {
 		n, err := p.Read(buf)
@@ -127,10 +127,10 @@ func TestALargeArrivalAllocatesNothing(t *testing.T) {
 	text := strings.Repeat("x", 60_000)
 	a := &arrivals{}
 	p := NewBodyStream(a, nil, zap.NewNop())
-	p.conn, p.headBeforeRead = &bytes.Buffer{}, true
+	p.chunkConn, p.headWritten = &bytes.Buffer{}, true
 	buf, parts := make([]byte, 4096), []string{text}
 	require.Less(t, testing.AllocsPerRun(1000, func() {
-		p.conn.(*bytes.Buffer).Reset()
+		p.chunkConn.(*bytes.Buffer).Reset()
 		a.parts = parts
 		_, _ = p.Read(buf)
 	}), 1.0)
@@ -154,7 +154,7 @@ func (h *half) Read(p []byte) (int, error) {
 func TestNoCommentIsDueInsideAnEvent(t *testing.T) {
 	src := &half{keep: &KeepAlive{interval: time.Hour, headState: headSentByAnswer}}
 	p := NewBodyStream(src, func(error) {}, zap.NewNop())
-	p.headBeforeRead, p.keepAlive = true, src.keep
+	p.headWritten, p.keepAlive = true, src.keep
 	for _, src.torn = range []bool{false, true, false} {
 		_, err := p.Read(make([]byte, 100))
 		require.NoError(t, err)

@@ -162,18 +162,18 @@ func (c *Conn) renewWriteDeadline(now time.Time) error {
 	return c.Conn.SetWriteDeadline(deadline)
 }
 
-// countSlowClient counts a client if a write to it failed because the client is too slow. Either this write waited for WriteTimeout, or all
-// writes of the answer together waited for MaxLag. took is how long the failed write waited.
+// countSlowClient counts a client if a write to it failed because the client is too slow. Either this write waited for WriteTimeout
+// (cutStalled), or all writes of the answer together waited for MaxLag (cutLagging). took is how long the failed write waited, which shows
+// the limit: a shorter wait than any write has for WriteTimeout means that less was left of MaxLag.
 func (c *Conn) countSlowClient(err error, took time.Duration) {
-	// When a write begins, its deadline is at least 3/4 of WriteTimeout away, or of what is left of MaxLag if that is less (see
-	// renewWriteDeadline).
-	leastForTimeout := c.ln.options.WriteTimeout / 4 * 3
+	leastForTimeout := c.ln.options.WriteTimeout / 4 * 3 // renewWriteDeadline keeps a deadline that is at least so far away
+	byMaxLag := took < leastForTimeout
 	switch {
 	case errors.Is(err, syscall.ETIMEDOUT): // the kernel gave up: the client reads nothing, or is gone
 		c.countOnce(&c.ln.cutStalled)
 	case !errors.Is(err, os.ErrDeadlineExceeded): // the write failed for another reason
 	case c.fixedWriteDeadline.Load(): // other code, such as crypto/tls, has set a deadline of its own, which is not for slow clients
-	case took < leastForTimeout: // less than WriteTimeout was left of MaxLag
+	case byMaxLag:
 		c.countOnce(&c.ln.cutLagging)
 	default:
 		c.countOnce(&c.ln.cutStalled)

@@ -122,7 +122,8 @@ func (h *headConn) readFirst() error {
 // begins, so the connection must end.
 var errBeyondHead = errors.New("edge: the head has ended and more of it is asked for")
 
-// Read returns bytes of a request's head only. Bytes that arrive after the head are stored in unread.
+// Read returns bytes of a request's head only. Bytes that arrive after the head are stored in unread, and the reader of the body (type
+// body) returns them. A Read after the end of the head fails.
 func (h *headConn) Read(p []byte) (int, error) {
 	if h.head.ended {
 		return 0, errBeyondHead
@@ -137,15 +138,26 @@ func (h *headConn) Read(p []byte) (int, error) {
 		}
 	}
 	if len(h.unread) > 0 {
-		n := h.head.scan(h.unread[:min(len(h.unread), len(p))])
-		copy(p, h.unread[:n])
-		h.setUnread(h.unread[n:]) // the rest of the head, or the beginning of the body
-		return n, nil
+		return h.readUnread(p), nil
 	}
+	return h.readConn(p)
+}
+
+// readUnread moves bytes of the head from unread to p, and returns how many. The rest of the head, or the beginning of the body, stays in
+// unread.
+func (h *headConn) readUnread(p []byte) int {
+	n := h.head.scan(h.unread[:min(len(h.unread), len(p))])
+	copy(p, h.unread[:n])
+	h.setUnread(h.unread[n:])
+	return n
+}
+
+// readConn reads from the connection, while unread is empty, and returns how many of the bytes in p belong to the head.
+func (h *headConn) readConn(p []byte) (int, error) {
 	n, err := h.Conn.Read(p)
 	headBytes := h.head.scan(p[:n])
-	if headBytes < n { // the other bytes belong to the body; they are copied, because fasthttp reuses p
-		h.unread = bytes.Clone(p[headBytes:n])
+	if headBytes < n { // the other bytes belong to the body
+		h.unread = bytes.Clone(p[headBytes:n]) // a copy, because fasthttp reuses p; no pooled buffer is to be given back (setUnread)
 	}
 	return headBytes, err
 }

@@ -115,7 +115,8 @@ func (o *Hijacked) Frame(b []byte) []byte {
 // KeepAlive returns what sends comments to the client while the engine is silent; nil: the client gets no comments.
 func (o *Hijacked) KeepAlive() *KeepAlive { return o.keepAlive }
 
-// Send writes data as a chunk and, if last is set, the end of the body. It waits until all bytes are in the socket.
+// Send writes data as a chunk and, if last is set, the end of the body. The first Send also writes the head, if no comment has sent it:
+// Frame puts it before the data. Send waits until all bytes are in the socket.
 func (o *Hijacked) Send(data []byte, last bool) error {
 	buf := bufferPool.Get().(*[]byte)
 	defer bufferPool.Put(buf)
@@ -125,7 +126,7 @@ func (o *Hijacked) Send(data []byte, last bool) error {
 	} else { // a chunk without data would end the body, so only the head is written, unless it has been written already
 		b = append(b[:0], o.pendingHead...)
 		o.pendingHead = nil
-		o.keepAlive.recordHeadWritten()
+		o.keepAlive.recordHeadWritten() // as Frame does when it writes the head
 	}
 	if last {
 		b = append(b, lastChunk...)
@@ -172,15 +173,15 @@ func (o *Hijacked) TryWrite(p []byte, now time.Time) (int, error) {
 	return o.written, err
 }
 
-// noteBlocked records that only a part of what TryWrite had for the client fitted into the socket. GiveUpAt bounds how long a client may be
-// blocked. As with the deadlines of Conn.Write, this time begins anew after each 64 KiB that were written.
+// noteBlocked records that only a part of what TryWrite had for the client fitted into the socket: written bytes of it. GiveUpAt bounds how
+// long a client may be blocked. As with the deadlines of Conn.Write, this time begins anew after each 64 KiB that were written.
 func (o *Hijacked) noteBlocked(now time.Time) {
 	o.bytesSinceBlocked += o.written
 	wasBlocked, pieceIsWritten := !o.blockedSince.IsZero(), o.bytesSinceBlocked >= writePieceSize
 	if wasBlocked && !pieceIsWritten { // the time since blockedSince runs on
 		return
 	}
-	o.endBlocked(now)
+	o.endBlocked(now) // counts the time so far, if the client was blocked, before a new time begins
 	o.blockedSince, o.bytesSinceBlocked = now, 0
 }
 

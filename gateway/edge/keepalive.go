@@ -54,18 +54,18 @@ func (s headState) afterComment() (needsHead bool, next headState) {
 
 // StartKeepAlive sends a comment to the client of ctx once per interval, the first one at interval after the time since, until
 // StopKeepAlive is called. It sends none if interval is 0 or less, if the request is a HEAD, or if the client did not come through a
-// Listener. Before StopKeepAlive, the handler must not touch ctx's answer.
+// Listener of a Server of this package. Before StopKeepAlive, the handler must not touch ctx's answer.
 func StartKeepAlive(ctx *fasthttp.RequestCtx, interval time.Duration, since time.Time, comment []byte, log *zap.Logger) {
 	h := headConnOf(ctx)
 	fromListener := h != nil && h.client != nil && h.server != nil
 	if interval <= 0 || !fromListener || ctx.IsHead() {
 		return
 	}
-	isHTTP10 := !ctx.Request.Header.IsHTTP11()
+	isHTTP10 := !ctx.Request.Header.IsHTTP11() // without chunks, only the end of the connection ends the body
 	closeWanted := ctx.Request.Header.ConnectionClose() || ctx.Response.ConnectionClose()
-	// Once a comment has sent the head, fasthttp cannot end the answer. The connection is then taken from fasthttp, and evenkeel itself
-	// waits for the next request, at the socket below any TLS. It cannot read a request of TLS there, so with TLS the connection is
-	// closed instead.
+	// Once a comment has sent the head, fasthttp cannot end the answer. evenkeel then takes the connection from fasthttp, writes the answer
+	// and waits for the client's next request itself. It waits at the client's socket, where a request over TLS cannot be read, so with
+	// TLS the connection is closed instead.
 	canReadNext := !ctx.IsTLS()
 	k := &KeepAlive{
 		interval: interval, comment: comment, log: log, client: h.client, conn: ctx.Conn(), header: &ctx.Response.Header, server: h.server,

@@ -48,20 +48,21 @@ func (q *Quota) Full() bool { return q.limit > 0 && q.Held() >= q.limit }
 type Reservation struct {
 	quota  *Quota
 	caller caller
-	body   *Reservation // the reservation for the body of the same request, if it is on the same quota; otherwise nil
+	body   *Reservation // the reservation for the body of the same request, if it counts on the same quota; otherwise nil
 	amount int64        // bytes or places; protected by the quota's lock
 }
 
-// For returns an empty reservation on this quota, charged to the same caller as body. If body is nil, it is charged to one caller, whom all
-// requests without a body share.
-func (q *Quota) For(body *Reservation) *Reservation {
+// For returns an empty reservation on this quota for something else of a request: it is charged to the same caller as bodyReservation,
+// which the request has for its body, perhaps on another quota. If bodyReservation is nil, it is charged to one caller, whom all requests
+// without a body share.
+func (q *Quota) For(bodyReservation *Reservation) *Reservation {
 	r := &Reservation{quota: q}
-	if body == nil {
+	if bodyReservation == nil {
 		return r
 	}
-	r.caller = body.caller
-	if body.quota == q { // allowed counts both reservations as one request's
-		r.body = body
+	r.caller = bodyReservation.caller
+	if bodyReservation.quota == q {
+		r.body = bodyReservation // so that allowed and Most count both on this quota as what one request holds
 	}
 	return r
 }
@@ -91,11 +92,13 @@ func (r *Reservation) Acquire(n int) bool {
 	return true
 }
 
-// allowed says whether r may hold n more. This is so if its caller, over all its requests, then holds at most as much as stays free for
-// others. A caller's only request may even take all that is free, because otherwise a body as large as the limit could never be read.
+// allowed says whether r may hold n more. It always may on a quota without a limit, or if it then holds no more than alwaysAllowed: that is
+// as little as a connection's own buffers. Otherwise it may if its caller, over all its requests, then holds at most as much as stays free
+// for others. A caller's only request may even take all that is free, because otherwise a body as large as the limit could never be read.
 func (r *Reservation) allowed(n int64) bool {
 	q := r.quota
-	if q.limit <= 0 || r.amount+n <= q.alwaysAllowed {
+	hasLimit := q.limit > 0
+	if !hasLimit || r.amount+n <= q.alwaysAllowed {
 		return true
 	}
 	// With n more, the caller would hold ofCaller, the request ofRequest, and free would be left.
@@ -109,12 +112,14 @@ func (r *Reservation) allowed(n int64) bool {
 	return free >= 0 && (ofCaller <= free || isOnlyRequest)
 }
 
-// Most returns how much r could hold if no other request held anything, but at most n.
+// Most returns how much r could hold if no other request held anything, but at most n. That is the limit of the quota, or any amount if it
+// has none, and in any case what every reservation may hold (alwaysAllowed).
 func (r *Reservation) Most(n int) int {
 	q := r.quota
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.limit <= 0 {
+	hasLimit := q.limit > 0
+	if !hasLimit {
 		return n
 	}
 	bound := q.limit
