@@ -19,7 +19,9 @@ type Rounds struct {
 	Says         string  `json:"says"`          // the fields above in words
 }
 
-// roundsOf describes how a group gets its prompts; nil: its ranks do not prefill.
+// roundsOf describes how a group gets its prompts; nil: its ranks do not prefill. Some policies hold requests back, although a slot is
+// free, until they send several to different ranks at once (a round). HeldS is how long the oldest of the requests that are held now has
+// been held.
 func roundsOf(g *detect.Group) *Rounds {
 	t := g.Rounds
 	if t == nil {
@@ -39,12 +41,12 @@ func roundsOf(g *detect.Group) *Rounds {
 			100*r.EmptyShare)
 	}
 	if g.Held > 0 {
-		longestHold := fmt.Sprintf("%.1f s", r.HeldS)
+		longestHoldNow := fmt.Sprintf("%.1f s", r.HeldS)
 		if r.HeldS < 1 {
-			longestHold = fmt.Sprintf("%.0f ms", 1000*r.HeldS)
+			longestHoldNow = fmt.Sprintf("%.0f ms", 1000*r.HeldS)
 		}
 		r.Says += fmt.Sprintf(" %s %s held for a round now, for %s at most.", words.Capital(words.Count(g.Held, "request")), words.Are(g.Held),
-			longestHold)
+			longestHoldNow)
 	}
 	return r
 }

@@ -68,8 +68,8 @@ func stripOf(bins []detect.Sample) Strip {
 		firstShown = 1
 	}
 	shown := len(bins) - firstShown
-	inBurst := false            // whether the bin before was part of a burst of refusals
-	var examined *detect.Sample // the last bin at which the whole proxy was examined, and not only its counts
+	var refusals burstFinder
+	var examined *detect.Sample // the last bin at which the whole proxy was examined, and not only its counts; nil: none yet
 	if firstShown == 1 && bins[0].Examined {
 		examined = &bins[0]
 	}
@@ -83,20 +83,32 @@ func stripOf(bins []detect.Sample) Strip {
 		s.Requests = append(s.Requests, int64(b.Ended-min(b.Ended, before.Ended))) // a difference below 0 counts as 0
 		refused := s.addFailures(i, shown, b, before)
 		s.addLoads(i, shown, b)
-		if b.Examined {
+		if b.Examined { // otherwise the states of engines are not known at this bin
 			s.Events = append(s.Events, eventsBetween(examined, b)...)
 			examined = b
 		}
-		manyRefused := refused >= burstLeast
-		isBurst := manyRefused && float64(refused) >= burstShare*float64(s.Requests[i]) // many, also as a share of all requests
-		if isBurst && !inBurst {
+		if refusals.burstBegins(refused, s.Requests[i]) {
 			s.Events = append(s.Events, Event{b.At.UnixMilli(), "refused", "A burst of requests was refused with a 429"})
 		}
-		inBurst = isBurst || inBurst && manyRefused // a burst ends only when refusals are few, so that it is one event
 	}
 	s.sortLines()
 	s.Events = s.Events[max(0, len(s.Events)-maxEvents):] // the newest ones
 	return s
+}
+
+// burstFinder finds the bins in which a burst of refusals begins.
+type burstFinder struct {
+	inBurst bool // the bin before was part of a burst
+}
+
+// burstBegins takes the next bin, in which so many of the requests that ended were refused, and says whether a burst begins in it. Many
+// refusals, which are also a large share of the requests, begin a burst. It ends only when refusals are few, so that it is one event.
+func (f *burstFinder) burstBegins(refused, requests int64) bool {
+	manyRefused := refused >= burstLeast
+	isBurst := manyRefused && float64(refused) >= burstShare*float64(requests)
+	begins := isBurst && !f.inBurst
+	f.inBurst = isBurst || f.inBurst && manyRefused
+	return begins
 }
 
 // sortLines sorts the lines of failures and groups by name, so that each has its place on the page.
@@ -202,17 +214,18 @@ const (
 	beganToDrain = "began to drain"
 )
 
-// changeOf returns what an engine did when its state changed. from and to are kinds of states (see stateKind).
+// changeOf returns what an engine did when its state changed. from and to are different kinds of states: up, drain, or down, which stands
+// for all other states, too (stateKind). So a change from one bad state to another does not come here.
 func changeOf(from, to string) string {
 	switch {
 	case to == "down":
 		return wentDown
 	case to == "drain":
 		return beganToDrain
-	case from == "drain":
+	case from == "drain": // and to is up
 		return undrained
 	}
-	return cameBack
+	return cameBack // from down to up
 }
 
 // stateKind returns the kind of a state of an engine: up, drain, or down for all other states.

@@ -20,24 +20,29 @@ func (s *sheet) model(m *Model, d *Document) {
 	}
 }
 
-// group writes how evenly the ranks of a group are loaded, their loads, and what other policies would have cost.
+// group writes how evenly the ranks of a group are loaded, their loads, how ranks that prefill get their prompts (rounds), and what other
+// policies would have cost, by replays of the twin. Of the twin's sentences only the first ones are written. Its note says how far the
+// replays can be trusted, or why there are none.
 func (s *sheet) group(g *Group, t *detect.Traffic) {
 	s.paragraph(2, groupSummary(g, t))
 	s.ranks(g)
 	if g.Rounds != nil { // the ranks also prefill
-		s.paragraph(4, g.Rounds.Says)
+		s.paragraph(indentInGroup, g.Rounds.Says)
 	}
 	if g.ModelWhy != "" { // without a step model, the twin has no results
-		s.paragraph(4, "There is no step model: "+withFullStop(g.ModelWhy))
+		s.paragraph(indentInGroup, "There is no step model: "+withFullStop(g.ModelWhy))
 		return
 	}
 	for i, says := range g.Twin.Says {
 		if i < replaysOfAGroup {
-			s.paragraph(4, says)
+			s.paragraph(indentInGroup, says)
 		}
 	}
-	s.paragraph(4, g.Twin.Note)
+	s.paragraph(indentInGroup, g.Twin.Note)
 }
+
+// indentInGroup is how many columns the text about a group is indented.
+const indentInGroup = 4
 
 // groupSummary says how many ranks a group has, which policy it has, and how evenly its ranks are loaded. A step of a group waits for its
 // fullest rank. ModelMs is the length of a step at the present loads, by the step model, and LostShare the part of it that imbalance costs.
@@ -62,8 +67,8 @@ func groupSummary(g *Group, t *detect.Traffic) string {
 	if g.StepMs > 0 && haveCommonSteps {
 		text += fmt.Sprintf(", step %.1f ms", g.StepMs)
 	}
-	if g.Held > 0 {
-		text += fmt.Sprintf(", %d held", g.Held)
+	if heldRequests := g.Held; heldRequests > 0 { // the policy holds them back to send several at once
+		text += fmt.Sprintf(", %d held", heldRequests)
 	}
 	if g.FallbackRounds > 0 {
 		text += "; the policy was too slow, so that another one decides"
@@ -71,7 +76,8 @@ func groupSummary(g *Group, t *detect.Traffic) string {
 	return text
 }
 
-// ranks draws the KV tokens of each rank, and names the ranks that are not up.
+// ranks draws the KV tokens of each rank, writes their mean and extremes, and names the ranks that are not up. If no rank takes part in the
+// steps of the group (InSteps), no load counts, and it writes nothing.
 func (s *sheet) ranks(g *Group) {
 	var fullest, emptiest *detect.Rank
 	for i := range g.Ranks {
@@ -86,7 +92,8 @@ func (s *sheet) ranks(g *Group) {
 			emptiest = r
 		}
 	}
-	if fullest == nil { // no rank takes part in steps, so there are no loads to draw
+	noneInSteps := fullest == nil
+	if noneInSteps {
 		return
 	}
 	if len(g.Ranks) <= ranksWithTheirBar {
@@ -94,8 +101,13 @@ func (s *sheet) ranks(g *Group) {
 	} else {
 		s.drawColumns(g)
 	}
-	s.paragraph(4, fmt.Sprintf("KV tokens: mean %s, most %s (%s), least %s (%s)", shortCount(int64(g.MeanTokens)),
+	s.paragraph(indentInGroup, fmt.Sprintf("KV tokens: mean %s, most %s (%s), least %s (%s)", shortCount(int64(g.MeanTokens)),
 		shortCount(readTokens(fullest)), fullest.Name, shortCount(readTokens(emptiest)), emptiest.Name))
+	s.nameRanksNotUp(g)
+}
+
+// nameRanksNotUp names the ranks that are not up, by their state and with its letter in the drawing.
+func (s *sheet) nameRanksNotUp(g *Group) {
 	for _, state := range []string{detect.RankDown, detect.RankOut, detect.RankDraining, detect.RankForeign, detect.RankRemoved} {
 		var names []string
 		for i := range g.Ranks {
@@ -104,7 +116,7 @@ func (s *sheet) ranks(g *Group) {
 			}
 		}
 		if len(names) > 0 {
-			s.paragraph(4, fmt.Sprintf("%c %s: %s", markOf(state), state, words.FirstOf(names)))
+			s.paragraph(indentInGroup, fmt.Sprintf("%c %s: %s", markOf(state), state, words.FirstOf(names)))
 		}
 	}
 }
@@ -192,42 +204,57 @@ const (
 // has the letter of its state at the foot of its column. For ranks that prefill, a line below shows the prompt tokens that each still has
 // to compute.
 func (s *sheet) drawColumns(g *Group) {
-	const axis = 6                                                  // width of the labels on the left, in columns of text
-	bands := (len(g.Ranks) + s.width - axis - 1) / (s.width - axis) // number of bands, rounded up
-	perBand := (len(g.Ranks) + bands - 1) / bands                   // ranks per band, rounded up
-	fullHeight := float64(max(1, g.MostTokens))                     // tokens of a full column; 1 or more, as loads are divided by it
-	mostBacklog := int64(1)                                         // at least 1, because backlogs are divided by it
+	const labelWidth = 6 // in columns of text, on the left of each line
+	ranksPerLine := s.width - labelWidth
+	bands := (len(g.Ranks) + ranksPerLine - 1) / ranksPerLine // number of bands, rounded up
+	perBand := (len(g.Ranks) + bands - 1) / bands             // ranks per band, rounded up
+	mostBacklog := int64(1)                                   // at least 1, because backlogs are divided by it
 	for i := range g.Ranks {
 		mostBacklog = max(mostBacklog, g.Ranks[i].Backlog)
 	}
-	heights := []rune(" ▁▂▃▄▅▆▇█")
 	for band := range min(bands, mostBands) {
 		ranks := g.Ranks[band*perBand : min(len(g.Ranks), (band+1)*perBand)]
-		draw := func(label string, cell func(*detect.Rank) rune) {
-			line := make([]rune, len(ranks))
-			for i := range ranks {
-				line[i] = cell(&ranks[i])
-			}
-			s.row("%5s %s", label, string(line))
-		}
-		for row := bandLines - 1; row >= 0; row-- { // only the lowest and the highest row have a label
-			label := map[int]string{0: "0", bandLines - 1: shortCount(g.MostTokens)}[row]
-			draw(label, func(r *detect.Rank) rune {
-				mark := markOf(r.State)
-				switch {
-				case row == 0 && mark != ' ': // the foot of the column of a rank that is not up
-					return mark
-				case !r.InSteps:
-					return ' '
-				}
-				return heights[eighths(float64(readTokens(r))/fullHeight, bandLines, row)]
+		s.drawLoads(ranks, g.MostTokens)
+		if g.Rounds != nil { // the ranks also prefill
+			s.drawCells("new", ranks, func(r *detect.Rank) rune {
+				const cells, cell = 1, 0 // the line is the only one
+				return filled(eighths(float64(r.Backlog)/float64(mostBacklog), cells, cell))
 			})
-		}
-		if g.Rounds != nil {
-			draw("new", func(r *detect.Rank) rune { return heights[eighths(float64(r.Backlog)/float64(mostBacklog), 1, 0)] })
 		}
 	}
 	if bands > mostBands {
 		s.row("    %d more ranks are not drawn", len(g.Ranks)-mostBands*perBand)
 	}
 }
+
+// drawLoads draws the columns of one band, in bandLines lines. A column of mostTokens has full height. A rank that takes part in no steps
+// (InSteps) has no load that counts, so its column is empty.
+func (s *sheet) drawLoads(ranks []detect.Rank, mostTokens int64) {
+	fullHeight := float64(max(1, mostTokens))   // 1 or more, as loads are divided by it
+	for row := bandLines - 1; row >= 0; row-- { // only the lowest and the highest row have a label
+		label := map[int]string{0: "0", bandLines - 1: shortCount(mostTokens)}[row]
+		s.drawCells(label, ranks, func(r *detect.Rank) rune {
+			mark := markOf(r.State)
+			isUp := mark == ' '
+			switch {
+			case row == 0 && !isUp: // the foot of the column
+				return mark
+			case !r.InSteps:
+				return ' '
+			}
+			return filled(eighths(float64(readTokens(r))/fullHeight, bandLines, row))
+		})
+	}
+}
+
+// drawCells draws a line with a label and one cell per rank.
+func (s *sheet) drawCells(label string, ranks []detect.Rank, cell func(*detect.Rank) rune) {
+	line := make([]rune, len(ranks))
+	for i := range ranks {
+		line[i] = cell(&ranks[i])
+	}
+	s.row("%5s %s", label, string(line))
+}
+
+// filled is a cell of which n eighths (0 to 8) are filled, from below.
+func filled(n int) rune { return []rune(" ▁▂▃▄▅▆▇█")[n] }
