@@ -36,7 +36,7 @@ type Loop struct {
 	lastGeneration uint32   // the generation of the newest watch
 	wheel          wheel
 	expired        []*Watch
-	armed          int64 // when Go's poller ends the wait, in ns since base; 0: never
+	waitEnd        int64 // when Go's poller ends the wait for sockets, in ns since base; 0: never
 
 	mu     sync.Mutex
 	posted []func() // functions that the goroutine of run has to call
@@ -137,7 +137,7 @@ func (l *Loop) runPosted() bool {
 	for _, f := range todo {
 		l.guard(f)
 	}
-	l.shortenWait() // run has set its end before the functions, which may have called WakeAt
+	l.shortenWait() // the end of the next wait was set before these functions ran, and they may have called WakeAt
 	return !closed
 }
 
@@ -145,33 +145,57 @@ func (l *Loop) runPosted() bool {
 // watch, the wait has no end.
 func (l *Loop) setWaitEnd() {
 	l.wheel.findFirst()
-	l.armed = l.wheel.due()
+	l.waitEnd = l.wheel.due()
 	var at time.Time
-	if l.armed != 0 {
-		at = l.base.Add(time.Duration(l.armed))
+	if l.waitEnd != 0 {
+		at = l.base.Add(time.Duration(l.waitEnd))
 	}
 	_ = l.ep.SetReadDeadline(at) // cannot fail, because the file is open
 }
 
-// shortenWait makes the wait for sockets end earlier if a watch is now due before its end.
+// shortenWait makes the wait for sockets end earlier if a watch is now due before its end. The wait ends at the read deadline of the epoll
+// descriptor (ep).
 func (l *Loop) shortenWait() {
-	due := l.wheel.due() // 0: there is no watch
-	endsInTime := l.armed != 0 && l.armed <= due
+	due := l.wheel.due() // 0: no watch is due at any time
+	endsInTime := l.waitEnd != 0 && l.waitEnd <= due
 	if due == 0 || endsInTime {
 		return
 	}
 	l.mu.Lock() // Post and Close set a deadline in the past, which must not be overwritten
 	defer l.mu.Unlock()
 	if len(l.posted) == 0 && !l.closed {
-		l.armed = due
-		_ = l.ep.SetReadDeadline(l.base.Add(time.Duration(due)))
+		l.waitEnd = due
+		_ = l.ep.SetReadDeadline(l.base.Add(time.Duration(due))) // cannot fail, because the file is open
 	}
 }
 
 // pollAndHandle asks the kernel which sockets are ready, and calls their handlers. After them it calls the handlers that asked for another
 // turn (CallAgain). It returns true if the loop must not wait, because there may be more to do. run then calls posted functions and
-// handlers whose time has come before pollAndHandle is called once more. Its parameter is the descriptor of epoll, which l.fd also has.
+// handlers whose time has come before pollAndHandle is called once more. RawConn.Read, through which run calls it, passes the descriptor of
+// epoll, which l.fd also has.
 func (l *Loop) pollAndHandle(uintptr) bool {
+	n, interrupted := l.poll()
+	if interrupted {
+		return true // so that pollAndHandle is called again
+	}
+	now := time.Now()
+	l.calledAgain, l.again = l.again, l.calledAgain[:0] // calls of CallAgain from here on are for the next round
+	l.handleReady(n, now)
+	l.handleAgain(now)
+	moreToCall := len(l.again) > 0
+	manyReady := n > len(l.events)/8 // so many that their handlers have taken long
+	isBusy := manyReady || moreToCall
+	if isBusy { // the other goroutines get a turn between two rounds
+		runtime.Gosched()
+	}
+	l.shortenWait()                      // the end of the wait was set before the handlers ran, and they may have called WakeAt
+	moreMayBeReady := n == len(l.events) // the kernel may have more events than there was room for
+	return moreMayBeReady || moreToCall
+}
+
+// poll asks the kernel which sockets are ready, without waiting. The first n of l.events then say so. interrupted says that a signal came
+// first (EINTR), so that nothing is known.
+func (l *Loop) poll() (n int, interrupted bool) {
 	// With a timeout of 0 the call never blocks, so a raw system call is enough, of which Go's scheduler is not told.
 	const timeout, signalMask, maskSize = 0, 0, 0
 	ready, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(l.fd), uintptr(unsafe.Pointer(&l.events[0])), uintptr(len(l.events)),
@@ -180,11 +204,13 @@ func (l *Loop) pollAndHandle(uintptr) bool {
 		panic("loop: epoll_wait: " + errno.Error()) // cannot happen, because only the loop uses the descriptor
 	}
 	if errno != 0 {
-		return true // a signal interrupted the call (EINTR), so pollAndHandle is called again
+		return 0, true
 	}
-	n := int(ready)
-	now := time.Now()
-	l.calledAgain, l.again = l.again, l.calledAgain[:0] // calls of CallAgain from here on are for the next round
+	return int(ready), false
+}
+
+// handleReady calls the handlers of the n sockets that poll has found ready. It leaves out those that handleAgain calls in the same round.
+func (l *Loop) handleReady(n int, now time.Time) {
 	for i := range l.events[:n] {
 		ev := &l.events[i]
 		w := l.watches[uint32(ev.Fd)]                   // Fd and Pad have what epollCtl has put there: the index and the generation
@@ -193,11 +219,15 @@ func (l *Loop) pollAndHandle(uintptr) bool {
 		}
 		ended := ev.Events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0
 		if w.again {
-			w.ended = w.ended || ended // the watch's handler is called below, in the loop over calledAgain
+			w.ended = w.ended || ended // the kernel reports the end only once, so it is kept for the call
 			continue
 		}
 		l.callReady(w, ended, now)
 	}
+}
+
+// handleAgain calls the handlers that asked for another turn (CallAgain) before this round.
+func (l *Loop) handleAgain(now time.Time) {
 	for i, w := range l.calledAgain {
 		l.calledAgain[i] = nil
 		w.again = false
@@ -205,15 +235,6 @@ func (l *Loop) pollAndHandle(uintptr) bool {
 			l.callReady(w, w.ended, now)
 		}
 	}
-	moreToCall := len(l.again) > 0
-	manyReady := n > len(l.events)/8 // so many that their handlers have taken long
-	isBusy := manyReady || moreToCall
-	if isBusy { // the other goroutines get a turn between two rounds
-		runtime.Gosched()
-	}
-	l.shortenWait()                      // run has set its end before the handlers, which may have called WakeAt
-	moreMayBeReady := n == len(l.events) // the kernel may have more events than there was room for
-	return moreMayBeReady || moreToCall
 }
 
 // callReady calls the handler of a watch whose socket is ready. It recovers a panic of the handler, so that the loop's other watches go on.
