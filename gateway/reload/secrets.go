@@ -106,8 +106,9 @@ const leastSecret = 16
 const fleetReader = "ca_file "
 
 // readSecrets reads all files with tokens, keys and certificates that a config names. Of files that other components read later, it only
-// notes the digest: of authorities that the fleet reads, with fleetReader before the name, and of files for calls between proxies, under
-// the plain name. The same file may have both entries, so that each reader notices a change.
+// notes the digest. The keys of these notes say which component reads the file: fleetReader and the path for an authority that the fleet
+// reads, the plain path for a file for calls between proxies. If both read the same file, it has two notes, so that each of the two notices
+// a change.
 func readSecrets(cfg *config.Config) (*secrets, error) {
 	s := &secrets{ // the digests come first: if a file changes while it is read, the change is noticed later
 		digests: map[string]digest{cfg.KeysFile: digestOf(cfg.KeysFile), cfg.Admin.TokenFile: digestOf(cfg.Admin.TokenFile),
@@ -127,19 +128,19 @@ func readSecrets(cfg *config.Config) (*secrets, error) {
 	if s.prompts, err = readPromptKey(cfg.Predictor); err != nil {
 		return nil, err
 	}
-	pairs := []config.TLS{cfg.TLS, cfg.Admin.TLS} // by listener: Public, Admin, and Peers if there are other proxies
+	pairs := []config.TLS{cfg.TLS, cfg.Admin.TLS} // by listener, as s.tls and tlsKeys: Public, Admin, and Peers if there are other proxies
 	if cfg.Geo.On() {
 		pairs = append(pairs, config.TLS{CertFile: cfg.Geo.TLS.Cert, KeyFile: cfg.Geo.TLS.Key})
 		for _, file := range []string{cfg.Geo.TLS.CA, cfg.Geo.HMAC.KeysFile} { // the components for other proxies read these files
 			s.filesOfOtherReaders[file] = digestOf(file)
 		}
 	}
-	for i, t := range pairs {
+	for listener, t := range pairs {
 		if !t.On() {
 			continue
 		}
-		if s.tls[i], err = certs.Load(t.CertFile, t.KeyFile); err != nil {
-			return nil, fmt.Errorf("%s: %w", tlsKeys[i], err)
+		if s.tls[listener], err = certs.Load(t.CertFile, t.KeyFile); err != nil {
+			return nil, fmt.Errorf("%s: %w", tlsKeys[listener], err)
 		}
 	}
 	return s, nil
@@ -163,16 +164,21 @@ func (r *Reloader) useSecrets(s *secrets) {
 			r.tls[i].ReplaceBy(p)
 		}
 	}
-	// Other components use the version of these files that they have read (usedByReader). It stays in lastRead, so that the next
-	// reloadTrust, reloadGeoCA or reloadGeoKeys notices a newer version.
+	r.addDigestsOfOtherReaders(s)
+	r.lastRead = s.digests
+	r.exportExpiry()
+}
+
+// addDigestsOfOtherReaders adds to the digests of s those of the files that other components read. If a component has read its file
+// already, the digest stays that of the version which it uses. So the next reload of that component (reloadTrust, reloadGeoCA or
+// reloadGeoKeys) notices a newer version.
+func (r *Reloader) addDigestsOfOtherReaders(s *secrets) {
 	for file, version := range s.filesOfOtherReaders {
 		if usedByReader, wasRead := r.lastRead[file]; wasRead {
 			version = usedByReader
 		}
 		s.digests[file] = version
 	}
-	r.lastRead = s.digests
-	r.exportExpiry()
 }
 
 // exportExpiry sets the metric with the time at which the certificate of each listener expires.

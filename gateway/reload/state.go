@@ -131,8 +131,9 @@ func newSettings(cfg *config.Config) *Settings {
 // vocabSize is the smallest vocabulary of the profiles in use, because any engine may get a token id; 0: one of them is unknown (0 in its
 // profile), or no profile is in use.
 func vocabSize(cfg *config.Config) int {
+	const ofAllRoles = ""
 	smallest := math.MaxInt
-	for _, name := range cfg.ProfilesInUse("") {
+	for _, name := range cfg.ProfilesInUse(ofAllRoles) {
 		if size := cfg.Profiles[name].VocabSize; size < smallest {
 			smallest = size
 		}

@@ -178,19 +178,20 @@ func (r *Reloader) reloadToken() (changed bool, err error) {
 	return reloadFile(r, r.Settings().Admin.TokenFile, loadToken, r.token.Store)
 }
 
-// reloadTrust makes engines trust changed authorities. An authority is refused together with a client certificate that cannot be used, so
-// after a refusal it is tried again when any file of a profile has changed since.
+// reloadTrust makes engines trust changed authorities. The engines of a profile use its authority together with its client certificate, so
+// an authority is also refused if that certificate cannot be used. After a refusal, all authorities are therefore read again as soon as any
+// file of a profile has changed since.
 func (r *Reloader) reloadTrust() (changed bool, err error) {
 	present := digestsOf(filesOfProfiles(r.Settings().Config))
-	retry := anyChanged(r.profileFilesAtRefusal)
-	mustRead := func(file string) bool { // the fleet is one of the readers of this file
-		return r.markReadIfChangedFor(fleetReader, file) || retry
+	retry := anyChanged(r.profileFilesAtRefusal) // digests of all these files at the last refusal; nil: nothing is refused, so no retry
+	mustRead := func(authority string) bool {    // the fleet is one of the readers of this file
+		return r.markReadIfChangedFor(fleetReader, authority) || retry
 	}
 	changed, err = r.deps.ReloadTrust(mustRead)
 	switch {
 	case err != nil:
 		r.profileFilesAtRefusal = present
-	case changed:
+	case changed: // without a change nothing was read, so an earlier refusal still stands
 		r.profileFilesAtRefusal = nil
 	}
 	return changed, err
