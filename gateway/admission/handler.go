@@ -236,37 +236,50 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *requ
 	}
 	engines := d.deps.Fleet.Now() // read once, so that all checks below see the same engines
 	route, listed, modelsKnown := engines.Lookup(req.Model)
-	servedHere := listed && !route.OneSided // OneSided: only engines that prefill, or only engines that decode, list the model
-	at := lookup{engines: engines, servedHere: servedHere, modelsKnown: modelsKnown}
+	servesModel := listed && !route.OneSided // OneSided: only engines that prefill, or only engines that decode, list the model
+	here := lookup{engines: engines, servesModel: servesModel, modelsKnown: modelsKnown}
 	if !ep.IsChatOrCompletions() {
 		if fail := d.checkEndpoint(ep, req.Model, route); fail != nil {
 			return req, route, fail
 		}
 		in.NoHandOff = route.NoHandOff[ep] // true: an engine takes no hand-off at ep, so a decode rank must compute the prompt
 	}
-	if route.SGLang {
-		if fail := req.CheckForSGLang(d.deps.Config.Settings().Accept.VocabSize); fail != nil {
-			return req, route, fail
-		}
+	if fail := d.checkForEngines(req, route, servesModel); fail != nil {
+		return req, route, fail
 	}
-	if at.servedHere && !route.AllAggregated { // engines that both prefill and decode need no split
-		if fail := req.CheckSplit(route.PromptLogprobs); fail != nil {
-			return req, route, fail
-		}
-		if route.SGLang && req.PrefillOnly { // SGLang's server exits when it gets a request without a bootstrap room
-			return req, route, errNoPromptLogprobs
-		}
-	}
-	otherRegionServes, fail := d.otherRegionServes(ep, in, req.Model, at.servedHere)
+	otherRegionServes, fail := d.otherRegionServes(ep, in, req.Model, servesModel)
 	switch {
 	case fail != nil:
 		return req, route, fail
-	case otherRegionServes && !at.servedHere: // the request will be forwarded, for which its route only needs the name of the model
+	case otherRegionServes && !servesModel: // the request will be forwarded, for which its route only needs the name of the model
 		return req, roster.Route{Name: req.Model, Board: req.Model}, nil
 	case otherRegionServes: // later the geo policy chooses between the engines here and another region
 		return req, route, nil
 	}
-	return req, route, d.checkServed(ep, in, req.Model, route, at)
+	return req, route, d.checkServed(ep, in, req.Model, route, here)
+}
+
+// checkForEngines returns an error if the request asks for what the engines of its model do not support: because they are SGLang's, or
+// because a request is split between a prefill and a decode engine.
+func (d *Handler) checkForEngines(req *openai.Request, route roster.Route, servesModel bool) *openai.Error {
+	if route.SGLang {
+		if fail := req.CheckForSGLang(d.deps.Config.Settings().Accept.VocabSize); fail != nil {
+			return fail
+		}
+	}
+	isSplit := servesModel && !route.AllAggregated // engines that both prefill and decode need no split
+	if !isSplit {
+		return nil
+	}
+	if fail := req.CheckSplit(route.PromptLogprobs); fail != nil {
+		return fail
+	}
+	// PrefillOnly (set by CheckSplit): a prefill engine alone would answer the request, with the logprobs of its prompt. But SGLang's server
+	// exits when it gets a request without a bootstrap room.
+	if route.SGLang && req.PrefillOnly {
+		return errNoPromptLogprobs
+	}
+	return nil
 }
 
 // otherRegionServes says whether another region to which the request may go serves its model now. It returns an error if this region does
@@ -291,31 +304,27 @@ func (d *Handler) otherRegionServes(ep mooncake.Endpoint, in *requestContext, mo
 // lookup says what is known of the model of a request in this region.
 type lookup struct {
 	engines     *roster.Snapshot
-	servedHere  bool // engines for prefill and for decode list the model, and not only those of one side
+	servesModel bool // engines for prefill and for decode list the model, and not only those of one side
 	modelsKnown bool // engines have reported their models; false: an engine may still report this model
 }
 
 // checkServed returns an error if the engines of this region cannot serve a request that stays here. The error says whether a retry may
 // help.
-func (d *Handler) checkServed(ep mooncake.Endpoint, in *requestContext, model string, route roster.Route, at lookup) *openai.Error {
-	if peers := d.deps.Requests.Peers; peers != nil {
-		mayBeElsewhere := !at.servedHere && !(at.modelsKnown && peers.AllUp()) // a region that is down may have the model
-		ownsNoRegion := at.servedHere && d.deps.Requests.Owner.Has(owner.Regions) && !d.deps.Requests.Owner.AdmitsAny()
-		if mayBeElsewhere || ownsNoRegion { // either may change soon, so the client is asked to retry
-			return openai.Unavailable("no_region_available",
-				"no engine of this proxy serves "+strconv.Quote(model)+", and no region that can be reached does", 1)
-		}
+func (d *Handler) checkServed(ep mooncake.Endpoint, in *requestContext, model string, route roster.Route, here lookup) *openai.Error {
+	if d.regionMayServeSoon(here) {
+		return openai.Unavailable("no_region_available",
+			"no engine of this proxy serves "+strconv.Quote(model)+", and no region that can be reached does", 1)
 	}
 	switch {
-	case !at.servedHere && at.modelsKnown:
+	case !here.servesModel && here.modelsKnown:
 		return failure.NoSuchModel(model)
-	case !at.servedHere || !route.Prefill: // no engine has reported its models yet, or no engine that prefills this model is up
-		return failure.Unserved("prefill", model, route.AllAggregated, at.engines.EngineStates(model, false))
+	case !here.servesModel || !route.Prefill: // no engine has reported its models yet, or no engine that prefills this model is up
+		return failure.Unserved("prefill", model, route.AllAggregated, here.engines.EngineStates(model, false))
 	case !route.Decode:
-		return failure.Unserved("decode", model, route.AllAggregated, at.engines.EngineStates(model, true))
+		return failure.Unserved("decode", model, route.AllAggregated, here.engines.EngineStates(model, true))
 	// Only chats and completions can be forwarded to the proxy that owns a decode group of the model. For other requests this proxy
 	// needs a group of its own, because otherwise none of its ranks could decode them.
-	case !ep.IsChatOrCompletions() && !at.engines.OwnsGroupFor(route.Board, route.Name):
+	case !ep.IsChatOrCompletions() && !here.engines.OwnsGroupFor(route.Board, route.Name):
 		return failure.NotOurs
 	case in.NoHandOff && !d.deps.Requests.LocalRanks.AnyComputes(route.Board): // 404, not 503: a retry would fail for the same reason
 		return openai.NewError(http.StatusNotFound, "no_such_route",
@@ -324,6 +333,21 @@ func (d *Handler) checkServed(ep mooncake.Endpoint, in *requestContext, model st
 				", and no decode engine may compute a prompt alone; use /v1/chat/completions, or ask the operator for allow_local_prefill")
 	}
 	return nil
+}
+
+// regionMayServeSoon says whether no region can serve the request now, but one may do so soon, so that the client is asked to retry. It is
+// false if there are no other regions.
+func (d *Handler) regionMayServeSoon(here lookup) bool {
+	peers := d.deps.Requests.Peers
+	if peers == nil {
+		return false
+	}
+	if here.servesModel { // but this proxy may own no region, and then it may send requests to no engine, until it gets one
+		return d.deps.Requests.Owner.Has(owner.Regions) && !d.deps.Requests.Owner.AdmitsAny()
+	}
+	// Another region may have the model if it is down now, and this one as long as its engines have not reported their models.
+	allModelsKnown := here.modelsKnown && peers.AllUp()
+	return !allModelsKnown
 }
 
 // checkEndpoint returns an error if an endpoint other than those for chats and completions is not served for a model. Requests of such an
