@@ -116,7 +116,9 @@ func (a *Adviser) poolIsFull(pooled, inflight int) bool {
 	return a.deps.Places.Used() >= a.deps.Places.Size() && pooled > inflight
 }
 
-// addBacklogs adds the waiting requests of each model in the arrival queue to the sample of its board.
+// addBacklogs adds the waiting requests of each model in the arrival queue to the sample of its board. poolFull says that finished prefills
+// fill the pool, which all models share. It goes only into samples with waiting requests, because it means that these wait for decode
+// ranks, too.
 func (a *Adviser) addBacklogs(all map[string]*advice.Sample, poolFull bool) {
 	for model, waiting := range a.deps.Prefill.Backlogs() {
 		board := model
@@ -142,7 +144,7 @@ func (a *Adviser) addPrefillRanks(all map[string]*advice.Sample) (inflight int) 
 		case s == nil: // the board of the rank is not sampled
 		case c.State == "open" || c.State == "closed": // closed: its KV cache is full for now, so it still is a live rank
 			addPrefill(&s.Prefill, &c)
-		case c.State == "down" && a.isOutOfService(c.Instance):
+		case c.State == "down" && a.needsNoRepair(c.Instance):
 			s.Prefill.OutOfService++
 		case c.State == "down":
 			s.Prefill.Down++
@@ -151,9 +153,9 @@ func (a *Adviser) addPrefillRanks(all map[string]*advice.Sample) (inflight int) 
 	return inflight
 }
 
-// isOutOfService says whether an engine answers with all its ranks and fails no requests. A rank of it that takes no requests then drains
-// or is halted, so there is nothing to repair.
-func (a *Adviser) isOutOfService(instance string) bool {
+// needsNoRepair says whether an engine answers with all its ranks, and either fails no requests or is halted. If a rank of it takes no
+// requests, it then only drains or is halted, and will take requests again: the advice counts it as out of service, and not as down.
+func (a *Adviser) needsNoRepair(instance string) bool {
 	e := a.deps.Fleet.Now().Engine(instance)
 	if e == nil { // the engine has left the fleet
 		return false
@@ -175,7 +177,7 @@ func (a *Adviser) decodeSample(m *board.ModelStatus) advice.Decode {
 		if !w.Up {
 			switch r := ranks.Rank(w.ID); {
 			case w.Removed || r == nil || !ranks.Admits(w.ID): // the rank has left the fleet, or another proxy knows how it is
-			case w.Down || !a.isOutOfService(r.Instance):
+			case w.Down || !a.needsNoRepair(r.Instance): // it does not answer, or its engine lacks a rank or fails requests
 				d.Down++
 			default:
 				d.OutOfService++
