@@ -26,15 +26,12 @@ const (
 func (e *Entry) tryHandOff(ctx context.Context, client *engine.Client, target *engine.Target) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	// text and numbers can always be marshalled
-	asked, _ := json.Marshal(map[string]any{"model": e.model, "prompt": "a", "max_tokens": 1, "stream": false})
-	body, err := mooncake.ScanBody(asked, 0)
+	probe, err := handOffRequest(e.model)
 	if err != nil {
-		return // cannot happen, because the body was made above
+		return // cannot happen, because the request is always valid
 	}
 	call := client.NewCall(target)
 	defer context.AfterFunc(ctx, call.Abort)()
-	probe := (&mooncake.Profile{}).ProbeBody(&body, mooncake.Completions, nil, nil, nil)
 	resp, err := call.Do(http.MethodPost, mooncake.Completions.Path(), engine.JSONHeaders("ek-init"), probe, engine.Deadlines{})
 	if err != nil { // no answer, so handOff stays as it is (untried)
 		return
@@ -52,6 +49,25 @@ func (e *Entry) tryHandOff(ctx context.Context, client *engine.Client, target *e
 		e.handOff = hasHandOff
 		e.Connector = cmp.Or(e.Connector, mooncake.ConnectorOf(text))
 	}
+}
+
+// handOffRequest returns the body of a completion request for one token and a hand-off, in the pieces in which it is sent. The connector of
+// the engine is not known, so the request is the one that a profile without a connector makes: kv_transfer_params asks for a hand-off in
+// the way of vLLM.
+func handOffRequest(model string) ([][]byte, error) {
+	const defaultDepth = 0 // the usual limit for nested values
+	// text and numbers can always be marshalled
+	asked, _ := json.Marshal(map[string]any{"model": model, "prompt": "a", "max_tokens": 1, "stream": false})
+	body, err := mooncake.ScanBody(asked, defaultDepth)
+	if err != nil {
+		return nil, err
+	}
+	var (
+		unknownConnector mooncake.Profile
+		noChanges        *mooncake.Patch
+		noTransferID     *mooncake.BootstrapInfo
+	)
+	return unknownConnector.ProbeBody(&body, mooncake.Completions, noChanges, noTransferID, nil), nil
 }
 
 // decideRoles decides the role of engines that reported none. An engine without a hand-off is aggregated, unless another engine prefills or
