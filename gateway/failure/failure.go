@@ -73,7 +73,8 @@ func Unserved(side, model string, noSides bool, states string) *openai.Error {
 	if states != "" {
 		states = " (" + states + ")"
 	}
-	return openai.Unavailable(side+"_unavailable", "no healthy "+engineName+" serves "+strconv.Quote(model)+states, 1)
+	const retryAfterSeconds = 1
+	return openai.Unavailable(side+"_unavailable", "no healthy "+engineName+" serves "+strconv.Quote(model)+states, retryAfterSeconds)
 }
 
 // sideName names an engine of a side in a message to a client.
