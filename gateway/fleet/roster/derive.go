@@ -322,7 +322,7 @@ func (r *Route) addDecodeEngine(e *Engine, m engine.Model, usable bool) {
 // requireDecodeRanks changes the candidates whose KV no decode rank would fetch now. A candidate in another region goes out of service if
 // no rank of that region takes requests. If requests wait for such a rank (Worker.Awaited), the candidate gets AnswersLate instead of Live:
 // prompts then wait before their prefill, because prefill engines do not hold the KV of finished prefills for so long. A candidate in the
-// proxy's own region stays in service without any rank: requests are refused anyway, before they are queued (Route.Decode).
+// proxy's own region stays in service without any such rank: admission checks whether an engine decodes the model at all (Route.Decode).
 func requireDecodeRanks(candidates []prefill.Candidate, workers []board.Worker) {
 	for i := range candidates {
 		c := &candidates[i]

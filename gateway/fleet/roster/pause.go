@@ -94,17 +94,16 @@ type PauseEnded struct {
 
 // apply ends each pause to which the resuming call applies, or replaces it by a pause of those engines that stay paused. The call went to
 // the engines of one group, or to all:
-//   - The pause of that group, or any pause after a call to all engines: the engines in v.Unresumed stay paused.
-//   - What is left of another pause (its list Unresumed), e.g. of one of all engines: it may cover engines of the group, of which those
-//     that have resumed leave it.
-//   - Any other pause goes on, also a pause of all engines, which only a call to all engines ends.
+//   - It ends the pause of that group or, if it went to all, any pause. Only the engines in v.Unresumed stay paused.
+//   - What an earlier call has left of another pause (its list Unresumed) may cover engines of the group. Those that have resumed leave it.
+//   - Any other pause goes on. So only a call to all engines ends a pause of all engines.
 //
 // The new pause lists its engines in Pause.Unresumed, with the start times of their processes, because the pause of an engine ends when it
 // restarts.
 func (v PauseEnded) apply(r *Roster, out *effects) {
 	for group, p := range r.pauses {
 		callEndsPause := v.Group == "" || v.Group == group
-		isWhole := p.Unresumed == nil // no call has resumed any of its engines yet
+		isWhole := p.Unresumed == nil // the pause covers its whole group, and not only engines that did not resume
 		if !callEndsPause && isWhole {
 			continue
 		}

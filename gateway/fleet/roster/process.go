@@ -32,14 +32,46 @@ type ProcessID struct {
 // may come from a second engine behind the same address. A value never changes: methods return the next value, or the same pointer if they
 // learn nothing.
 type Processes struct {
-	first        int                  // processes with smaller numbers are gone
-	fates        []Fate               // of the processes from first on, the last one Known; empty: only the process first, which is Known
-	doubtSince   time.Time            // when a new engine id last gave reason for doubt
-	start        float64              // start time of the newest process, in Unix seconds, from its metrics; 0: not known
-	refused      bool                 // the last connection to the engine was refused
-	startMissing bool                 // a connection has shown the newest process, and start is still that of the one before it
-	newSince     time.Time            // when a connection last showed that there is a new process
-	engineIDs    map[string]engineIDs // engine ids in hand-offs, by the candidate's ID
+	first      int       // processes with smaller numbers are gone
+	fates      []Fate    // of the processes from first on, the last one Known; empty: only the process first, which is Known
+	doubtSince time.Time // when a new engine id last gave reason for doubt
+	start      float64   // start time of the newest process, in Unix seconds, from its metrics; 0: not known; see awaited
+	awaited    awaited
+	newSince   time.Time            // when a connection last showed that there is a new process
+	engineIDs  map[string]engineIDs // engine ids in hand-offs, by the candidate's ID
+}
+
+// awaited says what is still to come of a new process that a connection has shown: an accepted connection, its start time, or both. Until
+// its start time comes, Processes.start is that of the process before it.
+type awaited uint8
+
+const (
+	nothingAwaited            awaited = iota // the last connection, if any, was accepted, and no new process lacks its start time
+	connectionAndStartAwaited                // the last connection was refused, so a new process must come
+	startAwaited                             // the new process accepts connections
+	connectionAwaited                        // the last connection was refused, but the start time of the new process was read already
+)
+
+// connection says whether an accepted connection is awaited, because the last one was refused.
+func (a awaited) connection() bool { return a == connectionAndStartAwaited || a == connectionAwaited }
+
+// startTime says whether the start time of the new process is awaited.
+func (a awaited) startTime() bool { return a == connectionAndStartAwaited || a == startAwaited }
+
+// afterConnection is what is awaited after a connection was accepted.
+func (a awaited) afterConnection() awaited {
+	if a.startTime() {
+		return startAwaited
+	}
+	return nothingAwaited
+}
+
+// afterStart is what is awaited after the start time has come.
+func (a awaited) afterStart() awaited {
+	if a.connection() {
+		return connectionAwaited
+	}
+	return nothingAwaited
 }
 
 // engineIDs are the engine ids in a candidate's hand-offs.
@@ -74,7 +106,7 @@ func (p *Processes) anyObserved() bool { return p.start != 0 || len(p.engineIDs)
 func (p *Processes) Newest() int { return p.first + max(0, len(p.fates)-1) }
 
 // Fate returns the fate of a process by its number. A number above the newest counts as Known: the process was noticed only after this
-// state of the Processes.
+// value was made.
 func (p *Processes) Fate(process int) Fate {
 	switch i := process - p.first; {
 	case i < 0:
@@ -87,22 +119,29 @@ func (p *Processes) Fate(process int) Fate {
 
 // RecordConnection records how a connection went: whether it was refused, and whether the engine's name has a new address (moved). A new
 // address, or the first refused connection, shows that the process before is gone, and that there is or will be a new one. Its start time
-// is not known yet (startMissing), until RecordStart records it. evidence says what shows the new process; empty: nothing does.
+// is awaited until RecordStart records it. evidence says what shows the new process; empty: nothing does.
 func (p *Processes) RecordConnection(moved, isRefused bool, now time.Time) (next *Processes, evidence string) {
 	switch {
 	case moved: // another process, at the new address
 		evidence = evidenceAddress
-	case isRefused && !p.refused: // no process listens, so the old one has ended; later refusals show nothing more
+	case isRefused && !p.awaited.connection(): // no process listens, so the old one has ended; later refusals show nothing more
 		evidence = evidenceRefused
 	}
-	if evidence == "" && isRefused == p.refused {
+	nextAwaited := p.awaited
+	if evidence != "" {
+		nextAwaited = connectionAndStartAwaited // of the new process
+	}
+	if !isRefused {
+		nextAwaited = nextAwaited.afterConnection()
+	}
+	if evidence == "" && nextAwaited == p.awaited {
 		return p, ""
 	}
 	next = new(*p)
-	next.refused = isRefused
+	next.awaited = nextAwaited
 	if evidence != "" {
 		next.addProcess(Gone)
-		next.startMissing, next.newSince = true, now
+		next.newSince = now
 	}
 	return next, evidence
 }
@@ -113,15 +152,16 @@ func (p *Processes) RecordConnection(moved, isRefused bool, now time.Time) (next
 // only its start time was missing. evidence says what shows that there is a new process that was not known; empty: there is none.
 func (p *Processes) RecordStart(start float64, readNow bool) (next *Processes, evidence string) {
 	isOlder := start < p.start
-	isKnown := start == p.start && !p.startMissing
+	addedWithoutStart := p.awaited.startTime() // by RecordConnection
+	isKnown := start == p.start && !addedWithoutStart
 	mayBeOfOld := start == p.start && !readNow // p.start may be that of the process before the newest one
 	if start == 0 || isOlder || isKnown || mayBeOfOld {
 		return p, ""
 	}
 	next = new(*p)
-	next.startMissing = false
+	next.awaited = p.awaited.afterStart()
 	hasChanged := p.start != 0 && start > p.start
-	if hasChanged && !p.startMissing {
+	if hasChanged && !addedWithoutStart {
 		next.addProcess(p.fateBeforeNewStart())
 		evidence = evidenceStart
 	}

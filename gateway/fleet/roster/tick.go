@@ -73,8 +73,8 @@ func (r *Roster) Next(now time.Time) (wait time.Duration) {
 	return wait
 }
 
-// updateBoard updates the region, the scope and the board of an engine, and the names of its models. ownerScope says for each request
-// whether this proxy owns the engine's scope. An engine that names no models now keeps the board of the models that it named last.
+// updateBoard updates the region, the scope and the board of an engine, and the names of its models. An engine that names no models now
+// keeps the board of the models that it named last.
 func (r *Roster) updateBoard(e *Engine) {
 	e.Scope = r.scopeOf(e, r.owners.Kind)
 	e.otherRegion = e.Conf.Region
@@ -154,8 +154,8 @@ func (r *Roster) updateStates(out *effects) {
 		e := r.engines[k]
 		service := &e.serviceState
 		didNotServe := !service.byHealth.serves() // at the last Tick
-		processThatServed := service.servedStart  // its start time; 0: no process has served, or its start time was not known
-		restarted := processThatServed != 0 && e.Status.StartTime != processThatServed
+		lastStart := service.servedStart          // of the process that served last; 0: none has served, or its start time was not known
+		restarted := lastStart != 0 && e.Status.StartTime != lastStart
 		service.byHealth = e.stateByHealth(inFullService[e.workKind()])
 		service.withheld = r.withheldState(e)
 		service.state = service.byHealth
