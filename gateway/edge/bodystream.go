@@ -160,7 +160,7 @@ func (p *BodyStream) Read(b []byte) (n int, err error) {
 	}
 	defer func() {
 		if v := recover(); v != nil {
-			p.keepAlive.StopTimer()
+			p.keepAlive.StopTimer() // a source that panics has left the comments running
 			n, err = 0, p.panicked("reading an answer", v)
 		}
 		if err != nil {
@@ -176,9 +176,9 @@ func (p *BodyStream) Read(b []byte) (n int, err error) {
 	if p.isLastRead(err) && p.headConn != nil {
 		p.headConn.holdWrites() // the last chunk and the end of the body, which fasthttp writes next, are then sent together
 	}
-	fasthttpWrites := err != nil || p.chunkConn == nil // it ends the answer, or writes all chunks itself
+	callerWrites := err != nil || p.chunkConn == nil // fasthttp or writeBody ends the answer, or writes all chunks itself
 	switch {
-	case fasthttpWrites:
+	case callerWrites:
 	case !p.headWritten:
 		p.headWritten = true // fasthttp sends the head together with these bytes
 	case n+p.readyBytes() > smallChunk: // the n bytes in b and those that the source still has ready
@@ -187,8 +187,8 @@ func (p *BodyStream) Read(b []byte) (n int, err error) {
 	return n, err
 }
 
-// startComments lets the client get keep-alive comments until StopTimer, while Read waits for the source. It starts none inside an event,
-// because a comment would damage the event.
+// startComments lets the client get keep-alive comments until StopTimer, while Read waits for the source. It first records that the head is
+// written, so that no comment brings a head. It starts no comments inside an event, because they would damage the event.
 func (p *BodyStream) startComments() {
 	p.keepAlive.recordHeadWritten()
 	if insideEvent := p.tornSrc != nil && p.tornSrc.Torn(); !insideEvent {
@@ -196,8 +196,8 @@ func (p *BodyStream) startComments() {
 	}
 }
 
-// isLastRead says whether nothing follows the bytes of a read of the source that returned err. This is so at io.EOF, or if the source can
-// say that it has ended (Ended): then these bytes show to be the last ones before it returns io.EOF.
+// isLastRead says whether nothing follows the bytes of a read of the source that returned err. This is so at io.EOF, or if the source says
+// before io.EOF that it has ended (Ended).
 func (p *BodyStream) isLastRead(err error) bool {
 	saysEnded := err == nil && p.readyBytes() == 0 && p.ended()
 	return saysEnded || err == io.EOF //nolint:errorlint // as fasthttp compares

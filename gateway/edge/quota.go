@@ -112,8 +112,8 @@ func (r *Reservation) allowed(n int64) bool {
 	return free >= 0 && (ofCaller <= free || isOnlyRequest)
 }
 
-// Most returns how much r could hold if no other request held anything, but at most n. That is the limit of the quota, or any amount if it
-// has none, and in any case what every reservation may hold (alwaysAllowed).
+// Most returns how much r could hold if no other request held anything, but at most n. A quota without a limit allows n. Otherwise the
+// bound is the limit less what the body of the same request holds, and at least alwaysAllowed.
 func (r *Reservation) Most(n int) int {
 	q := r.quota
 	q.mu.Lock()
