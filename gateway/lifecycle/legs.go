@@ -67,7 +67,7 @@ func newPair(t ConnectorTraits, noEarlyEvents, mayIgnoreAbort bool) Pair {
 	if t.CallsBack { // only the callback says where the KV goes
 		p.prefill = awaitsCallback
 	}
-	reservesAtOnce := t.Keeps // so do the decode engines of nixl-push, the only connector here whose prefill engines keep the KV
+	reservesAtOnce := t.Keeps // with nixl-push, the only connector here with Keeps, the decode engine reserves its blocks at once
 	if reservesAtOnce {
 		p.decodeBlocks = blocksAwaitKV // no callback will report the blocks
 	}

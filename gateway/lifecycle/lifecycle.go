@@ -239,8 +239,8 @@ func (l *Lifecycle) stepBound(e *Event, dst []Effect) []Effect {
 }
 
 // beginAnswer handles the first event of an answer, or the whole answer of a prefill engine. It gives back what only an attempt needs: the
-// KV of the hand-off, the lease of the prompt, and what earlier attempts have left. This engine serves the request. So if another engine
-// answered it with status 500 before, that engine was the cause.
+// KV of the hand-off, the lease of the prompt, and what earlier attempts have left. The engine that answers serves the request. So if
+// another engine answered it with status 500 before, that other engine was the cause.
 func (l *Lifecycle) beginAnswer(e *Event, dst []Effect) []Effect {
 	l.noteKeptBody(e)
 	dst = l.held.settle(dst, KV, Free)    // the decode engine has read the KV, so the prefill engine has freed it
@@ -270,7 +270,7 @@ func (l *Lifecycle) stepPair(e Event, dst []Effect) []Effect {
 func (l *Lifecycle) beginAttempt(dst []Effect) []Effect {
 	l.bind = Late // the decode rank is bound after the prefill, unless the engine that the arrival queue chooses works otherwise
 	if anotherMayServeBetter := !l.MustServeHere && l.MayAsk(); anotherMayServeBetter {
-		dst = append(dst, Effect{Kind: Question}) // only noted: if the request comes to the arrival queue, it is asked there
+		dst = append(dst, Effect{Kind: Question}) // the question is asked only if the request comes to the arrival queue
 	}
 	dst = append(dst, Effect{Kind: Attempt})
 	if l.held.has[KV] {
@@ -371,10 +371,10 @@ func (l *Lifecycle) callFailed(e Event, dst []Effect) []Effect {
 }
 
 // verdictOn returns what follows from the end of a call: what the tables of verdict.go say, changed where the request's earlier attempts or
-// the engine count, too. backSoon says that the engine takes no requests for a short time, which has not yet happened so often that it
-// counts as a failed attempt. verdictOn also replaces a reason in end that cannot apply twice.
+// the kind of this one matter. It replaces a reason in end that may not apply again. backSoon says that the engine takes no requests for a
+// short time, which has not yet happened so often that it counts as a failed attempt.
 func (l *Lifecycle) verdictOn(end *CallEnd) (verdict Consequences, backSoon bool) {
-	ranksLostAgain := end.Reason == RanksLost && !l.routing.tryMove(lostRanks) // the routing allows this only once
+	ranksLostAgain := end.Reason == RanksLost && !l.routing.tryMove(lostRanks) // the routing does not allow it again
 	if ranksLostAgain {
 		end.Reason = NoRank // which ends the attempts here: the prompt is not prefilled once more
 	}
@@ -438,7 +438,7 @@ func (l *Lifecycle) settleKV(e *Event, verdict Consequences, dst []Effect) []Eff
 // request turns out to be the cause, that count is taken back. disputed makes the caller note the engine of the 500 (tries.note500),
 // because the next engine's answer shows the cause.
 func (l *Lifecycle) reportFailure(e *Event, blame Blame, dst []Effect) (_ []Effect, disputed bool) {
-	requestNotAtFault := !e.Faulty // the 500 is no failure of the engine's own work, e.g. because the KV did not arrive
+	requestNotAtFault := !e.Faulty // the engine reports no failure of its own, e.g. because the KV did not arrive
 	if blame == Disputed && requestNotAtFault {
 		blame = Engine
 	}

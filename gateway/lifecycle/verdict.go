@@ -287,7 +287,7 @@ func (e CallEnd) Verdict() Consequences {
 // the KV, and whether the prefill engine keeps any.
 func (e CallEnd) dispositionOfKV(usual Disposition) Disposition {
 	kv := usual
-	refusalFreesKV := e.Frees && e.Reason != Paused // a paused engine refuses before its part that would free the KV sees the request
+	refusalFreesKV := e.Frees && e.Reason != Paused // the part of a paused engine that would free the KV never saw the request
 	switch {
 	case usual == unsaid && e.Call == Prefill:
 		// The table has no entry, which is a bug. Orphan is safe: no engine is told to fetch KV that may not be there, and an engine that
