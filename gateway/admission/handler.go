@@ -342,7 +342,7 @@ func (d *Handler) regionMayServeSoon(here lookup) bool {
 	if peers == nil {
 		return false
 	}
-	if here.servesModel { // but this proxy may own no region, and then it may send requests to no engine, until it gets one
+	if here.servesModel { // without a region of its own, this proxy may send requests to no engine until it gets one
 		return d.deps.Requests.Owner.Has(owner.Regions) && !d.deps.Requests.Owner.AdmitsAny()
 	}
 	// Another region may have the model if it is down now, and this one as long as its engines have not reported their models.

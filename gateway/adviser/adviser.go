@@ -153,8 +153,8 @@ func (a *Adviser) addPrefillRanks(all map[string]*advice.Sample) (inflight int) 
 	return inflight
 }
 
-// needsNoRepair says whether an engine answers with all its ranks, and either fails no requests or is halted. If a rank of it takes no
-// requests, it then only drains or is halted, and will take requests again: the advice counts it as out of service, and not as down.
+// needsNoRepair says whether an engine answers with all its ranks, and either fails no requests or is halted. A rank of such an
+// engine that takes no requests only drains or is halted: the advice counts it as out of service, and not as down.
 func (a *Adviser) needsNoRepair(instance string) bool {
 	e := a.deps.Fleet.Now().Engine(instance)
 	if e == nil { // the engine has left the fleet

@@ -106,7 +106,7 @@ func onEngine(engine string) string {
 // whyRank returns sentences that say why a request got its decode rank. Without a trace of the decision, it can name only the policy and
 // the stage.
 func whyRank(d *receipt.Decode) []string {
-	if hasTrace := d.Able > 0; !hasTrace { // dispatcher.Config.Explain is not set
+	if hasTrace := d.Able != 0; !hasTrace { // dispatcher.Config.Explain is not set
 		stage := cmp.Or(d.Stage, "bound") // without a stage it is only known that the request was bound to the rank
 		return []string{fmt.Sprintf("Decode policy %s chose the rank in its stage %s.", d.Policy, stage)}
 	}

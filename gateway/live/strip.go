@@ -101,8 +101,9 @@ type burstFinder struct {
 	inBurst bool // the bin before was part of a burst
 }
 
-// burstBegins takes the next bin, in which so many of the requests that ended were refused, and says whether a burst begins in it. Many
-// refusals, which are also a large share of the requests, begin a burst. It ends only when refusals are few, so that it is one event.
+// burstBegins says whether a burst begins in the next bin. requests is how many requests ended in the bin, and refused how many were
+// refused. Many refusals, which are also a large share of the requests, begin a burst. It ends only when refusals are few, so that it is
+// one event.
 func (f *burstFinder) burstBegins(refused, requests int64) bool {
 	manyRefused := refused >= burstLeast
 	isBurst := manyRefused && float64(refused) >= burstShare*float64(requests)

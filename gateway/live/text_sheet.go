@@ -33,8 +33,8 @@ func (s *sheet) paragraph(indent int, text string) {
 }
 
 // command adds a shell command, wrapped with backslashes, so that the lines can be copied and run. It breaks lines at a space outside of
-// quotes if there is one, and else inside a word. A command of more than linesOfAText lines is cut off after them, with … in the last line,
-// so it cannot be run.
+// quotes if there is one, and else inside a word. A command of more than linesOfAText lines is cut off after them. A line with …
+// follows, and the command cannot be run.
 func (s *sheet) command(command string) {
 	command = clean(command)
 	quote := rune(0) // the quote that is open where the line begins; 0: none
