@@ -227,15 +227,21 @@ func (c *demoCmd) readRequests() (send, history []trace.Request, source string, 
 	}
 	n := uint64(len(t.Requests))
 	historyLength := min(demoHistory, n/4)
-	// first is where send begins in the trace: behind the history for seed 1, and for each other seed where the part of the previous seed
-	// ends. Each factor is taken modulo n, because the trace repeats, and so that the product does not overflow.
-	first := (historyLength + (c.Seed-1)%n*(uint64(c.Requests)%n)) % n
+	first := firstToSend(c, n, historyLength)
 	send = make([]trace.Request, c.Requests)
 	for i := range send {
 		send[i] = t.Requests[(first+uint64(i))%n] // the trace is repeated from its first request if it is too short
 	}
 	history = t.Requests[first-min(first, historyLength) : first] // shorter if send begins near the beginning of the trace
 	return send, history, source, nil
+}
+
+// firstToSend returns the index of the first request to send, in a trace of n requests. For seed 1 it lies behind the history, and for each
+// further seed where the part of the previous seed ends. The trace repeats, so indices count modulo n.
+func firstToSend(c *demoCmd, n, historyLength uint64) uint64 {
+	partLength := uint64(c.Requests) % n // modulo n, so that the product below does not overflow
+	partsBefore := (c.Seed - 1) % n      // the parts of the smaller seeds
+	return (historyLength + partsBefore*partLength) % n
 }
 
 // warmUpRequests returns how many requests must end before measuring begins, so that every slot has been refilled once. With --aggregated
@@ -258,12 +264,14 @@ func (c *demoCmd) perTokenText() string {
 	return millis(c.C1)
 }
 
-// stepModel returns how long the engines' steps take, for the report.
+// stepModel returns how long the engines' steps take, for the report: the fixed time C0, and C1 for each KV token of the fullest rank. With
+// --aggregated, a step also takes Own for each prompt token of the slowest rank, Shared for each prompt token of a rank in the mean, and
+// Prefill once if any rank computes a prompt. With --law, these are the law's times for ranks that all have the same load.
 func (c *demoCmd) stepModel() report.StepModel {
-	if c.deployment != nil {
-		return levelStepModel(c.scaledLaw())
+	if c.deployment != nil { // --law names a deployment
+		return stepModelIfLevel(c.scaledLaw())
 	}
-	m := report.StepModel{C0: c.C0, C1: float64(c.C1)}
+	m := report.StepModel{C0: c.C0, C1: float64(c.C1)} // a report has C1 as a number of nanoseconds
 	if c.Aggregated {
 		m.Own, m.Shared, m.Prefill = c.PrefillPerToken, c.PrefillShared, c.PrefillBase
 	}

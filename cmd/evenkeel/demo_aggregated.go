@@ -119,14 +119,17 @@ func (c *demoCmd) withMaxHold(spec policy.Spec) (policy.Spec, error) {
 	return spec, nil
 }
 
-// aggregatedEngine returns the config of the engine for one policy. With delayer, the engine itself holds prompts.
+// aggregatedEngine returns the config of the engine for one policy. A step takes the times in Steps and Prompts. With --law, setStepLaw
+// adds the law, whose times the engine then takes in place of these. With the policy delayer, the engine itself holds prompts.
 func (c *demoCmd) aggregatedEngine(p demoPolicy) refengine.Config {
 	cfg := refengine.Config{
 		Role: refengine.Aggregated, Model: refengine.Model{Name: "demo"}, DPSize: c.Workers, Slots: c.Slots,
+		// C0 is the fixed time of a step, and C1 its time per KV token of the fullest rank.
 		Steps: refengine.Steps{C0: c.C0, C1: c.C1, Log: demoSteps},
 		Prompts: refengine.Prompts{Base: c.PrefillBase, PerToken: c.PrefillPerToken, Shared: c.PrefillShared,
 			MaxBatchedTokens: c.TokenBudget},
-		Jitter: c.Jitter, Answers: refengine.Answers{PromptTokensDetails: true}, Seed: c.Seed,
+		Jitter: c.Jitter, Seed: c.Seed,
+		Answers: refengine.Answers{PromptTokensDetails: true}, // answers say how many prompt tokens were cached
 	}
 	if p.name == delayerPolicy {
 		cfg.Prompts.Delayer = delayerMaxSteps
@@ -181,20 +184,25 @@ func (c *demoCmd) describePrefill() string {
 		c.TokenBudget, micros(c.PrefillPerToken), micros(c.PrefillShared), millis(c.PrefillBase), millis(c.Jitter))
 }
 
-// engineNotes returns notes on how far the numbers of these reference engines apply to real engines.
+// engineNotes returns notes on how far the numbers of these reference engines apply to real engines: one on times, one on slots, and one
+// that explains the words balanced and delayer, which stand for a row of the table each.
 func (c *demoCmd) engineNotes() []string {
-	m := fullAggregated
-	return []string{
-		fmt.Sprintf("Engine time is scaled down. At full scale a step takes %s + %s per KV token of the fullest rank, %s per prompt token of "+
-			"the slowest rank, %s per prompt token of a rank in the mean, and %s if any rank computes a prompt: about the middle of the ranges "+
-			"from which `make claim NAME=rounds` draws its loads. The defaults here are %d times as fast, and so are the time of tokenizers (up to "+
-			"%s here) and max_hold (%g s here). The time of HTTP and of the proxy is not scaled.",
-			millis(m.C0), micros(time.Duration(m.C1)), micros(m.Own), micros(m.Shared), millis(m.Prefill), demoSpeedup, millis(c.Jitter),
-			c.MaxHold.Seconds()),
-		fmt.Sprintf("These ranks have %d slots, because they share a laptop's cores with the proxy and the load; the ranges of `make claim "+
-			"NAME=rounds` go from 16 to 64. With more slots more prompts come in a step. They have no prefix cache.", c.Slots),
-		fmt.Sprintf("Balanced means: each step has the same KV tokens and the same prompt tokens, equally many on each rank. It does not mean "+
-			"fewer steps with a prefill. delayer is jsq-kv with engines that begin no prompt for up to %d steps, until each rank has one.",
-			delayerMaxSteps),
-	}
+	slotsNote := fmt.Sprintf("These ranks have %d slots, because they share a laptop's cores with the proxy and the load; the ranges of "+
+		"`make claim NAME=rounds` go from 16 to 64. With more slots more prompts come in a step. They have no prefix cache.", c.Slots)
+	wordsNote := fmt.Sprintf("Balanced means: each step has the same KV tokens and the same prompt tokens, equally many on each rank. It "+
+		"does not mean fewer steps with a prefill. delayer is jsq-kv with engines that begin no prompt for up to %d steps, until each rank "+
+		"has one.", delayerMaxSteps)
+	return []string{fullScaleTimesNote(c), slotsNote, wordsNote}
+}
+
+// fullScaleTimesNote returns a note on how long a step takes at full scale, and on which times the demo scales down.
+func fullScaleTimesNote(c *demoCmd) string {
+	full := fullAggregated
+	fixed, perKVToken := millis(full.C0), micros(time.Duration(full.C1))
+	perPromptTokenOfSlowest, perPromptTokenInMean, ifAnyPrompt := micros(full.Own), micros(full.Shared), millis(full.Prefill)
+	return fmt.Sprintf("Engine time is scaled down. At full scale a step takes %s + %s per KV token of the fullest rank, %s per prompt token "+
+		"of the slowest rank, %s per prompt token of a rank in the mean, and %s if any rank computes a prompt: about the middle of the ranges "+
+		"from which `make claim NAME=rounds` draws its loads. The defaults here are %d times as fast, and so are the time of tokenizers (up to "+
+		"%s here) and max_hold (%g s here). The time of HTTP and of the proxy is not scaled.",
+		fixed, perKVToken, perPromptTokenOfSlowest, perPromptTokenInMean, ifAnyPrompt, demoSpeedup, millis(c.Jitter), c.MaxHold.Seconds())
 }

@@ -45,21 +45,32 @@ func (c *demoCmd) lookUpLaw(given []string) (err error) {
 	return nil
 }
 
-// setLawDefaults sets the flags that were not given to their defaults with --law. A law says how long the steps of a deployment take, in
-// place of --c0 and --c1.
+// setLawDefaults sets the flags that were not given to their defaults with --law. It first sets the flags for times that the law replaces,
+// which the user cannot have given: lookUpLaw refuses them.
 func (c *demoCmd) setLawDefaults(given []string) {
-	m := c.stepModel()                             // the law's times if all ranks have the same load
-	c.C0, c.C1 = m.C0, max(1, time.Duration(m.C1)) // these only have to pass checkFlags, which refuses 0: the engines step by the law
+	c.setTimesOfLaw()
 	defaults := c.pairLawDefaults()
 	if c.Aggregated {
-		c.PrefillBase, c.PrefillPerToken, c.PrefillShared = 0, 0, 0 // 0, because the law has these times
 		defaults = c.aggregatedLawDefaults()
 	}
-	defaults["requests"] = func() { c.Requests = max(c.Requests, 2*(c.concurrency()+c.warmUpRequests())) }
+	defaults["requests"] = func() {
+		sentWhileWarming := c.concurrency() + c.warmUpRequests() // these are sent before measuring begins
+		c.Requests = max(c.Requests, 2*sentWhileWarming)         // so that at least half of all requests are measured
+	}
 	for flag, set := range defaults { // in any order, because none of them uses what another sets
 		if !slices.Contains(given, flag) {
 			set()
 		}
+	}
+}
+
+// setTimesOfLaw sets the flags for the times that a law has. The engines step by the law itself, so these values only have to be ones that
+// checkFlags accepts: it refuses 0 for --c0 and --c1.
+func (c *demoCmd) setTimesOfLaw() {
+	ifLevel := c.stepModel() // the law's times if all ranks have the same load
+	c.C0, c.C1 = ifLevel.C0, max(1, time.Duration(ifLevel.C1))
+	if c.Aggregated {
+		c.PrefillBase, c.PrefillPerToken, c.PrefillShared = 0, 0, 0
 	}
 }
 
@@ -75,13 +86,14 @@ func (c *demoCmd) pairLawDefaults() map[string]func() {
 	}
 }
 
-// aggregatedLawDefaults is pairLawDefaults for --aggregated. The flags' own defaults of --jitter and --max-hold are for engines that are
-// demoSpeedup times as fast as at full scale. A deployment with many ranks runs more slowly here, so these times become longer by the same
-// factor as its steps.
+// aggregatedLawDefaults returns, by flag, functions that set the defaults with --law and --aggregated, for flags that the user left out.
+// The flags' own defaults of --jitter and --max-hold are for engines that are demoSpeedup times as fast as at full scale. A deployment with
+// many ranks runs more slowly here, so these times become longer by the same factor as its steps.
 func (c *demoCmd) aggregatedLawDefaults() map[string]func() {
-	slower := demoSpeedup / c.speedup()
+	slower := demoSpeedup / c.speedup()        // at least 1
+	nearestToEngine := c.deployment.Balances() // the policy that does most nearly what the engine does by itself
 	return map[string]func(){
-		"policies": func() { c.Policies = c.deployment.Balances() + ",jsq-kv," + delayerPolicy + ",evenkeel" },
+		"policies": func() { c.Policies = nearestToEngine + ",jsq-kv," + delayerPolicy + ",evenkeel" },
 		"jitter":   func() { c.Jitter = time.Duration(slower * float64(c.Jitter)) },
 		"max-hold": func() { c.MaxHold = time.Duration(slower * float64(c.MaxHold)) },
 	}

@@ -21,15 +21,16 @@ var fullScale = report.StepModel{C0: 55 * time.Millisecond, C1: 200}
 // trace.Resident computes it.
 const mooncakeKVPerRequest = 13_125
 
-// makeReport makes the report of all trials, with notes on how far the numbers apply to real engines.
+// makeReport makes the report of all trials, with notes on how far the numbers apply to real engines. Bound is the mean over the trials of
+// what the same steps would have given with equal loads on all ranks: no policy can balance better.
 func (c *demoCmd) makeReport(trials []*trial, requests []trace.Request, source string, began time.Time) *report.Report {
 	r := &report.Report{Title: "evenkeel demo", Command: c.commandLine(), Model: c.stepModel()}
-	bounds := make([]report.Sample, 0, len(trials))
+	resultsIfBalanced := make([]report.Sample, 0, len(trials))
 	for _, t := range trials {
 		r.Runs = append(r.Runs, t.run)
-		bounds = append(bounds, t.balanced)
+		resultsIfBalanced = append(resultsIfBalanced, t.ifBalanced)
 	}
-	r.Bound = report.Summarize(bounds...)
+	r.Bound = report.Summarize(resultsIfBalanced...)
 	r.Facts = c.facts(trials, requests, source, began)
 	if c.Aggregated {
 		r.Title = "evenkeel demo, ranks that prefill and decode"
@@ -62,7 +63,8 @@ func (c *demoCmd) commandLine() string {
 	return line
 }
 
-// facts returns the conditions of the run for the report: machine, trace, engines and policies.
+// facts returns the conditions of the run for the report: machine, trace, engines, load and policies. The last fact, books, is a result:
+// for each policy, the counts that show whether engines and proxy gave back all KV and all slots.
 func (c *demoCmd) facts(trials []*trial, requests []trace.Request, source string, began time.Time) []report.Fact {
 	v, commit := buildInfo()
 	specs, audits := c.describeTrials(trials)
@@ -70,7 +72,8 @@ func (c *demoCmd) facts(trials []*trial, requests []trace.Request, source string
 	s := used.Summary()
 	prefill := fmt.Sprintf("%d engines, %s + %s per prompt token, one prompt at a time", c.Prefills, millis(c.PrefillBase),
 		millis(c.PrefillPerToken))
-	inSystem := fmt.Sprintf("%d requests in the system: %d in slots, %d more", c.concurrency(), c.Workers*c.Slots, c.Extra)
+	beyondSlots := c.Extra // requests that wait, because all slots are taken
+	inSystem := fmt.Sprintf("%d requests in the system: %d in slots, %d more", c.concurrency(), c.Workers*c.Slots, beyondSlots)
 	if c.Aggregated {
 		prefill = c.describePrefill()
 		inSystem = fmt.Sprintf("%d requests in the system, which has %d slots", c.concurrency(), c.Workers*c.Slots)
@@ -152,18 +155,19 @@ func (c *demoCmd) fixedPartNote() string {
 		millis(c.C0), millis(fullScale.C0), float64(fullScale.C0)/float64(c.C0), millis(c.C1))
 }
 
-// kvShareNote returns a note on KV's share of a step: the part of its time that depends on the load of the ranks, here and at full scale;
-// empty: it was not measured.
+// kvShareNote returns a note on KV's share of a step: the part of its time that depends on the load; empty: it was not measured. A step
+// takes c0, and c1 per KV token. The demo's engines have a smaller c0 than engines at full scale, but the same c1, so KV's share is
+// larger here. The note has the share measured here, the share here with level (equal) loads, and three shares with the c0 of full scale.
 func (c *demoCmd) kvShareNote(r *report.Report) string {
-	ifLevel, ok := r.Bound[report.KVShare] // the share if, in each of the same steps, all ranks had the same load
+	ifLevel, ok := r.Bound[report.KVShare] // the share here if, in each of the same steps, all ranks had the same load
 	if !ok {
 		return ""
 	}
 	first := r.Runs[0]
-	// c1 is not scaled down, so the c1 of this run also applies at full scale.
+	// Only c0 is scaled down, so the c1 of this run also applies at full scale.
 	atFullScale := report.StepModel{C0: fullScale.C0, C1: float64(c.C1)}
-	sameLoads := atFullScale.KVShare(c.meanRankLoad(r)) // with the loads of this run
-	// With all slots of a rank full, and requests as long as those of two traces.
+	sameLoads := atFullScale.KVShare(c.meanRankLoad(r)) // the share at full scale with the loads of this run
+	// The share at full scale if all slots of a rank are full, and requests are as long as those of two traces.
 	azure := atFullScale.KVShare(float64(c.Slots) * trace.Resident(trace.Azure().Requests))
 	mooncake := atFullScale.KVShare(float64(c.Slots) * mooncakeKVPerRequest)
 	return fmt.Sprintf("KV's share of a step is %.0f %% here under %s, %.0f %% if ranks were level; with c0 = %s the same "+
@@ -172,8 +176,9 @@ func (c *demoCmd) kvShareNote(r *report.Report) string {
 		100*mooncake)
 }
 
-// meanStepNote returns a note that compares the mean step under the last policy with that under the first one, here and at full scale;
-// empty: there is only one policy, or too little was measured.
+// meanStepNote returns a note that compares the mean step under the last policy with that under the first one; empty: there is only one
+// policy, or too little was measured. A step at full scale has a longer fixed part c0, and the same part that depends on the loads. So the
+// same difference of loads changes it by fewer per cent, and the note has the ratio once for the steps here and once for full scale.
 func (c *demoCmd) meanStepNote(runs []report.Run) string {
 	if len(runs) < 2 {
 		return ""
@@ -185,21 +190,24 @@ func (c *demoCmd) meanStepNote(runs []report.Run) string {
 		return ""
 	}
 	ratioHere := lastStep.Mean / firstStep.Mean
-	ratioAtC0 := c.atFullScaleMs(lastStep.Mean) / c.atFullScaleMs(firstStep.Mean) // with the same loads, and c0 as at full scale
+	ratioAtFullScale := c.atFullScaleMs(lastStep.Mean) / c.atFullScaleMs(firstStep.Mean) // with the same loads, and c0 as at full scale
 	return fmt.Sprintf("Imbalance and idle share carry over to full scale. TPOT and throughput do not: they gain at most "+
 		"the idle share times KV's share of the step. The mean step of %s against that of %s: %+.1f %% here, %+.1f %% with the same loads and "+
 		"c0 = %s.",
-		last.Policy, first.Policy, 100*(ratioHere-1), 100*(ratioAtC0-1), millis(fullScale.C0))
+		last.Policy, first.Policy, 100*(ratioHere-1), 100*(ratioAtFullScale-1), millis(fullScale.C0))
 }
 
-// aggregatedNotes returns notes on the engines, and on the times that the proxy has learned.
+// aggregatedNotes returns notes on the engines, and on the times of prompts that the proxy has learned. Only a policy that may hold prompts
+// back gets a note on these times, because only it uses them.
 func (c *demoCmd) aggregatedNotes(trials []*trial) []string {
 	notes := c.engineNotes()
-	// If all ranks compute equally many prompt tokens, each token of a rank takes the rank's own time and the shared time.
+	// A step takes the first of these times per prompt token of the slowest rank, and the second per prompt token of a rank in the mean. If
+	// all ranks compute equally many prompt tokens, each token of a rank therefore takes their sum.
 	perPromptToken := c.PrefillPerToken + c.PrefillShared
 	for _, t := range trials {
 		spec, err := policy.ParseSpec(t.policy.spec)
-		if err == nil && spec.Accepts("max_hold") { // only a policy that may hold prompts uses these times
+		mayHoldPrompts := err == nil && spec.Accepts("max_hold")
+		if mayHoldPrompts {
 			notes = append(notes, fmt.Sprintf("The proxy learns from the times of tokens what a prompt takes. Under %s it knew %s; the engines "+
 				"take %s and %s. Until it knows something, it holds no prompt.",
 				t.policy.name, t.learnedTimes, micros(perPromptToken), millis(c.PrefillBase)))

@@ -30,10 +30,10 @@ import (
 
 // trial is the result of running the demo's load under one policy.
 type trial struct {
-	policy   demoPolicy
-	load     *load.Result
-	run      report.Run
-	balanced report.Sample // the results if, in each of the same steps, all ranks had the same load
+	policy     demoPolicy
+	load       *load.Result
+	run        report.Run
+	ifBalanced report.Sample // the results if, in each of the same steps, all ranks had the same load
 	// learnedTimes says, with --aggregated, how long prompts take by what the proxy knew when measuring began, and at the end.
 	learnedTimes string
 	audit        audit
@@ -53,7 +53,8 @@ func (a audit) hasErrors() bool {
 
 // runTrials runs one policy after another by calling try. A policy starts when all requests of the previous policy have been sent, so the
 // last answers of the previous policy come while the next one fills its slots. This overlap changes no result, because neither of these
-// periods is measured. After a failure or the end of ctx, no further policy starts.
+// periods is measured. After the end of ctx, no further policy starts. The error of a policy is looked at once the next policy has sent its
+// requests, so after a failure at most that next policy still runs.
 func (c *demoCmd) runTrials(ctx context.Context, policies []demoPolicy,
 	try func(p demoPolicy, title string, sent func()) (*trial, error)) ([]*trial, error) {
 	trials, errs := make([]*trial, len(policies)), make([]error, len(policies))
@@ -74,8 +75,8 @@ func (c *demoCmd) runTrials(ctx context.Context, policies []demoPolicy,
 			<-previousEnded // at most two policies run at the same time
 		}
 		previousEnded = ended
-		earlierFailed := i > 0 && errs[i-1] != nil // the previous policy has ended here, so its error is known
-		if ctx.Err() != nil || earlierFailed {
+		previousFailed := i > 0 && errs[i-1] != nil // errs[i] is not read here, because policy i may still run
+		if ctx.Err() != nil || previousFailed {
 			break
 		}
 	}
@@ -92,13 +93,7 @@ func (c *demoCmd) runTrial(ctx context.Context, p demoPolicy, requests []trace.R
 		return nil, err
 	}
 	prefills, decode, err := c.startEngines(p)
-	defer func() {
-		for _, e := range append(prefills, decode) {
-			if e != nil { // decode is nil if it did not start
-				e.Close()
-			}
-		}
-	}()
+	defer closeEngines(prefills, decode)
 	if err != nil {
 		return nil, err
 	}
@@ -117,11 +112,11 @@ func (c *demoCmd) runTrial(ctx context.Context, p demoPolicy, requests []trace.R
 		}
 		t.audit.drift, err = readGateway(ctx, g, sample) // while the proxy still runs
 	}
-	if stopErr := stopProxy(ctx, g); stopErr != nil {
-		err = errors.Join(err, stopErr)
+	if err := errors.Join(err, stopProxy(ctx, g)); err != nil {
+		return nil, err
 	}
-	if err != nil || ctx.Err() != nil {
-		return t, err
+	if ctx.Err() != nil { // the user has interrupted the demo, so what follows would be wrong
+		return t, nil
 	}
 	t.audit.addCounts(prefills, decode)
 	if err := readLongestWait(logFile, sample); err != nil {
@@ -130,6 +125,15 @@ func (c *demoCmd) runTrial(ctx context.Context, p demoPolicy, requests []trace.R
 	copyClientResults(result, sample)
 	t.measureSteps(decode.Steps(), c.stepModel(), c.Aggregated, sample)
 	return t, nil
+}
+
+// closeEngines closes the engines of a trial. decode is nil if it did not start.
+func closeEngines(prefills []*refengine.Engine, decode *refengine.Engine) {
+	for _, e := range append(prefills, decode) {
+		if e != nil {
+			e.Close()
+		}
+	}
 }
 
 // stopProxy shuts the proxy down, and waits at most 10 s for its streams. If ctx has ended, because the user has interrupted the demo, it
@@ -222,7 +226,9 @@ func (c *demoCmd) startProxy(ctx context.Context, p demoPolicy, prefills []*refe
 			cfg.Engines.Decode = append(cfg.Engines.Decode, config.Engine{URL: url, Slots: c.Slots})
 		}
 	}
-	return startGateway(ctx, cfg, len(prefills)+c.Workers, 10*time.Second)
+	enginesToAwait := len(prefills) + c.Workers // each rank has its own address, and so counts as one engine
+	const patience = 10 * time.Second
+	return startGateway(ctx, cfg, enginesToAwait, patience)
 }
 
 // startGateway starts a proxy in this process, and waits until it is ready and this number of engines is up. If that takes longer than
@@ -356,9 +362,9 @@ func copyClientResults(r *load.Result, into report.Sample) {
 	}
 }
 
-// measureSteps computes results from the engine's log of steps, adds them to the sample, and sets t.run. It sets t.balanced to the results
-// that the same steps would have with equal loads on all ranks. Only the steps while measuring count; if measuring never began, there are
-// none. ranksPrefill says that the engine's ranks also prefill.
+// measureSteps computes results from the engine's log of steps, adds them to the sample, and sets t.run. It sets t.ifBalanced to the
+// results that the same steps would have with equal loads on all ranks. Only the steps while measuring count; if measuring never began,
+// there are none. ranksPrefill says that the engine's ranks also prefill.
 func (t *trial) measureSteps(log []steplog.Step, m report.StepModel, ranksPrefill bool, sample report.Sample) {
 	steps := make([]report.Step, len(log))
 	for i, s := range log {
@@ -379,7 +385,7 @@ func (t *trial) measureSteps(log []steplog.Step, m report.StepModel, ranksPrefil
 	for name, v := range measured {
 		sample[name] = v
 	}
-	t.balanced = balanced
+	t.ifBalanced = balanced
 	t.run = report.Run{Policy: t.policy.name, Seeds: 1, Metrics: report.Summarize(sample), Steps: steps, Window: w}
 }
 

@@ -145,6 +145,8 @@ func (c *engineCmd) config() (refengine.Config, error) {
 		KVEvents: refengine.KVEvents{Encoding: c.KVEventsEncoding},
 		SGLang: refengine.SGLangOptions{BootstrapTimeout: c.SGLang.BootstrapTimeout, WaitingTimeout: c.SGLang.WaitingTimeout,
 			BarrierMetrics: c.SGLang.BarrierMetrics},
+		// Answers always say how many prompt tokens were cached. vLLM does so only with --enable-prompt-tokens-details, which evenkeel asks
+		// operators to set.
 		Answers: refengine.Answers{
 			PromptTokensDetails: true, ErrorShape: refengine.ErrorShape(c.ErrorShape), OldMetricNames: c.OldMetricNames,
 		},
@@ -157,7 +159,8 @@ func (c *engineCmd) config() (refengine.Config, error) {
 		cfg.KVEvents.Address = net.JoinHostPort(host, strconv.Itoa(c.KVEvents))
 	}
 	if form := slices.Index(paddings, c.Steps.Padding); form > 0 { // 0 is step.Eager, the default, which pads nothing
-		cfg.Steps.Form, cfg.Steps.Captured = step.Form(form), c.Steps.Captured
+		cfg.Steps.Form = step.Form(form)      // for which ranks padding costs time
+		cfg.Steps.Captured = c.Steps.Captured // the size of the largest graph, in requests of a rank
 	}
 	for _, text := range c.Fault {
 		r, err := parseFault(text)

@@ -92,7 +92,9 @@ type fitStepCmd struct {
 	JSON      bool    `name:"json" help:"Print one JSON document."`
 }
 
-// Run fits the times of steps, and prints them. It fails if the fit of no group is good enough to be used, so that the fit has no Config.
+// Run fits the times of steps, and prints them. With --decisions, it also compares the engines' KV tokens in the trace with the mirror: the
+// account of these tokens that evenkeel keeps itself, and from which it decides. Run fails if the fit of no group is good enough to be
+// used, so that the fit has no Config.
 func (c *fitStepCmd) Run(std streams) error {
 	if c.Shift != 0 && c.Decisions == "" {
 		return usageError{errors.New("--shift needs --decisions, because it shifts the trace against the decision log")}
@@ -102,7 +104,7 @@ func (c *fitStepCmd) Run(std streams) error {
 		return err
 	}
 	steps := fit.StepModels(trace)
-	if c.Decisions != "" {
+	if c.Decisions != "" { // the decision log has what evenkeel's own account was at each decision
 		if steps.Mirror, err = fit.CompareMirror(trace, c.Decisions, c.Shift); err != nil {
 			return err
 		}

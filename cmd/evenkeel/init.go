@@ -39,10 +39,11 @@ Comments in the file say what each engine told, and what it did not tell. If som
 Then run evenkeel check --config evenkeel.yaml --probe.`
 }
 
-// Run writes the config file, and prints on stderr what to do next. It fails if the file exists.
+// Run writes the config file, and prints on stderr what to do next. It fails if the file exists. If some engines of --probe do not answer,
+// it writes the file and then fails, so that a script notices that the file is not complete.
 func (c *initCmd) Run(std streams) error {
 	if c.Out == "-" {
-		c.Out = ""
+		c.Out = "" // empty: the config goes to stdout
 	}
 	if c.Out != "" {
 		if _, err := os.Lstat(c.Out); err == nil {
@@ -64,17 +65,12 @@ func (c *initCmd) Run(std streams) error {
 		}
 	}
 	if len(c.Probe) > 0 {
-		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-		defer stop()
-		fmt.Fprintf(std.err, "asking %d engines\n", len(entries))
-		draft.Ask(ctx, entries, cfg.Profiles[config.DefaultProfile].APIKeyEnv) // completes entries by what the engines answer
-		if ctx.Err() != nil {
-			return errors.New("ended by a signal; nothing was written")
+		if err := askEngines(std.err, entries, cfg.Profiles[config.DefaultProfile].APIKeyEnv); err != nil {
+			return err
 		}
 	}
-	dead := deadEngines(entries) // empty without --probe, because only Ask finds dead engines
-	roleless := withoutRole(entries)
-	if err := checkAnswers(std.err, entries, dead, roleless); err != nil {
+	dead, roleless := deadEngines(entries), withoutRole(entries)           // both empty without --probe
+	if err := checkAnswers(std.err, entries, dead, roleless); err != nil { // no engine answered, or none has a role
 		return err
 	}
 	text, err := draft.File(cfg, entries)
@@ -91,6 +87,19 @@ func (c *initCmd) Run(std streams) error {
 	if len(dead) > 0 { // the config was written anyway, because most of the engines may be in it
 		return errors.New("the config is not complete: it has nothing that the engines which did not answer would have told, and those whose " +
 			"role you did not name stand in comments only; run init again once they answer, or complete it yourself")
+	}
+	return nil
+}
+
+// askEngines asks the engines for their roles and settings, and completes the entries by their answers. keyEnv is the environment variable
+// with the engines' API key. It fails only if the user interrupts it: an engine that does not answer is marked as dead in its entry.
+func askEngines(messages io.Writer, entries []draft.Entry, keyEnv string) error {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	fmt.Fprintf(messages, "asking %d engines\n", len(entries))
+	draft.Ask(ctx, entries, keyEnv)
+	if ctx.Err() != nil {
+		return errors.New("ended by a signal; nothing was written")
 	}
 	return nil
 }

@@ -18,7 +18,9 @@ func newLogger(level string, out io.Writer) (*zap.Logger, error) {
 		return nil, err
 	}
 	enc := logEncoder(isTerminal(out))
-	core := zapcore.NewCore(enc, zapcore.Lock(zapcore.AddSync(&logOutput{out: out, enc: enc.Clone()})), l)
+	// logOutput has an encoder of its own for the one line that it makes itself: how many lines could not be written.
+	sink := &logOutput{out: out, enc: enc.Clone()}
+	core := zapcore.NewCore(enc, zapcore.Lock(zapcore.AddSync(sink)), l)
 	return zap.New(core, zap.AddCaller(), zap.AddStacktrace(zapcore.DPanicLevel)), nil
 }
 

@@ -114,9 +114,9 @@ func (c *serveCmd) Run(streams) error {
 	return nil
 }
 
-// reloadUntilSignal waits for a signal in signals and returns it. Meanwhile, it reloads the config on each signal in
-// reloads, and calls dropProgramPages, at once and then every dropPagesEvery. A reload that hangs, for example on a disk
-// that does not answer, does not delay it.
+// reloadUntilSignal waits for a signal in signals and returns it. Meanwhile, it reloads the config on each signal in reloads. A reload that
+// hangs, for example on a disk that does not answer, does not delay the return. It also takes the pages of the program file out of memory,
+// at once and then every dropPagesEvery. A page comes back when the program uses it again, so only the pages in use stay in memory.
 func reloadUntilSignal(signals, reloads <-chan os.Signal, g *gateway.Gateway, log *zap.Logger) os.Signal {
 	dropPages := func() {
 		if err := dropProgramPages(); err != nil {

@@ -106,30 +106,35 @@ func (d *exampleProxyFlags) setProfiles(cfg *config.Config) {
 		profile.APIKeyEnv, aggregated.APIKeyEnv = engineKeyEnv, engineKeyEnv
 	}
 	cfg.Profiles = map[string]mooncake.Profile{config.DefaultProfile: profile, config.DefaultAggregated: aggregated}
+	// Errors about the first profile then name the flag. The connector of the second one was chosen above, so it is always valid.
 	cfg.Flag("profiles."+config.DefaultProfile, "--connector")
 }
 
 // engineFlags are the flags that list the engines of one role.
 type engineFlags struct {
-	role, flags  string // flags stands for --FLAGS-hosts and --FLAGS-ports
+	role         string
+	flagPrefix   string // the flags are --PREFIX-hosts and --PREFIX-ports; the names of the example proxy differ from those of the roles
 	hosts, ports []string
-	port, ranks  int // port is the default for ports; ranks is the number of DP ranks behind one address
+	defaultPort  int // the port of an engine if ports is empty
+	ranks        int // the number of DP ranks behind one address
 }
 
-// engineRoles returns the roles that have engines, each with the flags that list them. If no flag lists engines, the roles are prefill and
-// decode, each with one engine on this machine.
+// engineRoles returns the roles of which the config gets engines, each with the flags that list them. Aggregated engines, which prefill and
+// decode, are in the result only if the flags list some, and alone if the flags list no others. In all other cases prefill and decode are
+// both in the result, because they work in pairs: a role of which the flags list no engine gets one on this machine, at its default port.
 func (d *exampleProxyFlags) engineRoles() []engineFlags {
 	all := []engineFlags{
 		{"prefill", "prefiller", d.PrefillerHosts, d.PrefillerPorts, 8001, d.PrefillDataParallelSize},
 		{"decode", "decoder", d.DecoderHosts, d.DecoderPorts, 8002, d.DecodeDataParallelSize},
 		{"aggregated", "aggregated", d.AggregatedHosts, d.AggregatedPorts, 8003, d.AggregatedDataParallelSize},
 	}
-	prefill, decode, aggregated := all[0].isGiven(), all[1].isGiven(), all[2].isGiven()
+	pair, aggregated := all[:2], all[2:]
+	pairIsGiven := pair[0].isGiven() || pair[1].isGiven()
 	switch {
-	case !aggregated: // also if no flag is given
-		return all[:2]
-	case !prefill && !decode:
-		return all[2:]
+	case !aggregated[0].isGiven(): // also if no flag is given
+		return pair
+	case !pairIsGiven:
+		return aggregated
 	}
 	return all
 }
@@ -137,15 +142,17 @@ func (d *exampleProxyFlags) engineRoles() []engineFlags {
 // isGiven says whether the user has given a flag that lists engines of this role.
 func (l *engineFlags) isGiven() bool { return len(l.hosts)+len(l.ports) > 0 }
 
-// addEngines adds the engines that the flags list for a role to the config, and records the flags for error messages.
+// addEngines adds the engines that the flags list for a role to the config, and records the flags for error messages. The flags for hosts
+// and ports have the names that they have in vllm-ascend's proxy (flagPrefix: prefiller, decoder). The flag for the number of ranks is
+// evenkeel's own, and has the name of the role.
 func (d *exampleProxyFlags) addEngines(cfg *config.Config, l engineFlags) error {
-	engines, err := parseEngineList(l.flags, l.hosts, l.ports, l.port)
+	engines, err := parseEngineList(l.flagPrefix, l.hosts, l.ports, l.defaultPort)
 	if err != nil {
 		return err
 	}
-	cfg.Flag("engines."+l.role, fmt.Sprintf("--%s-hosts, --%[1]s-ports", l.flags))
+	cfg.Flag("engines."+l.role, fmt.Sprintf("--%s-hosts, --%[1]s-ports", l.flagPrefix))
 	for i := range engines {
-		if d.Slots != nil && l.role != "prefill" {
+		if d.Slots != nil && l.role != "prefill" { // a prefill engine has no slots
 			engines[i].Slots = *d.Slots
 			cfg.Flag(fmt.Sprintf("engines.%s[%d].slots", l.role, i), "--slots")
 		}

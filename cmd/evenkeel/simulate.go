@@ -67,9 +67,11 @@ type simulateCmd struct {
 	deployment *laws.Entry // the deployment that --law names; nil: none
 }
 
-// Run runs the simulation, or replays the decision log of --log. It fails if the user interrupts it.
+// Run runs the simulation of the tier, or replays the decision log of --log. It fails if the user interrupts it. With --law, it first looks
+// up the law: how long the steps of a known deployment take. The law sets the number of ranks, and the slots unless the user has given
+// --slots.
 func (c *simulateCmd) Run(std streams, k *kong.Context) error {
-	if err := c.refuseUselessFlags(k); err != nil {
+	if err := c.refuseUselessFlags(k); err != nil { // flags that the tier does not use
 		return err
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -77,7 +79,8 @@ func (c *simulateCmd) Run(std streams, k *kong.Context) error {
 	if c.Law == lawList {
 		return listLaws(std, k)
 	}
-	if err := c.lookUpLaw(namesOf(given(k))); err != nil {
+	givenFlags := namesOf(given(k))
+	if err := c.lookUpLaw(givenFlags); err != nil {
 		return err
 	}
 	if c.Tier == tierAggregated {
@@ -374,18 +377,21 @@ func (c *simulateCmd) describeFleet(f *decode.Fleet) string {
 		millis(c.C0), millis(c.C1))
 }
 
-// commandLine returns the command line that gives the same numbers again. line.Add adds nothing if its first argument is false.
+// commandLine returns the command line that gives the same numbers again. line.Add adds nothing if its first argument is false. Flags that
+// another flag makes useless are left out: a decision log takes the place of the whole simulation, --law that of --workers, --c0 and --c1,
+// and --scenario that of --workers.
 func (c *simulateCmd) commandLine() string {
 	line := report.Words{Text: "evenkeel simulate", Before: " --"}
-	line.Add(c.Log != "", "log %s", c.Log)
+	replaysLog, hasLaw := c.Log != "", c.Law != ""
+	line.Add(replaysLog, "log %s", c.Log)
 	line.Add(true, "policies %s", c.Policies)
-	if c.Log != "" {
+	if replaysLog {
 		return line.Text
 	}
 	line.Add(c.Trace != "", "trace %s", c.Trace)
 	line.Add(c.Format != "auto", "format %s", c.Format)
 	line.Add(c.Scenario != "", "scenario %s", c.Scenario)
-	line.Add(c.Scenario == "" && c.Law == "", "workers %d", c.Workers)
+	line.Add(c.Scenario == "" && !hasLaw, "workers %d", c.Workers)
 	line.Add(true, "slots %d", c.Slots)
 	line.Add(c.Capacity != 0, "capacity %d", c.Capacity)
 	line.Add(true, "load %s", c.Load)
@@ -408,9 +414,9 @@ func (c *simulateCmd) commandLine() string {
 		line.Add(true, "prefills %d", *c.Prefills)
 	}
 	line.Add(c.Ahead != "0", "ahead %s", c.Ahead)
-	line.Add(c.Law == "", "c0 %v", c.C0)
-	line.Add(c.Law == "", "c1 %v", c.C1)
-	line.Add(c.Law != "", "law %s", c.Law)
+	line.Add(!hasLaw, "c0 %v", c.C0)
+	line.Add(!hasLaw, "c1 %v", c.C1)
+	line.Add(hasLaw, "law %s", c.Law)
 	line.Add(c.Window != board.DefaultWindow, "window %v", c.Window)
 	line.Add(c.TellLaw, "tell-law")
 	return line.Text
@@ -460,8 +466,9 @@ func (c *simulateCmd) describePrefill(l *decode.Load) string {
 func (c *simulateCmd) notes(r *report.Report) []string {
 	first := r.Runs[0]
 	notes := []string{r.Headline()}
-	if c.deployment != nil {
-		notes = append(notes, describeGain(c.deployment, "decode", r.Runs), stepTimesNote)
+	if c.deployment != nil { // --law names the deployment whose steps are simulated
+		gain := describeGain(c.deployment, "decode", r.Runs) // decode is what the ranks of this tier do
+		notes = append(notes, gain, stepTimesNote)
 	}
 	if kv, ok := first.Metrics[report.KVShare]; ok {
 		notes = append(notes, fmt.Sprintf("Throughput and TPOT gain at most the idle share times KV's share of a step, here %.1f %% times %.0f "+
@@ -471,13 +478,13 @@ func (c *simulateCmd) notes(r *report.Report) []string {
 	if c.Load != "closed" {
 		notes = append(notes, "In an open loop tokens per second follow the arrivals, unless a policy cannot keep up with them.")
 	}
-	enoughPrefill := ""
-	if c.Prefills == nil {
-		enoughPrefill = ", and prefill is never short"
-	}
 	if c.Bind == bindArrival {
 		notes = append(notes, "Ranks are bound before the prefill: slots stand empty meanwhile, and the first token waits for the prefill in a "+
 			"closed loop too.")
+	}
+	enoughPrefill := ""
+	if c.Prefills == nil { // without --prefills, there are as many prefill engines as prompts need
+		enoughPrefill = ", and prefill is never short"
 	}
 	return append(notes,
 		"× is the ratio to "+first.Policy+

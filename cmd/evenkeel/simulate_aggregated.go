@@ -118,7 +118,7 @@ func (c *simulateCmd) parseAggregatedPolicies() (all []mixed.Contender, err erro
 }
 
 // aggregatedLoad makes the load from the flags, and the trace that gives the lengths of its prompts and answers. loadForSeed copies both
-// for each seed.
+// for each seed. --law names the deployment that is simulated: its number of ranks, and its law, which is how long a step takes.
 func (c *simulateCmd) aggregatedLoad() (_ *mixed.Load, lengths *mixed.Replayed, _ error) {
 	if c.deployment.Prompt.Fit.Steps == 0 { // no steps with prompts were measured
 		return nil, nil, fmt.Errorf("--law %s does not say what prompts take; take --tier decode, or another law", c.Law)
@@ -139,8 +139,9 @@ func (c *simulateCmd) aggregatedLoad() (_ *mixed.Load, lengths *mixed.Replayed, 
 	lengths = &mixed.Replayed{Name: name, Requests: t.Requests}
 	l := &mixed.Load{
 		Texts: lengths, Ranks: c.deployment.Ranks, Slots: c.Slots, Budget: aggregatedBudget,
-		Law: c.deployment.Served(), Of: c.deployment.Name(),
-		Full: 1 - freeSlotShare, // the share of the slots that requests fill in a closed loop
+		Law:  c.deployment.Served(), // how long a step takes that may also compute prompts
+		Of:   c.deployment.Name(),   // the deployment that has this law
+		Full: 1 - freeSlotShare,     // the share of the slots that requests fill in a closed loop
 	}
 	if err := c.setPace(l); err != nil {
 		return nil, nil, err
@@ -224,13 +225,15 @@ func (c *simulateCmd) aggregatedNotes(r *report.Report) []string {
 	if c.Load != "closed" {
 		how = "Requests come as a Poisson process, whatever the times of the trace"
 	}
+	reference := r.Runs[0].Policy                                    // the first policy is the one with which the others are compared
+	gain := describeGain(c.deployment, "prefill and decode", r.Runs) // aggregated ranks do both
 	return []string{
-		describeGain(c.deployment, "prefill and decode", r.Runs), r.Headline(),
+		gain, r.Headline(),
 		stepTimesNote + promptTimesNote,
 		how + fmt.Sprintf(". A step computes at most %d tokens of a rank. No prompt is in a prefix cache.", aggregatedBudget),
 		fmt.Sprintf("engine is what the engine does by itself with one address. %s is what engines do that hold prompts for up to %d steps, "+
 			"until each rank has one. × is the ratio to %s. ± is the deviation between seeds, each of which begins elsewhere in the trace.",
-			delayerPolicy, delayerMaxSteps, r.Runs[0].Policy),
+			delayerPolicy, delayerMaxSteps, reference),
 		"A simulator: the server's own board decides and learns what a step takes; a prompt's length is guessed (sigma 0.3). Engines never fail.",
 	}
 }

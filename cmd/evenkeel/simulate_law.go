@@ -76,17 +76,22 @@ func (c *simulateCmd) stepModel() report.StepModel {
 	if c.deployment == nil {
 		return report.StepModel{C0: c.C0, C1: float64(c.C1)} // a report has C1 as a number of nanoseconds
 	}
-	return levelStepModel(c.deployment.Law())
+	return stepModelIfLevel(c.deployment.Law())
 }
 
-// levelStepModel returns how long a step takes if all ranks have the same load. It turns the law into the form that reports use.
-func levelStepModel(law step.Law) report.StepModel {
-	ns := func(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }
+// stepModelIfLevel returns how long a step takes if all ranks are level, which means that they have the same load. It turns the law into
+// the form that reports use, and its milliseconds into durations.
+func stepModelIfLevel(law step.Law) report.StepModel {
+	const nsPerMs = 1e6
+	duration := func(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }
 	l := law.Level()
 	return report.StepModel{
-		C0: ns(l.C0Ms), C1: l.C1Ms * 1e6, // C1 is a number of nanoseconds, which may be a fraction
-		Request: ns(l.RequestMs), Own: ns(l.OwnPromptMs), Shared: ns(l.SharedPromptMs),
-		Prefill: ns(l.PrefillMs),
+		C0:      duration(l.C0Ms),           // once per step
+		C1:      l.C1Ms * nsPerMs,           // per KV token of a rank; a number of ns, which may be a fraction
+		Request: duration(l.RequestMs),      // per request of a rank
+		Own:     duration(l.OwnPromptMs),    // per prompt token of a rank, for the rank's own work
+		Shared:  duration(l.SharedPromptMs), // per prompt token of a rank, for the work that all ranks share
+		Prefill: duration(l.PrefillMs),      // once if any rank computes a prompt
 	}
 }
 

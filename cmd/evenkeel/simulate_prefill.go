@@ -37,7 +37,7 @@ func (c *simulateCmd) simulatePrefill(ctx context.Context, std streams) error {
 	}
 	began := time.Now()
 	fmt.Fprintf(std.err, "%s, %d seeds; %s\n", source, c.Seeds, c.describePrefillEngines())
-	all := report.Report{Bound: report.Metrics{}}
+	all := report.Report{Bound: report.Metrics{}} // Bound is empty, because this tier has no results for balanced engines
 	var b bytes.Buffer
 	for _, load := range loads {
 		plan.Load = load
@@ -130,7 +130,9 @@ func (c *simulateCmd) parseLoads() ([]float64, error) {
 	return loads, nil
 }
 
-// describePrefillEngines returns a text about the prefill engines: how many, their KV memory, and how long a prefill takes.
+// describePrefillEngines returns a text about the prefill engines: how many, their KV memory, and how long a prefill takes, in ms. N is the
+// number of new tokens of a prompt, and H the number of tokens before them that are cached. The time has a fixed part (T0), a part per new
+// token (Tp), and a part per pair of tokens that attention looks at (Beta2), of which there are N·(H+N/2).
 func (c *simulateCmd) describePrefillEngines() string {
 	f := &c.Prefill
 	words := fmt.Sprintf("%d engines with %d KV tokens each; a prefill takes %g + %g·N ms", c.prefillEngines(),
@@ -138,10 +140,10 @@ func (c *simulateCmd) describePrefillEngines() string {
 	if f.Beta2 > 0 {
 		words += fmt.Sprintf(" + %g·N·(H+N/2)", f.Beta2)
 	}
-	if f.Slow > 0 {
+	if f.Slow > 0 { // the first engine is slower than the others by this factor
 		words += fmt.Sprintf(", on the first %g times as long", f.Slow)
 	}
-	if f.Both {
+	if f.Both { // the engines both prefill and decode
 		return words + fmt.Sprintf("; they decode too, in steps of %s + %s per KV token, with at most %d tokens of a prompt", millis(c.C0),
 			millis(c.C1), f.Chunk)
 	}
@@ -176,7 +178,8 @@ func (c *simulateCmd) prefillCommandLine() string {
 	return line.Text
 }
 
-// prefillNotes returns notes on how far the numbers apply to real engines.
+// prefillNotes returns notes on how far the numbers apply to real engines, and on how they came about: the trace is played so fast that,
+// under the policy lmetric, engines prefill for the share of time that --load gives; and each seed measures another part of the trace.
 func (c *simulateCmd) prefillNotes(p *prefill.Plan) []string {
 	var notes []string
 	sharesBlocks := slices.ContainsFunc(p.Trace.Requests, func(r trace.Request) bool { return len(r.HashIDs) > 0 })
@@ -184,7 +187,8 @@ func (c *simulateCmd) prefillNotes(p *prefill.Plan) []string {
 		notes = append(notes, "The trace does not say which prompts share blocks: no prompt finds anything in a cache, and policies that look "+
 			"for hits have none to look for.")
 	}
-	if p.TellLine { // evenkeel did not have to learn how long a prefill takes
+	prefillTimesWereTold := p.TellLine // with --no-learn, evenkeel does not have to learn them
+	if prefillTimesWereTold {
 		notes = append(notes, "The tier is told what a prefill takes, which no server knows.")
 	}
 	return append(notes,

@@ -46,7 +46,8 @@ With --trial, survey does not watch. It plays four loads to ranks that prefill a
 The requests of a load go both ways, in short blocks in turn: straight to the address, where the engine balances its ranks, and through an evenkeel in this process. First it prints what that costs and what the simulator expects. Then it prints the gain with an interval, and writes one file with all figures, without prompts and names of hosts. Start vLLM with --data-parallel-size 8 and VLLM_SERVER_DEV_MODE=1, or SGLang with --enable-dp-attention --dp-size 8 --enable-metrics (docs/trial.md).`
 }
 
-// Run watches the engines, simulates what evenkeel could gain, and prints a report.
+// Run watches the engines, simulates what evenkeel could gain, and prints a report. With --trial, it sends loads to one engine instead, in
+// turn straight and through evenkeel, and reports what evenkeel gained. It first refuses values of flags that cannot work.
 func (c *surveyCmd) Run(std streams) error {
 	switch err := c.checkTrial(); {
 	case err != nil:
@@ -55,7 +56,7 @@ func (c *surveyCmd) Run(std streams) error {
 		return usageError{fmt.Errorf("--every %v asks too often; take 200ms or more", c.Every)}
 	case c.For < 10*c.Every:
 		return usageError{fmt.Errorf("--for %v is too short for --every %v; take ten times that or more", c.For, c.Every)}
-	case c.Slots < 0 || c.Slots > survey.MostSlots || c.Budget < 0:
+	case c.Slots < 0 || c.Slots > survey.MostSlots || c.Budget < 0: // 0 passes, because it stands for a flag that was not given
 		return usageError{fmt.Errorf("--slots is a number up to %d, and --token-budget one above 0", survey.MostSlots)}
 	}
 	if c.Trial {

@@ -126,7 +126,7 @@ func (c *surveyCmd) preparePlan(ctx context.Context, std streams, client *engine
 		return nil, nil, err
 	}
 	e := trials.Ask(ctx, client, target) // what only a trial needs to know, such as the model
-	e.Count(entry.Ranks, entry.Slots)
+	e.Count(entry.Ranks, entry.Slots)    // also divides the engine's room for KV by the number of ranks
 	e.Budget, e.Interval = entry.Budget, entry.Interval
 	loads := trials.Loads(&e, c.Short)
 	expected, err := c.simulateLoads(ctx, std, &e, loads)
@@ -134,13 +134,15 @@ func (c *surveyCmd) preparePlan(ctx context.Context, std streams, client *engine
 		return nil, nil, err
 	}
 	r := trials.New(&e, loads, expected)
-	r.Short, r.Each = c.Short, c.timePerRoute().Seconds()
+	perRoute := c.timePerRoute() // how long each load is sent straight to the engine, and as long again through evenkeel
+	r.Short, r.Each = c.Short, perRoute.Seconds()
 	v, commit := buildInfo()
 	r.Program = trials.Program{
 		Version: v, Commit: commit, Go: runtime.Version(), System: runtime.GOOS + "/" + runtime.GOARCH, CPUs: runtime.GOMAXPROCS(0),
 	}
+	// A load is sent in pairs of blocks of requests: one block straight to the engine, and one through evenkeel.
 	_, leastPairs := c.pairsPerLoad()
-	r.Plan(std.out, trials.Costs(loads, expected, c.timePerRoute(), leastPairs))
+	r.Plan(std.out, trials.Costs(loads, expected, perRoute, leastPairs))
 	return r, entry, nil
 }
 
@@ -303,13 +305,16 @@ func (c *surveyCmd) sendLoads(ctx context.Context, std streams, r *trials.Report
 	return nil
 }
 
-// newPlayer returns a player for the loads of r. It sends them straight to the engine at the URL straight, and through the proxy g.
-func (c *surveyCmd) newPlayer(ctx context.Context, r *trials.Report, g *gateway.Gateway, straight string, bar *progress) *trials.Player {
-	mostPairs, leastPairs := c.pairsPerLoad()
+// newPlayer returns a player for the loads of r. It sends a load in pairs of blocks of requests: one block straight to the engine at
+// engineURL, and one through the proxy g.
+func (c *surveyCmd) newPlayer(ctx context.Context, r *trials.Report, g *gateway.Gateway, engineURL string, bar *progress) *trials.Player {
+	mostPairs, leastPairs := c.pairsPerLoad() // for one load
 	return &trials.Player{
 		Engine: *r.Engine, APIKey: os.Getenv(engineKeyEnv),
-		URLs: map[trials.Way]string{trials.Straight: straight, trials.Ours: "http://" + g.Addr()},
-		Each: c.timePerRoute(), Bound: trials.Patience, Pairs: mostPairs, Least: leastPairs,
+		URLs:  map[trials.Way]string{trials.Straight: engineURL, trials.Ours: "http://" + g.Addr()},
+		Each:  c.timePerRoute(), // how long a load is sent to one of the two URLs
+		Bound: trials.Patience,  // how long answers may take, even if they should come sooner
+		Pairs: mostPairs, Least: leastPairs,
 		Told:    func(now load.Progress, what string) { bar.showTrial(now, what) }, // called whenever there is progress
 		Learned: func() *trials.Learned { return learnedStepTimes(ctx, g) },        // what evenkeel knows of the step times by then
 	}
