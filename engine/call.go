@@ -192,15 +192,15 @@ func (k *Call) release(mayReuse bool) {
 	}
 }
 
-// Bytes returns how many bytes were sent and received, including heads, but not counting TLS. Only the goroutine that called Do
-// may call it.
+// Bytes returns how many bytes were sent and received, including heads, but not counting TLS. While the call has a connection, the
+// connection counts them. Only the goroutine that called Do may call Bytes, because the counts have no lock.
 func (k *Call) Bytes() (sent, received int64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.conn != nil {
 		return k.conn.wrote, k.conn.read
 	}
-	return k.wrote, k.read
+	return k.wrote, k.read // release has copied them, because another call may use the connection now
 }
 
 // Abort ends the call in any phase: it closes the connection, and a method that is waiting fails with Error.Aborted. It
@@ -246,8 +246,9 @@ func (k *Call) Disconnect(limit time.Duration) {
 	}
 }
 
-// newError makes the Error of a call that failed in this phase. c is the connection that was used; nil: there was none yet. After an abort,
-// the error is ErrAborted instead of cause. A timeout after Disconnect also sets closeIgnored.
+// newError makes the Error of a call that failed in this phase. c is the connection that was used; nil: there was none yet. After Abort or
+// Disconnect, the error is ErrAborted instead of cause. If the call was ended by Disconnect and cause is a timeout, the engine has not
+// closed its half of the connection in the time that Disconnect allows. newError then also sets closeIgnored, which IgnoredClose reports.
 func (k *Call) newError(phase Phase, c *conn, cause error) *Error {
 	failure := &Error{Target: k.target.ID, Phase: phase, Timeout: isTimeout(cause), Err: cause}
 	if c != nil {
@@ -255,8 +256,8 @@ func (k *Call) newError(phase Phase, c *conn, cause error) *Error {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.aborted {
-		k.closeIgnored = k.closeIgnored || failure.Timeout // the limit of Disconnect was over, and the engine had not closed its half
+	if k.aborted { // Abort or Disconnect was called
+		k.closeIgnored = k.closeIgnored || failure.Timeout
 		failure.Aborted, failure.Timeout, failure.Err = true, false, ErrAborted
 	}
 	return failure

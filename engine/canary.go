@@ -25,8 +25,8 @@ const (
 func (w *watch) sendCanaries(ctx context.Context, ranks []*Target, ask canaryRequest, limit time.Duration) error {
 	ctx, stop := context.WithTimeout(ctx, limit)
 	defer stop()
-	// A canary does not wait for a free slot. The number is compared with the requests of one rank, and each rank gets one canary,
-	// hence 1.
+	// A canary does not wait for a free slot. checkOverfull subtracts the number of requests without a slot from the requests that the
+	// fullest rank runs. Each rank gets one canary, so this rank may run one request more.
 	w.traffic.AddSentWithoutSlot(1)
 	defer w.traffic.AddSentWithoutSlot(-1)
 	results := make(chan error, len(ranks)) // for each rank why its canary failed; nil: it did not
@@ -47,7 +47,9 @@ func (w *watch) sendCanaries(ctx context.Context, ranks []*Target, ask canaryReq
 	var errs []error
 	for range ranks {
 		errs = append(errs, <-results)
-		const expected, computed = canaryTokens, canaryTokens // a canary has no hand-off, so the engine computes its whole prompt
+		// A canary has no hand-off, so the engine computes its whole prompt. Even a canary that failed counts as computed: the engine may have
+		// computed it, and newlyNotPulled needs an upper bound of the prompt tokens that no prefill engine had to hand over.
+		const expected, computed = canaryTokens, canaryTokens
 		w.traffic.SettleComputed(expected, computed)
 	}
 	return errors.Join(errs...)

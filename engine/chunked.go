@@ -27,14 +27,14 @@ const (
 // chunked finds the data in the bytes of a chunked body. It does not store these bytes. While a line arrives in pieces, it keeps
 // only what the line means so far.
 type chunked struct {
-	next     part // the part to which the next byte belongs
-	dataLeft int  // data bytes of this chunk that have not arrived
-	trailers int  // bytes of trailer lines so far
-	err      error
+	next         part // the part to which the next byte belongs
+	dataLeft     int  // data bytes of this chunk that have not arrived
+	trailerBytes int  // bytes of trailer lines so far
+	err          error
 
 	lineLength int   // bytes of this line so far, without its CRLF
 	afterCR    bool  // the last byte was a CR, and only an LF may follow
-	digits     bool  // the size line has at least one digit
+	hasDigits  bool  // the size line has at least one digit
 	digitsOver bool  // a space after the digits has come, so no digit may follow
 	ext        bool  // the extension of the size line, which is ignored, has begun
 	size       int64 // the size that the digits so far mean, at most maxChunk+1
@@ -73,7 +73,7 @@ func (c *chunked) lineByte(b byte) error {
 		return fmt.Errorf("%w: bad line end between chunks", ErrMalformed)
 	case b == '\n': // the line is complete; what is known about it is cleared for the next line
 		err := c.lineEnd()
-		c.lineLength, c.afterCR, c.digits, c.digitsOver, c.ext, c.size = 0, false, false, false, false, 0
+		c.lineLength, c.afterCR, c.hasDigits, c.digitsOver, c.ext, c.size = 0, false, false, false, false, 0
 		return err
 	case b == '\r':
 		c.afterCR = true
@@ -88,7 +88,7 @@ func (c *chunked) lineByte(b byte) error {
 	case chunkEnd: // only a line end may come here
 		return fmt.Errorf("%w: a chunk is longer than its size line says", ErrMalformed)
 	default: // trailer lines are only counted, not used
-		if c.trailers++; c.trailers > maxTrailer {
+		if c.trailerBytes++; c.trailerBytes > maxTrailer {
 			return fmt.Errorf("%w: trailers over %d bytes", ErrTooLarge, maxTrailer)
 		}
 		return nil
@@ -113,14 +113,14 @@ func (c *chunked) sizeByte(b byte) error {
 	case b == ';':
 		c.ext = true
 	case b == ' ' || b == '\t':
-		if !c.digits { // a size line must not begin with a space
+		if !c.hasDigits { // a size line must not begin with a space
 			return errChunkSize
 		}
 		c.digitsOver = true
 	case digit < 0 || c.digitsOver:
 		return errChunkSize
 	default:
-		c.digits = true
+		c.hasDigits = true
 		c.size = min(c.size<<4+digit, maxChunk+1) // bounded, so that many digits cannot overflow the size
 	}
 	return nil
@@ -131,7 +131,7 @@ func (c *chunked) lineEnd() error {
 	switch c.next {
 	case sizeLine:
 		switch {
-		case !c.digits:
+		case !c.hasDigits:
 			return errChunkSize
 		case c.size > maxChunk:
 			return fmt.Errorf("%w: a chunk over %d bytes", ErrMalformed, maxChunk)
@@ -145,7 +145,7 @@ func (c *chunked) lineEnd() error {
 	default: // a trailer line
 		if c.lineLength == 0 { // an empty line ends the trailers and the body
 			c.next = bodyEnded
-		} else if c.trailers += len("\r\n"); c.trailers > maxTrailer {
+		} else if c.trailerBytes += len("\r\n"); c.trailerBytes > maxTrailer { // lineByte has counted the other bytes of the line
 			return fmt.Errorf("%w: trailers over %d bytes", ErrTooLarge, maxTrailer)
 		}
 	}

@@ -89,6 +89,7 @@ func (c *Client) dial(ctx context.Context, t *Target) (*conn, error) {
 }
 
 const (
-	answerLimit  = 1 << 20  // most bytes of an answer about health or models
-	versionLimit = 16 << 20 // most bytes of an answer about the version, in which SGLang includes the settings of each rank
+	answerLimit = 1 << 20 // most bytes of an answer about health or models
+	// perRankLimit is how many bytes an answer of SGLang may have that says something about each rank, such as the rank's settings or load.
+	perRankLimit = 16 << 20
 )

@@ -106,10 +106,10 @@ func (c *conn) releaseReader() {
 	c.br = nil
 }
 
-// exchange writes the request and returns once it has read the response head. mayReuse says that the connection may be used
-// again after the body. After a failure, phase says how far the exchange had come. A large body is written by a second goroutine while
-// exchange reads: an engine may answer it (400, 413) without reading it, and such an answer ends the write. exchange does not use body
-// after it returns.
+// exchange writes the request and returns once it has read the response head. mayReuse says that the connection may be used again after the
+// body. After a failure, phase says how far the exchange had come. A large request is written by a second goroutine while exchange reads:
+// an engine may answer it (400, 413) without reading it, and such an answer ends the write. A smaller one is written first, by sendPlain if
+// there is no TLS. exchange does not use body after it returns.
 func (c *conn) exchange(d Deadlines, head []byte, body [][]byte) (mayReuse bool, phase Phase, err error) {
 	c.reset(d, head, body)
 	defer clear(c.parts) // an idle connection must not keep a prompt in memory
@@ -121,7 +121,7 @@ func (c *conn) exchange(d Deadlines, head []byte, body [][]byte) (mayReuse bool,
 	switch {
 	case size > inlineWrite:
 		c.limitWrite()
-		writeErr, err = c.sendListening()
+		writeErr, err = c.sendWhileReadingHead()
 	case c.hasPlainSocket: // sendPlain sets the deadline of the write itself, if it needs one
 		writeErr = c.sendPlain(size)
 		err = c.readHead()
@@ -131,23 +131,23 @@ func (c *conn) exchange(d Deadlines, head []byte, body [][]byte) (mayReuse bool,
 		err = c.readHead()
 	}
 	switch {
-	case err == nil: // an answer counts even if the write failed, but the connection is then not used again
+	case err == nil: // the head has come, which counts even if the write failed; but the connection is then not used again
 		c.awaitBody(d.Idle)
 		return writeErr == nil && !hasClose(&c.head), PhaseHead, nil
 	case c.answered || writeErr == nil: // the request was written, or at least the engine has begun to answer it
 		return false, PhaseHead, err
-	// A deadline of evenkeel stopped the write: sendListening sets it in the past once the read has failed, or the time for the answer
+	// A deadline of evenkeel stopped the write: sendWhileReadingHead sets it in the past once the read has failed, or the time for the answer
 	// is over for write and read alike. So the error of the read is the cause.
 	case errors.Is(writeErr, os.ErrDeadlineExceeded):
 		return false, PhaseWrite, err
-	default:
+	default: // the write failed by itself, and no byte of an answer came
 		return false, PhaseWrite, writeErr
 	}
 }
 
-// sendListening reads the response head while a second goroutine writes the request. Once the head has come, or reading has
+// sendWhileReadingHead reads the response head while a second goroutine writes the request. Once the head has come, or reading has
 // failed, it ends the write. writeErr is the error of the write, err that of the read.
-func (c *conn) sendListening() (writeErr, err error) {
+func (c *conn) sendWhileReadingHead() (writeErr, err error) {
 	written := make(chan error, 1)
 	go func() { written <- c.send() }()
 	err = c.readHead()
@@ -155,23 +155,29 @@ func (c *conn) sendListening() (writeErr, err error) {
 	return <-written, err
 }
 
-// reset clears the state of the last exchange and sets the time by which the answer must come.
+// reset clears the state of the last exchange and sets the time by which the answer must come. If halfClose was called already, its time
+// for all further reads stays.
 func (c *conn) reset(d Deadlines, head []byte, body [][]byte) {
 	c.wrote, c.read, c.answered, c.readErr = 0, 0, false, nil
 	c.parts = append(append(c.parts[:0], head), body...)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.halfClosed {
-		return // halfClose has closed evenkeel's half of the connection, so the write will fail
+	if c.halfClosed { // evenkeel's half of the connection is closed, so the write will fail
+		return
 	}
-	c.readDeadline, c.idleLimit, c.appliedDeadline = time.Time{}, 0, time.Time{}
+	c.readDeadline, c.idleLimit = noDeadline, 0
 	if d.FirstByte > 0 {
 		c.readDeadline = time.Now().Add(d.FirstByte)
 	}
+	c.setDeadlineAtNextRead()
 }
 
+// setDeadlineAtNextRead makes the next read set the deadline of the socket, even if the socket seems to have the right one already. The
+// caller holds mu.
+func (c *conn) setDeadlineAtNextRead() { c.appliedDeadline = noDeadline }
+
 // limitWrite sets the write deadline to the time by which the answer must come. It must be called before send, not in it:
-// sendListening may end the write by a deadline in the past, which limitWrite would overwrite.
+// sendWhileReadingHead may end the write by a deadline in the past, which limitWrite would overwrite.
 func (c *conn) limitWrite() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -180,9 +186,10 @@ func (c *conn) limitWrite() {
 	}
 }
 
-// sendPlain writes all of parts to a socket without TLS. Like send, it calls onSent afterwards, and after a failure it shortens the wait
-// for an answer. If the socket takes the whole request at once, sendPlain also waits until an answer, an error or the end of the connection
-// has come. size is the length of parts in bytes.
+// sendPlain writes all of parts to a socket without TLS. Once all is written, onSent is called: by Ask if the socket takes the whole
+// request at once, and otherwise by send, which writes the rest. Ask then also waits until an answer, an error or the end of the connection
+// has come. After a failed write, sendPlain shortens the wait of readHead, which its caller calls next. size is the length of parts in
+// bytes.
 func (c *conn) sendPlain(size int) error {
 	if err := c.armRead(); err != nil { // the read deadline bounds Ask, which also waits for the answer
 		return err
@@ -191,9 +198,9 @@ func (c *conn) sendPlain(size int) error {
 	c.wrote = int64(n)
 	switch {
 	case err != nil:
-		c.shortenWait(lastAnswerWait)
+		c.shortenWait(lastAnswerWait) // as in send
 		return err
-	case n == size:
+	case n == size: // everything is written, so Ask has called onSent
 		return nil
 	}
 	c.limitWrite()              // the socket's buffer is full, so the rest of the write may block
@@ -204,7 +211,8 @@ func (c *conn) sendPlain(size int) error {
 	return c.send()
 }
 
-// send writes all of parts and then calls onSent. If it fails, it shortens the wait for an answer to lastAnswerWait instead.
+// send writes all of parts and then calls onSent. If the write fails, exchange still reads an answer: the engine may have sent one, such as
+// a refusal, before it stopped reading. Such an answer has come already or comes soon, so send shortens the wait for it to lastAnswerWait.
 func (c *conn) send() error {
 	err := c.write()
 	if err != nil {
@@ -323,14 +331,16 @@ func (c *conn) halfClose(limit time.Duration) {
 	c.shortenWaitLocked(limit)
 }
 
-// awaitBody replaces the deadline of the head by idle, the limit of each read of the body; 0: no limit.
+// awaitBody replaces the deadline of the head by idle, the limit of each read of the body; 0: no limit. If halfClose was called, because
+// the client has disconnected, the time that it allows for all further reads stays.
 func (c *conn) awaitBody(idle time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.halfClosed { // the deadline of halfClose stays
+	if c.halfClosed {
 		return
 	}
-	c.readDeadline, c.idleLimit, c.appliedDeadline = time.Time{}, idle, time.Time{}
+	c.readDeadline, c.idleLimit = noDeadline, idle
+	c.setDeadlineAtNextRead()
 }
 
 // readHead reads the final response head and skips up to maxInterim interim ones, whose status is 1xx. It refuses an answer that evenkeel

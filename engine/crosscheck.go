@@ -65,13 +65,9 @@ func checkFrozen(w *watch, s *Sample) {
 // line, and another one only after a scrape without an excess. The caller holds m.mu.
 func checkOverfull(w *watch, s *Sample) {
 	scrapes := &w.scrapes
-	running := 0.0 // requests that the fullest rank runs
-	for _, t := range w.in.Canaries {
-		if n, ok := s.Running(t.Rank); ok {
-			running = math.Max(running, n)
-		}
-	}
-	// After the configured slots were lowered, the old number stays allowed until the requests that were admitted under it have ended.
+	running := runningOnFullestRank(s, w.in.Canaries) // these are all ranks of the engine
+	// allowedRunning becomes the configured slots. If their number was lowered, it keeps the old number until the requests that were admitted
+	// under it have ended.
 	scrapes.updateAllowedRunning(w.in.Slots, running)
 	excess := 0.0
 	if w.in.Slots > 0 { // 0: the number of slots is not known
@@ -84,6 +80,17 @@ func checkOverfull(w *watch, s *Sample) {
 			"engine", zap.String("engine", w.in.ID), zap.Int("slots", scrapes.allowedRunning), zap.Float64("running", running))
 	}
 	scrapes.overfull = excess > 0
+}
+
+// runningOnFullestRank returns how many requests the fullest of these ranks runs, by the sample; 0: the sample has none of them.
+func runningOnFullestRank(s *Sample, ranks []*Target) float64 {
+	running := 0.0
+	for _, rank := range ranks {
+		if n, ok := s.Running(rank.Rank); ok {
+			running = math.Max(running, n)
+		}
+	}
+	return running
 }
 
 // recordSigns looks for gauges that have changed since the previous scrape. If one has, the rank's core made a step after that

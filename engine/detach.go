@@ -20,7 +20,7 @@ func (r *Response) Detach(onWake func()) (fd int, ok bool) {
 	if over || c.usesTLS() || r.body.framing != byChunks {
 		return 0, false
 	}
-	ended := r.body.chunks.readFraming(c.br)
+	ended := r.body.chunks.readFraming(c.br)                      // reads the lines before the next data, as far as they have arrived
 	if ended || r.body.chunks.err != nil || c.br.Buffered() > 0 { // Buffered: bytes of data that were not read yet
 		return 0, false
 	}
@@ -34,10 +34,11 @@ func (r *Response) Detach(onWake func()) (fd int, ok bool) {
 		return 0, false
 	}
 	c.close() // this does not end the connection, because fd is a copy of the descriptor
+	c.detachedFD, c.wakeLoop = fd, onWake
+	c.setSocket(nil, nil) // the connection has no socket until Reattach
 	c.releaseReader()
-	c.detachedFD, c.wakeLoop, r.body.br = fd, onWake, nil
-	c.setSocket(nil, nil)
-	c.out, c.parts, c.writevParts = nil, nil, nil
+	r.body.br = nil                               // the reader that was released
+	c.out, c.parts, c.writevParts = nil, nil, nil // the buffers of the request are not needed while the answer streams
 	return fd, true
 }
 
@@ -49,22 +50,24 @@ func (r *Response) Unframe(p []byte) (data []byte, used int, err error) {
 	return data, used, err
 }
 
-// Reattach gives the socket back to the connection, so that Read works again. socketErr is an error that the caller's read of the socket
-// returned, which the next Read returns; nil: there was none.
+// Reattach gives the socket back to the connection after Detach, so that Read works again. From then on no event loop reads the socket, and
+// Abort, Disconnect and Expire wake none. socketErr is an error that the caller's read of the socket returned, which the next Read returns;
+// nil: there was none.
 func (r *Response) Reattach(socketErr error) {
 	k, c := r.call, r.conn
-	k.mu.Lock() // Abort and Disconnect must not use the socket while it changes
-	raw, err := netConn(c.detachedFD)
+	k.mu.Lock()                       // Abort and Disconnect must not use the socket while it changes
+	raw, err := netConn(c.detachedFD) // has a copy of the descriptor, and closes the descriptor itself
 	c.detachedFD, c.wakeLoop = noSocket, nil
 	if err != nil {
 		socketErr = cmp.Or(socketErr, err)
 		raw, _ = net.Pipe() // a closed pipe in place of the socket makes all reads fail
 		_ = raw.Close()
 	}
-	c.setSocket(raw, raw)
+	withoutTLS := raw // Detach refuses a connection with TLS
+	c.setSocket(raw, withoutTLS)
 	k.mu.Unlock()
 	c.mu.Lock()
-	c.appliedDeadline = noDeadline // the new net.Conn has no deadline yet
+	c.setDeadlineAtNextRead() // the new net.Conn has no deadline yet
 	c.mu.Unlock()
 	c.attachReader()
 	r.body.br = c.br

@@ -62,30 +62,41 @@ func (l *Liveness) RecordSign(at time.Time) {
 }
 
 // recordSignAndGap records a sign of life, whose time is in ns after epoch, and reports the gap since the previous sign to each pending
-// pull, a request whose KV the rank has not pulled yet. The pull's hold computes whether the prefill engine kept the KV during the gap. If
-// the KV of any may have been lost, later requests get a new salt, and the KV of all pulls with an older salt counts as lost. It does
-// nothing if a later sign is recorded already. The caller holds mu.
+// pull, a request whose KV the rank has not pulled yet. If the KV of any of them may have been lost, it changes the salt: an engine uses
+// cached KV only for requests with the same salt, so later requests do not use the wrong KV that may be in the rank's prefix cache now. It
+// does nothing if a later sign is recorded already. The caller holds mu.
 func (l *Liveness) recordSignAndGap(sign int64) {
 	previous := l.lastSign.Load()
 	if sign <= previous {
 		return
 	}
 	l.lastSign.Store(sign)
-	anyNewlyLost := false
+	if anyNewlyLost := l.reportGap(previous, sign); anyNewlyLost {
+		l.changeSalt()
+	}
+	l.markOlderSaltsLost()
+}
+
+// reportGap reports to each pending pull that the core gave no sign of life between two times, in ns after epoch. The pull's hold computes
+// whether the prefill engine kept the KV meanwhile. anyNewlyLost says that the KV of a pull may have been lost for which the salt was not
+// changed before: the caller must change it. The caller holds mu.
+func (l *Liveness) reportGap(from, to int64) (anyNewlyLost bool) {
 	for _, p := range l.pendingPulls {
-		p.hold.RecordGap(l.fromNanos(previous), l.fromNanos(sign))
+		p.hold.RecordGap(l.fromNanos(from), l.fromNanos(to))
 		newlyLost := p.hold.Lost() && !p.saltChangedSinceLoss
 		anyNewlyLost = anyNewlyLost || newlyLost
 		p.saltChangedSinceLoss = p.hold.Lost()
 	}
-	if anyNewlyLost {
-		l.changeSalt()
-	}
-	// Lost KV means that another prompt's KV may be in the rank's prefix cache by now. A request with an older salt could use it.
+	return anyNewlyLost
+}
+
+// markOlderSaltsLost counts the KV as lost of each pending pull with an older salt than the current one. The salt changes when KV was lost,
+// and another prompt's KV may then be in the rank's prefix cache. A request with an older salt could use it. The caller holds mu.
+func (l *Liveness) markOlderSaltsLost() {
 	for _, p := range l.pendingPulls {
 		if p.saltGeneration < l.saltGeneration {
 			p.hold.MarkLost()
-			p.saltChangedSinceLoss = true
+			p.saltChangedSinceLoss = true // the current salt is newer than that of this request
 		}
 	}
 }
@@ -136,19 +147,26 @@ type PendingPull struct {
 
 // AddPull begins the wait of a request for its first event, until End. It must be called before the request is written. hold says how
 // long the prefill engine keeps the request's KV. The request gets the current salt of the rank (cache_salt), which keeps it from wrong KV
-// in the rank's prefix cache.
+// in the rank's prefix cache. The salt's generation shows later whether the rank has got a newer salt meanwhile.
 func (l *Liveness) AddPull(now time.Time, hold mooncake.Hold) *PendingPull {
-	withoutSigns := hold.KeptUntil(time.Time{}) // the zero time: as if no sign of life had come, so that nothing renews the hold
-	pull := &PendingPull{liveness: l, sent: now, keptWithoutRenewal: withoutSigns, hold: hold}
+	noSign := time.Time{} // as if no sign of life ever came, so that nothing renews the hold
+	pull := &PendingPull{liveness: l, sent: now, keptWithoutRenewal: hold.KeptUntil(noSign), hold: hold}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	pull.cacheSalt, pull.saltGeneration = l.cacheSalt, l.saltGeneration
-	if maxSilence := hold.MaxSilence(); maxSilence > 0 { // 0: signs of life do not renew this hold
-		const smallPart = 16 // RecordSign reports gaps longer than 1/16 of the longest silence, and so all that matter to the hold
-		l.minReportedGap.Store(int64(maxSilence / smallPart))
-	}
+	l.setMinReportedGap(hold.MaxSilence())
 	l.pendingPulls = append(l.pendingPulls, pull)
 	return pull
+}
+
+// setMinReportedGap sets from which length on RecordSign reports a gap between two signs of life to the holds: a small part of maxSilence,
+// the longest silence that the newest request allows; 0: signs do not renew its hold, so nothing changes. The requests to a rank usually
+// allow the same silence, so the newest one sets the length for all.
+func (l *Liveness) setMinReportedGap(maxSilence time.Duration) {
+	const smallPart = 16
+	if maxSilence > 0 {
+		l.minReportedGap.Store(int64(maxSilence / smallPart))
+	}
 }
 
 // Salt returns the cache_salt of the request, which keeps it from using wrong KV in the rank's prefix cache;

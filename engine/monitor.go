@@ -199,7 +199,7 @@ func (m *Monitor) ExpiredNow(ctx context.Context, id string) (n float64, known b
 	if err != nil {
 		return 0, false
 	}
-	return w.storeExpired(s)
+	return w.storeExpiredHandoffs(s)
 }
 
 // maxSampleIntervals is the number of FactsIntervals after which the last sample is too old, if no newer one has come.

@@ -234,11 +234,12 @@ func maxByEngine(families map[string]*dto.MetricFamily, names []string) map[stri
 	return out
 }
 
-// sumByRank adds up the values of each rank. The label of a rank is engine for vLLM and dp_rank for SGLang.
+// sumByRank adds up the values of each rank. The label of a rank is engine for vLLM and dp_rank for SGLang. All values are untyped, because
+// ParseSeries leaves out the lines of a page that say which are gauges and which are counters.
 func sumByRank(f *dto.MetricFamily) map[string]float64 {
 	out := map[string]float64{}
 	for _, m := range f.GetMetric() {
-		if v := m.GetUntyped().GetValue(); !math.IsNaN(v) {
+		if v := m.GetUntyped().GetValue(); !math.IsNaN(v) { // NaN: the engine does not know the value
 			out[cmp.Or(Label(m, "engine"), Label(m, "dp_rank"))] += v
 		}
 	}

@@ -59,7 +59,7 @@ var pages = map[string]func(ctx context.Context, c *Client, t *Target) error{
 		return err
 	},
 	"/server_info": func(ctx context.Context, c *Client, t *Target) error { // as the self-test, init and a monitor ask for all others
-		_, _, err := c.Get(ctx, t, "/server_info", versionLimit)
+		_, _, err := c.Get(ctx, t, "/server_info", perRankLimit)
 		return err
 	},
 }

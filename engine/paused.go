@@ -188,66 +188,25 @@ func (s Status) LostRanks() error {
 	return errors.New(strings.Join(parts, "; "))
 }
 
-// silentChecks is the number of check intervals after which an SGLang rank counts as silent: its scheduler reported no load in this time,
-// but those of other ranks did. A working scheduler reports its load after each batch, and regularly while it has none.
-const silentChecks = 5
-
-// loadReports records when each rank of an SGLang server last reported its load.
-type loadReports struct {
-	stamps    map[int]float64   // the last time stamp of each rank, by SGLang's clock
-	changedAt map[int]time.Time // when evenkeel first saw this time stamp, by its own clock
-}
-
-// record stores an answer of GET /v1/loads, which has the time stamp of each rank's last report. It returns the silent ranks: those whose
-// time stamp last changed at least maxLag before the newest change of any rank. It compares the times at which evenkeel saw the changes,
-// because the time stamps are by SGLang's clock.
-func (l *loadReports) record(reported map[int]float64, maxLag time.Duration, now time.Time) map[int]bool {
-	if l.stamps == nil {
-		l.stamps, l.changedAt = map[int]float64{}, map[int]time.Time{}
-	}
-	var newest time.Time
-	for r, stamp := range reported {
-		if old, known := l.stamps[r]; !known || old != stamp {
-			l.stamps[r], l.changedAt[r] = stamp, now
-		}
-		if l.changedAt[r].After(newest) {
-			newest = l.changedAt[r]
-		}
-	}
-	silent := map[int]bool{}
-	for r := range reported {
-		if newest.Sub(l.changedAt[r]) >= maxLag {
-			silent[r] = true
-		}
-	}
-	return silent
-}
-
-// recordRefusal records the reason with which an engine refused a request (see ParseRefusal), and makes run check the engine at once. The
-// caller holds m.mu.
+// recordRefusal records the reason with which an engine refused a request (see ParseRefusal), and makes run check the engine at once. If
+// the engine refuses all requests, it raises reportCount: a check that is under way then knows that its good result is out of date. If the
+// engine only lacks a rank, a good result stays right, because the other ranks get requests. The caller holds m.mu.
 func (w *watch) recordRefusal(why error) {
 	if w.in.Held != nil { // an operator has stopped requests to the engine, so the reason is known
 		return
 	}
 	w.checkNow()
+	const confirmed = false // no check has seen this reason
 	var rank *RankError
 	switch {
 	case errors.Is(why, ErrReforming):
-		w.reportCount++                // the new count tells a check which began before this that its good result is out of date
-		w.setHalt(ErrReforming, false) // false: no check has seen this reason
+		w.reportCount++
+		w.setHalt(ErrReforming, confirmed)
 	case errors.Is(why, ErrPaused): // another program paused the engine, or this proxy did so before the proxy was restarted
 		w.reportCount++
-		w.setHalt(ErrPaused, false)
+		w.setHalt(ErrPaused, confirmed)
 	case errors.As(why, &rank):
-		r := &w.restrictions
-		// rank.Ranks is how many ranks the engine has; those with this and higher numbers are lost. If the watch assumed another
-		// number, it may have put a lost rank back into service as a try, which has failed now. So it waits longer before the next
-		// try. Before the first one, retryDelay is 0 and stays so.
-		if r.rankCount != rank.Ranks {
-			r.retryDelay = min(2*r.retryDelay, maxRetryDelay)
-		}
-		r.rankCount, r.lastTryAt = rank.Ranks, time.Now()
-		w.publish(w.status) // the status lists the lost ranks
+		recordLostRanks(w, rank.Ranks)
 	case errors.Is(why, ErrRetired):
 		w.reportCount++
 		next := w.status
@@ -256,8 +215,22 @@ func (w *watch) recordRefusal(why error) {
 	}
 }
 
+// recordLostRanks records that the engine has only so many ranks now, because it refused a request to a rank with a higher number. Ranks
+// with the number rankCount and higher numbers are lost. The caller holds m.mu.
+func recordLostRanks(w *watch, rankCount int) {
+	r := &w.restrictions
+	// If the watch assumed another number, it may have put a lost rank back into service, so that the next request of a client tries it. This
+	// try has failed, so the next one comes later. If there was no such try yet, retryDelay is 0, and doubling does not change it.
+	if r.rankCount != rankCount {
+		r.retryDelay = min(2*r.retryDelay, maxRetryDelay)
+	}
+	r.rankCount, r.lastTryAt = rankCount, time.Now()
+	w.publish(w.status) // the status lists the lost ranks
+}
+
 // setHalt stops new requests to the engine for the reason why; nil: it may get them again. confirmed says that a check has seen the
-// reason. A halt that ends before any check has seen its reason counts as a failure of the engine. The caller holds m.mu.
+// reason. A halt that ends before any check has seen its reason counts as a failure of the engine: see endUnconfirmedHalt. The caller holds
+// m.mu.
 func (w *watch) setHalt(why error, confirmed bool) {
 	r := &w.restrictions
 	before, confirmedBefore := r.haltReason, r.haltConfirmed
@@ -267,18 +240,35 @@ func (w *watch) setHalt(why error, confirmed bool) {
 		r.haltedAt = time.Now()
 	}
 	switch {
-	case why == nil && confirmedBefore: // a halt that a check had confirmed is over
-		w.clearFailures()                          // failures during the halt do not count
-		r.lastTryAt, r.retryDelay = time.Time{}, 0 // so that lost ranks are tried at once: the engine may have more ranks now
-		w.m.cfg.Log.Info("an engine takes requests again", zap.String("engine", w.in.ID))
-	case why == nil && before != nil && len(w.in.Canaries) > 0: // requests were refused, but no check has seen the reason
-		if w.suspect.circuit.Fail(canaryID, time.Now()) { // canaryID, because the refused request may have been a canary
-			w.takeOut(outFailures, fmt.Errorf("it refuses requests again and again, although its health checks do not say so: %w", before))
-		}
+	case why == nil && confirmedBefore:
+		endConfirmedHalt(w)
+	case why == nil && before != nil:
+		endUnconfirmedHalt(w, before)
 	case r.haltConfirmed && !confirmedBefore: // each halt is logged once, when a check confirms it
 		w.m.cfg.Log.Warn("an engine takes no requests for now, and its requests wait", zap.String("engine", w.in.ID), zap.Error(why))
 	}
 	w.publish(w.status)
+}
+
+// endConfirmedHalt clears what the halt makes invalid: failures, because the halt may have caused them, and the delay before a lost rank is
+// tried, because the engine may have more ranks after it has re-formed. The caller holds m.mu.
+func endConfirmedHalt(w *watch) {
+	w.clearFailures()
+	w.restrictions.lastTryAt, w.restrictions.retryDelay = time.Time{}, 0
+	w.m.cfg.Log.Info("an engine takes requests again", zap.String("engine", w.in.ID))
+}
+
+// endUnconfirmedHalt counts a failure, because the engine refused a request for the reason why, and no check has seen this reason. Several
+// failures in a row take the engine out of service until a canary passes. So an engine without canaries is left alone. The caller holds
+// m.mu.
+func endUnconfirmedHalt(w *watch, why error) {
+	if len(w.in.Canaries) == 0 {
+		return
+	}
+	tookOut := w.suspect.circuit.Fail(canaryID, time.Now()) // canaryID, because the refused request may have been a canary
+	if tookOut {
+		w.takeOut(outFailures, fmt.Errorf("it refuses requests again and again, although its health checks do not say so: %w", why))
+	}
 }
 
 // setHold sets in.Held: why an operator has stopped requests to the engine; nil: the engine gets requests again. Failures while it is
@@ -337,9 +327,10 @@ func (w *watch) publish(next Status) {
 // fillRestrictions sets Halt, Lost and Accused of a status: why the engine or some of its ranks get no new requests. The caller holds m.mu.
 func (w *watch) fillRestrictions(next *Status) {
 	next.Halt, next.Lost = w.restrictions.haltReason, w.restrictions.lostRanks(w.in.Ranks)
-	switch {
-	case w.in.Held == nil: // no operator has stopped requests
-	case next.Halt == nil, errors.Is(next.Halt, ErrPaused): // the operator may also have paused the engine, and Held has the reason
+	// An operator may have stopped requests (Held), and may also have paused the engine for it. Then Held has the reason. A halt of another
+	// kind stays: the group of the engine re-forms, or it has met a fault, which Held does not explain.
+	isHeld := w.in.Held != nil
+	if isHeld && (next.Halt == nil || errors.Is(next.Halt, ErrPaused)) {
 		next.Halt = w.in.Held
 	}
 	if next.Halt == nil { // a halted engine gets no new requests anyway
@@ -376,19 +367,6 @@ func (w *watch) checkRestrictions(ctx context.Context) (halt error) {
 		updateSilentRanks(ctx, w)
 	}
 	return nil
-}
-
-// updateSilentRanks asks an SGLang server when its ranks last reported their load, and stores which of them are silent. Without an answer
-// the stored ranks stay.
-func updateSilentRanks(ctx context.Context, w *watch) {
-	reported, err := w.readLoads(ctx)
-	if err != nil {
-		return
-	}
-	silent := w.restrictions.loadReports.record(reported, silentChecks*w.m.cfg.HealthInterval, time.Now())
-	w.m.mu.Lock()
-	w.restrictions.silentRanks = silent
-	w.m.mu.Unlock()
 }
 
 // reportedFault returns the fault for which the engine is halted; nil: it is not halted, or for a reason that watch.readFault does not
@@ -468,10 +446,11 @@ func (w *watch) tryLostRankIfDue() {
 const maxRetryDelay = 5 * time.Minute
 
 // sendLostRankCanary sends a canary to the first lost rank if a try is due, to find out whether the engine has this rank again. If it
-// does not, the engine refuses the request before it computes anything.
+// does not, the engine refuses the request before it computes anything. No try is due if no rank is lost.
 func (w *watch) sendLostRankCanary(ctx context.Context) {
 	w.m.mu.Lock()
-	firstLost, model := w.restrictions.rankCount, w.status.baseModel() // ranks with this and higher numbers are lost
+	// rankCount is how many ranks the engine has, which is also the number of the first lost one; 0: none is lost, so lostRankTryDue is false.
+	firstLost, model := w.restrictions.rankCount, w.status.baseModel()
 	index := slices.IndexFunc(w.in.Canaries, func(t *Target) bool { return t.Rank == firstLost })
 	canSend := index >= 0 && model != ""
 	due := w.lostRankTryDue() && canSend
@@ -480,7 +459,8 @@ func (w *watch) sendLostRankCanary(ctx context.Context) {
 	if !due {
 		return
 	}
-	bounded, stop := context.WithTimeout(ctx, min(w.m.cfg.Canary, w.m.cfg.Timeout))
+	limit := min(w.m.cfg.Canary, w.m.cfg.Timeout) // of a canary and of a health check
+	bounded, stop := context.WithTimeout(ctx, limit)
 	computed, err := oneToken(bounded, w.m.cfg.Client, w.in.Canaries[index], ask)
 	stop()
 	w.m.mu.Lock()
@@ -494,7 +474,7 @@ func (w *watch) sendLostRankCanary(ctx context.Context) {
 	case errors.As(err, &rank):
 		w.restrictions.rankCount = rank.Ranks
 	case computed: // all higher ranks count as back, too, until one of them refuses a request
-		w.restrictions.rankCount = 0
+		w.restrictions.rankCount = 0 // none is lost
 	}
 	w.publish(w.status)
 }
@@ -555,30 +535,4 @@ func isMissingFeature(err error) bool {
 		return slices.Contains([]int{http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotImplemented}, answered.Status)
 	}
 	return errors.Is(err, errNoFaultReport)
-}
-
-// readLoads asks an SGLang server when each rank's scheduler last reported its load. The result has, by rank, time stamps of the server's
-// clock. The server answers without asking the schedulers (entrypoints/v1_loads.py of 0.5.23). GET /server_info would ask them, and so
-// wait for lost ranks.
-func (w *watch) readLoads(ctx context.Context) (stamps map[int]float64, err error) {
-	body, err := w.get(ctx, "/v1/loads?include=core", w.m.cfg.Timeout, versionLimit)
-	if err != nil {
-		return nil, err
-	}
-	var answer struct {
-		Loads []struct {
-			Rank int     `json:"dp_rank"`
-			At   float64 `json:"timestamp"`
-		} `json:"loads"`
-	}
-	if err := json.Unmarshal(body, &answer); err != nil {
-		return nil, err
-	}
-	stamps = make(map[int]float64, len(answer.Loads))
-	for _, l := range answer.Loads {
-		if l.Rank >= 0 && l.Rank < w.in.Ranks {
-			stamps[l.Rank] = l.At
-		}
-	}
-	return stamps, nil
 }

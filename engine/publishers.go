@@ -43,7 +43,8 @@ func Publishers(ctx context.Context, c *Client, t *Target) ([]Publisher, error) 
 	return all, nil
 }
 
-// parsePublishers reads an answer of GET /kv_event_sources, an object whose keys are the numbers of ranks.
+// parsePublishers reads an answer of GET /kv_event_sources, an object whose keys are the numbers of ranks. It refuses the whole answer if
+// any key or address is wrong, or if there are more ranks than an engine can have.
 func parsePublishers(body []byte) ([]Publisher, error) {
 	var sources map[string]struct {
 		Events string `json:"endpoint"`
@@ -53,12 +54,13 @@ func parsePublishers(body []byte) ([]Publisher, error) {
 		return nil, errors.New("the answer is not a publisher for each rank")
 	}
 	var all []Publisher
+	tooMany := len(sources) > MostRanks
 	for name, s := range sources {
 		rank, isNumber, err := Whole("a rank", name, math.MaxInt32)
 		switch {
-		case err != nil:
+		case err != nil: // the key is a number, but one that no rank can have, such as -1
 			return nil, err
-		case !isNumber || len(sources) > MostRanks: // an engine numbers its ranks, and has no more than this
+		case !isNumber || tooMany: // the error names this key and the number of keys
 			return nil, &PageError{"a list of ranks", fmt.Sprintf("%s among %d", quotedShort(name), len(sources))}
 		}
 		p := Publisher{Rank: int(rank)}

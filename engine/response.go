@@ -38,31 +38,33 @@ func (r *Response) Header(name string) []byte {
 	return r.conn.head.Peek(name)
 }
 
-// SetIdle sets how long each later Read may wait for bytes; zero: for ever. The first Read after SetIdle waits for up to d, a later one for
-// 3/4 of d to d: the connection moves the deadline of its socket only when less than 3/4 of d is left, because that costs time. A caller
-// that waits for an event must call SetIdle with the time that is left before each Read, because keep-alive comments may come before the
-// event.
+// SetIdle sets how long each later Read may wait for bytes; zero: for ever. It removes the deadline of SetDeadline. The first Read after
+// SetIdle waits for up to d, a later one for 3/4 of d to d: the connection moves the deadline of its socket only when less than 3/4 of d is
+// left, because that costs time. A caller that waits for an event must call SetIdle with the time that is left before each Read, because
+// keep-alive comments may come before the event.
 func (r *Response) SetIdle(d time.Duration) {
 	if r.conn == nil {
 		return
 	}
 	r.conn.mu.Lock()
 	defer r.conn.mu.Unlock()
-	r.conn.idleLimit, r.conn.appliedDeadline = d, noDeadline // noDeadline: the next Read sets the deadline of the socket again
-	if !r.conn.halfClosed {                                  // after Call.Disconnect its own deadline stays
+	r.conn.idleLimit = d
+	r.conn.setDeadlineAtNextRead()
+	if !r.conn.halfClosed { // after Call.Disconnect, the deadline that it has set stays
 		r.conn.readDeadline = noDeadline // only idleLimit bounds the Reads from now on
 	}
 }
 
-// SetDeadline makes all later Reads fail from the time t on, even if bytes have come before. A later SetIdle removes the deadline.
+// SetDeadline makes all Reads fail from the time t on, however many bytes have come by then. A later SetIdle removes the deadline.
 func (r *Response) SetDeadline(t time.Time) {
 	if r.conn == nil {
 		return
 	}
 	r.conn.mu.Lock()
 	defer r.conn.mu.Unlock()
-	if !r.conn.halfClosed { // after Call.Disconnect its own deadline stays
-		r.conn.readDeadline, r.conn.appliedDeadline = t, time.Time{}
+	if !r.conn.halfClosed { // after Call.Disconnect, the deadline that it has set stays
+		r.conn.readDeadline = t
+		r.conn.setDeadlineAtNextRead()
 	}
 }
 

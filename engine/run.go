@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,23 +39,18 @@ type checkResult struct {
 	health          error  // why the health check failed; nil: the engine takes requests
 	halt            error  // why the engine may get no new requests, by checkRestrictions; nil: it may get them
 	reforming       error  // state of a change of the number of ranks, by readScaling; nil: the number does not change
+	wasUp           bool   // the engine was up before the check
+	wasHalted       bool   // the engine got no new requests before the check
+	rereadDue       bool   // an answer to a request showed before the check that the engine's list of models has changed
 	connectionBroke bool   // whether a caller's connection broke before the check
 	reportsBefore   uint64 // watch.reportCount before the check; a higher count now shows a report during the check
 	eventsBefore    uint64 // Traffic.events before the check; a higher count now shows that streams sent tokens meanwhile
 }
 
 // check makes one check and updates the engine's status: it asks for the engine's health, reads its facts or gauges if that is due, and
-// finds out whether the engine is halted. It uses a new connection if an idle one could hide that the engine takes no connections. For this
-// it first looks up the engine's name again.
+// finds out whether the engine is halted. If it asks over a new connection, it first looks up the engine's name again.
 func (w *watch) check(ctx context.Context) {
-	w.m.mu.Lock()
-	// The counts before the check show later whether callers reported a failure, or streams sent tokens, while the check went on.
-	result := checkResult{connectionBroke: w.connectionBroke, reportsBefore: w.reportCount}
-	wasUp, wasHalted, rereadDue := w.status.Up, w.restrictions.haltReason != nil, w.rereadDue
-	doubtful := !wasUp || w.connectionBroke || w.redial || w.failedChecks > 0
-	fresh := doubtful || time.Since(w.factsAt) >= w.m.cfg.FactsInterval // a new connection is used then (see alive)
-	w.connectionBroke, w.redial = false, false
-	w.m.mu.Unlock()
+	result, fresh := startCheck(w)
 	if fresh {
 		w.checkAddress(ctx)
 	}
@@ -65,20 +61,11 @@ func (w *watch) check(ctx context.Context) {
 	if err == nil {
 		recordGoodAnswer(w, began, withoutComputing, fresh)
 	}
-	modelsUnknown := w.facts.err != nil && len(w.facts.models) == 0
-	getsNoRequests := !wasUp || modelsUnknown || wasHalted // the engine gets no requests until its facts are read
-	factsDue := getsNoRequests || rereadDue || time.Since(w.factsAt) >= w.m.cfg.FactsInterval
-	connects := err == nil || isLate(err)
-	switch {
-	case err == nil && factsDue:
-		w.readFacts(ctx, !wasUp, getsNoRequests) // after an outage all facts are read, because another process may answer now
-	case connects && w.traffic.maxSilenceShare(began) > earlyScrapeShare: // requests have waited for half of the allowed silence
-		w.scrapeSigns(ctx)
-	}
+	result.readWhatIsDue(ctx, w, began)
 	if err == nil {
 		result.halt = w.checkRestrictions(ctx)
 	}
-	if err == nil && errors.Is(w.facts.err, ErrReforming) { // the engine answered so when it was asked for its models
+	if err == nil && errors.Is(w.facts.modelsErr, ErrReforming) { // the engine answered so when it was asked for its models
 		result.reforming = w.readScaling(ctx)
 	}
 	if ctx.Err() != nil { // the watch was stopped, which may be the cause of failures
@@ -89,6 +76,39 @@ func (w *watch) check(ctx context.Context) {
 	if !w.removed {
 		w.checkSilence(time.Now())
 		result.updateStatus(w)
+	}
+}
+
+// startCheck returns a result with what the watch has recorded before the check. The counts in it show later whether callers reported a
+// failure, or streams sent tokens, while the check went on. fresh says that the check must use a new connection: when the facts are due,
+// and when there is doubt that the engine still takes connections, which an idle one could hide.
+func startCheck(w *watch) (result checkResult, fresh bool) {
+	w.m.mu.Lock()
+	defer w.m.mu.Unlock()
+	result = checkResult{
+		wasUp: w.status.Up, wasHalted: w.restrictions.haltReason != nil, rereadDue: w.rereadDue,
+		connectionBroke: w.connectionBroke, reportsBefore: w.reportCount,
+	}
+	doubtful := !result.wasUp || w.connectionBroke || w.redial || w.failedChecks > 0
+	w.connectionBroke, w.redial = false, false // this check takes account of both
+	return result, doubtful || time.Since(w.factsAt) >= w.m.cfg.FactsInterval
+}
+
+// readWhatIsDue reads the engine's facts if it has answered its health check and the facts are due. Otherwise it reads only the gauges,
+// early, if requests have waited there for half of the silence that they allow: the gauges may show that the core still works. began is
+// when the health check began.
+func (result checkResult) readWhatIsDue(ctx context.Context, w *watch, began time.Time) {
+	modelsUnknown := w.facts.modelsErr != nil && len(w.facts.models) == 0
+	getsNoRequests := !result.wasUp || modelsUnknown || result.wasHalted // the engine gets no requests until its facts are read
+	factsDue := getsNoRequests || result.rereadDue || time.Since(w.factsAt) >= w.m.cfg.FactsInterval
+	isHealthy := result.health == nil
+	connects := isHealthy || isLate(result.health)
+	switch {
+	case isHealthy && factsDue:
+		readAll := !result.wasUp // after an outage, because another process may answer now
+		w.readFacts(ctx, readAll, getsNoRequests)
+	case connects && w.traffic.maxSilenceShare(began) > earlyScrapeShare:
+		w.scrapeSigns(ctx)
 	}
 }
 
@@ -106,8 +126,8 @@ func recordGoodAnswer(w *watch, began time.Time, withoutComputing, fresh bool) {
 }
 
 // updateStatus updates the engine's status by the result of a check, and logs a refused API key. An engine that re-forms, or that an
-// operator holds, may answer badly without a failure, so these cases come first. If the answer to the health check is late, but streams of
-// the engine sent tokens meanwhile, the engine stays up: its API server is only busy. The caller holds m.mu.
+// operator holds, may answer badly without a failure, so these cases come before the failed checks. A good check does not count if a caller
+// reported the opposite while it went on: that it could not connect, or that the engine refuses all requests. The caller holds m.mu.
 func (result checkResult) updateStatus(w *watch) {
 	err := result.health
 	if isOwnFault(err) { // the engine was not asked, so it stays up or down as it was
@@ -116,19 +136,15 @@ func (result checkResult) updateStatus(w *watch) {
 		w.setStatus(next)
 		return
 	}
-	keyRefused := errors.Is(err, ErrCredential) || (err == nil && errors.Is(w.facts.err, ErrCredential))
+	keyRefused := errors.Is(err, ErrCredential) || (err == nil && errors.Is(w.facts.modelsErr, ErrCredential))
 	w.logRefusedCredential(keyRefused)
-	listFailed := err == nil && w.facts.err != nil                    // the engine still lists no models
+	listFailed := err == nil && w.facts.modelsErr != nil              // the engine lists no models
 	wasRetired := !w.status.Up && errors.Is(w.status.Err, ErrRetired) // the engine gave this reason to a request before
 	if listFailed && wasRetired {
-		w.facts.err = ErrRetired
+		w.facts.modelsErr = ErrRetired // stays the reason until the engine lists models
 	}
-	haltSeenNow, halt := w.haltAfter(result)          // halt is why requests must wait for the engine
-	reported := result.reportsBefore != w.reportCount // during the check a caller could not connect, or got a refusal
-	streamsGoOn := w.traffic.events.Load() != result.eventsBefore
-	// An engine whose models are unknown gets no requests. If the address is unproven, the streams may be of the host that had the name
-	// before.
-	onlyBusy := isLate(err) && streamsGoOn && len(w.facts.models) > 0 && !w.addressUnproven
+	haltSeenNow, halt := w.haltAfter(result) // halt is why requests must wait for the engine
+	reported := result.reportsBefore != w.reportCount
 	switch {
 	case errors.Is(err, ErrReforming): // before 0.33 the health check of vLLM also answers that it re-forms
 		applyReforming(w, err, halt)
@@ -136,9 +152,9 @@ func (result checkResult) updateStatus(w *watch) {
 		w.failedChecks = 0
 	case err == nil && reported: // a caller's report contradicts this good check, so the next check decides
 	case err == nil: // a good answer is not enough if the engine refuses the key or lists no models
-		unusable := keyRefused || errors.Is(w.facts.err, ErrNotAnEngine) || errors.Is(w.facts.err, ErrRetired)
+		unusable := keyRefused || errors.Is(w.facts.modelsErr, ErrNotAnEngine) || errors.Is(w.facts.modelsErr, ErrRetired)
 		w.applyGoodCheck(halt, haltSeenNow, !unusable)
-	case onlyBusy:
+	case result.isOnlyBusy(w):
 		w.m.metrics.lateChecks.WithLabelValues(w.in.ID).Inc()
 		if !reported { // after a contrary report of a caller, the next check decides
 			applyLateCheck(w, err)
@@ -148,13 +164,22 @@ func (result checkResult) updateStatus(w *watch) {
 	}
 }
 
-// applyReforming halts an engine whose health check says that its group re-forms. The engine stays up or down as it was, unless the halt
-// has lasted too long. The caller holds m.mu.
+// isOnlyBusy says that the answer to the health check is late, but that streams of the engine sent tokens meanwhile, so that only its API
+// server is busy and the engine stays up. It is false if the models are unknown, because such an engine gets no requests. It is also false
+// if no check has proven the engine's new address: the streams may be of the host that had its name before. The caller holds m.mu.
+func (result checkResult) isOnlyBusy(w *watch) bool {
+	streamsGoOn := w.traffic.events.Load() != result.eventsBefore
+	return isLate(result.health) && streamsGoOn && len(w.facts.models) > 0 && !w.addressUnproven
+}
+
+// applyReforming halts an engine whose health check answers err: its group re-forms. halt is the reason of the halt. The engine stays up or
+// down as it was, unless it counts as down because the halt has lasted for LongestHalt. The caller holds m.mu.
 func applyReforming(w *watch, err, halt error) {
 	w.failedChecks = 0
-	w.setHalt(halt, true) // true: this check has seen the reason
+	const confirmed = true // this check has seen the reason
+	w.setHalt(halt, confirmed)
 	next := w.status
-	if why := w.restrictions.downReason(time.Now()); why != nil {
+	if why := w.restrictions.downReason(time.Now()); why != nil { // the halt has lasted too long
 		next.Up, next.Err = false, why
 	} else if !next.Up { // the engine stays down, now because its group re-forms
 		next.Err = err
@@ -173,24 +198,26 @@ func applyLateCheck(w *watch, err error) {
 
 // haltAfter returns why the engine must be halted after a check, so that requests wait for it; nil: it need not be. The reason is, in this
 // order: a change of the number of ranks that the health check or readScaling reports, the same change seen before if the list of models
-// does not show its end yet, or what checkRestrictions found. seenNow is false if this check itself has seen no reason. The caller holds
-// m.mu.
+// does not show its end yet, or what checkRestrictions found. seenNow says that this check has seen a reason for a halt, so that setHalt
+// counts the halt as confirmed. The caller holds m.mu.
 func (w *watch) haltAfter(result checkResult) (seenNow bool, halt error) {
 	otherHalt := result.halt                                 // a pause or a fault
 	if w.in.Held != nil && errors.Is(otherHalt, ErrPaused) { // the operator paused the engine, and Held has the reason
 		otherHalt = nil
 	}
+	sawOther := otherHalt != nil
 	old := w.restrictions.haltReason
 	wasReforming := errors.Is(old, ErrReforming) || errors.Is(old, errScaleFailed)
+	modelListFailed := w.facts.modelsErr != nil
 	switch {
 	case errors.Is(result.health, ErrReforming):
 		return true, ErrReforming
 	case result.reforming != nil:
 		return true, result.reforming
-	case result.health == nil && w.facts.err != nil && wasReforming: // only a list of models shows that this halt is over
-		return otherHalt != nil, old
+	case result.health == nil && modelListFailed && wasReforming: // only a list of models shows that this halt is over
+		return sawOther, old // the halt goes on, and another reason that was seen also shows that the engine takes no requests
 	}
-	return otherHalt != nil, otherHalt
+	return sawOther, otherHalt
 }
 
 // applyGoodCheck updates the status after a good health check. halt says why new requests must wait for the engine, for example that it is
@@ -201,7 +228,7 @@ func (w *watch) applyGoodCheck(halt error, haltSeenNow, up bool) {
 	if w.facts.start != w.status.StartTime { // the engine has restarted, and suspicion and lost ranks are of the old process
 		w.clearFailures()
 		old := w.restrictions
-		// A halt counts as confirmed, so that its end, which the restart explains, is no failure of the engine (see setHalt).
+		// When an unconfirmed halt ends, setHalt counts a failure. Here the restart explains why the halt ends, so it becomes a confirmed one.
 		w.restrictions = restrictions{haltReason: old.haltReason, haltedAt: old.haltedAt, haltConfirmed: old.haltReason != nil}
 	}
 	w.setHalt(halt, haltSeenNow)
@@ -252,7 +279,7 @@ func (w *watch) logRefusedCredential(refused bool) {
 func (w *watch) statusByFacts(up bool) Status {
 	f := w.facts
 	return Status{
-		Up: up, Err: f.err, Since: w.status.Since, Changed: w.status.Changed,
+		Up: up, Err: f.modelsErr, Since: w.status.Since, Changed: w.status.Changed,
 		Models: f.models, Version: f.version, CapacityTokens: f.capacity, StartTime: f.start,
 		Out: w.status.Out, Wedged: w.status.Wedged,
 	}
@@ -267,17 +294,10 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 	if hurry { // the engine could serve already, so facts that are only useful must not delay it
 		timeout = min(timeout, time.Second)
 	}
-	w.scrapes.pulls.setSettledTokens(w.traffic) // before the scrape, whose counters then include these tokens (see crossCheck)
-	began := time.Now()
-	sample, pageErr := w.scrape(ctx, timeout)
-	if pageErr == nil {
-		w.storeExpired(sample)
-		w.crossCheck(sample, began)
-		restarted := sample.StartTime != 0 && sample.StartTime != f.start
-		if restarted {
-			full = true
-			f.start, f.version = sample.StartTime, ""
-		}
+	sample, pageErr := scrapeAndCrossCheck(ctx, w, timeout)
+	if restarted := pageErr == nil && sample.StartTime != 0 && sample.StartTime != f.start; restarted {
+		full = true
+		f.start, f.version = sample.StartTime, ""
 	}
 	if full {
 		f.capacity = nil
@@ -292,19 +312,39 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 	if mayBeVLLM && (full || f.featuresUnknown) {
 		f.readFeatures(ctx, w, timeout)
 	}
+	modelsPageErr := f.readModels(ctx, w)
+	w.logBadPage(cmp.Or(modelsPageErr, pageErr))
+	w.facts, w.factsAt = f, time.Now()
+}
+
+// scrapeAndCrossCheck reads the engine's metrics. It stores how many hand-offs have expired by them, and compares them with what this proxy
+// knows of its own requests.
+func scrapeAndCrossCheck(ctx context.Context, w *watch, timeout time.Duration) (*Sample, error) {
+	w.scrapes.pulls.setSettledTokens(w.traffic) // before the scrape, whose counters then include these tokens (see crossCheck)
+	began := time.Now()
+	sample, err := w.scrape(ctx, timeout)
+	if err == nil {
+		w.storeExpiredHandoffs(sample)
+		w.crossCheck(sample, began)
+	}
+	return sample, err
+}
+
+// readModels reads the list of models. After an error the old models stay, and modelsErr has the error. A wrong number in the list is no
+// such error: the list is used without it, and pageErr says what is wrong; nil: nothing is.
+func (f *facts) readModels(ctx context.Context, w *watch) (pageErr error) {
 	w.m.mu.Lock()
 	w.rereadDue = false // cleared before the list is read: a caller that finds it wrong later may mean the list that is read now
 	w.m.mu.Unlock()
 	models, err := w.models(ctx)
-	if errors.As(err, new(*PageError)) { // the list was read, except for a wrong number, which is logged as one of the metrics page is
+	if errors.As(err, new(*PageError)) {
 		pageErr, err = err, nil
 	}
-	f.err = err
-	if err == nil { // after an error the old models stay
+	f.modelsErr = err
+	if err == nil {
 		f.models = models
 	}
-	w.logBadPage(pageErr)
-	w.facts, w.factsAt = f, time.Now()
+	return pageErr
 }
 
 // readFeatures finds out whether the engine is a vLLM that reports faults and pauses. If it does not answer, featuresUnknown is set, so
@@ -325,7 +365,7 @@ func (f *facts) readVersion(ctx context.Context, w *watch, timeout time.Duration
 	path, limit := "/version", answerLimit
 	isSGLang := w.in.Version != ""
 	if isSGLang { // the server may ask each rank for this answer, which takes longer while ranks are busy
-		path, timeout, limit = w.in.Version, w.m.cfg.Timeout, versionLimit
+		path, timeout, limit = w.in.Version, w.m.cfg.Timeout, perRankLimit
 	}
 	if answer, err := w.get(ctx, path, timeout, limit); err == nil {
 		f.version = parseVersion(answer)

@@ -172,10 +172,10 @@ type facts struct {
 	version               string
 	capacity              map[string]int64
 	start                 float64
-	err                   error // why the list of models could not be read; nil: it was read
+	modelsErr             error // why the list of models could not be read; nil: it was read
 	reportsFaults         bool  // the engine is a vLLM with --enable-fault-tolerance
 	reportsPause          bool  // the engine is a vLLM that reports whether it is paused
-	featuresUnknown       bool  // reportsFaults and reportsPause could not be read
+	featuresUnknown       bool  // the engine did not answer when it was asked for reportsFaults and reportsPause, so it is asked again
 	continuesWithoutRanks bool  // the engine is an SGLang with --elastic-ep-backend
 }
 

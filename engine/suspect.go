@@ -252,22 +252,17 @@ func (w *watch) checkByCanaries(ctx context.Context) {
 	}
 }
 
-// applyCanary updates the suspicion by the result of a canary. A canary that was not sent has the effect of one that passed: nothing else
-// would bring the engine back into service. The caller holds m.mu.
+// applyCanary updates the suspicion by the result of a canary, and publishes it. A failed canary takes the engine out of service. Every
+// other outcome brings it back: the canary passed, or streams sent tokens while it waited (canaryVouched), or it was not sent, because then
+// no canary would ever bring the engine back. The caller holds m.mu.
 func applyCanary(w *watch, outcome string, err error) {
 	s := &w.suspect
 	if IsRefusal(err) { // the engine or a rank refuses requests, which does not mean that it is broken
 		w.recordRefusal(err)
 		return
 	}
-	if isOwnFault(err) { // the proxy could not send the canary, so another one must be sent after a while
-		if s.circuit.InService() {
-			s.canaryPending = true
-		} else {
-			s.canaryPending = false    // out of service, canaries are the trials of the circuit
-			s.circuit.Trip(time.Now()) // sets the time of the next trial
-		}
-		w.publishSuspicion()
+	if isOwnFault(err) { // the proxy could not send the canary
+		scheduleNextCanary(w)
 		return
 	}
 	if outcome != canaryNotSent {
@@ -279,15 +274,28 @@ func applyCanary(w *watch, outcome string, err error) {
 	if hasPassed && w.traffic.maxSilenceShare(time.Now()) <= 1 {
 		s.silentSince = time.Time{}
 	}
-	switch inService := s.circuit.InService(); {
+	switch outOfService := !s.circuit.InService(); {
 	case outcome == canaryFailed:
 		s.circuit.Trip(time.Now())
 		s.wedged = true
 		w.takeOut(outCanary, err)
-	case !inService:
+	case outOfService:
 		s.circuit.ReturnToService() // one token proves less than a served request, so the next outage lasts twice as long
 		s.wedged = false
 		w.m.cfg.Log.Info("an engine is back in service", zap.String("engine", w.in.ID), zap.String("canary", outcome))
+	}
+	w.publishSuspicion()
+}
+
+// scheduleNextCanary makes runCanaries send another canary after a while. For an engine in service, canaryPending asks for it. Out of
+// service, canaries are the trials of the circuit, and Trip sets the time of the next one. The caller holds m.mu.
+func scheduleNextCanary(w *watch) {
+	s := &w.suspect
+	if s.circuit.InService() {
+		s.canaryPending = true
+	} else {
+		s.canaryPending = false
+		s.circuit.Trip(time.Now())
 	}
 	w.publishSuspicion()
 }

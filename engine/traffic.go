@@ -15,8 +15,8 @@ type Traffic struct {
 	tokensPerChunk  atomic.Uint64 // mean number of tokens in a chunk, as the bits of a float64
 	sentWithoutSlot atomic.Int64  // running requests that were sent on purpose although their rank had no free slot
 
-	mu       sync.Mutex
-	liveness map[int]*Liveness // the Liveness of each rank, by Target.Rank
+	mu             sync.Mutex
+	livenessByRank map[int]*Liveness // the Liveness of each rank, by Target.Rank
 
 	computedTokens  atomic.Int64 // upper bound of the prompt tokens that the engine had to compute itself
 	unsettledTokens atomic.Int64 // the part of computedTokens of requests before SettleComputed, which the engine may not have counted yet
@@ -37,33 +37,36 @@ func (t *Traffic) AddSentWithoutSlot(n int64) { t.sentWithoutSlot.Add(n) }
 func (t *Traffic) Liveness(rank int) *Liveness {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	l := t.liveness[rank]
+	l := t.livenessByRank[rank]
 	if l == nil {
-		if t.liveness == nil {
-			t.liveness = map[int]*Liveness{}
+		if t.livenessByRank == nil {
+			t.livenessByRank = map[int]*Liveness{}
 		}
 		l = NewLiveness()
-		t.liveness[rank] = l
+		t.livenessByRank[rank] = l
 	}
 	return l
 }
 
-// ResaltAll records that some rank may have read KV too late. It is not known which rank, so later requests to all ranks get a new salt.
+// ResaltAll records that some rank may have read KV too late, so that it may have another prompt's KV in its prefix cache. It is not known
+// which rank, so later requests to all ranks get a new salt: a rank uses cached KV only for requests with the same salt.
 func (t *Traffic) ResaltAll() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, l := range t.liveness {
+	for _, l := range t.livenessByRank {
 		l.mu.Lock()
 		l.changeSalt()
 		l.mu.Unlock()
 	}
 }
 
-// mayNeedSalt says whether requests to any rank need a salt, or will need one if a request that waits there loses its KV.
+// mayNeedSalt says whether requests to any rank need a salt, or may need one later. With a salt, a request does not use the KV that was in
+// the rank's prefix cache before. It needs one if this KV may be wrong: a request that waited there may have lost its KV before the rank
+// pulled it, and the rank may have pulled another prompt's KV instead. As long as a request waits, this may still happen.
 func (t *Traffic) mayNeedSalt() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, l := range t.liveness {
+	for _, l := range t.livenessByRank {
 		if l.mayNeedSalt() {
 			return true
 		}
@@ -76,7 +79,7 @@ func (t *Traffic) mayNeedSalt() bool {
 func (t *Traffic) maxSilenceShare(now time.Time) (share float64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, l := range t.liveness {
+	for _, l := range t.livenessByRank {
 		share = max(share, l.silenceShare(now))
 	}
 	return share
@@ -86,7 +89,7 @@ func (t *Traffic) maxSilenceShare(now time.Time) (share float64) {
 func (t *Traffic) hasSignSince(at time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, l := range t.liveness {
+	for _, l := range t.livenessByRank {
 		if !l.fromNanos(l.lastSign.Load()).Before(at) {
 			return true
 		}
@@ -226,10 +229,11 @@ func (p *pullCheck) setSettledTokens(t *Traffic) {
 }
 
 // newlyNotPulled returns for how many prompt tokens the engine should have pulled KV from a prefill engine and did not, without those that
-// earlier calls returned. The first scrape of an engine process only sets base: by how much the tokens that were not pulled exceed those
-// that the engine had to compute, for example because this proxy started later. For base, only settledTokens count as computed, which the
-// engine has surely counted, so that base is not too small. Later scrapes subtract all computedTokens, also those that the engine may not
-// have counted yet. Both keep the result from being too large.
+// earlier calls returned. The first scrape of an engine process only sets base. For example, the engine says that it did not pull 1,000
+// tokens, and this proxy knows that it had to compute 200 of them itself, so base is 800. If a later scrape says 1,500, and the engine had
+// to compute 300 by then, 1,500 - 300 - 800 = 400 tokens are missing. For base, only settledTokens count as computed, which the engine has
+// surely counted by the scrape. Later, all computedTokens count, also those of requests that it may not have counted yet. So the result may
+// be too small for a while, but never too large.
 func (p *pullCheck) newlyNotPulled(s *Sample, t *Traffic) float64 {
 	const allRanks = -1
 	notPulled, ok := s.NotPulledTokens(allRanks)
@@ -237,7 +241,8 @@ func (p *pullCheck) newlyNotPulled(s *Sample, t *Traffic) float64 {
 		return 0
 	}
 	if firstScrape := !p.hasBase || s.StartTime != p.start; firstScrape { // a new start time: another process of the engine
-		p.hasBase, p.start, p.base, p.reported = true, s.StartTime, notPulled-p.settledTokens, 0
+		p.hasBase, p.start, p.reported = true, s.StartTime, 0
+		p.base = notPulled - p.settledTokens
 		return 0
 	}
 	hadToCompute := float64(t.computedTokens.Load())

@@ -24,12 +24,13 @@ func newWatch(m *Monitor, in Instance) *watch {
 	}
 }
 
-// alive asks an engine whether it takes requests: at its path Ready, or at /health if it has none. It also asks at /health if Ready
-// answers 503, which may only be the result of an earlier GET /health, or 404, because an older version may lack the path.
-// withoutComputing says that the engine computed nothing for the answer.
+// alive asks an engine whether it takes requests: at its path Ready, or at /health if it has none. An engine with a path Ready computes a
+// token for GET /health, which takes longer. Even so, alive also asks at /health in two cases. If Ready answers 503, this may only be left
+// over from an earlier GET /health whose token came too late: the engine then answers 503 until another GET /health succeeds. If Ready
+// answers 404, the engine may be an older version without this path. withoutComputing says that the engine computed nothing for the answer.
 //
-// fresh says to ask over a new connection, to the current address of the engine's name. An idle connection may
-// lead to a process that accepts no new connections.
+// fresh says to ask over a new connection, to the current address of the engine's name. An idle connection may lead to a process that
+// accepts no new connections.
 func (w *watch) alive(ctx context.Context, fresh bool) (withoutComputing bool, err error) {
 	ask := func(path string) error {
 		call := w.m.cfg.Client.NewCall(w.in.Target)
@@ -39,7 +40,8 @@ func (w *watch) alive(ctx context.Context, fresh bool) (withoutComputing bool, e
 		_, err := w.ask(ctx, call, path, w.m.cfg.Timeout, answerLimit)
 		return err
 	}
-	if w.in.Ready != "" {
+	hasReady := w.in.Ready != ""
+	if hasReady {
 		err = ask(w.in.Ready)
 		var answered *StatusError
 		unsure := errors.As(err, &answered) && (answered.Status == http.StatusNotFound || answered.Status == http.StatusServiceUnavailable)
@@ -47,11 +49,13 @@ func (w *watch) alive(ctx context.Context, fresh bool) (withoutComputing bool, e
 			return true, err
 		}
 	}
-	return w.in.Ready == "", ask("/health") // an engine with a path Ready computes for its answer at /health
+	withoutComputing = !hasReady
+	return withoutComputing, ask("/health")
 }
 
-// setStatus replaces the status, logs the change and queues it for the callback. It sets Since if Up has changed, and Changed
-// if State has changed. The caller holds m.mu.
+// setStatus replaces the status, logs the change and queues it for the callback. It sets Since if Up has changed, and Changed if State has
+// changed. It also sets Moved: the last change of the addresses to which the engine's name resolves. An engine that does not serve may get
+// many new statuses with the same reason, so the reason is logged only if it differs from loggedReason. The caller holds m.mu.
 func (w *watch) setStatus(next Status) {
 	old := w.status
 	next.Moved = w.moved
@@ -73,10 +77,10 @@ func (w *watch) setStatus(next Status) {
 	case old.StartTime != 0 && next.StartTime != old.StartTime:
 		log.Warn("an engine restarted between two health checks, so the KV that it held is lost")
 	}
-	switch {
+	switch { // loggedReason is why the engine does not serve, as the log has it already
 	case next.Err == nil:
 		w.loggedReason = ""
-	case old.Up && !next.Up: // the switch above has logged the reason
+	case old.Up && !next.Up: // the line above that the engine is down has the reason
 		w.loggedReason, w.loggedAt = kindOf(next.Err), time.Now()
 	case !next.Up || len(next.Models) == 0: // the engine stays down, or is up but gets no requests without a list of models
 		w.logDownReason(log, next)
@@ -133,8 +137,8 @@ func isLate(err error) bool {
 	return errors.As(err, &e) && e.Timeout && e.Phase > PhaseConnect
 }
 
-// storeExpired stores and returns how many hand-offs have expired since the engine's start, by the sample.
-func (w *watch) storeExpired(s *Sample) (n float64, known bool) {
+// storeExpiredHandoffs stores and returns how many hand-offs have expired since the engine's start, by the sample.
+func (w *watch) storeExpiredHandoffs(s *Sample) (n float64, known bool) {
 	n, known = s.Expired()
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
