@@ -142,7 +142,7 @@ func (m *mirror) Replace(all []any, version string) error {
 	for _, o := range all {
 		dropManagedFields(o)
 	}
-	err := m.Store.Replace(all, version)
+	err := m.Store.Replace(all, version) // fails only for an object without metadata, which the API server never sends
 	m.mu.Lock()
 	m.listed, m.failed = true, nil
 	m.mu.Unlock()
