@@ -50,18 +50,19 @@ func (s *siblings) ownerOrder(scope *Scope) []string {
 	return s.live.Order(scope.Name, s.set.configMembers, leaseMembers)
 }
 
-// updateClaims updates the live proxies. It then tells the claim of each group whether this proxy should own the group now (isHome), at
-// which place of the group's order it is, and whether it could serve the group: it is not shutting down, and enough engines of the group
-// answer. The order leaves out proxies that may not own the group, by ha.members of this proxy (configMembers) or by the list in the lease
-// (leaseMembers). An empty list excludes none.
+// updateClaims updates the live proxies. It then tells the claim of each group whether this proxy should ask the holder of its lease for
+// the group now (isHome), at which place of the group's order it is, and whether it could serve the group: it is not shutting down, and
+// enough engines of the group answer. The order leaves out proxies that may not own the group, by ha.members of this proxy (configMembers)
+// or by the list in the lease (leaseMembers). An empty list excludes none. The holder does not change the place: a proxy only asks it
+// sooner if it is gone, or about to leave.
 func (s *siblings) updateClaims(all map[string]*Scope, engines map[string]EngineCounts, now time.Time) {
-	leaving := s.updateMembers(now)
+	isShuttingDown := s.updateMembers(now)
 	for name, scope := range all {
-		leaseMembers, owner := scope.claim.Members(), lease.Dispatcher(scope.view.Load().Holder)
+		leaseMembers, holder := scope.claim.Members(), lease.Dispatcher(scope.view.Load().Holder) // holder: the id of the proxy
 		s.mu.Lock()
-		place, isHome := s.live.TakeoverRank(name, owner, now, s.set.configMembers, leaseMembers)
+		place, isHome := s.live.TakeoverRank(name, holder, now, s.set.configMembers, leaseMembers)
 		s.mu.Unlock()
-		canServe := !leaving && engines[name].halfAnswer()
+		canServe := !isShuttingDown && engines[name].halfAnswer()
 		scope.claim.SetRole(isHome, place, canServe)
 	}
 }
@@ -95,12 +96,13 @@ func (s *siblings) hasSuccessor(scope *Scope) bool {
 	return slices.ContainsFunc(s.ownerOrder(scope), func(id string) bool { return id != s.set.peers.ID() })
 }
 
-// recordReport records, from a peer's answer to a probe, the epochs of the groups that the peer owns, and that their owner lives now.
+// recordReport records, from a peer's answer to a probe, the epochs of the groups that the peer owns, and that their owner lives now. If
+// the peer owns a group with a later epoch than this proxy, the claim of this proxy stops admission until it has renewed its lease.
 func (s *siblings) recordReport(all map[string]*Scope, h geo.ProbeReport) {
 	now := time.Now()
 	for name, epoch := range h.Groups {
 		if scope := all[name]; scope != nil { // nil: this proxy does not know engines of the group
-			s.set.ownersKnown.Store(true)
+			s.set.ownersKnown.Store(true) // one group with an owner is enough for UnreadyReason: the proxy can serve its requests
 			scope.mu.Lock()
 			scope.ownerLastSeen = now
 			scope.mu.Unlock()

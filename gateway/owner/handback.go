@@ -34,26 +34,31 @@ func (s *Set) AllowHandBack(sender string, ask geo.HandBack) (scope *Scope, done
 	return scope, func() { scope.handBacksPending.Add(-1) }, nil
 }
 
-// HandBack stops admission to a scope, lists which requests of this proxy still run on its ranks, and begins to release the lease. It
-// returns an error, and changes nothing, if this proxy does not own the scope with the epoch in ask, or may not release the lease now.
+// HandBack stops admission to a scope, lists which requests of this proxy still run on its ranks, and begins to release the lease. From
+// then on, if the scope is a region, answers to probes tell the other proxies how many of these requests still run: Tenure reads
+// handedBack. HandBack returns an error, and changes nothing, if this proxy does not own the scope with the epoch in ask, or may not
+// release the lease now.
 func (s *Set) HandBack(scope *Scope, ask geo.HandBack) (geo.HandedBack, error) {
 	h := geo.HandedBack{HandBack: ask, Ranks: []geo.Resident{}}
 	listRequests := func() { // called when nothing is admitted any more, and the lease is not released yet
 		scope.mu.Lock()
-		scope.handedBack = true // from now on, answers to probes report the requests that still run in a region (see Tenure)
+		scope.handedBack = true
 		scope.mu.Unlock()
-		ours, _, _ := s.deps.Load(s.ctx, scope.Name, onlyOurs) // the other results are only for askEngines
+		ours, _, _ := s.deps.Load(s.ctx, scope.Name, onlyOurs) // the other results come only with askEngines
 		h.Ranks = append(h.Ranks, ours...)
 	}
 	err := scope.claim.GiveBack(ask.Epoch, listRequests)
 	return h, err
 }
 
-// HandOver waits until the other proxies have taken over the scopes of this proxy, which is shutting down. The other proxies ask for the
-// scopes by themselves; a proxy that has just started asks only once it may own scopes. Until then this proxy still serves the requests
-// that they forward. The wait ends at the latest when a proxy that starts now could own scopes.
+// HandOver waits until the other proxies have taken over the decode groups of this proxy, which is shutting down. The other proxies ask for
+// these scopes by themselves; a proxy that has just started asks only once it may own scopes. Until then this proxy still serves the
+// requests that they forward. The wait ends at the latest when a proxy that starts now could own scopes.
 func (s *Set) HandOver(ctx context.Context) {
-	if !s.Has(Groups) || !s.deps.Leaving() { // a region has no successor to wait for, see neighbours.hasSuccessor
+	if !s.Has(Groups) { // a region needs no wait: the first proxy that finds its lease released takes it
+		return
+	}
+	if isShuttingDown := s.deps.Leaving(); !isShuttingDown {
 		return
 	}
 	s.handingOver.Store(true)
@@ -87,7 +92,8 @@ func (s *Set) canHandOver() bool {
 func (s *Set) HandingOver() bool { return s != nil && s.handingOver.Load() }
 
 // askBack asks the holder of a scope to give the scope to this proxy. The holder lists its requests that still run on the scope's ranks,
-// and askBack stores them as the load of others. The holder has no requests on ranks that it does not list.
+// and askBack stores them as the load of others (othersLoad). RankQuota allows only one slot of a rank as long as it is not known what
+// others run there. The holder's list is complete, so a rank that is not in it has nothing of others, and this proxy may use its slots.
 func (s *Set) askBack(ctx context.Context, scope *Scope, holder string, epoch int64) error {
 	ask := geo.HandBack{Region: scope.Name, Epoch: epoch}
 	if s.kind == Groups {
@@ -100,41 +106,44 @@ func (s *Set) askBack(ctx context.Context, scope *Scope, holder string, epoch in
 	scope.mu.Lock()
 	defer scope.mu.Unlock()
 	clear(scope.othersLoad)
-	scope.othersReported = true // so that RankQuota allows more than one slot of ranks that the holder does not list
-	var ours []geo.Resident     // none, because the list has only the holder's requests
-	var silentRanks []string    // none, because the holder knows all its requests
-	scope.setOthersLoad(ours, h.Ranks, silentRanks)
+	scope.othersReported = true   // othersLoad is complete
+	var noneOfOurs []geo.Resident // the list has only the holder's requests, so none of this proxy are subtracted from it
+	var noSilentRanks []string
+	scope.setOthersLoad(noneOfOurs, h.Ranks, noSilentRanks)
 	return nil
 }
 
 // Promise promises an owner that this proxy does not take over its group for a while. The owner asks for this when it cannot reach the
-// store of leases. If Promise returns an error, there is no promise. sender is the peer that asks.
+// store of leases: it asks all members for their vote, and a promise is a vote for the owner. If Promise returns an error, there is no
+// promise. sender is the peer that asks.
 func (s *Set) Promise(sender string, ask geo.Vote) error {
-	group := s.Scope(ask.Group)
+	group, askingProxy := s.Scope(ask.Group), lease.Dispatcher(ask.Holder) // ask.Holder also names the proxy's process
 	switch {
 	case !s.Has(Groups) || group == nil || ask.Region != s.region:
 		return fmt.Errorf("%w: group %q is not known here", lease.ErrNoVote, ask.Group)
-	case lease.Dispatcher(ask.Holder) != sender: // a peer may ask only for itself
+	case askingProxy != sender: // a peer may ask only for itself
 		return fmt.Errorf("%w: %s asks for %s", lease.ErrNoVote, sender, ask.Holder)
 	}
 	return group.claim.GivePromise(ask.Vote)
 }
 
-// Tenure is the part of answers to probes about ownership: the scopes that this proxy owns, the epochs that it has seen, and the regions
-// that it has handed back, as long as its requests still run there (Lent).
+// Tenure is the part of answers to probes about ownership. Each acquisition of a scope's lease has a higher number, its epoch. Seen has the
+// highest epoch of each scope that this proxy has heard of in any way. Groups has the epochs of the groups that this proxy owns, and Epochs
+// those of the regions whose lease it holds or has read. Lent has the regions that it has handed back, as long as its requests still run
+// there.
 func (s *Set) Tenure() geo.Tenure {
 	t := geo.Tenure{Seen: map[string]int64{}}
 	for name, scope := range *s.all.Load() {
 		v := scope.view.Load()
-		if scope.claim != nil {
+		if scope.claim != nil { // nil: the scope has a static order, and no lease
 			if seen := scope.claim.Seen(); seen > 0 {
 				t.Seen[name] = seen
 			}
 		}
 		switch {
-		case s.kind == Groups && v.Admits: // of groups, only those that this proxy owns are reported
+		case s.kind == Groups && v.Admits: // this proxy owns the group
 			t.Groups = put(t.Groups, name, v.Epoch)
-		case s.kind == Regions && v.Epoch > 0: // of regions, also those whose lease this proxy has only read; 0: never held
+		case s.kind == Regions && v.Epoch > 0: // 0: no proxy has held the lease of the region yet, as far as this proxy knows
 			t.Epochs = put(t.Epochs, name, v.Epoch)
 		}
 		if stillRunning := s.countInHandedBack(scope); stillRunning > 0 {

@@ -157,37 +157,47 @@ func (scope *Scope) claimRuns() bool {
 }
 
 // countOthersRequests counts the requests of other proxies on the ranks of scopes that this proxy took over lately, or is about to take
-// over, because they take room on these ranks. It drops the counts of scopes where such requests have ended by now. The number for a rank
-// changes only when its engine reports a new one. The engines of all scopes are asked at the same time, so that Run soon looks at peers
-// again even if many engines hang.
+// over, because they take room on these ranks. It drops the counts of scopes where such requests have ended by now. The engines of all
+// scopes are asked at the same time, so that Run soon looks at peers again even if many engines hang. Once all have answered, fleet and
+// dispatcher are told if any count may have changed.
 func (s *Set) countOthersRequests(ctx context.Context, now time.Time) {
 	changed := false
 	var asked sync.WaitGroup
 	for _, scope := range *s.all.Load() {
-		scope.mu.Lock()
-		othersMayRun := scope.othersMayRun(now)
-		// While this proxy does not own the scope, othersLoad has the list of the owner that is handing the scope over, and must
-		// stay.
-		ownsScope := !scope.ownedSince.IsZero()
-		othersHaveEnded := ownsScope && !othersMayRun && len(scope.othersLoad) > 0
-		if othersHaveEnded {
-			clear(scope.othersLoad)
-		}
-		scope.mu.Unlock()
+		othersMayRun, dropped := scope.dropEndedOthers(now)
 		willOwnSoon := scope.view.Load().Phase == lease.Starting // this proxy holds the lease, and waits until the owner before has stopped
-		if othersMayRun || willOwnSoon {
-			asked.Go(func() {
-				ours, all, silent := s.deps.Load(ctx, scope.Name, askEngines)
-				scope.mu.Lock()
-				scope.setOthersLoad(ours, all, silent)
-				scope.mu.Unlock()
-			})
-			changed = true
+		mustCount := othersMayRun || willOwnSoon
+		if mustCount {
+			asked.Go(func() { s.countOthersOf(ctx, scope) })
 		}
-		changed = changed || othersHaveEnded
+		changed = changed || mustCount || dropped
 	}
 	asked.Wait()
 	if changed {
 		s.deps.Publish(s.ctx)
 	}
+}
+
+// countOthersOf asks the scope's engines for the requests on their ranks, and stores those that are not of this proxy. The count of a rank
+// changes only when its engine reports a new one.
+func (s *Set) countOthersOf(ctx context.Context, scope *Scope) {
+	ours, all, silent := s.deps.Load(ctx, scope.Name, askEngines)
+	scope.mu.Lock()
+	scope.setOthersLoad(ours, all, silent)
+	scope.mu.Unlock()
+}
+
+// dropEndedOthers drops the counts of other proxies' requests (othersLoad) if this proxy owns the scope, and these requests have ended by
+// now. othersMayRun says that they may still run, and dropped that there were counts. If this proxy does not own the scope, the counts
+// stay: the owner that hands the scope over has listed its requests, and the list counts after the takeover.
+func (scope *Scope) dropEndedOthers(now time.Time) (othersMayRun, dropped bool) {
+	scope.mu.Lock()
+	defer scope.mu.Unlock()
+	othersMayRun = scope.othersMayRun(now)
+	ownsScope := !scope.ownedSince.IsZero()
+	dropped = ownsScope && !othersMayRun && len(scope.othersLoad) > 0
+	if dropped {
+		clear(scope.othersLoad)
+	}
+	return othersMayRun, dropped
 }

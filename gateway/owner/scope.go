@@ -81,18 +81,18 @@ func (s *Set) applyView(scope *Scope, v lease.View) {
 	log := s.log.With(zap.String(string(s.kind), scope.Name), zap.String("phase", string(v.Phase)), zap.String("holder", v.Holder),
 		zap.Int64("epoch", v.Epoch))
 	if old.Admits == v.Admits { // nothing was won or lost, so nothing is announced
-		scope.mu.Lock()
-		if v.Admits { // the epoch is new if this proxy has acquired a lost lease again, which is no takeover
-			scope.lastOwnedEpoch = v.Epoch
-		}
-		scope.mu.Unlock()
-		scope.view.Store(&v)
+		scope.storeUnchanged(v)
 		if old.Phase != v.Phase {
 			log.Info("ownership: a lease is in another phase; whether this proxy admits has not changed")
 		}
 		return
 	}
-	sinceOtherOwner := s.storeChange(scope, v) // after a loss, the scope admits nothing from here on
+	var sinceOtherOwner time.Duration
+	if v.Admits {
+		sinceOtherOwner = s.storeWin(scope, v)
+	} else {
+		scope.storeLoss(v) // from here on, the scope admits nothing
+	}
 	log.Warn("ownership of a "+s.kind.text()+" changed", zap.Bool("admits", v.Admits), zap.Duration("after_the_last_owner", sinceOtherOwner))
 	if !v.Admits {
 		s.announceLoss()
@@ -112,24 +112,40 @@ func (s *Set) checkSoon() {
 	}
 }
 
-// storeChange stores a view that changes whether this proxy admits. sinceOtherOwner is the time since the last sign of life of the owner
-// before; 0: there was none, or the scope was lost. For a while after a takeover (from ownedSince), the proxy sends little, because
-// requests of the owner before may still run. The fleet reads the view without the lock, and then asks how much the proxy may send.
-// Therefore ownedSince is set before the view admits, and cleared only after the view no longer admits.
-func (s *Set) storeChange(scope *Scope, v lease.View) (sinceOtherOwner time.Duration) {
-	scope.mu.Lock()
-	defer scope.mu.Unlock()
+// storeUnchanged stores a view that does not change whether this proxy admits. It may have a new epoch: this proxy has acquired a lease
+// again that the store had lost. This is no takeover, so that the next win with this epoch is none either.
+func (scope *Scope) storeUnchanged(v lease.View) {
 	if v.Admits {
-		s.ownersKnown.Store(true)                                       // UnreadyReason: some scope has an owner
-		sinceOtherOwner = s.recordOwnership(scope, v.Epoch, time.Now()) // sets ownedSince
-		scope.view.Store(&v)
-		return sinceOtherOwner
+		scope.mu.Lock()
+		scope.lastOwnedEpoch = v.Epoch
+		scope.mu.Unlock()
 	}
 	scope.view.Store(&v)
+}
+
+// storeWin stores a view by which this proxy owns the scope now. sinceOtherOwner is the time since the last sign of life of the owner
+// before; 0: there was none. For a while after a takeover (from ownedSince), the proxy sends little, because requests of the owner before
+// may still run. The fleet reads the view without the lock, and then asks how much the proxy may send (RankQuota). Therefore
+// recordOwnership sets ownedSince before the view admits.
+func (s *Set) storeWin(scope *Scope, v lease.View) (sinceOtherOwner time.Duration) {
+	scope.mu.Lock()
+	defer scope.mu.Unlock()
+	s.ownersKnown.Store(true) // some scope has an owner, so requests can be served (see UnreadyReason)
+	sinceOtherOwner = s.recordOwnership(scope, v.Epoch, time.Now())
+	scope.view.Store(&v)
+	return sinceOtherOwner
+}
+
+// storeLoss stores a view by which this proxy does not own the scope any more. It clears ownedSince only after the view no longer admits,
+// so that the fleet never reads a view that admits without the caution after a takeover. It also forgets what other proxies run on the
+// scope's ranks, because this is counted anew after the next takeover.
+func (scope *Scope) storeLoss(v lease.View) {
+	scope.mu.Lock()
+	defer scope.mu.Unlock()
+	scope.view.Store(&v)
 	scope.ownedSince = time.Time{}
-	clear(scope.othersLoad) // what ran there of other proxies is counted anew after the next takeover
+	clear(scope.othersLoad)
 	scope.othersReported = false
-	return 0
 }
 
 // announceLoss closes the channel that Losses has returned, and makes a new one for the next loss.
@@ -140,24 +156,33 @@ func (s *Set) announceLoss() {
 	s.lost = make(chan struct{})
 }
 
-// recordOwnership records that this proxy owns a scope now. It counts a takeover if the epoch is new, or if the scope has no claim and
-// therefore no epochs. With the old epoch, no other proxy has owned the scope in between. After a takeover, requests of the owner before
-// may still run for KVHoldTimeout, because until then engines may still fetch KV by its hand-offs. sinceOtherOwner is the time since the
-// last sign of life of another owner; 0: there was none, or this is no takeover. The caller holds the scope's mu.
+// recordOwnership records that this proxy owns a scope now. It is a takeover if the epoch is new, or if the scope has no claim and
+// therefore no epochs. With the old epoch, no other proxy has owned the scope in between. sinceOtherOwner is the time since the last sign
+// of life of another owner; 0: there was none, or this is no takeover. The caller holds the scope's mu.
 func (s *Set) recordOwnership(scope *Scope, epoch int64, now time.Time) (sinceOtherOwner time.Duration) {
 	scope.handedBack = false // the scope is this proxy's again
 	if isTakeover := scope.claim == nil || epoch != scope.lastOwnedEpoch; isTakeover {
-		scope.lastOwnedEpoch, scope.epochBegan = epoch, now
-		if scope.othersMayRunFor != withoutEnd { // withoutEnd, for a static order, stays
-			scope.othersMayRunFor = s.deps.KVHoldTimeout() // a reload may have changed the value since the scope was made
-		}
-		hadOwner := !scope.ownerLastSeen.IsZero()
-		if hadOwner {
-			sinceOtherOwner = now.Sub(scope.ownerLastSeen)
-		}
-		s.metrics.countTakeover(scope.Name, sinceOtherOwner, hadOwner)
+		sinceOtherOwner = s.recordTakeover(scope, epoch, now)
 	}
-	scope.ownedSince = scope.epochBegan // not the present time: only before a takeover can another proxy have begun requests
+	// Requests of other proxies may run for a time after the takeover. This time does not begin anew if this proxy lost the scope for a moment
+	// and got it again with the same epoch, so it counts from epochBegan.
+	scope.ownedSince = scope.epochBegan
+	return sinceOtherOwner
+}
+
+// recordTakeover records that this proxy owns a scope from now on with a new epoch, and counts this in the metrics. After a takeover,
+// requests of the owner before may still run for KVHoldTimeout, because until then engines may still fetch KV by its hand-offs.
+// sinceOtherOwner is the time since the last sign of life of another owner; 0: there was none. The caller holds the scope's mu.
+func (s *Set) recordTakeover(scope *Scope, epoch int64, now time.Time) (sinceOtherOwner time.Duration) {
+	scope.lastOwnedEpoch, scope.epochBegan = epoch, now
+	if scope.othersMayRunFor != withoutEnd { // withoutEnd, for a static order, stays
+		scope.othersMayRunFor = s.deps.KVHoldTimeout() // a reload may have changed the value since the scope was made
+	}
+	hadOwner := !scope.ownerLastSeen.IsZero()
+	if hadOwner {
+		sinceOtherOwner = now.Sub(scope.ownerLastSeen)
+	}
+	s.metrics.countTakeover(scope.Name, sinceOtherOwner, hadOwner)
 	return sinceOtherOwner
 }
 

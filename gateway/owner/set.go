@@ -193,12 +193,13 @@ func (s *Set) Losses() <-chan struct{} {
 	return s.lost
 }
 
-// UnreadyReason says why requests cannot be served because no decode group has an owner; empty: they can be served.
+// UnreadyReason says why requests cannot be served because no decode group has an owner; empty: they can be served. One group that has an
+// owner, or soon gets one, is enough: this proxy serves its requests itself, or sends them to the owner.
 func (s *Set) UnreadyReason(now time.Time) string {
 	switch {
 	case !s.Has(Groups):
 		return ""
-	case !s.ownersKnown.Load(): // until a group has an owner, a new request could only wait
+	case !s.ownersKnown.Load(): // since the start of this proxy, it has not known any owner, so a new request could only wait
 		return "no proxy owns a decode group yet"
 	}
 	all := *s.all.Load()
@@ -210,9 +211,11 @@ func (s *Set) UnreadyReason(now time.Time) string {
 		lastSeen := scope.ownerLastSeen
 		scope.mu.Unlock()
 		v := scope.view.Load()
-		storeAnswers := !v.StoreAway // a group without an owner soon gets one
+		isOurs := v.Admits
+		storeAnswers := !v.StoreAway // so a group without an owner soon gets one
+		// A lease admits for RenewDeadline after its last renewal, so a group whose owner was seen in this time may still have this owner.
 		mayHaveOwner := now.Before(lastSeen.Add(s.times.RenewDeadline))
-		if v.Admits || storeAnswers || mayHaveOwner {
+		if isOurs || storeAnswers || mayHaveOwner {
 			return ""
 		}
 	}
