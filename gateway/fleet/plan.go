@@ -49,11 +49,12 @@ func (f *Fleet) Apply(p *Plan) { f.resolveAndApply(*p) }
 
 // ReloadTrust takes up changed ca_files: if one has changed, it builds every engine whose profile has a ca_file again. hasChanged says
 // whether a file has changed since the last call for it, so ReloadTrust calls it once per file. An engine that cannot be built keeps the
-// certificates it has, and err has the first such engine of each profile. If every engine fails, changed is false.
+// certificates it has, and err has the first such engine of each profile. If every engine fails, changed is false, and the fleet stays as
+// it was.
 func (f *Fleet) ReloadTrust(hasChanged func(file string) bool) (changed bool, err error) {
 	set := f.deps.Settings()
-	p := &Plan{}
-	_, p.Order = enginesOf(set)
+	_, order := enginesOf(set)
+	p := &Plan{Order: order}   // Apply sorts all engines in this order, which is that of the config and stays as it is
 	files := map[string]bool{} // the files for which hasChanged was called
 	for _, profile := range set.Profiles {
 		if file := profile.CAFile; file != "" && !files[file] {
@@ -78,7 +79,7 @@ func (f *Fleet) ReloadTrust(hasChanged func(file string) bool) (changed bool, er
 		}
 		p.Set = append(p.Set, rebuilt)
 	}
-	f.Apply(p)
+	f.Apply(p) // without rebuilt engines, it changes nothing
 	everyFailed := len(p.Set) == 0 && err != nil
 	return !everyFailed, err
 }

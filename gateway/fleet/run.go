@@ -82,16 +82,33 @@ func (f *Fleet) applyUnless(alreadyKnown func() bool, events ...roster.Event) {
 		return
 	}
 	now := time.Now()
-	var effects []roster.Effect
-	events = f.withSettings(events)
+	next, effects := f.step(now, f.withSettings(events))
+	f.publishStep(next, effects)
+	f.trackedCalls.moveDesertedProbes() // calls for prefill at engines that no longer serve go on at other engines
+	// A proxy that has ended must start no timer any more.
+	if wait := f.roster.Next(now); wait > 0 && f.deps.Context.Err() == nil {
+		f.timer.Reset(wait)
+	} else {
+		f.timer.Stop()
+	}
+}
+
+// step applies events, the present owners and the time to the roster, and records this if the proxy records. It returns the new picture of
+// the fleet, and what must be done now. It is called with f.mu held.
+func (f *Fleet) step(now time.Time, events []roster.Event) (next *roster.Snapshot, effects []roster.Effect) {
 	for _, e := range events {
 		effects = f.roster.Apply(e, now, effects)
 	}
 	owners := ownersOf(f.Admission, f.roster) // after the events, because they may bring in engines of another scope
 	effects = f.roster.Apply(owners, now, effects)
 	effects = f.roster.Apply(roster.Tick{}, now, effects)
-	next := roster.Derive(f.roster)
-	f.tape.Step(now, append(events, owners), effects, next) // records the step, if the proxy records
+	next = roster.Derive(f.roster)
+	f.tape.Step(now, append(events, owners), effects, next)
+	return next, effects
+}
+
+// publishStep makes next the current picture of the fleet, and carries out the effects. It is called with f.mu held.
+func (f *Fleet) publishStep(next *roster.Snapshot, effects []roster.Effect) {
 	// Until deps.Publish has given the new engines to the prefill tier and the dispatcher, Now returns them with the old routes: routes
 	// admit requests, and a request must find its engines there.
 	f.current.Store(next.WithRoutes(f.Now()))
@@ -103,13 +120,6 @@ func (f *Fleet) applyUnless(alreadyKnown func() bool, events ...roster.Event) {
 	f.carryOut(effects)
 	f.deps.Publish(next.Candidates, next.Locals, next.Workers)
 	f.current.Store(next) // now with the new routes
-	f.trackedCalls.moveDesertedProbes()
-	// A proxy that has ended must start no timer any more.
-	if wait := f.roster.Next(now); wait > 0 && f.deps.Context.Err() == nil {
-		f.timer.Reset(wait)
-	} else {
-		f.timer.Stop()
-	}
 }
 
 // withSettings returns events with the current settings of the roster in front. From the plan of a reload it removes the engines that have
@@ -323,20 +333,21 @@ func instancesToWatch(engines []*roster.Engine) (list []engine.Instance) {
 	return list
 }
 
-// MakerOf returns the engine process that made a hand-off (the maker). id is the engine id in the hand-off, and before is the candidate's
-// process when the prefill call (probe) was sent. If the hand-off shows something that the roster does not know yet, such as a new process,
-// MakerOf first records it there.
-func (f *Fleet) MakerOf(before roster.ProcessID, c prefill.Candidate, id string) roster.ProcessID {
-	maker, known := f.Now().MakerOf(before, c.ID, id)
+// MakerOf returns the engine process that made a hand-off (the maker). processAtCall is the candidate's process when the prefill call
+// (probe) was sent. The engine may have restarted since then, so that another process has answered. engineID, the id in the hand-off, shows
+// this, because each process has an id of its own. If the hand-off shows something that the roster does not know yet, such as a new
+// process, MakerOf first records it there.
+func (f *Fleet) MakerOf(processAtCall roster.ProcessID, c prefill.Candidate, engineID string) roster.ProcessID {
+	maker, known := f.Now().MakerOf(processAtCall, c.ID, engineID)
 	if known {
 		return maker
 	}
 	alreadyKnown := func() bool { // another request may have recorded it in the meantime
-		_, known := f.Now().MakerOf(before, c.ID, id)
+		_, known := f.Now().MakerOf(processAtCall, c.ID, engineID)
 		return known
 	}
-	f.applyUnless(alreadyKnown, roster.Handed{ProcessID: before, Candidate: c.ID, ID: id})
-	maker, _ = f.Now().MakerOf(before, c.ID, id)
+	f.applyUnless(alreadyKnown, roster.Handed{ProcessID: processAtCall, Candidate: c.ID, ID: engineID})
+	maker, _ = f.Now().MakerOf(processAtCall, c.ID, engineID)
 	return maker
 }
 

@@ -41,8 +41,9 @@ func (s *Settings) Tier() prefill.Config {
 	}
 	// With an early connector, requests wait for a decode rank before their prefill, so the limits of the pool apply.
 	c.Early = prefill.QueueConfig{Max: s.Pool.Size, Timeout: cmp.Or(s.Pool.TTL, c.Queue.Timeout)}
+	// A config that gives the time per token gives a latency on which the tier may rely before it has learned one.
 	c.Calibration.Known = c.Calibration.TPMs > 0
-	c.Push.Lead = s.Bind.Lead
+	c.Push.Lead = s.Bind.Lead // how early a prefill engine may get a prompt that already has its decode rank
 	return c
 }
 
