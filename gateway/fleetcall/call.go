@@ -200,7 +200,8 @@ func (c *Caller) callEngine(ctx context.Context, p *checkedCall, to *target, con
 	return a
 }
 
-// errorText says for people why a call to an engine failed with err. ctx ends with the call's time limit, and limit is its length.
+// errorText says for people why a call to an engine failed with err. ctx ends with the call's time limit, and limit is its length. After
+// the limit, the engine may still do what it was asked for, and the text says so.
 func (c *Caller) errorText(ctx context.Context, err error, limit time.Duration) string {
 	switch {
 	case c.deps.Context.Err() != nil:

@@ -225,25 +225,39 @@ func (a *Answer) didNotAct() bool {
 	return !a.Done && !mayComeLater
 }
 
-// endsPause says by the engines' answers whether the pause of the called group ends: after a call that resumes, or one that was to pause
-// but paused no engine. unresumed are the keys of the engines that stay paused even then. before has the pauses before the call.
+// endsPause says by the engines' answers whether the pause of the called group ends: after a call that was to pause but paused no engine,
+// or one that resumes. unresumed are the keys of the engines that stay paused even then. before has the pauses before the call.
 func (p *checkedCall) endsPause(answers []Answer, before []roster.Pause) (ends bool, unresumed []string) {
-	isDone := func(a Answer) bool { return a.Done }
-	mayPause := func(a Answer) bool { return !a.didNotAct() } // now or later
 	switch {
 	case p.does(config.CallPauses):
-		// The pause only ends if it is new and every engine refused it. If one engine is paused, those that step with it must get no requests.
-		wasPaused := slices.ContainsFunc(before, func(pause roster.Pause) bool { return pause.Group == p.Group && isWhole(pause) })
-		if wasPaused || slices.ContainsFunc(answers, mayPause) {
-			return false, nil
-		}
-		for _, pause := range before { // what is left of earlier pauses stays: its engines have not resumed now either
-			unresumed = slices.AppendSeq(unresumed, maps.Keys(pause.Unresumed))
-		}
-		return true, unresumed
-	case p.does(config.CallResumes) && slices.ContainsFunc(answers, isDone): // if no engine resumed, all of them stay paused
-		// The pause goes on for the engines that did not do what they were asked for.
-		return true, p.keysWhere(func(i int) bool { return !answers[i].Done })
+		return p.endsNewPause(answers, before)
+	case p.does(config.CallResumes):
+		return p.endsByResume(answers)
 	}
 	return false, nil
+}
+
+// endsNewPause says whether the pause that this call has begun ends at once: it is new, and every engine refused it. If one engine is
+// paused, or may still be, those that step with it must get no requests. A pause that covered the whole group before the call is not new.
+// What is left of earlier pauses, whose engines did not resume with their group, stays in force: unresumed has these engines.
+func (p *checkedCall) endsNewPause(answers []Answer, before []roster.Pause) (ends bool, unresumed []string) {
+	mayPause := func(a Answer) bool { return !a.didNotAct() } // now or later
+	wasPaused := slices.ContainsFunc(before, func(pause roster.Pause) bool { return pause.Group == p.Group && isWhole(pause) })
+	if wasPaused || slices.ContainsFunc(answers, mayPause) {
+		return false, nil
+	}
+	for _, pause := range before {
+		unresumed = slices.AppendSeq(unresumed, maps.Keys(pause.Unresumed))
+	}
+	return true, unresumed
+}
+
+// endsByResume says whether a call that resumes ends the pause: it does once any engine has resumed. The pause then goes on only for the
+// engines that did not do what they were asked for (unresumed).
+func (p *checkedCall) endsByResume(answers []Answer) (ends bool, unresumed []string) {
+	anyResumed := slices.ContainsFunc(answers, func(a Answer) bool { return a.Done })
+	if !anyResumed {
+		return false, nil
+	}
+	return true, p.keysWhere(func(i int) bool { return !answers[i].Done })
 }
