@@ -102,11 +102,11 @@ func New(d Deps) (*Peers, error) {
 		cfg.Tenure = r.probeAnswer
 		cfg.OnProbe = r.recordProbe
 	}
-	if d.Owner.Has(owner.Groups) {
+	if d.Owner.Has(owner.Groups) { // like SetPeers below, Has allows a nil Owner
 		cfg.Siblings = true
-		// The limit for the first event from a proxy of this region, which may let the request wait in its queue and prefill it
-		// first.
-		cfg.Whole = limits.ProbeTimeout + set.Prefill.Queue.Timeout
+		// A proxy of this region may let a request wait in its queue and prefill it before the first event comes.
+		firstEventOfSibling := limits.ProbeTimeout + set.Prefill.Queue.Timeout
+		cfg.Whole = firstEventOfSibling
 	}
 	if cfg.Keys, err = c.ReadKeys(); err != nil {
 		return nil, err
@@ -136,7 +136,8 @@ func (r *Peers) setTarget(p *geo.PeerConfig) error {
 	if err != nil {
 		return fmt.Errorf("geo.peers: %s: %w", p.ID, err)
 	}
-	p.Target = &engine.Target{ID: p.ID, URL: &url.URL{Scheme: u.Scheme, Host: u.Host}, Rank: -1}
+	// A proxy is called as a whole, so the target has no rank.
+	p.Target = &engine.Target{ID: p.ID, URL: &url.URL{Scheme: u.Scheme, Host: u.Host}, Rank: roster.NoRank}
 	if a := r.deps.Config.Authority(); u.Scheme == "https" && a != nil { // nil: no authority signs the certificates of proxies
 		p.Target.TLS = r.deps.Config.Certificate(reload.Peers).MutualClient(a, u.Hostname(), p.SANs())
 	}
@@ -232,28 +233,37 @@ func (r *Peers) RefreshDecodeLoad(ctx context.Context) {
 	}
 }
 
-// decodeLoadOfModel sums up the ranks that list a model. The dispatcher has these ranks on several boards: the model's own, that of ranks
-// that prefill and decode, and the same two of each other region whose engines this proxy uses. If ranks of other regions decode hand-offs
-// of the model, freeByRegion has the free slots of each region. Ranks that prefill themselves take no hand-offs, so it leaves them out.
+// decodeLoadOfModel sums up the ranks that list a model. The dispatcher has these ranks on several boards: the model's own, that of
+// aggregated ranks, which prefill and decode, and the same two of each other region whose engines this proxy uses. If ranks of other
+// regions decode hand-offs of the model, freeByRegion has the free slots of each region. Aggregated ranks take no hand-offs, so
+// freeByRegion leaves them out.
 func decodeLoadOfModel(boards map[string][]ranksByModels, board, model string) decodeLoad {
+	const ownRegion = ""
+	aggregatedBoard := board + roster.AggregatedMark
 	load, freeHere := loadOfRanksListing(boards[board], model)
-	aggregated, _ := loadOfRanksListing(boards[board+roster.AggregatedMark], model)
+	aggregated, _ := loadOfRanksListing(boards[aggregatedBoard], model)
 	load.add(aggregated)
 	for name, ranks := range boards {
 		there, freeThere := loadOfRanksListing(ranks, model)
-		region, decodesOnly := strings.CutPrefix(name, board+roster.RegionMark)
+		region, decodesOnly := otherRegionOf(name, board)
+		_, isAggregated := otherRegionOf(name, aggregatedBoard)
 		switch {
-		case strings.HasPrefix(name, board+roster.AggregatedMark+roster.RegionMark): // aggregated ranks of another region
+		case isAggregated:
 			load.add(there)
-		case decodesOnly: // ranks of another region that only decode
+		case decodesOnly:
 			if load.freeByRegion == nil {
-				load.freeByRegion = map[string]int{"": freeHere} // "": this proxy's own region
+				load.freeByRegion = map[string]int{ownRegion: freeHere}
 			}
 			load.freeByRegion[region] = freeThere
 			load.add(there)
 		}
 	}
 	return load
+}
+
+// otherRegionOf says whether a board is the one with the name home in another region (ok), and in which region: its name is home@region.
+func otherRegionOf(board, home string) (region string, ok bool) {
+	return strings.CutPrefix(board, home+roster.RegionMark)
 }
 
 // ranksByModels has the sums over the ranks of a board that list the same models.
