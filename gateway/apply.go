@@ -38,21 +38,11 @@ func (g *Gateway) prepare(old, next *reload.Settings, fit *predictor.Fit) (apply
 	if err != nil {
 		return nil, err
 	}
-	prefillSettings := g.prefillConfig(next)
-	if prefillSettings.Policy == g.prefillConfig(old).Policy {
-		// The file did not change the policy, and an operator may have set another one since the start.
-		prefillSettings.Policy = g.scheduler.Policy()
-	}
+	prefillSettings := prefillSettingsOf(g, old, next)
 	if err := prefillSettings.Validate(); err != nil {
 		return nil, err
 	}
-	d := &next.Dispatch
-	dispatchSettings := board.Settings{Policy: d.Policy, Window: d.Window, TickLimit: d.TickLimit, TTL: next.PoolTTL(), StepModel: d.StepModel,
-		BindAhead: d.BindAhead, Predictor: next.Predictor}
-	dispatchSettings.Predictor.Fit = fit
-	if next.Dispatch.Policy == old.Dispatch.Policy {
-		dispatchSettings.Policy = "" // empty: the file did not change the policy, so the policy in force stays
-	}
+	dispatchSettings := dispatchSettingsOf(old, next, fit)
 	if err := g.dispatcher.CheckSettings(dispatchSettings); err != nil {
 		return nil, err
 	}
@@ -60,7 +50,7 @@ func (g *Gateway) prepare(old, next *reload.Settings, fit *predictor.Fit) (apply
 		if err := g.dispatcher.Configure(dispatchSettings); err != nil {
 			return err
 		}
-		if err := g.scheduler.Configure(prefillSettings); err != nil {
+		if err := g.scheduler.Configure(prefillSettings); err != nil { // no error is expected, because the settings are valid
 			return err
 		}
 		commit()
@@ -69,26 +59,51 @@ func (g *Gateway) prepare(old, next *reload.Settings, fit *predictor.Fit) (apply
 				g.log.Error("the new tracing settings cannot be used; tracing stays as it was", zap.Error(err))
 			}
 		}
-		g.places.Resize(next.Pool.Size)
+		g.places.Resize(next.Pool.Size) // the places in the pool, where hand-offs wait for slots
 		g.fleet.Apply(plan)
 		return nil
 	}
 	return apply, nil
 }
 
-// prefillConfig returns the config of the prefill tier, with the parts of this proxy that the tier uses.
+// prefillSettingsOf returns the config that a reload gives to the prefill tier. If the file has the same policy as before, the policy in
+// force stays, because an operator may have set another one since the start.
+func prefillSettingsOf(g *Gateway, old, next *reload.Settings) prefill.Config {
+	settings := g.prefillConfig(next)
+	if settings.Policy == g.prefillConfig(old).Policy {
+		settings.Policy = g.scheduler.Policy()
+	}
+	return settings
+}
+
+// dispatchSettingsOf returns the settings that a reload gives to the dispatcher, with a predictor fitted to fit; nil: the predictor learns
+// only from requests. If the file has the same policy as before, the settings have an empty one, with which the dispatcher keeps the policy
+// in force.
+func dispatchSettingsOf(old, next *reload.Settings, fit *predictor.Fit) board.Settings {
+	d := &next.Dispatch
+	settings := board.Settings{Policy: d.Policy, Window: d.Window, TickLimit: d.TickLimit, TTL: next.PoolTTL(), StepModel: d.StepModel,
+		BindAhead: d.BindAhead, Predictor: next.Predictor}
+	settings.Predictor.Fit = fit
+	if next.Dispatch.Policy == old.Dispatch.Policy {
+		settings.Policy = ""
+	}
+	return settings
+}
+
+// prefillConfig returns the config of the prefill tier, with the parts of this proxy that the tier uses. The functions Free and Decode ask
+// the dispatcher about the ranks of a board, those that share a base model. Their result onlySomeRanks says that not all of these ranks
+// list the model, so that the tier counts the model's hand-offs separately.
 func (g *Gateway) prefillConfig(s *reload.Settings) prefill.Config {
 	c := s.Tier()
 	c.Explain = s.RecordsReasons()
 	c.Places = g.places // the places in the pool, where hand-offs wait for slots
 	// The closures reach the dispatcher when they are called: at the start, the prefill tier is made before the dispatcher.
-	//
-	// Free counts the decode slots of a model that are free now.
-	c.Free = func(board, model string) (slots int, onlySomeRanks bool) { return g.dispatcher.Free(board, model) }
-	// Decode estimates how many hand-offs, besides those that wait already, would get a slot within a time.
-	c.Decode = func(board, model string, within time.Duration) (handoffs int, onlySomeRanks bool) {
+	freeSlotsNow := func(board, model string) (slots int, onlySomeRanks bool) { return g.dispatcher.Free(board, model) }
+	// roomWithin estimates how many hand-offs, besides those that wait already, would get a slot within a time.
+	roomWithin := func(board, model string, within time.Duration) (handoffs int, onlySomeRanks bool) {
 		return g.dispatcher.Room(board, model, within)
 	}
+	c.Free, c.Decode = freeSlotsNow, roomWithin
 	c.Ranks = g.rankCaches
 	c.Scraper, c.Registerer, c.Log = g.fleet.Scrape, g.reg, g.log
 	return c

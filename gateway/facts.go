@@ -188,7 +188,10 @@ func firstModels(models []string) []string {
 // modelFacts returns the facts about a model: its pool, and its groups with their ranks. ttl is how long a pool entry may wait, in s.
 func (g observer) modelFacts(m *board.ModelStatus, ttl float64) detect.Model {
 	out := detect.Model{
-		Pool: detect.Pool{Entries: m.Pool, OldestS: m.OldestSeconds, TTLS: ttl, UpToS: board.PoolAgeSeconds, Ages: m.PoolAges},
+		Pool: detect.Pool{
+			Entries: m.Pool, OldestS: m.OldestSeconds, TTLS: ttl,
+			UpToS: board.PoolAgeSeconds, Ages: m.PoolAges, // a histogram of the entries' ages: upper bounds in s, and a count for each class
+		},
 	}
 	out.Name, out.Aggregated = roster.DisplayName(m.Model)
 	for i := range m.Groups {
@@ -197,12 +200,15 @@ func (g observer) modelFacts(m *board.ModelStatus, ttl float64) detect.Model {
 	return out
 }
 
-// groupFacts returns the facts about a group: its loads, its steps, and those of the model's ranks that are in the group.
+// groupFacts returns the facts about a group: its loads, its steps, and those of the model's ranks that are in the group. Only of a group
+// whose ranks step together and do not prefill, it also has the engines' gauges, because only there package detect compares the ranks by
+// them.
 func (g observer) groupFacts(from *board.GroupStatus, ranks []board.WorkerStatus) detect.Group {
 	group := detect.Group{GroupLoads: from.GroupLoads, GroupReports: from.GroupReports, Held: from.Held}
 	if step := from.Step; step != nil {
 		group.StepModel = detect.StepModel{BaseMs: step.C0Ms, PerTokenMs: step.C1Ms, PerRequestMs: step.RequestMs}
-		group.StepMs, group.ModelMs, group.PromptTokenMs = float64(step.MeanMs), step.ModelMs, step.OwnPromptMs
+		group.StepMs, group.ModelMs = float64(step.MeanMs), step.ModelMs
+		group.PromptTokenMs = step.OwnPromptMs // what a prompt token adds to a step if the slowest rank computes it
 		group.ModelWhy, group.Source = step.Why, step.Source
 		group.LostShare, group.LostMs, group.SyncWaitMs = step.LostShare, step.LostMs, step.SyncWaitMs
 	}
@@ -211,16 +217,23 @@ func (g observer) groupFacts(from *board.GroupStatus, ranks []board.WorkerStatus
 		if !inGroup {
 			continue
 		}
-		group.Ranks = append(group.Ranks, detect.Rank{
-			ID: w.ID, Name: w.Name, State: stateOnLivePage(w.State), Why: w.Why, InSteps: !w.Down && !w.Removed,
-			KVTokens: w.KVTokens, Unread: w.Unread, Capacity: w.Capacity, Used: w.Used, Slots: w.Limit, Running: w.Running, Output: w.Output,
-			Answers: w.Answers, Empty: w.Empty, Tight: w.Tight, Backlog: w.Backlog, Prompts: w.Prompts, Kept: w.Kept,
-		})
+		group.Ranks = append(group.Ranks, rankFacts(&w))
 	}
-	if group.StepsAreComparable() { // the gauges of ranks that also prefill are not compared
+	if group.StepsAreComparable() {
 		group.Gauges = g.gaugesOf(group.Ranks)
 	}
 	return group
+}
+
+// rankFacts returns the facts about a decode rank.
+func rankFacts(w *board.WorkerStatus) detect.Rank {
+	return detect.Rank{
+		ID: w.ID, Name: w.Name, State: stateOnLivePage(w.State), Why: w.Why, InSteps: !w.Down && !w.Removed,
+		KVTokens: w.KVTokens, Unread: w.Unread, Capacity: w.Capacity,
+		Used: w.Used, Slots: w.Limit, // Limit: the slots that may be used now, and not all that the rank has
+		Running: w.Running, Output: w.Output, Answers: w.Answers, Empty: w.Empty, Tight: w.Tight, Backlog: w.Backlog, Prompts: w.Prompts,
+		Kept: w.Kept,
+	}
 }
 
 // gaugesOf returns the engines' metrics of each rank; an entry is nil if they could not be read.

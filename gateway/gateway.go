@@ -40,12 +40,15 @@ import (
 	"evenkeel/gateway/service"
 	"evenkeel/gateway/watch"
 	"evenkeel/pool"
+	"evenkeel/predictor"
 	"evenkeel/prefill"
 	"evenkeel/prefill/local"
 )
 
 // New wires a proxy from a validated config. No socket is open before Start. If New fails, it ends the context of the parts that it has
-// made. Each part is made after the parts that it is given as values; a part that is made later is reached through a function.
+// made. Each part is made after the parts that it is given as values; a part that is made later is reached through a function. So New
+// makes, in this order: the config and the journal, the parts that know the engines and choose among them (makeTiers), owner and peers,
+// which share engines with other proxies, the parts that serve requests and watch over them, and the server of the listener.
 func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	g = &Gateway{log: log, started: time.Now(), reg: prometheus.NewRegistry()}
 	g.ctx, g.stop = context.WithCancel(context.Background())
@@ -58,9 +61,13 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 			_ = made.journal.Close() // nothing was written to the request log, so nothing is lost
 		}
 	}(g)
+	// MoveCalls ends calls so that their answers go on elsewhere. The service first ends its own context, so that none can go on.
+	moveAllCalls := func() (calls int) {
+		everywhere := func(roster.Location) bool { return true }
+		return g.fleet.MoveCalls(everywhere)
+	}
 	g.service = service.New(service.Deps{
-		Context: g.ctx, Log: log, Grace: func() time.Duration { return g.conf().Limits.DrainGrace },
-		EndAll: func() int { return g.fleet.MoveCalls(func(roster.Location) bool { return true }) },
+		Context: g.ctx, Log: log, Grace: func() time.Duration { return g.conf().Limits.DrainGrace }, EndAll: moveAllCalls,
 	})
 	reloader, fit, err := reload.New(cfg, g.reloadDeps())
 	if err != nil {
@@ -78,33 +85,11 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	if err != nil {
 		return nil, err
 	}
-	g.client = engine.NewClient(engine.Options{})
-	g.rankCaches = local.New(cfg.Prefill.Index.MaxBytes) // predicts the prefix caches of decode ranks
-	g.places = pool.NewSemaphore(cfg.Pool.Size)
-	g.monitor = engine.NewMonitor(engine.MonitorConfig{
-		Client: g.client, Registerer: g.reg, Log: log,
-		HealthInterval: cfg.Health.Interval, FactsInterval: 10 * cfg.Health.Interval, Canary: cfg.Health.Canary,
-	})
-	g.callbacks = g.newMetaserver()
-	g.fleet = fleet.New(fleetDeps(g))
-	g.monitor.OnChange(g.fleet.OnStatus)
-	g.monitor.OnSample(g.fleet.OnSample)
-	if g.scheduler, err = prefill.New(g.prefillConfig(g.conf())); err != nil {
-		return nil, err
-	}
-	g.places.OnFree(g.scheduler.Wake)
-	dispatcherConfig := cfg.Decision()
-	dispatcherConfig.Predictor.Fit = fit
-	completeDispatcherConfig(g, &dispatcherConfig, cfg.RecordsReasons())
-	if g.dispatcher, err = dispatcher.Start(g.ctx, dispatcherConfig); err != nil {
+	if err := makeTiers(g, cfg, fit); err != nil {
 		return nil, err
 	}
 	g.bodies = edge.NewBodies(int64(cfg.Limits.Bodies))
-	if g.owner, err = owner.New(cfg, owner.Deps{
-		Context: g.ctx, Log: log, Registerer: g.reg, Buckets: secondsBuckets,
-		KVHoldTimeout: func() time.Duration { return g.conf().HoldTimeout() }, Leaving: g.service.Draining,
-		Engines: func() map[string]owner.EngineCounts { return g.fleet.Now().CountByScope() }, Load: g.fleet.LoadOf, Publish: g.publishOwners,
-	}); err != nil {
+	if g.owner, err = owner.New(cfg, ownerDeps(g)); err != nil {
 		return nil, err
 	}
 	g.fleet.Admission = g.owner
@@ -125,16 +110,55 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	if err := g.discover(); err != nil {
 		return nil, err
 	}
-	g.admission = admission.New(admission.Deps{
+	g.admission = admission.New(admissionDeps(g))
+	g.registerMetrics()
+	g.server = newServer(g, &cfg.Limits)
+	return g, beginTraces() // traces begin last, when nothing else can fail any more
+}
+
+// makeTiers makes the parts that know the engines, and the prefill tier and the dispatcher, which choose among them. fit is what the
+// dispatcher's predictor of output lengths has learned before; nil: nothing.
+func makeTiers(g *Gateway, cfg *config.Config, fit *predictor.Fit) (err error) {
+	g.client = engine.NewClient(engine.Options{})
+	g.rankCaches = local.New(cfg.Prefill.Index.MaxBytes) // predicts the prefix caches of decode ranks
+	g.places = pool.NewSemaphore(cfg.Pool.Size)
+	g.monitor = engine.NewMonitor(engine.MonitorConfig{
+		Client: g.client, Registerer: g.reg, Log: g.log,
+		HealthInterval: cfg.Health.Interval, FactsInterval: 10 * cfg.Health.Interval, Canary: cfg.Health.Canary,
+	})
+	g.callbacks = g.newMetaserver()
+	g.fleet = fleet.New(fleetDeps(g))
+	g.monitor.OnChange(g.fleet.OnStatus)
+	g.monitor.OnSample(g.fleet.OnSample)
+	if g.scheduler, err = prefill.New(g.prefillConfig(g.conf())); err != nil {
+		return err
+	}
+	g.places.OnFree(g.scheduler.Wake)
+	dispatcherConfig := cfg.Decision()
+	dispatcherConfig.Predictor.Fit = fit
+	completeDispatcherConfig(g, &dispatcherConfig, cfg.RecordsReasons())
+	g.dispatcher, err = dispatcher.Start(g.ctx, dispatcherConfig)
+	return err
+}
+
+// ownerDeps returns what the set of scopes, which this proxy may share with other proxies, needs from the other parts of this proxy.
+func ownerDeps(g *Gateway) owner.Deps {
+	return owner.Deps{
+		Context: g.ctx, Log: g.log, Registerer: g.reg, Buckets: secondsBuckets,
+		KVHoldTimeout: func() time.Duration { return g.conf().HoldTimeout() }, Leaving: g.service.Draining,
+		Engines: func() map[string]owner.EngineCounts { return g.fleet.Now().CountByScope() }, Load: g.fleet.LoadOf, Publish: g.publishOwners,
+	}
+}
+
+// admissionDeps returns what the admission, which receives the requests of clients, needs from the other parts of this proxy.
+func admissionDeps(g *Gateway) admission.Deps {
+	return admission.Deps{
 		Started: g.started, Ready: g.Ready, Loads: g.modelLoads, Config: g.config, Service: g.service, Fleet: g.fleet, Requests: g.requests,
 		Through: passthrough.New(passthrough.Deps{
 			Registerer: g.reg, Buckets: secondsBuckets, Settings: func() *fleet.Settings { return g.conf().Settings },
 			Engines: func() passthrough.Engines { return g.fleet.Now() }, Requests: g.requests, Bodies: g.bodies,
 		}),
-	})
-	g.registerMetrics()
-	g.server = newServer(g, &cfg.Limits)
-	return g, beginTraces() // traces begin last, when nothing else can fail any more
+	}
 }
 
 // fleetDeps returns what the fleet needs from the other parts of this proxy.
@@ -247,12 +271,13 @@ func (g *Gateway) Start(admin http.Handler) (err error) {
 	if err != nil {
 		return err
 	}
-	enter, err := g.fleet.Load()
+	addEnginesToFleet, err := g.fleet.Load() // builds the engines, which may fail
 	if err != nil {
 		return err
 	}
-	enter()
-	if _, err := edge.RaiseFileLimit(g.log, uint64(2*g.conf().Limits.Connections)); err != nil {
+	addEnginesToFleet()
+	const filesPerRequest = 2 // a client's connection and an engine's
+	if _, err := edge.RaiseFileLimit(g.log, uint64(filesPerRequest*g.conf().Limits.Connections)); err != nil {
 		g.log.Warn("the limit of open files could not be raised", zap.Error(err))
 	}
 	if err := openListeners(g); err != nil {
@@ -277,7 +302,7 @@ func (g *Gateway) Start(admin http.Handler) (err error) {
 			return err
 		}
 	}
-	runParts(g)
+	runParts(g) // starts what works in the background, such as the health checks of engines
 	g.background.Go(func() {
 		if err := g.server.Serve(g.config.Certificate(reload.Public).Listener(g.listener)); err != nil && !errors.Is(err, net.ErrClosed) {
 			g.log.Error("the public listener has failed", zap.Error(err))
@@ -370,35 +395,9 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	g.owner.HandOver(ctx)
 	g.service.RefuseForExit()
 	// When cut ends, connections that are still open are cut.
-	cut, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	defer cancel()
-	// If ctx ends before all requests have finished, open becomes the number of the remaining ones, and ended is closed.
-	var open int64
-	ended := make(chan struct{})
-	endedInTime := context.AfterFunc(ctx, func() { // ctx ended before all streams did, so the remaining streams are ended now
-		defer close(ended)
-		open = g.requests.Open()
-		if !errors.Is(ctx.Err(), context.DeadlineExceeded) { // ctx was cancelled, so clients get no time to read the error event
-			cancel()
-		}
-		g.service.EndAll()
-		time.AfterFunc(endGrace, cancel)
-	})
-	err := edge.Drain(cut, g.server, g.listener)
-	_ = g.listener.Close() // a server that has not accepted any connection yet does not close its listener
-	if g.peers != nil {
-		err = errors.Join(err, g.peers.Drain(cut))
-	}
-	// Background work of finished requests goes on, such as freeing KV that no engine fetched. Finish waits for it, but not beyond the
-	// end of cut. awaitRest waits for what is left then, and is called when g.stop has told that work to end.
-	awaitRest := g.requests.Finish(cut)
-	if !endedInTime() { // ctx ended before all requests had finished
-		<-ended
-		if open > 0 {
-			err = errors.Join(fmt.Errorf("shutdown: %w: %d requests had not finished and were ended; allow more time if they mattered", ctx.Err(),
-				open), err)
-		}
-	}
+	cut, cutNow := context.WithCancel(context.WithoutCancel(ctx))
+	defer cutNow()
+	awaitRest, err := finishRequests(ctx, cut, g, cutNow)
 	g.owner.ReleaseAll(cut)
 	g.stop()
 	if g.peers != nil {
@@ -414,6 +413,40 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	g.owner.Close()
 	g.client.Close()
 	return err
+}
+
+// finishRequests waits until all requests have finished, those of clients and those that other proxies forward. If ctx ends before, it ends
+// the requests that remain, and err says how many these were. Their clients then have endGrace to read an error event before cutNow is
+// called. If ctx was cancelled, cutNow is called at once. It ends the context cut, and so cuts the connections that are still open.
+//
+// Background work of finished requests goes on, such as freeing KV that no engine fetched. finishRequests waits for it, too, but not beyond
+// the end of cut. awaitRest waits for what is left then. The caller calls it after g.stop, which tells that work to end.
+func finishRequests(ctx, cut context.Context, g *Gateway, cutNow func()) (awaitRest func(), err error) {
+	var remaining int64 // requests that were ended, because ctx ended before they had finished; valid once ended is closed
+	ended := make(chan struct{})
+	finishedBefore := context.AfterFunc(ctx, func() {
+		defer close(ended)
+		remaining = g.requests.Open()
+		if !errors.Is(ctx.Err(), context.DeadlineExceeded) { // ctx was cancelled, so clients get no time to read the error event
+			cutNow()
+		}
+		g.service.EndAll()
+		time.AfterFunc(endGrace, cutNow)
+	})
+	err = edge.Drain(cut, g.server, g.listener)
+	_ = g.listener.Close() // a server that has not accepted any connection yet does not close its listener
+	if g.peers != nil {
+		err = errors.Join(err, g.peers.Drain(cut))
+	}
+	awaitRest = g.requests.Finish(cut)
+	if allFinished := finishedBefore(); !allFinished { // the function given to AfterFunc runs, or has run
+		<-ended
+		if remaining > 0 {
+			err = errors.Join(fmt.Errorf("shutdown: %w: %d requests had not finished and were ended; allow more time if they mattered", ctx.Err(),
+				remaining), err)
+		}
+	}
+	return awaitRest, err
 }
 
 // endGrace is how long clients have to read the error event that ends their answer.

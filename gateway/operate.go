@@ -70,8 +70,8 @@ func (g *Gateway) Status(ctx context.Context) Status {
 		Engines: engines.Statuses(), Prefill: g.scheduler.Status(), Batch: g.scheduler.Batch(), Dispatch: dispatch,
 		Advice: g.advice.Latest(),
 	}
-	fillInSyncWaits(&s.Dispatch, g.Gauges)
-	fillInStates(&s.Dispatch, engines)
+	fillInSyncWaits(&s.Dispatch, g.Gauges) // from the engines' metrics, because only the engines count these waits
+	fillInStates(&s.Dispatch, engines)     // from the fleet, because the dispatcher does not know these states
 	s.Pauses = engines.Pauses()
 	s.Drains, s.Discovery = engines.DrainStatuses(s.Dispatch, s.Prefill), g.discovery.State()
 	return s
@@ -95,8 +95,8 @@ func fillInSyncWaits(s *board.Status, gaugesOf func(rank int32) (Gauges, bool)) 
 	}
 }
 
-// fillInStates fills in the state of each rank and its reason. It changes copies only, because a dispatcher that has ended returns the same
-// status to all callers.
+// fillInStates fills in the state of each rank and its reason. A dispatcher that has ended returns the same status to all callers, so it
+// changes only copies: s.Models is one already (see fillInSyncWaits), and it copies the ranks of each model.
 func fillInStates(s *board.Status, engines *roster.Snapshot) {
 	for i := range s.Models {
 		m := &s.Models[i]

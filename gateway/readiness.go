@@ -16,12 +16,13 @@ const (
 // Ready says whether a request could be served now, and if not why. If no prefill or no decode engine is healthy, the proxy is still ready
 // if other regions serve its requests. It needs no prefill engine if it passes all requests through to decode engines.
 func (g *Gateway) Ready() (ok bool, why string) {
-	unowned, engines := g.owner.UnreadyReason(time.Now()), g.fleet.Now()
+	// Proxies that share decode groups send requests only to groups that one of them owns.
+	whyNoOwner, engines := g.owner.UnreadyReason(time.Now()), g.fleet.Now()
 	switch prefills, decodes := engines.CountInService(); {
 	case g.service.Draining():
 		return false, "draining"
-	case unowned != "":
-		return false, unowned
+	case whyNoOwner != "": // no proxy owns any group
+		return false, whyNoOwner
 	case !g.callbacks.Listening():
 		return false, "nothing listens for callbacks of decode engines at bind.listen"
 	case (prefills == 0 || decodes == 0) && g.peers != nil && len(g.peers.Geo().Models()) > 0: // ready: other regions serve its requests
