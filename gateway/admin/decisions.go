@@ -44,7 +44,8 @@ func (h *handler) decisions(w http.ResponseWriter, r *http.Request) {
 		Model: q.Get("model"), Key: q.Get("key"), Outcome: q.Get("outcome"), Engine: q.Get("engine"), ID: q.Get("find"), SlowMs: slowMs,
 	}, withRunning)
 	if brief {
-		reply(w, map[string]any{"kept": ended, "running": running, "receipts": []*receipt.Receipt{},
+		noReceipts := []*receipt.Receipt{} // an empty list, because every answer has the member receipts
+		reply(w, map[string]any{"kept": ended, "running": running, "receipts": noReceipts,
 			"decisions": live.Decisions(list, time.Now())})
 		return
 	}

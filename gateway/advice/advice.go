@@ -187,7 +187,8 @@ func (a *Advisor) poolWaitSeconds() float64 {
 }
 
 // slotSeconds is how long, in s, an answer keeps its slot, by Little's law: slots in use divided by answers that end per second. If no
-// answer is known to have ended in the window, the result is backlogGoal, for which needOf counts one slot per waiting request.
+// answer is known to have ended in the window, the result is backlogGoal. decodeNeed counts slotSeconds / backlogGoal slots for each
+// waiting request, at most one, and so counts a whole slot then.
 func (a *Advisor) slotSeconds() float64 {
 	used := 0.0
 	for i := range a.samples {
@@ -215,13 +216,14 @@ func (a *Advisor) meanNeed() need {
 	return mean
 }
 
-// largestNeed returns the largest need of each side since the given time. If there was no need since then, the time of the result is zero.
+// largestNeed returns the largest need of each side since the given time, and its largest need if the other side had enough ranks, and so
+// held no requests back. Each of these may come from another time. The field at is the time of the last need, and zero if there was none.
 func (a *Advisor) largestNeed(since time.Time) (largest need) {
 	for _, n := range a.needs {
 		if n.at.Before(since) {
 			continue
 		}
-		largest.at = n.at
+		largest.at = n.at // the needs are in the order of their times
 		largest.prefill = max(largest.prefill, n.prefill)
 		largest.decode = max(largest.decode, n.decode)
 		largest.prefillIfDecodeSuffices = max(largest.prefillIfDecodeSuffices, n.prefillIfDecodeSuffices)
@@ -280,7 +282,8 @@ func (a *Advisor) advise(out *Advice) {
 	out.describe()
 }
 
-// describe writes the sentence of the advice. Without steps, it adds one that says why nothing is to be done.
+// describe writes the text of the advice (Says). If the advice has no step, describe adds a step of the kind None, whose reason says why
+// nothing is to be done, because an advice always has a step.
 func (a *Advice) describe() {
 	down := a.Prefill.Down + a.Decode.Down
 	a.Says = fmt.Sprintf("Prefill has %s, and %s advised. Decode has %s, and %s advised.", countText(a.Prefill.Live),
@@ -297,7 +300,7 @@ func (a *Advice) describe() {
 			them = "it"
 		}
 		a.Says += " " + describeDown(a) + " Mend " + them + " first: how many more are needed then is not known."
-	case len(a.Steps) == 0:
+	case len(a.Steps) == 0: // all ranks answer, and none is to be added or removed
 		a.Steps = []Step{{None, ReasonBalanced}}
 	}
 }
