@@ -40,7 +40,6 @@ import (
 	"evenkeel/gateway/service"
 	"evenkeel/gateway/watch"
 	"evenkeel/pool"
-	"evenkeel/predictor"
 	"evenkeel/prefill"
 	"evenkeel/prefill/local"
 )
@@ -85,7 +84,9 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := makeTiers(g, cfg, fit); err != nil {
+	decision := cfg.Decision()
+	decision.Predictor.Fit = fit
+	if err := makeTiers(g, cfg, &decision); err != nil {
 		return nil, err
 	}
 	g.bodies = edge.NewBodies(int64(cfg.Limits.Bodies))
@@ -116,9 +117,9 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	return g, beginTraces() // traces begin last, when nothing else can fail any more
 }
 
-// makeTiers makes the parts that know the engines, and the prefill tier and the dispatcher, which choose among them. fit is what the
-// dispatcher's predictor of output lengths has learned before; nil: nothing.
-func makeTiers(g *Gateway, cfg *config.Config, fit *predictor.Fit) (err error) {
+// makeTiers makes the parts that know the engines, and the prefill tier and the dispatcher, which choose among them. decision is the
+// dispatcher's config, which makeTiers completes.
+func makeTiers(g *Gateway, cfg *config.Config, decision *dispatcher.Config) (err error) {
 	g.client = engine.NewClient(engine.Options{})
 	g.rankCaches = local.New(cfg.Prefill.Index.MaxBytes) // predicts the prefix caches of decode ranks
 	g.places = pool.NewSemaphore(cfg.Pool.Size)
@@ -134,10 +135,8 @@ func makeTiers(g *Gateway, cfg *config.Config, fit *predictor.Fit) (err error) {
 		return err
 	}
 	g.places.OnFree(g.scheduler.Wake)
-	dispatcherConfig := cfg.Decision()
-	dispatcherConfig.Predictor.Fit = fit
-	completeDispatcherConfig(g, &dispatcherConfig, cfg.RecordsReasons())
-	g.dispatcher, err = dispatcher.Start(g.ctx, dispatcherConfig)
+	completeDispatcherConfig(g, decision, cfg.RecordsReasons())
+	g.dispatcher, err = dispatcher.Start(g.ctx, *decision)
 	return err
 }
 
