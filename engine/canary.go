@@ -48,7 +48,7 @@ func (w *watch) sendCanaries(ctx context.Context, ranks []*Target, ask canaryReq
 	for range ranks {
 		errs = append(errs, <-results)
 		// A canary has no hand-off, so the engine computes its whole prompt. Even a canary that failed counts as computed: the engine may have
-		// computed it, and newlyNotPulled needs an upper bound of the prompt tokens that no prefill engine had to hand over.
+		// computed it, and newlyNotPulled needs an upper bound of the prompt tokens that the engine had to compute itself.
 		const expected, computed = canaryTokens, canaryTokens
 		w.traffic.SettleComputed(expected, computed)
 	}

@@ -140,7 +140,7 @@ func (c *conn) exchange(d Deadlines, head []byte, body [][]byte) (mayReuse bool,
 	// is over for write and read alike. So the error of the read is the cause.
 	case errors.Is(writeErr, os.ErrDeadlineExceeded):
 		return false, PhaseWrite, err
-	default: // the write failed by itself, and no byte of an answer came
+	default: // no deadline stopped the write, so its own error is the cause
 		return false, PhaseWrite, writeErr
 	}
 }
@@ -186,10 +186,9 @@ func (c *conn) limitWrite() {
 	}
 }
 
-// sendPlain writes all of parts to a socket without TLS. Once all is written, onSent is called: by Ask if the socket takes the whole
-// request at once, and otherwise by send, which writes the rest. Ask then also waits until an answer, an error or the end of the connection
-// has come. After a failed write, sendPlain shortens the wait of readHead, which its caller calls next. size is the length of parts in
-// bytes.
+// sendPlain writes all of parts to a socket without TLS. If the socket takes the whole request at once, Ask calls onSent, and waits until
+// an answer, an error or the end of the connection has come. Otherwise send writes the rest, and calls onSent. After a failed write,
+// sendPlain shortens the wait of readHead, which its caller calls next. size is the length of parts in bytes.
 func (c *conn) sendPlain(size int) error {
 	if err := c.armRead(); err != nil { // the read deadline bounds Ask, which also waits for the answer
 		return err

@@ -82,7 +82,7 @@ func checkOverfull(w *watch, s *Sample) {
 	scrapes.overfull = excess > 0
 }
 
-// runningOnFullestRank returns how many requests the fullest of these ranks runs, by the sample; 0: the sample has none of them.
+// runningOnFullestRank returns how many requests the fullest of these ranks runs, by the sample. A rank that is not in it counts as 0.
 func runningOnFullestRank(s *Sample, ranks []*Target) float64 {
 	running := 0.0
 	for _, rank := range ranks {

@@ -56,7 +56,7 @@ func (r *Response) Unframe(p []byte) (data []byte, used int, err error) {
 func (r *Response) Reattach(socketErr error) {
 	k, c := r.call, r.conn
 	k.mu.Lock()                       // Abort and Disconnect must not use the socket while it changes
-	raw, err := netConn(c.detachedFD) // has a copy of the descriptor, and closes the descriptor itself
+	raw, err := netConn(c.detachedFD) // netConn closes the descriptor; raw has a copy
 	c.detachedFD, c.wakeLoop = noSocket, nil
 	if err != nil {
 		socketErr = cmp.Or(socketErr, err)

@@ -78,8 +78,8 @@ func (l *Liveness) recordSignAndGap(sign int64) {
 }
 
 // reportGap reports to each pending pull that the core gave no sign of life between two times, in ns after epoch. The pull's hold computes
-// whether the prefill engine kept the KV meanwhile. anyNewlyLost says that the KV of a pull may have been lost for which the salt was not
-// changed before: the caller must change it. The caller holds mu.
+// whether the prefill engine kept the KV meanwhile. anyNewlyLost says that a pull may have lost its KV, and that the salt was not changed
+// for it before. Then the caller must change the salt. The caller holds mu.
 func (l *Liveness) reportGap(from, to int64) (anyNewlyLost bool) {
 	for _, p := range l.pendingPulls {
 		p.hold.RecordGap(l.fromNanos(from), l.fromNanos(to))
@@ -90,7 +90,7 @@ func (l *Liveness) reportGap(from, to int64) (anyNewlyLost bool) {
 	return anyNewlyLost
 }
 
-// markOlderSaltsLost counts the KV as lost of each pending pull with an older salt than the current one. The salt changes when KV was lost,
+// markOlderSaltsLost marks the KV of each pending pull as lost whose salt is older than the current one. The salt changes when KV was lost,
 // and another prompt's KV may then be in the rank's prefix cache. A request with an older salt could use it. The caller holds mu.
 func (l *Liveness) markOlderSaltsLost() {
 	for _, p := range l.pendingPulls {
@@ -163,7 +163,7 @@ func (l *Liveness) AddPull(now time.Time, hold mooncake.Hold) *PendingPull {
 // the longest silence that the newest request allows; 0: signs do not renew its hold, so nothing changes. The requests to a rank usually
 // allow the same silence, so the newest one sets the length for all.
 func (l *Liveness) setMinReportedGap(maxSilence time.Duration) {
-	const smallPart = 16
+	const smallPart = 16 // a gap of less than 1/16 of maxSilence does not matter to a hold
 	if maxSilence > 0 {
 		l.minReportedGap.Store(int64(maxSilence / smallPart))
 	}

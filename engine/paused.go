@@ -189,8 +189,8 @@ func (s Status) LostRanks() error {
 }
 
 // recordRefusal records the reason with which an engine refused a request (see ParseRefusal), and makes run check the engine at once. If
-// the engine refuses all requests, it raises reportCount: a check that is under way then knows that its good result is out of date. If the
-// engine only lacks a rank, a good result stays right, because the other ranks get requests. The caller holds m.mu.
+// the engine refuses all requests, recordRefusal raises reportCount: a check that is under way then knows that its good result is out of
+// date. If the engine only lacks a rank, a good result stays right, because the other ranks get requests. The caller holds m.mu.
 func (w *watch) recordRefusal(why error) {
 	if w.in.Held != nil { // an operator has stopped requests to the engine, so the reason is known
 		return
@@ -215,8 +215,8 @@ func (w *watch) recordRefusal(why error) {
 	}
 }
 
-// recordLostRanks records that the engine has only so many ranks now, because it refused a request to a rank with a higher number. Ranks
-// with the number rankCount and higher numbers are lost. The caller holds m.mu.
+// recordLostRanks records that the engine has only rankCount ranks now, because it refused a request to another rank. Ranks with the number
+// rankCount and higher numbers are lost. The caller holds m.mu.
 func recordLostRanks(w *watch, rankCount int) {
 	r := &w.restrictions
 	// If the watch assumed another number, it may have put a lost rank back into service, so that the next request of a client tries it. This
@@ -459,7 +459,7 @@ func (w *watch) sendLostRankCanary(ctx context.Context) {
 	if !due {
 		return
 	}
-	limit := min(w.m.cfg.Canary, w.m.cfg.Timeout) // of a canary and of a health check
+	limit := min(w.m.cfg.Canary, w.m.cfg.Timeout) // the shorter of the limits of a canary and of a health check
 	bounded, stop := context.WithTimeout(ctx, limit)
 	computed, err := oneToken(bounded, w.m.cfg.Client, w.in.Canaries[index], ask)
 	stop()

@@ -40,7 +40,7 @@ type checkResult struct {
 	halt            error  // why the engine may get no new requests, by checkRestrictions; nil: it may get them
 	reforming       error  // state of a change of the number of ranks, by readScaling; nil: the number does not change
 	wasUp           bool   // the engine was up before the check
-	wasHalted       bool   // the engine got no new requests before the check
+	wasHalted       bool   // the engine was halted before the check (see Status.Halt)
 	rereadDue       bool   // an answer to a request showed before the check that the engine's list of models has changed
 	connectionBroke bool   // whether a caller's connection broke before the check
 	reportsBefore   uint64 // watch.reportCount before the check; a higher count now shows a report during the check
@@ -79,9 +79,8 @@ func (w *watch) check(ctx context.Context) {
 	}
 }
 
-// startCheck returns a result with what the watch has recorded before the check. The counts in it show later whether callers reported a
-// failure, or streams sent tokens, while the check went on. fresh says that the check must use a new connection: when the facts are due,
-// and when there is doubt that the engine still takes connections, which an idle one could hide.
+// startCheck returns a result with what the watch has recorded before the check. fresh says that the check must use a new connection:
+// because the facts are due, or because the engine may take no connections any more, which an idle one would not show.
 func startCheck(w *watch) (result checkResult, fresh bool) {
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
@@ -94,9 +93,9 @@ func startCheck(w *watch) (result checkResult, fresh bool) {
 	return result, doubtful || time.Since(w.factsAt) >= w.m.cfg.FactsInterval
 }
 
-// readWhatIsDue reads the engine's facts if it has answered its health check and the facts are due. Otherwise it reads only the gauges,
-// early, if requests have waited there for half of the silence that they allow: the gauges may show that the core still works. began is
-// when the health check began.
+// readWhatIsDue reads the engine's facts if the engine has answered its health check well and the facts are due. Otherwise it may read only
+// the gauges, early, because they may show that the core still works: if the engine takes connections, and a rank has been silent for more
+// than half of the time that a waiting request allows. began is when the health check began.
 func (result checkResult) readWhatIsDue(ctx context.Context, w *watch, began time.Time) {
 	modelsUnknown := w.facts.modelsErr != nil && len(w.facts.models) == 0
 	getsNoRequests := !result.wasUp || modelsUnknown || result.wasHalted // the engine gets no requests until its facts are read

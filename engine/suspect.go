@@ -252,9 +252,10 @@ func (w *watch) checkByCanaries(ctx context.Context) {
 	}
 }
 
-// applyCanary updates the suspicion by the result of a canary, and publishes it. A failed canary takes the engine out of service. Every
-// other outcome brings it back: the canary passed, or streams sent tokens while it waited (canaryVouched), or it was not sent, because then
-// no canary would ever bring the engine back. The caller holds m.mu.
+// applyCanary updates the suspicion by the result of a canary, and publishes it. A refusal, or a fault of the proxy itself, says nothing
+// about the suspicion. Otherwise, a failed canary takes the engine out of service, and every other outcome brings it back: the canary
+// passed, or streams sent tokens while it waited (canaryVouched), or it was not sent, because then no canary would ever bring the engine
+// back. The caller holds m.mu.
 func applyCanary(w *watch, outcome string, err error) {
 	s := &w.suspect
 	if IsRefusal(err) { // the engine or a rank refuses requests, which does not mean that it is broken
