@@ -76,9 +76,8 @@ func prefillSettingsOf(g *Gateway, old, next *reload.Settings) prefill.Config {
 	return settings
 }
 
-// dispatchSettingsOf returns the settings that a reload gives to the dispatcher, with a predictor fitted to fit; nil: the predictor learns
-// only from requests. If the file has the same policy as before, the settings have an empty one, with which the dispatcher keeps the policy
-// in force.
+// dispatchSettingsOf returns the settings that a reload gives to the dispatcher. Its predictor starts from fit; nil: from nothing. If the
+// file has the same policy as before, the settings have an empty one, with which the dispatcher keeps the policy in force.
 func dispatchSettingsOf(old, next *reload.Settings, fit *predictor.Fit) board.Settings {
 	d := &next.Dispatch
 	settings := board.Settings{Policy: d.Policy, Window: d.Window, TickLimit: d.TickLimit, TTL: next.PoolTTL(), StepModel: d.StepModel,

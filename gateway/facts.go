@@ -200,9 +200,8 @@ func (g observer) modelFacts(m *board.ModelStatus, ttl float64) detect.Model {
 	return out
 }
 
-// groupFacts returns the facts about a group: its loads, its steps, and those of the model's ranks that are in the group. Only of a group
-// whose ranks step together and do not prefill, it also has the engines' gauges, because only there package detect compares the ranks by
-// them.
+// groupFacts returns the facts about a group: its loads, its steps, and those of the model's ranks that are in the group. The engines'
+// gauges are among them only if the ranks step together and do not prefill, because package detect compares only such ranks by them.
 func (g observer) groupFacts(from *board.GroupStatus, ranks []board.WorkerStatus) detect.Group {
 	group := detect.Group{GroupLoads: from.GroupLoads, GroupReports: from.GroupReports, Held: from.Held}
 	if step := from.Step; step != nil {

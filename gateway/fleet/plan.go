@@ -79,7 +79,7 @@ func (f *Fleet) ReloadTrust(hasChanged func(file string) bool) (changed bool, er
 		}
 		p.Set = append(p.Set, rebuilt)
 	}
-	f.Apply(p) // without rebuilt engines, it changes nothing
+	f.Apply(p) // if no engine could be built again, all engines stay as they are
 	everyFailed := len(p.Set) == 0 && err != nil
 	return !everyFailed, err
 }

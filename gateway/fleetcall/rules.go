@@ -238,7 +238,7 @@ func (p *checkedCall) endsPause(answers []Answer, before []roster.Pause) (ends b
 }
 
 // endsNewPause says whether the pause that this call has begun ends at once: it is new, and every engine refused it. If one engine is
-// paused, or may still be, those that step with it must get no requests. A pause that covered the whole group before the call is not new.
+// paused, or may be later, those that step with it must get no requests. A pause that covered the whole group before the call is not new.
 // What is left of earlier pauses, whose engines did not resume with their group, stays in force: unresumed has these engines.
 func (p *checkedCall) endsNewPause(answers []Answer, before []roster.Pause) (ends bool, unresumed []string) {
 	mayPause := func(a Answer) bool { return !a.didNotAct() } // now or later

@@ -50,11 +50,11 @@ func (s *siblings) ownerOrder(scope *Scope) []string {
 	return s.live.Order(scope.Name, s.set.configMembers, leaseMembers)
 }
 
-// updateClaims updates the live proxies. It then tells the claim of each group whether this proxy should ask the holder of its lease for
-// the group now (isHome), at which place of the group's order it is, and whether it could serve the group: it is not shutting down, and
-// enough engines of the group answer. The order leaves out proxies that may not own the group, by ha.members of this proxy (configMembers)
-// or by the list in the lease (leaseMembers). An empty list excludes none. The holder does not change the place: a proxy only asks it
-// sooner if it is gone, or about to leave.
+// updateClaims updates the live proxies. It then tells the claim of each group whether this proxy should own the group now, and so asks the
+// holder of the lease for it (isHome), at which place of the group's order it is, and whether it could serve the group: it is not shutting
+// down, and enough engines of the group answer. The order leaves out proxies that may not own the group, by ha.members of this proxy
+// (configMembers) or by the list in the lease (leaseMembers). An empty list excludes none. The holder matters only to isHome: if it is gone
+// or about to leave, a proxy that has just started becomes the home sooner.
 func (s *siblings) updateClaims(all map[string]*Scope, engines map[string]EngineCounts, now time.Time) {
 	isShuttingDown := s.updateMembers(now)
 	for name, scope := range all {

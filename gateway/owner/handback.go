@@ -114,8 +114,8 @@ func (s *Set) askBack(ctx context.Context, scope *Scope, holder string, epoch in
 }
 
 // Promise promises an owner that this proxy does not take over its group for a while. The owner asks for this when it cannot reach the
-// store of leases: it asks all members for their vote, and a promise is a vote for the owner. If Promise returns an error, there is no
-// promise. sender is the peer that asks.
+// store of leases: it asks all other members for their vote, and a promise is a vote for the owner. If Promise returns an error, there is
+// no promise. sender is the peer that asks.
 func (s *Set) Promise(sender string, ask geo.Vote) error {
 	group, askingProxy := s.Scope(ask.Group), lease.Dispatcher(ask.Holder) // ask.Holder also names the proxy's process
 	switch {

@@ -170,9 +170,9 @@ func (s *Set) recordOwnership(scope *Scope, epoch int64, now time.Time) (sinceOt
 	return sinceOtherOwner
 }
 
-// recordTakeover records that this proxy owns a scope from now on with a new epoch, and counts this in the metrics. After a takeover,
-// requests of the owner before may still run for KVHoldTimeout, because until then engines may still fetch KV by its hand-offs.
-// sinceOtherOwner is the time since the last sign of life of another owner; 0: there was none. The caller holds the scope's mu.
+// recordTakeover records a takeover of a scope (see recordOwnership), and counts it in the metrics. After a takeover, requests of the owner
+// before may still run for KVHoldTimeout, because until then engines may still fetch KV by its hand-offs. sinceOtherOwner is the time since
+// the last sign of life of another owner; 0: there was none. The caller holds the scope's mu.
 func (s *Set) recordTakeover(scope *Scope, epoch int64, now time.Time) (sinceOtherOwner time.Duration) {
 	scope.lastOwnedEpoch, scope.epochBegan = epoch, now
 	if scope.othersMayRunFor != withoutEnd { // withoutEnd, for a static order, stays

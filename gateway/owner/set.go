@@ -199,7 +199,7 @@ func (s *Set) UnreadyReason(now time.Time) string {
 	switch {
 	case !s.Has(Groups):
 		return ""
-	case !s.ownersKnown.Load(): // since the start of this proxy, it has not known any owner, so a new request could only wait
+	case !s.ownersKnown.Load(): // this proxy has known no owner since its start, so a new request could only wait
 		return "no proxy owns a decode group yet"
 	}
 	all := *s.all.Load()
