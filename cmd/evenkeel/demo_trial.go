@@ -53,8 +53,8 @@ func (a audit) hasErrors() bool {
 
 // runTrials runs one policy after another by calling try. A policy starts when all requests of the previous policy have been sent, so the
 // last answers of the previous policy come while the next one fills its slots. This overlap changes no result, because neither of these
-// periods is measured. After the end of ctx, no further policy starts. The error of a policy is looked at once the next policy has sent its
-// requests, so after a failure at most that next policy still runs.
+// periods is measured. After the end of ctx, no further policy starts. After a failure, at most the next policy still runs, because a
+// policy's error is looked at only when the next one has sent its requests.
 func (c *demoCmd) runTrials(ctx context.Context, policies []demoPolicy,
 	try func(p demoPolicy, title string, sent func()) (*trial, error)) ([]*trial, error) {
 	trials, errs := make([]*trial, len(policies)), make([]error, len(policies))

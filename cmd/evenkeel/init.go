@@ -65,7 +65,9 @@ func (c *initCmd) Run(std streams) error {
 		}
 	}
 	if len(c.Probe) > 0 {
-		if err := askEngines(std.err, entries, cfg.Profiles[config.DefaultProfile].APIKeyEnv); err != nil {
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+		defer stop() // at the end of Run, so that a signal does not cut off the file while it is written
+		if err := askEngines(ctx, std.err, entries, cfg.Profiles[config.DefaultProfile].APIKeyEnv); err != nil {
 			return err
 		}
 	}
@@ -92,10 +94,8 @@ func (c *initCmd) Run(std streams) error {
 }
 
 // askEngines asks the engines for their roles and settings, and completes the entries by their answers. keyEnv is the environment variable
-// with the engines' API key. It fails only if the user interrupts it: an engine that does not answer is marked as dead in its entry.
-func askEngines(messages io.Writer, entries []draft.Entry, keyEnv string) error {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
+// with the engines' API key. It fails only if ctx ends, by a signal: an engine that does not answer is marked as dead in its entry.
+func askEngines(ctx context.Context, messages io.Writer, entries []draft.Entry, keyEnv string) error {
 	fmt.Fprintf(messages, "asking %d engines\n", len(entries))
 	draft.Ask(ctx, entries, keyEnv)
 	if ctx.Err() != nil {

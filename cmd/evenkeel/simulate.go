@@ -71,7 +71,7 @@ type simulateCmd struct {
 // up the law: how long the steps of a known deployment take. The law sets the number of ranks, and the slots unless the user has given
 // --slots.
 func (c *simulateCmd) Run(std streams, k *kong.Context) error {
-	if err := c.refuseUselessFlags(k); err != nil { // flags that the tier does not use
+	if err := c.refuseUselessFlags(k); err != nil { // flags that would have no effect
 		return err
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
