@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -373,4 +374,19 @@ func TestAReportOfNoTwoRunsHasNoAnimation(t *testing.T) {
 	require.NoError(t, err)
 	require.FileExists(t, filepath.Join(dir, "report.html"))
 	require.NoFileExists(t, filepath.Join(dir, "waterline.svg"))
+}
+
+func TestAfterAPolicyThatFailsEarlyNoneStarts(t *testing.T) {
+	var tried []string
+	_, err := new(demoCmd).runTrials(t.Context(), []demoPolicy{{name: "a"}, {name: "b"}, {name: "c"}},
+		func(p demoPolicy, _ string, sent func()) (*trial, error) {
+			tried = append(tried, p.name)
+			if p.name == "b" {
+				return nil, errors.New("its engines did not come up")
+			}
+			sent()
+			return &trial{}, nil
+		})
+	require.EqualError(t, err, "policy b: its engines did not come up")
+	require.Equal(t, []string{"a", "b"}, tried)
 }

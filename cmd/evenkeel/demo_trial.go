@@ -53,8 +53,8 @@ func (a audit) hasErrors() bool {
 
 // runTrials runs one policy after another by calling try. A policy starts when all requests of the previous policy have been sent, so the
 // last answers of the previous policy come while the next one fills its slots. This overlap changes no result, because neither of these
-// periods is measured. After the end of ctx, no further policy starts. After a failure, at most the next policy still runs, because a
-// policy's error is looked at only when the next one has sent its requests.
+// periods is measured. After the end of ctx, no further policy starts. After a failure, at most the next policy still runs: the one that
+// had started because all requests of the failed policy had been sent.
 func (c *demoCmd) runTrials(ctx context.Context, policies []demoPolicy,
 	try func(p demoPolicy, title string, sent func()) (*trial, error)) ([]*trial, error) {
 	trials, errs := make([]*trial, len(policies)), make([]error, len(policies))
@@ -67,16 +67,18 @@ func (c *demoCmd) runTrials(ctx context.Context, policies []demoPolicy,
 				errs[i] = fmt.Errorf("policy %s: %w", p.name, errs[i])
 			}
 		}()
+		failedEarly := false
 		select {
 		case <-sent:
 		case <-ended: // a policy that fails early may never call sent
+			failedEarly = errs[i] != nil
 		}
 		if previousEnded != nil {
 			<-previousEnded // at most two policies run at the same time
 		}
 		previousEnded = ended
 		previousFailed := i > 0 && errs[i-1] != nil // errs[i] is not read here, because policy i may still run
-		if ctx.Err() != nil || previousFailed {
+		if ctx.Err() != nil || previousFailed || failedEarly {
 			break
 		}
 	}
