@@ -57,7 +57,7 @@ func (c *surveyCmd) Run(std streams) error {
 	case c.For < 10*c.Every:
 		return usageError{fmt.Errorf("--for %v is too short for --every %v; take ten times that or more", c.For, c.Every)}
 	case c.Slots < 0 || c.Slots > survey.MostSlots || c.Budget < 0: // 0 passes, because it stands for a flag that was not given
-		return usageError{fmt.Errorf("--slots is a number up to %d, and --token-budget one above 0", survey.MostSlots)}
+		return usageError{fmt.Errorf("--slots is a number up to %d, and --token-budget cannot be below 0", survey.MostSlots)}
 	}
 	if c.Trial {
 		return c.runTrial(std)
