@@ -12,7 +12,7 @@ type lookahead struct {
 	discounts      []float64 // by step h from 0 to the horizon: gamma^h, the weight of the step in a score
 	discountsGamma float64   // gamma from which the discounts were computed
 	discountSum    float64
-	margins        []int64 // reused by greedy.setScore: margins of one rank
+	marginsBuffer  []int64 // memory that greedy.setScore reuses for the margins of one rank
 }
 
 // requirements returns which optional parts of a snapshot the policy reads. BR-0, which has no lookahead, scores only the present step, and
@@ -30,8 +30,9 @@ func (p *greedy) requirements(meanOutput float64) Requirements {
 	return n
 }
 
-// resolve computes the horizon and the discounts of the round; if they are auto, from the mean output. It computes the discounts anew only
-// if the horizon or gamma has changed since the last round.
+// resolve prepares a round: it returns the horizon, and computes the discounts, the weights of the steps in a score. Where the settings
+// horizon and gamma (the factor from one step's weight to the next) are auto, it computes them from the mean output. If neither differs
+// from the last round, the discounts stay, and marginsBuffer has the right length already.
 func (a *lookahead) resolve(meanOutput float64) (horizon int) {
 	horizon = horizonFor(a.horizon, meanOutput)
 	gamma := gammaFor(a.gamma, meanOutput)
@@ -44,7 +45,7 @@ func (a *lookahead) resolve(meanOutput float64) (horizon int) {
 			power *= gamma
 		}
 		a.discountSum = sum
-		a.margins = sized(a.margins, horizon+1)
+		a.marginsBuffer = sized(a.marginsBuffer, horizon+1) // a margin for each step, as discounts
 	}
 	return horizon
 }

@@ -36,7 +36,7 @@ func (p *bestFit) Decide(s *Snapshot, dst []Assignment) []Assignment {
 		g := p.choose(int64(e.Prompt))
 		if g == none {
 			if isOverdue(s, e) { // keep a rank for it, or small requests would fill every gap for ever
-				p.ranks.reserve(s, i)
+				p.ranks.reserveOnce(s, i)
 			}
 			continue
 		}

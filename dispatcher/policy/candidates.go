@@ -24,14 +24,15 @@ type candidate struct {
 	waitCredit int64 // how much its wait lowers the cost of placing it, in units of 2^-fixedBits tokens
 }
 
-// reset empties the list for a new round. growth becomes expectedGrowth. ageWeight is how many KV tokens each step of waiting takes off the
-// cost of placing an entry. With stepMs 0 (unknown), waits do not count.
-func (k *candidates) reset(s *Snapshot, growth int64, ageWeight, stepMs float64) {
+// reset empties the list for a new round. expectedGrowth is how many KV tokens each request counts for in addition to its prompt. ageWeight
+// is how many KV tokens each step of waiting takes off the cost of placing an entry. stepMs is the mean time of a step in ms; if it is 0
+// (unknown), waits do not count.
+func (k *candidates) reset(s *Snapshot, expectedGrowth int64, ageWeight, stepMs float64) {
 	k.all = k.all[:0]
 	k.overdueCount, k.nextInPool = 0, 0
 	k.taken = sized(k.taken, len(s.Pool))
 	clear(k.taken)
-	k.expectedGrowth, k.tokensPerWaitMs = growth, 0
+	k.expectedGrowth, k.tokensPerWaitMs = expectedGrowth, 0
 	if stepMs > 0 {
 		k.tokensPerWaitMs = ageWeight / stepMs
 	}
@@ -66,11 +67,13 @@ func (k *candidates) chooseEntries(s *Snapshot, overdue []wait, r *ranks, wanted
 }
 
 // addFromPool adds the oldest entry that is no candidate yet and is no larger than room (in tokens). It returns the index of the new
-// candidate, or none if there is no such entry. The new candidate does not count as overdue.
+// candidate, or none if there is no such entry. The new candidate does not count as overdue. The search begins at nextInPool, because
+// chooseEntries has looked at all entries before it. An entry that is skipped here may fit another rank, so nextInPool does not move.
 func (k *candidates) addFromPool(s *Snapshot, room int64) int {
 	for i := k.nextInPool; i < len(s.Pool); i++ {
 		if !k.taken[i] && int64(s.Pool[i].Prompt) <= room {
-			k.add(s, i, false)
+			const isOverdue = false
+			k.add(s, i, isOverdue)
 			return len(k.all) - 1
 		}
 	}
@@ -85,7 +88,7 @@ func (k *candidates) loadOn(l *loads, candidate int32, g int) int64 {
 // largestRoom returns the largest KV room, in tokens, of the ranks with a free slot; MinInt64: no rank has a free slot.
 func (r *ranks) largestRoom() int64 {
 	largest := int64(math.MinInt64)
-	for _, g := range r.withSlots {
+	for _, g := range r.hadSlots {
 		if r.free[g] > 0 {
 			largest = max(largest, r.room[g])
 		}

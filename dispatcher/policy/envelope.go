@@ -15,19 +15,20 @@ type envelope struct {
 	peaks      []int64 // largest load at step h; E(h) in the paper
 	heldTokens []int64 // by rank: KV tokens that it holds now, not scaled by cost
 
-	// leastMargin is the smallest margin of each rank over all steps when it was last measured, and leastMarginAt the step of that margin;
+	// leastMargin is the smallest margin of each rank over all steps when it was last measured, and leastMarginStep the step of that margin;
 	// notComputed: it must be measured anew. See minMargin.
-	leastMargin   []int64
-	leastMarginAt []int32
+	leastMargin     []int64
+	leastMarginStep []int32
 }
 
-// build computes what each rank holds now (heldTokens), its projected load at each step from now to the horizon, and the largest load of
-// any rank at each step (peaks). With horizon 0, only the present step counts. minMargin measures the margins later, when it is asked.
+// build computes, for each rank, the KV tokens that it holds now (heldTokens) and its projected load at each step from now to the horizon,
+// and the largest load of any rank at each step (peaks). With horizon 0, only the present step counts. A margin is a peak less the load of
+// a rank; build marks the margins as not computed, and minMargin computes them when it is asked.
 func (e *envelope) build(s *Snapshot, horizon int) {
 	n := len(s.Workers)
 	e.steps = horizon + 1
 	e.load, e.peaks = sized(e.load, n*e.steps), sized(e.peaks, e.steps)
-	e.leastMargin, e.leastMarginAt, e.heldTokens = sized(e.leastMargin, n), sized(e.leastMarginAt, n), sized(e.heldTokens, n)
+	e.leastMargin, e.leastMarginStep, e.heldTokens = sized(e.leastMargin, n), sized(e.leastMarginStep, n), sized(e.heldTokens, n)
 	clear(e.peaks)
 	for g := range s.Workers {
 		w := &s.Workers[g]
@@ -44,12 +45,12 @@ func (e *envelope) build(s *Snapshot, horizon int) {
 				}
 			}
 		}
-		scale(loads, w.Cost)
+		scale(loads, w.Cost) // loads stand for step time; heldTokens stands for memory, so it is not scaled
 		peaks := e.peaks[:len(loads)]
 		for h, load := range loads {
 			peaks[h] = max(peaks[h], load)
 		}
-		e.leastMarginAt[g] = notComputed
+		e.leastMarginStep[g] = notComputed
 	}
 }
 
@@ -69,7 +70,7 @@ func (e *envelope) loadsOf(g int) []int64 { return e.load[g*e.steps:][:e.steps] 
 // minMargin returns the smallest margin of rank g over all steps. While requests are placed on other ranks, peaks and thereby margins can
 // only rise. So if the margin at the step where it was smallest has not changed, it still is the smallest.
 func (e *envelope) minMargin(g int) int64 {
-	if at := int(e.leastMarginAt[g]); at != notComputed && e.peaks[at]-e.load[g*e.steps+at] == e.leastMargin[g] {
+	if at := int(e.leastMarginStep[g]); at != notComputed && e.peaks[at]-e.load[g*e.steps+at] == e.leastMargin[g] {
 		return e.leastMargin[g]
 	}
 	return e.measureMargin(g)
@@ -84,7 +85,7 @@ func (e *envelope) measureMargin(g int) int64 {
 			least, at = margin, h
 		}
 	}
-	e.leastMargin[g], e.leastMarginAt[g] = least, int32(at)
+	e.leastMargin[g], e.leastMarginStep[g] = least, int32(at)
 	return least
 }
 
@@ -109,7 +110,7 @@ func (e *envelope) addLoad(g int, size int64) {
 		loads[h] = load
 		peaks[h] = max(peaks[h], load)
 	}
-	e.leastMarginAt[g] = notComputed // the margins of rank g may have become smaller, so minMargin must measure them anew
+	e.leastMarginStep[g] = notComputed // the margins of rank g may have become smaller, so minMargin must measure them anew
 }
 
 // KVTokens returns the KV tokens that the worker holds: Others, and those of all its requests, even of requests that do not decode yet.

@@ -1,7 +1,5 @@
 package policy
 
-import "math"
-
 // evenkeel is the default policy. It places all entries of a round together, so as to minimize the cost: the sum over the ranks of the KV
 // tokens by which each rank is below the fullest rank. In each step, these ranks wait for the fullest one.
 type evenkeel struct {
@@ -39,7 +37,7 @@ func (p *evenkeel) MaxAgeMs() float32 { return float32(p.set.maxAgeMs) }
 // requirements returns which optional parts of a snapshot the policy reads. It reads prefix hits only if the setting near allows it to move
 // entries for them. The mean output, its parameter, changes nothing.
 func (p *evenkeel) requirements(float64) Requirements {
-	return Requirements{MeanOutput: true, Hits: p.set.prefixAffinity > 0}
+	return Requirements{MeanOutput: true, Hits: p.set.nearShare > 0}
 }
 
 // limits returns which slots and how much KV room the policy may fill, the rank that its last round reserved, and the entries that it held
@@ -58,7 +56,7 @@ func (p *evenkeel) limits() limits {
 func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	p.gather.reset()
 	p.heldBack.reset()
-	if !p.beginRound(s) {
+	if !p.beginRound(s) { // no slot is free, or no entry waits
 		return dst
 	}
 	if s.Aggregated { // ranks that also prefill have their own algorithm
@@ -67,8 +65,7 @@ func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	// If the KV room will be full before the slots are, present loads do not show which rank will then be the slowest. Therefore
 	// entries are placed by the loads that full ranks will have, without a search.
 	if meanPrompt, scarce := p.roomIsScarce(s); scarce {
-		const withRowTokens = true // placeByRoom does not look for the rank with most requests, so each request counts for RowTokens
-		p.loads.build(s, p.requestTokens(s, withRowTokens))
+		p.loads.build(s, requestTokensWithRow(p, s)) // placeByRoom does not know which rank will have most requests
 		p.placeByRoom(s, meanPrompt)
 		return p.appendAssignments(s, dst)
 	}
@@ -90,24 +87,31 @@ func (p *evenkeel) beginRound(s *Snapshot) bool {
 	if !anySlot || len(s.Pool) == 0 { // there is nothing to decide
 		return false
 	}
-	withRowTokens := s.Aggregated // arrange counts RowTokens for the rank with most requests, but it does not run on ranks that prefill
-	p.loads.build(s, p.requestTokens(s, withRowTokens))
+	requestTokens := p.requestTokens(s) // without RowTokens, which arrange adds later for the rank with most requests
+	if s.Aggregated {                   // arrange does not run for ranks that also prefill
+		requestTokens = requestTokensWithRow(p, s)
+	}
+	p.loads.build(s, requestTokens)
 	p.ranks.load(s, p.loads.heldTokens, p.set.watermark, noExtraSlots)
 	return true
 }
 
 // requestTokens returns how many KV tokens each request counts for in a load, in addition to those that it holds, because a request itself
-// makes a step longer; 0 if the setting requests is off. RowTokens is what one more request on the rank with most requests costs. arrange
-// counts it for this rank alone. A round without arrange does not know this rank, so it lets every request count for RowTokens
-// (withRowTokens).
-func (p *evenkeel) requestTokens(s *Snapshot, withRowTokens bool) int64 {
-	switch {
-	case !p.set.countRequests:
+// makes a step longer; 0 if the setting requests is off.
+func (p *evenkeel) requestTokens(s *Snapshot) int64 {
+	if !p.set.countRequests {
 		return 0
-	case withRowTokens:
-		return s.RequestTokens + s.RowTokens
 	}
 	return s.RequestTokens
+}
+
+// requestTokensWithRow returns requestTokens plus RowTokens, the cost of one more request on the rank with most requests; 0 if the setting
+// requests is off. It is for rounds that cannot tell which rank will have most requests, so that RowTokens counts on every rank.
+func requestTokensWithRow(p *evenkeel, s *Snapshot) int64 {
+	if !p.set.countRequests {
+		return 0
+	}
+	return s.RequestTokens + s.RowTokens
 }
 
 // budget returns how many changes of placements the search may try in this round: the setting, or Snapshot.Budget if that is set (above 0)
@@ -137,25 +141,26 @@ func (p *evenkeel) placeOn(candidate int32, g int) {
 	c.placed = true
 }
 
-// appendAssignments appends the placements to dst as assignments. The score of an assignment is the number of KV tokens by which the
-// placement lowers the cost (see Cost): its load, less the number of ranks times the rise of the largest load. The load brings its rank
-// closer to the fullest rank, but each rise of the largest load leaves every rank farther below it. The load in the score is that on a rank
-// of cost 1: with the load on its own rank, an entry would score higher the slower this rank is.
+// appendAssignments appends the placements to dst as assignments. The score of an assignment is by how many KV tokens it lowers the cost
+// (see tokensSaved), given all other placements.
 func (p *evenkeel) appendAssignments(s *Snapshot, dst []Assignment) []Assignment {
-	rankCount := int64(len(s.Workers))
 	for _, placed := range p.placed {
 		c := &p.candidates.all[placed.candidate]
-		g := int(placed.rank)
-		loadWithout := p.loads.load[g] - p.candidates.loadOn(&p.loads, placed.candidate, g) // loadOn: scaled by the rank's cost
-		peakWithout := max(p.loads.without(g).largest, loadWithout)
 		stage := stageSubset
 		if c.overdue {
 			stage = stageGuard
 		}
-		saved := c.load - rankCount*(p.loads.peak()-peakWithout) // in units of 2^-fixedBits tokens
 		dst = append(dst, Assignment{
-			Entry: s.Pool[c.entry].ID, Worker: s.Workers[g].ID, Stage: stage, Score: math.Ldexp(float64(saved), -fixedBits),
+			Entry: s.Pool[c.entry].ID, Worker: s.Workers[placed.rank].ID, Stage: stage,
+			Score: p.loads.tokensSaved(c.load, p.loads.peak(), peakWithout(p, placed)),
 		})
 	}
 	return dst
+}
+
+// peakWithout returns the largest load that a rank would have without this placement.
+func peakWithout(p *evenkeel, placed placement) int64 {
+	g := int(placed.rank)
+	loadWithout := p.loads.load[g] - p.candidates.loadOn(&p.loads, placed.candidate, g)
+	return max(p.loads.without(g).largest, loadWithout)
 }

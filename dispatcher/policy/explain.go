@@ -116,7 +116,7 @@ func (l limits) reasonFor(s *Snapshot, after map[int32]rankLoad, entry int) stri
 			return fmt.Sprintf("held back: each step would become %.3g ms longer", addsMs)
 		}
 	}
-	remaining := l.afterRound(s, after, tokens)
+	remaining := l.leftoverFor(s, after, tokens)
 	switch {
 	case !remaining.anyUp:
 		return "no rank is up"
@@ -124,30 +124,32 @@ func (l limits) reasonFor(s *Snapshot, after map[int32]rankLoad, entry int) stri
 		return fmt.Sprintf("larger than the KV budget of every rank: %d tokens", tokens)
 	case entry == l.reservedFor:
 		return fmt.Sprintf("overdue, but fits no rank with a free slot; worker %d is reserved for it", s.Workers[l.reserved].ID)
-	case !remaining.slotBefore: // all slots were taken before the round
+	case !remaining.anySlotBefore: // all slots were taken before the round
 		return "no free slot"
 	case remaining.fitsReserved: // without the reservation, the entry could have been placed
 		return fmt.Sprintf("worker %d is reserved for an overdue entry, %d", s.Workers[l.reserved].ID, s.Pool[l.reservedFor].ID)
-	case !remaining.slotLeftOnOthers: // at most the reserved rank has one, and the entry has no room there
+	case !remaining.anySlotAfter: // at most the reserved rank has one, and the entry has no room there
 		return "no free slot left"
 	default:
 		return fmt.Sprintf("fits no rank's room: %d tokens, the largest room beside a free slot is %d", tokens, remaining.largestRoom)
 	}
 }
 
-// leftover is what a round has left for one entry on the ranks that are up. A rank that may get extraSlots counts as having free slots.
+// leftover is what reasonFor must know to say why an entry was not placed: what the ranks that are up had for it before the round (Before)
+// and have after it (After). A rank without a free slot counts as having one if it may get extraSlots, which its engine queues.
 type leftover struct {
-	anyUp            bool  // at least one rank is up
-	fitsIdleRank     bool  // the entry would fit the KV budget of some rank if that rank were idle
-	slotBefore       bool  // some rank had a slot before the round
-	slotLeftOnOthers bool  // some rank that is not reserved has a slot after the round
-	largestRoom      int64 // largest KV room, in tokens, of the ranks that are not reserved and have a slot
-	fitsReserved     bool  // the reserved rank has a slot and room for the entry, but is kept free for another entry
+	anyUp         bool  // at least one rank is up
+	fitsIdleRank  bool  // the entry would fit the KV budget of some rank if that rank were idle
+	anySlotBefore bool  // some rank had a slot before the round
+	anySlotAfter  bool  // some rank that is not reserved has a slot after the round
+	largestRoom   int64 // largest KV room, in tokens, of the ranks that are not reserved and have a slot
+	fitsReserved  bool  // the reserved rank has a slot and room for the entry, but is kept free for another entry
 }
 
-// afterRound returns what the round has left for an entry of so many tokens. The reserved rank counts only in fitsReserved, because it is
-// kept free for another entry.
-func (l limits) afterRound(s *Snapshot, after map[int32]rankLoad, tokens int64) leftover {
+// leftoverFor returns what the round has left for an entry of so many tokens, so that reasonFor can say why it was not placed. extraSlots
+// is how many entries a rank may get beyond its free slots. The reserved rank counts only in fitsReserved, because it is kept free for
+// another entry.
+func (l limits) leftoverFor(s *Snapshot, after map[int32]rankLoad, tokens int64) leftover {
 	remaining := leftover{largestRoom: math.MinInt64}
 	for g := range s.Workers {
 		w := &s.Workers[g]
@@ -157,20 +159,20 @@ func (l limits) afterRound(s *Snapshot, after map[int32]rankLoad, tokens int64) 
 		remaining.anyUp = true
 		budget := KVBudget(w.Capacity, l.watermark)
 		remaining.fitsIdleRank = remaining.fitsIdleRank || tokens <= budget
-		remaining.slotBefore = remaining.slotBefore || w.Free+l.extraSlots > 0
-		r := after[w.ID]
-		if r.free+l.extraSlots <= 0 { // room on a rank without a slot is of no use
+		remaining.anySlotBefore = remaining.anySlotBefore || w.Free+l.extraSlots > 0
+		rankAfter := after[w.ID]
+		if rankAfter.free+l.extraSlots <= 0 { // room on a rank without a slot is of no use
 			continue
 		}
 		room := budget
 		if w.Capacity != 0 { // with capacity 0, the budget is unlimited
-			room -= r.held
+			room -= rankAfter.held
 		}
 		if g == l.reserved {
 			remaining.fitsReserved = tokens <= room
 			continue
 		}
-		remaining.slotLeftOnOthers = true
+		remaining.anySlotAfter = true
 		remaining.largestRoom = max(remaining.largestRoom, room)
 	}
 	return remaining

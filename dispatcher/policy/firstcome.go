@@ -34,10 +34,10 @@ type firstCome struct {
 
 	lastRank int32 // ID of the rank that got the last entry; the rules rr, and jsq in a tie, take the first suitable rank after it
 
-	ranks    ranks
-	envelope envelope // loads of the ranks: ruleJSQKV reads its heldTokens, and ruleLeastF its margins
-	requests []int32  // by rank: number of its requests
-	eligible []int32
+	ranks     ranks
+	rankLoads envelope // loads of the ranks: ruleJSQKV reads its heldTokens, and ruleLeastF its margins
+	requests  []int32  // by rank: number of its requests
+	eligible  []int32
 }
 
 // Resume copies into p the state with which the policy `from` would begin its next round. Both must have been built from the same spec.
@@ -72,16 +72,17 @@ func (p *firstCome) Decide(s *Snapshot, dst []Assignment) []Assignment {
 		if g == none {
 			// With engineQueues, an entry that does not fit is larger than any rank, so a reservation would not help.
 			if !p.engineQueues && isOverdue(s, e) {
-				p.ranks.reserve(s, i)
+				p.ranks.reserveOnce(s, i)
 			}
 			continue
 		}
 		if !p.engineQueues { // an engine's queue takes any number of entries
 			p.ranks.charge(g, tokens)
 		}
-		// The entry now counts in everything that a rule may compare. A rank's load is its tokens times its cost per token.
-		p.envelope.heldTokens[g] += tokens
-		p.envelope.addLoad(g, subset.Scaled(tokens, float64(s.Workers[g].Cost)))
+		// p.ranks has what is still free on a rank. rankLoads and requests have what the rules compare, and must count the entry for the
+		// next choice. heldTokens are KV tokens, and a load is KV tokens times the rank's cost per token.
+		p.rankLoads.heldTokens[g] += tokens
+		p.rankLoads.addLoad(g, subset.Scaled(tokens, float64(s.Workers[g].Cost)))
 		p.requests[g]++
 		p.lastRank = s.Workers[g].ID // rules by which ranks take turns go on after this rank
 		dst = append(dst, Assignment{Entry: e.ID, Worker: s.Workers[g].ID, Score: score, Stage: stageSingle})
@@ -89,15 +90,16 @@ func (p *firstCome) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	return dst
 }
 
-// beginRound computes what the ranks have before the round: their KV tokens and loads, their free slots and KV room, and how many requests
-// each of them runs.
+// beginRound computes what the ranks have before the round: their KV tokens and loads (rankLoads), the number of their requests, and their
+// free slots and KV room (ranks). Of the KV room, the share watermark stays empty, and a rank gets at most extraSlots more entries than it
+// has free slots.
 func (p *firstCome) beginRound(s *Snapshot) {
 	const horizon = 0 // only the present loads count
-	p.envelope.build(s, horizon)
+	p.rankLoads.build(s, horizon)
 	if p.engineQueues { // each rank takes any number of entries
 		p.ranks.loadForEngineQueues(s)
 	} else {
-		p.ranks.load(s, p.envelope.heldTokens, p.watermark, p.extraSlots)
+		p.ranks.load(s, p.rankLoads.heldTokens, p.watermark, p.extraSlots)
 	}
 	p.requests = sized(p.requests, len(s.Workers))
 	for g := range s.Workers {
@@ -105,8 +107,9 @@ func (p *firstCome) beginRound(s *Snapshot) {
 	}
 }
 
-// choose returns the rank for an entry (none: no rank) and the value by which the rule chose it, without the entry: the rank's number of
-// requests, its KV tokens, or the score F. The value is 0 if the rule compares nothing.
+// choose returns the rank for an entry of so many tokens (none: no rank), and the value by which the rule chose it. The value is the number
+// of requests or the KV tokens that the rank has without the entry, or the score F of the entry there. It is 0 if the rule compares
+// nothing.
 func (p *firstCome) choose(s *Snapshot, tokens int64) (int, float64) {
 	switch p.rule {
 	case ruleRandom:
@@ -122,8 +125,8 @@ func (p *firstCome) choose(s *Snapshot, tokens int64) (int, float64) {
 		return rankWithLeast(&p.ranks, p.requests, p.nextRank(s), tokens)
 	case ruleJSQKV: // in a tie, the rank with the lower index wins
 		const firstRank = 0
-		return rankWithLeast(&p.ranks, p.envelope.heldTokens, firstRank, tokens)
-	default:
+		return rankWithLeast(&p.ranks, p.rankLoads.heldTokens, firstRank, tokens)
+	default: // ruleLeastF: the largest F wins, by how many tokens the entry lowers the cost of the loads (see Cost)
 		return p.largestF(s, tokens)
 	}
 }
@@ -211,9 +214,9 @@ func (p *firstCome) largestF(s *Snapshot, tokens int64) (int, float64) {
 		if !p.ranks.fits(g, tokens) {
 			continue
 		}
-		margin := p.envelope.minMargin(g)
+		margin := p.rankLoads.minMargin(g)
 		f := subset.F0(subset.Scaled(tokens, float64(s.Workers[g].Cost)), margin, len(s.Workers))
-		if best == none || f > bestF || f == bestF && margin > p.envelope.minMargin(best) {
+		if best == none || f > bestF || f == bestF && margin > p.rankLoads.minMargin(best) {
 			best, bestF = g, f
 		}
 	}

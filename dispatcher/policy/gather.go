@@ -29,7 +29,9 @@ type HoldReport struct {
 	MaxHoldS float64  // longest time in seconds for which an entry is held; 0: no entry is ever held
 }
 
-// HoldReportOf returns what p reports of its last round. A policy that never holds entries back reports NextMs +Inf.
+// HoldReportOf returns what p reports of the entries that its last round held back: when to decide again (NextMs), which entries had a slot
+// for the first time, whether held entries were sent, and how long the others have been held. The board calls it after each round. A policy
+// that never holds entries back reports NextMs +Inf, and zeros.
 func HoldReportOf(p Policy) HoldReport {
 	e, ok := p.(*evenkeel)
 	if !ok { // no other policy holds entries back
@@ -57,17 +59,34 @@ func (r *gather) isHeld(entry int32) bool {
 	return slotWasFree && r.planner.Held() > 0
 }
 
-// decideAggregated decides a round for ranks that prefill and decode, with the planner of package rounds. The planner's times are in
-// seconds, and 0 is the time of the snapshot. The score of an assignment is the number of prompt tokens that its rank had yet to compute.
-// For HoldReport, decideAggregated notes when to decide again, and for which entries a slot was free for the first time (firstSendable).
+// decideAggregated decides a round for ranks that prefill and decode. The planner of package rounds chooses which entries are sent now, and
+// to which ranks; it holds the others back. The score of an assignment is the number of prompt tokens that its rank had yet to compute. For
+// HoldReport, decideAggregated also notes when to decide again, and which entries had a slot for the first time.
 func (p *evenkeel) decideAggregated(s *Snapshot, dst []Assignment) []Assignment {
 	r := &p.gather
 	p.fillGroup(s)
 	p.reserveForOverdue(s)
-	r.fillCandidates(s, int(p.ranks.openSlots+p.ranks.openSlots/2)) // 1.5 times the free slots, so that the planner can choose
-	const now = 0
+	openSlots := int(p.ranks.openSlots)
+	r.fillCandidates(s, openSlots+openSlots/2) // half as many again as there are free slots, so that the planner can choose
+	const now = 0                              // the planner's times are in s, from the time of the snapshot
 	picks, next := r.planner.Decide(now, &r.group, r.waiting, rounds.Rule{Patience: p.set.patience, MaxHold: p.set.maxHoldS})
 	r.nextDecisionMs = next * 1000
+	r.noteFirstSendable(s, now)
+	for _, pick := range picks {
+		e := &s.Pool[r.poolIndex[pick.Candidate]]
+		stage := stageSubset // the planner chose for several entries together
+		if r.waiting[pick.Candidate].Urgent {
+			stage = stageGuard // an urgent entry (express or overdue) was sent at once, whatever the others do
+		}
+		dst = append(dst, Assignment{Entry: e.ID, Worker: s.Workers[pick.Rank].ID, Score: float64(r.group.Ranks[pick.Rank].Backlog),
+			Stage: stage})
+	}
+	return dst
+}
+
+// noteFirstSendable adds to firstSendable the entries for which the planner has found a slot in this round, and no earlier round had. now
+// is the planner's time of the round.
+func (r *gather) noteFirstSendable(s *Snapshot, now float64) {
 	for i := range r.waiting {
 		at := r.poolIndex[i]
 		sendableBefore := s.Waits[at].HeldMs >= 0     // below 0: no slot was free for the entry in any round before
@@ -76,16 +95,6 @@ func (p *evenkeel) decideAggregated(s *Snapshot, dst []Assignment) []Assignment 
 			r.firstSendable = append(r.firstSendable, s.Pool[at].ID)
 		}
 	}
-	for _, pick := range picks {
-		e := &s.Pool[r.poolIndex[pick.Candidate]]
-		stage := stageSubset // the planner chooses for several entries together, but urgent ones do not wait for others
-		if r.waiting[pick.Candidate].Urgent {
-			stage = stageGuard
-		}
-		dst = append(dst, Assignment{Entry: e.ID, Worker: s.Workers[pick.Rank].ID, Score: float64(r.group.Ranks[pick.Rank].Backlog),
-			Stage: stage})
-	}
-	return dst
 }
 
 // reserveForOverdue reserves a rank for the first overdue entry that no rank has room for. It shows the planner no slots on this rank.
@@ -99,7 +108,7 @@ func (p *evenkeel) reserveForOverdue(s *Snapshot) {
 			fits = fits || rank.Slots > 0 && int64(s.Pool[i].Prompt) <= rank.Room
 		}
 		if !fits {
-			p.ranks.reserve(s, i)
+			p.ranks.reserveOnce(s, i)
 			if p.ranks.reserved != none { // none: no rank is up
 				p.gather.group.Ranks[p.ranks.reserved].Slots = 0
 			}

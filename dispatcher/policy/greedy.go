@@ -58,14 +58,15 @@ func (p *greedy) Decide(s *Snapshot, dst []Assignment) []Assignment {
 }
 
 // beginRound computes the envelope (the load that each rank will have at each step from now to the horizon), and the free slots and KV room
-// of the ranks. Then it puts the entries in line. It returns false if no slot is free or no entry waits.
+// of the ranks. Then it puts the entries in line. It returns false if no slot is free or no entry waits. Without a lookahead, the policy is
+// BR-0, which scores only the present step.
 func (p *greedy) beginRound(s *Snapshot) bool {
-	horizon := 0 // BR-0 looks only at the present step
+	horizon := 0 // only the present step
 	if p.lookahead != nil {
 		horizon = p.lookahead.resolve(s.MeanOutput)
 	}
 	p.envelope.build(s, horizon)
-	p.ranks.load(s, p.envelope.heldTokens, p.watermark, noExtraSlots)
+	p.ranks.load(s, p.envelope.heldTokens, p.watermark, noExtraSlots) // a rank gets no more entries than it has free slots
 	if p.ranks.openSlots == 0 || len(s.Pool) == 0 {
 		return false
 	}
@@ -98,7 +99,7 @@ func (p *greedy) placeSubsets(s *Snapshot, dst []Assignment) []Assignment {
 }
 
 // serveOverdue is stage 0: each entry that has waited too long, the longest wait first, gets the rank on which its score is best. An entry
-// that fits no rank leaves the line. The first such entry gets a reservation: one rank takes no more entries in this round, so that its KV
+// that fits no rank leaves the line. For the first such entry, reserveOnce closes one rank for the rest of the round, so that the rank's KV
 // room grows from round to round until the entry fits.
 func (p *greedy) serveOverdue(s *Snapshot, dst []Assignment) []Assignment {
 	p.overdueEntries = appendOverdue(s, p.overdueEntries[:0])
@@ -108,14 +109,14 @@ func (p *greedy) serveOverdue(s *Snapshot, dst []Assignment) []Assignment {
 		}
 		entry := int(w.entry)
 		tokens := int64(s.Pool[entry].Prompt)
-		position := p.line.pos[entry]
+		position := p.line.positionOf[entry]
 		rank, score := p.bestRankFor(s, tokens)
 		if rank == none { // the entry fits no rank, so the later stages need not look at it
 			p.line.remove(position)
-			p.ranks.reserve(s, entry)
+			p.ranks.reserveOnce(s, entry)
 			continue
 		}
-		dst = p.admit(s, dst, rank, position, score, stageGuard)
+		dst = p.admit(s, dst, rank, position, score, stageGuard) // the starvation guard has chosen the entry
 	}
 	return dst
 }
@@ -124,7 +125,7 @@ func (p *greedy) serveOverdue(s *Snapshot, dst []Assignment) []Assignment {
 // for it. In a tie, the rank with the larger margin wins: the rank that is farther below the fullest one.
 func (p *greedy) bestRankFor(s *Snapshot, tokens int64) (best int, bestF float64) {
 	best = none
-	for _, rank := range p.ranks.withSlots {
+	for _, rank := range p.ranks.hadSlots {
 		g := int(rank)
 		if !p.ranks.fits(g, tokens) {
 			continue
@@ -159,49 +160,62 @@ func (p *greedy) bestSingle(s *Snapshot, g int) (at int32, best float64, ok bool
 	// The prompts that fit the rank come first in sorted: fitting is their number, and beyondKnee the place of the first one beyond the knee.
 	fitting := sort.Search(len(p.line.sorted), func(place int) bool { return p.line.prompt(place) > room })
 	beyondKnee := sort.Search(fitting, func(place int) bool { return subset.Scaled(p.line.prompt(place), cost) > knee })
-	score := func(place int) float64 { return p.rankScore.F(subset.Scaled(p.line.prompt(place), cost)) }
 
 	// low and high are the places of the longest prompt up to the knee, and of the shortest prompt beyond it.
 	low, high := p.line.atOrBefore(beyondKnee-1), p.line.atOrAfter(beyondKnee)
 	if low >= 0 {
-		best, ok = score(low), true
+		best, ok = p.scoreAt(low, cost), true
 	}
 	if high < fitting {
-		if f := score(high); !ok || f > best {
+		if f := p.scoreAt(high, cost); !ok || f > best {
 			best, ok = f, true
 		}
 	}
 	if !ok { // no entry fits the rank
 		return 0, 0, false
 	}
-	// Several prompts near the knee may share the best score. Take the one that is earliest in line. Among prompts of equal length, only the
-	// earliest can win.
-	at = p.line.sentinel() // its position is higher than that of any entry, so the first entry that is found replaces it
-	for low >= 0 && p.rankScore.Equal(score(low), best) {
+	// Several prompts near the knee may share the best score. The one that is earliest in line wins.
+	return min(p.earliestUpToKnee(low, cost, best), p.earliestBeyondKnee(high, fitting, cost, best)), best, true
+}
+
+// scoreAt returns the score F of the prompt at this place on the rank for which rankScore is set. cost is the rank's cost per token.
+func (p *greedy) scoreAt(place int, cost float64) float64 {
+	return p.rankScore.F(subset.Scaled(p.line.prompt(place), cost))
+}
+
+// earliestUpToKnee returns the position of the entry that is earliest in line among those that have the best score and are at the place low
+// or below; the sentinel, which is higher than all positions, if no such entry has the best score. Prompts of equal length are sorted by
+// position, so of each length it looks only at the first that is still in line.
+func (p *greedy) earliestUpToKnee(low int, cost, best float64) int32 {
+	at := p.line.sentinel()
+	for low >= 0 && p.rankScore.Equal(p.scoreAt(low, cost), best) {
 		start := int(p.line.firstEqual[low]) // first place of this length; its entry may have left the line
 		at = min(at, p.line.position(p.line.atOrAfter(start)))
 		low = p.line.atOrBefore(start - 1) // the next shorter length
 	}
-	for high < fitting && p.rankScore.Equal(score(high), best) {
+	return at
+}
+
+// earliestBeyondKnee does the same for the places from high on that are below fitting. high must be the first place of its length that is
+// still in line.
+func (p *greedy) earliestBeyondKnee(high, fitting int, cost, best float64) int32 {
+	at := p.line.sentinel()
+	for high < fitting && p.rankScore.Equal(p.scoreAt(high, cost), best) {
 		at = min(at, p.line.position(high))
 		length := p.line.prompt(high)
 		equalCount := sort.Search(len(p.line.sorted)-high, func(i int) bool { return p.line.prompt(high+i) > length })
 		high = p.line.atOrAfter(high + equalCount) // the next longer length
 	}
-	return at, best, true
+	return at
 }
 
 // placeSubset is one step of stage 2: the next rank (see firstRank) takes the best subset of the first entries that fit it, at most window
-// of them. If no subset has a positive score, the rank takes the best single entry anyway, so that no slot stays empty while an entry fits.
+// of them. The score of a subset rises with its tokens up to the rank's margin (the tokens by which it is below the fullest rank). Tokens
+// beyond the margin lower the score, because all ranks wait for them. If no subset has a positive score, the rank takes the best single
+// entry anyway, so that no slot stays empty while an entry fits.
 func (p *greedy) placeSubset(s *Snapshot, dst []Assignment) []Assignment {
 	g := p.firstRank()
-	n := 0 // number of entries found so far that fit the rank
-	for pos := p.line.next[p.line.sentinel()]; pos != p.line.sentinel() && n < p.window; pos = p.line.next[pos] {
-		if tokens := int64(s.Pool[p.line.entry[pos]].Prompt); tokens <= p.ranks.room[g] {
-			p.candidates[n], p.tokens[n] = pos, tokens
-			n++
-		}
-	}
+	n := p.findCandidates(s, g)
 	if n == 0 { // no entry fits, so the rank gets none in this round
 		p.ranks.closeRank(g)
 		return dst
@@ -209,11 +223,11 @@ func (p *greedy) placeSubset(s *Snapshot, dst []Assignment) []Assignment {
 	p.setScore(s, g)
 	best, _ := p.solver.Best(&p.rankScore, subset.Problem{
 		Tokens: p.tokens[:n],
-		Cost:   float64(s.Workers[g].Cost),
+		Cost:   float64(s.Workers[g].Cost), // scores count tokens times the rank's cost per token
 		Cap:    int(p.ranks.free[g]),
 		Limit:  p.ranks.room[g],
 	})
-	if !p.rankScore.Better(best.Score, 0) {
+	if isPositive := p.rankScore.Better(best.Score, 0); !isPositive {
 		best = p.bestOne(s, g, n)
 	}
 	for i := range n {
@@ -222,6 +236,18 @@ func (p *greedy) placeSubset(s *Snapshot, dst []Assignment) []Assignment {
 		}
 	}
 	return dst
+}
+
+// findCandidates writes the first entries in line that fit rank g, at most window of them, to p.candidates and p.tokens, and returns their
+// number.
+func (p *greedy) findCandidates(s *Snapshot, g int) (n int) {
+	for pos := p.line.next[p.line.sentinel()]; pos != p.line.sentinel() && n < p.window; pos = p.line.next[pos] {
+		if tokens := int64(s.Pool[p.line.entryAt[pos]].Prompt); tokens <= p.ranks.room[g] {
+			p.candidates[n], p.tokens[n] = pos, tokens
+			n++
+		}
+	}
+	return n
 }
 
 // bestOne returns a set that has only the candidate with the best score on rank g; in a tie, the earliest candidate. n is the number of
@@ -236,33 +262,51 @@ func (p *greedy) bestOne(s *Snapshot, g, n int) (best subset.Set) {
 	return best
 }
 
-// firstRank returns the next rank with free slots: the rank with the largest margin (tokens below the fullest rank), in a tie the rank with
-// the most free slots, then the lower ID; none: no rank has a free slot. With slotsFirst, free slots are compared before margins. All ranks
-// are compared each time, because one admission can change the margins of all ranks.
-func (p *greedy) firstRank() int {
-	slotsFirst := p.slotsFirst
-	best, bestMargin, bestFree := none, int64(0), int32(0)
-	for _, rank := range p.ranks.withSlots {
-		g := int(rank)
-		free := p.ranks.free[g]
-		if free == 0 || slotsFirst && free < bestFree {
-			continue
-		}
-		margin := p.envelope.minMargin(g)
-		largerMargin := margin > bestMargin || margin == bestMargin && free > bestFree
-		if moreSlots := slotsFirst && free > bestFree; best == none || moreSlots || largerMargin {
-			best, bestMargin, bestFree = g, margin, free
-		}
-	}
-	return best
+// rankInTurn is a rank with the values by which firstRank compares it.
+type rankInTurn struct {
+	rank   int
+	free   int32 // free slots
+	margin int64 // how far the rank's load is below the fullest rank's, at the step where this is least
 }
 
-// setScore prepares p.rankScore to score entries on rank g: with the margins of each step for BR-H, or with the smallest margin for BR-0.
-// It pays off only if many entries are scored.
+// firstRank returns the rank that takes entries next (see isBefore); in a tie, the lowest ID; none: no rank has a free slot. All ranks are
+// compared each time, because one admission can change the margins of all ranks.
+func (p *greedy) firstRank() int {
+	first := rankInTurn{rank: none}
+	for _, rank := range p.ranks.hadSlots {
+		g := int(rank)
+		free := p.ranks.free[g]
+		if free == 0 || p.slotsFirst && free < first.free { // no slot is left, or the margin need not be computed, because it cannot decide
+			continue
+		}
+		next := rankInTurn{rank: g, free: free, margin: p.envelope.minMargin(g)}
+		if first.rank == none || p.isBefore(next, first) {
+			first = next
+		}
+	}
+	return first.rank
+}
+
+// isBefore says whether rank a takes entries before rank b: the rank with the larger margin comes first, in a tie the rank with more free
+// slots. With slotsFirst, free slots are compared before margins.
+func (p *greedy) isBefore(a, b rankInTurn) bool {
+	if p.slotsFirst && a.free != b.free {
+		return a.free > b.free
+	}
+	if a.margin != b.margin {
+		return a.margin > b.margin
+	}
+	return a.free > b.free
+}
+
+// setScore prepares p.rankScore, the score F on rank g, for many candidates. F depends on the rank's margin, the tokens by which it is
+// below the fullest rank: a token beyond the margin makes all ranks wait. BR-H has a margin for each step up to the horizon. BR-0 has that
+// of the present step, and each token beyond it takes the number of ranks off the score. To score a single entry, scoreOf is faster,
+// because SetBRH sorts the margins first.
 func (p *greedy) setScore(s *Snapshot, g int) {
 	if a := p.lookahead; a != nil {
-		a.margins = p.envelope.margins(g, a.margins)
-		p.rankScore.SetBRH(a.margins, a.discounts, a.alpha, a.beta)
+		a.marginsBuffer = p.envelope.margins(g, a.marginsBuffer)
+		p.rankScore.SetBRH(a.marginsBuffer, a.discounts, a.alpha, a.beta)
 		return
 	}
 	p.rankScore.SetBR0(p.envelope.minMargin(g), len(s.Workers))
@@ -300,7 +344,7 @@ func (p *greedy) loadOn(s *Snapshot, g int, tokens int64) int64 {
 // admit takes an entry out of the line and places it on rank g: the entry takes a slot and KV room there, and its load counts in the
 // envelope, the projected loads of all ranks. position is the entry's position in the line, and stage the part of the policy that chose.
 func (p *greedy) admit(s *Snapshot, dst []Assignment, g int, position int32, score float64, stage uint8) []Assignment {
-	e := &s.Pool[p.line.entry[position]]
+	e := &s.Pool[p.line.entryAt[position]]
 	p.line.remove(position)
 	p.ranks.charge(g, int64(e.Prompt))
 	p.envelope.addLoad(g, p.loadOn(s, g, int64(e.Prompt)))

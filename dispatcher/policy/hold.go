@@ -122,7 +122,7 @@ func (h *heldBack) prepare(s *Snapshot, p *evenkeel) {
 // The loads and slots in p.heldBack already count the entries that holdBack has placed so far on trial; the room does not.
 func (p *evenkeel) leastLoadedForHold(tokens int64) int {
 	h, best := &p.heldBack, none
-	for _, rank := range p.ranks.withSlots {
+	for _, rank := range p.ranks.hadSlots {
 		g := int(rank)
 		fits := h.slots[g] > 0 && tokens <= p.ranks.room[g]
 		if fits && (best == none || h.loads[g] < h.loads[best]) {

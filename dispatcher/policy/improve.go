@@ -16,8 +16,9 @@ type search struct {
 const minImprovement = 2
 
 // improve changes placements as long as changes lower the cost and the budget of evaluations lasts. For each placement, it tries three
-// changes: place another candidate instead, swap the candidates with a later placement, or move to a free slot of another rank. The trials
-// compare the loads in p.search, and each trial that makes a change updates the loads itself.
+// changes: place another candidate instead, swap the candidates with a later placement, or move to a free slot of another rank. In the
+// cost, the smoothed peak stands for the largest load (see the type smoothedPeak), so that changes of the ranks below the fullest count,
+// too. The setting kappa is their weight.
 func (p *evenkeel) improve(budget int) {
 	p.search.evaluationsLeft = budget
 	p.loads.startSmoothing(p.set.kappa)
@@ -30,7 +31,7 @@ func (p *evenkeel) improve(budget int) {
 		if int(p.placed[a].rank) == p.ranks.reserved {
 			continue // the reserved rank is kept free for an overdue entry
 		}
-		p.fillSearch(a)
+		p.fillSearch(a) // each of the tries fills p.search again when it has changed placement a
 		replaced, swapped, moved := p.tryReplacements(a), p.trySwaps(a), p.tryMoves(a)
 		if replaced || swapped || moved {
 			unchanged = 0
@@ -48,19 +49,21 @@ func (p *evenkeel) fillSearch(a int) {
 	search.otherRanks = p.loads.without(search.ownRank)
 }
 
-// evaluateChange says whether a change of placements lowers the cost by at least minImprovement, and spends one evaluation. The cost is the
+// lowersCost says whether a change of placements lowers the cost by at least minImprovement, and spends one evaluation. The cost is the
 // number of ranks times the smoothed peak (about the largest load), less the loads and wait credits of all placed candidates. peakAfter is
-// the smoothed peak after the change. gain is by how much the sum of these loads and credits rises; below 0: it falls.
-func (p *evenkeel) evaluateChange(peakAfter, gain int64) (worthwhile bool) {
+// the smoothed peak after the change. gain is by how much the sum of these loads and credits rises; below 0: it falls; 0: the same
+// candidates stay placed.
+func (p *evenkeel) lowersCost(peakAfter, gain int64) (worthwhile bool) {
 	p.search.evaluationsLeft--
 	rankCount, rise := int64(len(p.loads.load)), peakAfter-p.loads.presentSmoothedPeak()
 	costChange := rankCount*rise - gain
 	return costChange <= -minImprovement
 }
 
-// tryReplacements tries each unplaced candidate in place of the candidate of placement a. If that lowers the cost, the two are exchanged,
-// and the next unplaced candidate is compared with the new one. An overdue candidate is never replaced. changed says whether any exchange
-// was made. p.search must be filled for placement a, and is filled again after each exchange.
+// tryReplacements tries each unplaced candidate (a rival) in place of the candidate of placement a. If that lowers the cost, the two are
+// exchanged, and the next rival is compared with the new candidate. A rival lowers the cost by its load, because it brings the rank closer
+// to the fullest one, and by the credit for its wait; it raises the cost if it raises the peak. An overdue candidate is never replaced.
+// changed says whether any exchange was made. p.search must be filled for placement a, and is filled again after each exchange.
 func (p *evenkeel) tryReplacements(a int) (changed bool) {
 	l, search := &p.loads, &p.search
 	candidate := p.placed[a].candidate // present candidate of placement a
@@ -74,11 +77,12 @@ func (p *evenkeel) tryReplacements(a int) (changed bool) {
 			continue
 		}
 		gain := rival.load + rival.waitCredit - present.load - present.waitCredit
-		added := p.candidates.loadOn(l, p.unplaced[i], search.ownRank)
-		if !p.evaluateChange(smoothedPeakWithOwn(p, search.loadWithout+added), gain) {
+		rivalLoad := p.candidates.loadOn(l, p.unplaced[i], search.ownRank)
+		peakAfter := smoothedPeakWithOwn(p, search.loadWithout+rivalLoad)
+		if !p.lowersCost(peakAfter, gain) {
 			continue
 		}
-		l.changeLoad(search.ownRank, added-search.ownLoad)
+		l.changeLoad(search.ownRank, rivalLoad-search.ownLoad)
 		p.ranks.changeRoom(search.ownRank, present.tokens, rival.tokens)
 		present.placed, rival.placed = false, true
 		p.placed[a].candidate, p.unplaced[i] = p.unplaced[i], candidate
@@ -97,12 +101,12 @@ func smoothedPeakWithOwn(p *evenkeel, ownLoad int64) int64 {
 	return l.smoothed.value(max(search.otherRanks.largest, ownLoad), powerMeanTerm)
 }
 
-// smoothedPeakAfter returns the smoothed peak after a change of two loads: that of p.search.ownRank becomes loadWithout plus added, and
-// that of rank b changes by change. The smoothed peak is a weighted mean of the largest load and a power mean of all loads. The power mean
-// is computed by its tangent, so it rises by a term for each of the two loads.
-func (p *evenkeel) smoothedPeakAfter(added int64, b int, change int64) int64 {
+// smoothedPeakAfter returns the smoothed peak after a change of two loads: that of p.search.ownRank changes by ownChange, and that of rank
+// b by changeB. The smoothed peak is a weighted mean of the largest load and a power mean of all loads. The power mean is computed by its
+// tangent, so it rises by a term for each of the two loads.
+func (p *evenkeel) smoothedPeakAfter(ownChange int64, b int, changeB int64) int64 {
 	l, search := &p.loads, &p.search
-	ownLoad, loadB := search.loadWithout+added, l.load[b]+change
+	ownLoad, loadB := l.load[search.ownRank]+ownChange, l.load[b]+changeB
 	largest := max(search.otherRanks.largestWithout(b), ownLoad, loadB)
 	ownRise, riseB := l.smoothed.powerMeanRise(l.load[search.ownRank], ownLoad), l.smoothed.powerMeanRise(l.load[b], loadB)
 	return l.smoothed.value(largest, l.smoothed.powerMeanTerm+ownRise+riseB)
@@ -121,10 +125,10 @@ func (p *evenkeel) trySwaps(a int) (changed bool) {
 		if g == search.ownRank || g == p.ranks.reserved || !fits { // the reserved rank is kept free for an overdue entry
 			continue
 		}
-		added := p.candidates.loadOn(l, indexB, search.ownRank)                         // to the rank of a
-		change := p.candidates.loadOn(l, indexA, g) - p.candidates.loadOn(l, indexB, g) // of the load of rank g
-		const noGain = 0                                                                // the same candidates stay placed
-		if !p.evaluateChange(p.smoothedPeakAfter(added, g, change), noGain) {
+		changeA := p.candidates.loadOn(l, indexB, search.ownRank) - search.ownLoad // of the load of the rank of a
+		changeB := p.candidates.loadOn(l, indexA, g) - p.candidates.loadOn(l, indexB, g)
+		const noGain = 0 // the same candidates stay placed, so only the peak can change the cost
+		if !p.lowersCost(p.smoothedPeakAfter(changeA, g, changeB), noGain) {
 			continue
 		}
 		p.exchange(a, b)
@@ -134,14 +138,22 @@ func (p *evenkeel) trySwaps(a int) (changed bool) {
 	return changed
 }
 
+// swapChanges returns by how much the loads change if two placements exchange their candidates. Placement a has the candidate indexA on
+// p.search.ownRank, and p.search must be filled for it. The other placement has the candidate indexB on rankB.
+func swapChanges(p *evenkeel, indexA, indexB int32, rankB int) (changeA, changeB int64) {
+	l, k := &p.loads, &p.candidates
+	changeA = k.loadOn(l, indexB, p.search.ownRank) - p.search.ownLoad
+	changeB = k.loadOn(l, indexA, rankB) - k.loadOn(l, indexB, rankB)
+	return changeA, changeB
+}
+
 // exchange swaps the candidates of placements a and b, so that each gets the other's rank, and updates the loads and the KV room of both
-// ranks.
+// ranks. p.search must be filled for placement a.
 func (p *evenkeel) exchange(a, b int) {
 	l, rankA, rankB := &p.loads, int(p.placed[a].rank), int(p.placed[b].rank)
 	indexA, indexB := p.placed[a].candidate, p.placed[b].candidate
 	tokensA, tokensB := p.candidates.all[indexA].tokens, p.candidates.all[indexB].tokens
-	changeA := p.candidates.loadOn(l, indexB, rankA) - p.candidates.loadOn(l, indexA, rankA)
-	changeB := p.candidates.loadOn(l, indexA, rankB) - p.candidates.loadOn(l, indexB, rankB)
+	changeA, changeB := swapChanges(p, indexA, indexB, rankB)
 	l.changeLoad(rankA, changeA)
 	l.changeLoad(rankB, changeB)
 	p.ranks.changeRoom(rankA, tokensA, tokensB)
@@ -149,15 +161,16 @@ func (p *evenkeel) exchange(a, b int) {
 	p.placed[a].candidate, p.placed[b].candidate = indexB, indexA
 }
 
-// tryMoves tries to move placement a to a free slot of each other rank. changed says whether any move lowered the cost. p.search must be
-// filled for placement a. It is filled again after each move, because the next move begins from the new rank.
+// tryMoves tries to move placement a to a free slot of each other rank. A move takes the candidate's load off its present rank and adds it
+// to the other, so it lowers the cost if the smoothed peak (about the largest load) falls. changed says whether any move lowered the cost.
+// p.search must be filled for placement a. It is filled again after each move, because the next move begins from the new rank.
 func (p *evenkeel) tryMoves(a int) (changed bool) {
 	l, search := &p.loads, &p.search
 	if p.ranks.openSlots == 0 { // there is nowhere to move to
 		return false
 	}
 	c := &p.candidates.all[p.placed[a].candidate]
-	for _, rank := range p.ranks.withSlots {
+	for _, rank := range p.ranks.hadSlots {
 		g := int(rank)
 		if search.evaluationsLeft <= 0 {
 			break
@@ -166,8 +179,8 @@ func (p *evenkeel) tryMoves(a int) (changed bool) {
 			continue
 		}
 		added := p.candidates.loadOn(l, p.placed[a].candidate, g)
-		const nothingAdded, noGain = 0, 0 // the present rank loses the placement and gets no other; the same candidates stay placed
-		if !p.evaluateChange(p.smoothedPeakAfter(nothingAdded, g, added), noGain) {
+		const noGain = 0 // the same candidates stay placed, so only the peak can change the cost
+		if !p.lowersCost(p.smoothedPeakAfter(-search.ownLoad, g, added), noGain) {
 			continue
 		}
 		p.relocate(a, g)

@@ -10,6 +10,9 @@ import (
 // order they are added. An int64 has room for 2^31 tokens on each rank of a group of 1024 ranks.
 const fixedBits = 20
 
+// inTokens converts a load from units of 2^-fixedBits KV tokens to KV tokens.
+func inTokens(load int64) float64 { return math.Ldexp(float64(load), -fixedBits) }
+
 // Cost returns the cost of the loads of a group (J in the BalanceRoute paper): by how many KV tokens the ranks are below the fullest rank,
 // summed over all ranks.
 func Cost(loads []float64) float64 {
@@ -19,6 +22,15 @@ func Cost(loads []float64) float64 {
 		sum += load
 	}
 	return float64(len(loads))*largest - sum
+}
+
+// tokensSaved returns by how many KV tokens the cost (see Cost) falls if a candidate is placed: its load, less the number of ranks times
+// the rise of the largest load (the peak). The load brings its rank closer to the fullest rank, but each rise of the peak leaves every rank
+// farther below it. candidateLoad is the load on a rank of cost 1: with the load on its own rank, a candidate would score higher the slower
+// this rank is.
+func (l *loads) tokensSaved(candidateLoad, peakWith, peakWithout int64) float64 {
+	rankCount := int64(len(l.load))
+	return inTokens(candidateLoad - rankCount*(peakWith-peakWithout))
 }
 
 // growthShare is how far a running request is expected to grow, as a share of the mean answer length.
@@ -33,10 +45,10 @@ type loads struct {
 	heldTokens  []int64    // by rank: KV tokens when the round began, not scaled by cost
 	initialLoad []int64    // by rank: load when the round began, in KV tokens scaled by cost: KV and requests, without growth
 
-	// expectedGrowth is how many KV tokens each request counts for in addition to those that it holds. It is counted because a rank with many
-	// short requests grows faster than a rank with a few long ones.
+	// expectedGrowth is requestWeight plus the KV tokens that each request is expected to add. They are counted because a rank with many short
+	// requests grows faster than a rank with a few long ones.
 	expectedGrowth int64
-	requestWeight  int64 // part of expectedGrowth that lengthens steps now already; the rest is KV that the request will add
+	requestWeight  int64 // KV tokens that each request counts for in addition to those that it holds, because it lengthens each step
 
 	smoothed smoothedPeak
 }
@@ -47,9 +59,10 @@ type topLoad struct {
 	rank int32
 }
 
-// build computes the loads from a snapshot. A rank's initialLoad counts what lengthens a step now, in KV tokens: the KV that it holds and,
-// for each request, requestWeight more tokens. Its load also counts by how much each request is expected to grow, which is the share
-// growthShare of the mean answer, and is in units of 2^-fixedBits tokens. Both are scaled by the rank's cost.
+// build computes two loads of each rank from a snapshot, both scaled by the rank's cost. initialLoad, in KV tokens, is what lengthens a
+// step now: the KV that the rank holds and, for each request, requestWeight tokens. load also has the growth that is expected of each
+// request: the share growthShare of the mean answer. The search adds and subtracts loads all the time, so load is in units of 2^-fixedBits
+// tokens, in which sums are exact.
 func (l *loads) build(s *Snapshot, requestWeight int64) {
 	n := len(s.Workers)
 	l.load, l.cost, l.heldTokens, l.initialLoad = sized(l.load, n), sized(l.cost, n), sized(l.heldTokens, n), sized(l.initialLoad, n)

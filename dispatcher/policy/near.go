@@ -5,13 +5,14 @@ import (
 	"slices"
 )
 
-// residents lists the placements on each rank, as linked lists.
+// residents has a linked list for each rank: the placements on it, in the order in which they were made.
 type residents struct {
 	first []int32 // by rank: the first placement on it, or none
 	next  []int32 // by placement: the next placement on the same rank, or none
 }
 
-// build makes the lists from all placements of the round. ranks is the number of ranks.
+// build makes the lists from all placements of the round. ranks is the number of ranks. push puts a placement at the front of its list, so
+// build goes backwards: then each list has its placements in their order.
 func (r *residents) build(placed []placement, ranks int) {
 	r.first, r.next = sized(r.first, ranks), sized(r.next, len(placed))
 	for g := range r.first {
@@ -38,13 +39,13 @@ func (r *residents) move(i, from, to int32) {
 // maxNearLooks bounds the work of preferPrefixRanks in a round: the number of hits and placements that it may look at.
 const maxNearLooks = 1024
 
-// preferPrefixRanks moves placements to ranks whose prefix caches hold more of their prompts, so that less KV must be copied to the ranks.
-// The load of the fullest rank never rises, but the loads of the other ranks may become less equal. With the setting near=0.01, a move that
-// saves the copy of a whole prompt may raise the smoothed peak of the loads by 1 % of a step, and a move that saves half of it by 0.5 %.
+// preferPrefixRanks moves placements to ranks whose prefix caches hold more of their prompts (hits), so that less KV must be copied to the
+// ranks. It is for ranks that only decode. The load of the fullest rank never rises, but the loads of the other ranks may become less
+// equal. With the setting near=0.01, a move that saves the copy of a whole prompt may raise the smoothed peak of the loads by 1 % of a
+// step, and a move that saves half of it by 0.5 %. If the round leaves no slot free, no placement is moved.
 func (p *evenkeel) preferPrefixRanks(s *Snapshot) {
-	anyHits := len(s.Waits) > 0 // on ranks that only decode, Waits is empty if no prompt has hits
-	// If no slot is free after the round, leave the placements as they are.
-	if p.set.prefixAffinity == 0 || !anyHits || p.ranks.openSlots == 0 {
+	anyHits := len(s.Waits) > 0 // the board fills Waits in for ranks that only decode if some prompt has hits
+	if p.set.nearShare == 0 || !anyHits || p.ranks.openSlots == 0 {
 		return
 	}
 	near := newNearSearch(p, s)
@@ -67,14 +68,16 @@ type nearSearch struct {
 	allowance    float64 // how much the smoothed peak may rise for a move that saves the copy of a whole prompt
 }
 
-// newNearSearch returns the limits for moves that begin with the present loads. The allowance is a step's length times the setting near.
+// newNearSearch returns the limits that moves to ranks with prefix hits must keep, given the present loads. No load may exceed the present
+// peak. The smoothed peak, a mean of the largest load and a power mean of all loads, may rise by the allowance: the length of a step times
+// the setting near (nearShare).
 func newNearSearch(p *evenkeel, s *Snapshot) nearSearch {
 	smoothedPeak := float64(p.loads.presentSmoothedPeak())
 	step := smoothedPeak // length of a step, expressed in the units of loads
 	if s.C1Ms > 0 {
 		step += math.Ldexp(float64(s.C0Ms)/float64(s.C1Ms), fixedBits) // plus the part of a step that does not depend on the load
 	}
-	return nearSearch{evenkeel: p, s: s, peak: p.loads.peak(), smoothedPeak: smoothedPeak, allowance: step * p.set.prefixAffinity}
+	return nearSearch{evenkeel: p, s: s, peak: p.loads.peak(), smoothedPeak: smoothedPeak, allowance: step * p.set.nearShare}
 }
 
 // hits returns the ranks that have a part of a candidate's prompt in their prefix cache. candidate is an index in p.candidates.all.
@@ -92,15 +95,28 @@ func (p *nearSearch) tokensHeld(candidate int32, g int) int {
 	return 0
 }
 
-// moveNearHits moves the candidate of placement a to the rank where the most tokens need not be copied (are spared). It takes a free slot
-// there or, if it cannot, exchanges the candidates of a and of a placement on that rank. The loads must stay within the limits of the
-// nearSearch (see affords). Each hit, and each placement that could be exchanged, spends one evaluation.
+// moveNearHits moves the candidate of placement a to the rank where the most tokens need not be copied (see bestMove). It takes a free slot
+// there or, if swapWith is a placement on that rank, exchanges the candidates of both.
 func (p *nearSearch) moveNearHits(a int) {
+	p.fillSearch(a) // bestMove, exchange and relocate read the rank and the load of placement a in p.search
+	rank, swapWith := p.bestMove(a)
+	if swapWith != none {
+		p.exchange(a, swapWith)
+	} else if rank != none {
+		p.placementsOn.move(int32(a), p.placed[a].rank, int32(rank))
+		p.relocate(a, rank)
+	}
+}
+
+// bestMove returns the rank to which placement a should move: the one where the most tokens need not be copied (are spared), compared with
+// its present rank; none: no move spares any. swapWith is the placement on that rank with which it must exchange candidates; none: it takes
+// a free slot. A move must keep the limits of the nearSearch (see affords). Each hit, and each placement that could be exchanged, spends
+// one evaluation. p.search must be filled for placement a.
+func (p *nearSearch) bestMove(a int) (rank, swapWith int) {
 	candidate := p.placed[a].candidate
-	heldHere := p.tokensHeld(candidate, int(p.placed[a].rank))
-	mostSpared, rank, swapWith := 0, none, none // best move so far: tokens that it spares, its rank, and the placement to exchange with
-	// affords, bestSwap and relocate read the rank and the load of placement a in p.search.
-	p.fillSearch(a)
+	heldHere := p.tokensHeld(candidate, p.search.ownRank)
+	mostSpared := 0 // tokens that the best move so far spares
+	rank, swapWith = none, none
 	for _, h := range p.hits(candidate) {
 		if p.search.evaluationsLeft--; p.search.evaluationsLeft < 0 {
 			break
@@ -111,9 +127,8 @@ func (p *nearSearch) moveNearHits(a int) {
 		if !isOther || spared <= mostSpared {
 			continue
 		}
-		const nothingAdded = 0 // a move takes the candidate off its present rank, and brings no other there
 		fits := p.ranks.fits(g, p.candidates.all[candidate].tokens)
-		if fits && p.affords(nothingAdded, g, p.candidates.loadOn(&p.loads, candidate, g), spared, candidate) {
+		if fits && p.affords(-p.search.ownLoad, g, p.candidates.loadOn(&p.loads, candidate, g), p.shareOf(candidate, spared)) {
 			mostSpared, rank, swapWith = spared, g, none
 			continue
 		}
@@ -121,42 +136,44 @@ func (p *nearSearch) moveNearHits(a int) {
 			mostSpared, rank, swapWith = bothSpared, g, b
 		}
 	}
-	if swapWith != none {
-		p.exchange(a, swapWith)
-	} else if rank != none {
-		p.placementsOn.move(int32(a), p.placed[a].rank, int32(rank))
-		p.relocate(a, rank)
-	}
+	return rank, swapWith
 }
 
-// bestSwap looks for the placement on rank g whose exchange with placement a spares the most tokens in sum, and more than least. spared is
-// what the move of placement a alone spares. swapWith is the placement found, or none.
-func (p *nearSearch) bestSwap(a, g, spared, least int) (mostSpared, swapWith int) {
-	mostSpared, swapWith = least, none
+// bestSwap looks for the placement on rank g with which placement a should exchange its candidate, so that each candidate goes to the
+// other's rank. It takes the exchange that spares the copy of the most tokens of both candidates together, if these are more than
+// sparedSoFar, which the best move so far spares. spared is what the candidate of a spares on rank g. swapWith is the placement found, or
+// none.
+func (p *nearSearch) bestSwap(a, g, spared, sparedSoFar int) (mostSpared, swapWith int) {
+	mostSpared, swapWith = sparedSoFar, none
 	for b := p.placementsOn.first[g]; b != none && p.search.evaluationsLeft > 0; b = p.placementsOn.next[b] {
 		p.search.evaluationsLeft--
-		if bothSpared := spared + p.sparesFor(int(b), g); bothSpared > mostSpared && p.canSwap(a, int(b), g, bothSpared) {
+		bothSpared := spared + p.sparedOnOwnRank(int(b), g) // the candidate of b goes to the rank of a, p.search.ownRank
+		if bothSpared > mostSpared && p.canSwap(a, int(b), g, bothSpared) {
 			mostSpared, swapWith = bothSpared, int(b)
 		}
 	}
 	return mostSpared, swapWith
 }
 
-// affords says whether a change of loads is acceptable, given that it spares the copy of so many prompt tokens (spared) of a candidate. In
-// the change, the load of p.search.ownRank becomes loadWithout plus added, and the load of rank g changes by change. No load may exceed the
-// peak. The smoothed peak may rise by the part of the allowance that the spared tokens are of the candidate's prompt.
-func (p *nearSearch) affords(added int64, g int, change int64, spared int, candidate int32) bool {
+// affords says whether a move keeps the limits. It changes the load of p.search.ownRank by ownChange, and that of rank b by changeB. No
+// load may exceed the peak from before the moves. The smoothed peak may rise by a share of the allowance (sparedShare), so that a move may
+// cost more the more of a prompt it spares from being copied.
+func (p *nearSearch) affords(ownChange int64, b int, changeB int64, sparedShare float64) bool {
 	l, search := &p.loads, &p.search
-	if max(search.otherRanks.largestWithout(g), search.loadWithout+added, l.load[g]+change) > p.peak {
+	if max(search.otherRanks.largestWithout(b), l.load[search.ownRank]+ownChange, l.load[b]+changeB) > p.peak {
 		return false
 	}
-	share := min(1, float64(spared)/float64(max(1, p.candidates.all[candidate].tokens)))
-	return float64(p.smoothedPeakAfter(added, g, change))-p.smoothedPeak <= p.allowance*share
+	return float64(p.smoothedPeakAfter(ownChange, b, changeB))-p.smoothedPeak <= p.allowance*sparedShare
 }
 
-// sparesFor returns how many fewer tokens must be copied for the candidate of placement b if it moves from rank g to p.search.ownRank;
-// below 0: more.
-func (p *nearSearch) sparesFor(b, g int) int {
+// shareOf returns which share of a candidate's prompt so many tokens are, at most 1.
+func (p *nearSearch) shareOf(candidate int32, tokens int) float64 {
+	return min(1, float64(tokens)/float64(max(1, p.candidates.all[candidate].tokens)))
+}
+
+// sparedOnOwnRank returns how many fewer tokens must be copied for the candidate of placement b if it goes to p.search.ownRank instead of
+// its present rank g; below 0: more.
+func (p *nearSearch) sparedOnOwnRank(b, g int) int {
 	candidate := p.placed[b].candidate
 	return p.tokensHeld(candidate, p.search.ownRank) - p.tokensHeld(candidate, g)
 }
@@ -170,8 +187,6 @@ func (p *nearSearch) canSwap(a, b, rankB, spared int) bool {
 	if candidateB.tokens-candidateA.tokens > p.ranks.room[rankA] || candidateA.tokens-candidateB.tokens > p.ranks.room[rankB] {
 		return false
 	}
-	l := &p.loads
-	addedToA := p.candidates.loadOn(l, indexB, rankA) // affords itself takes the load of a's candidate off this rank
-	changeOfB := p.candidates.loadOn(l, indexA, rankB) - p.candidates.loadOn(l, indexB, rankB)
-	return p.affords(addedToA, rankB, changeOfB, spared, indexA)
+	changeA, changeB := swapChanges(p.evenkeel, indexA, indexB, rankB)
+	return p.affords(changeA, rankB, changeB, p.shareOf(indexA, spared))
 }

@@ -78,7 +78,7 @@ func TestWhatIsSparedMakesNoStepLonger(t *testing.T) {
 			s.Waits = append(s.Waits, EntryDetails{Hits: hits, HeldMs: -1})
 		}
 		far, near := evenkeelDefaults, evenkeelDefaults
-		far.prefixAffinity, near.prefixAffinity = 0, 0.01
+		far.nearShare, near.nearShare = 0, 0.01
 		apart, beside := newEvenkeel("", &far).(*evenkeel), newEvenkeel("", &near).(*evenkeel)
 		a, b := apart.Decide(s, nil), beside.Decide(s, nil)
 		checkRules(t, beside, s, b)

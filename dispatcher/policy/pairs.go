@@ -11,9 +11,8 @@ const notComputed = -1 // stands for a value that must be computed before it is 
 
 // bestPair places the candidates with the indices from `from` to `to`-1. Again and again, it takes the candidate and the rank that change
 // the cost least. In a tie, it takes the rank with the smallest load: a rank that is filled while others are empty would soon become the
-// fullest. pairs keeps the changes of the cost that were computed, so that bestRank computes only a few anew. The unused parameters give
-// bestPair the signature of workerFirst and longestFirst, because place calls one of the three.
-func (p *evenkeel) bestPair(_ *Snapshot, from, to int, _ bool) {
+// fullest. pairs keeps the changes of the cost that were computed, so that bestRank computes only a few anew.
+func (p *evenkeel) bestPair(from, to int) {
 	ranks := len(p.loads.load)
 	pairs := sized(p.start.pairs, (to-from)*ranks) // the pairs of the first candidate with each rank, then those of the next candidate
 	p.start.pairs = pairs
@@ -47,15 +46,18 @@ func (p *evenkeel) bestPair(_ *Snapshot, from, to int, _ bool) {
 }
 
 // bestRank returns the rank on which a candidate changes the cost least, and this change; none: the candidate fits no rank. The cost is the
-// number of ranks times the largest load (the peak), less the loads and the wait credits of the placed candidates. candidate is an index in
-// p.candidates.all, pairs has the pair of the candidate with each rank, and peakRise is the rise of the peak since bestPair began. A pair
-// is computed anew only if it could be the best: since it was computed, its change can have fallen by at most the rise of the peak times
-// the number of ranks.
+// number of ranks times the largest load (the peak), less the loads and the wait credits of the placed candidates. The peak rises by the
+// load that the candidate has on the rank (loadOn), which is scaled by the rank's cost. The load that is subtracted (c.load) is the one on
+// a rank of cost 1, so that no rank gains by being slow.
+//
+// candidate is an index in p.candidates.all, pairs has the pair of the candidate with each rank, and peakRise is the rise of the peak since
+// bestPair began. A pair is computed anew only if it could be the best: since it was computed, its change can have fallen by at most the
+// rise of the peak times the number of ranks.
 func (p *evenkeel) bestRank(candidate int32, pairs []pair, peakRise int64) (best int, least int64) {
 	l := &p.loads
 	c, rankCount := &p.candidates.all[candidate], int64(len(l.load))
 	best = none
-	for _, rank := range p.ranks.withSlots {
+	for _, rank := range p.ranks.hadSlots {
 		g := int(rank)
 		if !p.ranks.fits(g, c.tokens) {
 			continue

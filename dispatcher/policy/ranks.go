@@ -17,10 +17,10 @@ type ranks struct {
 	free      []int32 // slots left; 0 also if the rank gets no more entries in this round
 	room      []int64 // KV tokens that still fit under the rank's budget (KVBudget); below 0: the rank holds more than its budget
 	openSlots int64   // sum of free over all ranks
-	withSlots []int32 // ranks that had slots when the round began, ascending; often few, so searches look only at these
+	hadSlots  []int32 // ranks that had slots when the round began, ascending; often few, so searches look only at these
 
 	watermark     float64 // share of a rank's KV capacity that is kept empty
-	mostRoomOfAll bool    // reserve takes the rank with the most room even if the entry would not fit it when idle
+	mostRoomOfAll bool    // reserveOnce takes the rank with the most room even if the entry would not fit it when idle
 
 	reserved    int // rank that gets no more entries, so that it empties for an overdue entry; or none
 	reservedFor int // index in the pool of the overdue entry for which the rank is reserved; or none
@@ -41,7 +41,7 @@ func (r *ranks) load(s *Snapshot, tokens []int64, watermark float64, extra int32
 			r.openSlots += int64(r.free[g])
 		}
 		if r.free[g] > 0 {
-			r.withSlots = append(r.withSlots, int32(g))
+			r.hadSlots = append(r.hadSlots, int32(g))
 		}
 		r.room[g] = KVBudget(w.Capacity, watermark)
 		if r.room[g] != subset.Unlimited {
@@ -51,7 +51,7 @@ func (r *ranks) load(s *Snapshot, tokens []int64, watermark float64, extra int32
 }
 
 // loadForEngineQueues is used instead of load by policies that let the engine queue: a rank that is up takes any number of entries, and any
-// entry that fits its whole capacity, whatever it holds now. withSlots stays empty, because these policies look at all ranks.
+// entry that fits its whole capacity, whatever it holds now. hadSlots stays empty, because these policies look at all ranks.
 func (r *ranks) loadForEngineQueues(s *Snapshot) {
 	r.reset(len(s.Workers))
 	const noWatermark = 0
@@ -67,7 +67,7 @@ func (r *ranks) loadForEngineQueues(s *Snapshot) {
 // reset empties the lists, sizes them for n ranks, and drops the reservation of the last round.
 func (r *ranks) reset(n int) {
 	r.free, r.room = sized(r.free, n), sized(r.room, n)
-	r.withSlots = r.withSlots[:0]
+	r.hadSlots = r.hadSlots[:0]
 	clear(r.free)
 	r.openSlots, r.reserved, r.reservedFor = 0, none, none
 }
@@ -99,10 +99,10 @@ func (r *ranks) closeRank(g int) {
 	r.free[g] = 0
 }
 
-// reserve keeps a rank free for an overdue entry that fits no rank. Requests end on the reserved rank and none begins, so its room grows
-// from round to round until the entry fits. Among the ranks that could hold the entry when idle, it takes the rank with the most room. If
-// no rank could, or with mostRoomOfAll, it takes the rank with the most room of all. It reserves at most one rank per round.
-func (r *ranks) reserve(s *Snapshot, entry int) {
+// reserveOnce keeps a rank free for an overdue entry that fits no rank; further calls in the same round change nothing. Requests end on the
+// reserved rank and none begins, so its room grows from round to round until the entry fits. Among the ranks that could hold the entry when
+// idle, it takes the rank with the most room. If no rank could, or with mostRoomOfAll, it takes the rank with the most room of all.
+func (r *ranks) reserveOnce(s *Snapshot, entry int) {
 	if r.reserved != none { // a rank is reserved already
 		return
 	}

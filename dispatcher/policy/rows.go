@@ -1,9 +1,6 @@
 package policy
 
-import (
-	"math"
-	"slices"
-)
+import "slices"
 
 // rows is the memory of rounds in which each request of the rank with most requests makes a step longer (Snapshot.RowTokens). The length of
 // such a step depends on two ranks, which may differ: the rank with the largest load and the rank with most requests. In a step, a decoding
@@ -17,6 +14,8 @@ type rows struct {
 // repeat of the best of these three.
 const searchCount = 4
 
+const noRequestLimit = 0 // as a limit of requests per rank: a rank may get as many as it has slots
+
 // searchResult says how good the placements of one search are.
 type searchResult struct {
 	placed        int     // number of entries that were placed
@@ -27,7 +26,8 @@ type searchResult struct {
 // arrange places the entries of the round and improves the placements by a search. RowTokens is what one more request on the rank with most
 // requests costs, in KV tokens. If it is set, arrange also searches with two limits of requests per rank, and keeps the result with the
 // shortest step. A result with a limit counts only if it places no fewer entries, and no fewer overdue entries, than the best result so
-// far.
+// far. Each search drops the placements of the one before. If the best are not those of the last search, arrange therefore repeats the
+// search that made them, which is why it counts as one of the searchCount searches that share the budget.
 func arrange(p *evenkeel, s *Snapshot) {
 	budget := p.budget(s)
 	limitsMayHelp := s.RowTokens > 0 && p.set.countRequests
@@ -39,13 +39,13 @@ func arrange(p *evenkeel, s *Snapshot) {
 	budget = max(1, budget/searchCount) // up to searchCount searches share the evaluations of the round
 	placeAndImprove(p, s, budget)
 	p.fillUp(s)
-	best, bestLimit := resultOf(p, s), int32(0) // a limit of 0 means no limit
-	presentLimit := bestLimit                   // limit under which the present placements were made
+	best, bestLimit := resultOf(p, s), int32(noRequestLimit)
+	presentLimit := bestLimit // limit under which the present placements were made
 	for _, limit := range requestLimits(p, s) {
 		if limit == presentLimit {
 			continue // the present placements were made under this limit already
 		}
-		arrangeWithLimit(p, s, limit, budget) // this replaces the placements
+		arrangeWithLimit(p, s, limit, budget)
 		presentLimit = limit
 		result := resultOf(p, s)
 		if placesNoFewer := result.placed >= best.placed && result.overduePlaced >= best.overduePlaced; placesNoFewer && result.load < best.load {
@@ -53,7 +53,7 @@ func arrange(p *evenkeel, s *Snapshot) {
 		}
 	}
 	if presentLimit != bestLimit {
-		arrangeWithLimit(p, s, bestLimit, budget) // make the best placements again, because a later search has replaced them
+		arrangeWithLimit(p, s, bestLimit, budget) // makes the best placements again
 	}
 }
 
@@ -63,34 +63,46 @@ func placeAndImprove(p *evenkeel, s *Snapshot, budget int) {
 	p.improve(budget)
 }
 
-// arrangeWithLimit begins the round anew, with at most limit requests on each rank; 0: no limit. A rank that already runs more gets no
-// entry under the limit. The search may try budget changes of placements. Slots that are still free after it may be filled beyond the
+// arrangeWithLimit begins the round anew, with at most limit requests on each rank, or noRequestLimit. A rank that already runs more gets
+// no entry under the limit. The search may try budget changes of placements. Slots that are still free after it may be filled beyond the
 // limit, so that the limit keeps no slot free.
 func arrangeWithLimit(p *evenkeel, s *Snapshot, limit int32, budget int) {
 	p.placed = p.placed[:0]
 	p.loads.build(s, p.loads.requestWeight)
 	p.ranks.load(s, p.loads.heldTokens, p.set.watermark, noExtraSlots)
 	wantedWithAllSlots := p.placeable(s) // before any slot is closed
+	closeSlotsBeyond(p, s, limit)
+	placeAndImprove(p, s, budget) // this sets p.wanted to what can be placed without the closed slots
+	reopenSlots(p)
+	p.wanted = wantedWithAllSlots
+	p.fillUp(s)
+}
+
+// closeSlotsBeyond closes the free slots that would take a rank beyond limit requests, until reopenSlots opens them again. With
+// noRequestLimit, it closes none.
+func closeSlotsBeyond(p *evenkeel, s *Snapshot, limit int32) {
 	p.rows.closedSlots = sized(p.rows.closedSlots, len(s.Workers))
 	clear(p.rows.closedSlots)
-	if limit > 0 {
-		for g := range s.Workers { // close the free slots that would take the rank beyond the limit
-			beyondLimit := int32(len(s.Workers[g].Running)) + p.ranks.free[g] - limit
-			p.rows.closedSlots[g] = max(0, min(beyondLimit, p.ranks.free[g]))
-			p.ranks.free[g] -= p.rows.closedSlots[g]
-			p.ranks.openSlots -= int64(p.rows.closedSlots[g])
-		}
+	if limit == noRequestLimit {
+		return
 	}
-	// This sets p.wanted to the number of entries that it can place under the limit, and places them.
-	placeAndImprove(p, s, budget)
-	for g, closed := range p.rows.closedSlots { // open these slots again for fillUp
-		if g != p.ranks.reserved { // a reserved rank gets no entries
+	for g := range s.Workers {
+		beyondLimit := int32(len(s.Workers[g].Running)) + p.ranks.free[g] - limit
+		p.rows.closedSlots[g] = max(0, min(beyondLimit, p.ranks.free[g]))
+		p.ranks.free[g] -= p.rows.closedSlots[g]
+		p.ranks.openSlots -= int64(p.rows.closedSlots[g])
+	}
+}
+
+// reopenSlots opens the slots again that closeSlotsBeyond has closed, except those of the reserved rank, which gets no more entries in this
+// round.
+func reopenSlots(p *evenkeel) {
+	for g, closed := range p.rows.closedSlots {
+		if g != p.ranks.reserved {
 			p.ranks.free[g] += closed
 			p.ranks.openSlots += int64(closed)
 		}
 	}
-	p.wanted = wantedWithAllSlots
-	p.fillUp(s)
 }
 
 // requestLimits returns the two limits of requests per rank that arrange tries. The first gives all ranks equally many requests or, if a
@@ -134,8 +146,7 @@ func resultOf(p *evenkeel, s *Snapshot) (result searchResult) {
 			result.overduePlaced++
 		}
 	}
-	peak := math.Ldexp(float64(p.loads.peak()), -fixedBits)
 	mostRequests := slices.Max(requestsByRank(p, s))
-	result.load = peak + float64(s.RowTokens)*float64(mostRequests)
+	result.load = inTokens(p.loads.peak()) + float64(s.RowTokens)*float64(mostRequests)
 	return result
 }

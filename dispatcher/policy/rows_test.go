@@ -37,7 +37,7 @@ func TestRowsPlaceNoFewer(t *testing.T) {
 		s := drawMeasured(t)
 		s.Waits = nil
 		v := evenkeelDefaults
-		v.prefixAffinity = 0
+		v.nearShare = 0
 		v.budget = searchCount * rapid.IntRange(1, 500).Draw(t, "evaluations of one")
 		decide := func(budget int) (all []Assignment, overdue int) {
 			v := v

@@ -27,7 +27,7 @@ var brhDefaults = withChange(commonDefaults, func(v *settings) {
 var evenkeelDefaults = withChange(commonDefaults, func(v *settings) {
 	v.extraCandidates, v.budget, v.bestPairMax, v.workerFirstMax = 128, 4000, 24, 200
 	v.kappa, v.ageWeight, v.countRequests = 0.6, auto, true
-	v.prefixAffinity, v.holdSteps = 0.01, 3
+	v.nearShare, v.holdSteps = 0.01, 3
 	v.patience, v.maxHoldS = rounds.Default.Patience, rounds.Default.MaxHold
 })
 
@@ -92,7 +92,10 @@ func newBR0(name string, v *settings) Policy {
 }
 
 // newBRH makes the policy BR-H of the BalanceRoute paper: BR-0 with a score over all steps up to a horizon instead of only the present
-// step.
+// step. In each step, a token of a prompt earns alpha, and a token by which the rank would exceed the fullest one costs beta. gamma is the
+// factor by which each step counts less than the one before. The loads of the later steps follow from predictions of when running requests
+// end. The settings predictor, tau, every and decrement say how these are made (see Requirements); they do not change from round to round
+// (fixedNeeds).
 func newBRH(name string, v *settings) Policy {
 	p := newBR0(name, v).(*greedy)
 	p.lookahead = &lookahead{

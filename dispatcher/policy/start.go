@@ -5,16 +5,17 @@ import (
 	"slices"
 )
 
-// starts is the memory of the first placements of a round, which are made in one of three ways: longestFirst, workerFirst or bestPair.
+// starts is the memory of the first placements of a round, which are made in one of three ways: candidateFirst, workerFirst or bestPair.
 type starts struct {
+	way      way
 	order    []ranked
 	noneFits []bool  // by rank: true if no candidate fits the rank
 	pairs    []pair  // used by bestPair: for each candidate, one pair with every rank
-	heap     []int32 // used by longestFirst: heap of the ranks with a free slot, the smallest load on top
+	heap     []int32 // used by candidateFirst: heap of the ranks with a free slot, the smallest load on top
 }
 
 // ranked is a candidate with the value by which candidates are sorted, the largest first. In workerFirst, this is its gain: by how much the
-// candidate lowers the cost if the largest load does not rise. In longestFirst, it is the length of its prompt.
+// candidate lowers the cost if the largest load does not rise. In candidateFirst, it is the length of its prompt.
 type ranked struct {
 	sortValue int64
 	candidate int32
@@ -36,34 +37,65 @@ const leastExtra = 32
 // place become p.unplaced, from which improve may take some in place of others.
 func (p *evenkeel) place(s *Snapshot) {
 	p.wanted = p.placeable(s)
-	// With goOnInPool, later entries of the pool are placed, too, if no candidate fits.
-	const goOnInPool = true
-	slotsAreScarce := p.ranks.openSlots <= int64(p.wanted) // true: there is an entry for each slot; false: there is a slot for each entry
 	p.overdueEntries = appendOverdue(s, p.overdueEntries[:0])
 	p.candidates.reset(s, p.loads.expectedGrowth, ageWeightFor(p.set.ageWeight, s), p.stepMs(s))
 	copy(p.candidates.taken, p.heldBack.isHeld) // entries that are held back must not become candidates
 	p.candidates.chooseEntries(s, p.overdueEntries, &p.ranks, p.wanted, p.extraCandidates(p.wanted))
 
-	placeRange := p.longestFirst // fastest of the three ways, for many placements
-	switch {
-	case slotsAreScarce && p.wanted <= p.set.workerFirstMax:
-		placeRange = p.workerFirst // more entries than slots: the choice is which entries are placed
-	case !slotsAreScarce && p.wanted <= p.set.bestPairMax:
-		placeRange = p.bestPair // all entries are placed: the choice is on which ranks
+	p.start.way = chooseWay(p)                // before the placements change the number of open slots
+	overdueCount := p.candidates.overdueCount // the overdue candidates come first
+	if overdueCount > 0 {
+		reserveForTooLarge(p, s)
+		placeRange(p, s, 0, overdueCount, onlyRange)
+		reserveForLeftOut(p, s)
 	}
-	if p.candidates.overdueCount > 0 {
-		const overdueArePlaced = true
-		p.reserve(s, !overdueArePlaced) // for an entry that is too large for the present room of all ranks
-		placeRange(s, 0, p.candidates.overdueCount, !goOnInPool)
-		p.reserve(s, overdueArePlaced) // for an entry whose room other overdue entries have taken
-	}
-	placeRange(s, p.candidates.overdueCount, len(p.candidates.all), goOnInPool)
+	placeRange(p, s, overdueCount, len(p.candidates.all), goOnInPool)
 
 	p.unplaced = p.unplaced[:0]
 	for i := range p.candidates.all {
 		if !p.candidates.all[i].placed {
 			p.unplaced = append(p.unplaced, int32(i))
 		}
+	}
+}
+
+// way is one of the three ways to make the first placements.
+type way uint8
+
+const (
+	byCandidate way = iota // see candidateFirst
+	byWorker               // see workerFirst
+	byPair                 // see bestPair
+)
+
+// chooseWay returns the way to make the first placements: the best one that is fast enough for their number.
+func chooseWay(p *evenkeel) way {
+	slotsAreScarce := p.ranks.openSlots <= int64(p.wanted) // true: there is an entry for each slot; false: there is a slot for each entry
+	switch {
+	case slotsAreScarce && p.wanted <= p.set.workerFirstMax:
+		return byWorker // more entries than slots: the choice is which entries are placed
+	case !slotsAreScarce && p.wanted <= p.set.bestPairMax:
+		return byPair // all entries are placed: the choice is on which ranks
+	}
+	return byCandidate // the fastest way, for many placements
+}
+
+// The values of the parameter goesOn.
+const (
+	onlyRange  = false // place only the candidates of the range
+	goOnInPool = true  // if none of them fits, go on with later entries of the pool
+)
+
+// placeRange places the candidates with the indices from `from` to `to`-1 in the chosen way. goesOn is onlyRange or goOnInPool. bestPair
+// need not know it, because there are fewer entries than slots then, and all entries that fit are candidates.
+func placeRange(p *evenkeel, s *Snapshot, from, to int, goesOn bool) {
+	switch p.start.way {
+	case byWorker:
+		p.workerFirst(s, from, to, goesOn)
+	case byPair:
+		p.bestPair(from, to)
+	case byCandidate:
+		p.candidateFirst(s, from, to, goesOn)
 	}
 }
 
@@ -75,35 +107,42 @@ func (p *evenkeel) placeable(s *Snapshot) int {
 
 // fillUp places entries for which improve has made room, so that no slot stays free while a waiting entry fits.
 func (p *evenkeel) fillUp(s *Snapshot) {
-	const goOnInPool = true
 	if p.ranks.openSlots > 0 && len(p.placed) < p.wanted {
 		p.workerFirst(s, 0, len(p.candidates.all), goOnInPool)
 	}
 }
 
-// reserve reserves a rank for the first overdue entry that fits no rank with a free slot. Before the overdue entries are placed
-// (overdueArePlaced false), only an entry that is larger than the room of all these ranks gets a reservation. Afterwards, an overdue entry
-// without a rank also gets one if slots are still free, because then it lacks only KV room.
-func (p *evenkeel) reserve(s *Snapshot, overdueArePlaced bool) {
+// reserveForTooLarge reserves a rank for the first overdue candidate that is larger than the room of all ranks with a free slot. It is
+// called before the overdue candidates are placed, so that they do not take the room of the reserved rank.
+func reserveForTooLarge(p *evenkeel, s *Snapshot) {
 	room := p.ranks.largestRoom()
-	slotsButNoRoom := overdueArePlaced && p.ranks.openSlots > 0
 	for i := range p.candidates.overdueCount {
-		c := &p.candidates.all[i]
-		if !c.placed && (c.tokens > room || slotsButNoRoom) {
-			p.ranks.reserve(s, int(c.entry))
+		if c := &p.candidates.all[i]; !c.placed && c.tokens > room {
+			p.ranks.reserveOnce(s, int(c.entry))
+			return
+		}
+	}
+}
+
+// reserveForLeftOut reserves a rank for the first overdue candidate that was not placed, because the ranks that still have a free slot have
+// no room for it.
+func reserveForLeftOut(p *evenkeel, s *Snapshot) {
+	for i := range p.candidates.overdueCount {
+		if c := &p.candidates.all[i]; !c.placed {
+			p.ranks.reserveOnce(s, int(c.entry))
 			return
 		}
 	}
 }
 
 // workerFirst takes the rank with the smallest load, places the candidate there that changes the cost least, and repeats this until
-// p.wanted entries are placed. The candidates are those with the indices from `from` to `to`-1. With goOnInPool, a rank that no such
-// candidate fits gets a later entry of the pool.
-func (p *evenkeel) workerFirst(s *Snapshot, from, to int, goOnInPool bool) {
+// p.wanted entries are placed. The candidates are those with the indices from `from` to `to`-1. If it goes on in the pool, a rank that no
+// such candidate fits gets a later entry of the pool.
+func (p *evenkeel) workerFirst(s *Snapshot, from, to int, goesOn bool) {
 	order := p.sortByGain(from, to)
 	p.start.noneFits = sized(p.start.noneFits, len(p.loads.load))
 	clear(p.start.noneFits)
-	for len(p.placed) < p.wanted && (len(order) > 0 || goOnInPool) {
+	for len(p.placed) < p.wanted && (len(order) > 0 || goesOn) {
 		g := p.leastLoaded()
 		if g == none { // no slot is free any more, or nothing fits a rank with a free slot
 			return
@@ -114,7 +153,7 @@ func (p *evenkeel) workerFirst(s *Snapshot, from, to int, goOnInPool bool) {
 			continue
 		}
 		candidate := none
-		if goOnInPool {
+		if goesOn {
 			candidate = p.candidates.addFromPool(s, p.ranks.room[g])
 		}
 		if candidate == none { // leastLoaded must choose another rank from now on
@@ -129,7 +168,7 @@ func (p *evenkeel) workerFirst(s *Snapshot, from, to int, goOnInPool bool) {
 // for which workerFirst has found no waiting entry that fits (noneFits).
 func (p *evenkeel) leastLoaded() int {
 	best, least := none, int64(0)
-	for _, rank := range p.ranks.withSlots {
+	for _, rank := range p.ranks.hadSlots {
 		g := int(rank)
 		mayTakeEntry := p.ranks.free[g] > 0 && !p.start.noneFits[g]
 		if mayTakeEntry && (best == none || p.loads.load[g] < least) {
@@ -184,24 +223,15 @@ func (p *evenkeel) bestCandidateFor(g int, order []ranked) int {
 	return best
 }
 
-// longestFirst is for many placements at once. It takes one candidate after the other, and places it on the rank with the smallest load
-// that has room for it. The candidates are those with the indices from `from` to `to`-1.
-//
-// Without goOnInPool, these are the overdue entries, which it takes in the order of their waits. With goOnInPool, it first takes the oldest
-// candidates, as many as are still wanted, sorted by prompt length, the longest first. Then it takes the other candidates, and then later
-// entries of the pool, while slots are free.
-func (p *evenkeel) longestFirst(s *Snapshot, from, to int, goOnInPool bool) {
-	order := p.start.order[:0]
-	for i := from; i < to; i++ {
-		if !p.candidates.all[i].placed {
-			order = append(order, ranked{sortValue: p.candidates.all[i].tokens, candidate: int32(i)})
-		}
+// candidateFirst is for many placements at once. It takes one candidate after the other (see inPlacingOrder), and places it on the rank
+// with the smallest load that has room for it, until p.wanted entries are placed. The candidates are those with the indices from `from` to
+// `to`-1. Then, if it goes on in the pool, it places later entries of the pool in the same way.
+func (p *evenkeel) candidateFirst(s *Snapshot, from, to int, goesOn bool) {
+	sortedCount := 0 // onlyRange: the range has the overdue candidates, which stay in the order of their waits
+	if goesOn {
+		sortedCount = p.wanted - len(p.placed) // the oldest candidates, as many as are still wanted: the longest prompts first
 	}
-	p.start.order = order
-	if goOnInPool {
-		oldest := order[:min(len(order), p.wanted-len(p.placed))]
-		slices.SortFunc(oldest, largestFirst) // the longest prompts first
-	}
+	order := inPlacingOrder(p, from, to, sortedCount)
 	p.buildHeap()
 	for _, o := range order {
 		if len(p.placed) >= p.wanted {
@@ -212,7 +242,7 @@ func (p *evenkeel) longestFirst(s *Snapshot, from, to int, goOnInPool bool) {
 			p.heapUpdate(g)
 		}
 	}
-	for goOnInPool && len(p.placed) < p.wanted {
+	for goesOn && len(p.placed) < p.wanted {
 		candidate := p.candidates.addFromPool(s, p.ranks.largestRoom())
 		if candidate == none { // no waiting entry fits any rank
 			return
@@ -221,6 +251,20 @@ func (p *evenkeel) longestFirst(s *Snapshot, from, to int, goOnInPool bool) {
 		p.placeOn(int32(candidate), g)
 		p.heapUpdate(g)
 	}
+}
+
+// inPlacingOrder returns the unplaced candidates of a range as candidateFirst takes them: first the first sortedCount candidates, the
+// longest prompt first, because short prompts then level the loads that long ones leave; then the others in their order.
+func inPlacingOrder(p *evenkeel, from, to, sortedCount int) []ranked {
+	order := p.start.order[:0]
+	for i := from; i < to; i++ {
+		if !p.candidates.all[i].placed {
+			order = append(order, ranked{sortValue: p.candidates.all[i].tokens, candidate: int32(i)})
+		}
+	}
+	p.start.order = order
+	slices.SortFunc(order[:min(len(order), sortedCount)], largestFirst)
+	return order
 }
 
 // leastLoadedFor returns the rank with the smallest load that has a free slot and room for so many tokens; none: there is no such rank.
@@ -233,7 +277,7 @@ func (p *evenkeel) leastLoadedFor(tokens int64) int {
 		return int(h[0])
 	}
 	best := none // the heap does not help to find the next smallest load, so look at all ranks
-	for _, rank := range p.ranks.withSlots {
+	for _, rank := range p.ranks.hadSlots {
 		if g := int(rank); p.ranks.fits(g, tokens) && (best == none || p.lessLoaded(g, best)) {
 			best = g
 		}
@@ -250,7 +294,7 @@ func (p *evenkeel) lessLoaded(a, b int) bool {
 // buildHeap makes a heap of the ranks with a free slot, with the smallest load on top.
 func (p *evenkeel) buildHeap() {
 	h := p.start.heap[:0]
-	for _, g := range p.ranks.withSlots {
+	for _, g := range p.ranks.hadSlots {
 		if p.ranks.free[g] > 0 {
 			h = append(h, g)
 		}

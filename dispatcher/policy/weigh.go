@@ -17,28 +17,28 @@ type Weigher interface {
 	Weigh(s *Snapshot, i int, a Assignment, tokens int64, dst []float64) (lowerIsBetter, ok bool)
 }
 
-// Weigh writes, for each rank, by how many KV tokens the cost falls if the entry is bound there: the load of the entry, less the number of
-// ranks times the rise of the largest load (see appendAssignments). A rank that could not take the entry gets NaN. A larger value is
-// better, so lowerIsBetter is false. ok is false if the last round made no i-th placement. Weigh changes no loads.
-func (p *evenkeel) Weigh(s *Snapshot, i int, _ Assignment, tokens int64, dst []float64) (lowerIsBetter, ok bool) {
+// Weigh writes, for each rank, by how many KV tokens the cost falls if the entry is bound there. The cost is by how many tokens the ranks
+// are below the fullest rank, summed over all ranks (see Cost and tokensSaved). A rank that could not take the entry gets NaN. A larger
+// value is better, so lowerIsBetter is false. ok is false if the last round made no i-th placement. Weigh changes no loads.
+func (p *evenkeel) Weigh(_ *Snapshot, i int, _ Assignment, tokens int64, dst []float64) (lowerIsBetter, ok bool) {
 	if i >= len(p.placed) {
 		return false, false
 	}
 	fillNaN(dst)
 	p.fillSearch(i) // fills p.search with the chosen rank (ownRank), its load without the entry, and the loads of the other ranks
 	l, search, candidate := &p.loads, &p.search, p.placed[i].candidate
-	rankCount := int64(len(s.Workers))
-	peakWithout := max(search.otherRanks.largest, search.loadWithout) // largest load of a rank if the entry is on no rank
-	for _, rank := range p.ranks.withSlots {
+	peakWithoutEntry := peakWithout(p, p.placed[i]) // largest load of a rank if the entry is on no rank
+	for _, rank := range p.ranks.hadSlots {
 		g := int(rank)
-		peak := l.peak() // largest load with the entry on the rank that the policy chose
+		peakWith := l.peak() // largest load with the entry on the rank that the policy chose
 		if g != search.ownRank {
 			if !p.ranks.fits(g, tokens) { // the score stays NaN
 				continue
 			}
-			peak = max(search.otherRanks.largestWithout(g), search.loadWithout, l.load[g]+p.candidates.loadOn(l, candidate, g))
+			loadWith := l.load[g] + p.candidates.loadOn(l, candidate, g)
+			peakWith = max(search.otherRanks.largestWithout(g), search.loadWithout, loadWith)
 		}
-		dst[g] = math.Ldexp(float64(p.candidates.all[candidate].load-rankCount*(peak-peakWithout)), -fixedBits)
+		dst[g] = l.tokensSaved(p.candidates.all[candidate].load, peakWith, peakWithoutEntry)
 	}
 	return false, true
 }
@@ -54,7 +54,7 @@ func (p *greedy) Weigh(s *Snapshot, _ int, a Assignment, tokens int64, dst []flo
 	fillNaN(dst)
 	load := p.loadOn(s, chosen, tokens)
 	p.envelope.removeLoad(chosen, load) // the projected loads must not have the entry while its own score is computed
-	for _, rank := range p.ranks.withSlots {
+	for _, rank := range p.ranks.hadSlots {
 		if g := int(rank); g == chosen || p.ranks.fits(g, tokens) { // the chosen rank had room, even if the entry has filled it
 			dst[g] = p.scoreOf(s, g, tokens)
 		}
@@ -73,21 +73,24 @@ func (p *firstCome) Weigh(s *Snapshot, _ int, a Assignment, tokens int64, dst []
 		return false, false
 	}
 	fillNaN(dst)
+	// The chosen rank counts the entry already, but its value must be the one without it. For ruleLeastF, the entry is taken off the loads,
+	// because it may be in the largest load, from which the margins of all ranks follow. heldTokens and requests change one rank only, so the
+	// loop subtracts the entry there.
 	load := subset.Scaled(tokens, float64(s.Workers[chosen].Cost))
-	p.envelope.removeLoad(chosen, load) // for margins without the entry; heldTokens and requests still have it, and are corrected below
+	p.rankLoads.removeLoad(chosen, load)
 	for g := range s.Workers {
 		if g != chosen && !p.ranks.fits(g, tokens) { // the score stays NaN
 			continue
 		}
 		switch p.rule {
 		case ruleJSQKV:
-			dst[g] = float64(p.envelope.heldTokens[g])
+			dst[g] = float64(p.rankLoads.heldTokens[g])
 			if g == chosen {
 				dst[g] -= float64(tokens)
 			}
 		case ruleLeastF:
 			loadOnG := subset.Scaled(tokens, float64(s.Workers[g].Cost))
-			dst[g] = float64(subset.F0(loadOnG, p.envelope.minMargin(g), len(s.Workers)))
+			dst[g] = float64(subset.F0(loadOnG, p.rankLoads.minMargin(g), len(s.Workers)))
 		default: // p2c and jsq compare numbers of requests
 			dst[g] = float64(p.requests[g])
 			if g == chosen {
@@ -95,7 +98,7 @@ func (p *firstCome) Weigh(s *Snapshot, _ int, a Assignment, tokens int64, dst []
 			}
 		}
 	}
-	p.envelope.addLoad(chosen, load)
+	p.rankLoads.addLoad(chosen, load)
 	return p.rule != ruleLeastF, true
 }
 
@@ -111,19 +114,19 @@ func (s *Snapshot) index(worker int32) (g int, ok bool) {
 	return slices.BinarySearchFunc(s.Workers, worker, func(w Worker, id int32) int { return int(w.ID) - int(id) })
 }
 
-// removeLoad subtracts size (KV tokens times the rank's cost) from the projected load of rank g at every step. Then it computes the peaks,
-// the largest loads of any rank, anew, and minMargin must compute the margins anew when it is asked. A call of addLoad with the same size
-// restores the loads and the peaks.
+// removeLoad subtracts size (KV tokens times the rank's cost) from the projected load of rank g at every step. Then it computes the peak of
+// each step, the largest load of any rank, anew. The margins (a peak less the load of a rank) may all have changed, so minMargin must
+// compute them when it is asked next. A call of addLoad with the same size restores the loads and the peaks.
 func (e *envelope) removeLoad(g int, size int64) {
 	loads := e.loadsOf(g)
-	for h := range loads {
-		loads[h] -= size
+	for step := range loads {
+		loads[step] -= size
 	}
 	clear(e.peaks)
-	for rank := range e.leastMarginAt {
-		for h, load := range e.loadsOf(rank) {
-			e.peaks[h] = max(e.peaks[h], load)
+	for rank := range e.leastMarginStep {
+		for step, load := range e.loadsOf(rank) {
+			e.peaks[step] = max(e.peaks[step], load)
 		}
-		e.leastMarginAt[rank] = notComputed
+		e.leastMarginStep[rank] = notComputed
 	}
 }
