@@ -83,8 +83,9 @@ func (l *Law) padded(rows float64) (size float64, fits bool) {
 func (l *Law) Plain() bool { return l.Form == Eager && l.MostRowsMs == 0 && l.MeanRowsMs == 0 }
 
 // Ms returns how long a step takes in which the ranks do this work, in ms; C0Ms if there are no ranks. It is the sum of C0Ms, the own work
-// of the slowest rank, and the costs that all ranks share. A row is a token that a rank processes in the step. In the form Eager, the
-// step runs without CUDA graphs. In the others, the rows are padded to the size of a graph.
+// of the slowest rank, and the costs that all ranks share. A row is a token that a rank processes in the step. In the form Eager, the step
+// runs without CUDA graphs. In the others (Unmasked, Masked and OwnBuckets), the rows of each rank are padded to the size of a graph. Of
+// these, only Unmasked lets the expert layers compute the padding, too.
 func (l *Law) Ms(ranks []Rank) float64 {
 	if len(ranks) == 0 {
 		return l.C0Ms
@@ -100,7 +101,7 @@ func (l *Law) Ms(ranks []Rank) float64 {
 	if form == Eager { // no graphs, or no graph has room for the rows
 		return l.C0Ms + slowest + l.sharedEagerMs(ranks)
 	}
-	if form == Unmasked { // the expert layers compute the padding of all ranks, too, so each rank has as many rows as the largest
+	if form == Unmasked { // with the padding, each rank has as many rows for the expert layers as the rank with most rows
 		meanRows = mostRows
 	}
 	return l.C0Ms + slowest + l.MostRowsMs*mostRows + l.MeanRowsMs*meanRows
@@ -148,18 +149,18 @@ func (l *Law) ownMs(r *Rank, form Form, mostRows float64) float64 {
 func (r *Rank) rows() float64 { return r.Requests + r.Prompt }
 
 // rowsMs returns how many ms the attention and dense layers of a rank take for its rows and its padding, in a step of this form. A row is a
-// request that decodes or a prompt token, and RequestMs is the time of either. Only without graphs (Eager) does a prompt token have a time
-// of its own. mostRows is the largest number of rows of any rank, padded to the size of a graph.
+// request that decodes or a prompt token. With graphs, each row takes RequestMs. Without graphs (Eager), a prompt token has a time of its
+// own. mostRows is the largest number of rows of any rank, padded to the size of a graph.
 func (l *Law) rowsMs(r *Rank, form Form, mostRows float64) float64 {
 	switch form {
-	case Unmasked, Masked: // each rank is padded to the rank with most rows
-		return l.RequestMs * mostRows
+	case Eager:
+		return l.RequestMs*r.Requests + l.OwnPromptMs*r.Prompt
 	case OwnBuckets: // the rank is padded to a graph of its own
 		rows, _ := l.padded(r.rows())
 		return l.RequestMs * rows
-	case Eager: // handled after the switch
+	case Unmasked, Masked: // they differ only in the expert layers, whose work is not the rank's own
 	}
-	return l.RequestMs*r.Requests + l.OwnPromptMs*r.Prompt // without graphs, a prompt token has a cost of its own
+	return l.RequestMs * mostRows // each rank is padded to the rank with most rows
 }
 
 // sharedEagerMs returns how many ms a step without graphs takes in addition to C0Ms and the slowest rank's own work:
@@ -180,22 +181,28 @@ func (l *Law) sharedEagerMs(ranks []Rank) (ms float64) {
 }
 
 // Assumed returns the law in the form in which policies use it: a model of the ranks' own loads, and how many KV tokens a request counts
-// for (weights). If all ranks are padded to the rank with most requests (Unmasked and Masked), a request makes a step longer only on this
-// rank. But half of its weight is counted on its own rank, because a search that moves single requests finds better moves then, see
-// SplitWeight. The sizes of graphs are left out, because a rank that is just below a size now is above it a few steps later.
+// for (weights): on its own rank (Request), and on the rank with most requests (Row). The ms of a request are
+//
+//	Unmasked           RequestMs + MostRowsMs + MeanRowsMs, on the rank with most requests
+//	Masked             RequestMs + MostRowsMs, on the rank with most requests
+//	Eager, OwnBuckets  RequestMs on its own rank, and MostRowsMs on the rank with most requests
+//
+// In the first two forms, all ranks are padded to the rank with most requests. Half of their sum still counts on the request's own rank,
+// because a search that moves single requests finds better moves then, see SplitWeight. The sizes of graphs are left out, because a rank
+// that is just below a size now is above it a few steps later.
 func (l *Law) Assumed() (load Model, weights RequestCost) {
 	load = l.Model
 	if l.C1Ms <= 0 { // if KV tokens cost no time, a request's cost cannot be expressed in KV tokens
 		return load, weights
 	}
 	switch l.Form {
-	case Unmasked: // expert layers compute the padding, so the rank with most requests determines MostRowsMs and MeanRowsMs
+	case Unmasked: // expert layers compute the padding, so the mean number of rows is that of the rank with most requests
 		load.RequestMs += l.MostRowsMs + l.MeanRowsMs
 		weights = SplitWeight(load.Weight())
 	case Masked: // expert layers skip the padding; MeanRowsMs is left out, because a request costs it on whichever rank it runs
 		load.RequestMs += l.MostRowsMs
 		weights = SplitWeight(load.Weight())
-	case Eager, OwnBuckets: // a request costs RequestMs on its own rank, and MostRowsMs only if this rank has most requests
+	case Eager, OwnBuckets: // no rank is padded to another one; MeanRowsMs is left out as for Masked
 		weights = RequestCost{load.Weight(), l.MostRowsMs / l.C1Ms}
 	}
 	return load, weights

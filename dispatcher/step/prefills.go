@@ -5,9 +5,9 @@ package step
 // slowest rank, and the mean prompt tokens of all ranks. The constant of the line includes the time of a step without any load, so that the
 // line can be learned even if all steps compute prompts.
 type prefillFit struct {
-	line      regression
-	ownShare  float64         // share of a prompt token's cost that falls on the rank that computes it, 0 to 1
-	timeRatio median[float64] // measured time of each of the last steps divided by its expected time
+	line        regression
+	ownShare    float64         // share of a prompt token's cost that falls on the rank that computes it, 0 to 1
+	medianRatio median[float64] // measured time of each of the last steps divided by its expected time
 }
 
 // UsualOwnShare is the share of a prompt token's cost that falls on the rank that computes it, if the config does not give the share. It is
@@ -23,7 +23,8 @@ const UsualOwnPromptMs = 0.02
 
 const (
 	fitPrefills = 100 // number of steps with a prefill from which on the line that is fitted to them is used
-	// Expected time of a step before the first line is known, in ms and in ms per prompt token. Only the test for outliers uses them.
+	// Expected time of a step before the first line is known, in ms and in ms per prompt token. They decide only which steps are outliers, and
+	// which rank counts as the slowest.
 	guessC0Ms, guessTokenMs = 20, 0.1
 )
 
@@ -32,15 +33,8 @@ const (
 // computes it; if it has changed, the line is learned anew.
 func (f *prefillFit) add(m Model, ownShare float64, ranks []Rank, ms float64) {
 	f.setOwnShare(ownShare)
-	costGiven := m.OwnPromptMs+m.SharedPromptMs != 0 // the config or an event of the board gives the cost of prompts
-	costLearned := f.setLearnedCosts(&m)
-	if !costLearned && !costGiven { // nothing is known about the cost of prompts, so guess it
-		m.C0Ms, m.OwnPromptMs, m.SharedPromptMs = max(m.C0Ms, guessC0Ms), ownShare*guessTokenMs, (1-ownShare)*guessTokenMs
-	}
-	ratio := ms / m.Ms(ranks)
-	f.timeRatio.add(ratio)
-	// The expected times may all be wrong by the same factor, so compare the ratio with the typical ratio and not with 1.
-	if ratio < tooShort*f.timeRatio.value || ratio > tooLong*f.timeRatio.value {
+	m = f.withPromptCost(m)
+	if ratio := ms / m.Ms(ranks); !f.isUsualRatio(ratio) {
 		return
 	}
 	slowest := &ranks[m.slowest(ranks)]
@@ -51,8 +45,27 @@ func (f *prefillFit) add(m Model, ownShare float64, ranks []Rank, ms float64) {
 	f.line.add(promptTokens, withoutDecodes)
 }
 
+// withPromptCost returns the model with a cost of prompts: the learned one, else the one that the model has from the config or from an
+// event of the board, else a guess.
+func (f *prefillFit) withPromptCost(m Model) Model {
+	isGiven := m.OwnPromptMs+m.SharedPromptMs != 0
+	isLearned := f.setLearnedCosts(&m)
+	if !isLearned && !isGiven {
+		m.C0Ms, m.OwnPromptMs, m.SharedPromptMs = max(m.C0Ms, guessC0Ms), f.ownShare*guessTokenMs, (1-f.ownShare)*guessTokenMs
+	}
+	return m
+}
+
+// isUsualRatio says whether a step's measured time divided by its expected time (ratio) is near the median of the last ratios. It also adds
+// the ratio to them. It does not compare with 1, because the expected times may all be wrong by the same factor.
+func (f *prefillFit) isUsualRatio(ratio float64) bool {
+	f.medianRatio.add(ratio)
+	median := f.medianRatio.value
+	return ratio >= leastUsualRatio*median && ratio <= mostUsualRatio*median
+}
+
 // hasSteps says whether any step with a prefill was seen, even if it was left out as an outlier.
-func (f *prefillFit) hasSteps() bool { return f.timeRatio.count > 0 }
+func (f *prefillFit) hasSteps() bool { return f.medianRatio.count > 0 }
 
 // setOwnShare sets which share of a prompt token's cost falls on the rank that computes it. If the share changes, the line is learned anew.
 func (f *prefillFit) setOwnShare(ownShare float64) {
@@ -68,17 +81,31 @@ func (f *prefillFit) setLearnedCosts(m *Model) (known bool) {
 	if f.line.n < fitPrefills {
 		return false
 	}
-	line, r2 := f.line.fit()
-	tokenMs, fixedMs := line.C1Ms, line.C0Ms-m.C0Ms // ms per prompt token, and ms that a step takes longer with any prompt
-	if tokenMs <= 0 || fixedMs < 0 || !f.line.slopeIsSure(r2) {
-		// The slope is unknown because steps had about equal loads, or prefills have no fixed cost: use a line through C0Ms.
-		tokenMs, r2 = f.line.slopeFrom(m.C0Ms)
+	tokenMs, fixedMs, known := f.costWithFixedPart(m.C0Ms)
+	if !known { // the steps may show the cost of a token, but no fixed cost
+		tokenMs, known = f.costWithoutFixedPart(m.C0Ms)
 		fixedMs = 0
-		c0Unknown := m.C0Ms == 0
-		if c0Unknown || tokenMs <= 0 || !f.line.slopeIsSure(r2) { // this line shows no cost of prompts either
-			return false
-		}
+	}
+	if !known {
+		return false
 	}
 	m.OwnPromptMs, m.SharedPromptMs, m.PrefillMs = f.ownShare*tokenMs, (1-f.ownShare)*tokenMs, fixedMs
 	return true
+}
+
+// costWithFixedPart returns the cost of prefills by the line: the ms per prompt token, and the ms that a step takes longer with any prompt.
+// This fixed part is the constant of the line less c0Ms, the time of a step without any load. ok is false if the steps do not surely show
+// that tokens cost time, or if the fixed part is below 0.
+func (f *prefillFit) costWithFixedPart(c0Ms float64) (tokenMs, fixedMs float64, ok bool) {
+	line, r2 := f.line.fit()
+	tokenMs, fixedMs = line.C1Ms, line.C0Ms-c0Ms
+	return tokenMs, fixedMs, tokenMs > 0 && fixedMs >= 0 && f.line.slopeIsSure(r2)
+}
+
+// costWithoutFixedPart returns the ms per prompt token if a prefill has no fixed cost: by the line that begins at c0Ms. It needs only one
+// slope, so it can be sure even if all steps had about equal numbers of prompt tokens. ok is false if c0Ms is not known (0), or if the
+// steps do not surely show that tokens cost time.
+func (f *prefillFit) costWithoutFixedPart(c0Ms float64) (tokenMs float64, ok bool) {
+	tokenMs, r2 := f.line.slopeFrom(c0Ms)
+	return tokenMs, c0Ms != 0 && tokenMs > 0 && f.line.slopeIsSure(r2)
 }

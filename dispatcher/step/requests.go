@@ -49,8 +49,9 @@ type sums struct{ n, y, yy float64 }
 // zeroWeight is the index of the candidate with the weight 0, with which the others are compared.
 const zeroWeight = 0
 
-// candidate has the sums for one weight and one of the two bottlenecks. In the names, x is a load and y a time: xx is the sum of the
-// squared loads, and xy the sum of the loads times the times.
+// candidate has the sums for one explanation of the step times: one of the triedWeights of a request, and one of the two bottlenecks. In
+// the names, x is the load of a step by this explanation and y its time: xx is the sum of the squared loads, and xy the sum of the loads
+// times the times.
 type candidate struct {
 	blockX, blockXX, blockXY float64 // sums over the current block; after centre, blockXX and blockXY have only the variation within the block
 	x, xx, xy                float64 // sums over the blocks of the window: xx and xy add up the variation within each block
@@ -68,11 +69,10 @@ type trial struct {
 	drops, squares float64
 }
 
-// add adds a step that took ms to the sums of each candidate, a pair of a weight of a request and a bottleneck (which ranks a step waits
-// for). The load of the step is that of the slowest rank under this pair. After blockSteps steps, the variation within the block is added
-// to the window, so that slow changes between blocks do not count. After windowSteps steps, the best candidate is looked for, and all sums
-// begin anew. If this changes the weight in use, changed is true, and line is the regression of the window's steps with the new weight. It
-// must replace the regression with the old weight.
+// add adds a step that took ms to the sums of each candidate (a weight of a request with a bottleneck). After blockSteps steps, endBlock
+// adds the sums of the block to the window. After windowSteps steps, endWindow looks for the best candidate, and all sums begin anew. If
+// this changes the weight in use, changed is true, and line is the regression of the window's steps with the new weight. It must replace
+// the regression with the old weight.
 func (s *weightSearch) add(ranks []Rank, ms float64) (line regression, changed bool) {
 	loads := loadsByCandidate(ranks)
 	for k := range s.candidates {
@@ -83,7 +83,7 @@ func (s *weightSearch) add(ranks []Rank, ms float64) (line regression, changed b
 	if s.block.n < blockSteps {
 		return line, false
 	}
-	s.endBlock()
+	s.endBlock() // also empties the sums of the block
 	if s.window.n < windowSteps {
 		return line, false
 	}
@@ -95,7 +95,9 @@ func (s *weightSearch) add(ranks []Rank, ms float64) (line regression, changed b
 	return line, changed
 }
 
-// loadsByCandidate returns for each candidate the load of the slowest rank, under the weight and the bottleneck of the candidate.
+// loadsByCandidate returns for each candidate the load of the step: that of the rank for which the step waits, in KV tokens. Each candidate
+// explains step times in its own way, by how many KV tokens a request counts for and by the bottleneck. The first weightCount candidates
+// have the triedWeights with the bottleneck OneRank, and the others have the same weights with TwoRanks.
 func loadsByCandidate(ranks []Rank) (loads [2 * weightCount]float64) {
 	mostKV, mostRequests := 0.0, 0.0
 	for i := range ranks {
@@ -105,15 +107,16 @@ func loadsByCandidate(ranks []Rank) (loads [2 * weightCount]float64) {
 			loads[k] = max(loads[k], kv+triedWeights[k]*requests)
 		}
 	}
-	for k := range triedWeights { // TwoRanks: most KV and most requests, of any ranks
+	for k := range triedWeights { // TwoRanks: the most KV and the most requests, which may be those of two ranks
 		loads[weightCount+k] = mostKV + triedWeights[k]*mostRequests
 	}
 	return loads
 }
 
-// endBlock adds the variation within the current block (the differences from its mean load and mean time) to the window, and begins the
-// next block. With the block, it also tests the weight that the last window found: it adds up by how much this weight lowers the squared
-// error of the block, compared with the weight 0.
+// endBlock adds the current block to the window, and begins the next block. Of the products, it adds only the variation within the block,
+// which comes from the differences from the block's mean load and mean time: a slow change from block to block must not count. With the
+// block, it also tests the weight that the last window found: it compares by how much this weight and the weight 0, with the slopes from
+// that window, lower the squared error of the block.
 func (s *weightSearch) endBlock() {
 	b := s.block
 	for k := range s.candidates {
@@ -123,20 +126,19 @@ func (s *weightSearch) endBlock() {
 	}
 	if t := &s.onTrial; t.candidate > 0 { // 0: the last window found no weight
 		drop := s.candidates[t.candidate].errorDrop(t.slope) - s.candidates[zeroWeight].errorDrop(t.zeroSlope)
-		t.blocks++
-		t.drops += drop
-		t.squares += drop * drop
+		t.addDrop(drop)
 	}
 	for k := range s.candidates {
 		c := &s.candidates[k]
 		c.blockX, c.blockXX, c.blockXY = 0, 0, 0
 	}
-	// b.yy - b.y*b.y/b.n is the sum of the squared differences from the block's mean time.
-	s.window = sums{s.window.n + b.n, s.window.y + b.y, s.window.yy + b.yy - b.y*b.y/b.n}
+	s.window = sums{s.window.n + b.n, s.window.y + b.y, s.window.yy + b.yy - b.y*b.y/b.n} // with yy centred as by centre
 	s.block = sums{}
 }
 
-// centre turns the sums of the current block b into sums of the differences from the block's mean load and mean time.
+// centre turns blockXX and blockXY into sums of the differences from the block's mean load and mean time: the sum of all products of such
+// differences is the sum of x*y, less the sum of x times the sum of y, divided by the number of steps. b has this number and the sum of the
+// times.
 func (c *candidate) centre(b *sums) {
 	c.blockXX, c.blockXY = c.blockXX-c.blockX*c.blockX/b.n, c.blockXY-c.blockX*b.y/b.n
 }
@@ -149,25 +151,26 @@ func (s *weightSearch) inUse() requestWeight {
 	return requestWeight{tokensPerRequest: s.assumed}
 }
 
-// endWindow finds the best weight of a request in the window that ends, and says whether the weight in use has changed. The result of the
-// previous window comes into use if the steps of the present window surely fit it better than the weight 0. If they do not, but surely fit
-// the weight 0 better than the weight in use, the best weight of the present window comes into use, which may be 0. bottleneckSure then
-// says whether it is also certain which ranks' requests make a step longer.
+// endWindow finds the best weight of a request in the window that ends, and says whether the weight in use has changed. A weight that was
+// found in one window comes into use only when the next window, whose steps were not used to find it, has confirmed it. The exception is a
+// weight in use that surely fits worse than the weight 0: the best weight of the present window, which may be 0, replaces it untested.
 func (s *weightSearch) endWindow() (changed bool) {
 	inUseBefore, previous := s.inUse(), s.onTrial
 	present := s.bestOfWindow()
 	s.onTrial = present // the next window tests it
-	if previous.confirmed() {
+	switch {
+	case previous.confirmed(): // by the steps of the window that ends now
 		s.adopt(&previous, &present)
-	} else if inUseBefore.tokensPerRequest > 0 && s.zeroFitsBetter() {
+	case inUseBefore.tokensPerRequest > 0 && s.zeroFitsBetter():
 		s.found, s.isFound, s.bottleneckSure = present.best, true, present.bottleneckSure
 	}
 	return s.inUse() != inUseBefore
 }
 
-// adopt brings the weight that the previous window found into use. If the present window has found the same bottleneck, the geometric mean
-// of both windows' weights is used. The old weight stays if it differs by at most leastChange and has the same bottleneck. The bottleneck
-// is sure only if both windows were sure of it.
+// adopt brings the weight that the previous window found into use, because the steps of the present window have confirmed it. If the
+// present window has found the same bottleneck (which ranks' requests make a step longer), the geometric mean of both windows' weights is
+// used. A weight that was found earlier stays if the new one differs by at most leastChange and has the same bottleneck. The bottleneck is
+// sure only if both windows were sure of the same one.
 func (s *weightSearch) adopt(previous, present *trial) {
 	found := previous.best
 	presentFound := present.candidate > 0 // 0: no weight was surely better than the weight 0
@@ -185,27 +188,17 @@ func (s *weightSearch) adopt(previous, present *trial) {
 }
 
 // bestOfWindow returns the candidate (a weight of a request and a bottleneck) with the smallest error in the window; the zero trial if none
-// is surely better than the weight 0. The bottleneck says which rank's requests make a step longer: those of the rank with the largest
-// load (OneRank), or those of the rank with most requests, to which all ranks are padded (TwoRanks). It is sure if the best candidate with
-// the other bottleneck has a surely larger error.
+// is surely better than the weight 0. The bottleneck says which ranks' requests make a step longer: those of the rank with the largest load
+// (OneRank), or those of the rank with most requests, to which all ranks are padded (TwoRanks). It is sure if the best candidate with the
+// other bottleneck has a surely larger error.
 func (s *weightSearch) bestOfWindow() trial {
-	best, zeroError := zeroWeight, s.candidates[zeroWeight].minSquaredError(&s.window)
-	least, leastOneRank, leastTwoRanks := zeroError, zeroError, zeroError
-	for k := range s.candidates {
-		weight, squaredError := candidateWeight(k), s.candidates[k].minSquaredError(&s.window)
-		largerIsShorter := s.candidates[k].xy <= 0           // steps with larger loads were shorter, so the loads do not explain the times
-		if weight.tokensPerRequest == 0 || largerIsShorter { // the weight 0 is what the others are compared with
-			continue
-		}
-		if weight.waitsForOneRank {
-			leastOneRank = min(leastOneRank, squaredError)
-		} else {
-			leastTwoRanks = min(leastTwoRanks, squaredError)
-		}
-		if squaredError < least {
-			best, least = k, squaredError
-		}
+	zeroError := s.candidates[zeroWeight].minSquaredError(&s.window)
+	best, leastOneRank := s.bestCandidate(0, zeroError)
+	bestTwoRanks, leastTwoRanks := s.bestCandidate(weightCount, zeroError)
+	if leastTwoRanks < leastOneRank {
+		best = bestTwoRanks
 	}
+	least := min(leastOneRank, leastTwoRanks)
 	if best == zeroWeight || zeroError-least <= s.sureDifference(least) { // chance may explain that the best is better than the weight 0
 		return trial{}
 	}
@@ -213,6 +206,20 @@ func (s *weightSearch) bestOfWindow() trial {
 	t.bottleneckSure = math.Abs(leastOneRank-leastTwoRanks) > s.sureDifference(least)
 	t.best.tokensPerRequest *= s.refinement(best, least) // a factor near 1: the best weight usually lies between two tried weights
 	return t
+}
+
+// bestCandidate returns the candidate with the smallest error in the window among those of one bottleneck, which begin at the index first,
+// and this error. If no weight has a smaller error than the weight 0 (zeroError), it returns zeroWeight and zeroError.
+func (s *weightSearch) bestCandidate(first int, zeroError float64) (best int, least float64) {
+	best, least = zeroWeight, zeroError
+	for k := first + 1; k < first+weightCount; k++ { // the first one has the weight 0
+		c := &s.candidates[k]
+		largerIsShorter := c.xy <= 0 // steps with larger loads were shorter, so the loads do not explain the times
+		if squaredError := c.minSquaredError(&s.window); !largerIsShorter && squaredError < least {
+			best, least = k, squaredError
+		}
+	}
+	return best, least
 }
 
 // candidateWeight returns the weight and the bottleneck of candidate k. The first weightCount candidates have the bottleneck OneRank, and
@@ -225,9 +232,11 @@ func candidateWeight(k int) requestWeight {
 // fits a parabola to the errors of this candidate (least) and its two neighbours, and takes the weight at its lowest point. The factor is 1
 // if one of the neighbours is missing or has the weight 0.
 func (s *weightSearch) refinement(best int, least float64) float64 {
-	if k := best % weightCount; k <= 1 || k == weightCount-1 { // k is the index in triedWeights
+	k := best % weightCount // index in triedWeights: the candidates have all weights with OneRank, then all with TwoRanks
+	if belowIsZero, aboveIsMissing := k <= 1, k == weightCount-1; belowIsZero || aboveIsMissing {
 		return 1
 	}
+	// A neighbour may have a smaller error if bestOfWindow left it out, because with it larger loads would make steps shorter.
 	below := max(least, s.candidates[best-1].minSquaredError(&s.window))
 	above := max(least, s.candidates[best+1].minSquaredError(&s.window))
 	bend := below - 2*least + above
@@ -262,6 +271,13 @@ func (s *weightSearch) sureDifference(least float64) float64 {
 // y^2 - (y-slope*x)^2 over its steps, where x is a load and y a time. The block's sums must be centred.
 func (c *candidate) errorDrop(slope float64) float64 {
 	return 2*slope*c.blockXY - slope*slope*c.blockXX
+}
+
+// addDrop adds to the test by how much the trial's weight lowers the squared error of a block, compared with the weight 0.
+func (t *trial) addDrop(drop float64) {
+	t.blocks++
+	t.drops += drop
+	t.squares += drop * drop
 }
 
 // confirmed says whether the trial's weight surely lowers the errors of the blocks: the mean drop is larger than sureDrop times its
@@ -300,22 +316,33 @@ func nearest(weight float64) int {
 }
 
 // windowRegression returns the regression that would result from adding all steps of the window with the weight that is in use now. The
-// window has its steps in blocks, and its sums of products (xx, xy and yy) have only the differences from the means of these blocks. A
-// regression has no blocks, and its sums are of the loads and times themselves.
+// window's sums of products (xx, xy and yy) have only the variation within blocks, but those of a regression are of the loads and times
+// themselves. Therefore it adds to each what the means of the window contribute: the sum of one factor times the sum of the other, divided
+// by n.
 func (s *weightSearch) windowRegression() regression {
-	inUse, w := s.inUse(), &s.window
+	c, w := s.candidateInUse(), &s.window
+	r := regression{
+		requestWeight: s.inUse(), n: uint64(w.n), w: w.n, x: c.x, y: w.y,
+		xx: c.xx + c.x*c.x/w.n, xy: c.xy + c.x*w.y/w.n, yy: w.yy + w.y*w.y/w.n,
+	}
+	r.boundWeight()
+	return r
+}
+
+// candidateInUse returns the candidate with the bottleneck that is in use and, of the tried weights, the one nearest to the weight in use.
+func (s *weightSearch) candidateInUse() *candidate {
+	inUse := s.inUse()
 	k := nearest(inUse.tokensPerRequest)
 	if !inUse.waitsForOneRank { // candidates with TwoRanks are stored after those with OneRank
 		k += weightCount
 	}
-	c := &s.candidates[k]
-	// Add to each sum of products what the mean load and the mean time of the window contribute to it.
-	r := regression{
-		requestWeight: inUse, n: uint64(w.n), w: w.n, x: c.x, y: w.y, xx: c.xx + c.x*c.x/w.n, xy: c.xy + c.x*w.y/w.n, yy: w.yy + w.y*w.y/w.n,
-	}
-	// In a regression, older steps count less, so the weights of all its steps add up to at most 1/(1-fade). Scale the sums down to that.
-	if scale := 1 / (1 - fade) / w.n; scale < 1 {
+	return &s.candidates[k]
+}
+
+// boundWeight scales the sums of a regression down if its steps weigh more than is possible after many steps. Older steps count less, by
+// the factor fade for each later step, so the weights of all steps add up to at most 1/(1-fade).
+func (r *regression) boundWeight() {
+	if scale := 1 / (1 - fade) / r.w; scale < 1 {
 		r.w, r.x, r.y, r.xx, r.xy, r.yy = scale*r.w, scale*r.x, scale*r.y, scale*r.xx, scale*r.xy, scale*r.yy
 	}
-	return r
 }

@@ -28,27 +28,27 @@ type Times struct {
 	Configured Model // model from the config, used until one is learned; zero: none
 	GivenModel Model // model that an event of the board has set, as in replays; it replaces a learned model; zero: none
 
-	lengths       median[time.Duration] // median length of the last steps
-	plainLengths  median[time.Duration] // median length of the last steps without a prefill, counted since the first step with a prefill
-	assumedPlain  time.Duration         // assumed length of steps without a prefill, from which Least follows; 0: not known
-	weights       weightSearch
-	prefills      prefillFit
-	meanMs        float32 // mean length of a step in ms, in which a step counts half after 32 further steps; 0: no step yet
-	meanDeviation float64 // mean distance of the lengths of steps without a prefill from the line, in ms; older steps count less
-	tokensPerStep float64 // mean number of tokens that a request gets per step; older steps count less; 0: not known
-	learned       LearnedSteps
-	buckets       [len(bounds)]uint64
-	sumMs         float64
+	medianLength      median[time.Duration] // median length of the last steps
+	medianPlainLength median[time.Duration] // median length of the last steps without a prefill, counted since the first step with a prefill
+	assumedPlain      time.Duration         // assumed length of steps without a prefill, from which Least follows; 0: not known
+	weights           weightSearch
+	prefills          prefillFit
+	meanMs            float32 // mean length of a step in ms, in which a step counts half after 32 further steps; 0: no step yet
+	meanDeviation     float64 // mean distance of the lengths of steps without a prefill from the line, in ms; older steps count less
+	tokensPerStep     float64 // mean number of tokens that a request gets per step; older steps count less; 0: not known
+	learned           LearnedSteps
+	buckets           [len(bounds)]uint64
+	sumMs             float64
 }
 
 // bounds are the upper bounds of the buckets of the metric evenkeel_step_seconds, in s. Longer steps are in no bucket but in the count.
 var bounds = [...]float64{.005, .01, .015, .02, .03, .04, .05, .06, .08, .1, .15, .2, .3, .5, 1, 2}
 
 const (
-	// The model does not learn from a step that is shorter than tooShort times the typical length, or longer than tooLong times. Such lengths
-	// come from an engine that stood still, or from a step whose report was missed.
-	tooShort = 0.4
-	tooLong  = 2.5
+	// A step is usual if its length is from leastUsualRatio to mostUsualRatio times the median length. The model learns only from usual steps.
+	// Other lengths come from an engine that stood still, or from a step whose report was missed.
+	leastUsualRatio = 0.4
+	mostUsualRatio  = 2.5
 	// If a reported step brings more than severalStepsFrom times the usual tokens, the report covers several steps.
 	severalStepsFrom = 1.3
 	// In the search for the weight of a request, a step's distance from the line counts as at most maxDeviations times the mean distance.
@@ -67,13 +67,13 @@ func (s *Times) Add(length time.Duration) {
 	if length <= 0 {
 		return
 	}
-	s.lengths.add(length)
+	s.medianLength.add(length)
 	seconds := length.Seconds()
 	s.sumMs += seconds * 1000
 	if i, _ := slices.BinarySearch(bounds[:], seconds); i < len(bounds) {
 		s.buckets[i]++
 	}
-	if !isUsual(length, s.lengths.value) { // an engine stood still, or a report was missed
+	if !isUsual(length, s.medianLength.value) { // too far from the median: an engine stood still, or a report was missed
 		return
 	}
 	ms := seconds * 1000
@@ -94,7 +94,9 @@ type Sample struct {
 
 // Learn learns from a sample. From a step without prompts it learns the model of decodes, and from a step with prompts how much longer
 // prompts make a step. A sample with far more tokens than usual covers several steps, and a sample with far fewer is no step, so neither
-// changes a model. Learn keeps no reference to the sample.
+// changes a model. Steps without a prefill have an assumed length (assumedPlain), and Least, the limit below which no step is reported,
+// follows it. Each sample of several steps or with a prefill shortens this length a little, until such a step is measured again. Learn
+// keeps no reference to the sample.
 func (s *Times) Learn(t Sample) {
 	weight := s.fittedWeight()
 	slowest := weight.slowestOf(t.Ranks)
@@ -113,7 +115,7 @@ func (s *Times) Learn(t Sample) {
 	switch {
 	case isNoStep: // only late tokens: the length is not that of a step
 	case several: // the report covers several steps, so the length of one is not known
-		s.shortenAssumedPlain() // steps may have become much shorter than Least, so that the step detector takes several for one
+		s.shortenAssumedPlain() // steps may have become shorter than Least, so that the step detector takes several for one
 	case !hasPrefill:
 		if usualLength := s.learnPlainLength(t.Length); usualLength {
 			s.learnDecode(t.Ranks, &slowest, weight, ms)
@@ -128,28 +130,30 @@ func (s *Times) Learn(t Sample) {
 // measured. If the assumed length stayed far too long, Least would be too long as well, and the step detector would not find short steps.
 func (s *Times) shortenAssumedPlain() {
 	if s.assumedPlain == 0 { // no such step was measured so far, so begin with the median of all steps
-		s.assumedPlain = s.lengths.value
+		s.assumedPlain = s.medianLength.value
 	}
 	s.assumedPlain -= s.assumedPlain / 32
 }
 
 // learnPlainLength says whether the length of a plain step, one without a prefill, is usual for such steps. Once any step had a prefill, it
 // also learns the length: the median of plain steps, and assumedPlain, from which Least (the shortest usual length of a step) follows.
+// Between plain steps, shortenAssumedPlain makes assumedPlain shorter.
 func (s *Times) learnPlainLength(length time.Duration) (usualLength bool) {
 	if !s.prefills.hasSteps() { // all steps so far were plain, so their median is that of all steps (lengths), which Add learns
-		return isUsual(length, s.lengths.value)
+		return isUsual(length, s.medianLength.value)
 	}
-	s.plainLengths.add(length)
-	// The median follows slowly when steps become much shorter. If assumedPlain stayed far too long meanwhile, the step detector would
-	// not find the short steps (see Least). So a single short step lowers assumedPlain to twice its length at once.
-	s.assumedPlain = min(s.plainLengths.value, 2*length)
-	return isUsual(length, s.plainLengths.value)
+	s.medianPlainLength.add(length)
+	// The median follows slowly when steps become much shorter. If assumedPlain stayed far too long meanwhile, the step detector would not
+	// find the short steps (see Least). So after a single short step, assumedPlain is at most twice its length, until the next plain step.
+	s.assumedPlain = min(s.medianPlainLength.value, 2*length)
+	return isUsual(length, s.medianPlainLength.value)
 }
 
-// learnDecode adds a step without a prefill that took ms to the line of step time over load (regression), to the sums from which replays
-// compute means (learned), and to the search for the weight of a request. Only the search gets a clipped time, because a few outliers
-// could lead it to a wrong weight. slowest is the work for which the step waited under the given weight. If the search changes the weight,
-// its regression replaces the present one.
+// learnDecode adds a step without a prefill that took ms to the three things that are learned from such steps: the line of step time over
+// load (regression), the sums from which replays compute means (learned), and the search for the weight of a request (weights). slowest is
+// the work for which the step waited under the given weight. The search tries other weights, under which it may be the work of another
+// rank, so it gets all ranks. It also gets a clipped time, because a few outliers could lead it to a wrong weight. If the search changes
+// the weight, its regression, with the new weight, replaces the present one.
 func (s *Times) learnDecode(ranks []Rank, slowest *Rank, weight requestWeight, ms float64) {
 	if weight != s.regression.requestWeight { // Configure has changed the weight
 		s.regression = regression{requestWeight: weight}
@@ -158,7 +162,7 @@ func (s *Times) learnDecode(ranks []Rank, slowest *Rank, weight requestWeight, m
 	clippedMs := s.clipOutlier(load, ms) // compared with the line from before this step
 	s.regression.add(load, ms)
 	s.learned.add(slowest, ms)
-	if line, changed := s.weights.add(ranks, clippedMs); changed { // loads in the old regression used the old weight, so replace it
+	if line, changed := s.weights.add(ranks, clippedMs); changed {
 		s.regression = line
 	}
 }
@@ -204,10 +208,10 @@ func (s *Times) Weight() float64 {
 func (s *Times) KnownWeight() float64 { return s.fittedWeight().tokensPerRequest }
 
 // Bottleneck returns which ranks' requests make steps longer: OneRank, those of the rank with the largest load, or TwoRanks, those of the
-// rank with most requests, to which all ranks are padded. It is UnknownBottleneck until the steps have surely shown it. A given model does
-// not show it.
+// rank with most requests, to which all ranks are padded while they also wait for the rank with most KV. It is UnknownBottleneck until the
+// steps have surely shown it. A given model does not show it, and neither do steps in which a request itself takes no time.
 func (s *Times) Bottleneck() Bottleneck {
-	search := &s.weights // the search for the weight of a request
+	search := &s.weights // the search for the weight of a request: how many KV tokens take as long as one request
 	requestTakesTime := search.found.tokensPerRequest != 0
 	sure := search.isFound && search.bottleneckSure && requestTakesTime
 	switch {
@@ -219,9 +223,9 @@ func (s *Times) Bottleneck() Bottleneck {
 	return TwoRanks
 }
 
-// fittedWeight returns the weight of a request in the loads to which step times are fitted: that of the given model, else the learned
-// weight, else the configured weight (0: none is configured). Given and configured models have one load per rank, in which requests count,
-// so a step waits for one rank, that with the largest load.
+// fittedWeight returns the weight of a request, as how many KV tokens it counts, in the loads over which the line of step times is fitted.
+// It is that of the given model, else the learned weight, else the configured weight (0: none is configured). A given or configured model
+// computes one load per rank from its KV and its requests together, so with them a step waits for one rank: the one with the largest load.
 func (s *Times) fittedWeight() requestWeight {
 	switch {
 	case s.GivenModel.C1Ms > 0:
@@ -284,6 +288,13 @@ func (t *LearnedSteps) add(slowest *Rank, ms float64) {
 	t.Ms += ms
 }
 
+// minus returns the sums over the steps since before.
+func (t *LearnedSteps) minus(before *LearnedSteps) LearnedSteps {
+	return LearnedSteps{
+		Steps: t.Steps - before.Steps, Tokens: t.Tokens - before.Tokens, Requests: t.Requests - before.Requests, Ms: t.Ms - before.Ms,
+	}
+}
+
 // Line is the learned model of step times, with what a replay of these steps needs in addition.
 type Line struct {
 	Model            // C1Ms is 0 if step lengths do not depend on the load
@@ -293,13 +304,14 @@ type Line struct {
 }
 
 // Line returns the model of steps for replays: the model in force, whether learned, configured or given (InForce), else a learned line that
-// is good enough for a replay, but not for policies. Only then is InForce false although C1Ms is set.
+// is good enough for a replay, but not for policies. Only then is InForce false although C1Ms is set. Beside the model it returns
+// PrefillC0Ms, the fixed part of a step with a prefill, from which a replay takes what a prefill adds to a step (see ThroughStepsSince).
 func (s *Times) Line() Line {
 	l := Line{Learned: s.learned}
 	l.Model, _, _ = s.Model()
 	// A given model has a cost of prefills of its own, so the learned one does not belong to it.
 	if m, ok := s.modelWithPrefills(); ok && s.GivenModel == (Model{}) {
-		l.PrefillC0Ms = m.C0Ms + m.PrefillMs
+		l.PrefillC0Ms = m.C0Ms + m.PrefillMs // the fixed part of any step, and what a prefill adds to it
 	}
 	l.InForce = l.C1Ms > 0
 	if l.InForce {
@@ -316,21 +328,22 @@ func (s *Times) Line() Line {
 func (l *Line) Known() bool { return l.Learned.Steps > 0 || l.PrefillC0Ms > 0 }
 
 // ThroughStepsSince returns the line as a model. It changes C0Ms so that the line goes through the mean of the steps since before, which
-// has earlier sums of the same steps. Steps with a prefill keep their learned length. If there are few steps without a prefill, C0Ms is at
-// most the fixed part of a step with a prefill, because some of these few steps may have had an unnoticed prefill.
+// has earlier sums of the same steps. If there are none, C0Ms stays as it is; if it is not known either, the line goes through all steps.
+// Steps with a prefill keep their learned length. If there are few steps without a prefill, C0Ms is at most the fixed part of a step with a
+// prefill, because some of these few steps may have had an unnoticed prefill.
 func (l *Line) ThroughStepsSince(before LearnedSteps) Model {
-	m, all := l.Model, &l.Learned
-	if all.Steps == before.Steps && m.C0Ms == 0 { // no steps were learned since before, so use all steps, however old
-		before = LearnedSteps{}
+	m := l.Model
+	since := l.Learned.minus(&before)
+	if since.Steps == 0 && m.C0Ms == 0 { // no step to go through, and no C0Ms to keep, so use all steps, however old
+		since = l.Learned
 	}
-	n := all.Steps - before.Steps // number of steps whose mean the line goes through
-	if n > 0 {
+	if since.Steps > 0 {
 		// C0Ms becomes the mean length of these steps, less the time that their mean load takes by the line.
-		m.C0Ms = max(0, (all.Ms-before.Ms-m.C1Ms*(all.Tokens-before.Tokens)-m.RequestMs*(all.Requests-before.Requests))/n)
+		m.C0Ms = max(0, (since.Ms-m.C1Ms*since.Tokens-m.RequestMs*since.Requests)/since.Steps)
 	}
 	if l.PrefillC0Ms > 0 {
-		unknown := n == 0 && m.C0Ms == 0                   // no step without a prefill was learned
-		doubtful := n < fitSteps && m.C0Ms > l.PrefillC0Ms // the fixed part of a step grows with a prefill, never shrinks
+		unknown := since.Steps == 0 && m.C0Ms == 0                   // no step without a prefill was learned
+		doubtful := since.Steps < fitSteps && m.C0Ms > l.PrefillC0Ms // the fixed part of a step grows with a prefill, never shrinks
 		if unknown || doubtful {
 			m.C0Ms = l.PrefillC0Ms
 		}
@@ -342,7 +355,7 @@ func (l *Line) ThroughStepsSince(before LearnedSteps) Model {
 // isUsual says whether a step is neither too short nor too long, compared with the typical length, to learn from it.
 func isUsual(length, typical time.Duration) bool {
 	ratio := length.Seconds() / typical.Seconds()
-	return ratio >= tooShort && ratio <= tooLong
+	return ratio >= leastUsualRatio && ratio <= mostUsualRatio
 }
 
 // The sources of a step model: learned from steps, from the config, or set by an event of the board.
@@ -374,13 +387,15 @@ func (s *Times) Model() (m Model, source string, r2 float64) {
 	return m, source, r2
 }
 
-// WhyNoModel says in words, for operators, why no model is in force. r2 is the share of the variance that the learned model explains.
+// WhyNoModel says in words, for operators, why no model is in force: too few steps were measured, or the line of step times over the load
+// of the fullest rank explains too little of them (r2, the explained share of their variance), or by this line larger loads do not make
+// steps longer.
 func (s *Times) WhyNoModel(r2 float64) string {
 	if s.n < fitSteps {
 		return fmt.Sprintf("it is learned from %d steps, and %d were told so far", fitSteps, s.n)
 	}
 	how := fmt.Sprintf("R2 %.2f of %s steps", r2, stats.Grouped(s.n))
-	if r2 >= fitR2 { // the line explains the times, so it is not in force because its slope is not positive
+	if slopeNotPositive := r2 >= fitR2; slopeNotPositive { // nothing else keeps a line that explains the times from being in force
 		how = fmt.Sprintf("by %s steps, it is shorter where that rank is fuller", stats.Grouped(s.n))
 	}
 	return fmt.Sprintf("step time does not follow the fullest rank (%s): does its load hardly matter, or are they no barrier group?", how)
@@ -402,18 +417,20 @@ func (s *Times) Samples() uint64 { return s.n }
 // could make Least so large that normal steps would be taken for parts of one step.
 const fewSteps = 8
 
-// Least returns the shortest usual length of a step; 0: not known yet. Once steps with a prefill were seen, it is computed from the steps
-// without a prefill: if most steps have a prefill, the others are far shorter than the median, and a limit that follows the median would
-// make the step detector miss them. While no such step is measured, their assumed length becomes shorter and shorter. So that Least does
-// not approach 0, it is at least a maxMedianToPlain-th of the median.
+// Least returns the shortest usual length of a step; 0: not known yet. It is leastUsualRatio of the median length. Once steps with a
+// prefill were seen, it is that share of assumedPlain, the assumed length of a step without a prefill: if most steps have a prefill, the
+// others are far shorter than the median, and a limit that follows the median would make the step detector miss them. While no such step is
+// measured, assumedPlain becomes shorter and shorter. So that Least does not approach 0, it is at least a maxMedianToPlain-th of the
+// median.
 func (s *Times) Least() time.Duration {
-	if s.lengths.count < fewSteps {
+	if s.medianLength.count < fewSteps {
 		return 0
 	}
 	if !s.prefills.hasSteps() || s.assumedPlain == 0 {
-		return time.Duration(tooShort * float64(s.lengths.value))
+		return time.Duration(leastUsualRatio * float64(s.medianLength.value))
 	}
-	return max(time.Duration(tooShort*float64(s.assumedPlain)), s.lengths.value/maxMedianToPlain)
+	leastPlain := time.Duration(leastUsualRatio * float64(s.assumedPlain))
+	return max(leastPlain, s.medianLength.value/maxMedianToPlain)
 }
 
 // Histogram has the values of the metric evenkeel_step_seconds: number of steps, sum of their lengths, and steps per bucket.
@@ -425,7 +442,7 @@ type Histogram struct {
 
 // Histogram returns the number and the lengths of all steps so far, in the form of the metric evenkeel_step_seconds.
 func (s *Times) Histogram() Histogram {
-	h := Histogram{Count: s.lengths.count, Seconds: s.sumMs / 1000, Buckets: make(map[float64]uint64, len(bounds))}
+	h := Histogram{Count: s.medianLength.count, Seconds: s.sumMs / 1000, Buckets: make(map[float64]uint64, len(bounds))}
 	var cumulative uint64 // buckets has the steps between two bounds, but the metric counts all steps up to a bound
 	for i, bound := range bounds {
 		cumulative += s.buckets[i]

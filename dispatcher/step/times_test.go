@@ -102,7 +102,7 @@ func TestStallsAreNoSamples(t *testing.T) {
 	s.Learn(full(120_000, 2*time.Second))
 	require.Equal(t, n, s.n)
 	require.Equal(t, before, s.meanMs)
-	require.EqualValues(t, 501, s.lengths.count, "but the histogram has it")
+	require.EqualValues(t, 501, s.medianLength.count, "but the histogram has it")
 	s.Add(75 * time.Millisecond)
 	s.Learn(full(120_000, 75*time.Millisecond))
 	require.Equal(t, n+1, s.n)
@@ -262,5 +262,5 @@ func TestStreamsThatSpeakLateAreNoStep(t *testing.T) {
 		}
 	}
 	require.Equal(t, 6*time.Millisecond, s.Least(), "a step without a prefill may be so short")
-	require.Zero(t, s.plainLengths.count)
+	require.Zero(t, s.medianPlainLength.count)
 }
