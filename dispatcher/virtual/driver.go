@@ -115,12 +115,14 @@ func (d *Driver) carryOut(effects []board.Effect, now time.Time) {
 type StepCounter struct {
 	Key    board.GroupKey
 	Number uint32  // number of the present step, from 1
-	Since  float64 // when the last step was reported, in ms; NaN: none was reported since the group was last idle
+	Since  float64 // when the last step was reported, in ms; noLastStep (NaN): none was reported since the group was last idle
 	steps  board.Steps
 }
 
+var noLastStep = math.NaN() // as StepCounter.Since
+
 func newStepCounter(key board.GroupKey) StepCounter {
-	return StepCounter{Key: key, Number: 1, Since: math.NaN(), steps: board.Steps{Group: key}}
+	return StepCounter{Key: key, Number: 1, Since: noLastStep, steps: board.Steps{Group: key}}
 }
 
 // reportStep gives the boards the present step of a group, as the server's step detector does. now is the time of the report, in ms. The
@@ -128,15 +130,15 @@ func newStepCounter(key board.GroupKey) StepCounter {
 func (d *Driver) reportStep(counter *StepCounter, now float64) {
 	if d.idleGroups[counter.Key.Name] { // the time since the last step was not that of one step
 		delete(d.idleGroups, counter.Key.Name)
-		counter.Since = math.NaN()
+		counter.Since = noLastStep
 	}
 	reported := board.Step{Number: counter.Number}
-	if !math.IsNaN(counter.Since) {
+	if hasLastStep := !math.IsNaN(counter.Since); hasLastStep {
 		reported.Length = time.Duration(math.Round((now - counter.Since) * float64(time.Millisecond)))
 	}
 	counter.Since = now
 	counter.steps.List = append(counter.steps.List[:0], reported)
-	d.Count(now)
+	d.Count(now) // the boards learn from a step together with the tokens that it brought
 	d.Apply(&counter.steps, now)
 }
 

@@ -77,25 +77,27 @@ func (e *Engines) nextEndedKVExpiry(g *Group) float64 {
 	return next
 }
 
-// Place gives a request to the rank to which the boards have bound it. The rank begins to pull its KV at once or, with MaxRunning, when a
-// step begins.
+// Place gives a request to the rank to which the boards have bound it. The rank begins to pull its KV at once if there is room. A rank with
+// MaxRunning pulls KV only when a step begins, so startStep does it.
 func (e *Engines) Place(r *Rank, q Request) {
 	q.DecodesFrom, q.EarliestStep = KVNotReady, r.Group.earliestStep()
 	r.Requests = append(r.Requests, q)
-	if r.MaxRunning == 0 { // without MaxRunning, the rank pulls KV at any time; with it, only when a step begins
-		r.EndedKV.Expire(e.Instant(e.Now))
+	if pullsAtAnyTime := r.MaxRunning == 0; pullsAtAnyTime {
+		r.EndedKV.Expire(e.Instant(e.Now)) // the KV of ended answers that the rank no longer keeps makes room
 		e.reserveKV(r, q.EarliestStep)
 		e.assignSlots(r)
 	}
 }
 
-// Put puts a request on a rank when the simulation begins, with the tokens that the request has got already.
+// Put puts a request on a rank when the simulation begins, with the tokens that the request has got already. Only a request with a
+// reservation counts in the rank's KV now; reserveKV counts the others when there is room. setCounts shows the boards the tokens that the
+// request has got.
 func (e *Engines) Put(r *Rank, q Request) {
 	e.Driver.resetCounts(q.Slot)
 	if q.Reserved {
 		r.KV += int64(q.Prompt) + int64(q.Gen)
 	}
-	if q.FirstStep != 0 { // the request has tokens
+	if hasTokens := q.FirstStep != 0; hasTokens {
 		e.setCounts(q.Slot, q.Gen, q.FirstStep)
 	}
 	r.Requests = append(r.Requests, q)
@@ -117,20 +119,23 @@ func (e *Engines) assignSlots(r *Rank) {
 }
 
 // reserveKV reserves KV room for waiting requests, in order of arrival. It stops at the first request that does not fit, or that came too
-// late for this step. If requests are bound before their prefill (Prefill is set), the reservation also starts the prefill. Otherwise the
-// KV is ready at once. When the KV of a request is ready, reserveKV sets its DecodesFrom.
+// late for this step. If requests are bound before their prefill, the reservation also starts the prefill (the function Prefill), which
+// returns when it will end and how long it takes. Otherwise the KV is ready at once. When the KV of a request is ready, reserveKV sets its
+// DecodesFrom, the step of its first token.
 func (e *Engines) reserveKV(r *Rank, step int64) {
 	for i := range r.Requests {
 		q := &r.Requests[i]
 		if !q.Reserved {
-			cameTooLate := r.MaxRunning > 0 && q.EarliestStep > step // a rank with MaxRunning runs only requests that came before this step began
+			// A rank with MaxRunning pulls KV only when a step begins, and only for requests that had come by then (EarliestStep).
+			cameTooLate := r.MaxRunning > 0 && q.EarliestStep > step
 			if cameTooLate || !r.hasRoomFor(int64(q.Prompt)) {
 				return
 			}
 			q.Reserved, q.Ready = true, e.Now
 			r.KV += int64(q.Prompt)
 			if e.Prefill != nil {
-				q.Ready, q.Prefill = e.Prefill(q.Prompt)
+				readyAt, tookMs := e.Prefill(q.Prompt)
+				q.Ready, q.Prefill = readyAt, tookMs
 			}
 		}
 		if q.DecodesFrom == KVNotReady && q.Ready <= e.Now {
@@ -139,29 +144,37 @@ func (e *Engines) reserveKV(r *Rank, step int64) {
 	}
 }
 
-// startStep begins a step of a group if any request is active. First, each rank pulls KV of waiting requests, gives them slots, and
-// preempts requests while its KV exceeds its capacity. preempted says whether a request was preempted.
+// startStep begins a step of a group if any request is active. Before that, each rank prepares the step. preempted says whether a request
+// was preempted.
 func (e *Engines) startStep(g *Group) (preempted bool) {
 	anyActive := false
-	g.nextStepBegun = false // the flag stood for the step that starts here; from now on, Ends shows whether a step is in progress
+	g.nextStepBegun = false // it said that the engines have begun this step already; from now on, Ends says so
 	for _, r := range g.Ranks {
-		r.EndedKV.Expire(e.Instant(e.Now))
-		running := r.limitRunning(g.Step) // also postpones requests beyond MaxRunning
-		// A rank with MaxRunning pulls KV only while it runs fewer requests than that.
-		if r.MaxRunning == 0 || running < r.MaxRunning {
-			e.reserveKV(r, g.Step)
-			e.assignSlots(r)
-			r.limitRunning(g.Step) // with the requests that have just got slots, there may be too many
-		}
-		for i, tooMuch := r.toPreempt(); tooMuch; i, tooMuch = r.toPreempt() {
-			e.Preempt(r, i)
-			e.Apply(board.Preempted{Worker: r.ID}, e.Now)
-			preempted = true
-		}
+		preempted = e.prepareRank(r, g.Step) || preempted
 		anyActive = anyActive || r.Active > 0
 	}
 	if anyActive { // otherwise the group is idle until a request gets a slot
 		g.Ends = e.Now + e.Length(g)
+	}
+	return preempted
+}
+
+// prepareRank pulls KV of waiting requests, gives them slots, and preempts requests while the rank's KV exceeds its capacity. First, the KV
+// of ended answers that the rank no longer keeps makes room. limitRunning postpones active requests beyond MaxRunning to the next step. It
+// must run before requests are pulled, because a rank with MaxRunning pulls KV only while it runs fewer, and again afterwards, because the
+// requests that have just got slots may be too many.
+func (e *Engines) prepareRank(r *Rank, step int64) (preempted bool) {
+	r.EndedKV.Expire(e.Instant(e.Now))
+	running := r.limitRunning(step)
+	if r.MaxRunning == 0 || running < r.MaxRunning {
+		e.reserveKV(r, step)
+		e.assignSlots(r)
+		r.limitRunning(step)
+	}
+	for i, tooMuch := r.toPreempt(); tooMuch; i, tooMuch = r.toPreempt() {
+		e.Preempt(r, i)
+		e.Apply(board.Preempted{Worker: r.ID}, e.Now)
+		preempted = true
 	}
 	return preempted
 }
@@ -175,8 +188,9 @@ func (e *Engines) Preempt(r *Rank, i int) {
 }
 
 // finishStep ends the step in progress: each running request gets its token, and requests that have all their tokens are released. Step
-// counts the steps of the engines. Number counts those that the proxy sees: a token that is not the first of its request shows it a new
-// step. finishStep reports this step to the boards with the first such token.
+// counts the steps of the engines. Number counts those that the proxy can see in the token streams: there, the time between two tokens of a
+// stream shows a step. The first token of a stream shows none, because a stream may begin at any time. So in each step, the first token
+// that is not the first of its request raises Number and reports the step to the boards.
 func (e *Engines) finishStep(g *Group) {
 	step := g.Step
 	tokens, stepReported := 0, false

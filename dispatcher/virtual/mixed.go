@@ -191,41 +191,46 @@ func (g *Mixed) kvGrowth(r *MixedRank) (kv int64) {
 }
 
 // schedule decides the work of the i-th rank in the step that begins, and returns it. It first preempts requests if KV room is short. The
-// token budget goes first to the running requests, in the order of their admission. If newPrompts is true, the rest goes to requests that
-// the rank admits now. For each request, schedule sets scheduled, the number of tokens that the step computes for the request.
+// token budget goes first to the running requests. If newPrompts is true, the rest goes to requests that the rank admits now. Between the
+// steps of the Interval, a rank must not compute prompts (see mayCompute), so it only decodes.
 func (g *Mixed) schedule(i int, newPrompts bool) (work step.Rank) {
 	r := &g.Ranks[i]
 	mayCompute := g.mayCompute(r)
 	preempted := g.preempt(r)
 	mayAdmit := newPrompts && mayCompute && !preempted // a rank that preempts a request admits none in the same step
-	for k := range r.Running {
-		r.Running[k].scheduled = 0
-	}
 	// With PrefillFirst, a rank that computes a prompt decodes nothing in the same step.
 	prefillOnly := g.PrefillFirst && mayCompute && (r.hasUncomputedPrompt() || mayAdmit && g.canAdmit(r))
-	budget := g.Budget
+	work, budget := r.scheduleRunning(g.Budget, mayCompute, !prefillOnly)
+	if mayAdmit {
+		work.Prompt += g.admit(i, budget)
+	}
+	if mayCompute { // only a step that may compute prompts shows whether all waiting requests fit, which mayCompute asks in later steps
+		r.leftWaiting = len(r.Waiting) > 0
+	}
+	return work
+}
+
+// scheduleRunning divides the token budget of a step among the running requests, in the order of their admission: a request that is still
+// prefilling gets as many tokens of its prompt as the budget has left, and any other one token. It sets scheduled of each request, the
+// number of tokens that the step computes for it. It returns the work, and the budget that is left.
+func (r *MixedRank) scheduleRunning(budget int32, mayCompute, mayDecode bool) (work step.Rank, left int32) {
 	for k := range r.Running {
 		q := &r.Running[k]
+		q.scheduled = 0
 		switch {
 		case q.isPrefilling():
 			if mayCompute {
 				q.scheduled = min(budget, q.toCompute-q.computed)
 				work.Prompt += float64(q.scheduled)
 			}
-		case budget > 0 && !prefillOnly: // the request decodes one token
+		case budget > 0 && mayDecode:
 			q.scheduled = 1
 			work.Requests++
 			work.KV += float64(q.kvTokens())
 		}
 		budget -= q.scheduled
 	}
-	if mayAdmit {
-		work.Prompt += g.admit(i, budget)
-	}
-	if mayCompute { // only a step that may compute prompts shows whether all waiting requests fit
-		r.leftWaiting = len(r.Waiting) > 0
-	}
-	return work
+	return work, budget
 }
 
 // admit lets waiting requests of the i-th rank run, as long as the rank has slots, KV room and token budget (budget) left. It returns how

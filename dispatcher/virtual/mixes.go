@@ -65,8 +65,8 @@ func (m *MixedEngines) Send(g *MixedGroup, rank int, q MixedRequest, delay float
 func (m *MixedEngines) Turn(deliver func()) {
 	for _, g := range m.Groups {
 		if g.Ends <= m.Now {
-			g.stepReported = false // the boards do not know of this step yet: a token that Finish brings may report it (reportToken)
-			g.Finish()
+			g.stepReported = false // the boards do not know of this step yet
+			g.Finish()             // one of the tokens that this brings may report the step to the boards, see reportToken
 		}
 	}
 	for len(m.inFlight) > 0 && m.inFlight[0].at <= m.Now {
@@ -94,8 +94,9 @@ func (m *MixedEngines) Due() float64 {
 }
 
 // reportToken reports a token of a request to the boards, as a stream would: how many tokens the request has (Gen), and which step brought
-// the first of them. In each step, the first request that gets a token after its first one also reports the step. Turn resets stepReported
-// at the end of each step.
+// the first of them. Number counts the steps as the proxy sees them in the streams: only the time between two tokens of a stream shows a
+// step. So in each step of the engines, the first request that gets a token after its first one raises Number and reports the step. Turn
+// resets stepReported at the end of each step.
 func (m *MixedEngines) reportToken(g *MixedGroup, rank int, q *MixedRequest) {
 	isFirst := q.firstStep == 0
 	reportsStep := !isFirst && !g.stepReported // a first token does not show a new step, because requests may begin at any time
@@ -113,13 +114,15 @@ func (m *MixedEngines) reportToken(g *MixedGroup, rank int, q *MixedRequest) {
 	}
 }
 
-// releaseFinished gives the slot of a request that has all its tokens back to the boards, and tells the caller by Finished.
+// releaseFinished gives the slot of a request that has all its tokens back to the boards, and tells the caller by Finished. The outcome has
+// the tokens that the rank generated, and the release those that the stream has brought; in the simulation, no token is lost between the
+// two.
 func (m *MixedEngines) releaseFinished(g *MixedGroup, rank int, q *MixedRequest) {
 	m.release = board.Release{
 		Model: m.Model, Slot: q.Slot, Outcome: board.Outcome{Kind: board.Finished, Generated: int(q.Gen)}, Generated: q.Gen, Started: q.Gen > 0,
 		FirstStep: q.firstStep,
 	}
-	if q.firstStep != 0 { // a request without a token has no last step either
+	if hasToken := q.firstStep != 0; hasToken { // false only for a request that had no token to generate (Left 0) when it came
 		m.release.LastStep = g.Number
 	}
 	m.Apply(&m.release, m.Now)

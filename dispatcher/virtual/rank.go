@@ -66,11 +66,13 @@ func NewGroup(key board.GroupKey, law board.StepModel) *Group {
 	return &Group{StepCounter: newStepCounter(key), Law: step.Law{Model: law}, Ends: Never}
 }
 
-// Load returns the work of the rank in a step: the KV tokens that it reads, with OtherTokens, and how many requests decode.
+// Load returns the work of the rank in a step: the KV tokens that it reads, with OtherTokens, and how many requests decode. Of the requests
+// with a slot, only those count that decode in this step already (DecodesFrom).
 func (r *Rank) Load(step int64) (tokens int64, running int) {
 	tokens = r.OtherTokens
-	for i := range r.Active {
-		if q := &r.Requests[i]; q.DecodesFrom <= step {
+	withSlot := r.Requests[:r.Active]
+	for i := range withSlot {
+		if q := &withSlot[i]; q.DecodesFrom <= step {
 			tokens += int64(q.Prompt) + int64(q.Gen)
 			running++
 		}
