@@ -306,10 +306,10 @@ const DefaultAggregated = "aggregated"
 // discovery by files or Kubernetes, discovered engines may name any profile of the file.
 func (c *Config) ProfilesInUse(role string) []string {
 	used := map[string]bool{}
-	// add adds the profile of an engine or a source; ofRole is its role.
+	// add adds the profile of an engine, or of a source that discovers engines; ofRole is its role.
 	add := func(ofRole, profile string) {
-		fromPods := ofRole == "" || ofRole == "both" // each pod names its own role, or serves as prefill and as decode engine
-		if role == "" || ofRole == role || fromPods {
+		mayHaveAnyRole := ofRole == "" || ofRole == "both" // only of pods: each names its own role, or serves as prefill and as decode engine
+		if role == "" || ofRole == role || mayHaveAnyRole {
 			used[profile] = true
 		}
 	}
@@ -322,16 +322,17 @@ func (c *Config) ProfilesInUse(role string) []string {
 	for _, k := range c.Discovery.Kubernetes {
 		add(k.Role, cmp.Or(k.Profile, DefaultProfile)) // aggregated pods get DefaultAggregated, which addNameable adds
 	}
-	if len(c.Discovery.Files)+len(c.Discovery.Kubernetes) > 0 {
-		c.addNameable(role, used)
+	if enginesNameProfiles := len(c.Discovery.Files)+len(c.Discovery.Kubernetes) > 0; enginesNameProfiles {
+		c.addNameable(role, used) // any profile of the file that suits the role
 	}
 	return slices.Sorted(maps.Keys(used))
 }
 
-// addNameable adds to used the profiles that discovered engines of a role may name; an empty role stands for all roles. It adds
-// DefaultProfile only if the file has no other profile for prefill and decode engines, and DefaultAggregated only for the role aggregated.
+// addNameable adds to used the profiles that discovered engines of a role may name; an empty role stands for all roles. The two default
+// profiles exist in every config, even if no engine uses them. So it adds DefaultAggregated only if role asks for aggregated engines alone,
+// and DefaultProfile only if the file has no other profile for prefill and decode engines.
 func (c *Config) addNameable(role string, used map[string]bool) {
-	pairsWritten := false // the file has a profile for prefill and decode engines besides DefaultProfile
+	hasPairProfile := false // the file has a profile for prefill and decode engines besides DefaultProfile
 	for name, p := range c.Profiles {
 		forPairs := p.Connector != mooncake.None // engines with a connector hand KV over, so the profile is for prefill and decode engines
 		mayBeNamed := forPairs || role == "" || role == "aggregated"
@@ -343,10 +344,10 @@ func (c *Config) addNameable(role string, used map[string]bool) {
 			}
 		case mayBeNamed:
 			used[name] = true
-			pairsWritten = pairsWritten || forPairs
+			hasPairProfile = hasPairProfile || forPairs
 		}
 	}
-	if !pairsWritten { // then no other profile is for prefill and decode engines; it is added whatever the role is
+	if !hasPairProfile { // whatever the role is
 		used[DefaultProfile] = true
 	}
 }
