@@ -185,7 +185,7 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	}
 	rank := d.Engines().Rank(slot.Worker)
 	if h.params == nil { // an earlier try on another rank may have taken the params
-		if h.params, err = h.Discard(now); err != nil {
+		if h.params, err = h.Discard(now); err != nil { // the kv_transfer_params, with which the decode engine pulls the KV
 			return discardExpired, false, err
 		}
 	}
@@ -194,12 +194,7 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	// really computed is not read from the answer, so this upper bound stays when the call has ended.
 	rank.Traffic.ExpectComputed(BlockTokens)
 	defer rank.Traffic.SettleComputed(BlockTokens, BlockTokens)
-	silence := rank.Profile.FirstEventTimeout
-	call := upstream.Call{
-		Call: upstream.NewCall(d.Client, rank.Profile, rank.Target).Fresh(), Kind: lifecycle.Decode, Engine: rank.Instance, Scope: rank.Scope,
-		Path: h.Endpoint.Path(), InEngineQueue: slot.InEngineQueue,
-		Limits: engine.Deadlines{Connect: d.Settings().Limits.ConnectTimeout, FirstByte: silence, Idle: silence}, Log: d.Log,
-	}
+	call := d.newCall(rank, slot, h)
 	defer context.AfterFunc(d.Context, call.Abort)() // a shutdown does not wait for the discard
 	if slot.InEngineQueue {
 		rank.Traffic.AddSentWithoutSlot(1)
@@ -207,34 +202,56 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	}
 	headers := h.SetRequestID(engine.JSONHeaders(fmt.Sprintf("ek-%s-x%d-%d", h.ID, h.Attempt, try)))
 	_, fault := call.SendAndRead(headers, rank.Profile.DiscardBody(&h.Body, h.Endpoint, h.Changes, h.params, rand.Text(), nil),
-		d.Settings().Limits.EventBytes, now.Add(silence))
+		d.Settings().Limits.EventBytes, now.Add(rank.Profile.FirstEventTimeout))
 	if fault != nil {
 		wholeHost := fault.Reason == lifecycle.Failed // a 500 may come from a broken driver or disk; a crash concerns one engine
 		h.Avoid = d.Engines().FailingWith(slot.Worker, wholeHost, h.Avoid)
 	}
 	d.reportToMonitor(rank.Instance, fault)
-	switch {
-	case fault == nil:
+	if fault == nil {
 		slot.ReportStarted() // the first event came, so the decode engine has the KV
+	} else if outcome, tryOther = d.judgeFault(fault, rank, h, &slotOutcome); outcome != discardDone {
+		return outcome, tryOther, fault.Err
+	}
+	h.Lease.Release() // the KV is free: it was pulled, or the refusal has freed it
+	slotOutcome.Kind = board.Cancelled
+	slotOutcome.Kept = fault == nil // the engine has decoded one token, and may keep the KV in its prefix cache as after any answer
+	return discardDone, false, nil
+}
+
+// newCall makes the call of a discard to the rank of a slot. It does not send it yet.
+func (d *Discarder) newCall(rank *roster.Rank, slot *dispatcher.Slot, h *Handoff) upstream.Call {
+	silence := rank.Profile.FirstEventTimeout
+	return upstream.Call{
+		Call: upstream.NewCall(d.Client, rank.Profile, rank.Target).Fresh(), Kind: lifecycle.Decode, Engine: rank.Instance, Scope: rank.Scope,
+		Path: h.Endpoint.Path(), InEngineQueue: slot.InEngineQueue,
+		Limits: engine.Deadlines{Connect: d.Settings().Limits.ConnectTimeout, FirstByte: silence, Idle: silence}, Log: d.Log,
+	}
+}
+
+// judgeFault says what the fault of a discard's call means for the hand-off. outcome is discardDone if the engine's refusal has freed the
+// KV, else the label for evenkeel_drains_total. tryOther says that another rank may succeed. slotOutcome gets what the fault shows about
+// the rank.
+func (d *Discarder) judgeFault(
+	fault *failure.Fault, rank *roster.Rank, h *Handoff, slotOutcome *board.Outcome,
+) (outcome string, tryOther bool) {
+	switch {
 	case fault.Reason == lifecycle.NotOurs: // another proxy sends to the rank now, so nothing was sent
 		slotOutcome.Kind = board.Cancelled
-		return discardUnplaced, true, fault.Err
+		return discardUnplaced, true
 	case fault.Status == 0: // the engine gave no answer
 		// Lost counts the failure against this pair of prefill and decode engine: the decode engine may have got the hand-off, which may be why
 		// the call broke. A call that the proxy itself ended (HungUp) shows nothing about the pair.
 		slotOutcome.Lost = fault.Progress != lifecycle.Unsent && fault.Reason != lifecycle.HungUp
 		// Orphaned tells the board that the rank may hold KV blocks for ever: it may wait for KV that the prefill engine has freed.
 		slotOutcome.Orphaned = !time.Now().Before(h.FirstEventBy()) && LeaksBlocks(rank, fault)
-		return discardFailed, fault.Reason != lifecycle.Silent, fault.Err
+		return discardFailed, fault.Reason != lifecycle.Silent
 	case fault.Reason == lifecycle.Paused: // the part of the engine that would free the KV never saw the request
-		return discardRefused, true, fault.Err
+		return discardRefused, true
 	case !d.Engines().RejectionFrees(rank): // the refusal of this engine does not free the KV
-		return discardRefused, true, fault.Err
+		return discardRefused, true
 	}
-	h.Lease.Release() // the KV is free: it was pulled, or the refusal has freed it
-	slotOutcome.Kind = board.Cancelled
-	slotOutcome.Kept = fault == nil // the engine has decoded one token, and may keep the KV in its prefix cache as after any answer
-	return discardDone, false, nil
+	return discardDone, false
 }
 
 // reportToMonitor tells the monitor how the call of a discard to an engine has ended. fault is why it failed; nil: the engine has decoded

@@ -211,24 +211,30 @@ func LimitOnePiece(r *roster.Rank, call *engine.Call, settings *fleet.Settings, 
 const expireInterval = time.Second
 
 // AwaitFirstEvent begins the wait for the first event of a request that is sent to a rank, with the hand-off h, or without one (nil). The
-// wait knows until when the prefill engine certainly keeps the KV. While the hand-off is queued on the rank, the core of the decode engine
-// may renew the hold on the KV; signs of life of the core then prove the renewals. onePiece says that the answer comes in one piece. Until
-// it comes, only gauges show whether the core of the rank works.
+// wait knows until when the prefill engine certainly keeps the KV (see holdOn). onePiece says that the answer comes in one piece.
 func (h *Handoff) AwaitFirstEvent(r *roster.Rank, now time.Time, onePiece bool) *engine.PendingPull {
+	return r.Signs.AddPull(now, h.holdOn(r, now, onePiece))
+}
+
+// holdOn returns until when the prefill engine certainly keeps the KV of a hand-off that is sent to a rank now: until FirstEventBy or, if
+// the engines of the rank's profile renew the hold while the hand-off is queued, as long as signs of life prove the renewals. The hold is
+// unlimited if there is no hand-off (h is nil), or if no limit could be checked. onePiece says that the answer comes in one piece; until it
+// comes, only gauges show whether the core of the rank works.
+func (h *Handoff) holdOn(r *roster.Rank, now time.Time, onePiece bool) mooncake.Hold {
 	unlimited := mooncake.HeldUntil(now.Add(Forever))
-	if h == nil { // no hold on a hand-off bounds the wait
-		return r.Signs.AddPull(now, unlimited)
+	if h == nil {
+		return unlimited
 	}
-	onThisRank := r.EngineHonoursRank(h.Endpoint) // else the signs of this rank do not prove that the request's hold is renewed
-	gaugesShowRenewals := r.Profile.Renews() && r.Signs.HasGauges() && onThisRank
+	signsCount := r.EngineHonoursRank(h.Endpoint) // the signs of this rank; not if the engine may run the request on another rank
+	gaugesShowRenewals := r.Profile.Renews() && r.Signs.HasGauges() && signsCount
 	switch {
 	// Such an answer comes long after its KV was pulled, and nothing shows when that was. A limit would refuse good answers, too.
 	case onePiece && !gaugesShowRenewals:
-		return r.Signs.AddPull(now, unlimited)
-	case !onThisRank: // renewals do not count, so the hold ends at a fixed time
-		return r.Signs.AddPull(now, mooncake.HeldUntil(h.FirstEventBy()))
+		return unlimited
+	case !signsCount: // nothing can prove renewals, so the hold ends at a fixed time
+		return mooncake.HeldUntil(h.FirstEventBy())
 	}
-	return r.Signs.AddPull(now, r.Profile.Hold(now, h.FirstEventBy())) // Hold: with renewals, if the profile has them
+	return r.Profile.Hold(now, h.FirstEventBy()) // with renewals, if the profile has them
 }
 
 // LeaksBlocks says whether a decode engine that failed at an expired hand-off may hold KV blocks for it for ever. This happens if the core
@@ -251,22 +257,23 @@ func (h *Handoff) NoteExpiries(m Monitor) {
 	h.ownExpiredBefore = total - stillHeld
 }
 
-// MayHaveExpired says whether the prefill engine may have freed the KV before the first event of the answer came. It only checks if nothing
-// but renewals can have kept the KV. Then it compares two counts since this hand-off was sent: the hand-offs that the engine has freed
-// unfetched, and those that this proxy left to the engine's hold timeout. If the engine has freed more, this hand-off may be among them. If
-// the surplus comes from another proxy instead, the only harm is that this prompt, and those that wait on the rank, are prefilled once
-// more. If the engine does not report its count, MayHaveExpired returns false.
+// MayHaveExpired says whether the prefill engine may have freed the KV before the first event of the answer came. Up to the end of the hold
+// that the engine keeps in any case, it cannot have. After that, only renewals can have kept the KV, and MayHaveExpired compares two counts
+// since this hand-off was sent: the hand-offs that the engine has freed unfetched, and those that this proxy left to the engine's hold
+// timeout. If the engine has freed more, this hand-off may be among them. If the surplus comes from another proxy instead, the only harm is
+// that this prompt, and those that wait on the rank, are prefilled once more. If the engine does not report its count, MayHaveExpired
+// returns false.
 func (h *Handoff) MayHaveExpired(ctx context.Context, m Monitor, pull *engine.PendingPull, now time.Time) bool {
 	if h == nil || !h.expiredKnown { // there is no hand-off, or no count to compare with
 		return false
 	}
-	if !pull.KeptByRenewal(now) { // the time for which the engine keeps the KV in any case is not over
+	if pastCertainHold := pull.KeptByRenewal(now); !pastCertainHold { // the KV is there without any renewal
 		return false
 	}
 	freed, known := m.ExpiredNow(ctx, h.Lease.Candidate.Instance)
-	_, left := h.Lease.Unfetched() // how many hand-offs this proxy has left to the hold timeout since its start
+	_, leftSinceStart := h.Lease.Unfetched() // hand-offs that this proxy has left to the hold timeout; the first result is not needed
 	freedSince := freed - h.expiredBefore
-	ownFreedAtMost := float64(left - h.ownExpiredBefore) // some of these may still be held
+	ownFreedAtMost := float64(leftSinceStart - h.ownExpiredBefore) // some of these may still be held
 	if !known || freedSince <= ownFreedAtMost {
 		return false
 	}
