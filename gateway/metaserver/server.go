@@ -191,7 +191,8 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 }
 
 // deliver hands a whole callback to its request and answers at once. An engine makes only a few callbacks at a time, and the next callbacks
-// wait for the answers.
+// wait for the answers. A callback may be late: its request was given up, but still accepts the callback for a while, so that a prefill can
+// free the blocks that the decode engine keeps for it.
 func (s *Server) deliver(w http.ResponseWriter, p *PendingCallback, body []byte) {
 	callback, err := p.wanted.Read(body)
 	if err != nil { // the request waits for this callback, and is told that it cannot be used
@@ -203,7 +204,7 @@ func (s *Server) deliver(w http.ResponseWriter, p *PendingCallback, body []byte)
 	case err != nil: // the request waits for no callback any more
 		s.refuseUnwanted(w, err)
 		return
-	case late && !callback.Empty: // an empty callback needs no prefill, so it does not come too late
+	case late && !callback.Empty: // delivered all the same; an empty callback needs no prefill, so it does not count as late
 		s.results.WithLabelValues(resultLate).Inc()
 	default:
 		s.results.WithLabelValues(resultOK).Inc()
