@@ -101,7 +101,8 @@ func checkRequestNames(p *parser, key string, v json.RawMessage) *Error {
 func (p *parser) checkGenerateKeys() *Error {
 	req := p.req
 	p.promptLogprobs = p.promptLogprobs && p.logprobs // logprob_start_len has no meaning without return_logprob
-	onePerPrompt := req.AnswerIsList && len(req.Names) == len(req.Prompts)
+	promptsAreList := req.AnswerIsList                // as checkPromptOrList has set it; several answers are no reason yet
+	onePerPrompt := promptsAreList && len(req.Names) == len(req.Prompts)
 	if req.Names != nil && !onePerPrompt {
 		return badRequest(CodeInvalidValue, "rid", "\"rid\" is a list of %d names; it must have one for each prompt of a list",
 			len(req.Names))
@@ -109,7 +110,7 @@ func (p *parser) checkGenerateKeys() *Error {
 	if req.N > 1 { // SGLang itself names the answers in that case (0.5.23, _handle_batch_request in managers/tokenizer_manager.py)
 		req.Names = nil
 	}
-	req.AnswerIsList = req.AnswerIsList || req.N > 1 // several answers come as a list, too
+	req.AnswerIsList = promptsAreList || req.N > 1 // several answers come as a list, too
 	if req.Body.Count("max_tokens") == 0 {
 		req.Limit = defaultNewTokens
 	}

@@ -114,8 +114,9 @@ func (p *parser) checkMediaInValue(b json.RawMessage, i int, forPlugin bool) (en
 }
 
 // checkMediaInObject does what checkMediaInValue does, for an object. The object is itself a part with a medium if it has a key for media,
-// or a type of such a part. Its members may contain further parts. forPlugin is true if the object is under the key data of the request,
-// which is for plugins with which an engine reads and writes data of any kind. The bytes of media are added to p.mediaBytes.
+// or a type of such a part. checkPart checks such a part, and adds the bytes of its medium to p.mediaBytes. The members of the object may
+// contain further parts. forPlugin is true if the object is under the key data of the request, which is for plugins with which an engine
+// reads and writes data of any kind.
 func (p *parser) checkMediaInObject(b json.RawMessage, i int, forPlugin bool) (end int, refusal *Error) {
 	object, isPart := rawjson.ObjectAt(b, i), false
 	for object.Next() {
@@ -130,11 +131,10 @@ func (p *parser) checkMediaInObject(b json.RawMessage, i int, forPlugin bool) (e
 			isPart, p.mediaBytes = true, bytesBefore
 		case key == "type" && isString(v):
 			kind := rawjson.Unquote(v)
-			isPart = isPart || mediaKeys[kind] || kind == "input_image"
-		case forPlugin && strings.HasSuffix(key, "data_format") && !isNull(v): // the format in which a plugin reads or writes the data
-			// With a format that is not in dataFormats, the plugin reads or writes files on the engine's machine.
-			if !isString(v) || !slices.Contains(dataFormats, rawjson.Unquote(v)) {
-				return 0, badRequest(CodeUnsupported, shorten(key), "%q must be one of %s", shorten(key), strings.Join(dataFormats, ", "))
+			isPart = isPart || mediaKeys[kind] || kind == "input_image" // a type that is no key: such a part has its medium under image_url
+		case forPlugin && strings.HasSuffix(key, "data_format"):
+			if refusal = checkDataFormat(key, v); refusal != nil {
+				return 0, refusal
 			}
 		}
 	}
@@ -142,6 +142,15 @@ func (p *parser) checkMediaInObject(b json.RawMessage, i int, forPlugin bool) (e
 		refusal = p.checkPart(b[i:object.Pos])
 	}
 	return object.Pos, refusal
+}
+
+// checkDataFormat checks the format in which a plugin reads or writes data. With a format that is not in dataFormats, it would read or
+// write files on the engine's machine.
+func checkDataFormat(key string, v json.RawMessage) *Error {
+	if isNull(v) || isString(v) && slices.Contains(dataFormats, rawjson.Unquote(v)) {
+		return nil
+	}
+	return badRequest(CodeUnsupported, shorten(key), "%q must be one of %s", shorten(key), strings.Join(dataFormats, ", "))
 }
 
 // dataFormats are the allowed formats of data. With others, a plugin reads or writes files on the engine's machine.

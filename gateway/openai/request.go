@@ -86,8 +86,9 @@ func (r *Request) Parts() []SubRequest {
 	return parts
 }
 
-// Parse reads and checks the body of a request to endpoint. Every refusal has status 400 and, if one key is at fault, the name of that
-// key. The request points into raw.
+// Parse reads and checks the body of a request to endpoint. Every refusal has status 400 and, if one key is at fault, the name of that key.
+// The keys of some endpoints are translated to those of completions before they are checked, so withClientKey puts the name that the client
+// used into a refusal. The request points into raw.
 func Parse(endpoint mooncake.Endpoint, raw []byte, limits Limits) (*Request, *Error) {
 	body, err := mooncake.ScanFor(endpoint, raw, limits.MaxDepth)
 	if err != nil {
@@ -203,12 +204,27 @@ func (p *parser) complete() {
 	if p.wantsBeams {
 		req.Beams, req.N = req.N, 1 // one request to one engine computes all beams
 	}
-	if !req.Stream { // evenkeel lets the engine stream and joins the answer itself, unless a stream cannot be joined to the same answer
-		req.Passthrough = req.PromptLogprobs || p.wantsBeams || p.wantsDerender || !req.Endpoint.Assembles() ||
-			HasTools(&req.Body) || asksForExtras(&req.Body)
+	if !req.Stream { // the client wants one answer; evenkeel lets the engine stream and joins the answer itself if it can
+		req.Passthrough = !p.canJoinStream()
 	}
 	tools, _ := req.Body.Get("tools")
 	req.PromptBytes += len(tools) - p.mediaBytes // engines render the tools into the prompt, but inline media are no text
+}
+
+// canJoinStream says whether evenkeel can join an engine's stream to the answer that the engine would give in one piece.
+func (p *parser) canJoinStream() bool {
+	req := p.req
+	switch {
+	case !req.Endpoint.Assembles(): // evenkeel cannot join the events of this endpoint
+	case req.PromptLogprobs: // a stream lacks them, or has them in another form
+	case p.wantsBeams: // the best answer is known at the end only
+	case p.wantsDerender: // engines parse the whole answer at its end, and refuse to stream it
+	case HasTools(&req.Body): // engines parse tool calls in a whole text differently than in a stream
+	case asksForExtras(&req.Body): // values such as return_meta_info, of which engines send only some in a stream
+	default:
+		return true
+	}
+	return false
 }
 
 // checkCounts checks how many tokens the answer must have at least, and how many answers the request asks for. It is called after setLimit.

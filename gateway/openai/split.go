@@ -5,15 +5,16 @@ import "evenkeel/mooncake"
 // CheckSplit refuses a request that cannot be split between a prefill and a decode engine. It sets PrefillOnly if the request needs no
 // decode engine. recompute says that the decode engine computes the prompt again if the request asks for logprobs of the prompt's tokens.
 func (r *Request) CheckSplit(recompute bool) *Error {
+	// Where Assembles is false, as at /generate, a prefill engine cannot answer alone: the engines there are SGLang's, and a prefill engine of
+	// SGLang takes no request without a decode engine.
+	mayAnswerAlone := r.Endpoint.Assembles()
 	switch {
 	case r.Beams > 0:
 		return badRequest(CodeUnsupported, "use_beam_search",
 			"\"use_beam_search\" is not supported here: the engines of this model either prefill or "+
 				"decode, and beam search cannot be split so")
 	case !r.PromptLogprobs: // the decode engine needs only the KV of the prompt
-	// The prefill engine computes the prompt's logprobs and the only token, so it gives the answer alone. At /generate, where Assembles
-	// is false, it cannot: the engines there are SGLang's, and a prefill engine of SGLang takes no request without a decode engine.
-	case r.Limit == 1 && r.Endpoint.Assembles():
+	case r.Limit == 1 && mayAnswerAlone: // the prefill engine computes the prompt's logprobs and the only token
 		r.PrefillOnly = true
 	case !recompute: // the decode engine does not compute the prompt, so it has no logprobs of it
 		return r.refusePromptLogprobs()
