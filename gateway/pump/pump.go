@@ -88,26 +88,30 @@ func Start(ctx *fasthttp.RequestCtx, log *zap.Logger, loops *loop.Set, s Stream)
 func (p *pump) driveBlocking() {
 	for {
 		events, err := p.nextEvents()
+		if errors.Is(err, io.EOF) { // the events sent before were the last ones, so the client still lacks the end of the body
+			const last = true
+			p.end(p.client.Send(nil, last))
+			return
+		}
 		if err == nil {
 			err = p.client.Send(events, p.Ended())
 		}
-		if err == nil && !p.Ended() {
-			if p.passToLoop() {
-				return // the loop drives the stream now
-			}
-			continue
+		if err != nil || p.Ended() {
+			p.end(err)
+			return
 		}
-		// io.EOF comes from Next. When the last events were sent, it was not known yet that they are the last ones, so the client
-		// still lacks the end of the body.
-		if errors.Is(err, io.EOF) {
-			const last = true
-			err = p.client.Send(nil, last)
+		if p.passToLoop() {
+			return // the loop drives the stream now
 		}
-		p.Close()
-		isWhole := err == nil
-		p.client.End(isWhole)
-		return
 	}
+}
+
+// end releases what the request holds, and ends the use of the client's connection. err is why the client lacks a part of the answer; nil:
+// the client has all of it.
+func (p *pump) end(err error) {
+	p.Close()
+	isWhole := err == nil
+	p.client.End(isWhole)
 }
 
 // nextEvents waits for events. During a long wait, comments are sent to the client.
@@ -165,13 +169,20 @@ func (p *pump) passToLoop() bool {
 	if p.loop.Post(func() { p.startOnLoop(fd, handover) }) {
 		return true
 	}
-	// The loop is closed, but interrupt may have been posted before that. Close waits until the loop has called all that was posted.
+	goroutineKeeps := p.takeBackFromClosedLoop(handover)
+	return !goroutineKeeps
+}
+
+// takeBackFromClosedLoop gives a stream that the loop did not accept back to this goroutine. It returns false if interrupt, which may have
+// been posted before the loop was closed, has passed the stream to another goroutine. Close waits until the loop has called all that was
+// posted and has ended. Only the loop changes p.handovers, so reading it is safe then.
+func (p *pump) takeBackFromClosedLoop(handover int) bool {
 	p.loop.Close()
-	if handover != p.handovers { // interrupt has passed the stream to another goroutine
-		return true
+	if interrupted := handover != p.handovers; interrupted {
+		return false
 	}
-	resp.Reattach(nil) // this goroutine reads on; nil: no read of the socket has failed
-	return false
+	p.resp.Reattach(nil) // nil: no read of the socket has failed
+	return true
 }
 
 // startOnLoop runs on the loop and begins to watch the engine's socket.
@@ -182,7 +193,7 @@ func (p *pump) startOnLoop(fd, handover int) {
 	}
 	watch, err := p.loop.Add(fd, p, forReading)
 	if err != nil { // the goroutine can read without a watch
-		p.passToGoroutine(readResult{})
+		p.passWithoutRead()
 		return
 	}
 	p.engineWatch = watch
@@ -193,7 +204,7 @@ func (p *pump) startOnLoop(fd, handover int) {
 // the cause. handover is the value of p.handovers when the loop got the stream.
 func (p *pump) interrupt(handover int) {
 	if handover == p.handovers {
-		p.passToGoroutine(readResult{})
+		p.passWithoutRead()
 	}
 }
 
@@ -275,14 +286,14 @@ func (p *pump) processBytes(b []byte, now time.Time) {
 // sendFrame writes a frame to the client (see readResult.frame), and begins the wait for more bytes of the engine.
 func (p *pump) sendFrame(frame []byte, now time.Time) {
 	if len(frame) > edge.ChunkRoom { // the frame has bytes for the client
-		frame = p.client.Frame(frame)
+		frame = p.client.Frame(frame) // makes an HTTP chunk of it: the line with the chunk's size goes into the room before the bytes
 		n, err := p.client.TryWrite(frame, now)
 		if err != nil {
 			p.passToGoroutine(readResult{clientGone: true})
 			return
 		}
 		if n < len(frame) { // the client's socket is full
-			p.Pause(now)
+			p.Pause(now) // the engine's time limit does not run while nothing is read from it
 			p.awaitClient(frame[n:])
 			return
 		}
@@ -305,7 +316,7 @@ func (p *pump) unpack(b []byte, now time.Time) readResult {
 				r.end = end
 			}
 		}
-		r.bodyEnded = err != nil // err is set at the end of the body, too
+		r.bodyEnded = err != nil // complete (io.EOF) or malformed; the goroutine that takes over reads the same error again
 	}
 	r.frame = out
 	if p.loop.Out = out[:0]; cap(out) > 4*len(p.loop.Buffer) {
@@ -322,8 +333,8 @@ func (p *pump) awaitClient(rest []byte) {
 	if err == nil {
 		err = p.client.Socket(func(fd int) { p.clientWatch, _ = p.loop.Add(fd, p, forWriting) })
 	}
-	if err != nil || p.clientWatch == nil { // nil: Add has failed
-		p.passToGoroutine(readResult{}) // the goroutine writes the bytes without a watch
+	if addFailed := p.clientWatch == nil; err != nil || addFailed {
+		p.passWithoutRead() // the goroutine writes p.unsent without a watch
 		return
 	}
 	p.engineWatch.WakeAt(p.client.GiveUpAt()) // Expired then gives the client up
@@ -337,12 +348,15 @@ func (p *pump) writeUnsent(now time.Time) {
 		return
 	}
 	p.stopClientWatch()
-	clientGone := err != nil
-	if clientGone || p.engineWatch.Resume() != nil {
-		p.passToGoroutine(readResult{clientGone: clientGone})
+	if err != nil {
+		p.passToGoroutine(readResult{clientGone: true})
 		return
 	}
-	p.unsent = nil
+	p.unsent = nil // the client has all of it
+	if p.engineWatch.Resume() != nil {
+		p.passWithoutRead() // the goroutine reads on without a watch
+		return
+	}
 	p.awaitEngine(now)
 }
 
@@ -358,32 +372,45 @@ func (p *pump) stopClientWatch() {
 	}
 }
 
-// Expired is called when a wait for the engine or for the client has lasted long. It sends a comment to the client, passes a stream whose
-// engine is silent to a goroutine, or gives up a client that does not take its answer.
+// Expired is called when a wait for the engine or for the client has lasted until the time given to engineWatch.WakeAt.
 func (p *pump) Expired(_ *loop.Watch, now time.Time) {
 	defer p.recoverOnLoop()
-	if p.clientWatch == nil { // the wait is for the engine
-		engineLate := !p.engineDeadline.IsZero() && !now.Before(p.engineDeadline) // zero: the engine may be silent for ever
-		if engineLate {                                                           // the goroutine decides what becomes of the stream
-			p.passToGoroutine(readResult{}) // empty: nothing was read
-			return
-		}
-		// A comment is due, because awaitEngine sets the time of nothing else.
-		frame := append(make([]byte, edge.ChunkRoom), p.keepAlive.Comment()...)
-		p.sendFrame(frame, now)
+	if waitsForClient := p.clientWatch != nil; waitsForClient {
+		p.clientExpired(now)
 		return
 	}
-	giveUpAt := p.client.GiveUpAt()               // zero: never
-	if giveUpAt.IsZero() || giveUpAt.After(now) { // the client still has time
-		p.engineWatch.WakeAt(giveUpAt) // during a wait for the client, this watch only serves as its timer (see awaitClient)
+	p.engineExpired(now)
+}
+
+// engineExpired ends a wait for the engine: it passes a stream whose engine was silent for too long to a goroutine, which decides what
+// becomes of it. Otherwise a comment for the client is due, because awaitEngine waits for nothing else.
+func (p *pump) engineExpired(now time.Time) {
+	engineLate := !p.engineDeadline.IsZero() && !now.Before(p.engineDeadline) // zero: the engine may be silent for ever
+	if engineLate {
+		p.passWithoutRead()
+		return
+	}
+	frame := append(make([]byte, edge.ChunkRoom), p.keepAlive.Comment()...) // sendFrame needs the room before the bytes
+	p.sendFrame(frame, now)
+}
+
+// clientExpired gives up a client that does not take its answer. If the client has got more time since the wait began, the wait goes on;
+// engineWatch only serves as its timer (see awaitClient).
+func (p *pump) clientExpired(now time.Time) {
+	giveUpAt := p.client.GiveUpAt() // zero: never
+	if hasTimeLeft := giveUpAt.IsZero() || giveUpAt.After(now); hasTimeLeft {
+		p.engineWatch.WakeAt(giveUpAt)
 		return
 	}
 	p.client.GiveUp(now)
 	p.passToGoroutine(readResult{clientGone: true})
 }
 
-// passToGoroutine passes the stream, with the result of the last read, to a new goroutine. With an empty r, the client still has to get
-// only p.unsent of what the loop has read.
+// passWithoutRead passes the stream to a new goroutine when the loop has read nothing that is still to be processed. The goroutine writes
+// p.unsent, which the client has not taken, and goes on with blocking calls.
+func (p *pump) passWithoutRead() { p.passToGoroutine(readResult{}) }
+
+// passToGoroutine passes the stream to a new goroutine, with the result of the last read and with p.unsent, which the client has not taken.
 func (p *pump) passToGoroutine(r readResult) {
 	p.leaveLoop()
 	if len(r.frame) > edge.ChunkRoom { // after the room for the line with the chunk's size, there are bytes for the client
