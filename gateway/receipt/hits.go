@@ -19,8 +19,8 @@ type sums map[string]*minutes
 
 // minutes holds the hits of one API key, minute by minute.
 type minutes struct {
-	last int64 // minute (Unix time / 60) in which the key's last request ended
-	each [minutesKept]struct {
+	latest int64 // minute (Unix time / 60) in which the key's last request ended; without recent requests, its sums make room for other keys
+	each   [minutesKept]struct {
 		minute int64
 		Hits
 	}
@@ -51,8 +51,9 @@ func (s sums) add(r *Receipt) {
 		m.minute, m.Hits = now, Hits{}
 	}
 	m.add(Hits{r.PromptTokens, r.cached()})
-	if ofKey.last < now || isOutdated(ofKey.last, now) { // an outdated minute after now is from before the clock was set back
-		ofKey.last = now
+	clockWasSetBack := ofKey.latest > now && isOutdated(ofKey.latest, now) // by minutesKept or more
+	if ofKey.latest < now || clockWasSetBack {
+		ofKey.latest = now
 	}
 }
 
@@ -61,7 +62,7 @@ func (s sums) add(r *Receipt) {
 func (s sums) newSums(now int64) *minutes {
 	if len(s) == maxKeys {
 		for key, ofKey := range s {
-			if isOutdated(ofKey.last, now) {
+			if isOutdated(ofKey.latest, now) {
 				delete(s, key)
 			}
 		}
