@@ -136,7 +136,8 @@ func (l limits) reasonFor(s *Snapshot, after map[int32]rankLoad, entry int) stri
 }
 
 // leftover is what reasonFor must know to say why an entry was not placed: what the ranks that are up had for it before the round (Before)
-// and have after it (After). A rank without a free slot counts as having one if it may get extraSlots, which its engine queues.
+// and have after it (After). A rank without a free slot counts as having one if it may get more entries (extraSlots), which its engine
+// queues.
 type leftover struct {
 	anyUp         bool  // at least one rank is up
 	fitsIdleRank  bool  // the entry would fit the KV budget of some rank if that rank were idle

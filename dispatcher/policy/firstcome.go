@@ -91,8 +91,8 @@ func (p *firstCome) Decide(s *Snapshot, dst []Assignment) []Assignment {
 }
 
 // beginRound computes what the ranks have before the round: their KV tokens and loads (rankLoads), the number of their requests, and their
-// free slots and KV room (ranks). Of the KV room, the share watermark stays empty, and a rank gets at most extraSlots more entries than it
-// has free slots.
+// free slots and KV room (ranks). Unless engines queue any number of entries (engineQueues), the share watermark of the KV capacity stays
+// empty, and a rank gets at most extraSlots more entries than it has free slots.
 func (p *firstCome) beginRound(s *Snapshot) {
 	const horizon = 0 // only the present loads count
 	p.rankLoads.build(s, horizon)
@@ -126,7 +126,7 @@ func (p *firstCome) choose(s *Snapshot, tokens int64) (int, float64) {
 	case ruleJSQKV: // in a tie, the rank with the lower index wins
 		const firstRank = 0
 		return rankWithLeast(&p.ranks, p.rankLoads.heldTokens, firstRank, tokens)
-	default: // ruleLeastF: the largest F wins, by how many tokens the entry lowers the cost of the loads (see Cost)
+	default: // ruleLeastF: the largest F wins; F is by how many tokens the entry lowers the cost of the loads (see Cost)
 		return p.largestF(s, tokens)
 	}
 }

@@ -20,7 +20,8 @@ type gather struct {
 	nextDecisionMs float64  // ms, see HoldReport.NextMs
 }
 
-// HoldReport is a policy's report about the entries that its last round held back. For ranks that only decode, only NextMs is set.
+// HoldReport is a policy's report about the entries that its last round held back. For ranks that only decode, First is empty, Released
+// false and HeldS 0, even if entries are held back; NextMs and MaxHoldS are set for all ranks.
 type HoldReport struct {
 	NextMs   float64  // ms after which the policy wants to decide again even if nothing happens; +Inf: only when something happens
 	First    []uint64 // IDs of entries that could have been sent in this round for the first time
@@ -29,9 +30,8 @@ type HoldReport struct {
 	MaxHoldS float64  // longest time in seconds for which an entry is held; 0: no entry is ever held
 }
 
-// HoldReportOf returns what p reports of the entries that its last round held back: when to decide again (NextMs), which entries had a slot
-// for the first time, whether held entries were sent, and how long the others have been held. The board calls it after each round. A policy
-// that never holds entries back reports NextMs +Inf, and zeros.
+// HoldReportOf returns what p reports of the entries that its last round held back. A policy that never holds entries back reports NextMs
+// +Inf, and nothing else.
 func HoldReportOf(p Policy) HoldReport {
 	e, ok := p.(*evenkeel)
 	if !ok { // no other policy holds entries back
@@ -67,7 +67,7 @@ func (p *evenkeel) decideAggregated(s *Snapshot, dst []Assignment) []Assignment 
 	p.fillGroup(s)
 	p.reserveForOverdue(s)
 	openSlots := int(p.ranks.openSlots)
-	r.fillCandidates(s, openSlots+openSlots/2) // half as many again as there are free slots, so that the planner can choose
+	r.fillCandidates(s, openSlots+openSlots/2) // 1.5 times the free slots, so that the planner can choose
 	const now = 0                              // the planner's times are in s, from the time of the snapshot
 	picks, next := r.planner.Decide(now, &r.group, r.waiting, rounds.Rule{Patience: p.set.patience, MaxHold: p.set.maxHoldS})
 	r.nextDecisionMs = next * 1000

@@ -210,9 +210,8 @@ func (p *greedy) earliestBeyondKnee(high, fitting int, cost, best float64) int32
 }
 
 // placeSubset is one step of stage 2: the next rank (see firstRank) takes the best subset of the first entries that fit it, at most window
-// of them. The score of a subset rises with its tokens up to the rank's margin (the tokens by which it is below the fullest rank). Tokens
-// beyond the margin lower the score, because all ranks wait for them. If no subset has a positive score, the rank takes the best single
-// entry anyway, so that no slot stays empty while an entry fits.
+// of them. Tokens beyond the rank's margin may make a score negative, because all ranks wait for them (see setScore). If no subset has a
+// positive score, the rank takes the best single entry anyway, so that no slot stays empty while an entry fits.
 func (p *greedy) placeSubset(s *Snapshot, dst []Assignment) []Assignment {
 	g := p.firstRank()
 	n := p.findCandidates(s, g)

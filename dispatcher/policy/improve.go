@@ -18,7 +18,7 @@ const minImprovement = 2
 // improve changes placements as long as changes lower the cost and the budget of evaluations lasts. For each placement, it tries three
 // changes: place another candidate instead, swap the candidates with a later placement, or move to a free slot of another rank. In the
 // cost, the smoothed peak stands for the largest load (see the type smoothedPeak), so that changes of the ranks below the fullest count,
-// too. The setting kappa is their weight.
+// too.
 func (p *evenkeel) improve(budget int) {
 	p.search.evaluationsLeft = budget
 	p.loads.startSmoothing(p.set.kappa)
@@ -51,7 +51,7 @@ func (p *evenkeel) fillSearch(a int) {
 
 // lowersCost says whether a change of placements lowers the cost by at least minImprovement, and spends one evaluation. The cost is the
 // number of ranks times the smoothed peak (about the largest load), less the loads and wait credits of all placed candidates. peakAfter is
-// the smoothed peak after the change. gain is by how much the sum of these loads and credits rises; below 0: it falls; 0: the same
+// the smoothed peak after the change. gain is by how much the sum of these loads and credits rises; below 0: it falls. It is 0 if the same
 // candidates stay placed.
 func (p *evenkeel) lowersCost(peakAfter, gain int64) (worthwhile bool) {
 	p.search.evaluationsLeft--

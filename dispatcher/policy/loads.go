@@ -27,7 +27,7 @@ func Cost(loads []float64) float64 {
 // tokensSaved returns by how many KV tokens the cost (see Cost) falls if a candidate is placed: its load, less the number of ranks times
 // the rise of the largest load (the peak). The load brings its rank closer to the fullest rank, but each rise of the peak leaves every rank
 // farther below it. candidateLoad is the load on a rank of cost 1: with the load on its own rank, a candidate would score higher the slower
-// this rank is.
+// this rank is. The arguments are in units of 2^-fixedBits tokens.
 func (l *loads) tokensSaved(candidateLoad, peakWith, peakWithout int64) float64 {
 	rankCount := int64(len(l.load))
 	return inTokens(candidateLoad - rankCount*(peakWith-peakWithout))

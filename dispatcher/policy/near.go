@@ -5,14 +5,14 @@ import (
 	"slices"
 )
 
-// residents has a linked list for each rank: the placements on it, in the order in which they were made.
+// residents has a linked list for each rank: the placements on it.
 type residents struct {
 	first []int32 // by rank: the first placement on it, or none
 	next  []int32 // by placement: the next placement on the same rank, or none
 }
 
-// build makes the lists from all placements of the round. ranks is the number of ranks. push puts a placement at the front of its list, so
-// build goes backwards: then each list has its placements in their order.
+// build makes the lists from all placements of the round, each list in the order of the placements. ranks is the number of ranks. push puts
+// a placement at the front of its list, so build goes backwards.
 func (r *residents) build(placed []placement, ranks int) {
 	r.first, r.next = sized(r.first, ranks), sized(r.next, len(placed))
 	for g := range r.first {
@@ -44,7 +44,7 @@ const maxNearLooks = 1024
 // equal. With the setting near=0.01, a move that saves the copy of a whole prompt may raise the smoothed peak of the loads by 1 % of a
 // step, and a move that saves half of it by 0.5 %. If the round leaves no slot free, no placement is moved.
 func (p *evenkeel) preferPrefixRanks(s *Snapshot) {
-	anyHits := len(s.Waits) > 0 // the board fills Waits in for ranks that only decode if some prompt has hits
+	anyHits := len(s.Waits) > 0 // on ranks that only decode, Waits is empty if no prompt has hits
 	if p.set.nearShare == 0 || !anyHits || p.ranks.openSlots == 0 {
 		return
 	}

@@ -46,9 +46,9 @@ func (p *evenkeel) bestPair(from, to int) {
 }
 
 // bestRank returns the rank on which a candidate changes the cost least, and this change; none: the candidate fits no rank. The cost is the
-// number of ranks times the largest load (the peak), less the loads and the wait credits of the placed candidates. The peak rises by the
-// load that the candidate has on the rank (loadOn), which is scaled by the rank's cost. The load that is subtracted (c.load) is the one on
-// a rank of cost 1, so that no rank gains by being slow.
+// number of ranks times the largest load (the peak), less the loads and the wait credits of the placed candidates. The peak follows from
+// the loads that candidates have on their ranks (loadOn), which are scaled by the ranks' costs. The loads that are subtracted (c.load) are
+// those on a rank of cost 1, so that no rank gains by being slow.
 //
 // candidate is an index in p.candidates.all, pairs has the pair of the candidate with each rank, and peakRise is the rise of the peak since
 // bestPair began. A pair is computed anew only if it could be the best: since it was computed, its change can have fallen by at most the

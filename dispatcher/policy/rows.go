@@ -26,8 +26,8 @@ type searchResult struct {
 // arrange places the entries of the round and improves the placements by a search. RowTokens is what one more request on the rank with most
 // requests costs, in KV tokens. If it is set, arrange also searches with two limits of requests per rank, and keeps the result with the
 // shortest step. A result with a limit counts only if it places no fewer entries, and no fewer overdue entries, than the best result so
-// far. Each search drops the placements of the one before. If the best are not those of the last search, arrange therefore repeats the
-// search that made them, which is why it counts as one of the searchCount searches that share the budget.
+// far. Each search drops the placements of the one before. So if the best are not those of the last search, arrange repeats the search that
+// made them.
 func arrange(p *evenkeel, s *Snapshot) {
 	budget := p.budget(s)
 	limitsMayHelp := s.RowTokens > 0 && p.set.countRequests
