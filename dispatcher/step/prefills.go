@@ -7,7 +7,7 @@ package step
 type prefillFit struct {
 	line        regression
 	ownShare    float64         // share of a prompt token's cost that falls on the rank that computes it, 0 to 1
-	medianRatio median[float64] // measured time of each of the last steps divided by its expected time
+	medianRatio median[float64] // median, over the last steps, of the measured time divided by the expected time
 }
 
 // UsualOwnShare is the share of a prompt token's cost that falls on the rank that computes it, if the config does not give the share. It is

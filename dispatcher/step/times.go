@@ -94,9 +94,8 @@ type Sample struct {
 
 // Learn learns from a sample. From a step without prompts it learns the model of decodes, and from a step with prompts how much longer
 // prompts make a step. A sample with far more tokens than usual covers several steps, and a sample with far fewer is no step, so neither
-// changes a model. Steps without a prefill have an assumed length (assumedPlain), and Least, the limit below which no step is reported,
-// follows it. Each sample of several steps or with a prefill shortens this length a little, until such a step is measured again. Learn
-// keeps no reference to the sample.
+// changes a model. Each sample of several steps or with a prefill makes the assumed length of steps without a prefill (assumedPlain) a
+// little shorter, until such a step is measured again. Learn keeps no reference to the sample.
 func (s *Times) Learn(t Sample) {
 	weight := s.fittedWeight()
 	slowest := weight.slowestOf(t.Ranks)
@@ -139,7 +138,7 @@ func (s *Times) shortenAssumedPlain() {
 // also learns the length: the median of plain steps, and assumedPlain, from which Least (the shortest usual length of a step) follows.
 // Between plain steps, shortenAssumedPlain makes assumedPlain shorter.
 func (s *Times) learnPlainLength(length time.Duration) (usualLength bool) {
-	if !s.prefills.hasSteps() { // all steps so far were plain, so their median is that of all steps (lengths), which Add learns
+	if !s.prefills.hasSteps() { // all steps so far were plain, so their median is that of all steps (medianLength), which Add learns
 		return isUsual(length, s.medianLength.value)
 	}
 	s.medianPlainLength.add(length)
@@ -223,9 +222,9 @@ func (s *Times) Bottleneck() Bottleneck {
 	return TwoRanks
 }
 
-// fittedWeight returns the weight of a request, as how many KV tokens it counts, in the loads over which the line of step times is fitted.
+// fittedWeight returns the weight of a request in the loads over which the line of step times is fitted: for how many KV tokens it counts.
 // It is that of the given model, else the learned weight, else the configured weight (0: none is configured). A given or configured model
-// computes one load per rank from its KV and its requests together, so with them a step waits for one rank: the one with the largest load.
+// computes one load per rank from its KV and its requests together, so with it a step waits for one rank: the one with the largest load.
 func (s *Times) fittedWeight() requestWeight {
 	switch {
 	case s.GivenModel.C1Ms > 0:
@@ -395,7 +394,7 @@ func (s *Times) WhyNoModel(r2 float64) string {
 		return fmt.Sprintf("it is learned from %d steps, and %d were told so far", fitSteps, s.n)
 	}
 	how := fmt.Sprintf("R2 %.2f of %s steps", r2, stats.Grouped(s.n))
-	if slopeNotPositive := r2 >= fitR2; slopeNotPositive { // nothing else keeps a line that explains the times from being in force
+	if explainsTimes := r2 >= fitR2; explainsTimes { // so the line is not in force because its slope is not positive
 		how = fmt.Sprintf("by %s steps, it is shorter where that rank is fuller", stats.Grouped(s.n))
 	}
 	return fmt.Sprintf("step time does not follow the fullest rank (%s): does its load hardly matter, or are they no barrier group?", how)

@@ -210,9 +210,10 @@ func (g *Mixed) schedule(i int, newPrompts bool) (work step.Rank) {
 	return work
 }
 
-// scheduleRunning divides the token budget of a step among the running requests, in the order of their admission: a request that is still
-// prefilling gets as many tokens of its prompt as the budget has left, and any other one token. It sets scheduled of each request, the
-// number of tokens that the step computes for it. It returns the work, and the budget that is left.
+// scheduleRunning divides the token budget of a step among the running requests, in the order of their admission. With mayCompute, a
+// request that is still prefilling gets as many tokens of its prompt as the budget has left. With mayDecode, any other request gets one
+// token. scheduleRunning sets scheduled of each request, the number of tokens that the step computes for it. It returns the work, and the
+// budget that is left.
 func (r *MixedRank) scheduleRunning(budget int32, mayCompute, mayDecode bool) (work step.Rank, left int32) {
 	for k := range r.Running {
 		q := &r.Running[k]
