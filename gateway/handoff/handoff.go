@@ -218,20 +218,20 @@ func (h *Handoff) AwaitFirstEvent(r *roster.Rank, now time.Time, onePiece bool) 
 
 // holdOn returns until when the prefill engine certainly keeps the KV of a hand-off that is sent to a rank now: until FirstEventBy or, if
 // the engines of the rank's profile renew the hold while the hand-off is queued, as long as signs of life prove the renewals. The hold is
-// unlimited if there is no hand-off (h is nil), or if no limit could be checked. onePiece says that the answer comes in one piece; until it
-// comes, only gauges show whether the core of the rank works.
+// unlimited if there is no hand-off (h is nil), or if nothing shows when the KV is pulled. onePiece says that the answer comes in one
+// piece; until it comes, only gauges show whether the core of the rank works.
 func (h *Handoff) holdOn(r *roster.Rank, now time.Time, onePiece bool) mooncake.Hold {
 	unlimited := mooncake.HeldUntil(now.Add(Forever))
 	if h == nil {
 		return unlimited
 	}
-	signsCount := r.EngineHonoursRank(h.Endpoint) // the signs of this rank; not if the engine may run the request on another rank
-	gaugesShowRenewals := r.Profile.Renews() && r.Signs.HasGauges() && signsCount
+	runsOnThisRank := r.EngineHonoursRank(h.Endpoint) // else the signs of this rank prove nothing about the request's hold
+	gaugesShowRenewals := r.Profile.Renews() && r.Signs.HasGauges() && runsOnThisRank
 	switch {
 	// Such an answer comes long after its KV was pulled, and nothing shows when that was. A limit would refuse good answers, too.
 	case onePiece && !gaugesShowRenewals:
 		return unlimited
-	case !signsCount: // nothing can prove renewals, so the hold ends at a fixed time
+	case !runsOnThisRank: // nothing can prove renewals, so the hold ends at a fixed time
 		return mooncake.HeldUntil(h.FirstEventBy())
 	}
 	return r.Profile.Hold(now, h.FirstEventBy()) // with renewals, if the profile has them
@@ -271,7 +271,7 @@ func (h *Handoff) MayHaveExpired(ctx context.Context, m Monitor, pull *engine.Pe
 		return false
 	}
 	freed, known := m.ExpiredNow(ctx, h.Lease.Candidate.Instance)
-	_, leftSinceStart := h.Lease.Unfetched() // hand-offs that this proxy has left to the hold timeout; the first result is not needed
+	_, leftSinceStart := h.Lease.Unfetched() // hand-offs that this proxy has left to the hold timeout, also those that are still held
 	freedSince := freed - h.expiredBefore
 	ownFreedAtMost := float64(leftSinceStart - h.ownExpiredBefore) // some of these may still be held
 	if !known || freedSince <= ownFreedAtMost {
