@@ -101,7 +101,7 @@ func checkRequestNames(p *parser, key string, v json.RawMessage) *Error {
 func (p *parser) checkGenerateKeys() *Error {
 	req := p.req
 	p.promptLogprobs = p.promptLogprobs && p.logprobs // logprob_start_len has no meaning without return_logprob
-	promptsAreList := req.AnswerIsList                // as checkPromptOrList has set it; several answers are no reason yet
+	promptsAreList := req.AnswerIsList                // set by checkPromptOrList; several answers to one prompt do not count here
 	onePerPrompt := promptsAreList && len(req.Names) == len(req.Prompts)
 	if req.Names != nil && !onePerPrompt {
 		return badRequest(CodeInvalidValue, "rid", "\"rid\" is a list of %d names; it must have one for each prompt of a list",

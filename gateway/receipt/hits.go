@@ -19,7 +19,7 @@ type sums map[string]*minutes
 
 // minutes holds the hits of one API key, minute by minute.
 type minutes struct {
-	latest int64 // minute (Unix time / 60) in which the key's last request ended; without recent requests, its sums make room for other keys
+	latest int64 // minute (Unix time / 60) in which the key's last request ended; once outdated, the sums make room for another key
 	each   [minutesKept]struct {
 		minute int64
 		Hits
