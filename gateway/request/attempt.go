@@ -53,9 +53,9 @@ func (j *job) awaitRetry(retry lifecycle.Retry, fault *failure.Fault) bool {
 }
 
 // askRetryBudget asks the budget that retry names for another attempt. granted says whether the attempt may be made, and wait how long to
-// pause before it. The pause is random, up to the base pause doubled retry.Pause times; if retry.Pause is 0, the budget says how long.
+// pause before it. If retry.Pause is above 0, the pause is random, up to the base pause doubled so often. Otherwise the budget says how
+// long to pause.
 func (j *job) askRetryBudget(retry lifecycle.Retry, fault *failure.Fault) (wait time.Duration, granted bool) {
-	conf, doublings := &j.srv.Settings().Prefill.Retry, retry.Pause
 	switch retry.Budget {
 	case lifecycle.NoMore: // granted stays false
 	case lifecycle.Freely:
@@ -63,23 +63,32 @@ func (j *job) askRetryBudget(retry lifecycle.Retry, fault *failure.Fault) (wait 
 	case lifecycle.OfUnsent:
 		wait, granted = j.srv.Prefill.RetryUnsent(retry.N)
 	case lifecycle.Counted:
-		// Of the attempts with this budget, the lifecycle sets Pause only after the first refusals, which do not count as attempts.
-		uncountedRefusal := retry.Pause > 0
-		if uncountedRefusal && anotherRankTakes(j, fault) {
-			// The budget keeps failures from multiplying. A refused request has run on no engine, so the budget is not asked.
-			granted = retry.N < conf.Attempts
-			break
-		}
-		wait, granted = j.srv.Prefill.Retry(retry.N, fault.Status, fault.Err)
-		// Despite says that the client has a part of the answer. If no engine answered this attempt, an empty budget does not end
-		// such an answer.
-		evenIfEmpty := retry.Despite && fault.Status == 0
-		if !granted && evenIfEmpty && retry.N < conf.Attempts {
-			granted, doublings = true, retry.N
-		}
+		return askCountedBudget(j, retry, fault)
 	}
-	if doublings > 0 {
-		wait = prefill.Backoff(conf.Base, doublings+1)
+	if retry.Pause > 0 {
+		wait = prefill.Backoff(j.srv.Settings().Prefill.Retry.Base, retry.Pause+1)
+	}
+	return wait, granted
+}
+
+// askCountedBudget asks the budget that all requests share, which keeps failures from multiplying. There are two exceptions. A request that
+// an engine refused has run on no engine, so if another rank can take it, the budget is not asked. And if the client has a part of the
+// answer (Despite), and no engine answered this attempt, an empty budget does not end the answer.
+func askCountedBudget(j *job, retry lifecycle.Retry, fault *failure.Fault) (wait time.Duration, granted bool) {
+	conf := &j.srv.Settings().Prefill.Retry
+	attemptsLeft := retry.N < conf.Attempts
+	wasRefused := retry.Pause > 0 // with this budget, the lifecycle sets Pause only after the first refusals of a request
+	pauseAfterRefusal := func() time.Duration { return prefill.Backoff(conf.Base, retry.Pause+1) }
+	if wasRefused && anotherRankTakes(j, fault) {
+		return pauseAfterRefusal(), attemptsLeft
+	}
+	wait, granted = j.srv.Prefill.Retry(retry.N, fault.Status, fault.Err)
+	goesOnDespiteBudget := retry.Despite && fault.Status == 0
+	switch {
+	case !granted && goesOnDespiteBudget && attemptsLeft:
+		return prefill.Backoff(conf.Base, retry.N+1), true // the budget names no pause for this; it doubles with each attempt
+	case wasRefused:
+		wait = pauseAfterRefusal()
 	}
 	return wait, granted
 }
@@ -87,8 +96,16 @@ func (j *job) askRetryBudget(retry lifecycle.Retry, fault *failure.Fault) (wait 
 // maxRetryAfter bounds how long an engine's Retry-After delays a request, because another engine may be free earlier.
 const maxRetryAfter = 5 * time.Second
 
+// The letters for kinds of calls, and for a transfer of KV, in the ids that engines get.
+const (
+	idOfPrefill     = "p"
+	idOfDecode      = "d"
+	idOfPassthrough = "x"
+	idOfTransfer    = "t"
+)
+
 // callID returns the id under which an engine gets a call. Every attempt has a new id, because the engine may still hold the call of an
-// earlier attempt. kind is a letter for the kind of the call, such as "d" for decode.
+// earlier attempt. kind is one of the letters above.
 func (j *job) callID(kind string, attempt int) string {
 	return "ek-" + j.id + "-" + kind + strconv.Itoa(attempt)
 }
@@ -116,28 +133,38 @@ func endAfterClientLeft(c client, call *engine.Call, grace time.Duration, earlie
 	}
 }
 
-// callFailedEvent makes the event that reports a failed call to the request's lifecycle. Besides the failure, the event says whether the
-// engine itself is at fault. It names the engines that went down after their connections had broken during this request.
+// callFailedEvent makes the event that reports a failed call to the request's lifecycle. Besides the failure, the event has what may show
+// that the request itself makes engines fail: the engine says that it has failed (Faulty), or its connection broke (BrokenConn).
 func (j *job) callFailedEvent(fault *failure.Fault) lifecycle.Event {
 	event := lifecycle.Event{Kind: lifecycle.CallFailed, End: fault.CallEnd, MostLosses: fault.MostLosses}
-	kvArrived := !errors.Is(fault.Err, failure.ErrUndelivered)
+	if kvLost := errors.Is(fault.Err, failure.ErrUndelivered); kvLost { // never the fault of the request, however many engines report it
+		return event
+	}
+	endedByDrain := fault.Moved // such an engine has not failed, whatever it answered
 	connectionBroke := fault.Status == 0 && fault.BlamedEngine != "" && prefill.Broke(fault.Err)
 	switch {
-	case fault.Status == http.StatusInternalServerError: // if KV did not arrive, or a drain ended the call, the engine has not failed
-		event.Faulty = kvArrived && !fault.Moved
-	case connectionBroke && kvArrived: // this may be an engine that the request has killed
+	case fault.Status == http.StatusInternalServerError:
+		event.Faulty = !endedByDrain
+	case connectionBroke:
 		event.BrokenConn = lifecycle.BrokenConn{Engine: fault.BlamedEngine, At: time.Now()}
-		for _, broken := range j.life.BrokenConns() {
-			if j.srv.Fleet.DownSince(broken.Engine, broken.At) {
-				event.Down = append(event.Down, broken.Engine)
-			}
-		}
+		event.Down = enginesDownAfterBreak(j)
 	}
 	return event
 }
 
-// reportDecodeOutcome reports to the monitor how the decode engine did with this request, or notes the rank, so that the next attempts
-// avoid it (Avoid). A 500 stays an accusation against the engine until the lifecycle knows whether the engine or the request caused it.
+// enginesDownAfterBreak returns the engines whose connections broke earlier under this request, and that have gone down after that. The
+// request may have killed them.
+func enginesDownAfterBreak(j *job) (down []string) {
+	for _, broken := range j.life.BrokenConns() {
+		if j.srv.Fleet.DownSince(broken.Engine, broken.At) {
+			down = append(down, broken.Engine)
+		}
+	}
+	return down
+}
+
+// reportDecodeOutcome reports to the monitor how the decode engine did with this request (ReportSuccess, ReportFailure), or notes the rank,
+// so that the next attempts avoid it (Avoid). effect.Blame says against which component a failure is counted.
 func (s *stream) reportDecodeOutcome(effect lifecycle.Effect) {
 	monitor, id, blame, fault := s.job.srv.Monitor, s.upstream.rank.Instance, effect.Blame, s.upstream.fault
 	// A rank that also prefills answers 429 or 503 if its queue is full. A decode engine that answers so to a hand-off is judged by
@@ -149,23 +176,31 @@ func (s *stream) reportDecodeOutcome(effect lifecycle.Effect) {
 	case queueFull: // the engine refused the request, which is neither a failure nor a success
 	case effect.Kind == lifecycle.ReportSuccess:
 		monitor.RecordOutcome(id, engine.Served, nil)
-	case blame == lifecycle.Disputed: // a 500 counts only once its cause is known
-		err, withdrawAccusation := fault.Err, monitor.Accuse(id)
-		s.job.unexplained500s = append(s.job.unexplained500s, func(cause lifecycle.Blame) {
-			withdrawAccusation() // the outcome below, if there is one, replaces the accusation
-			switch cause {
-			case lifecycle.Engine:
-				monitor.RecordOutcome(id, engine.Faulted, err)
-			case lifecycle.Disputed:
-				monitor.RecordOutcome(id, engine.Unclear, err)
-			case lifecycle.Nobody: // the request is at fault, so nothing counts against the engine
-			}
-		})
+	case blame == lifecycle.Disputed: // the engine or the request has caused a 500
+		accuseUntilExplained(s)
 	case blame == lifecycle.Wedged: // the engine may have stopped working without closing its connections
 		monitor.RecordOutcome(id, engine.Silent, fault.Err)
 	case blame == lifecycle.Engine:
 		monitor.RecordOutcome(id, engine.Faulted, fault.Err)
 	}
+}
+
+// accuseUntilExplained counts a 500 against the decode engine as an accusation, as long as it is not known whether the engine or the
+// request has caused it. The lifecycle reports the cause by the effect Resolve, once another engine has answered the request or its
+// attempts are over. Resolve calls the function that is noted here, which puts the outcome in the place of the accusation.
+func accuseUntilExplained(s *stream) {
+	monitor, id, err := s.job.srv.Monitor, s.upstream.rank.Instance, s.upstream.fault.Err
+	withdrawAccusation := monitor.Accuse(id)
+	s.job.unexplained500s = append(s.job.unexplained500s, func(cause lifecycle.Blame) {
+		withdrawAccusation()
+		switch cause {
+		case lifecycle.Engine:
+			monitor.RecordOutcome(id, engine.Faulted, err)
+		case lifecycle.Disputed: // the cause will not become known
+			monitor.RecordOutcome(id, engine.Unclear, err)
+		case lifecycle.Nobody: // the request is at fault, so nothing counts against the engine
+		}
+	})
 }
 
 // failedEngine is the name of the engine or rank that failed. It is empty if none failed, or if it is not known which one did.
@@ -195,7 +230,7 @@ func (s *stream) slotOutcome(kind board.Kind) board.Outcome {
 		NoUsage:   finished && (s.upstream.noUsage || !hasUsage),
 		Refused:   failedBeforeFirst && s.upstream.fault.DecodeRefused(),
 		Lost:      failedBeforeFirst && s.upstream.fault.LostByEngine(),
-		Orphaned:  s.upstream.blocksLeaked,
+		Orphaned:  s.upstream.blocksMayLeak,
 		Kept:      finished && !s.upstream.computesPrompt && filter.Kept(),
 	}
 }
@@ -205,7 +240,7 @@ type avoided struct {
 	prefill         []string // ids of the prefill engines that were tried since the request last began from its start
 	decode          []int32  // decode workers that failed, and workers that may fail with them
 	refused         []int32  // decode workers that refused the request; if two of one queue did, all workers of that queue
-	lastChoice      []int32  // workers that share the queue of a refusing one: used only if no other worker takes the request at once
+	lastChoice      []int32  // workers that share the queue of one that refused: used only if no other worker takes the request at once
 	haltedCores     int      // how often the request was taken from a rank whose core stood still
 	othersAvailable bool     // some rank that is in none of these lists takes requests
 }
@@ -213,18 +248,23 @@ type avoided struct {
 // ranks are the workers that an attempt goes to only if there are no others.
 func (a *avoided) ranks() []int32 { return slices.Concat(a.decode, a.refused) }
 
+// forgetLastPrefill lets the next attempt use the prefill engine of this attempt again, which queue has put at the end of the list.
+func (a *avoided) forgetLastPrefill() { a.prefill = a.prefill[:len(a.prefill)-1] }
+
 // noteFailure notes that a worker did not serve the request, because of fault, so that the next attempts avoid it and the workers that may
 // fail with it. queueFull says that the queue of the worker is full, or the queue that it shares with other workers.
 func (a *avoided) noteFailure(engines Engines, worker int32, fault *failure.Fault, queueFull bool) {
 	switch {
 	case queueFull:
-		// othersExist says whether a worker that is neither in this queue nor in one of the three lists takes requests.
-		sameQueue, othersExist := engines.SharingQueueWith(worker, slices.Concat(a.ranks(), a.lastChoice))
+		avoidedSoFar := slices.Concat(a.decode, a.refused, a.lastChoice)
+		// othersExist says whether a worker that is neither in this queue nor avoided so far takes requests.
+		sameQueue, othersExist := engines.SharingQueueWith(worker, avoidedSoFar)
 		a.noteRefusal(worker, sameQueue, othersExist)
-	case fault.Reason == lifecycle.Stuck: // the worker's core stood still, and with it the workers that step together with this one
-		sameQueue, _ := engines.SharingQueueWith(worker, nil)
-		const wholeHost = false // other engines on the host go on
-		a.decode = append(engines.FailingWith(worker, wholeHost, a.decode), sameQueue...)
+	case fault.Reason == lifecycle.Stuck: // the worker's core stood still, and so did its whole group, whose workers step together
+		var noneAvoided []int32                                   // matters only for the second result
+		group, _ := engines.SharingQueueWith(worker, noneAvoided) // the workers of one group share a queue
+		const wholeHost = false                                   // other engines on the host go on
+		a.decode = append(engines.FailingWith(worker, wholeHost, a.decode), group...)
 		a.haltedCores++ // watchCore counts its retries by this number
 	default:
 		wholeHost := fault.Reason == lifecycle.Failed // a 500 may come from a broken driver or disk; a crash concerns one engine
@@ -232,15 +272,17 @@ func (a *avoided) noteFailure(engines Engines, worker int32, fault *failure.Faul
 	}
 }
 
-// noteRefusal notes that a worker refused the request. Either the worker's own queue is full, or the queue that it shares with the workers
-// in sameQueue. After one refusal, the next attempt goes to other workers if one of them can take it at once. If a second worker of the
-// same queue refuses too, the shared queue is full: the request avoids all its workers and waits for others. If there are no others
-// (othersExist is false), workers of other queues that refused earlier may be tried again.
+// noteRefusal notes that a worker refused the request: its own queue is full, or a queue that it shares with others. sameQueue has all
+// workers that may share this queue, with the worker itself. othersExist says whether a worker that is not avoided yet is outside of it.
+//
+// One refusal does not show which queue is full. So the next attempt avoids the worker (refused), and goes to the rest of its queue only if
+// no other worker can take it at once (lastChoice). If a second worker of the same queue refuses, the shared queue is full: the request
+// avoids all its workers, and waits for others. If there are none, workers of other queues that refused earlier may be tried again.
 func (a *avoided) noteRefusal(worker int32, sameQueue []int32, othersExist bool) {
 	secondOfQueue := slices.ContainsFunc(sameQueue, func(id int32) bool { return id != worker && slices.Contains(a.refused, id) })
 	a.othersAvailable = othersExist
 	switch {
-	case !secondOfQueue: // avoid the worker, and take the rest of its queue only if no other worker has room at once
+	case !secondOfQueue:
 		a.refused = append(a.refused, worker)
 		a.lastChoice = append(a.lastChoice, sameQueue...)
 	case othersExist: // avoid the whole queue

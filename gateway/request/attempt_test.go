@@ -49,7 +49,7 @@ func TestAProbeThatIsCutInItsAnswerIsNoFailure(t *testing.T) {
 		require.NoError(t, err)
 		srv.Places.Release()
 		j := &job{srv: srv.Server, client: kid, isLeg: true}
-		call := &probeCall{Call: upstream.Call{Engine: "prefill p"}, srv: srv.Server, tracked: &fleet.TrackedCall{}}
+		call := &probeCall{Call: upstream.Call{Engine: "prefill p"}, srv: srv.Server, entry: &fleet.TrackedCall{}}
 		fault := call.reportUnpairedEnd(j, call.FaultOf(&engine.Error{Sent: true, Answered: true, Aborted: true, Err: errors.New("cut")}))
 		fault.Kept = true
 		v := fault.Verdict()

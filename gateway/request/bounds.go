@@ -40,11 +40,13 @@ func (j *job) maxEchoed() int {
 	switch {
 	case !openai.Echoes(&j.body):
 		return 0
-	case j.promptTokens > 0:
+	case j.promptTokens > 0: // an engine has counted the prompt
 		return j.promptTokens
 	}
-	// No engine has counted the prompt's tokens yet. Its bytes are an upper bound, because a token of text has at least one byte.
-	return max(j.req.PromptTokens, prompt.Bytes(j.req, j.changes))
+	tokenIDs := j.req.PromptTokens // how many token ids the client has sent; 0: the prompt is text
+	// A token of text has at least one byte, so the text has at most as many tokens as bytes. j.changes has the prompt of a leg.
+	bytes := prompt.Bytes(j.req, j.changes)
+	return max(tokenIDs, bytes)
 }
 
 // maxStreamBytes is how many bytes a stream with the given number of tokens may have. alternatives is how many alternatives come with each
@@ -87,8 +89,10 @@ func (u *upstreamCall) streamLimits(first time.Duration) sse.Limits {
 	l := &u.job.srv.Settings().Limits
 	gap := l.EventTimeout // how long the engine may be silent between two events
 	if u.noEarlyText {    // after its first event the engine may send nothing more until it has computed the whole answer
-		gap = max(gap, l.ProbeTimeout) // as for an answer in one piece, which takes as long
+		wholeAnswerTimeout := l.ProbeTimeout // as for an answer that comes in one piece
+		gap = max(gap, wholeAnswerTimeout)
 	}
+	// Each token may come with as many likely alternatives as the client asks for, which take many times the bytes of the token.
 	alternatives := u.job.req.TopLogprobs
 	if u.job.req.Endpoint == mooncake.Generate {
 		alternatives = openai.AllTokens // each event may have all of the answer so far, so the bytes per token have no useful bound
@@ -124,9 +128,10 @@ const stuckFactor = 16
 var errStuck = errors.New("its core gave no sign of life for first_event_timeout, and has had the prompt for many times as long as it " +
 	"takes to compute it: there was no event on any of its streams, and no gauge moved")
 
-// watchCore ends a call that waits for its first event if the core of the rank stands still. A core counts as standing still if the
-// prompt takes far longer than predicted, and if for first_event_timeout no stream of the rank had an event and none of its gauges moved.
-// A core that is only slow keeps the request.
+// watchCore ends a call that waits for its first event if the core of the rank stands still. A core counts as standing still if the prompt
+// takes far longer than predicted, and if for first_event_timeout no stream of the rank had an event and none of its gauges moved. A core
+// that is only slow keeps the request. The call that watchCore ends fails as Stuck (see correctIfStuck), and the request gets another
+// attempt, for which the lifecycle does not ask the retry budget again.
 //
 // The request also stays if no rank of another group or engine takes requests, or as long as prefill.retry allows no further attempt. This
 // limit has two reasons. Many requests may wait at the same core, and another group must not get all of them at one moment. And if the
@@ -136,31 +141,52 @@ func watchCore(s *stream) (stop func()) {
 		return func() {} // no time was predicted, or no text may come before the whole answer, or the caller named the rank
 	}
 	silence := s.upstream.rank.Profile.FirstEventTimeout
-	// patience is when the first check comes: after many times the predicted time (in milliseconds), and a further silence.
-	patience := silence + time.Duration(stuckFactor*float64(s.upstream.slot.ComputeMs)*float64(time.Millisecond))
-	j, avoided := s.job, s.job.avoid.ranks()
-	retryNumber := s.job.avoid.haltedCores + 1
+	predicted := float64(s.upstream.slot.ComputeMs) * float64(time.Millisecond)
+	firstCheck := silence + time.Duration(stuckFactor*predicted) // after many times the predicted time, and a further silence
+	soon := silence / 4                                          // until the next check, if the core stands still but the call goes on
+	check := newCoreCheck(s)
 	halted := &atomic.Bool{}
 	s.upstream.coreHalted = halted
-	soon := silence / 4 // until the next check, if the core stands still but the call goes on
-	return handoff.Repeat(patience, func() (nextCheck time.Duration) {
+	return handoff.Repeat(firstCheck, func() (nextCheck time.Duration) {
 		if lastSign := s.upstream.rank.Signs.LastSign(); lastSign.After(s.upstream.began) && time.Since(lastSign) < silence {
 			return silence - time.Since(lastSign) // the core of the rank works, so the call goes on
 		}
-		// othersExist is false if no rank of another group or engine takes requests: then the request stays.
-		if _, othersExist := j.srv.Engines().SharingQueueWith(s.upstream.rank.Worker, avoided); !othersExist {
+		alreadyGranted := halted.Load() // a retry that the budget has granted is not asked for again
+		switch otherCoreExists, retryGranted := check.mayLeave(alreadyGranted); {
+		case !otherCoreExists:
 			return silence
-		}
-		if !halted.Load() { // a retry that the budget has granted is not asked for again
-			const noStatus = 0 // the engine has not answered
-			if _, granted := j.srv.Prefill.Retry(retryNumber, noStatus, errStuck); !granted {
-				return soon
-			}
+		case !retryGranted:
+			return soon
 		}
 		halted.Store(true)
 		s.upstream.call.Expire()
 		return soon // Expire does nothing if the call does not wait for bytes at this moment, so it is called again
 	})
+}
+
+// A coreCheck finds out whether a request may leave the core of its rank for another one. It has what it needs of the job, because it runs
+// on another goroutine.
+type coreCheck struct {
+	job         *job
+	worker      int32
+	avoided     []int32 // ranks that the request avoids
+	retryNumber int     // how many cores stood still under the request, with this one
+}
+
+func newCoreCheck(s *stream) coreCheck {
+	avoid := &s.job.avoid
+	return coreCheck{job: s.job, worker: s.upstream.rank.Worker, avoided: avoid.ranks(), retryNumber: avoid.haltedCores + 1}
+}
+
+// mayLeave says whether a rank of another group or engine, which the request does not avoid, takes requests, and whether the retry budget
+// grants another attempt. If the budget has granted it before (alreadyGranted), it is not asked again.
+func (c coreCheck) mayLeave(alreadyGranted bool) (otherCoreExists, retryGranted bool) {
+	if _, otherCoreExists = c.job.srv.Engines().SharingQueueWith(c.worker, c.avoided); !otherCoreExists || alreadyGranted {
+		return otherCoreExists, alreadyGranted
+	}
+	const noStatus = 0 // the engine has not answered
+	_, retryGranted = c.job.srv.Prefill.Retry(c.retryNumber, noStatus, errStuck)
+	return otherCoreExists, retryGranted
 }
 
 // correctIfStuck returns the fault of a call. If watchCore has ended the call, it corrects the reason: such a call fails as Silent, but the
@@ -178,24 +204,24 @@ func correctIfStuck(s *stream, fault *failure.Fault) *failure.Fault {
 // unknownPromptTokens stands for the length of a prompt that is not known yet. It is larger than any prompt.
 const unknownPromptTokens = 1 << 40
 
-// announceCompute notes, right before the request is sent, how many tokens of the prompt the engine may compute itself. If the engine
-// computes more than this, it has not pulled the KV of all tokens that were handed over.
-func (u *upstreamCall) announceCompute() {
-	u.announcedTokens = handoff.BlockTokens // beside a hand-off, an engine computes less than one KV block
+// announceTokensToCompute tells the engine's traffic, right before the request is sent, how many tokens of the prompt the engine may
+// compute itself. If the engine computes more than this, it has not pulled the KV of all tokens that were handed over.
+func (u *upstreamCall) announceTokensToCompute() {
+	u.tokensToCompute = handoff.BlockTokens // beside a hand-off, an engine computes less than one KV block
 	if u.computesPrompt {
-		u.announcedTokens = unknownPromptTokens // the length of the prompt is known only from the answer
+		u.tokensToCompute = unknownPromptTokens // the length of the prompt is known only from the answer
 	}
-	u.rank.Traffic.ExpectComputed(u.announcedTokens)
+	u.rank.Traffic.ExpectComputed(u.tokensToCompute)
 }
 
-// correctCompute replaces the number that announceCompute has noted by the number of tokens that the engine has computed. Only the first
-// call changes something. That call comes with the first event, when the engine has counted the prompt, or at the end of the request.
-// computedNothing says that the engine has computed nothing.
-func (u *upstreamCall) correctCompute(computedNothing bool) {
-	if u.announcedTokens == 0 { // corrected before, or nothing was noted
+// correctTokensToCompute replaces the number that announceTokensToCompute has noted by the number of tokens that the engine has computed.
+// Only the first call changes something. That call comes with the first event, when the engine has counted the prompt, or at the end of the
+// request. computedNothing says that the engine has computed nothing.
+func (u *upstreamCall) correctTokensToCompute(computedNothing bool) {
+	if u.tokensToCompute == 0 { // corrected before, or nothing was noted
 		return
 	}
-	computed := u.announcedTokens // stays if nothing more exact is known, as with a hand-off
+	computed := u.tokensToCompute // stays if nothing more exact is known, as with a hand-off
 	switch usage, _ := u.answer.Filter.Usage(); {
 	case computedNothing:
 		computed = 0
@@ -205,6 +231,6 @@ func (u *upstreamCall) correctCompute(computedNothing bool) {
 	case u.computesPrompt:
 		computed = int64(prompt.Bytes(u.job.req, u.job.changes)) + handoff.BlockTokens
 	}
-	u.rank.Traffic.SettleComputed(u.announcedTokens, computed)
-	u.announcedTokens = 0
+	u.rank.Traffic.SettleComputed(u.tokensToCompute, computed)
+	u.tokensToCompute = 0
 }

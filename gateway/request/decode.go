@@ -20,19 +20,17 @@ import (
 
 // decode sends the request to the rank: with the hand-off h, or without one (nil), in which case the rank also computes the prompt. It
 // returns when the first data event has arrived, because then the engine has the KV and the client can get a status line. until limits the
-// wait for this event. quit says that the client's departure has ended the call, so that no engine uses the slot any more.
-func (s *stream) decode(h *handoff.Handoff, until lifecycle.Timeout) (_ *failure.Fault, quit bool) {
+// wait for this event. A nil fault means that the event has come. clientQuit says that the call ended because the client left, so that no
+// engine uses the slot any more.
+func (s *stream) decode(h *handoff.Handoff, until lifecycle.Timeout) (_ *failure.Fault, clientQuit bool) {
 	j, slot, phase := s.job, s.upstream.slot, journal.Transfer
 	if h == nil { // the rank computes the prompt itself
 		phase = journal.Prefill
 	}
 	j.enterPhase(phase, "decode")
-	s.upstream.announceCompute()
+	s.upstream.announceTokensToCompute()
 	if fault := s.open(h, until); fault != nil {
-		mayHaveRequest := fault.Verdict().KV == lifecycle.MaybeRunning
-		if mayHaveRequest && s.noteIfOverdue(h) { // the prefill engine may have freed the KV, for which the decode engine may still wait
-			s.upstream.blocksLeaked = handoff.LeaksBlocks(s.upstream.rank, fault)
-		}
+		noteIfBlocksLeak(s, h, fault)
 		// A client that leaves ends only calls without a hand-off and calls for an answer in one piece. Any other call stays open
 		// until its first event (see open).
 		endsWithClient := h == nil || s.upstream.unstreamed
@@ -44,31 +42,35 @@ func (s *stream) decode(h *handoff.Handoff, until lifecycle.Timeout) (_ *failure
 	return nil, false
 }
 
+// noteIfBlocksLeak notes whether the decode engine of a call that failed may keep KV blocks for ever: the prefill engine may have freed the
+// KV by now, while the decode engine still waits for it. The dispatcher learns this when the slot is released, and counts the blocks as
+// taken.
+func noteIfBlocksLeak(s *stream, h *handoff.Handoff, fault *failure.Fault) {
+	engineMayWait := fault.Verdict().KV == lifecycle.MaybeRunning
+	if engineMayWait && s.countIfOverdue(h) {
+		s.upstream.blocksMayLeak = handoff.LeaksBlocks(s.upstream.rank, fault)
+	}
+}
+
 // decodeDuringPrefill does what decode does, for a request whose prefill runs at the same time. No engine was sent the prompt of the lease
 // yet. The prefill call and the decode call are a pair, and the end of one ends the other. pair is their number in the request's lifecycle.
-// until limits the wait for the decode engine's callback, if the engine calls back. quit says that the client has left. In this case
-// decodeDuringPrefill has waited a limited time for the end of the prefill call, and has noted whether the rank may keep KV blocks for ever
-// (blocksLeaked).
-func (s *stream) decodeDuringPrefill(lease *prefill.Lease, pair int, until lifecycle.Timeout) (fault *failure.Fault, quit bool) {
+// until limits the wait for the decode engine's callback, if the engine calls back. clientQuit says that the client has left after the rank
+// was sent the request, and that the rank's blocks are not written to any more, or count as lost.
+func (s *stream) decodeDuringPrefill(lease *prefill.Lease, pair int, until lifecycle.Timeout) (fault *failure.Fault, clientQuit bool) {
 	j, slot := s.job, s.upstream.slot
 	j.record.Report(journal.Event{Kind: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "decode", Early: true})
-	s.upstream.announceCompute()
+	s.upstream.announceTokensToCompute()
 	if fault = s.upstream.beginPrefill(lease, pair, until); fault != nil {
 		return fault, false
 	}
-	j.client.OnGone(s.upstream.prefillCall.clientLeft)
+	j.client.OnGone(s.upstream.prefillCall.clientLeft) // from now on, the lifecycle learns at once if the client leaves
 	if fault = s.openDuringPrefill(); fault != nil {
 		s.upstream.takePrefillAnswer()
-		// After NotOurs, nothing was sent to the rank, so it has no KV blocks for the request. Otherwise the prefill call may still write to
-		// the rank's blocks although the client has left, so awaitEndOrLeak waits for its end, for a limited time.
-		rankMayHaveBlocks := fault.Reason != lifecycle.NotOurs
-		if quit = rankMayHaveBlocks && j.client.Left(); quit {
-			s.upstream.blocksLeaked = s.upstream.prefillCall.awaitEndOrLeak() || s.upstream.blocksLeaked
-		}
-		return fault, quit
+		return fault, s.upstream.awaitPrefillIfClientLeft(fault)
 	}
 	slot.ReportStarted()
-	j.noteKVArrived(nil, s)
+	var noHandoff *handoff.Handoff
+	j.noteKVArrived(noHandoff, s)
 	j.record.Report(journal.Event{Kind: journal.Coupled, Took: s.upstream.takePrefillAnswer(), Slot: slot})
 	s.noteFirstEvent()
 	if s.upstream.slot == nil { // the whole answer came with its first event, so the slot is released already
@@ -78,6 +80,18 @@ func (s *stream) decodeDuringPrefill(lease *prefill.Lease, pair int, until lifec
 	return nil, false
 }
 
+// awaitPrefillIfClientLeft is called when a decode call has failed beside its prefill call. If the client has left, the prefill call may
+// still write to the rank's KV blocks. So it waits a limited time for the end of that call, and otherwise notes that the blocks may leak.
+// It returns whether the client has left. It does nothing and returns false after NotOurs: nothing was sent to the rank, so the rank has no
+// blocks.
+func (u *upstreamCall) awaitPrefillIfClientLeft(fault *failure.Fault) (clientQuit bool) {
+	rankMayHaveBlocks := fault.Reason != lifecycle.NotOurs
+	if clientQuit = rankMayHaveBlocks && u.job.client.Left(); clientQuit {
+		u.blocksMayLeak = u.prefillCall.awaitEndOrLeak() || u.blocksMayLeak
+	}
+	return clientQuit
+}
+
 // open sends the decode request and reads up to the first data event. h is the hand-off; nil: the rank computes the prompt itself. until
 // limits the wait for the event. With a hand-off, the connection stays open until the first event even if the client leaves: if it were cut
 // while the decode engine pulls the KV, both engines would leak KV blocks.
@@ -85,87 +99,115 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Timeout) *failure.Faul
 	j := s.job
 	s.upstream.pull = h.AwaitFirstEvent(s.upstream.rank, s.upstream.began, s.upstream.unstreamed)
 	defer s.upstream.pull.End()
-	var kv json.RawMessage
-	if h == nil {
-		j.client.OnGone(func() { s.upstream.call.Disconnect(upstream.NoticeTimeout) }) // without a hand-off, no pull of KV can be cut
-	} else {
-		var fault *failure.Fault
-		if kv, fault = s.upstream.takeHandoff(h); fault != nil {
-			return fault
-		}
+	kv, fault := s.upstream.takeKV(h)
+	if fault != nil {
+		return fault
 	}
-	profile := s.upstream.rank.Profile
-	if profile.HandBack == mooncake.HandBackFetched { // keepTurn needs it: only this process of the engine will have the KV of the answer
+	if s.upstream.rank.Profile.HandBack == mooncake.HandBackFetched {
+		// keepTurn needs it: only this process of the engine will have the KV of the answer
 		j.decodeProcess = j.srv.Engines().ProcessAt(s.upstream.rank.Instance).Process
 	}
-	silence, pullOver, stop := limitWait(s, h, until)
+	silence, pullEndsBy, stop := limitWait(s, h, until)
 	defer stop()
-	id := j.callID("d", j.record.Attempts)
-	changes := j.changes
-	if profile.Connector == mooncake.SGLang && j.req.Endpoint == mooncake.Generate { // aborts find the request by the id in its body
-		withRID := *j.changes
-		withRID.RID = id
-		changes = &withRID
-	}
-	salt := s.upstream.pull.Salt() // keeps the engine from using wrong KV of its prefix cache; empty: no KV there is known to be wrong
-	body := profile.DecodeBody(&j.body, j.req.Endpoint, changes, kv, salt, !s.upstream.unstreamed, nil)
-	if fault := correctIfStuck(s, s.upstream.sendDecode(h.SetRequestID(engine.JSONHeaders(id)), body, silence)); fault != nil {
-		if fault.BlamedEngine != "" {
-			j.srv.Monitor.ReportFailure(fault.BlamedEngine, fault.Err)
-		}
-		leftWhileComputing := s.upstream.unstreamed && fault.Reason == lifecycle.HungUp && fault.Progress != lifecycle.Unsent
-		if leftWhileComputing && !time.Now().Before(pullOver) { // the pull of KV was over, so only the answer is lost
-			fault.Progress = lifecycle.Through
-		}
+	id := j.callID(idOfDecode, j.record.Attempts)
+	body := s.upstream.decodeBody(kv, id)
+	fault = s.upstream.sendDecode(h.SetRequestID(engine.JSONHeaders(id)), body, silence)
+	if fault = correctIfStuck(s, fault); fault != nil {
+		s.upstream.noteSendFailed(fault, pullEndsBy)
 		return fault
 	}
 	if err := s.readFirst(s.upstream.began.Add(silence)); err != nil {
 		return correctIfStuck(s, s.decodeFault(err))
 	}
-	if s.noteIfLate(h) {
+	if s.countIfLate(h) { // the client must not get an answer that may be made of wrong KV
 		return lateKVFault()
 	}
 	// The engine has begun. If it was to continue an answer, its count of prompt tokens shows whether it ignored the answer so far.
 	return ignoredAnswerFault(lifecycle.Decode, j.checkPromptCount(j.resume.decodeMustCount, s.upstream.answer.Filter.Prompt()))
 }
 
+// takeKV takes what the decode engine needs to fetch the KV of the hand-off h. Without a hand-off (nil) it returns nil, and the call ends
+// from now on if the client leaves, because no pull of KV can be cut.
+func (u *upstreamCall) takeKV(h *handoff.Handoff) (kv json.RawMessage, _ *failure.Fault) {
+	if h == nil {
+		u.job.client.OnGone(func() { u.call.Disconnect(upstream.NoticeTimeout) })
+		return nil, nil
+	}
+	return u.takeHandoff(h)
+}
+
+// decodeBody returns the body of the decode request. kv has the kv_transfer_params of the hand-off; nil: the rank computes the prompt. id
+// is the id of the call.
+func (u *upstreamCall) decodeBody(kv json.RawMessage, id string) [][]byte {
+	j, profile, changes := u.job, u.rank.Profile, u.job.changes
+	if profile.Connector == mooncake.SGLang && j.req.Endpoint == mooncake.Generate { // aborts find the request by the id in its body
+		withRID := *j.changes
+		withRID.RID = id
+		changes = &withRID
+	}
+	salt := u.pull.Salt() // keeps the engine from using wrong KV of its prefix cache; empty: no KV there is known to be wrong
+	return profile.DecodeBody(&j.body, j.req.Endpoint, changes, kv, salt, !u.unstreamed, nil)
+}
+
+// noteSendFailed reports a decode call that failed before the head of its answer to the monitor, if its engine is to blame. If the proxy
+// ended the call because its client left, and by then the pull of the KV was over (pullEndsBy), the fault says so: only the answer is lost.
+func (u *upstreamCall) noteSendFailed(fault *failure.Fault, pullEndsBy time.Time) {
+	if fault.BlamedEngine != "" {
+		u.job.srv.Monitor.ReportFailure(fault.BlamedEngine, fault.Err)
+	}
+	leftWhileComputing := u.unstreamed && fault.Reason == lifecycle.HungUp && fault.Progress != lifecycle.Unsent
+	if leftWhileComputing && !time.Now().Before(pullEndsBy) {
+		fault.Progress = lifecycle.Through
+	}
+}
+
 // limitWait limits how long the rank may take for the first event, or for an answer in one piece. h is the hand-off (nil: the rank computes
 // the prompt itself), and until names the limit. The caller must end the call if the engine sends nothing for as long as silence. silence
-// is handoff.Forever if a watch that limitWait has started limits the wait instead. The caller calls stop to end this watch. pullOver is
+// is handoff.Forever if a watch that limitWait has started limits the wait instead. The caller calls stop to end this watch. pullEndsBy is
 // when the pull of the hand-off's KV is certainly over.
-func limitWait(s *stream, h *handoff.Handoff, until lifecycle.Timeout) (silence time.Duration, pullOver time.Time, stop func()) {
+func limitWait(s *stream, h *handoff.Handoff, until lifecycle.Timeout) (silence time.Duration, pullEndsBy time.Time, stop func()) {
 	j, profile, unstreamed := s.job, s.upstream.rank.Profile, s.upstream.unstreamed
-	if unstreamed { // the pull of KV is over when a stream's first event would come; from then on, LimitOnePiece bounds the call
+	if unstreamed { // silence is only for the pull of KV, which is over when a stream's first event would come; LimitOnePiece limits the rest
 		until = lifecycle.ByFirstEvent
 	}
-	silence = timeoutOf(until, j.srv.Settings(), profile)
-	switch { // how long the prefill engine keeps the KV
-	case h != nil && profile.Renews(): // as long as heartbeats of the decode engine renew its hold
-		h.Lease.Renewed()
-		h.NoteExpiries(j.srv.Monitor)
-		if !unstreamed { // an answer in one piece has no first event, so it does not show when its pull of KV was over
-			s.upstream.pull.OnExpiry(s.upstream.call.Expire) // ends the wait when the KV may be gone
-		}
-	case h != nil: // the prefill engine frees the KV at a fixed time, and a later first event would prove nothing
-		silence = min(silence, h.FirstEventBy().Sub(s.upstream.began))
-	}
-	pullOver = s.upstream.began.Add(silence)
+	silence = s.upstream.limitByHold(h, timeoutOf(until, j.srv.Settings(), profile))
+	pullEndsBy = s.upstream.began.Add(silence)
+	holdIsRenewed := h != nil && profile.Renews()
 	switch { // what limits the wait
 	case unstreamed: // nothing arrives before all of the answer is computed
 		ignoreClient := func() {}
 		if h != nil { // the pull of KV must not be cut, so the call outlives its client until the pull is over for certain
-			ignoreClient = endAfterClientLeft(j.client, s.upstream.call, 0, pullOver)
+			const noGrace = 0
+			ignoreClient = endAfterClientLeft(j.client, s.upstream.call, noGrace, pullEndsBy)
 		}
 		stopLimit := handoff.LimitOnePiece(s.upstream.rank, s.upstream.call, j.srv.Settings(), s.upstream.maxTokens)
-		return handoff.Forever, pullOver, func() { stopLimit(); ignoreClient() }
+		return handoff.Forever, pullEndsBy, func() { stopLimit(); ignoreClient() }
 	// A request beyond the rank's slots waits in the engine's own queue, so its time limit starts only once it has a slot. This is safe
 	// only if the hold on the KV is renewed meanwhile. Otherwise the KV must be pulled in time, even if the request waits in that queue.
-	case s.upstream.slot.InEngineQueue && h != nil && profile.Renews():
-		return handoff.Forever, pullOver, handoff.LimitFromSlot(s.upstream.slot, s.upstream.call, silence)
+	case s.upstream.slot.InEngineQueue && holdIsRenewed:
+		return handoff.Forever, pullEndsBy, handoff.LimitFromSlot(s.upstream.slot, s.upstream.call, silence)
 	case h == nil && profile.Aggregated(): // a core that stands still may be found before silence is over
-		return silence, pullOver, watchCore(s)
+		return silence, pullEndsBy, watchCore(s)
 	}
-	return silence, pullOver, func() {}
+	nothingToStop := func() {}
+	return silence, pullEndsBy, nothingToStop
+}
+
+// limitByHold shortens the limit silence to the time for which the prefill engine certainly keeps the KV of a hand-off: after that, a first
+// event would prove nothing. If heartbeats of the decode engine renew the hold, the time is not fixed, and a watch ends the call instead.
+func (u *upstreamCall) limitByHold(h *handoff.Handoff, silence time.Duration) time.Duration {
+	switch {
+	case h == nil: // the prefill engine holds no KV for this call
+		return silence
+	case !u.rank.Profile.Renews(): // the prefill engine frees the KV at a fixed time
+		return min(silence, h.FirstEventBy().Sub(u.began))
+	}
+	h.Lease.Renewed()
+	h.NoteExpiries(u.job.srv.Monitor)
+	if !u.unstreamed { // an answer in one piece has no first event, so it does not show when its pull of KV was over
+		u.pull.OnExpiry(u.call.Expire) // ends the wait when the KV may be gone
+	}
+	return silence
 }
 
 // takeHandoff returns the kv_transfer_params of a hand-off, by which the decode engine fetches the KV. It fails if the engine process that
@@ -197,7 +239,8 @@ func (u *upstreamCall) sendDecode(headers []engine.Header, body [][]byte, silenc
 		u.countedWithoutSlot = true
 		u.rank.Traffic.AddSentWithoutSlot(1) // so that the alarm about ranks with too many requests expects one more
 	}
-	// If a prefill runs beside the decode call, MarkNonStreaming is called when that prefill has ended.
+	// Without early text, no tokens can be counted before the end. MarkNonStreaming makes the board estimate them by the pace of other
+	// streams. If a prefill runs beside the decode call, MarkNonStreaming is called when that prefill has ended.
 	if noEarlyEvents := u.unstreamed || u.noEarlyText; noEarlyEvents && u.prefillCall == nil {
 		u.slot.MarkNonStreaming(u.maxTokens)
 	}
@@ -206,7 +249,7 @@ func (u *upstreamCall) sendDecode(headers []engine.Header, body [][]byte, silenc
 		InEngineQueue: u.slot.InEngineQueue, Aggregated: u.alsoPrefills(),
 		Limits: engine.Deadlines{Connect: j.srv.Settings().Limits.ConnectTimeout, FirstByte: silence, Idle: silence}, Log: j.srv.Log,
 	}
-	j.byName.noteSent(u.rank, headers)
+	j.byName.noteSent(u.rank, headers) // from now on, an abort by the client goes to this rank
 	if u.resp, fault = call.Open(j.record.WithTraceHeaders(headers), body); fault != nil && fault.Status != 0 {
 		fault.Frees = j.srv.Engines().RejectionFrees(u.rank) // whether such a refusal also makes the prefill engine free the KV
 	}
@@ -220,38 +263,33 @@ func lateKVFault() *failure.Fault {
 }
 
 // openDuringPrefill sends the decode call of a request whose prefill call runs at the same time, and reads up to the first data event. The
-// prefill call limits the wait for this event, because its length depends on the prefill.
+// prefill call limits the wait for this event, because its length depends on the prefill, so the decode call itself has no limit
+// (handoff.Forever). If the call fails, the prefill call is told, and openDuringPrefill returns why.
 func (s *stream) openDuringPrefill() *failure.Fault {
 	j, profile, prefillCall := s.job, s.upstream.rank.Profile, s.upstream.prefillCall
-	var none *handoff.Handoff // a nil hand-off sets no limit for the time until the KV is read
-	s.upstream.pull = none.AwaitFirstEvent(s.upstream.rank, s.upstream.began, s.upstream.unstreamed)
+	var noHandoff *handoff.Handoff // it sets no limit for the time until the KV is read
+	s.upstream.pull = noHandoff.AwaitFirstEvent(s.upstream.rank, s.upstream.began, s.upstream.unstreamed)
 	defer s.upstream.pull.End()
 	salt := s.upstream.pull.Salt() // keeps the engine from using wrong KV of its prefix cache; empty: no KV there is known to be wrong
 	body := profile.EarlyDecode(&j.body, j.changes, prefillCall.rendezvous, salt, !s.upstream.unstreamed, nil)
 	if fault := s.upstream.sendDecode(upstream.PairHeaders(prefillCall.id, j.req.Endpoint, profile), body, handoff.Forever); fault != nil {
-		reason := lifecycle.Died // the engine may have the request
-		switch {
-		case fault.Status != 0 && fault.Verdict().Next == lifecycle.Over: // the request is at fault, so every engine would refuse it
-			reason = lifecycle.Declined
-		case fault.Status != 0 || fault.Reason == lifecycle.NotOurs || fault.Reason == lifecycle.Unreachable:
-			reason = lifecycle.Refused
-		}
-		return s.upstream.failDuringPrefill(reason, fault)
+		return s.upstream.failDuringPrefill(howSendFailed(fault), fault)
 	}
 	if err := s.readFirstDuringPrefill(); err != nil {
 		fault := s.decodeFault(err)
-		reason := lifecycle.Died
-		next := fault.Verdict().Next
-		handedBack := next == lifecycle.Over || next == lifecycle.NoRoom // refused for good, or given back for want of KV memory
-		if s.endError != nil && handedBack {                             // an event reported this, and the engine itself has ended the call
-			reason = lifecycle.Declined
-		}
-		return s.upstream.failDuringPrefill(reason, fault)
+		return s.upstream.failDuringPrefill(howReadFailed(s, fault), fault)
 	}
-	if s.noteIfLate(none) {
+	if s.countIfLate(noHandoff) { // the client must not get an answer that may be made of wrong KV
 		return s.upstream.failDuringPrefill(lifecycle.Died, lateKVFault())
 	}
-	counted := s.upstream.answer.Filter.Prompt()
+	return checkBegunPair(s)
+}
+
+// checkBegunPair is called after the first event of a decode call whose prefill call runs beside it. It returns a fault if the prefill call
+// shows that the KV is not complete, or if the engine should have continued an answer and began it anew.
+func checkBegunPair(s *stream) *failure.Fault {
+	j, prefillCall := s.job, s.upstream.prefillCall
+	counted := s.upstream.answer.Filter.Prompt() // prompt tokens as the decode engine counted them
 	fault := prefillCall.firstEventCame(counted)
 	if s.state == ended { // the whole answer came at once, so its KV is also checked as at the end of an answer
 		fault = prefillCall.confirmKV(counted, j.client.Gone())
@@ -268,51 +306,85 @@ func (s *stream) openDuringPrefill() *failure.Fault {
 	return fault
 }
 
+// howSendFailed says, for the prefill call, how a decode call failed that has got no answer with status 200: whether the decode engine may
+// still have the request (Died).
+func howSendFailed(fault *failure.Fault) lifecycle.DecodeFailure {
+	engineRefused := fault.Status != 0
+	notSent := fault.Reason == lifecycle.NotOurs || fault.Reason == lifecycle.Unreachable
+	switch {
+	case engineRefused && fault.Verdict().Next == lifecycle.Over: // the request is at fault, so every engine would refuse it
+		return lifecycle.Declined
+	case engineRefused || notSent:
+		return lifecycle.Refused
+	}
+	return lifecycle.Died
+}
+
+// howReadFailed says, for the prefill call, how a decode call failed whose engine answered with status 200.
+func howReadFailed(s *stream, fault *failure.Fault) lifecycle.DecodeFailure {
+	next := fault.Verdict().Next
+	refusedOrGivenBack := next == lifecycle.Over || next == lifecycle.NoRoom // for good, or for want of KV memory
+	reportedByEvent := s.endError != nil                                     // so the engine itself has ended the call
+	if reportedByEvent && refusedOrGivenBack {
+		return lifecycle.Declined
+	}
+	return lifecycle.Died // the engine may still have the request
+}
+
 // readFirstDuringPrefill reads up to the first event of a decode call. With SGLang it reads on until the engine has reported how many
 // tokens the prompt has, because the first event may lack this count. A difference from the prefill engine's count shows that the transfer
 // of KV was aborted. It stops at the first event with tokens, which must not wait for the count.
 func (s *stream) readFirstDuringPrefill() error {
-	err := s.readFirst(time.Now().Add(handoff.Forever))
+	err := s.readFirst(time.Now().Add(handoff.Forever)) // the prefill call limits the wait
 	isSGLang := s.upstream.rank.Profile.Connector == mooncake.SGLang
-	for err == nil && isSGLang && s.state == flowing {
+	for err == nil && isSGLang && s.state == flowing { // flowing: no event has ended the answer
 		countCame, tokensCame := s.upstream.answer.Filter.Prompt() != 0, !s.firstTokenAt.IsZero()
 		if countCame || tokensCame {
 			break
 		}
 		err = s.fill()
 	}
-	if err == nil && s.endError != nil { // a later event than the first one reported a failure
-		err = errRefusal
+	if err == nil && s.endError != nil { // a later event than the first one reported a failure, so the stream has ended with it
+		err = errRefusal // decodeFault then takes the fault of the stream, which has the error for the client
 	}
 	return err
 }
 
 // failDuringPrefill tells the prefill call that the decode call has ended before its first event, in the way that reason names. It returns
 // why the decode call ended: its own fault, or the fault of the prefill call that ended it. It reports the decode engine to the monitor if
-// that engine is at fault, and notes whether the engine may keep KV blocks for ever (blocksLeaked), because KV for which it waits never
+// that engine is at fault, and notes whether the engine may keep KV blocks for ever (blocksMayLeak), because KV for which it waits never
 // comes.
 func (u *upstreamCall) failDuringPrefill(reason lifecycle.DecodeFailure, fault *failure.Fault) *failure.Fault {
-	j := u.job
-	cause, blocksLeaked := u.prefillCall.decodeFailed(reason)
-	u.blocksLeaked = blocksLeaked
-	if cause == nil { // the decode call ended by itself
-		// Open blames an engine for its status only if this says that the engine is paused, or that it does not have the model.
-		saysState := fault.Status != 0 && fault.BlamedEngine != ""
-		if fault.Err != nil && (reason == lifecycle.Died || saysState || fault.Reason == lifecycle.Unreachable) {
-			j.srv.Monitor.ReportFailure(u.rank.Instance, fault.Err)
-		}
+	var endedBy *failure.Fault // why the prefill call ended this call; nil: this call ended by itself
+	endedBy, u.blocksMayLeak = u.prefillCall.decodeFailed(reason)
+	if endedBy == nil {
+		u.blameForFailure(reason, fault)
 		return fault
 	}
-	if errors.Is(cause.Err, errLateFirstEvent) { // the decode engine may have read another prompt's KV
+	if errors.Is(endedBy.Err, errLateFirstEvent) {
+		// The prefill engine may have freed the KV before the decode engine read it, so the decode engine may have read another
+		// prompt's.
 		u.pull.MarkLost()
-		j.srv.metrics.latePulls.Inc()
+		u.job.srv.metrics.latePulls.Inc()
 	}
-	copied := *cause // the caller changes its fault, and the prefill call keeps cause
+	copied := *endedBy // the caller changes its fault, and the prefill call keeps endedBy
 	return &copied
 }
 
+// blameForFailure reports a decode call that has ended by itself to the monitor, if its engine is at fault: it may have died, could not be
+// reached, or its answer tells something about the engine itself.
+func (u *upstreamCall) blameForFailure(reason lifecycle.DecodeFailure, fault *failure.Fault) {
+	// An engine that answers with an error status is blamed by name only if it is paused, or does not have the model. Any other status
+	// is about the request or about the load.
+	tellsOfEngine := fault.Status != 0 && fault.BlamedEngine != ""
+	engineAtFault := reason == lifecycle.Died || tellsOfEngine || fault.Reason == lifecycle.Unreachable
+	if fault.Err != nil && engineAtFault {
+		u.job.srv.Monitor.ReportFailure(u.rank.Instance, fault.Err)
+	}
+}
+
 // takePrefillAnswer copies the prefill engine's answer, if it has come, into the request and its record. It returns how long the decode
-// engine took to call back; 0: it has not called back.
+// engine took to call back the proxy, to say where the KV goes; 0: it has not called back, as with most connectors.
 func (u *upstreamCall) takePrefillAnswer() (calledBackAfter time.Duration) {
 	j, p := u.job, u.prefillCall
 	j.mu.Lock()
@@ -324,7 +396,7 @@ func (u *upstreamCall) takePrefillAnswer() (calledBackAfter time.Duration) {
 	}
 	j.record.Report(journal.Event{Kind: journal.Probed, Took: took})
 	j.record.Prefill = prefiller
-	notePrefilled(j, &probed, u.rank.Profile)
+	notePrefilled(j, &probed, u.rank.Profile) // sets j.cachedTokens, which the filter needs
 	// An SGLang decode engine reports its cached tokens itself. For a resumed request, the filter has the count of the first prefill
 	// already; the count of this one also includes the answer so far.
 	if !j.life.Resumed() && u.rank.Profile.Connector != mooncake.SGLang {
@@ -335,37 +407,53 @@ func (u *upstreamCall) takePrefillAnswer() (calledBackAfter time.Duration) {
 
 // beginPrefill starts the prefill call of an attempt on a goroutine of its own. The call is sent at once, or after the decode engine's
 // callback. pair is the number of the attempt's two calls in the request's lifecycle, and until limits the wait for the callback. If a
-// fault is returned, nothing was sent.
+// fault is returned, nothing was sent, and the lease is given back.
 func (u *upstreamCall) beginPrefill(lease *prefill.Lease, pair int, until lifecycle.Timeout) *failure.Fault {
-	j, candidate := u.job, lease.Candidate
-	p := &concurrentPrefill{
-		job: j, pairNumber: pair, waitLimit: until, id: pairRequestID(j.id, j.record.Attempts),
-		traits: lifecycle.Traits[candidate.Profile.Connector], decodeCall: u.call, rank: u.rank, slot: u.slot, body: j.body, changes: j.changes,
-		promptEstimate: j.estimatedTokens(), maxTokens: u.maxTokens, noEarlyEvents: u.unstreamed || u.noEarlyText, streamed: !u.unstreamed,
-		lease: lease, lastLease: lease, decodeOver: make(chan struct{}), prefillOver: make(chan struct{}), tried: []string{candidate.ID},
-	}
-	p.headers = j.record.WithTraceHeaders(upstream.PairHeaders(p.id, j.req.Endpoint, candidate.Profile))
+	p := newConcurrentPrefill(u, lease, pair)
+	p.waitLimit = until
 	u.prefillCall = p
 	begun := false // p.run has been started, and reports the end of the prefill itself
 	defer onPanic(func() {
 		if !begun {
-			p.report(lifecycle.Event{Kind: lifecycle.NotSent}, nil)
+			p.reportNotSent()
 		}
 	})
 	fault := p.prepareRendezvous()
 	if fault == nil {
 		lease.DetachOwner() // the prefill may outlive the request, so p gives the lease back, and not the request
-		err := j.srv.prefillCalls.Run(anyNumber, p.run)
+		err := u.job.srv.prefillCalls.Run(anyNumber, p.run)
 		if begun = err == nil; !begun {
 			fault = failure.NewFault(lifecycle.CallEnd{Call: lifecycle.Decode, Reason: lifecycle.Leaving}, failure.Leaving, err)
 		}
 	}
 	if fault != nil {
-		p.report(lifecycle.Event{Kind: lifecycle.NotSent}, nil)
+		p.reportNotSent()
 		u.prefillCall = nil
 	}
 	return fault
 }
+
+// newConcurrentPrefill makes the prefill call that is to run beside the decode call of u. It takes over the lease, but sends nothing yet.
+func newConcurrentPrefill(u *upstreamCall, lease *prefill.Lease, pair int) *concurrentPrefill {
+	j, candidate := u.job, lease.Candidate
+	p := &concurrentPrefill{
+		// The request, as the prefill engine gets it.
+		job: j, pairNumber: pair, id: pairRequestID(j.id, j.record.Attempts), body: j.body, changes: j.changes,
+		promptEstimate: j.estimatedTokens(), maxTokens: u.maxTokens,
+		noEarlyEvents: u.unstreamed || u.noEarlyText, streamed: !u.unstreamed,
+		// The decode side.
+		decodeCall: u.call, rank: u.rank, slot: u.slot,
+		// The prefill side. heldLease becomes nil when the lease is given back, and lastLease still names the engine then.
+		traits: lifecycle.Traits[candidate.Profile.Connector], heldLease: lease, lastLease: lease, tried: []string{candidate.ID},
+		// The ends of the two calls.
+		decodeOver: make(chan struct{}), prefillOver: make(chan struct{}),
+	}
+	p.headers = j.record.WithTraceHeaders(upstream.PairHeaders(p.id, j.req.Endpoint, candidate.Profile))
+	return p
+}
+
+// reportNotSent reports to the lifecycle that neither call of the pair was sent. The lifecycle then gives the lease back.
+func (p *concurrentPrefill) reportNotSent() { p.report(lifecycle.Event{Kind: lifecycle.NotSent}, nil) }
 
 // anyNumber is the limit for Background.Run if any number of functions may run at once.
 const anyNumber = math.MaxInt
@@ -380,7 +468,8 @@ func pairRequestID(request string, attempt int) string {
 // prefill engine has reported (Keeps). For SGLang, NewRendezvous has set all that the engines need. prepareRendezvous fails if the proxy
 // does not listen for callbacks yet, or if the address is not known yet.
 func (p *concurrentPrefill) prepareRendezvous() *failure.Fault {
-	srv, candidate, rank, longest := p.job.srv, p.lease.Candidate, p.rank, p.rank.Context
+	srv, candidate, rank := p.job.srv, p.heldLease.Candidate, p.rank
+	longestPrompt := rank.Context // in tokens; 0: not known
 	engines := srv.Engines()
 	p.rendezvous = upstream.NewRendezvous(p.id, p.job.req.Endpoint, candidate.Profile, candidate.Target, engines.Ranks(candidate.Instance),
 		rank.Profile, rank.Target)
@@ -390,15 +479,15 @@ func (p *concurrentPrefill) prepareRendezvous() *failure.Fault {
 			failure.BadGateway("decode", errNoListener.Error()), errNoListener)
 	case p.traits.CallsBack:
 		known := engines.HostsOf(rank.Instance)
-		p.callback = srv.Callbacks.Expect(metaserver.Wanted{Rank: rank.Target.ID, Limit: mooncake.MaxCallback(longest, minBlockTokens),
+		p.callback = srv.Callbacks.Expect(metaserver.Wanted{Rank: rank.Target.ID, Limit: mooncake.MaxCallback(longestPrompt, minBlockTokens),
 			Read: func(body []byte) (mooncake.Callback, error) {
-				return rank.Profile.ReadCallback(body, p.rendezvous.RequestID, longest, minBlockTokens, known)
+				return rank.Profile.ReadCallback(body, p.rendezvous.RequestID, longestPrompt, minBlockTokens, known)
 			}})
 		p.rendezvous.Metaserver = p.callback.URL
 	case p.traits.Keeps:
 		if p.rendezvous.Coordinates = srv.Fleet.Coordinates(candidate); p.rendezvous.Coordinates == nil {
-			// The address was known when the attempt began (bindOrder). Another attempt follows, so the client hardly ever gets
-			// this error.
+			// The address was known when the attempt began (bindOrder). Another attempt follows (Unlearned), so the client
+			// hardly ever gets an error for this, and Leaving only stands for one.
 			return failure.NewFault(lifecycle.CallEnd{Call: lifecycle.Decode, Reason: lifecycle.Unlearned}, failure.Leaving, errAddressUnknown)
 		}
 	}

@@ -374,7 +374,7 @@ func TestAMessageWithAnEmptyAnswer(t *testing.T) {
 			require.Equal(t, "right", d.judge(b, "ends at once", true))
 			b.settle()
 			require.Equal(t, row.probes, b.probes())
-			require.Equal(t, row.allowed, b.metric(t, "evenkeel_local_prefill_requests_total", localEnded) == 1)
+			require.Equal(t, row.allowed, b.metric(t, "evenkeel_local_prefill_requests_total", localNoHandOff) == 1)
 		})
 	}
 }

@@ -27,23 +27,13 @@ func (s *stream) endFailed(why lifecycle.Reason, answer *openai.Error, err error
 	if s.job.client.Left() { // the answer broke off because its client left
 		why, answer = lifecycle.Left, failure.ClientGone
 	}
-	begun, kind := !s.firstAt.IsZero(), lifecycle.Decode
-	if s.job.passthrough != nil {
-		kind = lifecycle.Sole
+	begun, isPassthrough := !s.firstAt.IsZero(), s.job.passthrough != nil
+	if begun {
+		why = reasonAfterBegin(why, answer)
 	}
-	switch {
-	case begun && why == lifecycle.Throttled: // the engine had room, because it began the answer, so it refuses the request itself
-		why = lifecycle.Rejected
-	case begun && why == lifecycle.Rejected && answer.Status/100 == 5: // a 401 or 403, for which FromStream gives the client a 502
-		why = lifecycle.Erred // the engine refuses evenkeel's own credential, and not the request
-	}
-	endedByDrain := begun && s.upstream.tracked.MustMove()
-	// Through: the engine has read the KV. Open: its answer began with status 200.
-	end := lifecycle.CallEnd{Call: kind, Progress: lifecycle.Through, Reason: why, Open: true, Moved: endedByDrain}
-	s.upstream.fault = failure.NewFault(end, answer, err)
-	s.upstream.fault.Status, s.upstream.fault.BlamedEngine = s.upstream.answer.Filter.Failure().Status, s.upstream.rank.Instance
-	switch {
-	case !begun && kind == lifecycle.Sole && s.upstream.answer.Filter.Started(): // the first event came with the end; the client gets it
+	setFault(s, why, answer, err)
+	switch firstEventCame := s.upstream.answer.Filter.Started(); {
+	case !begun && isPassthrough && firstEventCame: // the first event came together with the end, so the client gets both
 		s.finishAnswer(answer)
 		return
 	case !begun: // the client has nothing, so the code that waits for the first event reports the fault
@@ -51,10 +41,41 @@ func (s *stream) endFailed(why lifecycle.Reason, answer *openai.Error, err error
 		return
 	}
 	event := s.job.callFailedEvent(s.upstream.fault)
-	reportedByEngine := why >= lifecycle.Rejected && why != lifecycle.Preempted // these reasons come from a status in an event of the answer
-	// Faulty: the engine itself says that it has failed.
-	event.Faulty = reportedByEngine && answer.Status/100 == 5 && !s.upstream.fault.Moved
+	engineSaysItFailed := comesFromStatus(why) && answer.Status/100 == 5
+	event.Faulty = engineSaysItFailed && !s.upstream.fault.Moved
 	s.step(event)
+}
+
+// setFault describes in s.upstream.fault how the present call has ended.
+func setFault(s *stream, why lifecycle.Reason, answer *openai.Error, err error) {
+	kind := lifecycle.Decode
+	if s.job.passthrough != nil {
+		kind = lifecycle.Sole
+	}
+	begun := !s.firstAt.IsZero()
+	endedByDrain := begun && s.upstream.endedByDrain()
+	// Through: the engine has read the KV. Open: its answer began with status 200.
+	end := lifecycle.CallEnd{Call: kind, Progress: lifecycle.Through, Reason: why, Open: true, Moved: endedByDrain}
+	fault := failure.NewFault(end, answer, err)
+	fault.Status, fault.BlamedEngine = s.upstream.answer.Filter.Failure().Status, s.upstream.rank.Instance
+	s.upstream.fault = fault
+}
+
+// reasonAfterBegin corrects the reason of a failure that an engine has reported in an event after it had begun the answer.
+func reasonAfterBegin(why lifecycle.Reason, answer *openai.Error) lifecycle.Reason {
+	switch {
+	case why == lifecycle.Throttled: // the engine had room, because it began the answer, so it refuses the request itself
+		return lifecycle.Rejected
+	case why == lifecycle.Rejected && answer.Status/100 == 5: // a 401 or 403, for which FromStream gives the client a 502
+		return lifecycle.Erred // the engine refuses evenkeel's own credential, and not the request
+	}
+	return why
+}
+
+// comesFromStatus says whether the reason stands for a status that the engine has reported in an event of its answer. The reasons from
+// Rejected on do so. Preempted is the exception: the engine has run out of KV memory, and has not failed.
+func comesFromStatus(why lifecycle.Reason) bool {
+	return why >= lifecycle.Rejected && why != lifecycle.Preempted
 }
 
 // endWhole reports to the request's lifecycle that the engine has sent all of the answer. If the answer came at once, the code that waits
@@ -99,8 +120,8 @@ var boardKinds = map[lifecycle.Disposition]board.Kind{lifecycle.Failing: board.F
 	lifecycle.Finish: board.Finished}
 
 // finishAnswer ends the answer that the client reads: it logs an error, and writes the end of a stream. Later calls do nothing. If fail is
-// nil, the answer is whole. Otherwise it ends with an error event, so that the client cannot take it for a whole one. It writes no end for
-// an answer that the client gets in one piece, or for a leg of a fan-out.
+// nil, the answer is whole. Otherwise it ends with an error event, so that the client cannot take it for a whole one. An answer in one
+// piece and a leg of a fan-out have no such end: their caller finds the error in s.endError.
 func (s *stream) finishAnswer(fail *openai.Error) {
 	if s.state >= ended {
 		return
@@ -109,25 +130,31 @@ func (s *stream) finishAnswer(fail *openai.Error) {
 		fail = leftError(s.job)
 	}
 	s.state, s.endError = ended, fail
-	if fail != nil { // the engine may have ended an answer that turned out to be wrong, so its end is dropped
-		s.upstream.answer.out = s.upstream.answer.DropEnd(s.upstream.answer.out)
+	answer := s.upstream.answer
+	if fail == nil { // MissingUsage appends the last event with the usage, if the client still lacks it
+		answer.out = answer.MissingUsage(answer.out)
+	} else { // the engine may have sent an end that turned out to be wrong, for example because KV was missing, so it is dropped
+		answer.out = answer.DropEnd(answer.out)
+		if fail.Status == journal.StatusClientClosed { // the client reads nothing more
+			return
+		}
+		logBrokenAnswer(s, fail)
 	}
-	switch {
-	case fail == nil: // MissingUsage appends the last event with the usage, if the client still lacks it
-		s.upstream.answer.out = s.upstream.answer.MissingUsage(s.upstream.answer.out)
-	case fail.Status == journal.StatusClientClosed: // the client reads nothing more
-		return
-	case s.job.passthrough != nil: // nothing is logged, because the receipt of a request that is passed through has the error
-	default:
-		s.job.srv.Log.Warn("an answer broke off", zap.Inline(s.job), zap.String("engine", s.upstream.rank.Target.ID),
-			zap.Int("tokens", s.tokens()), zap.String("outcome", journal.Outcome(fail)), zap.String("cause", s.logText(fail)))
-	}
-	if s.upstream.answer.Assembler != nil || s.upstream.unstreamed || s.job.isLeg {
-		return // only a stream has such an end, and a fan-out writes one end for all its legs
+	if answer.Assembler != nil || s.upstream.unstreamed || s.job.isLeg {
+		return // only a stream has an end of its own, and a fan-out writes one end for all its legs
 	}
 	fail = cmp.Or(fail, failure.NoError)
 	errorType := fail.TypeFor(s.job.req.Endpoint.Path())
-	s.upstream.answer.out = s.upstream.answer.Ending(s.upstream.answer.out, s.endError != nil, fail.Message, errorType, fail.Code)
+	answer.out = answer.Ending(answer.out, s.endError != nil, fail.Message, errorType, fail.Code)
+}
+
+// logBrokenAnswer logs an answer that ends with an error. It logs nothing of a request that is passed through, whose receipt has the error.
+func logBrokenAnswer(s *stream, fail *openai.Error) {
+	if s.job.passthrough != nil {
+		return
+	}
+	s.job.srv.Log.Warn("an answer broke off", zap.Inline(s.job), zap.String("engine", s.upstream.rank.Target.ID),
+		zap.Int("tokens", s.tokens()), zap.String("outcome", journal.Outcome(fail)), zap.String("cause", s.logText(fail)))
 }
 
 // logText is the reason why a stream failed, without the engine's own words. Only the client gets these words, because many engines repeat
@@ -169,7 +196,7 @@ func (s *stream) Close() {
 	s.finishAnswer(failure.ClientGone)                   // does nothing, unless a panic has kept the lifecycle from ending the answer
 	s.recordEnd()
 	s.job.releaseResumeBytes()     // does nothing, unless a panic came before the lifecycle knew of the kept bytes
-	s.giveBackAll(board.Cancelled) // mostly only call and buffers, because the lifecycle has given the slot back, with the right kind
+	s.giveBackAll(board.Cancelled) // mostly call and buffers; only a panic can have left the slot, for which Cancelled is the report
 }
 
 // recordEnd writes into the record and the metrics how the request's answer ended, and concludes the request. A leg of a fan-out is not
@@ -189,7 +216,9 @@ func (s *stream) recordEnd() {
 	}
 	compareTokenCounts(s)
 	s.checkPrefixCache()
-	if failedEngine := s.upstream.failedEngine(); s.endError != nil && failedEngine != "" { // EndAttempt would not name the engine
+	// If an engine has failed, this event ends the attempt and names the engine, which EndAttempt does not. EndAttempt then finds no
+	// attempt to end.
+	if failedEngine := s.upstream.failedEngine(); s.endError != nil && failedEngine != "" {
 		j.record.Report(journal.Event{Kind: journal.AttemptEnded, Cause: journal.Outcome(s.endError), On: failedEngine, Answer: s.endError})
 	}
 	j.record.EndAttempt(s.endError)
@@ -283,7 +312,9 @@ func (s *stream) releaseSlot(kind board.Kind) {
 			s.job.srv.metrics.ignoredCloses.Inc()
 		}
 	}
-	if s.upstream.prefillCall != nil && !s.firstAt.IsZero() { // if no event came, failDuringPrefill has reported the end
+	// The decode call is over. A prefill call beside it must learn this: it may still run, and need not go on for a client that is
+	// gone. If no event came, failDuringPrefill has told it.
+	if s.upstream.prefillCall != nil && !s.firstAt.IsZero() {
 		abandoned := kind == board.Cancelled
 		s.upstream.prefillCall.answerEnded(abandoned)
 	}
@@ -295,11 +326,13 @@ func (s *stream) releaseSlot(kind board.Kind) {
 	s.upstream.slot = nil
 }
 
-// endAccounting removes a call that is over from the rank's traffic, and from the calls that a drain may end. disposition is how the call
-// was given back. Free means that the engine has computed nothing. Later calls change nothing.
+// endAccounting removes a call that is over from the counts of its engine's traffic: the prompt tokens that the engine may have to compute,
+// the answers that run, and the calls that were sent although the rank had no slot or no KV room for them. It also removes the call from
+// the calls that a drain may end. disposition is how the call was given back. Free means that the engine has computed nothing. Later calls
+// change nothing.
 func (u *upstreamCall) endAccounting(disposition lifecycle.Disposition) {
 	computedNothing := disposition == lifecycle.Free
-	u.correctCompute(computedNothing)
+	u.correctTokensToCompute(computedNothing) // the announced number becomes the number of tokens that the engine has computed
 	if u.countedRunning {
 		u.countedRunning = false
 		u.rank.Traffic.End()

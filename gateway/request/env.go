@@ -176,86 +176,114 @@ type metrics struct {
 // client requests being served.
 func newMetrics(reg prometheus.Registerer, buckets []float64, open *atomic.Int64) *metrics {
 	auto := promauto.With(reg)
-	counter := func(name, help string) prometheus.Counter {
-		return auto.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
-	}
-	counters := func(name, help, label string, values []string) *prometheus.CounterVec {
-		c := auto.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{label})
-		for _, value := range values {
-			c.WithLabelValues(value)
-		}
-		return c
-	}
 	auto.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "evenkeel_requests_open",
 		Help: "Client requests that are being served now, from the first byte of the request to the last byte of the answer.",
 	}, func() float64 { return float64(open.Load()) })
-	return &metrics{
-		itl: auto.NewHistogram(prometheus.HistogramOpts{Name: "evenkeel_itl_seconds", Help: "Time between two events that carry tokens.",
-			Buckets: buckets}),
-		recomputes: counters("evenkeel_recomputes_total",
-			"Requests that a decode engine gave back because it had no KV memory left, by how they went on. 0: from the start, because the client "+
-				"had nothing of the answer yet. 1: a completion or a generate request, by its token ids. "+
-				"2: a chat, by its token ids. 3: by its text, which is not exact to the token. 4: not at all, it ended with an error. "+
-				"finished: no token was left to compute.", "tier", lifecycle.Tiers),
-		losses: counters("evenkeel_decode_losses_total",
-			"Answers whose decode engine died or failed after the client had a part of them, by how they went on. The tiers are those of "+
-				"evenkeel_recomputes_total.", "tier", lifecycle.Tiers),
-		movedAnswers: counters("evenkeel_drained_answers_total",
-			"Answers that ran on a rank at the deadline of its drain, by how they went on. The tiers are those of evenkeel_recomputes_total.",
-			"tier", lifecycle.Tiers),
-		ignoredCloses: counter("evenkeel_heedless_engines_total",
-			"Decode calls that the proxy closed and that the engine had not closed 250 ms later. Their slots were given to others all the same, so "+
-				"a rank may have had one request too many."),
-		latePulls: counter("evenkeel_late_pulls_total",
-			"Answers that were withheld because they had not begun when the prefill engine may have freed their KV. A later answer could be made "+
-				"of another request's KV."),
-		miscounted: counter("evenkeel_miscounted_answers_total",
-			"Answers whose tokens, as counted while the answer came, differ by more than 1 % from the engine's final usage. This count is the load "+
-				"of decode ranks."),
-		drains: counters("evenkeel_bind_drains_total",
-			"Prefills that ran although no client waits for the answer any more, because only the end of the prefill frees the blocks of the "+
-				"decode engine that the request was bound to. client_left: the client left. late_callback: the request was given up before its "+
-				"callback came.", "cause", []string{drainLeft, drainLate}),
-		rebinds: counters("evenkeel_bind_rebinds_total",
-			"Requests that were bound to a decode rank before their prefill and lost it before their first token. decode: the decode engine "+
-				"refused or broke off. prefill: the prefill engine did. callback: no callback came, or a bad one. silent: the prefill ended, and no "+
-				"event came.", "cause",
-			[]string{causeDecode, causePrefill, causeCallback, causeSilent}),
-		handBacks: counters("evenkeel_hand_backs_total",
-			"First prefills of prompts of token ids by engines that are told to fetch the KV of the turn before from its decode engine "+
-				"(hand_back: fetched). fetched: the prefill went well. failed: the KV could not be fetched, and the prompt was computed. none: no "+
-				"turn is known that the prompt begins with.", "outcome", []string{"fetched", "failed", "none"}),
-		localRequests: counters("evenkeel_local_prefill_requests_total",
-			"Requests that a decode rank got without a hand-off. short: little of the prompt was new there. asked: a trusted caller wanted it. "+
-				"ended: probes return no hand-off. endpoint: an engine takes no hand-off at this endpoint.", "reason",
-			[]string{localShort, localAsked, localEnded, localEndpoint}),
-		localFailures: counter("evenkeel_local_prefill_failures_total",
-			"Requests that a decode rank got without a hand-off and that failed before their first event. A prefill engine gets them then."),
-		localDeclined: counter("evenkeel_local_prefill_declined_total",
-			"Requests that were short enough for a decode rank to compute, but no rank had room or could be reached."),
-	}
+	m := &metrics{itl: auto.NewHistogram(prometheus.HistogramOpts{Name: "evenkeel_itl_seconds",
+		Help: "Time between two events that carry tokens.", Buckets: buckets})}
+	maker := counterMaker{auto}
+	m.makeLossCounters(maker)
+	m.makeAnswerCounters(maker)
+	m.makeEarlyBindCounters(maker)
+	m.makeLocalCounters(maker)
+	return m
 }
 
-// Label values of the metrics drains, rebinds and localRequests, which the help texts in newMetrics explain.
+// counterMaker makes counters and registers them.
+type counterMaker struct{ auto promauto.Factory }
+
+func (c counterMaker) counter(name, help string) prometheus.Counter {
+	return c.auto.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+}
+
+// counters makes a counter for each of these values of a label.
+func (c counterMaker) counters(name, help, label string, values []string) *prometheus.CounterVec {
+	vec := c.auto.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{label})
+	for _, value := range values {
+		vec.WithLabelValues(value)
+	}
+	return vec
+}
+
+// makeLossCounters makes the counters of answers that their engine has lost or given back. The tiers say how an answer went on.
+func (m *metrics) makeLossCounters(c counterMaker) {
+	m.recomputes = c.counters("evenkeel_recomputes_total",
+		"Requests that a decode engine gave back because it had no KV memory left, by how they went on. 0: from the start, because the client "+
+			"had nothing of the answer yet. 1: a completion or a generate request, by its token ids. "+
+			"2: a chat, by its token ids. 3: by its text, which is not exact to the token. 4: not at all, it ended with an error. "+
+			"finished: no token was left to compute.", "tier", lifecycle.Tiers)
+	m.losses = c.counters("evenkeel_decode_losses_total",
+		"Answers whose decode engine died or failed after the client had a part of them, by how they went on. The tiers are those of "+
+			"evenkeel_recomputes_total.", "tier", lifecycle.Tiers)
+	m.movedAnswers = c.counters("evenkeel_drained_answers_total",
+		"Answers that ran on a rank at the deadline of its drain, by how they went on. The tiers are those of evenkeel_recomputes_total.",
+		"tier", lifecycle.Tiers)
+}
+
+// makeAnswerCounters makes the counters of what went wrong with an answer or its end.
+func (m *metrics) makeAnswerCounters(c counterMaker) {
+	m.ignoredCloses = c.counter("evenkeel_heedless_engines_total",
+		"Decode calls that the proxy closed and that the engine had not closed 250 ms later. Their slots were given to others all the same, so "+
+			"a rank may have had one request too many.")
+	m.latePulls = c.counter("evenkeel_late_pulls_total",
+		"Answers that were withheld because they had not begun when the prefill engine may have freed their KV. A later answer could be made "+
+			"of another request's KV.")
+	m.miscounted = c.counter("evenkeel_miscounted_answers_total",
+		"Answers whose tokens, as counted while the answer came, differ by more than 1 % from the engine's final usage. This count is the load "+
+			"of decode ranks.")
+}
+
+// makeEarlyBindCounters makes the counters of requests that were bound to a decode rank before their prefill. A drain is here a prefill
+// that runs only so that its end frees KV blocks of the decode engine.
+func (m *metrics) makeEarlyBindCounters(c counterMaker) {
+	m.drains = c.counters("evenkeel_bind_drains_total",
+		"Prefills that ran although no client waits for the answer any more, because only the end of the prefill frees the blocks of the "+
+			"decode engine that the request was bound to. client_left: the client left. late_callback: the request was given up before its "+
+			"callback came.", "cause", []string{drainLeft, drainLate})
+	m.rebinds = c.counters("evenkeel_bind_rebinds_total",
+		"Requests that were bound to a decode rank before their prefill and lost it before their first token. decode: the decode engine "+
+			"refused or broke off. prefill: the prefill engine did. callback: no callback came, or a bad one. silent: the prefill ended, and no "+
+			"event came.", "cause",
+		[]string{causeDecode, causePrefill, causeCallback, causeSilent})
+}
+
+// makeLocalCounters makes the counters of prompts that are not computed anew by a prefill engine: the engine fetches the KV of the turn
+// before (handBacks), or a decode rank computes the prompt itself.
+func (m *metrics) makeLocalCounters(c counterMaker) {
+	m.handBacks = c.counters("evenkeel_hand_backs_total",
+		"First prefills of prompts of token ids by engines that are told to fetch the KV of the turn before from its decode engine "+
+			"(hand_back: fetched). fetched: the prefill went well. failed: the KV could not be fetched, and the prompt was computed. none: no "+
+			"turn is known that the prompt begins with.", "outcome", []string{"fetched", "failed", "none"})
+	m.localRequests = c.counters("evenkeel_local_prefill_requests_total",
+		"Requests that a decode rank got without a hand-off. short: little of the prompt was new there. asked: a trusted caller wanted it. "+
+			"ended: probes return no hand-off. endpoint: an engine takes no hand-off at this endpoint.", "reason",
+		[]string{localShort, localAsked, localNoHandOff, localEndpoint})
+	m.localFailures = c.counter("evenkeel_local_prefill_failures_total",
+		"Requests that a decode rank got without a hand-off and that failed before their first event. A prefill engine gets them then.")
+	m.localDeclined = c.counter("evenkeel_local_prefill_declined_total",
+		"Requests that were short enough for a decode rank to compute, but no rank had room or could be reached.")
+}
+
+// Label values of the metrics drains, rebinds and localRequests, which the help texts of these metrics explain.
 const (
 	drainLeft, drainLate                                  = "client_left", "late_callback"
 	causeDecode, causePrefill, causeCallback, causeSilent = "decode", "prefill", "callback", "silent"
-	localShort, localAsked, localEndpoint, localEnded     = "short", "asked", "endpoint", "ended"
+	localShort, localAsked, localEndpoint, localNoHandOff = "short", "asked", "endpoint", "ended"
 )
 
-// countRebind counts a request that lost its decode rank before the first token and is bound again, by the cause of the loss. fault is why
-// one of the attempt's two calls, the prefill call and the decode call, has ended the other; nil: the decode call ended by itself.
-func (m *metrics) countRebind(fault *failure.Fault) {
-	cause := causePrefill // the prefill call failed: all faults that have no case below are its own
+// countRebind counts a request that lost its decode rank before the first token and is bound again, by the cause of the loss. endedBy is
+// why one of the attempt's two calls, the prefill call and the decode call, has ended the other; nil: the decode call ended by itself.
+func (m *metrics) countRebind(endedBy *failure.Fault) {
+	cause := causePrefill // the prefill call has failed, and so ended the decode call
 	switch {
-	case fault == nil:
+	case endedBy == nil: // the decode engine refused the request or broke the call off
 		cause = causeDecode
-	case fault.Verdict().Next == lifecycle.Over: // the request ends, so it is bound to no other rank
+	case endedBy.Verdict().Next == lifecycle.Over: // the request ends, so it is bound to no other rank
 		return
-	case fault.Reason == lifecycle.Unbegun: // the prompt was prefilled, but the decode engine sent no event in time
+	case endedBy.Reason == lifecycle.Unbegun: // the prompt was prefilled, but the decode engine sent no event in time
 		cause = causeSilent
-	case fault.Call == lifecycle.Decode: // of the decode call's faults, only a missing or bad callback ends both calls
+	case endedBy.Call == lifecycle.Decode: // a missing or bad callback is the only other fault of a decode call that ends both calls
 		cause = causeCallback
 	}
 	m.rebinds.WithLabelValues(cause).Inc()

@@ -68,8 +68,9 @@ type piece struct {
 	fail        *openai.Error
 }
 
-// fanOut serves a request that needs several answers of engines: one job per answer. If it returns an error, the client has no answer yet,
-// and the caller writes the error.
+// fanOut serves a request that needs several answers of engines: one job per answer. It enters the jobs into the arrival queue, where it is
+// decided whether another proxy answers the whole request, and otherwise runs them. whole is the job of the whole request, which is not
+// run. If fanOut returns an error, the client has no answer yet, and the caller writes the error.
 func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, legs []openai.SubRequest) *openai.Error {
 	req, in := whole.req, whole.incoming
 	prefix := "chatcmpl-ek-"
@@ -78,8 +79,9 @@ func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, leg
 	}
 	f := &fannedOut{srv: srv, conn: conn, req: req, in: in, id: []byte(prefix + in.Record.ID), outputMode: openai.OutputMode(&whole.body),
 		stop: make(chan struct{})}
-	if whole.filterOptions.ID != nil { // at this endpoint, the client can end the request by the id of its answer, which newJob has chosen
-		f.id = whole.filterOptions.ID
+	// At some endpoints the client can end the request by the id of its answer. newJob has then chosen this id, and told the filter.
+	if chosenID := whole.filterOptions.ID; chosenID != nil {
+		f.id = chosenID
 	}
 	for i := range legs {
 		f.legs = append(f.legs, f.newLeg(whole, i, &legs[i]))
@@ -88,7 +90,7 @@ func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, leg
 	if answered, fail := f.queueOrForward(ctx, whole); answered || fail != nil { // answered: another proxy answers
 		return fail
 	}
-	conn.OnGone(f.endLegs)
+	conn.OnGone(f.endLegs) // the legs are served here
 	if req.Stream {
 		f.stream(ctx)
 	} else {
@@ -113,30 +115,24 @@ func (f *fannedOut) newLeg(whole *job, i int, part *openai.SubRequest) fanOutLeg
 	return leg
 }
 
-// queueOrForward puts all legs into the arrival queue. Another dispatcher may then answer the whole request (answered). If that dispatcher
-// gives the request back, the legs take their old places in the queue again. fail is the error for the client; nil: the other proxy
-// answers, or the legs are served here. After an error it gives back the slots that enterQueue has bound.
+// queueOrForward enters all legs into the arrival queue, and sends the whole request to another proxy if the queue decides so. Then
+// answered is true: the other proxy answers. If the other proxy gives the request back, the legs take their old places in the queue again.
+// fail is the error for the client; nil: the other proxy answers, or the legs are served here. After an error it gives back the slots that
+// enterQueue has bound.
 func (f *fannedOut) queueOrForward(ctx *fasthttp.RequestCtx, whole *job) (answered bool, fail *openai.Error) {
 	defer func() {
-		if fail == nil {
-			return
+		if fail != nil {
+			f.abandon(ctx, whole, fail)
 		}
-		for _, l := range f.legs { // no leg will use the slot that enterQueue has bound for it
-			if slot := l.job.local.boundSlot; slot != nil {
-				f.srv.Dispatcher.Release(slot, board.Outcome{Kind: board.Cancelled})
-			}
-		}
-		whole.record.EndAttempt(fail)
-		edge.StopKeepAlive(ctx)
-		f.srv.setServedByHeader(ctx, f.in)
 	}()
 	whole.record.Reached = journal.Queued // set here because the whole request enters a phase only when it is forwarded
 	for {
-		forward, err := f.enterQueue()
+		forward, noPlace := f.enterQueue()
 		switch {
-		case forward == nil && err != nil:
-			return false, whole.leaseError(err)
-		case forward == nil: // the legs are served here
+		case forward != nil: // another proxy was chosen
+		case noPlace != nil: // the legs got no place in the queue
+			return false, whole.leaseError(noPlace)
+		default: // the legs are served here
 			return false, nil
 		}
 		whole.record.Report(journal.Event{Kind: journal.Attempted})
@@ -151,19 +147,24 @@ func (f *fannedOut) queueOrForward(ctx *fasthttp.RequestCtx, whole *job) (answer
 	}
 }
 
+// abandon gives back the slots that enterQueue has bound, because no leg will use them, and prepares the error answer.
+func (f *fannedOut) abandon(ctx *fasthttp.RequestCtx, whole *job, fail *openai.Error) {
+	for _, l := range f.legs {
+		if slot := l.job.local.boundSlot; slot != nil {
+			f.srv.Dispatcher.Release(slot, board.Outcome{Kind: board.Cancelled})
+		}
+	}
+	whole.record.EndAttempt(fail)
+	edge.StopKeepAlive(ctx)
+	f.srv.setServedByHeader(ctx, f.in)
+}
+
 // enterQueue puts the legs into the arrival queue together, except those whose prompt a decode rank computes itself. These keep their slots
 // in boundSlot. The whole request may go to another proxy: the decision about its first leg counts for all legs, and a request of which a
-// leg is served here stays here. forward is the way to the other proxy; nil: the legs that are in the queue have their tickets, or err says
-// why they got none. If forward is set, err does not matter.
+// leg is served here stays here. There are three results: forward is the way to the other proxy, or err says why the legs got no place, or
+// both are nil and the legs that are in the queue have their tickets.
 func (f *fannedOut) enterQueue() (forward *geo.Forward, err error) {
-	queued := f.legs
-	centralDecides := f.srv.Settings().Geo.Follows() // the central proxy must be asked before a decode rank here may take a leg
-	if !centralDecides {
-		queued = slices.DeleteFunc(slices.Clone(queued), func(l fanOutLeg) bool {
-			l.job.local.boundSlot = l.job.bindLocal()
-			return l.job.local.boundSlot != nil
-		})
-	}
+	queued := f.bindLocalLegs()
 	if len(queued) == 0 { // decode ranks here have taken all legs
 		return nil, nil
 	}
@@ -178,15 +179,33 @@ func (f *fannedOut) enterQueue() (forward *geo.Forward, err error) {
 		goesElsewhere = f.awaitForwarding(&tickets[0])
 	}
 	if goesElsewhere {
-		if forward = query.Forward(); forward == nil { // no proxy was chosen: the proxy that has sent the request must ask again
-			err = prefill.ErrElsewhere
-		}
-		return forward, err
+		return chosenForward(query)
 	}
 	for i := range tickets {
 		queued[i].job.ticket = &tickets[i]
 	}
 	return nil, err
+}
+
+// bindLocalLegs binds each leg to a decode rank that computes its prompt itself, if there is one, and returns the other legs. If a central
+// proxy decides where requests are served, it must be asked before a decode rank here may take a leg, so no leg is bound.
+func (f *fannedOut) bindLocalLegs() (others []fanOutLeg) {
+	if centralDecides := f.srv.Settings().Geo.Follows(); centralDecides {
+		return f.legs
+	}
+	return slices.DeleteFunc(slices.Clone(f.legs), func(l fanOutLeg) bool {
+		l.job.local.boundSlot = l.job.bindLocal()
+		return l.job.local.boundSlot != nil
+	})
+}
+
+// chosenForward returns the way to the proxy that the query has chosen. If it has chosen none, the request came from another proxy, which
+// must ask again, and so gets the error ErrElsewhere.
+func chosenForward(query *geo.RoutingQuery) (*geo.Forward, error) {
+	if forward := query.Forward(); forward != nil {
+		return forward, nil
+	}
+	return nil, prefill.ErrElsewhere
 }
 
 // routingQuery makes one question for all legs: to which dispatcher should the request go? It returns nil if there is no other proxy.
@@ -254,43 +273,55 @@ func (f *fannedOut) nextPiece() (piece, bool) {
 
 // collect answers a fan-out that is not streamed, once all legs have their answers or one leg has failed.
 func (f *fannedOut) collect(ctx *fasthttp.RequestCtx) {
-	f.startLegs(func(l *fanOutLeg) *openai.Error {
-		s, fail := l.job.serve(nil)
-		switch {
-		case fail == nil:
-			l.answer, fail = s.collect()
-		case failedOnlyByAbort(l.job, f.conn, fail):
-			l.answer, fail = emptyAnswer(l.job), nil
-		}
-		if fail == nil {
-			f.sendPiece(piece{done: true})
-		}
-		return fail
-	})
-	var answer []byte
-	var fail *openai.Error
-	for running := len(f.legs); running > 0 && fail == nil; running-- { // each leg sends one piece, at its end
-		ended, _ := f.nextPiece()
-		fail = ended.fail
-	}
-	if fail == nil {
-		parts := make([]sse.Part, len(f.legs))
-		for i, l := range f.legs {
-			parts[i] = sse.Part{PromptIndex: l.prompt, JSON: l.answer}
-		}
-		var err error
-		if answer, err = f.merge(parts); err != nil {
-			fail = failure.StreamBroke("upstream_broken", err)
-		}
-	}
+	f.startLegs(f.collectLeg)
+	answer, fail := f.mergeLegs()
 	if fail != nil {
 		f.answerError(ctx, fail)
 		return
 	}
-	f.endAndConclude(nil)
+	var noError *openai.Error
+	f.endAndConclude(noError)
 	f.srv.setServedByHeader(ctx, f.in)
-	f.srv.setPeerHeaders(ctx, f.in, nil)
-	AnswerWhole(ctx, "application/json", answer, nil)
+	f.srv.setPeerHeaders(ctx, f.in, noError)
+	var uncharged *edge.Reservation // no memory is charged for the body
+	AnswerWhole(ctx, "application/json", answer, uncharged)
+}
+
+// collectLeg serves one answer of a fan-out that is not streamed, and keeps it in l. If it returns an error, its caller sends the piece
+// that ends the leg.
+func (f *fannedOut) collectLeg(l *fanOutLeg) *openai.Error {
+	var noForward *fasthttp.RequestCtx // a leg is sent to no other proxy
+	s, fail := l.job.serve(noForward)
+	switch {
+	case fail == nil:
+		l.answer, fail = s.collect()
+	case failedOnlyByAbort(l.job, f.conn, fail):
+		// The client has ended this leg by its id before a rank began the answer, and still waits. So the leg has not failed, and
+		// gets an answer without tokens.
+		l.answer, fail = emptyAnswer(l.job), nil
+	}
+	if fail == nil {
+		f.sendPiece(piece{done: true})
+	}
+	return fail
+}
+
+// mergeLegs waits until each leg has ended, and puts their answers together. If a leg fails, it returns the error at once.
+func (f *fannedOut) mergeLegs() ([]byte, *openai.Error) {
+	for range f.legs { // each leg sends one piece, at its end
+		if ended, _ := f.nextPiece(); ended.fail != nil {
+			return nil, ended.fail
+		}
+	}
+	parts := make([]sse.Part, len(f.legs))
+	for i, l := range f.legs {
+		parts[i] = sse.Part{PromptIndex: l.prompt, JSON: l.answer}
+	}
+	answer, err := f.merge(parts)
+	if err != nil {
+		return nil, failure.StreamBroke("upstream_broken", err)
+	}
+	return answer, nil
 }
 
 // stream answers a streamed fan-out. The first leg that has an event or fails decides the status.
@@ -440,11 +471,11 @@ func (f *fannedOut) endLegs() {
 	}
 }
 
-// endAndConclude ends the legs, and concludes the request once each leg has ended its calls. After a failure, this may take until each leg
-// has its first event, so it runs in the background and the client does not wait.
+// endAndConclude ends the legs, and concludes the request once each leg has ended its calls. After a failure, it does the last part in the
+// background, so that the client does not wait: a decode call that fetches KV ends only with its first event, because a cut would leak KV.
 func (f *fannedOut) endAndConclude(fail *openai.Error) {
 	f.endLegs()
-	f.conn.OnGone(nil)
+	f.conn.OnGone(nil) // the legs are ended already, so a client that leaves need not end them
 	conclude := func() {
 		f.wg.Wait()
 		for _, l := range f.legs {
@@ -457,28 +488,25 @@ func (f *fannedOut) endAndConclude(fail *openai.Error) {
 	}
 }
 
-// allowCancelByName lets the client end all legs by the name of the whole answer, if the endpoint has names of answers. With /generate,
-// each leg's answer also has its own name, by which the client can end this leg alone.
+// allowCancelByName lets the client end all legs by the id of the whole answer, if the endpoint has answers with such ids (names). With
+// /generate, each leg's answer also has its own id, by which the client can end this leg alone.
 func (f *fannedOut) allowCancelByName(whole *job) {
 	if whole.filterOptions.ID == nil {
 		return
 	}
 	caller, aborts := f.in.Record.Key, make([]*abortByName, len(f.legs))
-	var forgets []func() // each function ends the use of one name
+	var forgets []func() // each function ends the use of one id
 	for i, l := range f.legs {
-		// If the client ends the leg by name before it has an answer, it gets an answer without tokens, which repeats outputMode.
-		ofLeg := &abortByName{endpoint: f.req.Endpoint, leaveAsClient: l.clientShare.MarkGone, outputMode: f.outputMode}
-		aborts[i] = ofLeg
-		l.job.byName = ofLeg
-		l.job.filterOptions.Aborted = ofLeg.requested.Load
-		if f.req.Endpoint == mooncake.Generate { // answerName has given the leg's answer a name of its own
-			forgets = append(forgets, f.srv.Running.Register(caller, string(l.job.filterOptions.ID), func() { ofLeg.abort(f.srv) }))
+		abortLeg := f.newAbort(&l)
+		aborts[i] = abortLeg
+		if f.req.Endpoint == mooncake.Generate { // answerName has given the leg's answer an id of its own
+			forgets = append(forgets, f.srv.Running.Register(caller, string(l.job.filterOptions.ID), func() { abortLeg.abort(f.srv) }))
 		}
 	}
 	forgets = append(forgets, f.srv.Running.Register(caller, string(f.id), func() {
 		var aborting sync.WaitGroup // the legs are aborted at the same time
-		for _, ofLeg := range aborts {
-			aborting.Go(func() { ofLeg.abort(f.srv) })
+		for _, abortLeg := range aborts {
+			aborting.Go(func() { abortLeg.abort(f.srv) })
 		}
 		aborting.Wait()
 	}))
@@ -487,6 +515,16 @@ func (f *fannedOut) allowCancelByName(whole *job) {
 			forget()
 		}
 	}
+}
+
+// newAbort gives a leg what lets its client abort it. The leg's rank is told to abort the request, and the filter then takes the end of the
+// answer for a good one. If no rank has the leg, or the rank does not end it, the leg ends as if the client had left. A leg that is aborted
+// before its answer has begun gets an answer without tokens, which repeats outputMode.
+func (f *fannedOut) newAbort(l *fanOutLeg) *abortByName {
+	abort := &abortByName{endpoint: f.req.Endpoint, leaveAsClient: l.clientShare.MarkGone, outputMode: f.outputMode}
+	l.job.byName = abort
+	l.job.filterOptions.Aborted = abort.requested.Load // whether the client has aborted the answer
+	return abort
 }
 
 // answerName is the id that the client finds in the answer of a leg. At /generate it is the id that the client has given to this prompt, or

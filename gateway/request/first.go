@@ -76,10 +76,11 @@ func processWhole(s *stream, body []byte) error {
 }
 
 // requireComplete ends an answer whose last byte has been read. It returns an error if the answer lacks its proper end, or ended with an
-// error.
+// error. In both cases the error is errRefusal: it only says that the stream has failed, and s.upstream.fault and s.endError say why.
 func requireComplete(s *stream) error {
-	if s.state < ended { // nothing in the answer has ended it
-		s.endFailed(lifecycle.Garbled, failure.StreamBroke("upstream_incomplete", errNotWhole), errNotWhole)
+	if endIsMissing := s.state < ended; endIsMissing {
+		cause := errNotWhole // for the client and for the log
+		s.endFailed(lifecycle.Garbled, failure.StreamBroke("upstream_incomplete", cause), cause)
 	}
 	if s.endError != nil {
 		return errRefusal
@@ -114,33 +115,50 @@ func (u *upstreamCall) sideName() string {
 	return "decode"
 }
 
-// decodeFault returns the fault of a decode call that ended with err before the client got anything. If the engine refused the request
-// in an event of its stream, the client gets this refusal. Every other end counts as a failure of the engine. The fault says with Open that
-// the engine had begun its answer (status 200), so that it may still work on the request.
+// decodeFault returns the fault of a decode call that ended with err before the client got anything. The fault says with Open that the
+// engine had begun its answer (status 200), so that it may still work on the request.
 func (s *stream) decodeFault(err error) *failure.Fault {
 	answerTooLarge := s.upstream.answerTooLarge(err)
-	tooLarge := answerTooLarge || errors.Is(s.upstream.answer.Err(), sse.ErrLargeEvent)
-	fault := s.upstream.fault // nil: err does not come from the events of the answer
-	if fault == nil || tooLarge {
-		rank := s.upstream.rank
-		fault = (&upstream.Call{Kind: lifecycle.Decode, Engine: rank.Instance, Aggregated: s.upstream.alsoPrefills()}).FaultOf(err)
+	var fault *failure.Fault
+	switch {
+	case answerTooLarge || errors.Is(s.upstream.answer.Err(), sse.ErrLargeEvent):
+		fault = tooLargeFault(s, err)
+	case s.upstream.fault == nil: // no event of the answer reported a failure: the connection or the body failed
+		fault = brokenCallFault(s, err)
+	default:
+		fault = reportedFault(s, err)
 	}
 	fault.Progress, fault.Open = lifecycle.Headed, true
 	if s.upstream.answer.Filter.Started() || answerTooLarge {
 		fault.Progress = lifecycle.Through // the engine had read the KV before the call broke
 	}
-	switch { // the first two cases make the whole fault; in the others, an event of the answer reported the failure
-	case tooLarge:
-		fault.Reason, fault.BlamedEngine = lifecycle.TooLarge, ""
-		why := "the event that begins its answer is larger than limits.event_bytes; ask for less"
-		if s.upstream.unstreamed {
-			why = "its answer is larger than limits.answer_bytes; ask for less, or for a stream"
-		}
-		fault.ClientError = failure.BadGateway(s.upstream.sideName(), why)
-		return fault
-	case fault != s.upstream.fault: // FaultOf has made this fault above, with its error for the client
-		return fault
-	case fault.Reason == lifecycle.Unusable: // Unusable is for answers that have begun, but the client has nothing of this one
+	return fault
+}
+
+// brokenCallFault returns the fault of a decode call whose connection or body failed with err.
+func brokenCallFault(s *stream, err error) *failure.Fault {
+	rank := s.upstream.rank
+	return (&upstream.Call{Kind: lifecycle.Decode, Engine: rank.Instance, Aggregated: s.upstream.alsoPrefills()}).FaultOf(err)
+}
+
+// tooLargeFault returns the fault of a decode call whose answer, or whose first event, is larger than allowed. The request has asked for so
+// much, so no engine is blamed.
+func tooLargeFault(s *stream, err error) *failure.Fault {
+	fault := brokenCallFault(s, err)
+	fault.Reason, fault.BlamedEngine = lifecycle.TooLarge, ""
+	why := "the event that begins its answer is larger than limits.event_bytes; ask for less"
+	if s.upstream.unstreamed {
+		why = "its answer is larger than limits.answer_bytes; ask for less, or for a stream"
+	}
+	fault.ClientError = failure.BadGateway(s.upstream.sideName(), why)
+	return fault
+}
+
+// reportedFault completes the fault of an answer whose first event reported a failure, or could not be read (s.upstream.fault). If the
+// engine refused the request with a 4xx, the client gets this refusal. Every other failure is one of the engine.
+func reportedFault(s *stream, err error) *failure.Fault {
+	fault := s.upstream.fault
+	if fault.Reason == lifecycle.Unusable { // Unusable is for answers that have begun, but the client has nothing of this one
 		fault.Reason = lifecycle.Garbled
 	}
 	if errors.Is(err, errRefusal) { // name the engine and its status in the log
@@ -161,15 +179,15 @@ func (s *stream) decodeFault(err error) *failure.Fault {
 // discard frees the KV of a hand-off that no decode will use. If the client has left, the record notes the moment when the KV is free.
 func (j *job) discard(h *handoff.Handoff) {
 	if j.client.Left() {
-		j.srv.discards.Discard(h, j.noteFreed)
+		j.srv.discards.Discard(h, j.noteFreedAfterLeaving)
 	} else {
 		j.srv.discards.Discard(h, nil)
 	}
 }
 
-// noteIfOverdue says whether a first event would now come too late, because the prefill engine may have freed the KV of the hand-off. If
+// countIfOverdue says whether a first event would now come too late, because the prefill engine may have freed the KV of the hand-off. If
 // so, it also counts a late answer. An answer in one piece is not counted, because its bytes do not show when its KV was read.
-func (s *stream) noteIfOverdue(h *handoff.Handoff) (overdue bool) {
+func (s *stream) countIfOverdue(h *handoff.Handoff) (overdue bool) {
 	overdue = h != nil && s.upstream.pull.CheckExpired(time.Now())
 	if overdue && !s.upstream.unstreamed {
 		s.upstream.countLateAnswer()
@@ -184,9 +202,9 @@ func (u *upstreamCall) countLateAnswer() {
 	u.rank.RecordLateRead(u.job.req.Endpoint)
 }
 
-// noteIfLate is called at the first event. It returns false if the prefill engine certainly kept the KV until the decode engine had read
+// countIfLate is called at the first event. It returns false if the prefill engine certainly kept the KV until the decode engine had read
 // it. Otherwise it counts a late answer and returns true: the answer may be made of another prompt's KV, so the client must not get it.
-func (s *stream) noteIfLate(h *handoff.Handoff) (late bool) {
+func (s *stream) countIfLate(h *handoff.Handoff) (late bool) {
 	inTime := s.upstream.pull.RecordFirstEvent(s.readAt)
 	// inTime trusts the renewals of the hold. MayHaveExpired asks the engine whether it may have freed the KV all the same.
 	if inTime && !h.MayHaveExpired(s.job.srv.Serving(), s.job.srv.Monitor, s.upstream.pull, s.readAt) {

@@ -23,9 +23,10 @@ import (
 	"evenkeel/mooncake"
 )
 
-// forwardToPeer forwards the request to another proxy, the peer, which answers it. If the peer gives the request back before the
-// client has anything, forwardToPeer returns no error. The request then takes its old place in the queue. It is served here, or evenkeel
-// decides again where it goes.
+// forwardToPeer forwards the request to another proxy, the peer. There are three results. The peer answers the client (PeerAnswers). The
+// peer refuses the request, or the client has left, and the request ends with the error (PeerRefuses). Or the peer gives the request back
+// before the client has anything, which the event says, without an error. The request then takes its old place in the queue. It is served
+// here, or evenkeel decides again where it goes.
 func (j *job) forwardToPeer(ctx *fasthttp.RequestCtx, forward *geo.Forward) (lifecycle.EventKind, *openai.Error) {
 	peer := &forwarded{forward, j}
 	handedOver := false // from then on, Stream ends the forward
@@ -37,38 +38,42 @@ func (j *job) forwardToPeer(ctx *fasthttp.RequestCtx, forward *geo.Forward) (lif
 	})
 	if j.client.Left() { // the client has left, so the peer is sent nothing, and the request ends as if the peer had refused it
 		peer.DropUnsent()
-		j.noteFreed() // no engine works for the request
+		j.noteFreedAfterLeaving() // no engine works for the request
 		return lifecycle.PeerRefuses, failure.ClientGone
 	}
 	j.record.Report(journal.Event{Kind: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(),
 		Call: "forward", Peer: peer.PeerID()})
 	j.client.OnGone(peer.AbortByClient)
-	var heldBack time.Duration // how long the peer may hold a batch request back, in addition to its other waits
-	if j.incoming.Batch {
-		heldBack = j.srv.Settings().Prefill.Queue.BatchTimeout
-	}
-	whole, returned := peer.Send(&geo.Request{
-		Method: http.MethodPost, Target: string(ctx.RequestURI()), Headers: j.record.WithTraceHeaders(j.forwardedHeaders(ctx)),
-		Body:   j.body.Splice(nil, mooncake.Reserved, nil), // without the keys whose values clients may not choose (Reserved)
-		Stream: j.req.Stream, Deadline: j.incoming.ClientGivesUpAt, ExtraHold: heldBack, MaxBytes: peer.maxRelayBytes(),
-		NewConnection: j.ranElsewhere > 0, // after a lost peer, a kept-alive connection may be dead as well
-	})
-	if returned == nil { // the peer's answer begins, so the client gets no more comments
-		edge.StopKeepAlive(ctx)
-	}
-	switch {
-	case returned != nil:
-		j.client.OnGone(nil)
+	whole, returned := peer.Send(peer.request(ctx))
+	if returned != nil {
+		j.client.OnGone(nil) // the forward has ended
 		return j.handleReturned(returned)
-	case whole != nil:
-		j.client.OnGone(nil)
+	}
+	edge.StopKeepAlive(ctx) // the peer's answer begins, so the client gets no more comments
+	if whole != nil {
+		j.client.OnGone(nil) // the answer has come
 		peer.answerInOnePiece(ctx, whole)
-	default:
+	} else { // the first event of a stream has come, and a client that leaves still ends the forward
 		peer.noteAnswerStarted(ctx)
 		handedOver = true
 		j.srv.Stream(ctx, peer.ContentType(), peer, j.maxAnswerTokens(j.model.MaxLen))
 	}
 	return lifecycle.PeerAnswers, nil
+}
+
+// request returns the request that the peer gets.
+func (f *forwarded) request(ctx *fasthttp.RequestCtx) *geo.Request {
+	j := f.job
+	var heldBack time.Duration // how long the peer may hold a batch request back, in addition to its other waits
+	if j.incoming.Batch {
+		heldBack = j.srv.Settings().Prefill.Queue.BatchTimeout
+	}
+	return &geo.Request{
+		Method: http.MethodPost, Target: string(ctx.RequestURI()), Headers: j.record.WithTraceHeaders(j.forwardedHeaders(ctx)),
+		Body:   j.body.Splice(nil, mooncake.Reserved, nil), // without the keys whose values clients may not choose (Reserved)
+		Stream: j.req.Stream, Deadline: j.incoming.ClientGivesUpAt, ExtraHold: heldBack, MaxBytes: f.maxRelayBytes(),
+		NewConnection: j.ranElsewhere > 0, // after a lost peer, a kept-alive connection may be dead as well
+	}
 }
 
 // forwardedHeaders returns the headers of the client's request that the other proxy needs, too. The deadline header has the
@@ -97,7 +102,7 @@ func (j *job) forwardedHeaders(ctx *fasthttp.RequestCtx) (headers []engine.Heade
 // served here; after a proxy of this region did (SiblingReturns), evenkeel decides again where it goes.
 func (j *job) handleReturned(returned *geo.Failure) (lifecycle.EventKind, *openai.Error) {
 	if returned.ClientLeft || j.client.Left() { // no proxy gets the request any more
-		j.noteFreed() // the forward has ended, so no engine works for the request any more
+		j.noteFreedAfterLeaving() // the forward has ended, so no engine works for the request any more
 		return lifecycle.PeerRefuses, failure.ClientGone
 	}
 	if returned.Relay != nil { // the other proxy answered with an error that the client gets
@@ -140,22 +145,24 @@ func (j *job) newRoutingQuery(mustStay bool) *geo.RoutingQuery {
 	if j.srv.Peers == nil || !j.req.Endpoint.IsChatOrCompletions() {
 		return nil
 	}
-	// NeverForward forbids other regions (RegionOnly). If the proxies of this region share its decode groups, the request may still go
-	// to the owner of a group. Otherwise it stays here (LocalOnly).
+	staysInRegion := j.incoming.NeverForward // the client has asked for this
+	// If the proxies of this region share its decode groups, a request that stays in the region may still go to the owner of a group.
 	groupsHaveOwners := j.srv.Owner.Has(owner.Groups)
-	staysInProxy := j.incoming.NeverForward && !groupsHaveOwners
+	staysHere := mustStay || staysInRegion && !groupsHaveOwners
+	from := j.incoming.From // the hop by which another proxy sent the request; nil: a client sent it
+	if from != nil && from.N >= from.Max {
+		staysHere = true // the request was forwarded as often as it may be
+	}
+	attemptsHereFailed := j.life.TriedHere()
 	ask := geo.Ask{
-		ID: j.id, Model: j.model.Name, Tenant: j.record.Key,
-		PreferForward: j.life.TriedHere(), // every attempt here has failed
-		LocalOnly:     mustStay || staysInProxy, RegionOnly: j.incoming.NeverForward,
+		ID: j.id, Model: j.model.Name, Tenant: j.record.Key, InboundHop: from,
+		LocalOnly: staysHere, RegionOnly: staysInRegion, PreferForward: attemptsHereFailed,
 		RingKey: geo.RingKeyOf(j.incoming.Session, j.incoming.Address),
 	}
-	if from := j.incoming.From; from != nil { // another proxy sent the request
-		ask.InboundHop = from
-		ask.LocalOnly = ask.LocalOnly || from.N >= from.Max // the request was forwarded as often as it may be
-		ask.ID = cmp.Or(from.RID, ask.ID)
+	if from != nil {
+		ask.ID = cmp.Or(from.RID, ask.ID) // all proxies name the request by the id that the first one has given it
 	}
-	if !ask.LocalOnly {
+	if !staysHere { // only a request that may go away needs the hashes of its prompt here
 		ask.Prompt = j.prefixKeys()
 	}
 	return j.srv.Peers.NewQuery(ask)
@@ -223,7 +230,7 @@ func (f *forwarded) Close() {
 	tokens := f.Events()
 	f.Forward.Close()
 	if !f.Whole() {
-		j.noteFreed() // if the client has left: the forward has ended, so no engine works for the request any more
+		j.noteFreedAfterLeaving() // if the client has left: the forward has ended, so no engine works for the request any more
 	}
 	j.record.Report(journal.Event{Kind: journal.Relayed, Took: time.Since(f.FirstAt()), Tokens: tokens})
 	j.record.EndAttempt(fail)

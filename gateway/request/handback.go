@@ -29,12 +29,17 @@ func turnScope(j *job) (scope string, prompt []int32, ok bool) {
 		return "", nil, false
 	}
 	truncated, _ := j.body.Get("truncate_prompt_tokens")
+	hasMedia := openai.HasMedia(&j.body, j.req.Endpoint) // engines replace media by tokens of their own
+	changesPrompt := truncated != nil || hasMedia
+	// The logprobs of the prompt's tokens come from computing them. A beam search runs on one engine alone, which computes the prompt,
+	// too.
 	computesWhole := j.req.PromptLogprobs || j.req.Beams > 0
-	if truncated != nil || computesWhole || openai.HasMedia(&j.body, j.req.Endpoint) { // engines replace media by tokens of their own
+	if changesPrompt || computesWhole {
 		return "", nil, false
 	}
 	salt, _ := j.body.Salt()
-	return j.record.Key + "\x00" + j.model.Name + "\x00" + string(salt), prompt, true
+	caller := j.record.Key
+	return caller + "\x00" + j.model.Name + "\x00" + string(salt), prompt, true
 }
 
 // fetchTurn makes the prefill engine of a lease fetch the KV of the conversation's earlier turn from the decode engine that kept it. It
@@ -82,11 +87,7 @@ func (j *job) recordFetch(turn *handback.Turn, fault *failure.Fault) {
 // keepTurn remembers which KV the decode engine keeps after a complete answer, so that the next turn of the conversation can fetch it.
 func keepTurn(s *stream) {
 	j, profile, transcript := s.job, s.upstream.rank.Profile, &s.upstream.answer.Transcript
-	// The profile lets prefill engines fetch the KV, and the answer says how (transcript.HandBack).
-	offersKV := profile.HandBack == mooncake.HandBackFetched && len(transcript.HandBack) > 0
-	afterHandoff := !s.upstream.computesPrompt && s.upstream.prefillCall == nil // a prefill engine has handed the prompt's KV over
-	tokensKnown := transcript.Exact() && !j.life.Resumed()                      // of a resumed answer, the transcript has only the last part
-	if !offersKV || !afterHandoff || !tokensKnown {
+	if !offersTurn(s) {
 		return
 	}
 	scope, prompt, ok := turnScope(j)
@@ -107,8 +108,19 @@ func keepTurn(s *stream) {
 		return
 	}
 	now := time.Now()
+	maxBytes := j.srv.Settings().Limits.ResumeBytes // this limit bounds the memory for turns, too, which have no limit of their own
 	j.srv.turns.Keep(&handback.Turn{
 		Scope: scope, IDs: ids[:tokens:tokens], Params: bytes.Clone(transcript.HandBack), Process: process, KeptSince: now,
 		OfferUntil: now.Add(profile.Keeps() - profile.Keeps()/4), // a quarter of the time that the engine keeps the KV is left for the fetch
-	}, now, j.srv.Settings().Limits.ResumeBytes)
+	}, now, maxBytes)
+}
+
+// offersTurn says whether a prefill engine may fetch the KV of the answer for the next turn, and whether all tokens of the KV are known.
+func offersTurn(s *stream) bool {
+	transcript := &s.upstream.answer.Transcript
+	// The profile lets prefill engines fetch the KV, and the answer says how (transcript.HandBack).
+	offersKV := s.upstream.rank.Profile.HandBack == mooncake.HandBackFetched && len(transcript.HandBack) > 0
+	afterHandoff := !s.upstream.computesPrompt && s.upstream.prefillCall == nil // a prefill engine has handed the prompt's KV over
+	tokensKnown := transcript.Exact() && !s.job.life.Resumed()                  // of a resumed answer, the transcript has only the last part
+	return offersKV && afterHandoff && tokensKnown
 }

@@ -347,18 +347,20 @@ func allowCancelByName(j *job, conn *edge.Conn) {
 	}
 }
 
-// answerAborted gives an answer without tokens to a client that has ended its request by name before a rank began the answer, and concludes
-// the request with fail. For any other request it does nothing and returns false.
+// answerAborted gives an answer without tokens to a client that has ended its request, by the id of its answer, before a rank began the
+// answer. Such a client still waits, although the job has failed (with fail) as if the client had left. answerAborted also concludes the
+// request with fail. For any other request it does nothing and returns false.
 func answerAborted(ctx *fasthttp.RequestCtx, j *job, conn client, fail *openai.Error) bool {
 	if !failedOnlyByAbort(j, conn, fail) {
 		return false
 	}
 	if j.req.Stream { // the client expects events, even if all of them are known: the finish_reason, the usage and the end
 		events := &readyEvents{bytes.NewReader(emptyAnswer(j)), func() { j.srv.Conclude(j.incoming, fail) }}
-		j.srv.Stream(ctx, []byte("text/event-stream"), events, withoutLoop)
+		j.srv.Stream(ctx, []byte("text/event-stream"), events, withoutLoop) // no engine sends the events, so no event loop can read them
 		return true
 	}
-	AnswerWhole(ctx, "application/json", emptyAnswer(j), nil)
+	var uncharged *edge.Reservation // no memory is charged for the body
+	AnswerWhole(ctx, "application/json", emptyAnswer(j), uncharged)
 	j.srv.Conclude(j.incoming, fail)
 	return true
 }

@@ -238,12 +238,17 @@ func (j *job) enterPhase(phase journal.Phase, call string) {
 	j.record.Report(journal.Event{Kind: journal.Entered, Phase: phase, Left: j.client.Left(), Call: call})
 }
 
-// noteFreed notes in the record, if the client has left, that the request holds nothing on engines any more.
-func (j *job) noteFreed() {
+// noteFreedAfterLeaving notes in the record, if the client has left, that the request holds nothing on engines any more. The record then
+// shows how long engines held something for a client that was gone. If the client has not left, nothing is noted.
+func (j *job) noteFreedAfterLeaving() {
 	if j.client.Left() {
 		j.record.Report(journal.Event{Kind: journal.Freed, At: j.client.GoneAt()})
 	}
 }
+
+// bodyIsKept says whether the body of the request stays in memory after its answer has begun, so that a lost answer can go on. The
+// lifecycle must know this (Copied in its events), because it says when to give the memory back.
+func bodyIsKept(j *job) bool { return j.resume.chargedBytes > 0 }
 
 // failedOnlyByAbort says whether the job failed only because the client of conn, which still waits for the answer, has ended the request by
 // name. The error of such a job has the status of a client that has left, because leaveAsClient has ended the job.

@@ -135,7 +135,7 @@ func (l *localDecode) whyLocal(conf *prefill.Disaggregation, in *Incoming, resum
 	case resumed, in.namesEngines(): // namesEngines: the caller has chosen the engines
 		return ""
 	case l.emptyAnswerTokens > 0:
-		return localEnded
+		return localNoHandOff
 	case in.NoHandOff:
 		return localEndpoint
 	case l.decided:

@@ -210,7 +210,7 @@ func TestAPromptThatHandsNothingOff(t *testing.T) {
 			}
 			require.Equal(t, journal.Local, b.say(body))
 			require.EqualValues(t, 2, probes.Load(), "the second one masks the end")
-			require.EqualValues(t, 1, b.metric(t, "evenkeel_local_prefill_requests_total", localEnded))
+			require.EqualValues(t, 1, b.metric(t, "evenkeel_local_prefill_requests_total", localNoHandOff))
 			b.settle()
 		})
 	}

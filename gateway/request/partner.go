@@ -48,13 +48,13 @@ type concurrentPrefill struct {
 	waitLimit      lifecycle.Timeout           // how long the prefill call's present wait may last
 
 	// The job's mutex guards the fields below.
-	lease            *prefill.Lease       // the lease of the prompt; nil once it was given back
+	heldLease        *prefill.Lease       // the lease of the prompt; nil once it was given back
 	lastLease        *prefill.Lease       // the lease of the engine that was asked last, given back or not
 	lastRefusal      *failure.Fault       // the fault of the last engine that did not take the prompt
 	endFault         *failure.Fault       // why one call has ended the other; nil: neither has
 	prefillCall      *engine.Call         // the prefill call; nil: none is under way
 	decodeOverClosed bool                 // decodeOver was closed, and must not be closed again
-	blocksLeaked     bool                 // the decode engine may keep KV blocks for ever
+	blocksMayLeak    bool                 // the decode engine may keep KV blocks for ever
 	answeredAt       time.Time            // when the answer of the prefill engine came
 	probed           mooncake.ProbeAnswer // the answer of the prefill engine
 	calledBackAfter  time.Duration        // how long the decode engine took to call back; 0: it has not called back
@@ -168,11 +168,11 @@ func (p *concurrentPrefill) moveToSooner() {
 	quarantined := p.job.srv.Dispatcher.Quarantined(p.slot)
 	p.job.mu.Lock()
 	defer p.job.mu.Unlock()
-	if p.lease == nil { // the lease was given back, so nothing is prefilled
+	if p.heldLease == nil { // the lease was given back, so nothing is prefilled
 		return
 	}
 	step := time.Duration(p.slot.StepMs * float32(time.Millisecond))
-	if lease := p.lease.MoveIfSooner(step, quarantined); lease != nil {
+	if lease := p.heldLease.MoveIfSooner(step, quarantined); lease != nil {
 		p.tried[len(p.tried)-1] = lease.Candidate.ID // in place of the engine that was chosen last, which was not asked after all
 		p.moveTo(lease)
 	}
@@ -182,7 +182,7 @@ func (p *concurrentPrefill) moveToSooner() {
 func (p *concurrentPrefill) moveTo(lease *prefill.Lease) {
 	lease.DetachOwner() // p gives the lease back, because the prefill may outlive the request
 	p.job.srv.Dispatcher.Rerouted(p.slot, lease.Candidate.Instance)
-	p.lease, p.lastLease = lease, lease
+	p.heldLease, p.lastLease = lease, lease
 }
 
 // pairState returns the state of both calls in the request's lifecycle. It is called with the job's mutex held.
@@ -251,7 +251,7 @@ func (p *concurrentPrefill) do(effect lifecycle.Effect, fault *failure.Fault) (g
 		p.decodeCall.Disconnect(upstream.NoticeTimeout)
 	case lifecycle.AbortDecode:
 		p.abort(p.rank.Target)
-	case lifecycle.AbortPrefill: // at the engine that was asked last, even if its lease was given back, so that p.lease is nil
+	case lifecycle.AbortPrefill: // at the engine that was asked last, even if its lease was given back, so that p.heldLease is nil
 		p.abort(p.lastLease.Candidate.Target)
 		if p.prefillCall != nil {
 			p.repeatAbort(p.lastLease.Candidate.Target, p.timeout(effect.Until))
@@ -261,8 +261,8 @@ func (p *concurrentPrefill) do(effect lifecycle.Effect, fault *failure.Fault) (g
 			p.prefillCall.Disconnect(upstream.NoticeTimeout)
 		}
 	case lifecycle.Settle: // gives the lease back; lastLease still says which engine was asked
-		handoff.SettleLease(p.lease, effect.Disposition, fault)
-		p.lease = nil
+		handoff.SettleLease(p.heldLease, effect.Disposition, fault)
+		p.heldLease = nil
 	case lifecycle.AwaitFirst:
 		p.startFirstTimer(effect.Until)
 	case lifecycle.AwaitPrefill:
@@ -285,7 +285,7 @@ func (p *concurrentPrefill) do(effect lifecycle.Effect, fault *failure.Fault) (g
 	case lifecycle.CountLoss:
 		p.job.srv.metrics.countRebind(p.endFault)
 	case lifecycle.LeakBlocks:
-		p.blocksLeaked = true
+		p.blocksMayLeak = true
 	case lifecycle.WaitGone:
 		time.AfterFunc(p.timeout(effect.Until), func() { p.report(lifecycle.Event{Kind: lifecycle.ClientWaited}, clientLeftFault()) })
 	case lifecycle.SendBeside, lifecycle.Seek: // the prefill call is sent, or another prefill engine is looked for
@@ -456,15 +456,15 @@ func (p *concurrentPrefill) confirmKV(counted int, clientGone <-chan struct{}) *
 }
 
 // decodeFailed reports that the decode call has ended without a first event. The lifecycle may end the prefill call, too. decodeFailed
-// returns why the prefill call has ended the decode call; nil: the decode call ended by itself. blocksLeaked says that the decode engine
+// returns why the prefill call has ended the decode call; nil: the decode call ended by itself. blocksMayLeak says that the decode engine
 // may keep KV blocks for ever.
-func (p *concurrentPrefill) decodeFailed(reason lifecycle.DecodeFailure) (fault *failure.Fault, blocksLeaked bool) {
+func (p *concurrentPrefill) decodeFailed(reason lifecycle.DecodeFailure) (fault *failure.Fault, blocksMayLeak bool) {
 	p.withLock(func() {
 		p.step(lifecycle.Event{Kind: lifecycle.DecodeFailed, Reason: reason}, nil)
-		fault, blocksLeaked = p.endFault, p.blocksLeaked
+		fault, blocksMayLeak = p.endFault, p.blocksMayLeak
 	})
 	p.awaitPrefill()
-	return fault, blocksLeaked
+	return fault, blocksMayLeak
 }
 
 // clientLeft reports that the client has left. After the decode call's first event it does nothing. It does not block, and any goroutine

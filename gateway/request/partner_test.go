@@ -118,8 +118,8 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			name: "the decode engine dies", connector: sglang, fine: true, aborted: "prefill", rebind: "decode",
 			do: func(c *pair) *failure.Fault {
 				c.sent()
-				f, blocksLeaked := c.decodeFailed(lifecycle.Died)
-				require.False(c.t, blocksLeaked, "it gives blocks of what was aborted away at once")
+				f, blocksMayLeak := c.decodeFailed(lifecycle.Died)
+				require.False(c.t, blocksMayLeak, "it gives blocks of what was aborted away at once")
 				<-c.prefillOver
 				return f
 			},
@@ -230,8 +230,8 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 		{
 			name: "the decode engine refuses before it calls back", connector: layerwise, fine: true, rebind: "decode",
 			do: func(c *pair) *failure.Fault {
-				f, blocksLeaked := c.decodeFailed(lifecycle.Refused)
-				require.False(c.t, blocksLeaked)
+				f, blocksMayLeak := c.decodeFailed(lifecycle.Refused)
+				require.False(c.t, blocksMayLeak)
 				<-c.prefillOver
 				return f
 			},
@@ -241,8 +241,8 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			do: func(c *pair) *failure.Fault {
 				c.calls()
 				c.sent()
-				f, blocksLeaked := c.decodeFailed(lifecycle.Died)
-				require.True(c.t, blocksLeaked)
+				f, blocksMayLeak := c.decodeFailed(lifecycle.Died)
+				require.True(c.t, blocksMayLeak)
 				<-c.prefillOver
 				return f
 			},
@@ -312,8 +312,8 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			name: "the decode engine dies before it has the KV", connector: push, fine: true, rebind: "decode", orphan: true,
 			do: func(c *pair) *failure.Fault {
 				c.sent()
-				f, blocksLeaked := c.decodeFailed(lifecycle.Died)
-				require.True(c.t, blocksLeaked)
+				f, blocksMayLeak := c.decodeFailed(lifecycle.Died)
+				require.True(c.t, blocksMayLeak)
 				c.answer <- says(7)
 				<-c.prefillOver
 				return f
@@ -474,7 +474,7 @@ func TestAnAbortIsRepeatedUntilThePrefillHasEnded(t *testing.T) {
 func TestAPrefillEndsAtOnceIfItsDecodeIsRefused(t *testing.T) {
 	c := newPair(t, mooncake.SGLang, func(c *config.Config) { c.Bind.Grace = time.Hour })
 	c.sent()
-	_, blocksLeaked := c.decodeFailed(lifecycle.Refused)
-	require.False(t, blocksLeaked)
+	_, blocksMayLeak := c.decodeFailed(lifecycle.Refused)
+	require.False(t, blocksMayLeak)
 	<-c.prefillOver
 }

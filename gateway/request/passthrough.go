@@ -76,7 +76,7 @@ func (r *executor) sendOver(redial bool, until lifecycle.Timeout) lifecycle.Even
 	if fault == nil {
 		return lifecycle.Event{Kind: lifecycle.First}
 	}
-	if r.stream.upstream.tracked.MustMove() && !j.client.Left() { // a drain has ended the call
+	if r.stream.upstream.endedByDrain() && !j.client.Left() { // a drain has ended the call
 		fault = failure.NewFault(fault.CallEnd, j.srv.drainedError(drainedMessage), failure.ErrMoved)
 		fault.Moved = true
 	}
@@ -91,7 +91,6 @@ func callPassthrough(s *stream, redial bool, until lifecycle.Timeout) (fault *fa
 	call := newPassthroughCall(s, redial, until)
 	countPassthrough(s, p.MaxTokens)
 	j.client.OnGone(func() { call.Disconnect(upstream.NoticeTimeout) })
-	const idOfPassthrough = "x" // the kind of the call in its id
 	headers := engine.JSONHeaders(j.callID(idOfPassthrough, j.record.Attempts))
 	headers[0].Value = p.ContentType // the first header is Content-Type
 	s.upstream.resp, fault = call.Open(j.record.WithTraceHeaders(headers), p.Body)
@@ -111,7 +110,8 @@ func callPassthrough(s *stream, redial bool, until lifecycle.Timeout) (fault *fa
 }
 
 // newPassthroughCall prepares the call to the chosen engine as the call of the stream, and registers it, so that a drain can end it. redial
-// and until are those of callPassthrough.
+// says that the call opens a new connection, because the engine had closed the one of the call before. until limits the wait for the
+// answer.
 func newPassthroughCall(s *stream, redial bool, until lifecycle.Timeout) *upstream.Call {
 	j, p, limits := s.job, s.job.passthrough, &s.job.srv.Settings().Limits
 	var noProfile *mooncake.Profile // no profile sets the time limits of these calls
@@ -120,11 +120,13 @@ func newPassthroughCall(s *stream, redial bool, until lifecycle.Timeout) *upstre
 		Limits: engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: timeoutOf(until, j.srv.Settings(), noProfile),
 			Idle: limits.EventTimeout}, Log: j.srv.Log,
 	}
-	if s.upstream.call = call.Call; redial {
+	if redial {
 		call.Fresh()
 	}
+	s.upstream.call = call.Call
+	const anyRank = -1     // the request names no rank of the engine
 	const abortable = true // no KV is pulled for the call, so a drain may end it at any time
-	s.upstream.tracked = j.srv.Fleet.Track(roster.Location{Instance: p.chosen.Instance, Rank: -1}, call.Call, abortable)
+	s.upstream.tracked = j.srv.Fleet.Track(roster.Location{Instance: p.chosen.Instance, Rank: anyRank}, call.Call, abortable)
 	return call
 }
 
@@ -135,9 +137,9 @@ func countPassthrough(s *stream, maxTokens int64) {
 	if maxTokens <= 0 {
 		return
 	}
-	s.upstream.announcedTokens, s.upstream.countedWithoutSlot = maxTokens, true
+	s.upstream.tokensToCompute, s.upstream.countedWithoutSlot = maxTokens, true
 	s.upstream.rank.Traffic.AddSentWithoutSlot(1)
-	s.upstream.rank.Traffic.ExpectComputed(s.upstream.announcedTokens)
+	s.upstream.rank.Traffic.ExpectComputed(s.upstream.tokensToCompute)
 }
 
 // classifyRefusal sets the reason why an engine answered with an error status: the engine lacks the endpoint, its model cannot do what the

@@ -21,22 +21,23 @@ import (
 )
 
 // placeHandoff leaves the hand-off in the pool until the dispatcher binds it to a decode rank. If no rank is found, the fault says that the
-// prefill engine still keeps the KV.
+// prefill is done (Through), and that the prefill engine still keeps the KV (Kept).
 func (j *job) placeHandoff(h *handoff.Handoff) (*dispatcher.Slot, *failure.Fault) {
-	slot, fault := j.place(h.Lease.Candidate, j.promptTokens, func(entry *pool.Entry) <-chan dispatcher.Result {
+	prefilledBy := h.Lease.Candidate // decides which region and which board may decode the hand-off
+	slot, fault := j.place(prefilledBy, j.promptTokens, func(entry *pool.Entry) <-chan dispatcher.Result {
 		entry.Deadline = h.BindBy()
 		return j.srv.Dispatcher.Enqueue(entry, j.ranksWithPrefix(entry.Model, j.promptTokens)...)
 	})
-	if fault != nil { // the prefill call itself has succeeded
+	if fault != nil {
 		fault.Progress, fault.Kept = lifecycle.Through, true
 	}
 	return slot, fault
 }
 
-// place waits in the pool until the dispatcher binds the request to a decode rank, and returns the slot on that rank. tokens is the length
-// of the prompt. enqueue completes the pool's entry and gives it to the dispatcher. If the wait ends otherwise, place returns a fault. Two
-// faults do not end the request: if the region lost its ranks, the prompt is prefilled again in another region, and if another proxy now
-// owns the decode group, that proxy is asked.
+// place waits in the pool until the dispatcher binds the request to a decode rank, and returns the slot on that rank. candidate is the
+// prefill engine of the request, and tokens the length of the prompt. enqueue completes the pool's entry and gives it to the dispatcher. If
+// the wait ends otherwise, place returns a fault. Two faults do not end the request: if the region lost its ranks, the prompt is prefilled
+// again in another region, and if another proxy now owns the decode group, that proxy is asked.
 func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.Entry) <-chan dispatcher.Result) (*dispatcher.Slot,
 	*failure.Fault) {
 	queued := false
@@ -47,59 +48,91 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 	})
 	j.enterPhase(journal.Pooled, "")
 	entry, region := poolEntry(j, candidate, tokens)
-	// entry.Model names the board, i.e. the decode ranks that may take the request. OwnsGroupFor takes this name without its region.
-	ownedBoard := entry.Model
+	wait := poolWait{job: j, entry: entry, region: region, waiting: true}
+	wait.ownedBoard = entry.Model // this is the name of the board, i.e. of the decode ranks that may take the request
 	if !candidate.Aggregated {
 		markOfRegion := roster.BoardIn("", region) // what the name of a board in the region ends with; empty for the own region
-		ownedBoard = strings.TrimSuffix(entry.Model, markOfRegion)
+		wait.ownedBoard = strings.TrimSuffix(entry.Model, markOfRegion)
 	}
-	bound, losses := enqueue(entry), j.srv.Owner.Losses()
+	wait.bound = enqueue(entry)
 	queued = true // from now on the entry holds the place in the pool
-	var result dispatcher.Result
-	waiting, ownerChanged := true, false // ownerChanged says that another proxy owns the decode group now
-	// withdraw ends the wait if it is not over, gives back a slot that has come by then, and returns the fault.
-	withdraw := func(why lifecycle.Reason, answer *openai.Error) (*dispatcher.Slot, *failure.Fault) {
-		if waiting {
-			j.srv.Dispatcher.Withdraw(entry)
-			result, waiting = <-bound, false
-		}
-		if result.Err == nil { // the dispatcher had bound the entry before the withdrawal
-			j.srv.Dispatcher.Release(result.Slot, board.Outcome{Kind: board.Cancelled})
-		}
-		return nil, failure.NewFault(lifecycle.CallEnd{Reason: why}, answer, nil)
+	defer onPanic(func() { wait.end(lifecycle.Leaving, nil) })
+	if fault := wait.await(); fault != nil {
+		return nil, fault
 	}
-	defer onPanic(func() { withdraw(lifecycle.Leaving, nil) })
-	for waiting {
-		ownerChanged = !j.srv.Engines().OwnsGroupFor(ownedBoard, j.model.Name)
-		regionLost := region != "" && !j.srv.Owner.Admits(region)
-		if ownerChanged || regionLost { // this proxy may not bind the request any more
-			j.srv.Dispatcher.Withdraw(entry)
-			result, waiting = <-bound, false // result may have a slot; before the decode call is sent, the ownership is checked again
-			continue
+	if wait.result.Err != nil {
+		return nil, wait.unplacedFault(candidate, tokens)
+	}
+	j.record.Report(journal.Event{Kind: journal.Placed, Slot: wait.result.Slot, Took: time.Since(entry.Entered)})
+	return wait.result.Slot, nil
+}
+
+// A poolWait is the wait of a request in the pool for a decode rank.
+type poolWait struct {
+	job          *job
+	entry        *pool.Entry
+	region       string                   // where the request must be decoded; empty: in the proxy's own region
+	ownedBoard   string                   // name of the board without its region, as OwnsGroupFor takes it
+	bound        <-chan dispatcher.Result // brings the result of the wait, once
+	result       dispatcher.Result        // what bound has brought
+	waiting      bool                     // bound has not brought the result yet
+	ownerChanged bool                     // another proxy owns the decode group now
+}
+
+// await waits for the result. It returns a fault if the client leaves or the proxy shuts down. If this proxy may not bind the request any
+// more, it takes the entry out of the pool, and result says ErrWithdrawn, unless the dispatcher has just bound the entry.
+func (w *poolWait) await() *failure.Fault {
+	j := w.job
+	losses := j.srv.Owner.Losses()
+	for w.waiting {
+		w.ownerChanged = !j.srv.Engines().OwnsGroupFor(w.ownedBoard, j.model.Name)
+		regionLost := w.region != "" && !j.srv.Owner.Admits(w.region)
+		if w.ownerChanged || regionLost {
+			w.withdraw() // result may have a slot; before the decode call is sent, the ownership is checked again
+			return nil
 		}
 		select {
-		case result = <-bound:
-			waiting = false
+		case w.result = <-w.bound:
+			w.waiting = false
 		case <-losses: // this proxy has lost a group or region, so look again whether it is the request's
 			losses = j.srv.Owner.Losses()
 		case <-j.client.Gone():
-			return withdraw(lifecycle.Left, failure.ClientGone)
+			return w.end(lifecycle.Left, failure.ClientGone)
 		case <-j.srv.Serving().Done():
-			return withdraw(lifecycle.Leaving, failure.Leaving)
+			return w.end(lifecycle.Leaving, failure.Leaving)
 		}
 	}
-	earlyTimedOut := entry.Early && errors.Is(result.Err, pool.ErrUnbound)
-	aggregatedTimedOut := candidate.Aggregated && errors.Is(result.Err, pool.ErrTimeout)
+	return nil
+}
+
+// withdraw takes the entry out of the pool, which ends the wait.
+func (w *poolWait) withdraw() {
+	w.job.srv.Dispatcher.Withdraw(w.entry)
+	w.result, w.waiting = <-w.bound, false
+}
+
+// end ends the wait if it is not over, gives back a slot that has come by then, and returns the fault.
+func (w *poolWait) end(why lifecycle.Reason, answer *openai.Error) *failure.Fault {
+	if w.waiting {
+		w.withdraw()
+	}
+	if w.result.Err == nil { // the dispatcher had bound the entry before the withdrawal
+		w.job.srv.Dispatcher.Release(w.result.Slot, board.Outcome{Kind: board.Cancelled})
+	}
+	return failure.NewFault(lifecycle.CallEnd{Reason: why}, answer, nil)
+}
+
+// unplacedFault returns the fault of a wait that has brought no slot. If the client's deadline for the first token has ended a wait before
+// the prefill, the error names the deadline.
+func (w *poolWait) unplacedFault(candidate prefill.Candidate, tokens int) *failure.Fault {
+	earlyTimedOut := w.entry.Early && errors.Is(w.result.Err, pool.ErrUnbound)
+	aggregatedTimedOut := candidate.Aggregated && errors.Is(w.result.Err, pool.ErrTimeout)
 	notPrefilled := earlyTimedOut || aggregatedTimedOut // the wait took too long, and no engine has computed the prompt
-	deadline := j.firstTokenDeadline()
-	if notPrefilled && !deadline.IsZero() && !time.Now().Before(deadline) { // the error names the client's deadline
-		return nil, failure.NewFault(lifecycle.CallEnd{Reason: lifecycle.NoRank}, failure.Deadline, prefill.ErrDeadline)
+	deadline := w.job.firstTokenDeadline()
+	if notPrefilled && !deadline.IsZero() && !time.Now().Before(deadline) {
+		return failure.NewFault(lifecycle.CallEnd{Reason: lifecycle.NoRank}, failure.Deadline, prefill.ErrDeadline)
 	}
-	if result.Err != nil {
-		return nil, j.unplacedFault(result.Err, tokens, region, ownerChanged)
-	}
-	j.record.Report(journal.Event{Kind: journal.Placed, Slot: result.Slot, Took: time.Since(entry.Entered)})
-	return result.Slot, nil
+	return w.job.unplacedFault(w.result.Err, tokens, w.region, w.ownerChanged)
 }
 
 // poolEntry describes the request for the pool. tokens is the length of the prompt. region is where the request must be decoded; empty: in
@@ -110,13 +143,17 @@ func poolEntry(j *job, candidate prefill.Candidate, tokens int) (entry *pool.Ent
 	if candidate.Aggregated { // the candidate is the decode ranks themselves, not a prefill engine
 		region, prefiller = candidate.Region, ""
 	}
+	isUrgent := j.incoming.Priority > 0 && !j.incoming.Batch // no policy may hold the request back (Express)
 	entry = &pool.Entry{
 		ID: j.srv.nextID(), Model: engines.BoardFor(candidate, j.model.Name, region), Name: j.model.Name, Prompt: tokens,
 		Age: j.resume.answerTokens, Key: j.promptHash(), Arrival: j.record.Arrival, Entered: time.Now(),
+		// The ranks that may take the request, those to avoid, and those that may take it only if no other rank can at once.
 		Only: j.incoming.ToDecode, Avoid: j.avoid.ranks(), Last: j.avoid.lastChoice, Prefiller: prefiller,
-		Response: j.req.Endpoint == mooncake.Responses, Express: j.incoming.Priority > 0 && !j.incoming.Batch,
+		// Some engines run a request of the Responses API on a rank of their own choice.
+		Response: j.req.Endpoint == mooncake.Responses, Express: isUrgent,
 	}
 	// A batch request may have been held back long before it got here. That time gives it no precedence, and does not count as waiting.
+	// Once its client has a part of the answer, it comes before newer requests as any other.
 	if j.incoming.Batch && !j.life.Resumed() {
 		entry.Arrival = entry.Entered
 	}
@@ -134,10 +171,11 @@ func (j *job) firstTokenDeadline() time.Time {
 
 // unplacedFault returns the fault of a request that got no decode rank. ownerChanged says that another proxy owns the decode group now.
 // region is where the request must be decoded; empty: in the proxy's own region. The KV of a hand-off cannot be sent to another region. So
-// if a region other than the own one has lost its ranks, the prompt is prefilled again in another region, once.
+// for a region other than the own one that has lost its ranks, the reason is RanksLost: the lifecycle then has the prompt prefilled again
+// in another region, once.
 func (j *job) unplacedFault(err error, tokens int, region string, ownerChanged bool) *failure.Fault {
 	unlisted := errors.Is(err, board.ErrNotListed) // no engine lists the model any more
-	if ownerChanged && !unlisted {                 // ownerChanged is also true for a model that no engine lists
+	if ownerChanged && !unlisted {                 // a model that no engine lists has no owner, which also looks like a change
 		return failure.NewFault(lifecycle.CallEnd{Reason: lifecycle.Unowned}, failure.NotOurs, owner.ErrNotOwner)
 	}
 	answer := failure.UnplacedError("decode", err, tokens, j.model.Name, j.model.AllAggregated)
@@ -145,8 +183,8 @@ func (j *job) unplacedFault(err error, tokens int, region string, ownerChanged b
 		answer = cmp.Or(j.unlistedAnswer, answer)
 	}
 	why := lifecycle.NoRank
-	otherOwner := errors.Is(err, board.ErrWithdrawn) // place withdrew the entry, because another proxy owns the region now
-	ranksGone := otherOwner || errors.Is(err, board.ErrNoWorkers)
+	regionTakenOver := errors.Is(err, board.ErrWithdrawn) // place withdrew the entry, because another proxy owns the region now
+	ranksGone := regionTakenOver || errors.Is(err, board.ErrNoWorkers)
 	if region != "" && ranksGone {
 		why = lifecycle.RanksLost
 	}

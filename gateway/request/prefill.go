@@ -32,13 +32,13 @@ import (
 type probeCall struct {
 	upstream.Call
 	srv     *Server
-	tracked *fleet.TrackedCall // the entry of this call in the list of calls that a drain may end
+	entry   *fleet.TrackedCall // the entry of this call in the list of calls that a drain may end
 	process roster.ProcessID   // which process and weights the engine had when the call was made
 	began   time.Time
 }
 
-// newProbeCall prepares the call to the prefill engine of a lease. until limits the wait for the answer. A drain may end the call at any
-// time before untrack is called.
+// newProbeCall prepares the call to the prefill engine of a lease. until limits the wait for the answer. It also puts the call on the list
+// of calls that the fleet may end: at any time before untrack is called, a drain or a failure of the engine may end this call.
 func newProbeCall(j *job, lease *prefill.Lease, until lifecycle.Timeout) *probeCall {
 	srv, candidate := j.srv, lease.Candidate
 	limits := &srv.Settings().Limits
@@ -49,21 +49,22 @@ func newProbeCall(j *job, lease *prefill.Lease, until lifecycle.Timeout) *probeC
 			Idle: limits.EventTimeout},
 	}}
 	if j.life.NeedsNewConnections() {
-		c.Fresh()
+		c.Fresh() // the call opens a new connection
 	}
-	c.tracked = srv.Fleet.TrackProbe(&lease.Candidate, c.Call.Call)
-	c.Tracked = c.tracked // by it, the call finds out whether it was ended because its engine is down
+	c.entry = srv.Fleet.TrackProbe(&lease.Candidate, c.Call.Call)
+	c.Tracked = c.entry // by its entry, the call finds out whether it was ended because its engine is down
 	return c
 }
 
-func (c *probeCall) untrack() { c.srv.Fleet.Untrack(c.tracked) }
+// untrack takes the call off the list of calls that the fleet may end.
+func (c *probeCall) untrack() { c.srv.Fleet.Untrack(c.entry) }
 
 // answerBy returns the time by which the engine must have answered.
 func (c *probeCall) answerBy() time.Time { return c.began.Add(c.Limits.FirstByte) }
 
 // reportEnd tells the engine's monitor how the call has ended, and returns the fault with its reason set. A nil fault means that the engine
-// has answered. stopped says that the proxy ended the call, or never sent it. clientLeft says that the client had left. If the proxy closes
-// the connection before the answer begins, the engine aborts the request.
+// has answered. stopped says that the proxy ended the call (then the fault came with the reason HungUp), or never sent it. clientLeft says
+// that the client had left. If the proxy closes the connection before the answer begins, the engine aborts the request.
 func (c *probeCall) reportEnd(fault *failure.Fault, stopped, clientLeft bool) *failure.Fault {
 	if engineAnswered := fault == nil || fault.Status != 0; engineAnswered {
 		c.srv.Monitor.Answered(c.Engine)
@@ -75,13 +76,15 @@ func (c *probeCall) reportEnd(fault *failure.Fault, stopped, clientLeft bool) *f
 	switch {
 	case stopped && clientLeft:
 		fault.Reason, fault.ClientError, fault.Err = lifecycle.Left, failure.ClientGone, nil
-	case stopped && c.tracked.MustMove(): // the engine is taken out of service or paused, so the request moves to another one
+	case stopped && c.entry.MustMove(): // the engine is taken out of service or paused, so the request moves to another one
 		fault.Reason = lifecycle.Moved
 	case fault.Reason == lifecycle.HungUp: // the proxy ended the call for another reason, which says nothing about the engine
 	default: // the engine could not be reached, was silent, or broke the call off
 		c.srv.Monitor.ReportFailure(fault.BlamedEngine, fault.Err)
 	}
-	if fault.Reason == lifecycle.Moved || fault.Reason == lifecycle.HungUp { // the proxy ended the call: the engine has not failed
+	if fault.Reason == lifecycle.Moved || fault.Reason == lifecycle.HungUp {
+		// The proxy ended the call, so the engine has not failed. A client that still waits may send the request again, as after a
+		// drain.
 		fault.ClientError, fault.Err, fault.BlamedEngine = c.srv.movedOutError(), failure.ErrMoved, ""
 	}
 	return fault
@@ -101,39 +104,41 @@ func (c *probeCall) reportUnpairedEnd(j *job, fault *failure.Fault) *failure.Fau
 // buffer.
 var answerPool = sync.Pool{New: func() any { return new([]byte) }}
 
+// putAnswerBack returns a buffer to answerPool, unless one huge answer has made it large.
+func putAnswerBack(buffer *[]byte) {
+	if cap(*buffer) <= 64<<10 {
+		answerPool.Put(buffer)
+	}
+}
+
 // runProbe asks the engine of the lease to compute the prompt, and returns the hand-off from the engine's answer. An engine that has
 // answered holds the prompt's KV blocks. So the hand-off is read even if the client has left: it is needed to free the blocks. A hand-off
 // that is returned together with a fault must only be discarded.
 func (j *job) runProbe(lease *prefill.Lease, until lifecycle.Timeout) (*handoff.Handoff, *failure.Fault) {
 	began := time.Now()
-	info, fault := transferNames(j, lease.Candidate)
+	transfer, fault := transferNames(j, lease.Candidate)
 	if fault != nil {
 		return nil, fault
 	}
 	call := newProbeCall(j, lease, until)
-	call.began = began
+	call.began = began // the time for the names of the transfer counts, too
 	defer call.untrack()
-	resp, turn, fault := openProbe(j, call, lease, info)
-	answered := time.Now() // the hold timeout runs from the response headers on
+	resp, fetched, fault := openProbe(j, call, lease, transfer) // fetched: the turn of the conversation whose KV the engine fetches, if any
+	answered := time.Now()                                      // the hold timeout runs from the response headers on
 	if resp != nil {
 		defer resp.Close()
 	}
-	var answer []byte
+	buffer := answerPool.Get().(*[]byte)
+	defer putAnswerBack(buffer)
 	if fault == nil {
-		buffer := answerPool.Get().(*[]byte)
-		defer func() {
-			if *buffer = answer; cap(answer) <= 64<<10 { // one huge answer must not stay in the pool
-				answerPool.Put(buffer)
-			}
-		}()
-		answer, fault = call.Read(resp, *buffer, mooncake.MaxProbeAnswer, call.answerBy())
+		*buffer, fault = call.Read(resp, *buffer, mooncake.MaxProbeAnswer, call.answerBy())
 	}
-	fault = call.reportUnpairedEnd(j, fault)
-	j.recordFetch(turn, fault)
+	fault = call.reportUnpairedEnd(j, fault) // no decode call runs beside this call
+	j.recordFetch(fetched, fault)
 	if fault != nil {
 		return nil, fault
 	}
-	return j.acceptAnswer(lease, call.process, info, answer, answered)
+	return j.acceptAnswer(lease, call.process, transfer, *buffer, answered)
 }
 
 // transferNames returns the names that a prefill request must give the engine for the transfer of the KV; nil: the engine needs none. It
@@ -149,45 +154,48 @@ func transferNames(j *job, candidate prefill.Candidate) (*mooncake.BootstrapInfo
 		return nil, fault
 	}
 	if info != nil {
-		info.TransferID = j.callID("t", j.record.Attempts)
+		info.TransferID = j.callID(idOfTransfer, j.record.Attempts)
 	}
 	return info, nil
 }
 
-// openProbe sends the prefill request of runProbe, and returns the engine's response once its head has come. turn is the earlier turn of
+// openProbe sends the prefill request of runProbe, and returns the engine's response once its head has come. fetched is the earlier turn of
 // the conversation whose KV the engine fetches for the request; nil: it fetches none.
 //
-// An engine that finishes a prefill pins the KV before it sends its answer. The answer has the only name of that KV: if the connection is
-// closed before, the KV stays pinned until the hold timeout (vllm#50425). So when a client leaves, its probe may run for
-// limits.probe_grace, and the hand-off is then discarded. A probe that takes longer is aborted, which frees the KV at once. If the prefill
-// ends in the same instant, the KV may stay pinned without evenkeel knowing. The engine's KV budget is not charged for this rare case: to
-// charge for every aborted probe would keep requests away from engines that are empty.
-func openProbe(j *job, call *probeCall, lease *prefill.Lease, info *mooncake.BootstrapInfo) (resp *engine.Response, turn *handback.Turn,
-	fault *failure.Fault) {
+// If the client leaves, the call may go on for limits.probe_grace. An engine that finishes a prefill pins the KV before it sends its
+// answer, and only the answer names that KV. If the connection is closed before, the KV stays pinned until the hold timeout (vllm#50425).
+// If the answer comes within the grace, the hand-off is discarded. A call that takes longer is aborted, which frees the KV at once, unless
+// the prefill ends in the same instant. The engine's KV budget is not charged for this rare case: to charge for every aborted probe would
+// keep requests away from engines that are empty.
+func openProbe(j *job, call *probeCall, lease *prefill.Lease, transfer *mooncake.BootstrapInfo) (resp *engine.Response,
+	fetched *handback.Turn, fault *failure.Fault) {
 	profile := lease.Candidate.Profile
-	// With an Early profile, requests usually get their decode rank before their prefill, so a lease is marked as sent only with the
-	// prefill call. Other leases were marked before. An Early request gets here only while decode engines lack the engine's address
-	// (bindOrder).
-	if profile.Early() {
-		lease.MarkSent()
-	}
+	markSentIfEarly(lease)
 	var atAnyTime time.Time // the call may end as soon as the grace is over
 	ignoreClient := endAfterClientLeft(j.client, call.Call.Call, j.srv.Settings().Limits.ProbeGrace, atAnyTime)
-	patch, turn := j.fetchTurn(lease)
-	resp, fault = call.Open(j.record.WithTraceHeaders(engine.JSONHeaders(j.callID("p", j.record.Attempts))),
-		profile.ProbeBody(&j.body, j.req.Endpoint, patch, info, nil))
+	changes, fetched := j.fetchTurn(lease)
+	headers := j.record.WithTraceHeaders(engine.JSONHeaders(j.callID(idOfPrefill, j.record.Attempts)))
+	resp, fault = call.Open(headers, profile.ProbeBody(&j.body, j.req.Endpoint, changes, transfer, nil))
 	ignoreClient()
-	return resp, turn, fault
+	return resp, fetched, fault
+}
+
+// markSentIfEarly marks a lease as sent right before its prefill call, if its profile is Early: then requests usually get their decode rank
+// before their prefill, so the lease is not marked when it is granted, as all others are.
+func markSentIfEarly(lease *prefill.Lease) {
+	if lease.Candidate.Profile.Early() {
+		lease.MarkSent()
+	}
 }
 
 // acceptAnswer turns a prefill engine's answer into a hand-off, or returns why it cannot. It also stores in the job, the record and the
-// lease what the engine has reported. answered is when the head of the answer came. The engine's hold timeout runs from then on. info has
-// the names that the prefill request gave the engine for the transfer; nil: this engine needs no names. A hand-off that comes with a fault
-// must only be discarded.
-func (j *job) acceptAnswer(lease *prefill.Lease, process roster.ProcessID, info *mooncake.BootstrapInfo, answer []byte,
+// lease what the engine has reported. answered is when the head of the answer came. The engine's hold timeout runs from then on. transfer
+// has the names that the prefill request gave the engine for the transfer; nil: this engine needs no names. A hand-off that comes with a
+// fault must only be discarded.
+func (j *job) acceptAnswer(lease *prefill.Lease, process roster.ProcessID, transfer *mooncake.BootstrapInfo, answer []byte,
 	answered time.Time) (*handoff.Handoff, *failure.Fault) {
 	candidate, estimate := lease.Candidate, j.estimatedTokens()
-	probed, err := j.srv.readProbe(candidate, info, answer, estimate)
+	probed, err := j.srv.readProbe(candidate, transfer, answer, estimate)
 	probed.PromptTokens = cmp.Or(probed.PromptTokens, estimate)
 	budget, budgetErr := candidate.Profile.HoldBudget() // how long the hand-off may wait for a rank
 	if err = errors.Join(err, budgetErr); err != nil {
@@ -196,33 +204,38 @@ func (j *job) acceptAnswer(lease *prefill.Lease, process roster.ProcessID, info 
 	notePrefilled(j, &probed, candidate.Profile)
 	expires := answered.Add(candidate.Profile.KVHoldTimeout)
 	lease.Answered(prefill.Usage{PromptTokens: probed.PromptTokens, CachedTokens: probed.CachedTokens}, expires)
-	h := &handoff.Handoff{
-		Handoff: mooncake.NewHandoff(probed.KV, answered.Add(budget), expires), Lease: lease,
-		Maker:   j.srv.Fleet.MakerOf(process, candidate, probed.EngineID),
-		Request: j, ID: j.id, Arrival: j.record.Arrival, Model: j.model, Endpoint: j.req.Endpoint, Body: j.body, Changes: j.changes,
-		Prompt: j.promptTokens, Attempt: j.record.Attempts,
-	}
+	h := &handoff.Handoff{Handoff: mooncake.NewHandoff(probed.KV, answered.Add(budget), expires), Lease: lease,
+		Maker: j.srv.Fleet.MakerOf(process, candidate, probed.EngineID)}
+	addRequest(h, j, &probed)
 	if probed.Coordinates != nil { // the address at which decode engines reach this prefill engine
 		j.srv.Fleet.StoreCoordinates(candidate, process, probed.Coordinates)
 	}
-	if probed.ReusesRequestID {
-		h.ReusedRequestID = j.callID("p", j.record.Attempts)
-	}
+	// The engine now holds the KV (Through), so after a fault the hand-off is discarded.
 	if fail := prompt.CheckContext(j.model, j.req, j.promptTokens, j.resume.answerTokens); fail != nil { // longer than the model takes
 		return h, failure.NewFault(lifecycle.CallEnd{Progress: lifecycle.Through, Reason: lifecycle.TooLong}, fail, nil)
 	}
 	return h, ignoredAnswerFault(lifecycle.Prefill, j.checkPromptCount(j.resume.prefillMustCount, probed.PromptTokens))
 }
 
+// addRequest adds to a hand-off what is to be known of its request when the hand-off is used or discarded, maybe in a later attempt.
+func addRequest(h *handoff.Handoff, j *job, probed *mooncake.ProbeAnswer) {
+	h.Request, h.ID, h.Arrival, h.Attempt = j, j.id, j.record.Arrival, j.record.Attempts
+	h.Model, h.Endpoint, h.Body, h.Changes, h.Prompt = j.model, j.req.Endpoint, j.body, j.changes, j.promptTokens
+	if probed.ReusesRequestID { // the decode request must have the id of the prefill request
+		h.ReusedRequestID = j.callID(idOfPrefill, j.record.Attempts)
+	}
+}
+
 // readProbe reads a prefill engine's answer, and checks its counts and its hand-off. estimate is the prompt's length in tokens if the
 // engine reports none. What could be read is returned even with an error.
-func (srv *Server) readProbe(candidate prefill.Candidate, info *mooncake.BootstrapInfo, answer []byte, estimate int) (
+func (srv *Server) readProbe(candidate prefill.Candidate, transfer *mooncake.BootstrapInfo, answer []byte, estimate int) (
 	mooncake.ProbeAnswer, error) {
-	probed, err := candidate.Profile.ReadProbe(answer, info, srv.Fleet.KnownHost)
+	probed, err := candidate.Profile.ReadProbe(answer, transfer, srv.Fleet.KnownHost)
 	if err == nil {
 		err = srv.checkCounts(candidate, &probed, estimate)
 	}
-	if err == nil && probed.ReusesRequestID && srv.Engines().HandoffsNameRequests(candidate) {
+	namesNoRequest := probed.ReusesRequestID // a hand-off that names no request needs a decode request with the same id
+	if err == nil && namesNoRequest && srv.Engines().HandoffsNameRequests(candidate) {
 		err = fmt.Errorf("%w: remote_request_id is missing, which decode engines of its version wait for", mooncake.ErrBadHandoff)
 	}
 	return probed, err
@@ -231,12 +244,14 @@ func (srv *Server) readProbe(candidate prefill.Candidate, info *mooncake.Bootstr
 // noHandoffFault returns the fault of a prefill call whose answer has no usable hand-off. err says why. If the engine handed nothing off
 // because its first token ended the answer, the job remembers this for the next attempt (see noteEmptyAnswer).
 func noHandoffFault(j *job, candidate prefill.Candidate, probed *mooncake.ProbeAnswer, err error) *failure.Fault {
-	why := lifecycle.Garbled
+	hasNone := errors.Is(err, mooncake.ErrNoHandoff)
+	endedAtFirstToken := probed.FinishReason == "stop"
+	why := lifecycle.Garbled // the answer or its hand-off cannot be read or used
 	switch {
-	case errors.Is(err, mooncake.ErrNoHandoff) && probed.FinishReason == "stop": // the first token ended the answer
+	case hasNone && endedAtFirstToken:
 		why = lifecycle.Empty
 		j.noteEmptyAnswer(probed.PromptTokens)
-	case errors.Is(err, mooncake.ErrNoHandoff):
+	case hasNone: // the engine should have handed the KV off
 		why = lifecycle.Bare
 	}
 	err = fmt.Errorf("prefill %s answered without a usable hand-off: %w", candidate.ID, err)
@@ -252,7 +267,8 @@ func noHandoffFault(j *job, candidate prefill.Candidate, probed *mooncake.ProbeA
 // checkCounts returns an error if a prefill engine counts more tokens in a prompt than the context of its model has. It drops a wrong count
 // of cached tokens. estimate is the length of the prompt if the engine does not report one.
 func (srv *Server) checkCounts(c prefill.Candidate, probed *mooncake.ProbeAnswer, estimate int) error {
-	if !prompt.PlausibleCounts(probed.PromptTokens, 0, srv.Engines().LongestContext(c.Instance)) {
+	const noAnswerTokens = 0
+	if !prompt.PlausibleCounts(probed.PromptTokens, noAnswerTokens, srv.Engines().LongestContext(c.Instance)) {
 		return fmt.Errorf("it counts %d tokens in the prompt, more than the context of its model has", probed.PromptTokens)
 	}
 	if probed.CachedTokens > cmp.Or(probed.PromptTokens, estimate) {
@@ -289,14 +305,15 @@ func ignoredAnswerFault(kind lifecycle.CallKind, fail *openai.Error) *failure.Fa
 }
 
 // noteEmptyAnswer notes that the first token which the engine computed ended the answer, so that the engine handed nothing off. Later
-// prefill calls ask the engine to ignore the end-of-sequence token. If this call asked for that already, a decode rank may compute the
-// prompt without a hand-off. tokens is the length of the prompt; 0: the engine did not report it, and an estimate is used.
+// prefill calls ask the engine to ignore the end-of-sequence token. If this call asked for that already, no prefill engine will hand the
+// prompt off, so a decode rank may compute it (see whyLocal). tokens is the length of the prompt; 0: the engine did not report it, and an
+// estimate is used.
 func (j *job) noteEmptyAnswer(tokens int) {
 	if j.changes.IgnoreEOS {
-		j.local.emptyAnswerTokens = cmp.Or(tokens, j.estimatedTokens())
+		j.local.emptyAnswerTokens = cmp.Or(tokens, j.estimatedTokens()) // above 0: whyLocal permits local computing
 		return
 	}
-	changes := *j.changes
+	changes := *j.changes // a copy, because hand-offs and prefill calls of earlier attempts may still use the old changes
 	changes.IgnoreEOS = true
 	j.changes = &changes
 }
@@ -321,31 +338,20 @@ func (p *concurrentPrefill) run() {
 // runProbe asks a prefill engine for the prefill that runs beside the decode call, and reads its answer. It returns whether another engine
 // should be tried.
 func (p *concurrentPrefill) runProbe() (tryAnother bool) {
-	j, lease := p.job, p.lastLease // not p.lease: the goroutine of the decode call may have given it back
-	candidate := lease.Candidate
-	var call *probeCall
-	p.withLock(func() {
-		if p.step(lifecycle.Event{Kind: lifecycle.ProbeDue}, nil) {
-			call = newProbeCall(j, lease, p.waitLimit)
-			p.prefillCall = call.Call.Call
-		}
-	})
+	j, lease := p.job, p.lastLease // not heldLease: the goroutine of the decode call may have given it back
+	call := p.newCallIfDue(lease)
 	if call == nil { // the prefill is not needed any more
 		return false
 	}
 	defer call.untrack()
 	p.process = call.process
 	lease.MarkSent()
-	answer, fault := call.SendAndRead(p.headers, candidate.Profile.EarlyProbe(&p.body, p.changes, p.rendezvous, p.streamed, nil),
+	answer, fault := call.SendAndRead(p.headers, lease.Candidate.Profile.EarlyProbe(&p.body, p.changes, p.rendezvous, p.streamed, nil),
 		mooncake.MaxProbeAnswer, call.answerBy())
 	answered := time.Now()
-	hungUp := fault != nil && fault.Reason == lifecycle.HungUp
-	// The engine may still write KV into blocks of the decode engine. The end of this call also ends the decode call, which frees the blocks.
-	if hungUp && mayIgnoreAbort(p.noEarlyEvents, p.rank.Profile, j.req.Endpoint) {
-		select {
-		case <-time.After(p.timeout(lifecycle.ByGrace)):
-		case <-j.srv.Serving().Done():
-		}
+	hungUp := fault != nil && fault.Reason == lifecycle.HungUp // the proxy has ended the call
+	if hungUp {
+		p.awaitEndOfWrites()
 	}
 	const clientLeft = false // does not matter here: the lifecycle learns it from the event ClientGone
 	fault = call.reportEnd(fault, hungUp, clientLeft)
@@ -353,6 +359,12 @@ func (p *concurrentPrefill) runProbe() (tryAnother bool) {
 	defer j.mu.Unlock()
 	p.prefillCall = nil
 	p.prefillTook = answered.Sub(call.began)
+	return p.probeEnded(answer, answered, fault)
+}
+
+// probeEnded handles the end of a prefill call: it takes the answer, which has come at the time answered, or reports the fault. It returns
+// whether another engine should be tried. It is called with the job's mutex held.
+func (p *concurrentPrefill) probeEnded(answer []byte, answered time.Time, fault *failure.Fault) (tryAnother bool) {
 	switch {
 	case fault == nil:
 		fault = p.acceptAnswer(answer, answered)
@@ -364,7 +376,33 @@ func (p *concurrentPrefill) runProbe() (tryAnother bool) {
 	}
 	fault.Kept = p.traits.Keeps
 	p.lastRefusal = fault // reported if no other engine takes the prompt
-	return p.step(lifecycle.Event{Kind: lifecycle.PrefillFailed, Again: len(p.tried) < p.job.srv.Settings().Prefill.Retry.Attempts}, fault)
+	attemptsLeft := len(p.tried) < p.job.srv.Settings().Prefill.Retry.Attempts
+	return p.step(lifecycle.Event{Kind: lifecycle.PrefillFailed, Again: attemptsLeft}, fault)
+}
+
+// newCallIfDue prepares the prefill call to the engine of the lease, from where on the lifecycle can end it. It returns nil if the
+// lifecycle does not need the prefill any more.
+func (p *concurrentPrefill) newCallIfDue(lease *prefill.Lease) (call *probeCall) {
+	p.withLock(func() {
+		if p.step(lifecycle.Event{Kind: lifecycle.ProbeDue}, nil) {
+			call = newProbeCall(p.job, lease, p.waitLimit)
+			p.prefillCall = call.Call.Call
+		}
+	})
+	return call
+}
+
+// awaitEndOfWrites is called after the proxy has ended the prefill call. An engine that may ignore the abort may go on writing KV into
+// blocks of the decode engine. The caller reports the end of this call, which also ends the decode call, and so frees the blocks for other
+// requests. So awaitEndOfWrites gives such an engine the time to notice the end.
+func (p *concurrentPrefill) awaitEndOfWrites() {
+	if !mayIgnoreAbort(p.noEarlyEvents, p.rank.Profile, p.job.req.Endpoint) {
+		return
+	}
+	select {
+	case <-time.After(p.timeout(lifecycle.ByGrace)):
+	case <-p.job.srv.Serving().Done():
+	}
 }
 
 // abortedFault returns the fault of a prefill that its engine has ended because evenkeel told it to.
@@ -376,25 +414,13 @@ func (p *concurrentPrefill) abortedFault() *failure.Fault {
 // acceptAnswer reads the prefill engine's answer, which has status 200; at is when it came. If the answer is usable, acceptAnswer reports
 // to the lifecycle that the prefill is done. Otherwise it returns the fault. It is called with the job's mutex held.
 func (p *concurrentPrefill) acceptAnswer(answer []byte, at time.Time) *failure.Fault {
-	srv, lease, candidate := p.job.srv, p.lease, p.lastLease.Candidate
-	probed, err := candidate.Profile.ReadEarlyProbe(answer, srv.Fleet.KnownHost)
-	// evenkeel asked the engine to abort, so the engine has not failed.
-	if errors.Is(err, mooncake.ErrPrefillFailed) && p.pairState().PrefillAborting() {
-		return p.abortedFault()
-	}
-	if err == nil {
-		err = srv.checkCounts(candidate, &probed, p.promptEstimate)
-	}
-	if err != nil {
-		err = fmt.Errorf("prefill %s: %w", candidate.ID, err)
-		if fault := failure.RefusedInAnswer(lifecycle.Prefill, err); fault != nil {
-			return fault
-		}
-		srv.Log.Warn("a prefill failed after its request had got its decode rank", zap.Inline(p.job), zap.Error(err))
-		return failure.UnusableAnswer(lifecycle.Prefill, lifecycle.Garbled, failure.BadGateway("prefill", "it did not hand the prompt over"), err)
+	candidate := p.lastLease.Candidate
+	probed, fault := p.readAnswer(candidate, answer)
+	if fault != nil {
+		return fault
 	}
 	if coordinates := probed.Coordinates; coordinates != nil {
-		srv.Fleet.StoreCoordinates(candidate, p.process, coordinates)
+		p.job.srv.Fleet.StoreCoordinates(candidate, p.process, coordinates)
 		// The decode call names the earlier process of the prefill engine, which is gone.
 		if coordinates.EngineID != p.rendezvous.Coordinates.EngineID {
 			return failure.UnusableAnswer(lifecycle.Prefill, lifecycle.Restarted, failure.BadGateway("prefill", errRestarted.Error()), errRestarted)
@@ -406,8 +432,8 @@ func (p *concurrentPrefill) acceptAnswer(answer []byte, at time.Time) *failure.F
 	if p.noEarlyEvents {
 		p.slot.MarkNonStreaming(p.maxTokens)
 	}
-	lease.Answered(prefill.Usage{PromptTokens: cmp.Or(probed.PromptTokens, p.promptEstimate), CachedTokens: probed.CachedTokens},
-		at.Add(candidate.Profile.KVHoldTimeout))
+	promptTokens := cmp.Or(probed.PromptTokens, p.promptEstimate)
+	p.heldLease.Answered(prefill.Usage{PromptTokens: promptTokens, CachedTokens: probed.CachedTokens}, at.Add(candidate.Profile.KVHoldTimeout))
 	// If the client has left, PrefillDone may end the decode call, which has gone on only until the end of the prefill.
 	var whyDecodeEnds *failure.Fault // nil: PrefillDone does not end the decode call, or finds the reason itself
 	if p.pairState().ClientLeft {
@@ -417,34 +443,38 @@ func (p *concurrentPrefill) acceptAnswer(answer []byte, at time.Time) *failure.F
 	return nil
 }
 
+// readAnswer reads the answer of the candidate's engine, and returns a fault if the answer is a refusal, or is not usable. It is called
+// with the job's mutex held.
+func (p *concurrentPrefill) readAnswer(candidate prefill.Candidate, answer []byte) (mooncake.ProbeAnswer, *failure.Fault) {
+	srv := p.job.srv
+	probed, err := candidate.Profile.ReadEarlyProbe(answer, srv.Fleet.KnownHost)
+	// evenkeel asked the engine to abort, so the engine has not failed.
+	if errors.Is(err, mooncake.ErrPrefillFailed) && p.pairState().PrefillAborting() {
+		return probed, p.abortedFault()
+	}
+	if err == nil {
+		err = srv.checkCounts(candidate, &probed, p.promptEstimate)
+	}
+	if err == nil {
+		return probed, nil
+	}
+	err = fmt.Errorf("prefill %s: %w", candidate.ID, err)
+	if fault := failure.RefusedInAnswer(lifecycle.Prefill, err); fault != nil {
+		return probed, fault
+	}
+	srv.Log.Warn("a prefill failed after its request had got its decode rank", zap.Inline(p.job), zap.Error(err))
+	noHandover := failure.BadGateway("prefill", "it did not hand the prompt over")
+	return probed, failure.UnusableAnswer(lifecycle.Prefill, lifecycle.Garbled, noHandover, err)
+}
+
 // prefillOnly lets a prefill engine answer a request for the logprobs of its prompt and for at most one token. Only the engine that
 // computes the prompt knows these logprobs, and nothing is left to decode. So the request needs no hand-off and no slot.
 func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Timeout) (*stream, *failure.Fault) {
-	candidate, call := lease.Candidate, newProbeCall(j, lease, until)
-	defer call.untrack()
-	if candidate.Profile.Early() { // a lease of a profile with Early is marked as sent only now
-		lease.MarkSent()
-	}
-	j.client.OnGone(func() { call.Disconnect(upstream.NoticeTimeout) })
-	var noKV json.RawMessage // the engine computes the prompt itself
-	const noSalt = ""        // its prefix cache has no blocks that must not be used
-	body := candidate.Profile.DecodeBody(&j.body, j.req.Endpoint, j.changes, noKV, noSalt, j.req.Stream, nil)
-	const isAnswer = true
-	answer, fault := call.SendAndRead(j.record.WithTraceHeaders(engine.JSONHeaders(j.callID("p", j.record.Attempts))), body,
-		maxBodyBytes(j.srv.Settings(), isAnswer), call.answerBy())
-	if fault = call.reportUnpairedEnd(j, fault); fault != nil { // no decode call runs beside this call
+	answer, fault := askPrefillOnly(j, lease, until)
+	if fault != nil {
 		return nil, fault
 	}
-	filterOptions := j.filterOptions
-	filterOptions.Cached, filterOptions.MaxTokens = sse.OwnCached, j.maxAnswerTokens(j.model.MaxLen)
-	filterOptions.Context = prompt.ContextLimit(j.srv.Engines().LongestContext(candidate.Instance))
-	if !j.req.Stream { // the answer in one piece is handled like a single event that also has the usage
-		filterOptions.ContinuousUsage, filterOptions.Unstreamed = true, true
-	}
-	// The stream needs a rank, which a prefill engine is not. Nothing else reads the traffic and the signs of life of this one.
-	insteadOfRank := &roster.Rank{Instance: candidate.Instance, Target: candidate.Target, Profile: candidate.Profile,
-		Traffic: &engine.Traffic{}, Signs: engine.NewLiveness()}
-	s := newSlotlessStream(j, insteadOfRank, filterOptions)
+	s := newPrefillOnlyStream(j, lease.Candidate)
 	if err := processAll(s, answer); err != nil {
 		reported := s.upstream.answer.Filter.Failure()
 		s.giveBackAll(board.Failed)
@@ -452,7 +482,7 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Timeout) (*strea
 			return nil, fault
 		}
 		return nil, failure.UnusableAnswer(lifecycle.Prefill, lifecycle.Garbled, failure.BadGateway("prefill", "its answer cannot be used"),
-			fmt.Errorf("prefill %s: %w", candidate.ID, err))
+			fmt.Errorf("prefill %s: %w", lease.Candidate.ID, err))
 	}
 	usage, _ := s.upstream.answer.Filter.Usage()
 	j.promptTokens = usage.Prompt
@@ -463,6 +493,36 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Timeout) (*strea
 	j.record.Report(journal.Event{Kind: journal.First, At: s.firstAt})
 	j.enterPhase(journal.Streaming, "")
 	return s, nil
+}
+
+// askPrefillOnly sends the request of prefillOnly to the engine of the lease, and returns the whole answer. If the client leaves meanwhile,
+// the call ends.
+func askPrefillOnly(j *job, lease *prefill.Lease, until lifecycle.Timeout) ([]byte, *failure.Fault) {
+	call := newProbeCall(j, lease, until)
+	defer call.untrack()
+	markSentIfEarly(lease)
+	j.client.OnGone(func() { call.Disconnect(upstream.NoticeTimeout) })
+	var noKV json.RawMessage // the engine computes the prompt itself
+	const noSalt = ""        // its prefix cache has no blocks that must not be used
+	body := lease.Candidate.Profile.DecodeBody(&j.body, j.req.Endpoint, j.changes, noKV, noSalt, j.req.Stream, nil)
+	const isAnswer = true
+	answer, fault := call.SendAndRead(j.record.WithTraceHeaders(engine.JSONHeaders(j.callID(idOfPrefill, j.record.Attempts))), body,
+		maxBodyBytes(j.srv.Settings(), isAnswer), call.answerBy())
+	return answer, call.reportUnpairedEnd(j, fault) // unpaired: no decode call runs beside this call
+}
+
+// newPrefillOnlyStream prepares the stream of an answer that a prefill engine gives.
+func newPrefillOnlyStream(j *job, candidate prefill.Candidate) *stream {
+	options := j.filterOptions
+	options.Cached, options.MaxTokens = sse.OwnCached, j.maxAnswerTokens(j.model.MaxLen)
+	options.Context = prompt.ContextLimit(j.srv.Engines().LongestContext(candidate.Instance))
+	if !j.req.Stream { // the answer in one piece is handled like a single event that also has the usage
+		options.ContinuousUsage, options.Unstreamed = true, true
+	}
+	// The stream needs a rank, which a prefill engine is not. Nothing else reads the traffic and the signs of life of this one.
+	insteadOfRank := &roster.Rank{Instance: candidate.Instance, Target: candidate.Target, Profile: candidate.Profile,
+		Traffic: &engine.Traffic{}, Signs: engine.NewLiveness()}
+	return newSlotlessStream(j, insteadOfRank, options)
 }
 
 // processAll processes an answer that was read to its end: a stream of events, or an answer in one piece.

@@ -28,34 +28,45 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	rank := j.srv.Engines().Rank(slot.Worker)
 	call := upstream.NewCall(j.srv.Client, rank.Profile, rank.Target)
 	if j.life.NeedsNewConnections() {
-		call.Fresh()
+		call.Fresh() // the call opens a new connection
 	}
 	s := &stream{job: j, upstream: upstreamCall{job: j,
 		slot: slot, rank: rank, call: call, began: time.Now(), computesPrompt: slot.NewTokens > 0, maxTokens: j.maxAnswerTokens(rank.Context),
 		answer: buffersPool.Get().(*buffers),
 	}}
-	resumed := j.life.Resumed()
-	s.upstream.unstreamed = !resumed && !j.req.Stream && (j.req.Passthrough || rank.Profile.NonStream == mooncake.NonStreamPassthrough)
+	// Whether a request that wants no stream is passed on as it is. A lost answer always goes on as a stream.
+	passesOnNonStream := j.req.Passthrough || rank.Profile.NonStream == mooncake.NonStreamPassthrough
+	s.upstream.unstreamed = !j.life.Resumed() && !j.req.Stream && passesOnNonStream
 	s.upstream.noEarlyText = j.buffersText(rank.Profile)
 	filterOptions := s.upstream.filterOptions()
-	var assembler *sse.Assembler // nil: the client gets the events, or the engine itself answers in one piece
 	if !s.upstream.unstreamed {
 		j.keepForResume(rank)
-		if wantsOnePiece := !j.req.Stream; wantsOnePiece && !resumed { // a resumed answer keeps its first assembler (see takeOver)
-			assembler = newAssembler(j)
-		}
 	}
-	// A drain aborts a call only when the rank pulls no KV for it. A local call never pulls any. With an answer in one piece, nothing shows
-	// before its end that the pull is over, so a drain does not wait for it.
-	abortable := s.upstream.unstreamed || s.upstream.computesPrompt
-	s.upstream.tracked = j.srv.Fleet.Track(roster.Location{Instance: rank.Instance, Rank: rank.Target.Rank}, call, abortable)
+	assembler := assemblerForClient(s)
+	s.upstream.trackForDrains()
 	if recordsAnswer := prepareTranscript(s); recordsAnswer {
 		filterOptions.Transcript = &s.upstream.answer.Transcript
 	}
-	s.upstream.answer.Answer.Reset(filterOptions)
+	s.upstream.answer.reset(filterOptions)
 	s.upstream.answer.Assembler = assembler
-	s.upstream.answer.out = s.upstream.answer.out[:0]
 	return s
+}
+
+// assemblerForClient returns an assembler, which joins the events of the engine to one piece for the client. It returns nil if there is
+// nothing to join: the client gets the events, or the engine itself answers in one piece. It also returns nil for an answer that goes on,
+// because takeOver keeps the assembler of its first part.
+func assemblerForClient(s *stream) *sse.Assembler {
+	if s.upstream.unstreamed || s.job.req.Stream || s.job.life.Resumed() {
+		return nil
+	}
+	return newAssembler(s.job)
+}
+
+// trackForDrains registers the call, so that a drain can end it. A drain aborts a call only when the rank pulls no KV for it. A local call
+// never pulls any. With an answer in one piece, nothing shows before its end that the pull is over, so a drain does not wait for it.
+func (u *upstreamCall) trackForDrains() {
+	abortable := u.unstreamed || u.computesPrompt
+	u.tracked = u.job.srv.Fleet.Track(roster.Location{Instance: u.rank.Instance, Rank: u.rank.Target.Rank}, u.call, abortable)
 }
 
 // prepareTranscript empties the transcript of the call's answer. It returns whether the answer must be recorded in it, because another
@@ -103,9 +114,10 @@ func (j *job) buffersText(profile *mooncake.Profile) bool {
 // counts the answer as running, the engine has computed the prompt, and a drain may end the call.
 func (s *stream) noteFirstEvent() {
 	s.firstAt = time.Now()
+	// The engine's traffic has counted an estimate of the prompt tokens that the engine would compute. Now it gets their real number.
 	const computedNothing = false // the answer has begun, so the engine has computed what it did not get of the prompt's KV
-	s.upstream.correctCompute(computedNothing)
-	if s.upstream.slot != nil { // nil: the whole answer came at once, and its slot is free
+	s.upstream.correctTokensToCompute(computedNothing)
+	if s.upstream.slot != nil { // nil: the whole answer came at once, so it does not run any more, and its slot is free
 		s.upstream.countedRunning = true
 		s.upstream.rank.Traffic.Begin()
 	}
@@ -120,18 +132,15 @@ func (s *stream) noteFirstEvent() {
 	j.enterPhase(journal.Streaming, "")
 }
 
-// fill waits for the engine's next bytes, and turns the events that these bytes complete into bytes for the client. It returns an error
-// only before the first data event. Even then, it returns none for an answer that is Unusable, because endError says why. A later error
-// becomes the last event that the client gets.
+// fill waits for the engine's next bytes, and turns the events that these bytes complete into bytes for the client. If the call was lost,
+// fill first lets another engine continue the answer. It returns an error only before the first data event. Even then, it returns none for
+// an answer that is Unusable, because endError says why. A later error becomes the last event that the client gets.
 func (s *stream) fill() error {
 	if s.state == lost {
 		s.continueAnswer()
 		return nil
 	}
-	if wait := s.upstream.answer.Reader.Wait(time.Now()); wait != s.upstream.idle { // another limit holds than at the last read
-		s.upstream.idle = max(wait, 1) // the time may be over already
-		s.upstream.resp.SetIdle(s.upstream.idle)
-	}
+	limitNextRead(s)
 	readBuffer := readPool.Get().(*[4 << 10]byte)
 	n, err := s.upstream.resp.Read(readBuffer[:])
 	s.feed(readBuffer[:n], time.Now())
@@ -139,7 +148,8 @@ func (s *stream) fill() error {
 	if err == nil {
 		err = s.upstream.answer.Err()
 	}
-	if err == nil || s.state != flowing { // the events before err may have ended the answer
+	endedBefore := s.state != flowing // the events before err have ended the answer, or the call was lost
+	if err == nil || endedBefore {
 		return nil //nolint:nilerr // the end of the stream is not part of the answer
 	}
 	s.bodyEnded(err)
@@ -152,6 +162,14 @@ func (s *stream) fill() error {
 		return nil
 	}
 	return err
+}
+
+// limitNextRead sets on the connection how long the engine may be silent, if this limit is another one than at the last read.
+func limitNextRead(s *stream) {
+	if wait := s.upstream.answer.Reader.Wait(time.Now()); wait != s.upstream.idle {
+		s.upstream.idle = max(wait, 1) // the time may be over already, and 0 would mean no limit
+		s.upstream.resp.SetIdle(s.upstream.idle)
+	}
 }
 
 // feed processes bytes of the engine that arrived at the time now.
@@ -177,32 +195,44 @@ func (s *stream) bodyEnded(err error) {
 	case s.upstream.answer.TooMuch(): // the answer exceeds a limit of its size
 		s.endFailed(lifecycle.Unusable, failure.StreamBroke("upstream_broken", err), err)
 	case whole:
-		head := s.upstream.answer.Transcript.Head
-		promptCounted := max(s.upstream.answer.Filter.Prompt(), s.job.promptTokens) > 0
-		if s.upstream.answer.Filter.LacksUsage() && head.ID != nil && promptCounted { // evenkeel writes the usage that the engine left out
-			s.writeEnding(head, "")
-		}
+		writeLackingUsage(s)
 		s.endWhole()
 	case kvFault != nil: // the prefill call has ended this call, because the KV is not complete
 		s.endFailed(lifecycle.Unusable, kvFault.ClientError, errors.New(kvFault.ClientError.Code))
-	case s.upstream.tracked.MustMove(): // a drain has ended the call
+	case s.upstream.endedByDrain():
 		s.endFailed(lifecycle.Moved, s.job.srv.movedOutError(), failure.ErrMoved)
 	case errors.Is(err, io.EOF): // the body ended, but the answer lacks its end
 		s.endFailed(lifecycle.Garbled, failure.StreamBroke("upstream_incomplete", errNotWhole), errNotWhole)
 	default:
 		s.job.srv.Monitor.ReportFailure(s.upstream.rank.Instance, err)
-		why := (&upstream.Call{Kind: lifecycle.Decode}).FaultOf(err).Reason
-		// HungUp would say that this proxy ended the call, and so that the engine is not at fault. The cases above have excluded a
-		// drain and the prefill call, and endFailed itself finds out whether the client has left.
-		if why == lifecycle.HungUp {
-			why = lifecycle.Broke
-		}
-		s.endFailed(why, failure.StreamBroke("upstream_broken", err), err)
+		s.endFailed(reasonOfBreak(err), failure.StreamBroke("upstream_broken", err), err)
+	}
+}
+
+// reasonOfBreak returns why the body of a decode call could not be read to its end. The caller has made sure that neither a drain nor the
+// prefill call has ended the call. If the client has left, endFailed finds this out itself.
+func reasonOfBreak(err error) lifecycle.Reason {
+	why := (&upstream.Call{Kind: lifecycle.Decode}).FaultOf(err).Reason
+	if why == lifecycle.HungUp { // it would say that this proxy ended the call, and so that the engine is not at fault
+		return lifecycle.Broke
+	}
+	return why
+}
+
+// writeLackingUsage writes the usage at the end of a whole answer, if the engine left it out although the client asked for it. It does
+// nothing if the head of the answer's events (its id, for example) or the length of the prompt is not known.
+func writeLackingUsage(s *stream) {
+	head := s.upstream.answer.Transcript.Head
+	promptCounted := max(s.upstream.answer.Filter.Prompt(), s.job.promptTokens) > 0
+	if s.upstream.answer.Filter.LacksUsage() && head.ID != nil && promptCounted {
+		const finishSent = "" // the engine has sent a finish_reason
+		s.writeEnding(head, finishSent)
 	}
 }
 
 // passthroughBodyEnded does what bodyEnded does, for a request that is passed through. From its first event on, such an answer is complete
-// wherever its body ends, except within an event. If no event has come yet, readPassthroughStart decides what the client gets.
+// wherever its body ends, except within an event. If no event has come, the client gets nothing of this error itself: readPassthroughStart
+// finds it in the fault of the stream.
 func passthroughBodyEnded(s *stream, err error) {
 	err = cmp.Or(s.upstream.answer.Err(), err) // the reader's own error comes first: after it, the rest of the body was not read
 	begun, bodyComplete := s.upstream.answer.Filter.Started(), errors.Is(err, io.EOF)
@@ -217,9 +247,9 @@ func passthroughBodyEnded(s *stream, err error) {
 	}
 	answer := openai.NewError(http.StatusBadGateway, "upstream_broken", failure.NoAnswer(failure.Engine, err).Message)
 	switch {
-	case begun && s.upstream.tracked.MustMove(): // a drain has ended the call
+	case begun && s.upstream.endedByDrain():
 		answer = s.job.srv.drainedError(drainedMessage)
-	case begun && !s.job.client.Left():
+	case begun && !s.job.client.Left(): // the engine has failed; if no event has come, callPassthrough reports it
 		s.job.srv.Monitor.ReportFailure(s.upstream.rank.Instance, err)
 	}
 	s.endFailed(lifecycle.Broke, answer, err)
@@ -259,27 +289,38 @@ func (s *stream) applyEffects(effects sse.Effects) {
 		s.endFailed(lifecycle.Garbled, failure.StreamBroke("upstream_broken", s.upstream.answer.Err()), s.upstream.answer.Err())
 	case sse.Broken: // the answer exceeds a limit, or its events cannot be joined
 		s.endFailed(lifecycle.Unusable, failure.StreamBroke("upstream_broken", s.upstream.answer.Err()), s.upstream.answer.Err())
-	case sse.Refused:
-		reported := s.upstream.answer.Filter.Failure()
-		if s.firstAt.IsZero() && engine.SaysPaused(reported.Status, reported.Message) { // vLLM begins its stream before its core refuses
-			s.job.srv.Monitor.ReportFailure(s.upstream.rank.Instance, engine.ErrPaused)
-			s.endFailed(lifecycle.Paused, failure.PausedError(s.upstream.sideName(), engine.ErrPaused), engine.ErrPaused)
-			return
-		}
-		err := fmt.Errorf("its event was an error of status %d", reported.Status)
-		s.endFailed(lifecycle.ReasonOfStatus(reported.Status), failure.FromStream(reported), err)
-	case sse.Preempted:
-		if s.firstAt.IsZero() { // the client has nothing yet, so serve begins the answer anew
-			s.job.srv.metrics.recomputes.WithLabelValues(lifecycle.Repeated).Inc()
-		}
-		if s.upstream.slot != nil { // nil: a prefill engine answers
-			s.job.srv.Dispatcher.Preempted(s.upstream.slot.Worker)
-		}
-		s.job.srv.Fleet.GaveBack(s.upstream.rank.Instance)
-		answer := openai.NewError(http.StatusBadGateway, "recompute_unresumable",
-			"the engine ran out of KV memory and gave the request back; it cannot be resumed")
-		s.endFailed(lifecycle.Preempted, answer, errRefusal)
+	case sse.Refused: // the event is an error
+		endRefused(s)
+	case sse.Preempted: // the engine gives the request back
+		endPreempted(s)
 	}
+}
+
+// endRefused ends a call whose engine has sent an error as an event.
+func endRefused(s *stream) {
+	reported := s.upstream.answer.Filter.Failure()
+	if s.firstAt.IsZero() && engine.SaysPaused(reported.Status, reported.Message) { // vLLM begins its stream before its core refuses
+		s.job.srv.Monitor.ReportFailure(s.upstream.rank.Instance, engine.ErrPaused)
+		s.endFailed(lifecycle.Paused, failure.PausedError(s.upstream.sideName(), engine.ErrPaused), engine.ErrPaused)
+		return
+	}
+	err := fmt.Errorf("its event was an error of status %d", reported.Status)
+	s.endFailed(lifecycle.ReasonOfStatus(reported.Status), failure.FromStream(reported), err)
+}
+
+// endPreempted ends a call whose engine ran out of KV memory and gave the request back. The dispatcher learns that the rank had no KV room
+// left, and the fleet learns that the engine gives requests back, which its profile may deny.
+func endPreempted(s *stream) {
+	if s.firstAt.IsZero() { // the client has nothing yet, so serve begins the answer anew; a later loss is counted by continueAnswer
+		s.job.srv.metrics.recomputes.WithLabelValues(lifecycle.Repeated).Inc()
+	}
+	if s.upstream.slot != nil { // nil: a prefill engine answers
+		s.job.srv.Dispatcher.Preempted(s.upstream.slot.Worker)
+	}
+	s.job.srv.Fleet.GaveBack(s.upstream.rank.Instance)
+	answer := openai.NewError(http.StatusBadGateway, "recompute_unresumable",
+		"the engine ran out of KV memory and gave the request back; it cannot be resumed")
+	s.endFailed(lifecycle.Preempted, answer, errRefusal)
 }
 
 // countProgress reports events with tokens. tokens is how many tokens the engine has generated so far. The slot gets this number, which the
@@ -287,7 +328,9 @@ func (s *stream) applyEffects(effects sse.Effects) {
 // gaps between the events.
 func (s *stream) countProgress(tokens, events int) {
 	if s.upstream.slot != nil { // nil: a prefill engine answers
-		if s.upstream.unstreamed { // the prefill call also marks the slot, but only when the prefill engine has answered
+		// The tokens of an answer in one piece come all at once. MarkNonStreaming keeps the dispatcher from seeing decode steps in
+		// that. The prefill call also marks the slot, but only when the prefill engine has answered.
+		if s.upstream.unstreamed {
 			s.upstream.slot.MarkNonStreaming(s.upstream.maxTokens)
 		}
 		s.upstream.slot.Progress(tokens)
@@ -295,7 +338,12 @@ func (s *stream) countProgress(tokens, events int) {
 	if s.upstream.countedRunning { // the traffic counts the answer only from noteFirstEvent on
 		s.upstream.rank.Traffic.OnEvent()
 	}
-	s.dropRequestBody() // with KeepStart, the body is needed only until the first token
+	s.dropRequestBody() // does nothing if the body may still be needed; some bodies are needed only until the first token
+	observeGaps(s, events)
+}
+
+// observeGaps reports to the metrics how much time lies between events with tokens, the last of which has arrived now (readAt).
+func observeGaps(s *stream, events int) {
 	if s.firstTokenAt.IsZero() {
 		s.firstTokenAt, s.lastTokenAt = s.readAt, s.readAt
 		events-- // no gap comes before the first event

@@ -22,17 +22,10 @@ var errIgnoredResume = errors.New("the engine did not go on with the answer so f
 
 // continueAnswer continues an answer that its engine has lost. The request is served again: the part of the answer that the client has is
 // appended to the prompt, and the client gets the new part as if one engine had sent the whole answer. If only the end of the answer is
-// missing, evenkeel writes it. If the answer cannot go on, it is broken off with an error.
+// missing, evenkeel writes it. If the answer cannot go on, it is broken off with an error (GivenUp).
 func (s *stream) continueAnswer() {
-	j, fault, moved := s.job, s.upstream.fault, s.upstream.tracked.MustMove() // moved: a drain has ended the call
-	// Text that was computed from broken KV must not be continued.
-	kvIsWrong := false
-	if !j.client.Left() {
-		if kvFault := s.upstream.prefillCall.confirmKV(s.upstream.answer.Filter.Prompt(), j.client.Gone()); kvFault != nil {
-			s.upstream.fault, kvIsWrong = kvFault, true
-		}
-	}
-	if kvIsWrong || j.client.Left() { // the answer is broken off
+	j, fault, moved := s.job, s.upstream.fault, s.upstream.endedByDrain() // fault: why the answer was lost
+	if kvIsWrong(s) || j.client.Left() {
 		s.step(lifecycle.Event{Kind: lifecycle.GivenUp})
 		return
 	}
@@ -47,7 +40,7 @@ func (s *stream) continueAnswer() {
 	default: // another engine continues the answer
 		j.record.Report(journal.Event{Kind: journal.Retried})
 		var next *stream
-		if next, attemptError = j.serve(nil); attemptError == nil {
+		if next, attemptError = j.serve(nil); attemptError == nil { // nil: no other proxy may continue the answer
 			s.takeOver(next)
 		} else {
 			tier = lifecycle.Broken
@@ -55,6 +48,22 @@ func (s *stream) continueAnswer() {
 	}
 	j.srv.metrics.countLoss(fault, moved, tier)
 	endLoss(s, fault, tier, attemptError)
+}
+
+// kvIsWrong says whether the answer so far was computed from broken KV, so that it must not be continued: the prefill engine has reported a
+// failure, or has counted another number of prompt tokens than the decode engine. If so, the client gets the error for this. If the client
+// has left, nothing is checked.
+func kvIsWrong(s *stream) bool {
+	if s.job.client.Left() {
+		return false
+	}
+	countedByDecode := s.upstream.answer.Filter.Prompt()
+	kvFault := s.upstream.prefillCall.confirmKV(countedByDecode, s.job.client.Gone())
+	if kvFault == nil {
+		return false
+	}
+	s.upstream.fault = kvFault
+	return true
 }
 
 // countLoss counts a lost answer by its tier, which says how it went on (lifecycle.Broken: not at all). The counter depends on why the
@@ -93,19 +102,20 @@ func endLoss(s *stream, fault *failure.Fault, tier lifecycle.Tier, attemptError 
 // lifecycle.Concluding, no token is left to compute, and planContinuation has written the end of the answer into the stream. For all other
 // tiers, it has prepared the job for the attempt that continues the answer.
 func (s *stream) planContinuation() lifecycle.Tier {
-	joinTranscript(s)
+	joinTranscript(s) // earlierTranscript then has all of the answer so far, which lostAnswer reads
 	loss := lostAnswer(s)
 	plan := loss.Plan()
+	engineHasFinished := loss.Finished // it has sent a finish_reason, so only the usage and the end are missing
 	switch {
 	case plan.Tier == lifecycle.Broken:
 		return plan.Tier
-	case plan.Tier == lifecycle.Concluding && loss.Finished: // the engine has sent a finish_reason
+	case plan.Tier == lifecycle.Concluding && engineHasFinished:
 		s.writeEnding(plan.AnswerSoFar.Head, "")
 		return plan.Tier
 	}
 	applyPlan(s, &plan)
 	if plan.Tier == lifecycle.Concluding { // the answer has all tokens that it may have, but no finish_reason yet
-		s.resetForEnd(s.job.resume.answerTokens)
+		s.resetForEnd(s.job.resume.answerTokens) // applyPlan has set the number of tokens, and what the filter must know of earlier parts
 		s.writeEnding(plan.AnswerSoFar.Head, "length")
 	}
 	return plan.Tier
@@ -122,18 +132,22 @@ func joinTranscript(s *stream) {
 	s.earlierTranscript.Join(&s.upstream.answer.Transcript)
 }
 
-// applyPlan makes the job's next attempt continue the answer as the plan says: engines get the answer so far as a part of the prompt, must
-// count it (PrefillCount, DecodeCount), and their events are joined to it.
+// applyPlan makes the job's next attempt continue the answer as the plan says. Engines get the answer so far as a part of the prompt. By
+// the number of prompt tokens that they report, evenkeel checks that they have not ignored it.
 func applyPlan(s *stream, plan *lifecycle.Plan) {
 	j, resume := s.job, &s.job.resume
 	if plan.ClientHasNothing { // the answer is assembled from its start
 		s.upstream.answer.Assembler = newAssembler(j)
 	}
+	// What the client has: the filter makes the new events go on from there, with the same id and with counts that include it.
 	s.earlierTranscript, j.filterOptions.Continuation = plan.AnswerSoFar, plan.Continuation
-	resume.answerTokens, resume.prefillMustCount, resume.decodeMustCount = plan.AnswerSoFar.Completed, plan.PrefillCount, plan.DecodeCount
+	resume.answerTokens = plan.AnswerSoFar.Completed // its number of tokens
+	// What engines must count; 0: any number.
+	resume.prefillMustCount, resume.decodeMustCount = plan.PrefillCount, plan.DecodeCount
 	j.promptTokens = resume.promptTokens + resume.answerTokens
 	// A text may be split into other tokens than those that were generated.
 	j.record.Inexact = j.record.Inexact || plan.Tier == lifecycle.ByText
+	// What engines get.
 	changes := *j.changes // a copy, because prefill calls of earlier attempts may still read the old changes
 	changes.Resume, j.changes = plan.Resume, &changes
 }
@@ -184,21 +198,25 @@ func (j *job) maxWholeAnswer() int {
 }
 
 // takeOver lets this stream go on with the call of next. next is the stream of the attempt that continues the answer, and has read its
-// first events already.
+// first events already. From now on s gives back what next held, and next must not.
 func (s *stream) takeOver(next *stream) {
 	assembler := s.upstream.answer.Assembler
 	s.detach() // gives back the connection and the buffers of the lost call; its slot was given back before
 	s.upstream = next.upstream
 	s.upstream.answer.Assembler = assembler
-	s.state, s.endError, next.state = next.state, next.endError, givenBack // now s must give back what next held
+	s.state, s.endError, next.state = next.state, next.endError, givenBack
 	s.earlierTokens = s.job.resume.answerTokens
 	if !next.lastTokenAt.IsZero() { // zero: next has no token yet
 		s.lastTokenAt = next.lastTokenAt
 	}
-	if s.upstream.answer.Assembler == nil { // the client gets the events as they are
-		return
+	if assembler != nil { // the client gets the answer in one piece; otherwise it gets the events as they are
+		assembleFirstEvents(s)
 	}
-	// The first events of next came without an assembler, so they are added to the answer in one piece here.
+}
+
+// assembleFirstEvents adds the first events of the continuing call to the answer in one piece. They were read without an assembler, and so
+// stand among the bytes for the client. If they cannot be added, the answer ends with an error.
+func assembleFirstEvents(s *stream) {
 	for e := range sse.Events(s.upstream.answer.out) {
 		if e.Kind == sse.KindComment {
 			continue
@@ -227,29 +245,36 @@ func (s *stream) resetForEnd(tokens int) {
 }
 
 // writeEnding ends an answer that its engine did not end. It writes the finish_reason in finish (empty: the engine has sent one) and then
-// the usage. The token counts may be estimates, so the usage is cut to the tokens that the answer may have and that fit into the context.
+// the usage, as events that are processed like those of an engine.
 func (s *stream) writeEnding(head sse.Head, finish string) {
-	j := s.job
-	filter := &s.upstream.answer.Filter
+	usage := ownUsage(s)
+	_, reported := s.upstream.answer.Filter.Usage()
+	s.upstream.noUsage = !reported // noted before the events below, whose usage is not the engine's; the dispatcher counts such answers
+	for e := range sse.Events(ending(s.job.req.Endpoint, head, finish, usage)) {
+		if s.state < ended { // otherwise an event before this one has ended the answer
+			s.processEvent(e)
+		}
+	}
+}
+
+// ownUsage returns the usage of the answer as evenkeel has counted it. The counts may be estimates, so the tokens of the answer are cut to
+// those that it may have and that fit into the context.
+func ownUsage(s *stream) sse.Usage {
+	j, filter := s.job, &s.upstream.answer.Filter
 	usage := sse.Usage{Prompt: cmp.Or(filter.Prompt(), j.promptTokens), Completion: min(filter.Tokens(), s.upstream.maxTokens),
 		Cached: j.cachedTokens}
 	if s.upstream.rank.Context > 0 { // the length of the context is known
 		usage.Completion = min(usage.Completion, max(0, s.upstream.rank.Context-usage.Prompt))
 	}
-	// In these cases only the decode engine knew how many tokens of the prompt it had in its cache.
+	// In two cases only the decode engine knows how many tokens of the prompt were cached: it has computed the prompt itself, or it is
+	// an SGLang engine, which always reports them itself.
 	onlyDecodeEngineKnows := s.upstream.computesPrompt || s.upstream.rank.Profile.Connector == mooncake.SGLang
 	if onlyDecodeEngineKnows {
 		const unknown = -1
 		usage.Cached = unknown
 	}
 	usage.Total = usage.Prompt + usage.Completion
-	_, reported := s.upstream.answer.Filter.Usage()
-	s.upstream.noUsage = !reported // the usage that follows is not the engine's
-	for e := range sse.Events(ending(j.req.Endpoint, head, finish, usage)) {
-		if s.state < ended { // otherwise an event before this one has ended the answer
-			s.processEvent(e)
-		}
-	}
+	return usage
 }
 
 // checkPromptCount checks the prompt length that the engine of a resumed request has counted. It returns nil if the length is right, or if
@@ -275,7 +300,8 @@ func (j *job) checkPromptCount(want, counted int) *openai.Error {
 // keepForResume decides which parts of a request stay in memory in case this rank loses its answer. With KeepAll, the body stays until the
 // end of the answer, so that the answer can go on, or begin anew, at any time; its size is charged to Server.resumeBytes. If neither would
 // be possible, or if too little memory is left, the body stays only until the first token (KeepStart): until then, the same request can be
-// sent again. If the profile of the rank's engine allows no answer to go on, nothing stays once the answer has begun (KeepNothing).
+// sent again. If the profile of the rank's engine allows no second attempt after the answer has begun, the body is freed at its first event
+// (KeepNothing).
 func (j *job) keepForResume(rank *roster.Rank) {
 	if j.life.Resumed() { // what was kept for the first part of the answer is used for its later parts, too
 		return
@@ -283,12 +309,13 @@ func (j *job) keepForResume(rank *roster.Rank) {
 	j.releaseResumeBytes()
 	resume := &j.resume
 	resume.retention, resume.method = lifecycle.KeepStart, j.resumeMethod(rank.Profile)
-	neverGoesOn := maxRecomputes(rank.Profile) == 0
-	mayBeginAnew := !j.req.Stream // the client has nothing before the end, so the answer may begin anew at any time
+	neverServedAgain := maxRecomputes(rank.Profile) == 0 // not even an answer that could begin anew
+	canGoOn := resume.method != ""
+	canBeginAnew := !j.req.Stream // the client has nothing before the end, so the answer may begin anew at any time
 	switch {
-	case neverGoesOn:
+	case neverServedAgain:
 		resume.retention = lifecycle.KeepNothing
-	case resume.method != "" || mayBeginAnew:
+	case canGoOn || canBeginAnew:
 		size := int64(len(j.body.Raw()) + len(resume.promptIDs))
 		if j.srv.resumeBytes.Add(size) > int64(j.srv.Settings().Limits.ResumeBytes) {
 			j.srv.resumeBytes.Add(-size)
@@ -324,19 +351,22 @@ func (s *stream) dropRequestBody() {
 // token ids (Tokens, Generate), resumeMethod also stores the ids of the prompt in j.resume.
 func (j *job) resumeMethod(profile *mooncake.Profile) string {
 	storePromptIDs(j)
-	method, byText := profile.ChatResume, mooncake.ChatResumeContinue
+	method, textMethod := profile.ChatResume, mooncake.ChatResumeContinue // textMethod replaces a method by ids if these are not known
 	switch j.req.Endpoint {
 	case mooncake.Completions:
-		method, byText = mooncake.ResumePrompt, mooncake.ResumeText
+		method, textMethod = mooncake.ResumePrompt, mooncake.ResumeText
 	case mooncake.Tokens, mooncake.Generate: // the answers of these endpoints go on only from token ids
-		method, byText = mooncake.ResumePrompt, ""
+		method, textMethod = mooncake.ResumePrompt, ""
 	}
+	// With echo, the answer repeats the prompt. The decode engine is then not asked for token ids, so those of the answer are not
+	// known.
+	idsUnknown := j.resume.promptIDs == nil || openai.Echoes(&j.body)
 	switch {
 	case method == mooncake.ChatResumeNone, !j.req.Endpoint.CanResume():
 		return ""
 	case mooncake.ByText(method): // such a method needs no token ids
-	case j.resume.promptIDs == nil, openai.Echoes(&j.body): // with echo, the decode engine is not asked for token ids
-		method = byText
+	case idsUnknown:
+		method = textMethod
 	}
 	if method == mooncake.ResumeText && j.parts().Text() == nil { // the prompt is no text
 		return ""

@@ -176,7 +176,7 @@ func alone(o setup) setup {
 // locals are the prompts that decode ranks were bound to compute, and all of them are short.
 func (b *bed) locals() float64 {
 	b.t.Helper()
-	for _, why := range []string{localAsked, localEndpoint, localEnded} {
+	for _, why := range []string{localAsked, localEndpoint, localNoHandOff} {
 		require.Zero(b.t, b.metric(b.t, "evenkeel_local_prefill_requests_total", why), why)
 	}
 	return b.metric(b.t, "evenkeel_local_prefill_requests_total", localShort)

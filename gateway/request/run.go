@@ -30,16 +30,11 @@ import (
 // If an answer is lost later, continueAnswer calls serve again, with a prompt that also has
 // the answer so far. For this call, and for a leg of a fan-out, ctx is nil: neither is sent to another proxy.
 func (j *job) serve(ctx *fasthttp.RequestCtx) (*stream, *openai.Error) {
-	j.life.MustServeHere = ctx == nil // ctx is needed to let another proxy answer
-	j.life.NoHandOff = j.incoming.NoHandOff
-	j.byName.noteNoRank() // the rank that lost the answer does not have the request any more, so an abort by name must not go there
-	j.mu.Lock()           // after a lost answer, prefill calls of earlier attempts may still run and use life
-	j.recorder.Begin(&j.life)
-	j.mu.Unlock()
-	j.avoid.prefill = nil            // to continue a lost answer, every prefill engine may be asked
+	mayForward := ctx != nil // another proxy answers through ctx
+	beginServing(j, mayForward)
 	defer func() { j.query = nil }() // when the answer has begun, the routing question and the hashes of the prompt in it are not needed
 	begun := lifecycle.Event{Kind: lifecycle.Begun}
-	if j.passthrough != nil { // one engine serves all of the request, so no rank is bound for it
+	if j.passthrough != nil { // one engine serves all of the request, so the lifecycle binds no rank for it
 		begun.Bind = lifecycle.Passthrough
 	}
 	s, fail := (&executor{job: j, ctx: ctx}).run(begun)
@@ -47,6 +42,18 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (*stream, *openai.Error) {
 		j.record.EndAttempt(fail)
 	}
 	return s, fail
+}
+
+// beginServing resets what the job knows of earlier attempts, before the request is served from its start, or a lost answer goes on.
+// mayForward says that another proxy may answer the request.
+func beginServing(j *job, mayForward bool) {
+	j.life.MustServeHere = !mayForward
+	j.life.NoHandOff = j.incoming.NoHandOff
+	j.byName.noteNoRank() // the rank that lost the answer does not have the request any more, so the client's abort must not go there
+	j.mu.Lock()           // after a lost answer, prefill calls of earlier attempts may still run and use life
+	j.recorder.Begin(&j.life)
+	j.mu.Unlock()
+	j.avoid.prefill = nil // to continue a lost answer, every prefill engine may be asked
 }
 
 // An executor holds the lease, hand-off, slot and stream of a request. The request's lifecycle only knows which of them are held.
@@ -66,9 +73,9 @@ type executor struct {
 	answerBegun bool // this executor only carries out the effects that follow the end of an answer
 }
 
-// run reports event to the request's lifecycle and carries out the effects that the lifecycle returns. The last effect brings the next
-// event. This goes on until the lifecycle says that there is an answer or an error. run returns the stream of the answer, or the error.
-// Both are nil if another proxy answers.
+// run reports event to the request's lifecycle and carries out the effects that the lifecycle returns. Only the last of these effects may
+// wait, and only it returns an event that matters: how the wait ended. This event is reported next, and so on, until the lifecycle says
+// that there is an answer or an error. run returns the stream of the answer, or the error. Both are nil if another proxy answers.
 func (r *executor) run(event lifecycle.Event) (*stream, *openai.Error) {
 	j := r.job
 	var buffer [8]lifecycle.Effect
@@ -89,20 +96,25 @@ func (r *executor) run(event lifecycle.Event) (*stream, *openai.Error) {
 				return nil, r.clientError(effect.Error)
 			}
 			event = r.do(effect)
-			// The call or wait of an effect is over now, so a client that leaves need not end it any more. The kinds of effects
-			// up to Forward see to this themselves, because the answer of another proxy may still be under way.
-			if effect.Kind > lifecycle.Forward {
-				j.client.OnGone(nil)
+			if leavesCallback(effect.Kind) {
+				j.client.OnGone(nil) // the call or wait is over, so a client that leaves need not end it any more
 			}
 		}
 	}
 }
 
+// leavesCallback says whether an effect of this kind may leave a callback for the client's departure (OnGone) that must be removed once
+// the effect is over. The kinds up to Forward leave none, with one exception: the callback of Forward must stay, because the answer of
+// another proxy may be under way.
+func leavesCallback(kind lifecycle.EffectKind) bool { return kind > lifecycle.Forward }
+
 // giveBackAfterPanic gives back, after a panic, all that the remaining effects would have given back, and all that the request still holds.
 func (r *executor) giveBackAfterPanic(remaining []lifecycle.Effect) {
 	j := r.job
 	j.client.OnGone(nil) // before the rest, so that the callback cannot abort a call that is given back here
-	if r.stream != nil { // the stream has the slot
+	if r.stream != nil {
+		// This comes last: the effects below give the slot back, each with its own report to the dispatcher. It gives back what is
+		// left.
 		defer r.stream.giveBackAll(board.Failed)
 	}
 	if !j.life.Resumed() { // keepForResume may have charged bytes that the lifecycle does not know of yet
@@ -113,17 +125,21 @@ func (r *executor) giveBackAfterPanic(remaining []lifecycle.Effect) {
 	hasPrefillCall := r.stream != nil && r.stream.upstream.prefillCall != nil
 	panicked := lifecycle.Event{Kind: lifecycle.Panicked, Idle: !hasPrefillCall}
 	for _, effect := range slices.Concat(remaining, j.step(panicked, nil)) {
-		// Settle gives back a resource of the request, and Resolve the notes about earlier 500s. Effects without a case count
-		// outcomes, or take the request further, which has ended.
-		givesBack := effect.Kind == lifecycle.Settle || effect.Kind == lifecycle.Resolve
 		switch {
 		case effect.Kind == lifecycle.SendBoth: // after a panic, no new call is sent
-		case effect.Pair > 0 && hasPrefillCall: // the effect is about a call of the pair
+		case effect.Pair > 0 && hasPrefillCall: // the effect is about a call of the pair, so the prefill call carries it out
 			r.stream.upstream.prefillCall.doAfterPanic(effect)
-		case givesBack:
+		case onlyGivesBack(effect.Kind):
 			r.do(effect)
 		}
 	}
+}
+
+// onlyGivesBack says whether an effect of this kind only gives something back: a resource of the request (Settle), or the notes about
+// earlier 500s (Resolve). After a panic, only such effects are carried out. The others count outcomes, or take the request further, which
+// has ended.
+func onlyGivesBack(kind lifecycle.EffectKind) bool {
+	return kind == lifecycle.Settle || kind == lifecycle.Resolve
 }
 
 // do carries out one effect. For most effects it does not wait, and returns the zero event. If it must wait for the end of an effect, it
@@ -164,13 +180,14 @@ func (r *executor) do(effect lifecycle.Effect) lifecycle.Event {
 		return r.sendDecode(effect.Until)
 	case lifecycle.SendBoth: // the decode rank and the prefill engine get the request at the same time
 		return r.beganEvent(r.stream.decodeDuringPrefill(r.lease, effect.Pair, effect.Until))
+	// Only for a request that is passed through to one engine: choosing the engine, sending, and noting how the engine failed.
 	case lifecycle.Remember, lifecycle.Recall, lifecycle.Complain, lifecycle.Choose, lifecycle.SendOver, lifecycle.SendAnew:
 		return r.doPassthrough(effect)
 
 	// After a call, or an attempt.
 	case lifecycle.Settle: // something that the request holds is given back or passed on
 		r.settle(effect.Resource, effect.Disposition)
-	case lifecycle.Avoid, lifecycle.ReportFailure, lifecycle.ReportSuccess:
+	case lifecycle.Avoid, lifecycle.ReportFailure, lifecycle.ReportSuccess: // the next attempts avoid the rank, or its outcome is counted
 		r.reportOutcome(effect)
 	case lifecycle.Resolve: // the engines of earlier 500s are blamed or cleared
 		for _, settle := range j.unexplained500s {
@@ -181,16 +198,16 @@ func (r *executor) do(effect lifecycle.Effect) lifecycle.Event {
 		if j.awaitRetry(effect.Retry, r.fault) {
 			return lifecycle.Event{Kind: lifecycle.Retried}
 		}
-		return lifecycle.Event{Kind: lifecycle.GivenUp}
+		return lifecycle.Event{Kind: lifecycle.GivenUp} // the retry budget grants no attempt, or no time is left for one
 
 	// The end of an answer that has begun.
 	case lifecycle.Confirm: // the decode engine has ended the answer; its end waits until the KV is confirmed
 		return r.confirm()
-	case lifecycle.GoOn: // the next call of fill continues the answer, after the client has got all earlier events
-		r.stream.state = lost
-	case lifecycle.EndWhole:
+	case lifecycle.GoOn: // the call was lost, and another one is to continue its answer
+		r.stream.state = lost // with this, the next call of fill continues the answer, after the client has got all earlier events
+	case lifecycle.EndWhole: // the client gets the end of its complete answer
 		r.stream.finishAnswer(nil)
-	case lifecycle.BreakOff:
+	case lifecycle.BreakOff: // the client gets an error as the end of its answer
 		r.stream.finishAnswer(r.stream.upstream.fault.ClientError)
 	case lifecycle.AnswerIt, lifecycle.Fail: // run itself carries out these two
 	}
@@ -203,25 +220,35 @@ func (r *executor) tryLocal() lifecycle.Event {
 		return lifecycle.Event{Kind: lifecycle.NoLocal}
 	}
 	r.prepareStream()
-	bodyIsKept := r.job.resume.chargedBytes > 0 // so that a lost answer can go on
-	return lifecycle.Event{Kind: lifecycle.LocalBound, Copied: bodyIsKept, NoEarlyEvents: r.stream.upstream.unstreamed}
+	answerInOnePiece := r.stream.upstream.unstreamed // it has no event before its end, so the lifecycle lets the first event take longer
+	return lifecycle.Event{Kind: lifecycle.LocalBound, Copied: bodyIsKept(r.job), NoEarlyEvents: answerInOnePiece}
 }
 
-// sendDecode sends the request to the decode rank, with the hand-off if there is one, and waits for the first event of the answer.
+// sendDecode sends the request to the decode rank, with the hand-off if there is one, and waits for the first event of the answer. The
+// returned event says whether this event came (First), or how the call failed.
 func (r *executor) sendDecode(until lifecycle.Timeout) lifecycle.Event {
-	fault, quit := r.stream.decode(r.handoff, until)
-	if fault == nil && r.isAggregated() { // the rank has also prefilled the prompt, so its answer ends the prefill of the lease
-		const unknown = -1
-		var noHold time.Time // the rank keeps no KV for a hand-off
-		r.lease.Answered(prefill.Usage{PromptTokens: r.job.promptTokens, CachedTokens: unknown}, noHold)
+	fault, clientQuit := r.stream.decode(r.handoff, until)
+	answerBegan := fault == nil
+	if answerBegan && r.isAggregated() {
+		r.noteAggregatedPrefill()
 	}
-	return r.beganEvent(fault, quit)
+	return r.beganEvent(fault, clientQuit)
 }
 
-// confirm waits until the prefill engine has confirmed that the KV of the answer was complete. The event says whether it was.
+// noteAggregatedPrefill tells the scheduler that the prefill of the lease is over: a rank that prefills and decodes has begun its answer,
+// so it has computed the prompt.
+func (r *executor) noteAggregatedPrefill() {
+	const unknown = -1
+	var noHold time.Time // the rank keeps no KV for a hand-off
+	r.lease.Answered(prefill.Usage{PromptTokens: r.job.promptTokens, CachedTokens: unknown}, noHold)
+}
+
+// confirm waits, after the end of the answer, until the prefill engine has confirmed that the KV was complete from which the answer was
+// made. If it has, the event is Believed, and the client gets the end of the answer. Otherwise the event is CallFailed.
 func (r *executor) confirm() lifecycle.Event {
 	s := r.stream
-	if fault := s.upstream.prefillCall.confirmKV(s.upstream.answer.Filter.Prompt(), r.job.client.Gone()); fault != nil {
+	promptTokens := s.upstream.answer.Filter.Prompt() // as the decode engine counted them; the prefill engine must count as many
+	if fault := s.upstream.prefillCall.confirmKV(promptTokens, r.job.client.Gone()); fault != nil {
 		s.upstream.fault = fault
 		return lifecycle.Event{Kind: lifecycle.CallFailed}
 	}
@@ -275,39 +302,43 @@ func (r *executor) sendProbe(until lifecycle.Timeout) lifecycle.Event {
 	return lifecycle.Event{Kind: lifecycle.HandedOver, ReusesRequestID: r.handoff.ReusedRequestID != ""}
 }
 
-// enqueue waits until the dispatcher binds the request to a decode rank, and prepares the stream for the slot on that rank. The bind says
-// when the prompt is prefilled: before the binding (Late), after it by a prefill engine (Early), or by the rank itself (Aggregated).
+// enqueue waits until the dispatcher binds the request to a decode rank, and prepares the stream for the slot on that rank. The returned
+// event says that there is a slot (Bound), or how the wait failed.
 func (r *executor) enqueue(effect lifecycle.Effect) lifecycle.Event {
 	j := r.job
-	if effect.Permit { // a hand-off waits a second time, for another rank: its first place in the pool was given back
+	if effect.Permit { // a hand-off waits a second time, for another rank: its first wait has used up its place in the pool
 		j.srv.Places.Reserve()
 	}
 	var fault *failure.Fault
-	switch effect.Bind {
-	case lifecycle.Aggregated:
-		r.slot, fault = j.placeAggregated(r.lease)
-	case lifecycle.Early: // the prompt is not prefilled yet, so the client's deadline limits the wait, and the length is an estimate
-		r.slot, fault = j.place(r.lease.Candidate, j.estimatedTokens(), func(entry *pool.Entry) <-chan dispatcher.Result {
-			entry.Early, entry.Deadline = true, j.firstTokenDeadline()
-			return j.srv.Dispatcher.Enqueue(entry, j.ranksWithPrefix(entry.Model, entry.Prompt)...)
-		})
-	case lifecycle.Late:
-		r.slot, fault = j.placeHandoff(r.handoff)
-	}
-	if fault != nil {
+	if r.slot, fault = r.awaitSlot(effect.Bind); fault != nil {
 		return r.callFailed(fault)
 	}
 	r.prepareStream()
-	s := r.stream
-	// With noEarlyEvents, the lifecycle gives the wait for the first event as much time as the whole answer may take. If the two calls
-	// run at the same time (Early), this is also done for an engine that may send no text before the end.
-	noEarlyEvents := s.upstream.unstreamed
+	call := &r.stream.upstream
+	noEarlyEvents := call.unstreamed // an answer in one piece has no event before its end
+	// In a pair of calls (Early), the engine of a stream may have no event before the end either, if it sends no text until then. A
+	// rank that prefills and decodes (Aggregated) may take as long as a prefill for its first event in any case.
 	if effect.Bind == lifecycle.Early {
-		noEarlyEvents = noEarlyEvents || s.upstream.noEarlyText
+		noEarlyEvents = noEarlyEvents || call.noEarlyText
 	}
-	bodyIsKept := j.resume.chargedBytes > 0 // so that a lost answer can go on
-	return lifecycle.Event{Kind: lifecycle.Bound, Copied: bodyIsKept, NoEarlyEvents: noEarlyEvents,
-		MayIgnoreAbort: mayIgnoreAbort(noEarlyEvents, s.upstream.rank.Profile, j.req.Endpoint)}
+	return lifecycle.Event{Kind: lifecycle.Bound, Copied: bodyIsKept(j), NoEarlyEvents: noEarlyEvents,
+		MayIgnoreAbort: mayIgnoreAbort(noEarlyEvents, call.rank.Profile, j.req.Endpoint)}
+}
+
+// awaitSlot waits in the pool until the dispatcher gives the request a slot on a decode rank. bind says when the prompt is prefilled.
+func (r *executor) awaitSlot(bind lifecycle.Bind) (*dispatcher.Slot, *failure.Fault) {
+	j := r.job
+	switch bind {
+	case lifecycle.Aggregated: // the rank itself prefills the prompt
+		return j.placeAggregated(r.lease)
+	case lifecycle.Early: // the prompt is not prefilled yet, so the client's deadline limits the wait, and the length is an estimate
+		return j.place(r.lease.Candidate, j.estimatedTokens(), func(entry *pool.Entry) <-chan dispatcher.Result {
+			entry.Early, entry.Deadline = true, j.firstTokenDeadline()
+			return j.srv.Dispatcher.Enqueue(entry, j.ranksWithPrefix(entry.Model, entry.Prompt)...)
+		})
+	default: // Late: the prompt is prefilled, and there is a hand-off
+		return j.placeHandoff(r.handoff)
+	}
 }
 
 // prepareStream prepares the stream of the answer for the slot that the attempt has got. From now on the stream owns the slot, and gives it
@@ -321,54 +352,67 @@ func (r *executor) prepareStream() {
 // isAggregated says whether the attempt goes to a rank that prefills and decodes.
 func (r *executor) isAggregated() bool { return r.lease != nil && r.lease.Candidate.Aggregated }
 
-// beganEvent returns the event that reports whether an answer has begun: First if fault is nil, else the event of the fault. quit says that
-// the call ended because the client left, and that no engine uses the slot any more.
-func (r *executor) beganEvent(fault *failure.Fault, quit bool) lifecycle.Event {
-	if fault != nil {
-		fault.Moved = r.stream.upstream.tracked.MustMove()
-		event := r.callFailed(fault)
-		event.Quit = quit
-		if r.stream.upstream.slot == nil { // the whole answer had come, so its slot is free already; only the call and its buffers are left
-			r.stream.giveBackAll(board.Failed)
-		}
-		return event
+// beganEvent returns the event that reports whether an answer has begun: First if fault is nil, else the event of the fault. clientQuit
+// says that the call ended because the client left, and that no engine uses the slot any more.
+func (r *executor) beganEvent(fault *failure.Fault, clientQuit bool) lifecycle.Event {
+	if fault == nil {
+		return lifecycle.Event{Kind: lifecycle.First, Copied: bodyIsKept(r.job)}
 	}
-	bodyIsKept := r.job.resume.chargedBytes > 0 // so that a lost answer can go on
-	return lifecycle.Event{Kind: lifecycle.First, Copied: bodyIsKept}
+	fault.Moved = r.stream.upstream.endedByDrain()
+	event := r.callFailed(fault)
+	event.Quit = clientQuit
+	// The whole answer had come before the fault was found, so the lifecycle has given back slot and call, and only the rest is left.
+	if slotIsFree := r.stream.upstream.slot == nil; slotIsFree {
+		r.stream.giveBackAll(board.Failed) // Failed would only be the report to the dispatcher, which has the slot already
+	}
+	return event
 }
 
 // callFailed keeps the fault of a failed call for the effects that follow, and writes the fault and the name of its engine into the record.
 // It returns the event that reports the fault to the request's lifecycle.
 func (r *executor) callFailed(fault *failure.Fault) lifecycle.Event {
+	j := r.job
 	r.fault, r.lastError = fault, fault.ClientError
-	// The call is over, so an abort by name must find no rank that has the request.
-	r.job.byName.noteNoRank()
+	j.byName.noteNoRank()                   // the call is over, so no rank has the request that the client could have aborted
 	if fault.Reason == lifecycle.Unlisted { // leaseError gives this to the client if no other engine has the model
-		r.job.unlistedAnswer = fault.ClientError
+		j.unlistedAnswer = fault.ClientError
 	}
-	failedEngine := ""
+	if r.stream != nil {
+		r.stream.upstream.fault = fault // failedEngine reads it
+	}
+	failedEngine := r.failedEngine()
+	usedStaleConnection := fault.Reason == lifecycle.Stale && r.lease != nil
+	if usedStaleConnection { // this says nothing about the prefill engine of the lease, so the next attempt may use it again
+		j.avoid.forgetLastPrefill()
+	}
+	j.record.Report(journal.Event{Kind: journal.AttemptEnded, Cause: fault.Cause(), On: failedEngine, Status: fault.Status,
+		Answer: fault.ClientError})
+	event := j.callFailedEvent(fault)
+	event.Engine = r.calledEngine()
+	return event
+}
+
+// failedEngine returns the name of the engine or rank that has failed (r.fault); empty: none has, or it is not known which one.
+func (r *executor) failedEngine() string {
 	switch {
 	case r.stream != nil: // the attempt has got as far as a slot, or is passed through
-		r.stream.upstream.fault = fault
-		failedEngine = r.stream.upstream.failedEngine()
-	case r.lease != nil && fault.EngineFailed():
-		failedEngine = r.lease.Candidate.ID
+		return r.stream.upstream.failedEngine()
+	case r.lease != nil && r.fault.EngineFailed():
+		return r.lease.Candidate.ID
 	}
-	// A stale connection says nothing about its engine, so the next attempt may use the same prefill engine. queue has put the engine
-	// of this attempt at the end of the list.
-	if fault.Reason == lifecycle.Stale && r.lease != nil {
-		r.job.avoid.prefill = r.job.avoid.prefill[:len(r.job.avoid.prefill)-1]
+	return ""
+}
+
+// calledEngine returns the role and the address of the engine whose call has ended with r.fault, whether or not that engine has failed;
+// empty: no engine was called.
+func (r *executor) calledEngine() string {
+	switch {
+	case r.fault.Call == lifecycle.Prefill && r.lease != nil: // also if a stream exists: the prefill call beside it has failed
+		return r.prefillEngine().Instance
+	case r.stream != nil:
+		return r.stream.upstream.rank.Instance
 	}
-	r.job.record.Report(journal.Event{Kind: journal.AttemptEnded, Cause: fault.Cause(), On: failedEngine, Status: fault.Status,
-		Answer: fault.ClientError})
-	event := r.job.callFailedEvent(fault)
-	if r.stream != nil {
-		event.Engine = r.stream.upstream.rank.Instance
-	}
-	if fault.Call == lifecycle.Prefill && r.lease != nil { // also if a stream exists: its prefill call has failed
-		event.Engine = r.prefillEngine().Instance
-	}
-	return event
+	return ""
 }
 
 // prefillEngine returns the prefill engine that the attempt asked last. It differs from the engine of r.lease if prefillCall tried another
@@ -380,26 +424,28 @@ func (r *executor) prefillEngine() prefill.Candidate {
 	return r.lease.Candidate
 }
 
-// reportOutcome notes that an engine failed or served the request, or that the next attempts avoid a rank. Failures of a prefill call are
-// counted when its lease is given back. So reportOutcome is called only for those whose cause may be the request: after a status 500.
+// reportOutcome notes that an engine failed or served the request, or that the next attempts avoid a rank. Every failure of a prefill call
+// was counted when its lease was given back, so ReportFailure for such a call only means: this failure was a 500, and the request may have
+// caused it.
 func (r *executor) reportOutcome(effect lifecycle.Effect) {
 	is500OfPrefill := effect.Kind == lifecycle.ReportFailure && effect.Call == lifecycle.Prefill
 	is500OfAggregated := r.isAggregated() && effect.Blame == lifecycle.Disputed // the engine or the request may have caused it
 	if is500OfPrefill || is500OfAggregated {
-		r.forgive500IfUnjust()
+		r.noteUnexplained500()
 	}
-	if !is500OfPrefill {
+	if !is500OfPrefill { // the outcome is that of a decode call
 		r.stream.reportDecodeOutcome(effect)
 	}
 }
 
-// forgive500IfUnjust is called after a 500 of the engine, or the group of ranks, that has computed the prompt. It was counted against them
-// when the lease was given back. If another engine fails at the same request later, the request is the likely cause, and this count is
-// taken back.
-func (r *executor) forgive500IfUnjust() {
+// noteUnexplained500 is called after a 500 of the engine, or the group of ranks, that has computed the prompt. The 500 was counted against
+// them when the lease was given back. If another engine later answers the same request with 500, the request is the likely cause. The
+// lifecycle reports the cause by the effect Resolve, which calls the function that is noted here: it takes the count back.
+func (r *executor) noteUnexplained500() {
 	scheduler, id := r.job.srv.Prefill, r.prefillEngine().ID
 	r.job.unexplained500s = append(r.job.unexplained500s, func(cause lifecycle.Blame) {
-		if cause == lifecycle.Nobody { // the request is the cause
+		causedByRequest := cause == lifecycle.Nobody // no engine is to blame
+		if causedByRequest {
 			scheduler.Forgive(id)
 		}
 	})
@@ -425,7 +471,7 @@ func (r *executor) offerElsewhere(groupMoved bool) lifecycle.Event {
 		return notOffered
 	}
 	r.nextQuery = query
-	if r.fault == nil { // no call failed, so callFailed has not ended the attempt in the record
+	if r.fault == nil { // no call failed, so callFailed has not ended the attempt in the record: the arrival queue had no engine (lastError)
 		j.record.EndAttempt(r.lastError)
 	}
 	return lifecycle.Event{Kind: lifecycle.Offered}
@@ -482,121 +528,15 @@ func (r *executor) clientError(which lifecycle.Error) *openai.Error {
 	case lifecycle.OfClient:
 		return failure.ClientGone
 	case lifecycle.OfRanks: // no engine or rank can serve the request
-		if r.job.passthrough != nil {
-			return cmp.Or(r.job.passthrough.noEngine, failure.NoRoute) // noEngine is nil if all attempts that a request may make were made
+		p := r.job.passthrough
+		if p == nil {
+			return failure.NoLocalRank(r.job.client.Left(), r.lastError)
 		}
-		return failure.NoLocalRank(r.job.client.Left(), r.lastError)
+		// If the last choice found no engine, noEngine says why. Otherwise noEngine is nil: the request was sent to as many engines
+		// as one request may be, and none of them has its endpoint.
+		return cmp.Or(p.noEngine, failure.NoRoute)
 	case lifecycle.OfOwner: // another proxy owns the decode group, and the request cannot be sent there
 		return failure.NotOurs
 	}
 	return r.lastError // the error of the last attempt, of the wait in the queue, or of the other proxy
-}
-
-// settle gives back something that the request holds, or passes it on. disposition says what happens to it.
-func (r *executor) settle(resource lifecycle.Resource, disposition lifecycle.Disposition) {
-	j := r.job
-	switch resource {
-	case lifecycle.Permit:
-		if disposition == lifecycle.Back { // otherwise (Pass) the request's entry in the pool gives the place back
-			j.srv.Places.Release()
-		}
-	case lifecycle.Lease:
-		switch disposition {
-		case lifecycle.Pass: // the lease is given back later, with the hand-off or by prefillCall
-		case lifecycle.Discard: // runProbe returned a hand-off together with a fault
-			j.discard(r.handoff)
-		default:
-			handoff.SettleLease(r.lease, disposition, r.fault)
-			clientLeft := r.fault != nil && r.fault.Reason == lifecycle.Left
-			if clientLeft && disposition == lifecycle.Free { // the engine has aborted the prefill, and keeps nothing
-				j.noteFreed() // the record shows how long the engines held something for this client after it had left
-			}
-		}
-	case lifecycle.KV:
-		r.settleKV(disposition)
-	case lifecycle.MaybeReadKV:
-		r.settleMaybeRead(disposition)
-	case lifecycle.Slot:
-		r.settleSlot(disposition)
-	case lifecycle.Call:
-		r.settleCall(disposition)
-	case lifecycle.LeaseOwner:
-		if j.leaseOwner != nil { // the job makes no more calls, so the audit reports leases that were not given back
-			j.srv.Prefill.Ended(j.leaseOwner)
-			j.leaseOwner = nil
-		}
-	case lifecycle.Copy: // the body, which was kept so that a lost answer can go on
-		j.releaseResumeBytes()
-	case lifecycle.Seat, lifecycle.Body, lifecycle.Memory:
-		r.givePassthroughBack(resource, disposition)
-	}
-}
-
-// settleKV gives the hand-off back, or has it discarded. If a decode engine may have read it, settleMaybeRead does this after the last
-// attempt: until then, it is not known whether the request breaks engines, and a discard would send it to one more.
-func (r *executor) settleKV(disposition lifecycle.Disposition) {
-	j := r.job
-	switch disposition {
-	case lifecycle.Discard:
-		j.discard(r.handoff)
-	case lifecycle.MaybeRead, lifecycle.MaybeRunning:
-		j.maybeRead = append(j.maybeRead, r.handoff)
-	default:
-		var noFault *failure.Fault // the prefill engine has not failed
-		handoff.SettleLease(r.handoff.Lease, disposition, noFault)
-	}
-	r.handoff = nil
-}
-
-// settleMaybeRead discards or gives back the oldest hand-off of which it was not known whether an engine has read it. The lifecycle settles
-// these hand-offs in the order in which settleKV has put them into maybeRead.
-func (r *executor) settleMaybeRead(disposition lifecycle.Disposition) {
-	j := r.job
-	if len(j.maybeRead) == 0 { // a panic came before the hand-off was added to maybeRead
-		return
-	}
-	oldest := j.maybeRead[0]
-	j.maybeRead = j.maybeRead[1:]
-	if disposition == lifecycle.Discard {
-		oldest.Avoid = j.avoid.ranks()
-		j.discard(oldest)
-		return
-	}
-	var noFault *failure.Fault // the prefill engine has not failed
-	handoff.SettleLease(oldest.Lease, disposition, noFault)
-}
-
-// settleCall takes a call that is over out of the counts of its engine. Before the answer has begun, it also gives back what the stream of
-// the call holds. Later the client may still have to read the end of the answer from the stream, so Close does that.
-func (r *executor) settleCall(disposition lifecycle.Disposition) {
-	j := r.job
-	if j.passthrough != nil {
-		r.endPassthroughCall(disposition)
-	}
-	if r.stream != nil { // nil: a panic came before the stream was made
-		r.stream.upstream.endAccounting(disposition)
-	}
-	if disposition == lifecycle.Cancelled || j.passthrough != nil { // the call may have ended because the client left
-		j.noteFreed() // if so, the record shows how long the engine held something for the client after that
-	}
-	if r.stream != nil && !r.answerBegun {
-		r.stream.giveBackAll(boardKinds[disposition])
-	}
-}
-
-// settleSlot gives the slot back. It also reports a decode rank that failed at a prompt which it had to compute itself.
-func (r *executor) settleSlot(disposition lifecycle.Disposition) {
-	j, s := r.job, r.stream
-	if s == nil { // a panic came before the stream was made
-		j.srv.Dispatcher.Release(r.slot, board.Outcome{Kind: boardKinds[disposition]})
-		return
-	}
-	failedAtPrompt := disposition == lifecycle.Failing && r.fault != nil && !r.answerBegun
-	if failedAtPrompt && s.upstream.computesPrompt && !r.isAggregated() { // an aggregated rank computes every prompt itself
-		j.srv.metrics.localFailures.Inc()
-		j.record.Route = "" // the next attempt may go to a prefill engine
-		j.srv.Log.Warn("a decode rank failed at a prompt that it got without a hand-off", zap.Inline(j),
-			zap.String("engine", s.upstream.rank.Target.ID), zap.Error(r.fault.Err))
-	}
-	s.releaseSlot(boardKinds[disposition])
 }

@@ -67,18 +67,22 @@ type upstreamCall struct {
 	maxTokens       int            // tokens that the rest of the answer may have
 	idle            time.Duration  // how long the engine may be silent, as last set on the connection
 	coreHalted      *atomic.Bool   // true: the engine's core was silent for so long that another engine is tried; nil: not watched
-	announcedTokens int64          // the most prompt tokens that the engine may compute; 0: correctCompute has set the real number
+	tokensToCompute int64          // the most prompt tokens that the engine may compute; 0: correctTokensToCompute has set the real number
 	fault           *failure.Fault // why the call ended too early; nil: the answer is complete, or has not ended
 	answer          *buffers
 
 	unstreamed         bool // the engine sends its answer in one piece, not as events
 	computesPrompt     bool // the rank computes the prompt itself
-	blocksLeaked       bool // the engine may keep the request's KV blocks for ever, because it waits for KV that never comes
-	noEarlyText        bool // the engine may send no text before the whole answer is computed
+	blocksMayLeak      bool // the engine may keep the request's KV blocks for ever, because it waits for KV that never comes
+	noEarlyText        bool // the engine may send no text before the whole answer is computed (see buffersText)
 	countedWithoutSlot bool // the engine's traffic counts the request as one without a slot, until endAccounting
 	noUsage            bool // the engine sent no usage, so evenkeel writes the usage
 	countedRunning     bool // the first event has come, and the engine's traffic counts the answer as running until endAccounting
 }
+
+// endedByDrain says whether the call had to leave its engine, because the engine was taken out of service or is paused. It must not be
+// called for the answer of a prefill engine, whose call is not tracked.
+func (u *upstreamCall) endedByDrain() bool { return u.tracked.MustMove() }
 
 // buffers are the memory of a stream. Later streams use it again.
 type buffers struct {
@@ -93,6 +97,12 @@ var readPool = sync.Pool{New: func() any { return new([4 << 10]byte) }}
 // tokens returns how many tokens the answer has from all its calls.
 func (s *stream) tokens() int {
 	return s.earlierTokens + s.upstream.answer.Filter.Tokens()
+}
+
+// reset makes the buffers of an earlier stream ready for an answer that is filtered with these options.
+func (b *buffers) reset(options sse.Options) {
+	b.Answer.Reset(options)
+	b.out = b.out[:0]
 }
 
 // putBack returns the buffers to the pool. So that huge answers do not fill the pool, it drops a transcript with room for more than 64 Ki
@@ -116,14 +126,16 @@ func (u *upstreamCall) contentType() []byte {
 }
 
 // newSlotlessStream prepares the stream of an answer that takes no slot of a rank: the answer of a prefill engine, or to a request that is
-// passed through.
+// passed through. The caller has made rank for this stream only. It stands for the engine, and gets a number that no worker of the
+// dispatcher has.
 func newSlotlessStream(j *job, rank *roster.Rank, options sse.Options) *stream {
-	rank.Worker = -1 // no worker of the dispatcher
+	const noWorker = -1
+	rank.Worker = noWorker
 	s := &stream{job: j, upstream: upstreamCall{job: j, unstreamed: options.Unstreamed, rank: rank, began: time.Now(),
 		maxTokens: options.MaxTokens, answer: buffersPool.Get().(*buffers)}}
-	s.upstream.answer.Transcript.Reset(false)
-	s.upstream.answer.Answer.Reset(options)
-	s.upstream.answer.out = s.upstream.answer.out[:0]
+	const keepText = false // no other engine can continue such an answer
+	s.upstream.answer.Transcript.Reset(keepText)
+	s.upstream.answer.reset(options)
 	return s
 }
 
@@ -142,12 +154,16 @@ func (s *stream) Pause(now time.Time) { s.upstream.answer.Reader.Pause(now) }
 func (s *stream) Err() error { return s.upstream.answer.Err() }
 
 // Flow returns the response from which an event loop may read the rest of the answer. It returns nil if no loop may: the answer has ended,
-// comes from a call without a slot, is not streamed to the client, or has bytes that have arrived but were not read.
+// comes from a call without a slot, is not streamed to the client, or has bytes that have arrived but were not read. No loop carries an
+// answer without a slot, because it was read to its end (of a prefill engine), or its length is not known (passed through).
 func (s *stream) Flow() *engine.Response {
-	if s.state != flowing || s.upstream.slot == nil { // checked first: an answer that has ended may have no buffers any more
+	hasSlot := s.upstream.slot != nil
+	if s.state != flowing || !hasSlot { // checked first: an answer that has ended may have no buffers any more
 		return nil
 	}
-	if s.upstream.answer.Assembler != nil || s.upstream.resp.Arrived() {
+	wantsOnePiece := s.upstream.answer.Assembler != nil // the assembler collects the events for the client
+	hasUnreadBytes := s.upstream.resp.Arrived()
+	if wantsOnePiece || hasUnreadBytes {
 		return nil
 	}
 	s.upstream.answer.out = nil // the loop has a buffer of its own (see Arrive)
@@ -159,11 +175,11 @@ func (s *stream) Flow() *engine.Response {
 func (s *stream) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
 	s.readAt = now
 	dst, effects := s.upstream.answer.Feed(dst, data, now)
-	// Tokens are a sign that the core of the engine's rank works.
-	const leftUnread = false // a read of the loop empties the socket, or has so many bytes that it counts as one that did not
-	hasTokens := effects.Events > 0
+	hasTokens := effects.Events > 0 // tokens are a sign that the core of the engine's rank works
+	// A loop reads until the socket is empty, or reads so many bytes at once that ObserveRead learns the same from them.
+	const leftUnread = false
 	s.upstream.rank.ObserveRead(&s.upstream.lastRead, s.job.req.Endpoint, len(data), leftUnread, hasTokens, now)
-	if effects.Events > 0 {
+	if hasTokens {
 		s.countProgress(effects.Tokens, effects.Events)
 	}
 	return dst, effects.End

@@ -29,37 +29,41 @@ func ending(endpoint mooncake.Endpoint, head sse.Head, finish string, usage sse.
 	return sse.Ending(nil, endpoint == mooncake.Chat, head, finish, usage)
 }
 
-// emptyAnswer returns an answer without tokens, for a request that its client has ended by name before any rank began the answer: a stream
-// of events, or one piece. It is made as if an engine had sent nothing but the end of an answer. The filter gives the events of this end
-// the form that the client asked for. If the client wants one piece, an assembler joins them.
+// emptyAnswer returns an answer without tokens, for a request that its client has ended (by the id of its answer) before any rank began the
+// answer. It has the form that the client asked for: a stream of events, or one piece.
 func emptyAnswer(j *job) []byte {
-	head, options := sse.Head{ID: []byte(`""`), Mode: j.byName.outputMode}, j.filterOptions // the filter replaces the empty id
-	options.Continuation, options.Transcript = nil, nil                                     // no part of the answer comes from other calls
-	options.Cached = sse.OwnCached                                                          // the filter leaves the usage below as it is
-	options.MaxTokens, options.Context = 0, 0                                               // no limits
+	events := emptyEvents(j)
+	switch {
+	case j.req.Stream:
+		return bytes.Join(events, nil)
+	case j.req.Endpoint == mooncake.Generate: // an answer of /generate in one piece is the data of its only event
+		data, _, _ := bytes.Cut(bytes.TrimPrefix(bytes.Join(events, nil), []byte("data: ")), []byte("\n\n"))
+		return data
+	}
+	assembler := newAssembler(j)
+	for _, event := range events {
+		_ = assembler.Add(event) // cannot fail, because evenkeel itself wrote the event
+	}
+	answer, _ := assembler.JSON(nil)
+	return answer
+}
+
+// emptyEvents returns the events of an answer without tokens. They are made as if an engine had sent nothing but the end of an answer,
+// which the filter then changes to what the client asked for.
+func emptyEvents(j *job) (events [][]byte) {
+	// The filter replaces the empty id. At /inference/v1/generate, the answer repeats the output_mode of the request.
+	head, options := sse.Head{ID: []byte(`""`), Mode: j.byName.outputMode}, j.filterOptions
+	options.Continuation, options.Transcript = nil, nil // no part of the answer comes from other calls
+	options.Cached = sse.OwnCached                      // the filter leaves the usage below as it is
+	options.MaxTokens, options.Context = 0, 0           // no limits
 	const unknown = -1
 	usage := sse.Usage{Prompt: j.estimatedTokens(), Total: j.estimatedTokens(), Cached: unknown}
 	const defaultSize = 0 // the largest size that an event may have by default
 	filter, framer := sse.NewFilter(options), sse.NewFramer(defaultSize)
-	var assembler *sse.Assembler
-	hasFormOfEvent := j.req.Endpoint == mooncake.Generate // an answer of /generate in one piece is the data of its only event
-	if !j.req.Stream && !hasFormOfEvent {
-		assembler = newAssembler(j)
-	}
 	framer.Feed(ending(j.req.Endpoint, head, "abort", usage))
-	var answer []byte
 	for e, ok := framer.Next(); ok; e, ok = framer.Next() {
 		out, _ := filter.Event(e, nil)
-		answer = append(answer, out...)
-		if assembler != nil {
-			_ = assembler.Add(out) // cannot fail, because evenkeel itself wrote the event
-		}
+		events = append(events, bytes.Clone(out)) // the memory of e is used again
 	}
-	switch {
-	case assembler != nil:
-		answer, _ = assembler.JSON(nil)
-	case !j.req.Stream: // the answer is the data of the event
-		answer, _, _ = bytes.Cut(bytes.TrimPrefix(answer, []byte("data: ")), []byte("\n\n"))
-	}
-	return answer
+	return events
 }

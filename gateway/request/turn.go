@@ -18,8 +18,8 @@ import (
 )
 
 // awaitLease waits in the arrival queue for a place in the pool and a prefill engine. It returns a lease on that engine, or the way to
-// another proxy that should serve the request, or why the request got neither. In each case it sets j.query to nil, because that
-// question is answered.
+// another proxy that should serve the request, or why the request got neither. In each case it sets j.query to nil: the query, which asks
+// which proxy should serve the request, is answered.
 func (j *job) awaitLease() (*prefill.Lease, *geo.Forward, error) {
 	began := time.Now()
 	j.enterPhase(journal.Queued, "")
@@ -28,14 +28,8 @@ func (j *job) awaitLease() (*prefill.Lease, *geo.Forward, error) {
 	query := j.query
 	j.query = nil
 	if err != nil {
-		switch {
-		case query == nil || query.Forward() == nil: // no other proxy was chosen
-			return nil, nil, err
-		case errors.Is(err, prefill.ErrElsewhere):
-			return nil, query.Forward(), nil
-		}
-		query.Forward().DropUnsent() // another proxy was chosen, but by then the request had left the queue for another reason
-		return nil, nil, err
+		forward, noLease := forwardInstead(query, err)
+		return nil, forward, noLease
 	}
 	defer onPanic(func() { // the lifecycle does not know of the lease and the place yet, so they are given back here
 		lease.Orphan()
@@ -45,15 +39,29 @@ func (j *job) awaitLease() (*prefill.Lease, *geo.Forward, error) {
 	})
 	lease = avoidBlocked(j, lease) // exchanges the lease if KV of its engine lately did not arrive
 	j.record.Report(journal.Event{Kind: journal.Chose, Lease: lease})
-	// MayAsk: until now, it was open which proxy serves the request. The lease means that it is this one. The engines of attempts
-	// before this question may be tried again.
-	if j.life.MayAsk() {
+	// If all attempts here had failed, or another proxy gave the request back, the query has begun a new round of attempts. It has been
+	// answered with this lease, and the engines of the attempts before it may be tried again.
+	wasOpenWhoServes := j.life.MayAsk()
+	if wasOpenWhoServes {
 		j.avoid.prefill = nil
 	}
-	if query != nil { // the answer to the question was that the request stays here
+	if query != nil { // the answer to the query was that the request stays here
 		query.CountLocal()
 	}
 	return lease, nil, nil
+}
+
+// forwardInstead returns the way to the other proxy that should serve a request which left the arrival queue with the error err. If there
+// is no such proxy, it returns err. query is the routing query of the request; nil: it had none.
+func forwardInstead(query *geo.RoutingQuery, err error) (*geo.Forward, error) {
+	switch {
+	case query == nil || query.Forward() == nil: // no other proxy was chosen
+		return nil, err
+	case errors.Is(err, prefill.ErrElsewhere):
+		return query.Forward(), nil
+	}
+	query.Forward().DropUnsent() // another proxy was chosen, but by then the request had left the queue for another reason
+	return nil, err
 }
 
 // avoidBlocked exchanges a lease for one on another prefill engine if a decode engine of the board lately got no KV from the chosen one,
@@ -73,10 +81,10 @@ func avoidBlocked(j *job, lease *prefill.Lease) *prefill.Lease {
 }
 
 // leaseError returns the error for the client of a request that left the arrival queue without a lease. If the client has left, it also
-// notes the time at which nothing is held for it any more (see noteFreed).
+// notes the time at which nothing is held for it any more (see noteFreedAfterLeaving).
 func (j *job) leaseError(err error) *openai.Error {
 	if j.client.Left() {
-		j.noteFreed()
+		j.noteFreedAfterLeaving()
 		return failure.ClientGone
 	}
 	// The client gets the error in the words of the engine that did not have the model.
@@ -141,7 +149,7 @@ func (j *job) arrivalRequest() prefill.Request {
 		j.leaseOwner = &prefill.LeaseOwner{}
 	}
 	arrival.LeaseOwner = j.leaseOwner
-	addRoutingQuestion(j, &arrival) // whether another proxy should serve the request
+	addRoutingQuery(j, &arrival) // whether another proxy should serve the request
 	return arrival
 }
 
@@ -151,14 +159,15 @@ func promptIsCounted(j *job) bool {
 	return j.promptTokens > 0 || !isPromptOfLeg && j.req.PromptTokens > 0
 }
 
-// addRoutingQuestion adds the question which proxy should serve the request, if it may go to another one. It also adds the hashes of the
-// prompt, by which the engines that have it in their caches are found, and the regions in which the request may be prefilled.
-func addRoutingQuestion(j *job, arrival *prefill.Request) {
+// addRoutingQuery adds the query by which the arrival queue decides which proxy should serve the request, if the request may go to another
+// one. It also adds the hashes of the prompt, by which the engines that have it in their caches are found, and the regions in which the
+// request may be prefilled.
+func addRoutingQuery(j *job, arrival *prefill.Request) {
 	// A request that has a place in the pool, or that names its engines, does not go to another proxy.
 	if j.query != nil && !j.life.HasPoolPlace() && !j.incoming.namesEngines() {
-		arrival.Remote, arrival.Prompt = j.query, j.query.Prompt()
+		arrival.Remote, arrival.Prompt = j.query, j.query.Prompt() // newRoutingQuery has hashed the prompt, unless the request stays here
 	}
-	if arrival.Prompt.Keys == nil { // the question has not hashed the prompt
+	if arrival.Prompt.Keys == nil { // not hashed yet
 		arrival.Prompt = j.prefixKeys()
 	}
 	if peers := j.srv.Peers; peers != nil {
