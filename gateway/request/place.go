@@ -35,9 +35,9 @@ func (j *job) placeHandoff(h *handoff.Handoff) (*dispatcher.Slot, *failure.Fault
 }
 
 // place waits in the pool until the dispatcher binds the request to a decode rank, and returns the slot on that rank. candidate is the
-// prefill engine of the request, and tokens the length of the prompt. enqueue completes the pool's entry and gives it to the dispatcher. If
-// the wait ends otherwise, place returns a fault. Two faults do not end the request: if the region lost its ranks, the prompt is prefilled
-// again in another region, and if another proxy now owns the decode group, that proxy is asked.
+// prefill engine of the request, or its ranks that also prefill, and tokens the length of the prompt. enqueue completes the pool's entry
+// and gives it to the dispatcher. If the wait ends otherwise, place returns a fault. Two faults do not end the request: if the region lost
+// its ranks, the prompt is prefilled again in another region, and if another proxy now owns the decode group, that proxy is asked.
 func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.Entry) <-chan dispatcher.Result) (*dispatcher.Slot,
 	*failure.Fault) {
 	queued := false
