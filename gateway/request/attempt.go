@@ -273,7 +273,8 @@ func (a *avoided) noteFailure(engines Engines, worker int32, fault *failure.Faul
 }
 
 // noteRefusal notes that a worker refused the request: its own queue is full, or a queue that it shares with others. sameQueue has all
-// workers that may share this queue, with the worker itself. othersExist says whether a worker that is not avoided yet is outside of it.
+// workers that may share this queue, with the worker itself. othersExist says whether a worker outside of it, which is not avoided yet,
+// takes requests.
 //
 // One refusal does not show which queue is full. So the next attempt avoids the worker (refused), and goes to the rest of its queue only if
 // no other worker can take it at once (lastChoice). If a second worker of the same queue refuses, the shared queue is full: the request

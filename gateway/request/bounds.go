@@ -164,8 +164,8 @@ func watchCore(s *stream) (stop func()) {
 	})
 }
 
-// A coreCheck finds out whether a request may leave the core of its rank for another one. It has what it needs of the job, because it runs
-// on another goroutine.
+// A coreCheck finds out whether a request may leave the core of its rank for another one. It runs on another goroutine, so it has copies of
+// what it needs of the request's attempts.
 type coreCheck struct {
 	job         *job
 	worker      int32

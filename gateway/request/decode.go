@@ -54,8 +54,8 @@ func noteIfBlocksLeak(s *stream, h *handoff.Handoff, fault *failure.Fault) {
 
 // decodeDuringPrefill does what decode does, for a request whose prefill runs at the same time. No engine was sent the prompt of the lease
 // yet. The prefill call and the decode call are a pair, and the end of one ends the other. pair is their number in the request's lifecycle.
-// until limits the wait for the decode engine's callback, if the engine calls back. clientQuit says that the client has left after the rank
-// was sent the request, and that the rank's blocks are not written to any more, or count as lost.
+// until limits the wait for the decode engine's callback, if the engine calls back. clientQuit says that the client has left, and that the
+// rank's blocks for the request are not written to any more, or count as lost. It is false if nothing was sent to the rank (NotOurs).
 func (s *stream) decodeDuringPrefill(lease *prefill.Lease, pair int, until lifecycle.Timeout) (fault *failure.Fault, clientQuit bool) {
 	j, slot := s.job, s.upstream.slot
 	j.record.Report(journal.Event{Kind: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "decode", Early: true})
@@ -149,8 +149,9 @@ func (u *upstreamCall) decodeBody(kv json.RawMessage, id string) [][]byte {
 	return profile.DecodeBody(&j.body, j.req.Endpoint, changes, kv, salt, !u.unstreamed, nil)
 }
 
-// noteSendFailed reports a decode call that failed before the head of its answer to the monitor, if its engine is to blame. If the proxy
-// ended the call because its client left, and by then the pull of the KV was over (pullEndsBy), the fault says so: only the answer is lost.
+// noteSendFailed is called after a decode call that got no answer with status 200. It reports the call to the monitor, if the engine is to
+// blame. If the proxy ended the call because its client left, and the pull of the KV is over by now (pullEndsBy), the fault then says so:
+// only the answer is lost.
 func (u *upstreamCall) noteSendFailed(fault *failure.Fault, pullEndsBy time.Time) {
 	if fault.BlamedEngine != "" {
 		u.job.srv.Monitor.ReportFailure(fault.BlamedEngine, fault.Err)
@@ -167,7 +168,7 @@ func (u *upstreamCall) noteSendFailed(fault *failure.Fault, pullEndsBy time.Time
 // when the pull of the hand-off's KV is certainly over.
 func limitWait(s *stream, h *handoff.Handoff, until lifecycle.Timeout) (silence time.Duration, pullEndsBy time.Time, stop func()) {
 	j, profile, unstreamed := s.job, s.upstream.rank.Profile, s.upstream.unstreamed
-	if unstreamed { // silence is only for the pull of KV, which is over when a stream's first event would come; LimitOnePiece limits the rest
+	if unstreamed { // the pull of KV is over when a stream's first event would come; LimitOnePiece limits the call
 		until = lifecycle.ByFirstEvent
 	}
 	silence = s.upstream.limitByHold(h, timeoutOf(until, j.srv.Settings(), profile))
@@ -374,8 +375,7 @@ func (u *upstreamCall) failDuringPrefill(reason lifecycle.DecodeFailure, fault *
 // blameForFailure reports a decode call that has ended by itself to the monitor, if its engine is at fault: it may have died, could not be
 // reached, or its answer tells something about the engine itself.
 func (u *upstreamCall) blameForFailure(reason lifecycle.DecodeFailure, fault *failure.Fault) {
-	// An engine that answers with an error status is blamed by name only if it is paused, or does not have the model. Any other status
-	// is about the request or about the load.
+	// The fault of a call with an error status blames the engine only if the engine is paused, or does not have the model.
 	tellsOfEngine := fault.Status != 0 && fault.BlamedEngine != ""
 	engineAtFault := reason == lifecycle.Died || tellsOfEngine || fault.Reason == lifecycle.Unreachable
 	if fault.Err != nil && engineAtFault {

@@ -11,6 +11,7 @@ import (
 
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/failure"
+	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/openai"
@@ -383,5 +384,81 @@ func (u *upstreamCall) closeAndAwaitEnd() {
 		if _, err := u.resp.Read(dropped[:]); err != nil { // the engine has closed the connection, or the time is over
 			return
 		}
+	}
+}
+
+// settleLease gives back the lease of a prefill that has ended, or leaves it to a new owner (Pass): the hand-off, or the prefill call that
+// runs beside a decode call. With Discard, a decode engine is made to fetch the KV, so that the prefill engine frees it.
+func (r *executor) settleLease(disposition lifecycle.Disposition) {
+	switch disposition {
+	case lifecycle.Pass: // the new owner gives the lease back
+	case lifecycle.Discard: // the prefill call failed although it returned a hand-off, which has the lease
+		r.job.discard(r.handoff)
+	default:
+		handoff.SettleLease(r.lease, disposition, r.fault)
+		endedByClient := r.fault != nil && r.fault.Reason == lifecycle.Left
+		if endedByClient && disposition == lifecycle.Free { // the engine has aborted the prefill, and keeps nothing
+			r.job.noteFreedAfterLeaving()
+		}
+	}
+}
+
+// settleKV gives the hand-off back, or has it discarded: a decode engine then gets the request once more, only to fetch the KV, so that the
+// prefill engine frees it. A hand-off that a decode engine may have read waits in maybeRead for the end of the attempts (settleMaybeRead).
+// Until then it is not known whether the request makes engines fail, and a discard would send it to one more engine.
+func (r *executor) settleKV(disposition lifecycle.Disposition) {
+	j := r.job
+	switch disposition {
+	case lifecycle.Discard:
+		j.discard(r.handoff)
+	case lifecycle.MaybeRead, lifecycle.MaybeRunning:
+		j.maybeRead = append(j.maybeRead, r.handoff)
+	default:
+		var noFault *failure.Fault // the prefill engine has not failed
+		handoff.SettleLease(r.handoff.Lease, disposition, noFault)
+	}
+	r.handoff = nil
+}
+
+// settleMaybeRead discards or gives back the oldest hand-off of which it was not known whether an engine has read it. The lifecycle settles
+// these hand-offs in the order in which settleKV has put them into maybeRead.
+func (r *executor) settleMaybeRead(disposition lifecycle.Disposition) {
+	j := r.job
+	if len(j.maybeRead) == 0 { // a panic came before the hand-off was added to maybeRead
+		return
+	}
+	oldest := j.maybeRead[0]
+	j.maybeRead = j.maybeRead[1:]
+	if disposition == lifecycle.Discard {
+		oldest.Avoid = j.avoid.ranks() // the rank that fetches the KV must be none that has failed at this request
+		j.discard(oldest)
+		return
+	}
+	var noFault *failure.Fault // the prefill engine has not failed
+	handoff.SettleLease(oldest.Lease, disposition, noFault)
+}
+
+// settleCall takes a call that is over out of the counts of its engine. If the client has left, the record notes that the engine holds
+// nothing for it any more. Before the answer has begun, settleCall also gives back what the stream of the call holds. Later the client may
+// still have to read the end of the answer from the stream, so Close does that.
+func (r *executor) settleCall(disposition lifecycle.Disposition) {
+	j := r.job
+	if r.stream != nil { // nil: a panic came before the stream was made
+		r.stream.upstream.endAccounting(disposition)
+	}
+	if disposition == lifecycle.Cancelled || j.passthrough != nil { // only these calls may have ended because the client left
+		j.noteFreedAfterLeaving()
+	}
+	if r.stream != nil && !r.answerBegun {
+		r.stream.giveBackAll(boardKinds[disposition])
+	}
+}
+
+// discard frees the KV of a hand-off that no decode will use. If the client has left, the record notes the moment when the KV is free.
+func (j *job) discard(h *handoff.Handoff) {
+	if j.client.Left() {
+		j.srv.discards.Discard(h, j.noteFreedAfterLeaving)
+	} else {
+		j.srv.discards.Discard(h, nil)
 	}
 }

@@ -176,15 +176,6 @@ func reportedFault(s *stream, err error) *failure.Fault {
 	return fault
 }
 
-// discard frees the KV of a hand-off that no decode will use. If the client has left, the record notes the moment when the KV is free.
-func (j *job) discard(h *handoff.Handoff) {
-	if j.client.Left() {
-		j.srv.discards.Discard(h, j.noteFreedAfterLeaving)
-	} else {
-		j.srv.discards.Discard(h, nil)
-	}
-}
-
 // countIfOverdue says whether a first event would now come too late, because the prefill engine may have freed the KV of the hand-off. If
 // so, it also counts a late answer. An answer in one piece is not counted, because its bytes do not show when its KV was read.
 func (s *stream) countIfOverdue(h *handoff.Handoff) (overdue bool) {

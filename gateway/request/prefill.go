@@ -83,8 +83,7 @@ func (c *probeCall) reportEnd(fault *failure.Fault, stopped, clientLeft bool) *f
 		c.srv.Monitor.ReportFailure(fault.BlamedEngine, fault.Err)
 	}
 	if fault.Reason == lifecycle.Moved || fault.Reason == lifecycle.HungUp {
-		// The proxy ended the call, so the engine has not failed. A client that still waits may send the request again, as after a
-		// drain.
+		// The proxy ended the call, so the engine has not failed. If the client gets this error, it may send the request again.
 		fault.ClientError, fault.Err, fault.BlamedEngine = c.srv.movedOutError(), failure.ErrMoved, ""
 	}
 	return fault
@@ -104,9 +103,10 @@ func (c *probeCall) reportUnpairedEnd(j *job, fault *failure.Fault) *failure.Fau
 // buffer.
 var answerPool = sync.Pool{New: func() any { return new([]byte) }}
 
-// putAnswerBack returns a buffer to answerPool, unless one huge answer has made it large.
-func putAnswerBack(buffer *[]byte) {
-	if cap(*buffer) <= 64<<10 {
+// putAnswerBack puts the memory of an answer, which was read into the buffer, back into answerPool, unless one huge answer has made it
+// large.
+func putAnswerBack(buffer *[]byte, answer []byte) {
+	if *buffer = answer; cap(answer) <= 64<<10 {
 		answerPool.Put(buffer)
 	}
 }
@@ -128,17 +128,18 @@ func (j *job) runProbe(lease *prefill.Lease, until lifecycle.Timeout) (*handoff.
 	if resp != nil {
 		defer resp.Close()
 	}
-	buffer := answerPool.Get().(*[]byte)
-	defer putAnswerBack(buffer)
+	var answer []byte
 	if fault == nil {
-		*buffer, fault = call.Read(resp, *buffer, mooncake.MaxProbeAnswer, call.answerBy())
+		buffer := answerPool.Get().(*[]byte)
+		defer func() { putAnswerBack(buffer, answer) }()
+		answer, fault = call.Read(resp, *buffer, mooncake.MaxProbeAnswer, call.answerBy())
 	}
 	fault = call.reportUnpairedEnd(j, fault) // no decode call runs beside this call
 	j.recordFetch(fetched, fault)
 	if fault != nil {
 		return nil, fault
 	}
-	return j.acceptAnswer(lease, call.process, transfer, *buffer, answered)
+	return j.acceptAnswer(lease, call.process, transfer, answer, answered)
 }
 
 // transferNames returns the names that a prefill request must give the engine for the transfer of the KV; nil: the engine needs none. It
@@ -380,8 +381,8 @@ func (p *concurrentPrefill) probeEnded(answer []byte, answered time.Time, fault 
 	return p.step(lifecycle.Event{Kind: lifecycle.PrefillFailed, Again: attemptsLeft}, fault)
 }
 
-// newCallIfDue prepares the prefill call to the engine of the lease, from where on the lifecycle can end it. It returns nil if the
-// lifecycle does not need the prefill any more.
+// newCallIfDue prepares the prefill call to the engine of the lease. From then on, the lifecycle can end the call. newCallIfDue returns nil
+// if the prefill is not needed any more.
 func (p *concurrentPrefill) newCallIfDue(lease *prefill.Lease) (call *probeCall) {
 	p.withLock(func() {
 		if p.step(lifecycle.Event{Kind: lifecycle.ProbeDue}, nil) {
@@ -470,7 +471,9 @@ func (p *concurrentPrefill) readAnswer(candidate prefill.Candidate, answer []byt
 // prefillOnly lets a prefill engine answer a request for the logprobs of its prompt and for at most one token. Only the engine that
 // computes the prompt knows these logprobs, and nothing is left to decode. So the request needs no hand-off and no slot.
 func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Timeout) (*stream, *failure.Fault) {
-	answer, fault := askPrefillOnly(j, lease, until)
+	call := newProbeCall(j, lease, until)
+	defer call.untrack()
+	answer, fault := askPrefillOnly(j, lease, call)
 	if fault != nil {
 		return nil, fault
 	}
@@ -495,11 +498,9 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Timeout) (*strea
 	return s, nil
 }
 
-// askPrefillOnly sends the request of prefillOnly to the engine of the lease, and returns the whole answer. If the client leaves meanwhile,
-// the call ends.
-func askPrefillOnly(j *job, lease *prefill.Lease, until lifecycle.Timeout) ([]byte, *failure.Fault) {
-	call := newProbeCall(j, lease, until)
-	defer call.untrack()
+// askPrefillOnly sends the request of prefillOnly to the engine of the lease, by this call, and returns the whole answer. If the client
+// leaves meanwhile, the call ends.
+func askPrefillOnly(j *job, lease *prefill.Lease, call *probeCall) ([]byte, *failure.Fault) {
 	markSentIfEarly(lease)
 	j.client.OnGone(func() { call.Disconnect(upstream.NoticeTimeout) })
 	var noKV json.RawMessage // the engine computes the prompt itself

@@ -51,8 +51,8 @@ func (s *stream) continueAnswer() {
 }
 
 // kvIsWrong says whether the answer so far was computed from broken KV, so that it must not be continued: the prefill engine has reported a
-// failure, or has counted another number of prompt tokens than the decode engine. If so, the client gets the error for this. If the client
-// has left, nothing is checked.
+// failure, has not confirmed the KV in time, or has counted another number of prompt tokens than the decode engine. If so, the fault of the
+// call becomes this one, whose error the client gets. If the client has left, nothing is checked.
 func kvIsWrong(s *stream) bool {
 	if s.job.client.Left() {
 		return false
@@ -300,7 +300,7 @@ func (j *job) checkPromptCount(want, counted int) *openai.Error {
 // keepForResume decides which parts of a request stay in memory in case this rank loses its answer. With KeepAll, the body stays until the
 // end of the answer, so that the answer can go on, or begin anew, at any time; its size is charged to Server.resumeBytes. If neither would
 // be possible, or if too little memory is left, the body stays only until the first token (KeepStart): until then, the same request can be
-// sent again. If the profile of the rank's engine allows no second attempt after the answer has begun, the body is freed at its first event
+// sent again. If the profile of the rank's engine allows no further attempt once the answer has begun, nothing stays from then on
 // (KeepNothing).
 func (j *job) keepForResume(rank *roster.Rank) {
 	if j.life.Resumed() { // what was kept for the first part of the answer is used for its later parts, too

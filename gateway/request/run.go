@@ -73,9 +73,9 @@ type executor struct {
 	answerBegun bool // this executor only carries out the effects that follow the end of an answer
 }
 
-// run reports event to the request's lifecycle and carries out the effects that the lifecycle returns. Only the last of these effects may
-// wait, and only it returns an event that matters: how the wait ended. This event is reported next, and so on, until the lifecycle says
-// that there is an answer or an error. run returns the stream of the answer, or the error. Both are nil if another proxy answers.
+// run reports event to the request's lifecycle and carries out the effects that the lifecycle returns. Only the last of these effects
+// brings an event, which is reported next. This goes on until the lifecycle says that there is an answer or an error. run returns the
+// stream of the answer, or the error. Both are nil if another proxy answers.
 func (r *executor) run(event lifecycle.Event) (*stream, *openai.Error) {
 	j := r.job
 	var buffer [8]lifecycle.Effect
@@ -198,7 +198,7 @@ func (r *executor) do(effect lifecycle.Effect) lifecycle.Event {
 		if j.awaitRetry(effect.Retry, r.fault) {
 			return lifecycle.Event{Kind: lifecycle.Retried}
 		}
-		return lifecycle.Event{Kind: lifecycle.GivenUp} // the retry budget grants no attempt, or no time is left for one
+		return lifecycle.Event{Kind: lifecycle.GivenUp} // no attempt is granted, no time is left, or the client has left
 
 	// The end of an answer that has begun.
 	case lifecycle.Confirm: // the decode engine has ended the answer; its end waits until the KV is confirmed
@@ -315,10 +315,9 @@ func (r *executor) enqueue(effect lifecycle.Effect) lifecycle.Event {
 	}
 	r.prepareStream()
 	call := &r.stream.upstream
-	noEarlyEvents := call.unstreamed // an answer in one piece has no event before its end
-	// In a pair of calls (Early), the engine of a stream may have no event before the end either, if it sends no text until then. A
-	// rank that prefills and decodes (Aggregated) may take as long as a prefill for its first event in any case.
-	if effect.Bind == lifecycle.Early {
+	// With noEarlyEvents, the lifecycle lets the first event take as long as the whole answer may take.
+	noEarlyEvents := call.unstreamed    // an answer in one piece has no event before its end
+	if effect.Bind == lifecycle.Early { // in a pair of calls, this also counts for a stream whose engine may send no text before the end
 		noEarlyEvents = noEarlyEvents || call.noEarlyText
 	}
 	return lifecycle.Event{Kind: lifecycle.Bound, Copied: bodyIsKept(j), NoEarlyEvents: noEarlyEvents,
@@ -361,9 +360,10 @@ func (r *executor) beganEvent(fault *failure.Fault, clientQuit bool) lifecycle.E
 	fault.Moved = r.stream.upstream.endedByDrain()
 	event := r.callFailed(fault)
 	event.Quit = clientQuit
-	// The whole answer had come before the fault was found, so the lifecycle has given back slot and call, and only the rest is left.
+	// If the whole answer had come before the fault was found, the lifecycle has given back slot and call. Only the connection and the
+	// buffers are left.
 	if slotIsFree := r.stream.upstream.slot == nil; slotIsFree {
-		r.stream.giveBackAll(board.Failed) // Failed would only be the report to the dispatcher, which has the slot already
+		r.stream.giveBackAll(board.Failed) // Failed has no effect: it would be reported with the slot
 	}
 	return event
 }
@@ -440,7 +440,7 @@ func (r *executor) reportOutcome(effect lifecycle.Effect) {
 
 // noteUnexplained500 is called after a 500 of the engine, or the group of ranks, that has computed the prompt. The 500 was counted against
 // them when the lease was given back. If another engine later answers the same request with 500, the request is the likely cause. The
-// lifecycle reports the cause by the effect Resolve, which calls the function that is noted here: it takes the count back.
+// lifecycle reports the cause by the effect Resolve. It calls the function that is noted here, which then takes the count back.
 func (r *executor) noteUnexplained500() {
 	scheduler, id := r.job.srv.Prefill, r.prefillEngine().ID
 	r.job.unexplained500s = append(r.job.unexplained500s, func(cause lifecycle.Blame) {
@@ -532,11 +532,64 @@ func (r *executor) clientError(which lifecycle.Error) *openai.Error {
 		if p == nil {
 			return failure.NoLocalRank(r.job.client.Left(), r.lastError)
 		}
-		// If the last choice found no engine, noEngine says why. Otherwise noEngine is nil: the request was sent to as many engines
-		// as one request may be, and none of them has its endpoint.
+		// If the last choice found no engine, noEngine says why. It is nil if the request was sent to the largest number of engines
+		// that may be asked. None of them had the endpoint.
 		return cmp.Or(p.noEngine, failure.NoRoute)
 	case lifecycle.OfOwner: // another proxy owns the decode group, and the request cannot be sent there
 		return failure.NotOurs
 	}
 	return r.lastError // the error of the last attempt, of the wait in the queue, or of the other proxy
+}
+
+// settle gives back one resource that the request holds, or leaves it to a new owner. disposition says which: Pass means that a new owner
+// gives it back, and every other disposition is a way to give it back now. Of a lease or a hand-off, the disposition says what becomes of
+// the KV on the prefill engine, for example Free: the engine has no KV of the request, or has freed it.
+func (r *executor) settle(resource lifecycle.Resource, disposition lifecycle.Disposition) {
+	j := r.job
+	switch resource {
+	case lifecycle.Permit: // the place in the pool
+		if disposition == lifecycle.Back { // otherwise (Pass) the request's entry in the pool gives the place back
+			j.srv.Places.Release()
+		}
+	case lifecycle.Lease:
+		r.settleLease(disposition)
+	case lifecycle.KV: // the hand-off
+		r.settleKV(disposition)
+	case lifecycle.MaybeReadKV: // a hand-off of an earlier attempt
+		r.settleMaybeRead(disposition)
+	case lifecycle.Slot:
+		r.settleSlot(disposition)
+	case lifecycle.Call:
+		if j.passthrough != nil {
+			r.endPassthroughCall(disposition)
+		}
+		r.settleCall(disposition)
+	case lifecycle.LeaseOwner:
+		if j.leaseOwner != nil { // the job makes no more calls, so the audit reports leases that were not given back
+			j.srv.Prefill.Ended(j.leaseOwner)
+			j.leaseOwner = nil
+		}
+	case lifecycle.Copy: // the body, which was kept so that a lost answer can go on
+		j.releaseResumeBytes()
+	case lifecycle.Seat, lifecycle.Body, lifecycle.Memory: // held only by a request that is passed through
+		r.givePassthroughBack(resource, disposition)
+	}
+}
+
+// settleSlot gives the slot back. It also counts and logs the failure of a decode rank at a prompt that it had to compute itself.
+func (r *executor) settleSlot(disposition lifecycle.Disposition) {
+	j, s := r.job, r.stream
+	if s == nil { // a panic came before the stream was made
+		j.srv.Dispatcher.Release(r.slot, board.Outcome{Kind: boardKinds[disposition]})
+		return
+	}
+	failedAtPrompt := disposition == lifecycle.Failing && r.fault != nil && !r.answerBegun
+	computedPromptAlone := s.upstream.computesPrompt && !r.isAggregated() // an aggregated rank computes every prompt itself
+	if failedAtPrompt && computedPromptAlone {
+		j.srv.metrics.localFailures.Inc()
+		j.record.Route = "" // only for the log and the answer's headers: the route Local has failed, and the next attempt sets its own
+		j.srv.Log.Warn("a decode rank failed at a prompt that it got without a hand-off", zap.Inline(j),
+			zap.String("engine", s.upstream.rank.Target.ID), zap.Error(r.fault.Err))
+	}
+	s.releaseSlot(boardKinds[disposition])
 }

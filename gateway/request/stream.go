@@ -162,8 +162,7 @@ func (s *stream) Flow() *engine.Response {
 		return nil
 	}
 	wantsOnePiece := s.upstream.answer.Assembler != nil // the assembler collects the events for the client
-	hasUnreadBytes := s.upstream.resp.Arrived()
-	if wantsOnePiece || hasUnreadBytes {
+	if wantsOnePiece || s.upstream.resp.Arrived() {
 		return nil
 	}
 	s.upstream.answer.out = nil // the loop has a buffer of its own (see Arrive)
@@ -176,7 +175,7 @@ func (s *stream) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
 	s.readAt = now
 	dst, effects := s.upstream.answer.Feed(dst, data, now)
 	hasTokens := effects.Events > 0 // tokens are a sign that the core of the engine's rank works
-	// A loop reads until the socket is empty, or reads so many bytes at once that ObserveRead learns the same from them.
+	// A read of the loop empties the socket, or has so many bytes that it counts as one that did not.
 	const leftUnread = false
 	s.upstream.rank.ObserveRead(&s.upstream.lastRead, s.job.req.Endpoint, len(data), leftUnread, hasTokens, now)
 	if hasTokens {

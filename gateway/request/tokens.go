@@ -63,7 +63,7 @@ func emptyEvents(j *job) (events [][]byte) {
 	framer.Feed(ending(j.req.Endpoint, head, "abort", usage))
 	for e, ok := framer.Next(); ok; e, ok = framer.Next() {
 		out, _ := filter.Event(e, nil)
-		events = append(events, bytes.Clone(out)) // the memory of e is used again
+		events = append(events, bytes.Clone(out)) // out may be memory of the framer
 	}
 	return events
 }

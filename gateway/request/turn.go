@@ -39,9 +39,7 @@ func (j *job) awaitLease() (*prefill.Lease, *geo.Forward, error) {
 	})
 	lease = avoidBlocked(j, lease) // exchanges the lease if KV of its engine lately did not arrive
 	j.record.Report(journal.Event{Kind: journal.Chose, Lease: lease})
-	// If all attempts here had failed, or another proxy gave the request back, the query has begun a new round of attempts. It has been
-	// answered with this lease, and the engines of the attempts before it may be tried again.
-	wasOpenWhoServes := j.life.MayAsk()
+	wasOpenWhoServes := j.life.MayAsk() // the lease means that it is this proxy; the engines of the attempts before may be tried again
 	if wasOpenWhoServes {
 		j.avoid.prefill = nil
 	}
