@@ -53,9 +53,10 @@ func (t *sumTable) fill(sizes []int64, maxItems int, bound int64) {
 // sumsOf returns the set of (i, j): the sums that exactly j of the first i sizes can have.
 func (t *sumTable) sumsOf(i, j int) row { return t.rows[i*(t.maxItems+1)+j] }
 
-// union returns the sums of j items that may include the item with this size, up to bound. withoutItem has the sums of j items without it,
-// and oneFewer the sums of j-1 other items, to each of which union adds size. If all of these are above bound, it returns withoutItem
-// itself.
+// union makes one row of the table (see fill): the sums of exactly j items out of the first i+1, of which the last item has this size. Each
+// such sum either lacks the last item, and then it is one of withoutItem, the sums of j of the first i items. Or it has the last item, and
+// then it is the size plus one of oneFewer, the sums of j-1 of the first i items. Sums above bound are left out. If no sum with the last
+// item is left, union returns withoutItem itself.
 //
 // A row is a set of bits, one for each sum, in words of 64. It has only the words from lowWord on: the word k has the sums from 64*k to
 // 64*k+63.
@@ -72,8 +73,8 @@ func (t *sumTable) union(withoutItem, oneFewer row, size int64) row {
 	next.copyFrom(withoutItem)
 	// The sum x of oneFewer is bit x-64*oneFewer.lowWord there, and x+size is bit x+size-64*lowWord here.
 	shiftBits := size + 64*int64(oneFewer.lowWord-lowWord) // never below 0, because next begins at or below the first sum with the item
-	orShifted(next.words, oneFewer.words, uint(shiftBits))
-	next.trim(t.bound) // sums with the item may be above bound
+	orShifted(next.words, oneFewer.words, uint(shiftBits)) // adds to next each sum of oneFewer plus size
+	next.trim(t.bound)                                     // sums with the item may be above bound
 	return next
 }
 

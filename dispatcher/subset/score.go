@@ -106,8 +106,12 @@ func (s *Score) SetBRH(margins []int64, discounts []float64, alpha, beta float64
 	}
 }
 
-// sortKnots sets s.knots to one knot for each step, sorted by margin. The sums in the knots are not set yet. It sorts numbers that have the
-// margin in their high bits and the number of the step in their low bits. That takes a third of the time that sorting the knots would take.
+// sortKnots sets s.knots to one knot for each of the next decode steps, sorted by margin. A knot is a number of added tokens at which the
+// slope of the score falls: the margin of a step, which is how many tokens the rank is below the fullest rank in this step. Beyond it, each
+// token makes the step longer. discounts has the weights of the steps. The sums in the knots are not set yet.
+//
+// sortKnots sorts numbers that have the margin in their high bits and the number of the step in their low bits. That takes a third of the
+// time that sorting the knots would take.
 func (s *Score) sortKnots(margins []int64, discounts []float64) {
 	s.keys = s.keys[:0]
 	for step, margin := range margins {

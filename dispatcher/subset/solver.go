@@ -61,12 +61,13 @@ type Solver struct {
 // Best returns the non-empty subset with the largest score among those with at most p.Cap candidates and p.Limit tokens. In a tie, the
 // smaller sum wins, then more candidates, then the smaller mask. ok is false if no candidate fits.
 //
-// The score F rises up to its knee, and does not rise beyond it. Therefore either the largest sum up to the knee or the smallest sum beyond
-// it is the best. All searches store these two in s (upToKnee and beyondKnee): they try single candidates, or all subsets if there are few,
-// or make a table.
+// The size of a candidate is the load that it adds to this rank: its tokens times p.Cost, the cost of a KV token there. The sum of a subset
+// is that of its sizes. The score of a sum rises up to a sum that is called the knee, and does not rise beyond it. Therefore either the
+// largest sum up to the knee or the smallest sum beyond it is the best. All searches store these two in s (upToKnee and beyondKnee): they
+// try single candidates, or all subsets if there are few, or make a table.
 //
-// A candidate's size is its tokens times Cost, the cost of a KV token on this rank. The answer is exact if there are at most 4096 subsets,
-// or if Cost is 1 and min(Limit, knee + largest size) is at most 65,536 tokens.
+// The answer is exact if there are at most 4096 subsets. It is also exact if Cost is 1 and the sums that matter are at most 65,536 tokens:
+// those up to min(Limit, knee + largest size). Otherwise it is approximate.
 func (s *Solver) Best(f *Score, p Problem) (best Set, ok bool) {
 	s.loadCandidates(f, p)
 	switch {
@@ -75,7 +76,8 @@ func (s *Solver) Best(f *Score, p Problem) (best Set, ok bool) {
 	case s.maxCount == 1: // each set is a single candidate
 		s.singles()
 	case countSubsets(s.count, s.maxCount) <= enumerable:
-		s.walk(0, choice{}, 0) // from candidate 0, the empty set, with 0 tokens
+		var noCandidates choice
+		s.walk(0, noCandidates, 0) // from candidate 0 on, beginning with a set of 0 tokens
 	default:
 		s.searchTable(p.Cost)
 	}
@@ -97,13 +99,12 @@ func (s *Solver) pickBetter(f *Score) Set {
 	return set
 }
 
-// loadCandidates copies into s the candidates that fit within the limit when they are alone, in the order of the problem. Each has two
-// numbers. The limit holds for its tokens, because they need KV room. The score and its knee (the sum up to which the score rises) are for
-// its scaled tokens: tokens times p.Cost, the load that they add to this rank. loadCandidates also forgets the best choices of the last
-// problem, up to the knee and beyond it.
+// loadCandidates prepares s for a problem. It copies into s the candidates that fit within the limit when they are alone, in the order of
+// the problem. Each has two numbers. The limit holds for its tokens, because they need KV room. The score and its knee (the sum up to which
+// the score rises) are for its scaled tokens: tokens times p.Cost, the load that they add to this rank.
 func (s *Solver) loadCandidates(f *Score, p Problem) {
+	s.forgetChoices() // those of the last problem
 	s.count, s.limit, s.knee = 0, p.Limit, f.Knee()
-	s.upToKnee, s.beyondKnee = choice{}, choice{}
 	for i, tokens := range p.Tokens {
 		if tokens <= p.Limit {
 			s.tokens[s.count], s.scaledTokens[s.count], s.index[s.count] = tokens, Scaled(tokens, p.Cost), uint8(i)
@@ -166,43 +167,49 @@ func countSubsets(n, maxCount int) int {
 }
 
 // searchTable finds two choices in a table of the sums that subsets can have: the one with the largest sum up to the knee (s.upToKnee), and
-// the one with the smallest sum beyond it (s.beyondKnee). The score rises up to the knee and not beyond it. The sizes of the candidates are
-// their tokens times cost; a cost of 0 means 1.
+// the one with the smallest sum beyond it (s.beyondKnee). The score rises up to the knee and not beyond it. The sizes that are summed up
+// are the tokens of the candidates times scale (Problem.Cost); a scale of 0 means 1.
 //
-// What it finds is only approximate if the table counts blocks of tokens, or if the sizes are scaled, because the limit is for unscaled
-// tokens. In these cases, improveApproximate checks both choices against the limit, and compares them with others.
-func (s *Solver) searchTable(cost float64) {
-	limit, exact := s.limit, true
-	if isScaled := cost != 1 && cost != 0; isScaled && limit != Unlimited {
+// What it finds is only approximate in two cases. If the sizes are scaled, a limit for unscaled tokens has no exact equivalent. If sums may
+// be too large for the table, it counts blocks of several tokens. In these cases, improveApproximate checks both choices against the limit,
+// and compares them with others.
+func (s *Solver) searchTable(scale float64) {
+	limit, limitIsExact := s.limit, true
+	if isScaled := scale != 1 && scale != 0; isScaled && limit != Unlimited {
 		// Scaling rounds each size by up to half a token. So a sum of scaled sizes within this lower limit is certainly within the
 		// limit for unscaled tokens.
 		largestRounding := float64(s.maxCount) / 2
-		limit, exact = int64(math.Floor(float64(limit)*cost-largestRounding)), false
+		limit, limitIsExact = int64(math.Floor(float64(limit)*scale-largestRounding)), false
 	}
-	if limit >= 0 { // a limit below 0 means that no set is certain to be within the limit for unscaled tokens
-		countsTokens := s.findInTable(limit)
-		exact = exact && countsTokens // otherwise the table counted blocks of several tokens, because sums may be too large
+	countsTokens := true // false: the table counts blocks of several tokens
+	if limit >= 0 {      // a limit below 0 means that no set is certain to be within the limit for unscaled tokens
+		countsTokens = s.findInTable(limit)
 	}
-	if !exact {
+	if !limitIsExact || !countsTokens {
 		s.improveApproximate()
 	}
 }
 
 // improveApproximate compares the choices that an approximate table found (s.upToKnee and s.beyondKnee) with the single candidates and a
-// greedy choice, and stores the best in their place. Of all these, only choices within the limit count, with their exact sums.
+// greedy choice, and stores the best in their place. Of all these, only choices within the limit count, with their exact sums. Each choice
+// that is considered replaces s.upToKnee or s.beyondKnee if it is better (see consider).
 func (s *Solver) improveApproximate() {
 	fromTable := [2]choice{s.upToKnee, s.beyondKnee}
-	s.upToKnee, s.beyondKnee = choice{}, choice{}
-	s.singles() // each candidate alone is within the limit
+	s.forgetChoices() // those of the table are considered again below, once their sums are exact
+	s.singles()       // each candidate alone is within the limit
 	s.considerChecked(s.greedy())
 	for _, x := range fromTable {
 		s.considerChecked(x)
 	}
 }
 
+// forgetChoices forgets the best choices that were found so far, up to the knee and beyond it.
+func (s *Solver) forgetChoices() { s.upToKnee, s.beyondKnee = choice{}, choice{} }
+
 // considerChecked considers a choice that may come from an approximate table: its mask is right, but its sum may be in blocks of several
-// tokens, and its candidates may exceed the limit. considerChecked takes the choice only if its unscaled tokens are within the limit, and
-// sets its sum to the sum of the scaled tokens. A choice with ok false is ignored.
+// tokens, and its candidates may exceed the limit. Each candidate has two numbers. Its tokens need KV room, for which the limit is. Its
+// scaled tokens are the tokens times the cost of a token on this rank: the load, for which the score is. considerChecked takes the choice
+// only if its tokens are within the limit, and sets its sum to the sum of the scaled tokens. A choice with ok false is ignored.
 func (s *Solver) considerChecked(x choice) {
 	if !x.ok {
 		return
@@ -219,21 +226,17 @@ func (s *Solver) considerChecked(x choice) {
 	}
 }
 
-// findInTable builds the table of the sums up to limit, and finds in it the largest sum up to the knee and the smallest sum beyond it. It
-// stores the choices with these sums in s.upToKnee and s.beyondKnee. The knee is the sum up to which the score rises. countsTokens is false
-// if the table counted blocks of tokens, because sums may be too large for single tokens. Then the sums of the two choices are in blocks,
-// and only their masks can be used.
+// findInTable builds a table of the sums that subsets of the candidates can have, each with the sizes (scaled tokens) of its candidates
+// added up. It finds in it the largest sum up to the knee and the smallest sum beyond it, both at most limit, and stores the choices with
+// these sums in s.upToKnee and s.beyondKnee. The knee is the sum up to which the score rises. countsTokens is false if the table counted
+// blocks of tokens, because sums may be too large for single tokens. Then the sums of the two choices are in blocks, and only their masks
+// can be used.
 func (s *Solver) findInTable(limit int64) (countsTokens bool) {
 	sizes, knee := s.scaledTokens[:s.count], s.knee
 	bound := largestUsefulSum(sizes, s.maxCount, knee, limit)
 	perBlock := (bound + maxBits - 1) / maxBits // tokens per block, so that bound is at most maxBits blocks; 0 or 1: single tokens
 	if perBlock > 1 {
-		sizes = s.inBlocks(perBlock)
-		limit /= perBlock
-		if knee != Unlimited {
-			knee /= perBlock
-		}
-		bound = largestUsefulSum(sizes, s.maxCount, knee, limit) // now in blocks
+		sizes, knee, bound = s.inBlocks(perBlock, limit)
 	}
 	s.table.fill(sizes, s.maxCount, bound)
 	if sum, count, ok := s.table.largestUpTo(min(knee, bound)); ok {
@@ -247,8 +250,19 @@ func (s *Solver) findInTable(limit int64) (countsTokens bool) {
 	return perBlock <= 1
 }
 
-// inBlocks returns the scaled tokens of the candidates in blocks of perBlock tokens, rounded. A short prompt counts as a block, too.
-func (s *Solver) inBlocks(perBlock int64) []int64 {
+// inBlocks returns the numbers that the table needs in blocks of perBlock tokens: the sizes (scaled tokens) of the candidates, the knee,
+// and the largest sum that matters (bound). limit is the largest sum allowed, in tokens.
+func (s *Solver) inBlocks(perBlock, limit int64) (sizes []int64, knee, bound int64) {
+	sizes = s.sizesInBlocks(perBlock)
+	knee = s.knee
+	if knee != Unlimited {
+		knee /= perBlock
+	}
+	return sizes, knee, largestUsefulSum(sizes, s.maxCount, knee, limit/perBlock)
+}
+
+// sizesInBlocks returns the scaled tokens of the candidates in blocks of perBlock tokens, rounded. A short prompt counts as a block, too.
+func (s *Solver) sizesInBlocks(perBlock int64) []int64 {
 	for i, size := range s.scaledTokens[:s.count] {
 		s.blocks[i] = max(1, (size+perBlock/2)/perBlock)
 	}
