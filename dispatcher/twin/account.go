@@ -182,10 +182,13 @@ type hour struct {
 	variance     float64 // random variance of the mean of otherSteps, as share of the squared mean
 }
 
-// addToHour adds the replays of a window under another policy, and under the policy in force, to the other policy's sums over about the
-// last hour. It returns how the two compare in this hour; the zero Hour if the other policy cannot be replayed. newSeconds is the length of
-// the window's part that no earlier window has added. deviationOfSecond is the random error of a replay of one second: the standard
-// deviation of its mean step, as share of the step. Longer replays have smaller ones.
+// addToHour adds the replays of a window under one policy that is not in force (other), and those under the policy in force, to the sums
+// over about the last hour that compare these two. It returns the result of the comparison; the zero Hour if other cannot be replayed.
+// newSeconds is the length of the window's part that no earlier window has added. deviationOfSecond is the random error of a replay of one
+// second under other: the standard deviation of its mean step, as share of the step. Longer replays have smaller ones.
+//
+// The result also needs the bias: the error of the replays under the policy in force, compared with the real steps, that chance does not
+// explain. For other, there are no real steps to compare with, so its replays are assumed to have the same bias.
 func (a *account) addToHour(other, inForce *policyReplays, newSeconds, deviationOfSecond float64) Hour {
 	if other.failed != nil {
 		return Hour{}
@@ -196,31 +199,35 @@ func (a *account) addToHour(other, inForce *policyReplays, newSeconds, deviation
 		a.hours[other.name] = h
 	}
 	h.add(other, inForce, newSeconds, deviationOfSecond)
-	found := h.result(&a.bias)     // replays under the policy in force show the bias; it is assumed for the other policy, too
+	found := h.result(&a.bias)
 	found.To = a.hoursCountedUntil // the end of the traffic in the sums
 	return found
 }
 
 // add adds the part of a window's replays that is in no earlier window, so that each second of traffic counts once. Of several replays
-// under a policy, it adds the mean. It adds nothing if the window has no new part, or if a policy has no steps in the new part. newSeconds
-// is the length of the new part. deviationOfSecond is the random standard deviation of the mean step in one replay of one second, as share
-// of the step. It is that of the other policy, because h.variance is for the other policy's mean step only.
+// under a policy, it adds the mean. Older traffic then counts less, so that the sums stand for at most an hour. add does nothing if the
+// window has no new part, or if a policy has no steps in the new part. newSeconds is the length of the new part. deviationOfSecond is the
+// random standard deviation of the mean step in one replay of one second under the other policy, as share of the step.
+//
+// add also keeps the random variance of the other policy's mean step, because the error of this mean is part of the result (Hour.Error).
+// What is known of the errors under the policy in force is their bias, which only the result adds.
 func (h *hour) add(other, inForce *policyReplays, newSeconds, deviationOfSecond float64) {
 	if newSeconds <= 0 || inForce.newSteps.n == 0 || other.newSteps.n == 0 {
 		return
 	}
 	const maxSeconds = float64(time.Hour / time.Second)
-	// Lower the weight of older traffic, so that old and new traffic together are at most an hour.
-	keep := min(1, (maxSeconds-newSeconds)/max(1, h.seconds))
-	h.seconds = keep*h.seconds + newSeconds
+	// The weight of older traffic is lowered to this share, so that old and new traffic together are at most an hour.
+	keptShare := min(1, (maxSeconds-newSeconds)/max(1, h.seconds))
+	h.seconds = keptShare*h.seconds + newSeconds
 	// newSteps has the steps of all replays of the new part together, so divide by the number of replays.
 	inForceReplays, otherReplays := inForce.stepMs.n, other.stepMs.n
-	h.inForceSteps.fade(keep, &inForce.newSteps, 1/inForceReplays)
-	h.otherSteps.fade(keep, &other.newSteps, 1/otherReplays)
+	h.inForceSteps.fade(keptShare, &inForce.newSteps, 1/inForceReplays)
+	h.otherSteps.fade(keptShare, &other.newSteps, 1/otherReplays)
 	// newShare is the share of the other policy's step time in the hour that comes from this window.
 	newShare := other.newSteps.ms / otherReplays / h.otherSteps.ms
+	// The random error of a mean falls with the square root of the time over which it is taken.
 	newDeviation := other.stepMs.deviationOfMean(deviationOfSecond) / math.Sqrt(newSeconds)
-	// This is the variance of a weighted mean of old and new traffic.
+	// A mean of two independent means with the weights 1-s and s has the variance (1-s)^2 * variance of one + s^2 * variance of the other.
 	h.variance = (1-newShare)*(1-newShare)*h.variance + newShare*newShare*newDeviation*newDeviation
 }
 

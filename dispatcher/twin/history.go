@@ -77,25 +77,30 @@ func (l *historyLearner) recordArrival(r *arrival) {
 		i, known = l.mayComeBack[failedRequest{r.key, r.age}]
 	}
 	if !known {
+		// A new request. It may have tokens from ranks before the window began, but no rank of the window has added any yet.
 		l.add(r.id, answer{key: r.key, tokensAtStart: r.age, tokensBeforeFirstRank: r.age})
 		return
 	}
 	delete(l.mayComeBack, failedRequest{r.key, r.age}) // it has come back
 	l.resumptions[r] = true
 	l.index[r.id] = i // from now on, this ID stands for the same answer
-	a := &l.answers[i]
+	l.answers[i].comeBackWith(r.age)
+}
+
+// comeBackWith records that the request has come back for another rank, with this number of tokens from its earlier ranks.
+func (a *answer) comeBackWith(tokens int32) {
 	a.leftAt = hasNotLeft
-	a.tokensBeforeLastRank = r.age // tokensBeforeFirstRank stays: that rank came earlier
-	a.tokensLastSeen = r.age       // the new rank has added no tokens yet
+	a.tokensBeforeLastRank = tokens // the last rank is now the one that the request waits for; what was before its first rank stays
+	a.tokensLastSeen = tokens       // the new rank has added none yet
 }
 
 // wasResumed says whether the answer has tokens from an earlier rank than its last one, because a rank failed.
 func (a *answer) wasResumed() bool { return a.tokensBeforeLastRank > a.tokensBeforeFirstRank }
 
 // recordDeparture records that a request has left, at a time since the window began. d.generated is the number of tokens that its last rank
-// generated; below 0: it never had a slot. The number of steps to the first token is learned only from requests that had a single rank. If
-// the rank failed, the request may come back with another ID. recordArrival then recognises it by its key and the number of its tokens, so
-// both must be known.
+// generated; below 0: it had no slot since it arrived or came back. The number of steps to the first token is learned only from requests
+// that had a single rank. If the rank failed, the request may come back with another ID. recordArrival then recognises it by its key and
+// the number of its tokens, so both must be known.
 func (l *historyLearner) recordDeparture(at time.Duration, d *departure) {
 	i, known := l.index[d.id]
 	if !known { // the request is of another model
@@ -105,8 +110,8 @@ func (l *historyLearner) recordDeparture(at time.Duration, d *departure) {
 	a.leftAt, a.tokensLastSeen = at, a.tokensBeforeLastRank+max(0, d.generated)
 	neverBound := d.generated < 0
 	switch {
-	case a.wasResumed(): // d.stepsToFirstToken counts from the binding to the last rank, not to the first
-		a.stepsToFirstToken = stepsUnknown
+	case a.wasResumed(): // also if no other rank took it: its answer has the tokens of its earlier ranks, so it has a length
+		a.stepsToFirstToken = stepsUnknown // d.stepsToFirstToken counts from the binding to the last rank, not to the first
 	case neverBound: // its answer has no length
 		a.tokensLastSeen = neverHadSlot
 	case d.stepsToFirstToken >= 0:
@@ -125,9 +130,16 @@ func (h *history) remainingTokens(id uint64, age int32) int32 {
 	switch a := h.answerOf(id); {
 	case a == nil: // the window has no record of the request
 		return h.lengths.draw(age, id) - age
-	case a.leftAt < 0 || a.tokensLastSeen < 0: // the request had not left at the end of the window, or left before it had a slot
-		return h.lengths.draw(max(age, a.tokensLastSeen), id) - age
+	case a.stillRuns() || a.leftBeforeSlot(): // its real length is not known
+		least := max(age, a.tokensLastSeen) // the answer is longer than what was seen of it
+		return h.lengths.draw(least, id) - age
 	default: // in the replay, the request may have more tokens by now than it really had at its end, so at least 1
 		return max(1, a.tokensLastSeen-age)
 	}
 }
+
+// stillRuns says whether the request had not left at the end of the window.
+func (a *answer) stillRuns() bool { return a.leftAt < 0 }
+
+// leftBeforeSlot says whether the request left before it had a slot.
+func (a *answer) leftBeforeSlot() bool { return a.tokensLastSeen < 0 }

@@ -26,12 +26,12 @@ func NewReplay(w *Window, model, spec string, seed uint64) (*Replay, error) {
 		return nil, err
 	}
 	// b is the copy of the boards with which the replay begins. It comes from the checkpoint startedFrom, which an earlier replay has
-	// saved; nil: from the real boards. newPolicy says that its policy is not the one under which its requests were placed.
-	b, startedFrom, newPolicy, err := w.startBoards(model, spec)
+	// saved; nil: from the real boards. placedByOther says that another policy than the replayed one has placed the requests on it.
+	b, startedFrom, placedByOther, err := w.startBoards(model, spec)
 	if err != nil {
 		return nil, err
 	}
-	groups, _ := b.Groups(model)
+	groups, _ := b.Groups(model) // the groups that are simulated
 	b.Only(model)
 	r := &Replay{
 		Driver: virtual.NewDriver(b, w.From(), model), history: w.history(model), waiting: map[uint64]int32{},
@@ -49,7 +49,7 @@ func NewReplay(w *Window, model, spec string, seed uint64) (*Replay, error) {
 	if err := r.buildEngines(groups, w); err != nil {
 		return nil, err
 	}
-	r.resumeRequests(newPolicy)
+	r.resumeRequests(placedByOther) // if another policy placed them, requests in the queues of engines wait for a rank again
 	return r, nil
 }
 
@@ -116,11 +116,14 @@ func (r *Replay) buildEngines(groups []board.GroupView, w *Window) error {
 		if atStart == nil || atEnd == nil || !atEnd.Line.Known() {
 			return fmt.Errorf("the time of a step of %s is not known yet", v.Key.Name)
 		}
-		model := atEnd.Line.ThroughStepsSince(atStart.Line.Learned) // the shifted line
-		if err := r.engines.addGroup(v, model); err != nil {
+		// Learned has sums over all steps that were learned from so far. So those at the end, less those at the start, are the window's.
+		shiftedLine := atEnd.Line.ThroughStepsSince(atStart.Line.Learned)
+		if err := r.engines.addGroup(v, shiftedLine); err != nil {
 			return err
 		}
-		r.Boards.Apply(board.SetStepModel{Group: v.Key, StepModel: visibleModel(atEnd.Line.InForce, model), Weights: atEnd.Weights}, r.Began)
+		visible := visibleModel(atEnd.Line.InForce, shiftedLine)
+		// Weights are the KV tokens that policies count for each request, in addition to its own.
+		r.Boards.Apply(board.SetStepModel{Group: v.Key, StepModel: visible, Weights: atEnd.Weights}, r.Began)
 		for k := range v.Workers {
 			r.engines.updateRank(&v.Workers[k])
 		}
@@ -303,7 +306,8 @@ func (r *Replay) enqueue(j *job) {
 }
 
 // replaceRanks replaces the ranks of the boards and of the engines by those of this model among ws. Requests that lose their rank wait for
-// another.
+// another. A replay simulates only ranks that step together with others (Barrier). It does not begin if the model has any other rank, but
+// one may be added later. The boards then have this rank, and no engine is simulated for it.
 func (r *Replay) replaceRanks(ws []board.Worker) {
 	ofModel, groups := make([]board.Worker, 0, len(ws)), map[int32]string{}
 	for _, w := range ws {
@@ -316,7 +320,7 @@ func (r *Replay) replaceRanks(ws []board.Worker) {
 	r.Apply(board.SetWorkers{Workers: ofModel}, r.Now)
 	r.engines.removeMissingRanks(groups)
 	for i := range ofModel {
-		if ofModel[i].Barrier { // only ranks with a barrier are simulated
+		if stepsWithGroup := ofModel[i].Barrier; stepsWithGroup {
 			r.engines.updateRank(&ofModel[i])
 		}
 	}

@@ -276,9 +276,9 @@ func (w *Window) meanRealStep(model string, atEnd []board.GroupView) float64 {
 func measuredSeconds(v *Verdict) float64 { return max(1, v.To.Sub(v.From).Seconds()) }
 
 // judge compares the replays under the policy in force with the real steps, and with the replays under the other policies. It returns a
-// verdict for each group, or nil if the window has no real or no replayed steps. In the model's account, it counts the window, adds the
-// errors of the replays, and keeps the checkpoints with which replays of the next window may begin. It also drops the accounts of models
-// that are gone. Windows overlap, so only the steps since the last verdict (judgedUntil) count as a group's new steps.
+// verdict for each group, or nil if the window has no real or no replayed steps. It also drops the accounts of models that are gone. In the
+// account of this model, it counts the window, adds the errors of the replays, and keeps the checkpoints with which replays of the next
+// window may begin.
 func (t *Twin) judge(j *judging) []Verdict {
 	w, model, inForce := j.window, j.model(), j.inForce()
 	t.dropModels() // those that are gone
@@ -288,9 +288,7 @@ func (t *Twin) judge(j *judging) []Verdict {
 		return nil
 	}
 	a := t.account(model)
-	a.dropVariances(j.policies) // of policies that were not replayed
-	a.windowsJudged++
-	a.stepsToFirstToken = w.history(model).stepsToFirstToken // the next window assumes this number if none of its own requests shows one
+	a.countWindow(j)
 	v := Verdict{
 		From: w.Measured().From, To: w.To(), Policy: inForce.name, StepMs: realStepMs, TwinMs: inForce.stepMs.mean(),
 		Sure:    a.windowsJudged >= minWindowsJudged,
@@ -299,22 +297,35 @@ func (t *Twin) judge(j *judging) []Verdict {
 	a.addErrors(&v, &inForce.stepMs)
 	t.compare(j, &v, a)
 	a.keepCheckpoints(j)
+	// Windows overlap, so a group's new steps begin after the last verdict (judgedUntil). Steps before v.From are not measured.
 	beforeNewSteps := w.groupsSince(a.judgedUntil, v.From, model)
 	a.judgedUntil = w.To()
 	return v.forEachGroup(beforeNewSteps, atEnd)
 }
 
+// countWindow counts a window that is judged. It drops what is known of policies that this window does not replay, and keeps how many steps
+// a request usually waits for its first token: the next window assumes this number if none of its own requests shows one.
+func (a *account) countWindow(j *judging) {
+	a.dropVariances(j.policies)
+	a.windowsJudged++
+	a.stepsToFirstToken = j.window.history(j.model()).stepsToFirstToken
+}
+
 // addErrors compares the mean step in the replays under the policy in force (v.TwinMs) with the real one (v.StepMs), and sets v.Error, a
 // bound on this error. stepMs has the results of the replays. The account keeps three things for later verdicts: the mean square of such
 // errors (stepError), how much replays differ by chance (variances), and the part of the errors that chance does not explain (bias). Only
-// an error whose variance is known shows a bias. Windows overlap, and in the bias each second of traffic counts once.
+// an error whose variance is known shows a bias.
+//
+// Windows overlap, and in the bias each second of traffic counts once. So an error weighs in the bias as much as the window's seconds that
+// no earlier verdict has counted.
 func (a *account) addErrors(v *Verdict, stepMs *tally) {
 	windowError, seconds := v.TwinMs/v.StepMs-1, measuredSeconds(v) // windowError is a share of a step
 	v.Error = a.stepError.add(windowError, seconds)
 	a.addVariance(v.Policy, stepMs, seconds)
-	if deviation, known := a.deviation(v.Policy, seconds); known { // the random standard deviation of one replay, as share of a step
-		newSeconds := min(seconds, v.To.Sub(a.judgedUntil).Seconds()) // seconds that no earlier verdict has counted
-		a.bias.add(windowError, stepMs.deviationOfMean(deviation), seconds, newSeconds)
+	if ofOneReplay, known := a.deviation(v.Policy, seconds); known { // the random standard deviation of a replay's mean step
+		uncountedSeconds := min(seconds, v.To.Sub(a.judgedUntil).Seconds())
+		ofWindowError := stepMs.deviationOfMean(ofOneReplay) // the error is that of the mean of all replays of the window
+		a.bias.add(windowError, ofWindowError, seconds, uncountedSeconds)
 	}
 }
 
@@ -357,11 +368,14 @@ func (a *account) keepCheckpoints(j *judging) {
 }
 
 // compare adds to the verdict how each other policy does against the policy in force, in this window and over about the last hour. The
-// account has sums over this hour for each other policy. Windows overlap, so compare adds only the part of the window that is not in these
-// sums yet (newPart), and records in hoursCountedUntil that no later verdict may add it again.
+// account a has sums over this hour for each other policy. Windows overlap, so compare adds only the part of the window that is not in
+// these sums yet (newPart), and records in hoursCountedUntil that no later verdict may add it again. With each part, the sums get the
+// random error of the part's replays, so that the error of the whole hour can be told. It follows from the error of a replay of one second,
+// and the length of the part.
 func (t *Twin) compare(j *judging, v *Verdict, a *account) {
 	from, to := j.window.newPart()
-	if to.After(from) { // otherwise the window has no new part
+	newSeconds := to.Sub(from).Seconds()
+	if newSeconds > 0 { // otherwise the window has no new part
 		a.hoursCountedUntil = to
 	}
 	for i := range j.policies[1:] { // all but the policy in force
@@ -371,8 +385,8 @@ func (t *Twin) compare(j *judging, v *Verdict, a *account) {
 		}
 		against := t.against(other, v, a)
 		const oneSecond = 1
-		deviationOfSecond, _ := a.deviation(other.name, oneSecond) // random error of a replay of one second; 0: not known yet
-		hour := a.addToHour(other, j.inForce(), to.Sub(from).Seconds(), deviationOfSecond)
+		deviationOfSecond, _ := a.deviation(other.name, oneSecond) // of the mean step, by chance; 0: not known yet
+		hour := a.addToHour(other, j.inForce(), newSeconds, deviationOfSecond)
 		if v.Sure { // otherwise too few windows were judged to know how wrong the result may be
 			against.Hour = hour
 		}
@@ -391,17 +405,18 @@ func (t *Twin) account(model string) *account {
 }
 
 // against compares the replays under another policy with those under the policy in force. The account a has what the twin knows about the
-// model; against adds to it how much the other policy's replays differ by chance (variance). The error of the result is a share of a step.
-// It comes from chance and from the bias: the error of replays under the policy in force that chance does not explain, which is assumed for
-// other policies, too.
+// model. against adds to it how much the other policy's replays of this window differ by chance (variance). The error of the result is a
+// share of a step. It comes from chance and from the bias: the error of replays under the policy in force that chance does not explain,
+// which is assumed for other policies, too. No difference is claimed until the variance of the other policy was measured.
 func (t *Twin) against(other *policyReplays, v *Verdict, a *account) Against {
 	if other.failed != nil {
 		return Against{Policy: other.spec, Failed: other.failed}
 	}
 	result := Against{Policy: other.name, StepMs: other.stepMs.mean(), SavedMs: other.stepMs.mean() - v.TwinMs}
 	a.addVariance(other.name, &other.stepMs, measuredSeconds(v))
-	deviation, varianceKnown := a.deviation(other.name, measuredSeconds(v))
-	result.Error = a.bias.errorBound(other.stepMs.deviationOfMean(deviation))
+	ofOneReplay, varianceKnown := a.deviation(other.name, measuredSeconds(v)) // the random standard deviation of a replay's mean step
+	ofResult := other.stepMs.deviationOfMean(ofOneReplay)                     // and that of the mean of all replays of this window
+	result.Error = a.bias.errorBound(ofResult)
 	result.Claimed = varianceKnown && v.supportsClaim(&result)
 	return result
 }

@@ -34,7 +34,8 @@ func (w *Window) history(model string) *history {
 func (w *Window) From() time.Time { return w.Segments[0].From }
 
 // eachEvent calls onArrival for each arrival of a model, and onDeparture for each request of any model that left, in the order of time.
-// onDeparture gets the time since the window began.
+// onDeparture also gets the time of the departure since the window began. The times in the arguments themselves count from the begin of
+// their segment; onArrival gets no other, because what is recorded of an arrival needs no time.
 func (w *Window) eachEvent(model string, onArrival func(*arrival), onDeparture func(time.Duration, *departure)) {
 	for _, s := range w.Segments {
 		offset := s.From.Sub(w.From())
@@ -75,7 +76,7 @@ func (w *Window) firstWithGroups(model string, atEnd []board.GroupView) int {
 		for _, v := range atEnd {
 			from, to := viewOf(groups, v.Key), viewOf(later, v.Key) // the group at the begin and at the end of segment i
 			missing := from == nil || to == nil
-			if addedAgain := !missing && (to.Steps < from.Steps || to.Seconds < from.Seconds); missing || addedAgain {
+			if missing || beganAnew(from, to) {
 				return i + 1
 			}
 		}
@@ -84,9 +85,15 @@ func (w *Window) firstWithGroups(model string, atEnd []board.GroupView) int {
 	return 0
 }
 
-// groupsSince returns the groups of a model as they were just before the steps that are counted for the first time. These steps begin where
-// a segment begins: after the last verdict (judgedUntil), and in the part of the window that is measured (measuredFrom). nil: no segment
-// begins so late.
+// beganAnew says whether a group was removed and added again between two views of it. Its counters then began at 0 again, so they fell.
+func beganAnew(from, to *board.GroupView) bool {
+	return to.Steps < from.Steps || to.Seconds < from.Seconds
+}
+
+// groupsSince returns the groups of a model as they were just before the new steps of this window: the steps that its verdict counts and no
+// earlier verdict has counted (Verdict.NewSteps). They begin with the first segment that does not begin before the last verdict
+// (judgedUntil), nor before the measured part of the window (measuredFrom). The boards of a segment are those at its begin. nil: there is
+// no such segment.
 func (w *Window) groupsSince(judgedUntil, measuredFrom time.Time, model string) []board.GroupView {
 	for _, s := range w.Segments {
 		if !s.From.Before(judgedUntil) && !s.From.Before(measuredFrom) {
@@ -123,15 +130,16 @@ func (w *Window) lengthsKnown(s *Segment) bool {
 }
 
 // newPart returns the part of the window whose steps may be added to the sums over the last hour (account.hours): it is measured, the
-// lengths of most answers are known, and no earlier window has added it. It begins and ends where a segment begins. If there is no such
-// part, to is not after from.
+// lengths of most answers are known, and no earlier window has added it. It begins where the measured part begins or, if that is later,
+// where the part of the last window ended. The lengths are known at the begin of a segment (lengthsKnown), and maybe not until its end. So
+// the part ends at the begin of the last segment with known lengths. If there is no such part, to is not after from.
 func (w *Window) newPart() (from, to time.Time) {
 	if from = w.Measured().From; from.Before(w.HoursUntil) {
 		from = w.HoursUntil // earlier windows have added the steps before
 	}
 	for _, s := range w.Segments {
-		if w.lengthsKnown(s) { // so it is for all earlier segments; it holds at the begin of s, and maybe not until its end
-			to = s.From
+		if w.lengthsKnown(s) {
+			to = s.From // in the end, the begin of the last such segment
 		}
 	}
 	return from, to
@@ -197,6 +205,7 @@ func (w *Window) learnHistory(model string) *history {
 		history:     &history{answers: make([]answer, 0, arrivals), index: make(map[uint64]int32, arrivals), resumptions: map[*arrival]bool{}},
 		mayComeBack: map[failedRequest]int32{}, // requests that lost their rank and have not come back so far
 	}
+	// Both calls fill l.answers, and l.index by which answerOf finds an answer. The second one also fills l.resumptions and l.knownSteps.
 	l.addPresent(w.Segments[0].Boards, model)
 	w.eachEvent(model, l.recordArrival, l.recordDeparture)
 	for _, c := range w.End.Charges(model) { // requests that still run at the end of the window get at least as many tokens as they have now
