@@ -33,7 +33,8 @@ func (s sink) WithValues(pairs ...any) logr.LogSink { return sink{s.log.With(tex
 
 func (s sink) WithName(name string) logr.LogSink { return sink{s.log.Named(name)} }
 
-// texts converts values to text, because some are whole Kubernetes objects.
+// texts converts the keys and values of a log line to text. Some values are whole Kubernetes objects, which zap would write as nested JSON
+// objects, with other fields for each kind of object.
 func texts(pairs []any) []any {
 	all := make([]any, len(pairs))
 	for i, v := range pairs {
