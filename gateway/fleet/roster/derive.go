@@ -88,7 +88,9 @@ func (d *deriving) addDecodeRank(e *Engine, rank int, state RankState) {
 		d.p.ranks[id] = d.newRank(e, rank, id, state)
 	}
 	if len(e.Status.Models) == 0 {
-		if e.Role == Decode { // the engine may still list any model; an aggregated one decodes only for its own group
+		// Any model may turn out to be listed by an engine that has not named its models. So while a decode engine has not, no candidate of
+		// its region loses a model. An aggregated engine decodes only for its own group, whose candidate has only models that were named.
+		if e.Role == Decode {
 			listingsOf(d.regionListings, e.otherRegion).anyUnnamed = true
 		}
 		return
@@ -127,9 +129,9 @@ func (d *deriving) addLocalRank(e *Engine, rank int, w *board.Worker) {
 	d.p.Locals = append(d.p.Locals, l)
 }
 
-// addToGroup adds a rank that prefills and decodes to its group, which is one candidate of the prefill tier. The candidate is live if one
-// of the ranks takes requests. The flag AnswersLate says that requests wait for one of the ranks (Awaited). The prefill tier looks at this
-// flag only if no rank is live: requests then wait for the candidate, and are not refused.
+// addToGroup adds a rank that prefills and decodes to its group, which is one candidate of the prefill tier. The candidate is Live if one
+// of the ranks takes requests. It has AnswersLate if requests wait for one of the ranks (Worker.Awaited). The prefill tier looks at
+// AnswersLate only if no rank is live: requests then wait for the candidate, and are not refused.
 func (d *deriving) addToGroup(e *Engine, w board.Worker) {
 	id := e.groupID()
 	index := slices.IndexFunc(d.p.Candidates, func(c prefill.Candidate) bool { return c.ID == id })
@@ -152,8 +154,9 @@ func (d *deriving) addToGroup(e *Engine, w board.Worker) {
 
 // newCandidate describes a rank of a prefill engine for the prefill tier. rank is NoRank for an only rank without a number. The candidate
 // has a board and KV events only after its engine has named its models. AnswersLate says that requests wait for the rank, because its
-// engine is late or halted: the candidate gets no prompts, but they are not refused. ProbeLimit bounds its unanswered probes while the
-// engine starts slowly: to a part of slowProbes, which grows as the share of the slots does.
+// engine is late or halted: the candidate gets no prompts, but they are not refused. ProbeLimit bounds its unanswered prefill calls
+// (probes) while the engine starts slowly; 0: no bound. It is a share of slowProbes: the share of its slots that an engine may use so far
+// in a slow start.
 func (d *deriving) newCandidate(e *Engine, rank int, state RankState) prefill.Candidate {
 	id := e.ID + "/" + strconv.Itoa(max(0, rank)) // an only rank counts as rank 0
 	profileName := e.Conf.Profile                 // candidates of one profile count as the same hardware
@@ -161,7 +164,7 @@ func (d *deriving) newCandidate(e *Engine, rank int, state RankState) prefill.Ca
 		ID: id, Instance: e.Key(), Target: e.At(rank), Profile: e.Profile,
 		Hardware: profileName, CapacityTokens: cmp.Or(e.Profile.KVTokensPerRank, e.Capacity(rank)), Region: e.otherRegion,
 		ProbeLimit: e.limitOf(slowProbes),
-		Live:       state.in(Up, Starting), AnswersLate: state.awaited(),
+		Live:       state.in(Up, Starting), AnswersLate: state.awaited(), // awaited: Late or Halted
 	}
 	_, c.Decodes = d.r.engines[Decode+" "+e.ID] // an engine with both roles has two entries in engines
 	for _, m := range e.Status.Models {
@@ -175,14 +178,17 @@ func (d *deriving) newCandidate(e *Engine, rank int, state RankState) prefill.Ca
 }
 
 // newRank describes a rank to which decode calls can be sent. number is the number of the rank in its engine, and id is its worker id. An
-// engine pins responses if it runs a request to /v1/responses on the rank that the request names. SGLang does, and vLLM from pinsMinor on.
+// engine pins responses if it runs a request to /v1/responses on the rank that the request names. SGLang does, and vLLM does from version
+// 0.pinsMinor on. An engine with any other connector than that of SGLang counts as vLLM here.
 func (d *deriving) newRank(e *Engine, number int, id int32, state RankState) *Rank {
 	target := e.At(number)
 	const ifUnknown = false // an engine whose version cannot be read is not relied on
-	pinsResponses := e.Profile.Connector == mooncake.SGLang || e.hasVersion(pinsMinor, ifUnknown)
+	isSGLang := e.Profile.Connector == mooncake.SGLang
+	pinsResponses := isSGLang || e.hasVersion(pinsMinor, ifUnknown)
 	out := &Rank{
-		Worker: id, Instance: e.Key(), Target: target, Profile: e.Profile, Traffic: e.Traffic, Signs: e.Traffic.Liveness(target.Rank),
-		Region:  e.otherRegion,
+		Worker: id, Instance: e.Key(), Target: target, Profile: e.Profile, Traffic: e.Traffic,
+		Signs:   e.Traffic.Liveness(target.Rank), // when the core of this rank last gave a sign of life
+		Region:  e.otherRegion,                   // empty: the proxy's own region
 		Board:   e.board,
 		Context: e.longestContext(), Scope: e.ownerScope, PinsResponses: pinsResponses,
 		State: state,
@@ -195,16 +201,20 @@ func (d *deriving) newRank(e *Engine, number int, id int32, state RankState) *Ra
 
 // newWorker describes a rank for the dispatcher. number is the number of the rank in its engine; NoRank: the only rank. The worker is Up if
 // it takes requests, and Awaited if requests wait for it, because its engine is halted. A worker that is Down takes no part in the steps of
-// its group.
+// its group. The worker has a fixed number of Slots, and a Limit while an engine that has just started may use only a part of them.
 func (d *deriving) newWorker(e *Engine, number int, rank *Rank) board.Worker {
 	isWedged := e.Status.Wedged && !e.Status.Halted()         // a halted engine need not compute anything
 	hasLeftGroup := e.Status.Lost[max(0, number)] != ""       // an only rank counts as rank 0
 	honoursRank := rank.EngineHonoursRank(mooncake.Responses) // engines that ignore the named rank do so at this endpoint
 	w := board.Worker{
 		ID: rank.Worker, Name: rank.Target.ID, Model: e.board, Group: e.Conf.Group, Barrier: e.Conf.Barrier == config.BarrierDP,
-		Engine: e.ID, Lists: e.lists, Slots: e.Slots(), Limit: e.limitOf(e.Conf.Slots), Capacity: cmp.Or(e.Conf.KV, e.Capacity(number)),
-		Cost: e.Conf.Cost, KeepsKVFor: e.Profile.Keeps(), Unpinned: !honoursRank, Process: math.Float64bits(e.Status.StartTime),
-		Up: rank.State == Up, Awaited: rank.State == Halted, Down: !e.Status.Up || isWedged || hasLeftGroup,
+		Engine: e.ID,
+		Lists:  e.lists, // the names of the models that requests may ask for
+		Slots:  e.Slots(), Limit: e.limitOf(e.Conf.Slots), Capacity: cmp.Or(e.Conf.KV, e.Capacity(number)),
+		Cost:       e.Conf.Cost, // step time per KV token, as a multiple of the mean of the group
+		KeepsKVFor: e.Profile.Keeps(), Unpinned: !honoursRank,
+		Process: math.Float64bits(e.Status.StartTime), // 0: not known; otherwise no other process of the engine has it
+		Up:      rank.State == Up, Awaited: rank.State == Halted, Down: !e.Status.Up || isWedged || hasLeftGroup,
 	}
 	if e.Role == Aggregated {
 		w.Mixed, w.Budget, w.Interval = true, e.Conf.Budget, e.Conf.Interval
@@ -270,16 +280,18 @@ func ConfiguredEvents(e *Engine, rank int, all prefill.KVEventsConfig) kvevents.
 
 // addRoutes adds an engine to the routes of the models that it lists. A route has AllAggregated and PromptLogprobs only if they are true of
 // every engine that lists the model, and each other flag if it is true of one such engine. usable says that the engine is in service, or
-// that requests wait for it.
+// that requests wait for it. For each of the two sides, prefill and decode, a route knows whether an engine lists the model at all (listed,
+// also if the engine is down), and whether such an engine is usable (Prefill and Decode).
 func (d *deriving) addRoutes(e *Engine, usable bool) {
 	for _, m := range e.Status.Models {
 		r, hasRoute := d.p.routes[m.ID]
 		if !hasRoute {
-			r = Route{Name: m.ID, Board: e.baseModel(), AllAggregated: true, PromptLogprobs: true}
+			boardName := e.baseModel() // a board has the name of its base model, also for requests for a LoRA
+			r = Route{Name: m.ID, Board: boardName, AllAggregated: true, PromptLogprobs: true}
 		}
 		r.addEngine(e, usable)
 		if e.Role != Decode {
-			r.listed[prefillSide] = true
+			r.listed[prefillSide] = true // usable or not
 			r.Prefill = r.Prefill || usable
 		}
 		if e.Decodes() {
@@ -289,23 +301,26 @@ func (d *deriving) addRoutes(e *Engine, usable bool) {
 	}
 }
 
-// addEngine adds to a route what any engine of the model may decide. A decode engine that lacks KV memory may give a request back: it ends
-// the answer early, so that the request goes on elsewhere. GivesBackUnseen warns of endpoints whose answers do not show this, also if the
-// engine is down, because it may be up when a request gets there.
+// addEngine adds to a route what depends on all engines that list the model, whatever their role. usable says that the engine e is in
+// service, or that requests wait for it.
 func (r *Route) addEngine(e *Engine, usable bool) {
 	r.AllAggregated = r.AllAggregated && e.Role == Aggregated
 	r.SGLang = r.SGLang || e.Profile.Connector == mooncake.SGLang
+	// A decode engine that lacks KV memory may give a request back: it ends the answer early, so that the request goes on elsewhere. Answers
+	// of some endpoints do not show this. It counts also while the engine is down, because it may be up when a request gets there.
 	r.GivesBackUnseen = r.GivesBackUnseen || e.mayGiveBack()
+	// NoHandOff: some usable engine takes no hand-offs at the endpoint. The request may get to this engine, so none is used there.
 	needsHandOff := usable && e.Role != Aggregated // an aggregated engine prefills and decodes by itself
 	for ep := range r.NoHandOff {
 		r.NoHandOff[ep] = r.NoHandOff[ep] || needsHandOff && !e.takesHandOff(mooncake.Endpoint(ep))
 	}
 }
 
-// addDecodeEngine adds to a route what an engine decides that decodes the model m: the board, the shortest context, because any of the
-// engines may get the request, and whether some engine cuts max_tokens to what the prompt leaves of the context (Clamps).
+// addDecodeEngine adds to a route what depends on the engines that decode for it. e is such an engine, and lists the model m. usable says
+// that e is in service, or that requests wait for it. The route gets the board of e and the shortest context of all these engines, because
+// any of them may get the request. Clamps says that some of them cuts max_tokens to what the prompt leaves of the context.
 func (r *Route) addDecodeEngine(e *Engine, m engine.Model, usable bool) {
-	r.listed[decodeSide] = true
+	r.listed[decodeSide] = true // usable or not
 	r.Decode = r.Decode || usable
 	r.Board = e.baseModel() // the board is where the request decodes, so a decode engine overrides a prefill engine
 	length := e.maxLen(m)
@@ -319,10 +334,11 @@ func (r *Route) addDecodeEngine(e *Engine, m engine.Model, usable bool) {
 	}
 }
 
-// requireDecodeRanks changes the candidates whose KV no decode rank would fetch now. A candidate in another region goes out of service if
-// no rank of that region takes requests. If requests wait for such a rank (Worker.Awaited), the candidate gets AnswersLate instead of Live:
-// prompts then wait before their prefill, because prefill engines do not hold the KV of finished prefills for so long. A candidate in the
-// proxy's own region stays in service without any such rank: admission checks whether an engine decodes the model at all (Route.Decode).
+// requireDecodeRanks changes the candidates whose KV no decode rank would fetch now. Live candidates take prompts. For those with
+// AnswersLate, prompts wait before their prefill. A candidate in another region is taken out of service if no rank of that region takes
+// requests. But if requests wait for such a rank (Worker.Awaited), it gets AnswersLate, because prefill engines do not hold the KV of
+// finished prefills for so long. A candidate in the proxy's own region stays in service without any such rank: admission checks whether an
+// engine decodes the model at all (Route.Decode).
 func requireDecodeRanks(candidates []prefill.Candidate, workers []board.Worker) {
 	for i := range candidates {
 		c := &candidates[i]
@@ -331,9 +347,10 @@ func requireDecodeRanks(candidates []prefill.Candidate, workers []board.Worker) 
 			continue
 		}
 		up, awaited := decodeRanksOf(c, workers)
+		isInOtherRegion := c.Region != "" // empty: the proxy's own region
 		switch {
 		case up: // the KV will be fetched
-		case c.Region != "": // out of service, unless requests wait for a rank there
+		case isInOtherRegion: // out of service, unless requests wait for a rank there
 			c.Live, c.AnswersLate = false, awaited
 		case awaited && !c.Profile.Early(): // with an early connector, requests wait before their prefill anyway
 			c.Live, c.AnswersLate = false, true

@@ -20,12 +20,7 @@ var ErrNoSuchEngine = errors.New("no such engine")
 func (p *Snapshot) NewDrain(role, id string, now time.Time) (Drain, error) {
 	engine, rankNumber, ofRank := strings.Cut(id, "/")
 	if role == "" {
-		role = Decode // also if no engine has the address; the error below then names this role
-		for _, other := range []string{Prefill, Aggregated} {
-			if p.engines[role+" "+engine] == nil && p.engines[other+" "+engine] != nil {
-				role = other
-			}
-		}
+		role = firstRoleAt(p.engines, engine)
 	}
 	e := p.engines[role+" "+engine]
 	if e == nil {
@@ -41,10 +36,20 @@ func (p *Snapshot) NewDrain(role, id string, now time.Time) (Drain, error) {
 	if index < 0 {
 		return Drain{}, fmt.Errorf("%w: %s %s has ranks 0 to %d", ErrNoSuchEngine, role, engine, len(ranks)-1)
 	}
-	if len(ranks) > 1 { // a drain of the only rank is a drain of the engine
-		s.ID, s.At.Rank = id, index
+	if isOnlyRank := len(ranks) == 1; !isOnlyRank { // a drain of the only rank is a drain of the engine
+		s.ID, s.At.Rank = id, ranks[index]
 	}
 	return s, nil
+}
+
+// firstRoleAt returns the first of decode, prefill and aggregated that has an engine with this address (host:port); decode: none has.
+func firstRoleAt(engines map[string]*Engine, address string) string {
+	for _, role := range []string{Decode, Prefill, Aggregated} {
+		if engines[role+" "+address] != nil {
+			return role
+		}
+	}
+	return Decode
 }
 
 // HasDrain says whether there is a drain with that key (Drain.Key).

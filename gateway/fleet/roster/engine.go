@@ -261,23 +261,24 @@ func (e *Engine) clampsMaxTokens() bool {
 }
 
 // takesHandOff says whether an engine takes hand-offs at an endpoint. Every engine does so for chats and completions. For other endpoints,
-// the connector and the engine's version decide.
+// the connector and the engine's version decide. An engine whose version cannot be read is taken for one that does not.
 func (e *Engine) takesHandOff(ep mooncake.Endpoint) bool {
 	if ep.IsChatOrCompletions() {
 		return true
 	}
 	if e.Profile.Connector == mooncake.SGLang {
-		return ep == mooncake.Generate || e.readsRoomsEverywhere() // by the room, the two engines of a request find each other
+		// By the room, a number in the body, the two engines of a request find each other.
+		return ep == mooncake.Generate || e.readsRoomsEverywhere()
 	}
 	// With early binding (the decode rank is chosen before the prefill), or with nixl-push, the vLLM engine that pushes KV finds the
-	// destination by the X-Request-Id of the decode request. Except at the endpoint for token ids, vLLM does not give this id to its request,
-	// e.g. not to a response.
+	// destination by the X-Request-Id of the decode request. Of the endpoints that are left here, vLLM gives this id to its request only at
+	// the one for token ids, and e.g. not to a response.
 	needsRequestID := e.Profile.Early() || e.Profile.Connector == mooncake.NIXLPush
 	if needsRequestID && ep != mooncake.Tokens {
 		return false
 	}
-	const ifUnknown = false // an earlier version would drop the hand-off without an error
-	firstMinor := handOffMinor[ep]
+	const ifUnknown = false        // an earlier version would drop the hand-off without an error
+	firstMinor := handOffMinor[ep] // the first 0.x of vLLM that takes hand-offs there; 0: ep is not an endpoint of vLLM
 	return e.hasVersion(firstMinor, ifUnknown)
 }
 

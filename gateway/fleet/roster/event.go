@@ -136,14 +136,17 @@ type Health struct {
 	IsRefused bool
 }
 
-// apply stores the status of the engine. For a prefill engine, it also records what the status shows of the processes at its address: how
-// the connection went, and the start time. If one of the two is evidence of a new process, a restart is reported, because the hand-offs of
-// the old process are lost. The first process that is seen is no restart.
+// apply stores the status of the engine. For a prefill engine, it also records what the status shows of the processes at its address:
+// whether the engine's name has another address now (moved), how the connection went, and the start time. Another address, a refused
+// connection and a new start time are each evidence of a new process. Then a restart is reported, because the hand-offs of the old process
+// are lost. The first process that is seen is no restart.
 func (v Health) apply(r *Roster, out *effects) {
 	e := r.engines[v.Key]
 	if e == nil {
 		return
 	}
+	// Status.Moved is the last change of the addresses to which the engine's name resolves; zero: there was none. If it differs from that of
+	// the last status, the change is new.
 	moved := v.Status.Moved != e.Status.Moved && !v.Status.Moved.At.IsZero()
 	if moved {
 		r.updateAddresses(e, v.Status.Moved, out.now)
@@ -204,20 +207,25 @@ func (v Handed) apply(r *Roster, out *effects) {
 	}
 }
 
-// setProcesses replaces the known processes of an engine by next. If evidence shows that there is, or may be, a new process (empty: there
-// is none), setProcesses adds the effect what, which reports a restart and makes the runner forget what it learned of the old process. For
-// the first process that is seen of an engine it adds Forgotten instead, which does the same without a report.
+// setProcesses replaces the known processes of an engine by next. evidence says what shows that there is, or may be, a new process; empty:
+// nothing does, and the runner has nothing to do. Otherwise setProcesses adds the effect what (Restarted or MayHaveRestarted). It makes the
+// runner report a restart, and forget what it learned of the old process. For the first process that is seen of an engine, setProcesses
+// adds Forgotten instead, which does the same without a report.
 func (e *Engine) setProcesses(out *effects, what What, next *Processes, evidence string) {
-	// An engine with an earlier process has shown a start time, an engine id or, as SGLang reports neither, its list of models.
-	isFirst := !e.processes.anyObserved() && len(e.Status.Models) == 0
+	isFirst := !e.hasShownProcess() // asked before next is stored
+	e.processes = next
+	if evidence == "" {
+		return
+	}
 	if isFirst {
 		what = Forgotten
 	}
-	e.processes = next
-	if evidence != "" {
-		out.add(Effect{What: what, Engine: e, Why: evidence})
-	}
+	out.add(Effect{What: what, Engine: e, Why: evidence})
 }
+
+// hasShownProcess says whether the engine has shown that a process of it ran: by a start time, by an engine id in a hand-off or, as SGLang
+// reports neither, by its list of models.
+func (e *Engine) hasShownProcess() bool { return e.processes.anyObserved() || len(e.Status.Models) > 0 }
 
 // GaveBack says that a decode engine gave a request back: it ended the answer early, because it lacked KV memory. If the engine's profile
 // says that it never does, clients may have received incomplete responses and messages as complete. The engine gets no more of these until

@@ -24,11 +24,14 @@ func (p *Snapshot) Lookup(model string) (r Route, listed, modelsKnown bool) {
 	return r, listed, len(p.routes) > 0
 }
 
-// Models returns the routes of the models that some engine in service lists and that requests can use.
+// Models returns the routes of the models that some engine in service lists, or an engine for which requests wait. It leaves out models
+// that are listed only by engines that prefill, or only by engines that decode (OneSided), because no request for them can be completed. It
+// does not leave out a model of which one side is down: that side may come back.
 func (p *Snapshot) Models() []Route {
 	var list []Route
 	for _, r := range p.routes {
-		if (r.Prefill || r.Decode) && !r.OneSided {
+		oneSideUsable := r.Prefill || r.Decode
+		if oneSideUsable && !r.OneSided {
 			list = append(list, r)
 		}
 	}
@@ -121,36 +124,41 @@ func (p *Snapshot) otherHostServes(failed *Rank, avoided []int32) bool {
 }
 
 // SharingQueueWith returns the ranks that are likely to refuse requests because a worker did, e.g. because one rate limit covers all of
-// them (sameQueue). These are the ranks of the worker's group, or the ranks of its engine if no other group takes requests. It returns none
-// if no rank besides these takes requests. Only ranks of the worker's board count. avoided are ranks that the request avoids already.
-// othersExist says whether a rank takes requests that is neither returned nor avoided: the caller can send the request there.
+// them (sameQueue). These are the ranks of the worker's group, or only the ranks of its engine if no other group takes requests. It returns
+// none if no rank besides these takes requests. Only ranks of the worker's board count, because others cannot get its requests. avoided are
+// ranks that the request avoids already. othersExist says whether a rank takes requests that is neither returned nor avoided: the caller
+// can send the request there.
 func (p *Snapshot) SharingQueueWith(worker int32, avoided []int32) (sameQueue []int32, othersExist bool) {
 	refusing := p.ranks[worker]
 	if refusing == nil { // the worker is gone, so no request is sent there
 		return nil, false
 	}
-	// The ranks of the group are tried first, and the ranks of the engine only if the first choice would leave no rank.
-	for _, sharesQueue := range [...]func(*Rank) bool{
-		func(r *Rank) bool { return r.Group == refusing.Group },
-		func(r *Rank) bool { return r.Instance == refusing.Instance },
-	} {
-		anyElsewhere := false     // whether a rank that is not in sameQueue takes requests
-		sameQueue = sameQueue[:0] // without the ranks of the first choice
-		for id, r := range p.ranks {
-			switch {
-			case r.Board != refusing.Board: // requests of this board cannot go there
-			case sharesQueue(r):
-				sameQueue = append(sameQueue, id)
-			case r.State == Up:
-				anyElsewhere = true
-				othersExist = othersExist || !slices.Contains(avoided, id)
-			}
-		}
-		if anyElsewhere {
-			return sameQueue, othersExist
+	inGroup := func(r *Rank) bool { return r.Group == refusing.Group }
+	inEngine := func(r *Rank) bool { return r.Instance == refusing.Instance }
+	sameQueue, anyOtherUp, othersExist := p.splitBoard(refusing.Board, inGroup, avoided)
+	if !anyOtherUp { // if all these ranks refused, no rank would be left, so only those of the engine are taken to refuse
+		sameQueue, anyOtherUp, othersExist = p.splitBoard(refusing.Board, inEngine, avoided)
+	}
+	if !anyOtherUp {
+		return nil, false
+	}
+	return sameQueue, othersExist
+}
+
+// splitBoard returns the ranks of a board for which isChosen returns true. anyOtherUp says whether any other rank of the board takes
+// requests, and otherExists whether such a rank is not in avoided.
+func (p *Snapshot) splitBoard(board string, isChosen func(*Rank) bool, avoided []int32) (chosen []int32, anyOtherUp, otherExists bool) {
+	for id, r := range p.ranks {
+		switch {
+		case r.Board != board: // not a rank of this board
+		case isChosen(r):
+			chosen = append(chosen, id)
+		case r.State == Up:
+			anyOtherUp = true
+			otherExists = otherExists || !slices.Contains(avoided, id)
 		}
 	}
-	return nil, false
+	return chosen, anyOtherUp, otherExists
 }
 
 // host is the host name or address of the rank's engine; empty: not known.
@@ -287,8 +295,9 @@ func (p *Snapshot) CountByScope() map[string]owner.EngineCounts {
 	return all
 }
 
-// BoardsOf returns the boards of the ranks of a decode group, without AggregatedMark: the base models of the group's engines, as far as the
-// engines have named their models.
+// BoardsOf returns the boards of the ranks of a decode group, as far as the engines of the group have named their models. A caller that
+// must give the group away looks by these names for another group with the same boards. So they are names by which OwnsGroupFor and
+// AcceptsNew find a board: the base model alone, also for aggregated ranks, whose board has AggregatedMark in its full name.
 func (p *Snapshot) BoardsOf(name string) (boards []string) {
 	for _, e := range p.order {
 		if !e.Decodes() || e.Conf.Group != name || len(e.Status.Models) == 0 {
@@ -355,11 +364,13 @@ func (p *Snapshot) ProcessAt(key string) ProcessID {
 }
 
 // MakerOf returns which engine process made a hand-off (the maker). candidate is the ID of the prefill candidate that got the prefill call
-// (probe), id is the engine id in the hand-off, and before was the candidate's process when the probe was sent. known is false if the
-// hand-off shows something that the roster does not know yet: the caller must then apply Handed, and call MakerOf again.
+// (probe), and before was its process when the probe was sent. The engine may have restarted since then. id, the engine id in the hand-off,
+// shows this: each process has an id of its own, and the roster knows which process of the candidate has used which id. known is false if
+// the hand-off shows something that the roster does not know yet: the caller must then apply Handed, and call MakerOf again.
 func (p *Snapshot) MakerOf(before ProcessID, candidate, id string) (maker ProcessID, known bool) {
 	e := p.engines[before.Key]
-	if e == nil || e.Incarnation != before.Incarnation || id == "" { // the engine is gone, or the hand-off has no engine id
+	isGone := e == nil || e.Incarnation != before.Incarnation
+	if isGone || id == "" { // nothing can be learned about the processes, so the maker is taken to be the one of the time of the probe
 		return before, true
 	}
 	maker = before
@@ -369,27 +380,36 @@ func (p *Snapshot) MakerOf(before ProcessID, candidate, id string) (maker Proces
 
 // ProcessGone says whether a process that made a hand-off is gone or may be gone (gone), and whether it is gone for certain (sure). If gone
 // is true, the hand-off must not be used: a decode engine could ask a new process at the same address for KV blocks that this process never
-// made. An incarnation is one engine at an address, e.g. a pod, if discovery can tell such engines apart. Its processes follow each other
-// when it restarts.
+// made. Of an engine that is not known, nothing shows that a process is gone. Of a known engine, a process counts as gone once a later
+// process has replaced it.
 func (p *Snapshot) ProcessGone(maker ProcessID) (gone, sure bool) {
-	e := p.engines[maker.Key]
-	_, hasEnded := p.endedIncarnations[maker.Incarnation]
-	var processes *Processes
-	switch {
-	case e != nil && e.Incarnation == maker.Incarnation: // the engine is still listed
-		processes = e.processes
-	case hasEnded && maker.Incarnation != "": // the engine does not exist any more
+	processes, engineEnded := p.processesOf(maker)
+	if engineEnded {
 		return true, true
-	default: // the engine was taken off the list, but its process may still run
-		allOfEngine := maker
-		allOfEngine.Process = 0 // departed has all processes of an engine under the number 0
-		processes = p.departed[allOfEngine].processes
 	}
-	if processes == nil { // the engine is not known, so nothing shows that its process is gone
+	if processes == nil {
 		return false, false
 	}
-	fate := processes.Fate(maker.Process)
+	fate := processes.Fate(maker.Process) // Known, Doubted (another process may have replaced it) or Gone
 	return fate != Known, fate == Gone
+}
+
+// processesOf returns the processes of the maker's engine; nil: the engine is not known. ended says that the engine does not exist any
+// more, so that all its processes are gone. This is known only of an engine with an incarnation: one engine at an address, e.g. a pod, if
+// discovery can tell such engines apart.
+func (p *Snapshot) processesOf(maker ProcessID) (processes *Processes, ended bool) {
+	e := p.engines[maker.Key]
+	_, hasEnded := p.endedIncarnations[maker.Incarnation]
+	switch {
+	case e != nil && e.Incarnation == maker.Incarnation: // the engine is still listed
+		return e.processes, false
+	case hasEnded && maker.Incarnation != "":
+		return nil, true
+	}
+	// The engine was taken off the list, but its process may still run. departed has all processes of an engine under the number 0.
+	allOfEngine := maker
+	allOfEngine.Process = 0
+	return p.departed[allOfEngine].processes, false
 }
 
 // HostsOf returns a function that says whether a host belongs to an engine. Callbacks of a decode engine may name no other host, and
@@ -408,5 +428,5 @@ func (p *Snapshot) CallsBack(a netip.Addr) bool {
 // KnownHost says whether hand-offs may tell decode engines to fetch KV from a host.
 func (p *Snapshot) KnownHost(host string, now time.Time) bool {
 	trusted := p.hosts[host]
-	return trusted.engines > 0 || now.Before(trusted.until)
+	return trusted.engines > 0 || now.Before(trusted.trustedUntil)
 }

@@ -70,14 +70,16 @@ func (p *Pause) String() string {
 type PauseBegun struct{ Group, Path string }
 
 // apply pauses the group, and makes the monitor watch its engines as paused ones. It records the start time of each engine's process. A
-// process that starts later was not paused, and Pause.Restarted finds it by its start time.
+// process that starts later was not there when the pause began, and Pause.Restarted finds it by its start time. If only some engines of the
+// group were still paused, because they had not resumed with it, the pause covers all engines again.
 func (v PauseBegun) apply(r *Roster, out *effects) {
-	next := &Pause{Group: v.Group, Path: v.Path, Since: out.now, StartTimes: map[string]float64{}}
+	// The pause covers the whole group, so it has no list of engines that did not resume (Unresumed is nil).
+	next := &Pause{Group: v.Group, Path: v.Path, Since: out.now, StartTimes: map[string]float64{}, Unresumed: nil}
 	for key, e := range r.engines { // also of other groups: Restarted looks up only engines that the pause covers
 		next.StartTimes[key] = e.Status.StartTime
 	}
-	// If the group is paused already, its pause goes on, with the path and the times of its beginning. Only the list Unresumed ends: the
-	// pause covers the whole group again, including engines that had resumed.
+	// If the group is paused already, or a part of it (Unresumed), its pause goes on, with the path and the times of its beginning. So an
+	// engine that has restarted since then still counts as restarted.
 	if old := r.pauses[v.Group]; old != nil {
 		next.Path, next.Since, next.StartTimes = old.Path, old.Since, old.StartTimes
 	}
@@ -93,13 +95,13 @@ type PauseEnded struct {
 }
 
 // apply ends each pause to which the resuming call applies, or replaces it by a pause of those engines that stay paused. The call went to
-// the engines of one group, or to all:
-//   - It ends the pause of that group or, if it went to all, any pause. Only the engines in v.Unresumed stay paused.
-//   - What an earlier call has left of another pause (its list Unresumed) may cover engines of the group. Those that have resumed leave it.
-//   - Any other pause goes on. So only a call to all engines ends a pause of all engines.
+// the engines of one group, or to all. It ends the pause of that group or, if it went to all, any pause, except for the engines that did
+// not resume (v.Unresumed).
 //
-// The new pause lists its engines in Pause.Unresumed, with the start times of their processes, because the pause of an engine ends when it
-// restarts.
+// Other pauses go on, so only a call to all engines ends a pause of all engines. But an earlier call may have left a list of engines of
+// another pause that did not resume (Pause.Unresumed). If engines of this list are in the group, and have resumed now, they leave the list.
+//
+// In the end, the monitor learns which engines are still paused (WatchEngines).
 func (v PauseEnded) apply(r *Roster, out *effects) {
 	for group, p := range r.pauses {
 		callEndsPause := v.Group == "" || v.Group == group
@@ -108,20 +110,28 @@ func (v PauseEnded) apply(r *Roster, out *effects) {
 			continue
 		}
 		next := *p
-		next.Unresumed = map[string]float64{}
-		for key, e := range r.engines {
-			gotCall := callEndsPause || e.InGroup(v.Group)
-			staysPaused := !gotCall || slices.Contains(v.Unresumed, key)
-			if staysPaused && p.Covers(e) {
-				next.Unresumed[key] = e.Status.StartTime
-			}
-		}
+		next.Unresumed = v.findUnresumed(r, p, callEndsPause)
 		r.pauses[group] = &next
 		if len(next.Unresumed) == 0 {
 			delete(r.pauses, group)
 		}
 	}
 	out.add(Effect{What: WatchEngines})
+}
+
+// findUnresumed returns which engines of a pause stay paused after the resuming call: engines that did not get the call, and engines that
+// got it but did not resume. callEndsPause says that the call went to all engines of the pause. The result has the start times of the
+// engines' processes, because the pause of an engine ends when it restarts.
+func (v PauseEnded) findUnresumed(r *Roster, p *Pause, callEndsPause bool) map[string]float64 {
+	unresumed := map[string]float64{}
+	for key, e := range r.engines {
+		gotCall := callEndsPause || e.InGroup(v.Group)
+		staysPaused := !gotCall || slices.Contains(v.Unresumed, key)
+		if staysPaused && p.Covers(e) {
+			unresumed[key] = e.Status.StartTime
+		}
+	}
+	return unresumed
 }
 
 // forgetUnresumed ends the pause of engines whose paused process is gone. When a group resumes, the engines that did not resume stay

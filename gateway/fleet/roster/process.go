@@ -118,8 +118,9 @@ func (p *Processes) Fate(process int) Fate {
 }
 
 // RecordConnection records how a connection went: whether it was refused, and whether the engine's name has a new address (moved). A new
-// address, or the first refused connection, shows that the process before is gone, and that there is or will be a new one. Its start time
-// is awaited until RecordStart records it. evidence says what shows the new process; empty: nothing does.
+// address, or the first refused connection, shows that the process before is gone, and that there is or will be a new one. evidence says
+// what shows the new process; empty: nothing does. Of a new process, an accepted connection and its start time are still to come:
+// RecordConnection awaits both, and notes here that a connection was accepted. RecordStart notes the start time.
 func (p *Processes) RecordConnection(moved, isRefused bool, now time.Time) (next *Processes, evidence string) {
 	switch {
 	case moved: // another process, at the new address
@@ -140,21 +141,28 @@ func (p *Processes) RecordConnection(moved, isRefused bool, now time.Time) (next
 	next = new(*p)
 	next.awaited = nextAwaited
 	if evidence != "" {
-		next.addProcess(Gone)
+		const fateOfOld = Gone // the process before has ended for certain
+		next.addProcess(fateOfOld)
 		next.newSince = now
 	}
 	return next, evidence
 }
 
-// RecordStart records a start time of the present process; 0: not known, so nothing changes. A start time older than the known one was read
-// earlier, and is ignored. readNow says that the time was read just now, so that an unchanged time shows that no new process came. A later
-// start time than the known one is that of a new process. RecordStart adds this process, unless RecordConnection has added it already and
-// only its start time was missing. evidence says what shows that there is a new process that was not known; empty: there is none.
+// RecordStart records a start time of the present process; 0: not known, so nothing changes. readNow says that the time was read just now,
+// and does not come from an earlier reading. A start time older than the known one was read earlier, and is ignored. The first start time
+// ever is only stored.
+//
+// A new process is noticed in one of two orders. If its start time comes first, it is later than the known one, and RecordStart adds the
+// process. If a refused connection or another address comes first, RecordConnection adds the process, and awaits its start time. Then
+// RecordStart adds nothing and only stores the time. An equal time ends this wait only if it was read now: otherwise it may be that of the
+// process before.
+//
+// evidence says what shows that there is a new process that was not known; empty: there is none.
 func (p *Processes) RecordStart(start float64, readNow bool) (next *Processes, evidence string) {
 	isOlder := start < p.start
-	addedWithoutStart := p.awaited.startTime() // by RecordConnection
+	addedWithoutStart := p.awaited.startTime() // RecordConnection has added the newest process, and its start time is missing
 	isKnown := start == p.start && !addedWithoutStart
-	mayBeOfOld := start == p.start && !readNow // p.start may be that of the process before the newest one
+	mayBeOfOld := start == p.start && !readNow // while its start time is missing, p.start is that of the process before
 	if start == 0 || isOlder || isKnown || mayBeOfOld {
 		return p, ""
 	}
@@ -179,17 +187,19 @@ func (p *Processes) fateBeforeNewStart() Fate {
 	return Gone
 }
 
-// RecordStartRead records a start time that was requested at the time asked and has just been read. If the request was sent after the last
-// doubt arose, the answer also ends doubts. A doubt is the suspicion, raised by a new engine id in a hand-off, that a new process has
-// replaced the known ones (Doubted).
+// RecordStartRead records a start time that was requested at the time asked and has just been read. If the question is from before the
+// newest process was noticed, the answer may be that of the process before, and is then ignored (mayBeStartOfOld).
+//
+// The answer may also end doubts. A doubt is the suspicion, raised by a new engine id in a hand-off, that a new process has replaced the
+// known ones (Doubted). If the question was sent after the last doubt arose, the start time shows which of these processes runs.
 func (p *Processes) RecordStartRead(start float64, asked time.Time) (next *Processes, evidence string) {
 	if p.mayBeStartOfOld(start, asked) {
 		return p, ""
 	}
 	const readNow = true // even an unchanged time is news: the process that accepts connections has it
 	next, evidence = p.RecordStart(start, readNow)
-	isNewest := start != 0 && start == next.start // it was neither unknown nor older than the known one
-	if isNewest && asked.After(next.doubtSince) {
+	isOfPresent := start != 0 && start == next.start // it was neither unknown nor older than the known one
+	if isOfPresent && asked.After(next.doubtSince) {
 		next = next.withoutDoubts(start)
 	}
 	return next, evidence
@@ -204,11 +214,14 @@ func (p *Processes) mayBeStartOfOld(start float64, asked time.Time) bool {
 	return asked.Before(p.newSince) && (isFirst || start == p.start)
 }
 
-// withoutDoubts returns the state after the present process has shown its start time, which ends doubts about it. Each engine id has the
-// start time that was known when a hand-off last named the id. So an id with the start time of the present process belongs to this process,
-// which has run since the id first came (firstProcess). All processes from then on are this one, and none of them was replaced. For
-// example, process 1 is Doubted because a new id made process 2 look like its successor. If the id of process 1 has the present start time,
-// both are one process, and 1 is Known again.
+// withoutDoubts returns the state after the present process has shown its start time. This ends doubts about it: a process is Doubted if a
+// new engine id in a hand-off made it look as if another one had replaced it. Each engine id has the start time that was known when a
+// hand-off last named it. So an id with the start time of the present process belongs to this process, which has run since the id first
+// came (firstProcess). Then all numbers from firstProcess on are this one process, and become Known. There may be several such ids, because
+// each candidate has ids of its own.
+//
+// For example, process 1 is Doubted because a new id made process 2 look like its successor. If the id of process 1 has the present start
+// time, both are one process, and 1 is Known again.
 func (p *Processes) withoutDoubts(start float64) *Processes {
 	next := p
 	for _, ofCandidate := range p.engineIDs {
@@ -236,7 +249,10 @@ func (p *Processes) RecordHandoff(process int, candidate, id string, now time.Ti
 	return next, maker, ""
 }
 
-// recordNewID is RecordHandoff for an engine id that no hand-off of the candidate has named before.
+// recordNewID is RecordHandoff for an engine id that no hand-off of the candidate has named before. process was the newest process when the
+// probe was sent. maker is the process that has this id, and so has made the hand-off. If the newest process has used another id before, a
+// new process seems to have replaced it, because each process has one id. It gets the next number, and evidence says what shows it. If
+// several engines share the address, or if the id is the first one of the candidate, a new id shows nothing, and maker is process.
 func (p *Processes) recordNewID(process int, candidate, id string, now time.Time) (next *Processes, maker int, evidence string) {
 	known := p.engineIDs[candidate] // the ids that the candidate's hand-offs have named so far
 	newestID := len(known.ids) - 1
@@ -255,7 +271,7 @@ func (p *Processes) recordNewID(process int, candidate, id string, now time.Time
 	maker = p.Newest()
 	suspectNew := known.ids[newestID].lastProcess == maker
 	if suspectNew {
-		maker++
+		maker++ // the number that addSuspected gives the new process below
 	}
 	entry.firstProcess, entry.lastProcess = maker, maker
 	next = p.withEngineIDs(candidate, known.with(added, entry))
@@ -267,6 +283,12 @@ func (p *Processes) recordNewID(process int, candidate, id string, now time.Time
 }
 
 // recordKnownID is RecordHandoff for an engine id that an earlier hand-off of the candidate has named: the one at index among those ids.
+// maker is the process that made the hand-off: the newest process when the probe was sent (process), or a later one that has used the id by
+// then.
+//
+// If the id is not the newest one of the candidate, it matters when the probe was sent. If that was before the newer id came, the older
+// process may have answered, and nothing is learned. If it was later, a restart cannot explain the older id, because a restarted engine
+// never has an old id again. So two engines share the address, and ids show no restart from now on.
 func (p *Processes) recordKnownID(process int, candidate string, index int) (next *Processes, maker int) {
 	known := p.engineIDs[candidate]
 	newestID := len(known.ids) - 1
@@ -280,7 +302,7 @@ func (p *Processes) recordKnownID(process int, candidate string, index int) (nex
 		entry.lastProcess = maker
 	case process < known.ids[newestID].lastProcess: // an older id, and the probe was sent before the newer id came
 		return p, maker
-	default: // an older id in a probe sent after a newer id came: so two engines share the address
+	default: // an older id, and the probe was sent after the newer id came
 		known = known.with(index, entry)
 		known.shared = true
 		next = p.withEngineIDs(candidate, known)

@@ -91,8 +91,9 @@ func (s *Drain) Covers(at Location) bool {
 
 // trust says until when decode engines may fetch KV from a host that a hand-off names.
 type trust struct {
-	engines int       // number of prefill engines with this host
-	until   time.Time // the host is trusted until this time after these engines have left
+	engines int // number of prefill engines with this host
+	// trustedUntil is the time until which the host is trusted after these engines have left; zero: no longer than they are there.
+	trustedUntil time.Time
 }
 
 // revivableID is the worker id of a rank whose engine has left at the time at. If the engine comes back, the rank gets the id again.
@@ -150,16 +151,18 @@ func (r *Roster) put(e *Engine, now time.Time) {
 	}
 }
 
-// replace hands the state and the known processes of an engine (old) to its new description (e). The hosts of e are trusted by now: decode
-// engines may fetch KV from them. A host that only old has stays trusted until the last probe of the running process is answered. replace
-// also remembers the ranks of old, and adapts the drains of ranks to the ranks of e.
+// replace puts a new description (e) in the place of an engine (old): e takes over what is known of the engine, such as its state, its
+// number in the order of arrival, its processes, and which of them gave a request back. The hosts of e are trusted by now: decode engines
+// may fetch KV from them. A host that only old has stays trusted until the last probe of the running process is answered. replace also
+// remembers the ranks of old, and adapts the drains of ranks to the ranks of e.
 func (r *Roster) replace(old, e *Engine, now time.Time) {
 	e.Status, e.serviceState, e.arrival = old.Status, old.serviceState, old.arrival
 	e.board, e.lists, e.listedModels = old.board, old.lists, old.listedModels
 	e.processes, e.gaveBack = old.processes, old.gaveBack
-	// A description by an operator, or one that is built again because its profile has changed, lacks what discovery has found, which
-	// still applies. A new entry makes the engine one of the config, which discovery does not manage.
-	if e.Found == (Found{}) && !e.FromNewEntry {
+	// Found says what discovery has found. It still applies if e lacks it because an operator has described e, or because e is built again
+	// after a change of its profile. But a new entry makes the engine one of the config, which discovery does not manage.
+	lacksFound := e.Found == (Found{})
+	if lacksFound && !e.FromNewEntry {
 		e.Found = old.Found
 	}
 	r.distrustHosts(old, mayStillRun, now) // undoes the trust that old had got; the trust of e counts by itself
@@ -209,8 +212,8 @@ func (r *Roster) adaptDrains(e *Engine) {
 const mayStillRun = false
 
 // remove takes an engine out of the roster, and ends its drains and the trust in its hosts. Its requests finish. dead says that the engine
-// and its KV do not exist any more. remove remembers, for a limited time, the ranks, worker ids and processes of the engine, and forgets
-// those of engines that left long ago.
+// and its KV do not exist any more. remove remembers, for a limited time, the ranks, worker ids and processes of the engine, because
+// requests and hand-offs may still name them, and because the engine may come back.
 func (r *Roster) remove(e *Engine, dead bool, now time.Time) {
 	delete(r.engines, e.Key())
 	r.order = slices.DeleteFunc(r.order, func(key string) bool { return key == e.Key() })
@@ -219,9 +222,7 @@ func (r *Roster) remove(e *Engine, dead bool, now time.Time) {
 	r.rememberRanks(e, now)
 	r.keepWorkerIDs(e, now)
 	r.rememberProcesses(e, dead, now)
-	maps.DeleteFunc(r.revivableIDs, func(_ string, b revivableID) bool { return now.Sub(b.at) > rankMemory })
-	maps.DeleteFunc(r.endedIncarnations, func(_ string, until time.Time) bool { return now.After(until) })
-	maps.DeleteFunc(r.departed, func(_ ProcessID, d departedEngine) bool { return now.After(d.until) })
+	r.forgetLongGone(now)
 }
 
 // keepWorkerIDs keeps the worker ids of an engine that leaves, so that its ranks get them again if it comes back. An engine without an
@@ -251,6 +252,15 @@ func (r *Roster) rememberProcesses(e *Engine, dead bool, now time.Time) {
 		return
 	}
 	r.departed[e.withoutProcess()] = departedEngine{e.processes, until}
+}
+
+// forgetLongGone forgets the worker ids (keepWorkerIDs) and the processes (rememberProcesses) of engines that left so long ago that they
+// are not needed any more. Tick does so for ranks (rememberRanks).
+func (r *Roster) forgetLongGone(now time.Time) {
+	maps.DeleteFunc(r.revivableIDs, func(_ string, b revivableID) bool { return now.Sub(b.at) > rankMemory })
+	// Until the last hand-off of the engine has expired, its processes are needed.
+	maps.DeleteFunc(r.endedIncarnations, func(_ string, until time.Time) bool { return now.After(until) })
+	maps.DeleteFunc(r.departed, func(_ ProcessID, d departedEngine) bool { return now.After(d.until) })
 }
 
 // rememberRanks is called for an engine that leaves. It keeps the ranks of the engine for the time rankMemory, because assignments may
@@ -335,9 +345,10 @@ func (r *Roster) distrustHosts(e *Engine, dead bool, now time.Time) {
 	for _, h := range e.kvHosts() {
 		t := r.hosts[h]
 		t.engines--
-		if !dead { // its last probe may still be answered, with a hand-off that names the host
-			t.until = now.Add(r.terms.ProbeTimeout)
+		if mayAnswer := !dead; mayAnswer { // its last probe may still be answered, with a hand-off that names the host
+			t.trustedUntil = now.Add(r.terms.ProbeTimeout)
 		}
+		// After a dead engine, trustedUntil stays. So the trust ends now, unless another engine has this host, or has left just before.
 		r.hosts[h] = t
 	}
 	r.dropExpiredTrusts(now)
@@ -345,7 +356,7 @@ func (r *Roster) distrustHosts(e *Engine, dead bool, now time.Time) {
 
 // dropExpiredTrusts removes the hosts of engines that have left, if the time for which they were still trusted is over.
 func (r *Roster) dropExpiredTrusts(now time.Time) {
-	maps.DeleteFunc(r.hosts, func(_ string, t trust) bool { return t.engines == 0 && !now.Before(t.until) })
+	maps.DeleteFunc(r.hosts, func(_ string, t trust) bool { return t.engines == 0 && !now.Before(t.trustedUntil) })
 }
 
 // scopeOf returns an engine's scope, the unit that one proxy owns: its decode group if kind is owner.Groups, and otherwise its region.

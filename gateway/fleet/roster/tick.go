@@ -73,14 +73,15 @@ func (r *Roster) Next(now time.Time) (wait time.Duration) {
 	return wait
 }
 
-// updateBoard updates the region, the scope and the board of an engine, and the names of its models. An engine that names no models now
-// keeps the board of the models that it named last.
+// updateBoard updates the region, the scope and the board of an engine, and the names of its models. The scope is the region or decode
+// group that one proxy at a time owns. An engine that names no models now keeps the board of the models that it named last.
 func (r *Roster) updateBoard(e *Engine) {
 	e.Scope = r.scopeOf(e, r.owners.Kind)
 	e.otherRegion = e.Conf.Region
 	if e.otherRegion == r.terms.Region { // an empty otherRegion stands for the proxy's own region
 		e.otherRegion = ""
 	}
+	// A Fence keeps a proxy that has lost the scope from sending to its engines: requests ask it right before they are sent. nil: no owners.
 	e.ownerScope = r.owners.Scopes[e.Scope].Fence
 	if len(e.Status.Models) > 0 {
 		e.board = BoardIn(e.homeBoard(), e.otherRegion)
@@ -234,40 +235,34 @@ func (r *Roster) markBrokenGroups(out *effects) {
 	r.broken = broken
 }
 
-// stateByHealth is the state of an engine as far as it follows from its answers. others is how many engines are in full service for its
-// model and role. The monitor's status has these findings about the engine, each with the state to which it leads:
-//   - not Up: it does not answer its health check. It is Down, or Late if it may answer soon, so that requests wait for it.
-//   - Halted: it is up, but takes no requests for now, e.g. because a call has paused it. It is in service, and requests wait until it
-//     resumes.
-//   - Out: requests failed in a row. Wedged: a canary, a request of one token that shows whether the engine computes, failed, too.
-//   - Accused: requests failed, and it is not known yet whether the engine is at fault; or its core gives no sign of life. evenkeel keeps
-//     new requests away (Paused) until that is known.
-//
-// Without a finding it is Up, or Starting until it has named its models. Odd: its connector is not that of its model's other engines.
+// stateByHealth is the state of an engine as far as it follows from its answers, which the monitor has found and put into the engine's
+// status. inFullService is how many engines with its model and role serve, and have no failed requests. An engine that is accused, or out,
+// is not one of them.
 //
 // An engine that is accused, or out but not wedged, stays in service if no other engine serves its model: requests that may fail are better
-// than requests that must fail, and the canary will show whether the engine works. Of several states the first case below counts, because
-// it explains the others: requests fail at an engine that is down, late or halted.
-func (e *Engine) stateByHealth(others int) RankState {
+// than requests that must fail, and the canary, a request of one token, will show whether the engine computes. Of several states the first
+// case below counts, because it explains the others: requests fail at an engine that is down, late or halted.
+func (e *Engine) stateByHealth(inFullService int) RankState {
 	s := &e.Status
-	mayWork := !s.Wedged && len(s.Models) > 0
-	out := s.Out != nil && (!mayWork || others > 0)
-	accused := s.Accused != nil && others > 0
+	canBeReplaced := inFullService > 0
+	mayWork := !s.Wedged && len(s.Models) > 0 // Wedged: the canary failed, too
+	out := s.Out != nil && (!mayWork || canBeReplaced)
+	accused := s.Accused != nil && canBeReplaced
 	isLate := s.Late && !accused // requests wait for a late engine, unless it is accused and another engine serves
 	switch {
-	case !s.Up && !isLate:
+	case !s.Up && !isLate: // it does not answer its health check
 		return Down
-	case e.connectorConflict != "":
+	case e.connectorConflict != "": // its connector is not that of its model's other engines
 		return Odd
-	case !s.Up:
+	case !s.Up: // it does not answer its health check, but may soon, so requests wait for it
 		return Late
-	case s.Halted():
+	case s.Halted(): // it takes no requests for now, e.g. because a call has paused it; requests wait until it resumes
 		return Halted
-	case out:
+	case out: // requests failed in a row
 		return Out
-	case accused:
+	case accused: // new requests are kept away until it is known whether failures are its fault, or whether its core is alive
 		return Paused
-	case len(s.Models) == 0:
+	case len(s.Models) == 0: // it has not named its models yet
 		return Starting
 	}
 	return Up
