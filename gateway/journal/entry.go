@@ -57,7 +57,8 @@ const (
 
 // AddLeg adds the facts of one leg (part) of a fanned-out request. Tokens and attempts are added up. For each time, and for the number of
 // other prefills beside this one (ProbeBS), the largest of all legs counts. Only for TTFT the shortest counts, because the client sees the
-// first event of any leg. Engine, policies and route are those of the leg that is added last.
+// first event of any leg. Engines, policies, Bind and route are those of the leg that is added last. They are empty if this leg got none,
+// except the route, which then stays that of an earlier leg.
 func (f *LogEntry) AddLeg(leg *LogEntry) {
 	f.PromptTokens += leg.PromptTokens
 	f.CachedTokens += leg.CachedTokens
@@ -73,7 +74,7 @@ func (f *LogEntry) AddLeg(leg *LogEntry) {
 	f.Attempts += leg.Attempts
 	f.Inexact = f.Inexact || leg.Inexact
 	f.LocalTokens += leg.LocalTokens
-	if leg.Route != "" { // a leg that reached no engine has no route
+	if reachedEngine := leg.Route != ""; reachedEngine {
 		f.Route = leg.Route
 	}
 	f.Bind = leg.Bind

@@ -136,19 +136,19 @@ func (l *requestLog) handleLine(next queuedLine) {
 }
 
 // writeLine writes one line, unless err says why there is none, and counts it as lost if it cannot be written, e.g. because the disk is
-// full. It logs an error for the first lost line only. Once a line can be written again, it logs how many lines were lost. This number
-// includes the lines that found no room in the queue (dropped) only if the queue is empty now. Otherwise more of them may follow, and a
-// later message counts them all.
+// full. It logs an error for the first lost line only. Once a line can be written again, it logs how many lines were lost.
 func (l *requestLog) writeLine(line []byte, err error) {
 	if err == nil {
 		_, err = l.out.WriteLine(append(line, '\n'))
 	}
+	// Lines that found no room in the queue are lost, too. They are added only when the queue is empty: until then more may follow.
 	if queueIsEmpty := len(l.queue) == 0; err == nil && queueIsEmpty {
-		l.linesLost += int(l.dropped.Swap(0))
+		l.linesLost += l.takeDropped()
 	}
 	switch {
 	case err != nil:
-		if l.linesLost++; l.linesLost == 1 {
+		l.linesLost++
+		if isFirst := l.linesLost == 1; isFirst {
 			l.log.Error(notWritten, zap.Error(err))
 		}
 	case l.linesLost > 0:
@@ -156,6 +156,9 @@ func (l *requestLog) writeLine(line []byte, err error) {
 		l.linesLost = 0
 	}
 }
+
+// takeDropped returns how many lines found no room in the queue since it was last called.
+func (l *requestLog) takeDropped() int { return int(l.dropped.Swap(0)) }
 
 // close writes the lines that wait, and closes the log. It waits for closeTimeout at most, and returns an error if lines are lost then.
 func (l *requestLog) close() (err error) {

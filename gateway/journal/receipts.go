@@ -32,8 +32,10 @@ func (s receiptView) show(r *Record, e Event) {
 }
 
 // addToReceipt adds an event to the receipt, and to the attempt under way, if the receipt still has that attempt. Apart from the arrival
-// itself, points in time are written as ms since the arrival of the request. r.attempt still has the state before the event; only the
-// number of a new attempt is set already. r.leg is the part of a fanned-out request to which the attempt belongs; empty: the whole request.
+// itself, points in time are written as ms since the arrival of the request. r.attempt is what the record keeps of the attempt under way.
+// It still has the state before the event, with one exception: at the event Attempted, which begins an attempt, it has the number of the
+// new attempt already, and still the state in which the attempt before ended. r.leg is the part of a fanned-out request to which the
+// attempt belongs; empty: the whole request.
 func addToReceipt(to *receipt.Receipt, r *Record, e *Event) {
 	switch e.Kind {
 	case Parsed:
@@ -50,7 +52,7 @@ func addToReceipt(to *receipt.Receipt, r *Record, e *Event) {
 		}
 	case Attempted:
 		a := receipt.Attempt{N: r.attempt.number, Leg: r.leg, At: ms(e.At.Sub(r.Arrival))}
-		if lastFailed := r.attempt.willRetry; lastFailed {
+		if isRetry := r.attempt.willRetry; isRetry { // the attempt before has failed, and since is when it ended
 			failedAt := r.attempt.since
 			a.Waits.Backoff = ms(e.At.Sub(failedAt))
 		}

@@ -42,13 +42,14 @@ func (r *Record) countEvent(e *Event) {
 
 // countPhase adds the begin of a phase (Entered) to the facts.
 func (r *Record) countPhase(e *Event) {
-	if r.Reached == "" || !e.Left { // a request whose client has left stays in the phase in which it left
+	isFirstPhase := r.Reached == ""
+	if isFirstPhase || !e.Left { // a request whose client has left stays in the phase in which it left
 		r.Reached = e.Phase
 	}
 	if e.Early { // the decode rank is bound before the prefill
 		r.Bind, r.BindMs = AtArrival, ms(time.Since(r.Arrival))
 	}
-	if e.Engine != "" {
+	if e.Engine != "" { // only a request that one engine gets as it came names the engine in this event
 		r.Route, r.Engine = Passed, e.Engine
 	}
 	if e.Peer != "" {
@@ -79,11 +80,14 @@ func (r *Record) countPrefill(e *Event) {
 	}
 }
 
-// countPlacement adds the choice of a decode rank to the facts and metrics.
+// countPlacement adds the choice of a decode rank to the facts and metrics. Facts are written when the request has ended, so a later event
+// may correct them: if the rank was bound before the prefill, Placed sets Bind to Late, and then Entered (countPhase) or PlacedAggregated
+// sets it to AtArrival.
 func (r *Record) countPlacement(e *Event) {
 	slot := e.Slot
 	switch e.Kind {
-	case Placed: // Took is the wait for the rank; if it was bound before the prefill, a later event corrects Bind
+	case Placed:
+		// The metric has the time until a round bound the request. The facts have Took, which lasts until the request noticed that.
 		r.journal.observeStage(poolWait, slot.Wait)
 		r.journal.observeStage(decide, slot.Decide)
 		r.Rank, r.Policy, r.Bind = slot.WorkerName, slot.Policy, Late
@@ -119,12 +123,13 @@ func (r *Record) countAnswer(e *Event) {
 	}
 }
 
-// showEvent shows an event in the views: the receipt and the trace of the request. Before this, it begins an attempt if the event belongs
-// to one and none is under way, and sets the time of an event that begins or ends a phase. After this, it notes in r.attempt what the event
-// changes. It ignores an AttemptEnded event if no attempt is under way.
+// showEvent shows an event in the views: the receipt and the trace of the request. It does three things one after the other. First, it
+// begins an attempt if the event belongs to one and none is under way. Then it shows the event, with the present time if the event begins
+// or ends a phase. Last, it notes in r.attempt what the event changes. The order matters, because views compare the event with the state
+// before it. showEvent ignores an AttemptEnded event if no attempt is under way.
 func (r *Record) showEvent(e Event) {
 	current := &r.attempt
-	hasNoView := r.views == [2]view{}
+	hasNoView := r.views == [2]view{} // both are nil
 	endsNothing := e.Kind == AttemptEnded && !current.open
 	if hasNoView || endsNothing {
 		return
@@ -139,15 +144,8 @@ func (r *Record) showEvent(e Event) {
 	if e.Kind == Entered || e.Kind == AttemptEnded { // the other events that need a time have it already
 		e.At = time.Now()
 	}
-	r.passToViews(e) // before the state of the attempt changes, because views compare the event with the state before it
-	switch e.Kind {
-	case Entered:
-		current.phase, current.since = e.Phase, e.At
-	case AttemptEnded:
-		current.open, current.phase, current.since = false, "", e.At
-	case Retried:
-		current.willRetry = true
-	}
+	r.passToViews(e)
+	current.note(&e)
 }
 
 // beginAttempt opens an attempt and shows it in the views, unless an attempt is already under way. The views get the event while r.attempt
@@ -161,6 +159,18 @@ func (r *Record) beginAttempt() {
 	current.number++
 	r.passToViews(Event{Kind: Attempted, At: now}) // before the next line, which overwrites when the last attempt failed
 	current.open, current.willRetry, current.phase, current.since = true, false, "", now
+}
+
+// note notes what an event changes in the state of the attempt. Most events change nothing.
+func (a *attempt) note(e *Event) {
+	switch e.Kind {
+	case Entered:
+		a.phase, a.since = e.Phase, e.At
+	case AttemptEnded:
+		a.open, a.phase, a.since = false, "", e.At
+	case Retried:
+		a.willRetry = true
+	}
 }
 
 // passToViews passes an event to the views that the request has.
