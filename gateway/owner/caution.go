@@ -28,14 +28,16 @@ func (s *Set) RankQuota(name, rank string, slots int) (slotLimit int, othersKV i
 	return max(1, min(free, share)), others.KVTokens // not 0, which would mean all slots
 }
 
-// othersMayRun says whether this proxy owns the scope, but requests of other proxies may still run on the scope's engines. The caller
-// holds the scope's mu.
+// othersMayRun says whether this proxy owns the scope, but requests of other proxies may still run on the scope's engines. With a lease,
+// this is so for a while after a takeover: for the requests of the owner before. With a static order of owners (withoutEnd), no lease keeps
+// two proxies from owning a scope at the same time. The order begins with the region's own proxy. Any other owner has only taken the region
+// over because it cannot reach this proxy, which may still run and send requests. The caller holds the scope's mu.
 func (scope *Scope) othersMayRun(now time.Time) bool {
 	switch {
 	case scope.ownedSince.IsZero(): // this proxy does not own the scope
 		return false
-	case scope.othersMayRunFor == withoutEnd: // static order: another proxy may consider itself the owner of a foreign region at any time
-		return !scope.home
+	case scope.othersMayRunFor == withoutEnd:
+		return !scope.home // in its own region, this proxy comes first in the order, so it need not hold back
 	}
 	return now.Before(scope.ownedSince.Add(scope.othersMayRunFor))
 }

@@ -50,19 +50,19 @@ func (s *siblings) ownerOrder(scope *Scope) []string {
 	return s.live.Order(scope.Name, s.set.configMembers, leaseMembers)
 }
 
-// updateClaims updates the live proxies. It then tells the claim of each group whether this proxy should own the group now, and so asks the
-// holder of the lease for it (isHome), at which place of the group's order it is, and whether it could serve the group: it is not shutting
-// down, and enough engines of the group answer. The order leaves out proxies that may not own the group, by ha.members of this proxy
-// (configMembers) or by the list in the lease (leaseMembers). An empty list excludes none. The holder matters only to isHome: if it is gone
-// or about to leave, a proxy that has just started becomes the home sooner.
+// updateClaims updates the live proxies, and then the role of this proxy for each group. All proxies compute the same order for a group,
+// and the first live one should own it. The order leaves out proxies that may not own the group, by ha.members of this proxy
+// (configMembers) or by the list in the lease (leaseMembers). An empty list excludes none.
 func (s *siblings) updateClaims(all map[string]*Scope, engines map[string]EngineCounts, now time.Time) {
 	isShuttingDown := s.updateMembers(now)
 	for name, scope := range all {
 		leaseMembers, holder := scope.claim.Members(), lease.Dispatcher(scope.view.Load().Holder) // holder: the id of the proxy
 		s.mu.Lock()
+		// place is that of this proxy in the order; 0 is the first. isHome: this proxy should own the group now, so its claim asks the holder
+		// of the lease for it. If the holder is gone or about to leave, a proxy that has just started becomes the home sooner.
 		place, isHome := s.live.TakeoverRank(name, holder, now, s.set.configMembers, leaseMembers)
 		s.mu.Unlock()
-		canServe := !isShuttingDown && engines[name].halfAnswer()
+		canServe := !isShuttingDown && engines[name].halfAnswer() // half of the group's engines answer
 		scope.claim.SetRole(isHome, place, canServe)
 	}
 }

@@ -92,8 +92,8 @@ func (s *Set) canHandOver() bool {
 func (s *Set) HandingOver() bool { return s != nil && s.handingOver.Load() }
 
 // askBack asks the holder of a scope to give the scope to this proxy. The holder lists its requests that still run on the scope's ranks,
-// and askBack stores them as the load of others (othersLoad). RankQuota allows only one slot of a rank as long as it is not known what
-// others run there. The holder's list is complete, so a rank that is not in it has nothing of others, and this proxy may use its slots.
+// and askBack stores them as the load of others (othersLoad). This list is complete, so a rank that is not in it has nothing of others, and
+// this proxy may use all its slots. Before that, RankQuota allows only one slot of a rank, because it is not known what others run there.
 func (s *Set) askBack(ctx context.Context, scope *Scope, holder string, epoch int64) error {
 	ask := geo.HandBack{Region: scope.Name, Epoch: epoch}
 	if s.kind == Groups {
@@ -105,12 +105,17 @@ func (s *Set) askBack(ctx context.Context, scope *Scope, holder string, epoch in
 	}
 	scope.mu.Lock()
 	defer scope.mu.Unlock()
+	scope.setCompleteLoad(h.Ranks)
+	return nil
+}
+
+// setCompleteLoad stores the load of others on all ranks of the scope, as the owner before has listed it. The caller holds the scope's mu.
+func (scope *Scope) setCompleteLoad(ofOwnerBefore []geo.Resident) {
 	clear(scope.othersLoad)
 	scope.othersReported = true   // othersLoad is complete
-	var noneOfOurs []geo.Resident // the list has only the holder's requests, so none of this proxy are subtracted from it
-	var noSilentRanks []string
-	scope.setOthersLoad(noneOfOurs, h.Ranks, noSilentRanks)
-	return nil
+	var noneOfOurs []geo.Resident // the list has no requests of this proxy, which would have to be subtracted
+	var noSilentRanks []string    // the list does not come from engines, of which some may report nothing
+	scope.setOthersLoad(noneOfOurs, ofOwnerBefore, noSilentRanks)
 }
 
 // Promise promises an owner that this proxy does not take over its group for a while. The owner asks for this when it cannot reach the
@@ -127,10 +132,12 @@ func (s *Set) Promise(sender string, ask geo.Vote) error {
 	return group.claim.GivePromise(ask.Vote)
 }
 
-// Tenure is the part of answers to probes about ownership. Each acquisition of a scope's lease has a higher number, its epoch. Seen has the
-// highest epoch of each scope that this proxy has heard of in any way. Groups has the epochs of the groups that this proxy owns, and Epochs
-// those of the regions whose lease it holds or has read. Lent has the regions that it has handed back, as long as its requests still run
-// there.
+// Tenure is the part of answers to probes about ownership. Each acquisition of a scope's lease has a higher number, its epoch.
+//   - Seen has the highest epoch of each scope that this proxy has heard of in any way.
+//   - Groups has the epochs of the decode groups that this proxy owns. It also tells other proxies that the groups have a live owner, so it
+//     leaves out all others.
+//   - Epochs has the epochs of the regions whose lease this proxy holds or has read.
+//   - Lent has, for each region that this proxy has handed back, how many of its requests still run there; without regions with none.
 func (s *Set) Tenure() geo.Tenure {
 	t := geo.Tenure{Seen: map[string]int64{}}
 	for name, scope := range *s.all.Load() {

@@ -63,13 +63,15 @@ func (n *neighbours) createScopes() error {
 	return nil
 }
 
-// setStaticOrder gives a scope a static order of owners: first the home proxy, then the configured order. Without a lease, the home may
-// consider itself the owner at any time, so its requests may always run beside those of this proxy.
+// setStaticOrder gives a scope a static order of owners, instead of a lease: the first proxy of the order that is alive owns the scope. The
+// order begins with the home, the region's own proxy, and goes on as configured. For this proxy's own region (scope.home), the home is this
+// proxy. Without a lease, two proxies may consider themselves the owner at the same time. So requests of the home may run at any time
+// beside those of this proxy (othersMayRunFor), which then uses only a share of the slots.
 func (n *neighbours) setStaticOrder(scope *Scope) {
 	c := &n.set.conf.Geo
-	home := c.Self.ID // for another region, the first peer of the region
+	home := c.Self.ID
 	for _, p := range c.Peers {
-		if !scope.home && p.Region == scope.Name {
+		if isInOtherRegion := !scope.home; isInOtherRegion && p.Region == scope.Name { // the first peer of that region
 			home = p.ID
 			break
 		}
@@ -154,30 +156,40 @@ func (n *neighbours) checkHandBack(scope *Scope, sender string, _ geo.HandBack) 
 // released.
 func (n *neighbours) hasSuccessor(*Scope) bool { return false }
 
-// recordReport records, from a peer's answer to a probe, the epochs of the leases of regions and the peer's round trips to its own peers.
-// For static orders the answer also shows that the peer lives.
+// recordReport records what a peer's answer to a probe says. A scope has either a claim on its lease or a static order of owners. For
+// claims, the answer has epochs of leases, and round trips. For static orders, it shows that the peer lives.
 func (n *neighbours) recordReport(all map[string]*Scope, h geo.ProbeReport) {
 	for region, epoch := range h.Epochs {
 		if scope := all[region]; scope != nil && scope.claim != nil {
-			scope.claim.ObserveRivalEpoch(epoch)
+			scope.claim.ObserveRivalEpoch(epoch) // if it is later than that of this proxy's lease, admission stops until the lease is renewed
 		}
 	}
 	if all[h.Region] != nil && len(h.RTTMs) > 0 { // takeoverRank needs round trips only from regions that have owners here
-		n.mu.Lock()
-		if n.roundTrips[h.Region] == nil {
-			n.roundTrips[h.Region] = map[string]map[string]float64{}
-		}
-		n.roundTrips[h.Region][h.Peer] = h.RTTMs
-		n.mu.Unlock()
+		n.recordRoundTrips(h)
 	}
 	for _, scope := range all {
 		if scope.static != nil {
-			scope.mu.Lock()
-			scope.static.Saw(h.Peer, time.Now())
-			scope.mu.Unlock()
-			n.decideStaticOwner(scope, time.Now())
+			n.recordSignOfLife(scope, h.Peer)
 		}
 	}
+}
+
+// recordRoundTrips records the round trips that a peer has measured to its own peers. They show which proxy is nearest to its region.
+func (n *neighbours) recordRoundTrips(h geo.ProbeReport) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.roundTrips[h.Region] == nil {
+		n.roundTrips[h.Region] = map[string]map[string]float64{}
+	}
+	n.roundTrips[h.Region][h.Peer] = h.RTTMs
+}
+
+// recordSignOfLife records that a peer lives, and who owns a scope with a static order now: the first live proxy of the order.
+func (n *neighbours) recordSignOfLife(scope *Scope, peer string) {
+	scope.mu.Lock()
+	scope.static.Saw(peer, time.Now())
+	scope.mu.Unlock()
+	n.decideStaticOwner(scope, time.Now())
 }
 
 // decideStaticOwner computes who owns a scope with a static order now, and publishes a change.

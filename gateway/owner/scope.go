@@ -113,7 +113,8 @@ func (s *Set) checkSoon() {
 }
 
 // storeUnchanged stores a view that does not change whether this proxy admits. It may have a new epoch: this proxy has acquired a lease
-// again that the store had lost. This is no takeover, so that the next win with this epoch is none either.
+// again that the store had lost. A later win of the scope is a takeover if its epoch is not lastOwnedEpoch. So storeUnchanged records the
+// new epoch there: no other proxy has owned the scope since.
 func (scope *Scope) storeUnchanged(v lease.View) {
 	if v.Admits {
 		scope.mu.Lock()
@@ -136,16 +137,18 @@ func (s *Set) storeWin(scope *Scope, v lease.View) (sinceOtherOwner time.Duratio
 	return sinceOtherOwner
 }
 
-// storeLoss stores a view by which this proxy does not own the scope any more. It clears ownedSince only after the view no longer admits,
-// so that the fleet never reads a view that admits without the caution after a takeover. It also forgets what other proxies run on the
-// scope's ranks, because this is counted anew after the next takeover.
+// storeLoss stores a view by which this proxy does not own the scope any more. For a while after a takeover (from ownedSince), a proxy
+// sends little to the scope's engines, because requests of others may still run there (RankQuota). The fleet reads the view without the
+// lock. So storeLoss clears ownedSince only after the view no longer admits: the fleet must never read a view that admits, and then a quota
+// without this caution. storeLoss also forgets what other proxies run on the scope's ranks, because this is counted anew after the next
+// takeover.
 func (scope *Scope) storeLoss(v lease.View) {
 	scope.mu.Lock()
 	defer scope.mu.Unlock()
 	scope.view.Store(&v)
-	scope.ownedSince = time.Time{}
+	scope.ownedSince = time.Time{} // zero: this proxy does not own the scope
 	clear(scope.othersLoad)
-	scope.othersReported = false
+	scope.othersReported = false // othersLoad is not complete
 }
 
 // announceLoss closes the channel that Losses has returned, and makes a new one for the next loss.
@@ -162,20 +165,21 @@ func (s *Set) announceLoss() {
 func (s *Set) recordOwnership(scope *Scope, epoch int64, now time.Time) (sinceOtherOwner time.Duration) {
 	scope.handedBack = false // the scope is this proxy's again
 	if isTakeover := scope.claim == nil || epoch != scope.lastOwnedEpoch; isTakeover {
-		sinceOtherOwner = s.recordTakeover(scope, epoch, now)
+		sinceOtherOwner = s.recordTakeover(scope, epoch, now) // sets epochBegan to now
 	}
-	// Requests of other proxies may run for a time after the takeover. This time does not begin anew if this proxy lost the scope for a moment
-	// and got it again with the same epoch, so it counts from epochBegan.
+	// Requests of other proxies may run for a time after ownedSince. After a takeover this is now. If this proxy only lost the scope for a
+	// moment, and got it again with the same epoch, the time does not begin anew: it still counts from the takeover.
 	scope.ownedSince = scope.epochBegan
 	return sinceOtherOwner
 }
 
-// recordTakeover records a takeover of a scope (see recordOwnership), and counts it in the metrics. After a takeover, requests of the owner
-// before may still run for KVHoldTimeout, because until then engines may still fetch KV by its hand-offs. sinceOtherOwner is the time since
-// the last sign of life of another owner; 0: there was none. The caller holds the scope's mu.
+// recordTakeover records that this proxy owns a scope with a new epoch, or without epochs, and counts this in the metrics. Requests of the
+// owner before may still run for othersMayRunFor from now on. With a lease, this is KVHoldTimeout, because until then engines may still
+// fetch KV by hand-offs of the owner before. With a static order, it has no end. sinceOtherOwner is the time since the last sign of life of
+// another owner; 0: there was none. The caller holds the scope's mu.
 func (s *Set) recordTakeover(scope *Scope, epoch int64, now time.Time) (sinceOtherOwner time.Duration) {
 	scope.lastOwnedEpoch, scope.epochBegan = epoch, now
-	if scope.othersMayRunFor != withoutEnd { // withoutEnd, for a static order, stays
+	if hasLease := scope.othersMayRunFor != withoutEnd; hasLease {
 		scope.othersMayRunFor = s.deps.KVHoldTimeout() // a reload may have changed the value since the scope was made
 	}
 	hadOwner := !scope.ownerLastSeen.IsZero()

@@ -126,16 +126,18 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect implements prometheus.Collector.
+// Collect implements prometheus.Collector. All scopes of a Set are of one kind: regions or decode groups. Each kind lacks some of the
+// metrics, and newMetrics leaves these nil.
 func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	bit := map[bool]float64{true: 1} // and 0 for false
 	for name, scope := range *m.set.all.Load() {
 		v := scope.view.Load()
+		// Of a kind that lacks several of these metrics, their values share the key nil, and are skipped.
 		for desc, value := range map[*prometheus.Desc]float64{
 			m.admits: bit[v.Admits], m.epoch: float64(v.Epoch), m.storeAway: bit[v.StoreAway], m.servesForeign: bit[v.Admits && !scope.home],
 			m.voted: bit[v.Voted], m.membersDiffer: bit[v.MembersDiffer],
 		} {
-			if desc != nil { // nil: only scopes of the other kind have the metric
+			if desc != nil {
 				ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, name)
 			}
 		}
