@@ -120,8 +120,8 @@ func (r *Reload) markRefused(err error) {
 	}
 }
 
-// report logs and counts the outcome of a reload, and updates the status. If the new config is in force, report also warns of its doubtful
-// settings.
+// report logs and counts the outcome of a reload, and updates the status. It counts only new versions of the config, so not a reload that
+// changed nothing. If the new config is in force, report also warns of its doubtful settings.
 func (r *Reloader) report(result *Reload) {
 	log := r.deps.Log.With(zap.String("file", r.source.file))
 	switch result.Outcome {
@@ -141,7 +141,7 @@ func (r *Reloader) report(result *Reload) {
 			r.deps.Log.Warn("some keys of the new config take effect only after a restart", zap.Strings("keys", result.Restart))
 		}
 	}
-	if result.Outcome != unchanged {
+	if isNewVersion := result.Outcome != unchanged; isNewVersion {
 		r.metrics.reloads.WithLabelValues(keyConfig, result.Outcome).Inc()
 	}
 	r.exportStatus()

@@ -125,18 +125,18 @@ func readSecrets(cfg *config.Config) (*secrets, error) {
 	if s.token, err = loadToken(cfg.Admin.TokenFile); err != nil {
 		return nil, err
 	}
-	if s.prompts, err = readPromptKey(cfg.Predictor); err != nil {
+	if s.promptKey, err = readPromptKey(cfg.Predictor); err != nil { // the key with which prompts are hashed for the predictor
 		return nil, err
 	}
-	pairs := []config.TLS{cfg.TLS, cfg.Admin.TLS} // by listener, as s.tls and tlsKeys: Public, Admin, and Peers if there are other proxies
+	pairs := [listeners]config.TLS{Public: cfg.TLS, Admin: cfg.Admin.TLS}
 	if cfg.Geo.On() {
-		pairs = append(pairs, config.TLS{CertFile: cfg.Geo.TLS.Cert, KeyFile: cfg.Geo.TLS.Key})
+		pairs[Peers] = config.TLS{CertFile: cfg.Geo.TLS.Cert, KeyFile: cfg.Geo.TLS.Key}
 		for _, file := range []string{cfg.Geo.TLS.CA, cfg.Geo.HMAC.KeysFile} { // the components for other proxies read these files
 			s.filesOfOtherReaders[file] = digestOf(file)
 		}
 	}
 	for listener, t := range pairs {
-		if !t.On() {
+		if !t.On() { // the listener has no TLS, or does not exist
 			continue
 		}
 		if s.tls[listener], err = certs.Load(t.CertFile, t.KeyFile); err != nil {
@@ -154,7 +154,7 @@ func (r *Reloader) useSecrets(s *secrets) {
 	}
 	r.keys.Store(s.keys)
 	r.token.Store(s.token)
-	r.promptKey.Store(&s.prompts)
+	r.promptKey.Store(&s.promptKey)
 	for i, p := range s.tls {
 		switch {
 		case p == nil: // the listener has no TLS in the config

@@ -148,7 +148,7 @@ func vocabSize(cfg *config.Config) int {
 type secrets struct {
 	keys                *keys.Set
 	token               *token
-	prompts             []byte                 // key with which prompts are hashed for the predictor; nil: it does not distinguish prompts
+	promptKey           []byte                 // key with which prompts are hashed for the predictor; nil: it does not distinguish prompts
 	tls                 [listeners]*certs.Pair // nil: the listener has no TLS
 	digests             map[string]digest      // digests of the files as they were read
 	filesOfOtherReaders map[string]digest      // digests of the files that other components read: authorities and geo keys
