@@ -89,6 +89,9 @@ const BeyondHeader = "X-Evenkeel-Beyond-Slots"
 
 // Open sends the request and returns when the head of the answer has come. The caller closes the response. For an error status, Open
 // returns both the response and a fault.
+//
+// The request may be sent only while this proxy owns the engine's scope. From Enter on, it counts as being sent: if another proxy takes the
+// scope over, the loss is not complete until markSent is called, or a time limit is over.
 func (c *Call) Open(headers []engine.Header, body [][]byte) (*engine.Response, *failure.Fault) {
 	scope := c.Scope // the closure below uses scope instead of c, so that c stays on its caller's stack
 	markSent, owned := scope.Enter()
@@ -96,7 +99,7 @@ func (c *Call) Open(headers []engine.Header, body [][]byte) (*engine.Response, *
 	if !owned {      // another proxy sends to the engine now
 		return nil, c.FaultOf(owner.ErrNotOwner)
 	}
-	if scope != nil { // the ownership is checked once more when the request is written
+	if scope != nil { // the ownership is checked once more right before the request is written
 		c.OnWritten(markSent)
 		epoch := scope.Epoch()
 		c.Guard(func() error { return scope.CheckEpoch(epoch) })
@@ -147,7 +150,9 @@ func (c *Call) FaultOf(err error) *failure.Fault {
 	return &failure.Fault{CallEnd: callEndOf(c.Kind, err), ClientError: failure.NoAnswer(c.sideName(), err), Err: err, BlamedEngine: c.Engine}
 }
 
-// callEndOf returns how far a call had come when it failed with err, and why it failed. kind is the kind of the call.
+// callEndOf returns how far a call had come when it failed with err, and why it failed. kind is the kind of the call. Unless err says
+// otherwise, bytes of the answer had come (Headed), and the connection broke (Broke). An engine may be silent in two ways: an event stream
+// brings no event in time (sse.ErrSilent), although bytes may come, or the connection brings nothing in time (engine.WasSilent).
 func callEndOf(kind lifecycle.CallKind, err error) lifecycle.CallEnd {
 	end := lifecycle.CallEnd{Call: kind, Progress: lifecycle.Headed, Reason: lifecycle.Broke}
 	callErr, isCall := errors.AsType[*engine.Error](err)
@@ -176,9 +181,9 @@ func callEndOf(kind lifecycle.CallKind, err error) lifecycle.CallEnd {
 	return end
 }
 
-// refusalFault returns the fault of a call whose engine answered with an error status. If the engine is paused, or does not serve the model
-// any more, the fault blames the engine. The client gets an engine's 4xx answer unchanged, but not a 5xx answer or an answer that refuses
-// the proxy's own credential.
+// refusalFault returns the fault of a call whose engine answered with an error status. If the engine refuses requests for a reason of its
+// own, e.g. because it is paused, or does not serve the model any more, the fault blames the engine. The client gets an engine's 4xx answer
+// unchanged, but not a 5xx answer or an answer that refuses the proxy's own credential.
 func (c *Call) refusalFault(resp *engine.Response) *failure.Fault {
 	// A guard in front of the engine may have refused the request because another proxy has owned the engine since (a higher epoch).
 	c.Scope.RecordRefusal(string(resp.Header(owner.EpochHeader)))
@@ -189,8 +194,9 @@ func (c *Call) refusalFault(resp *engine.Response) *failure.Fault {
 	err := fmt.Errorf("%s %s answered %d", engineName, id, status)
 	fault := failure.NewFault(lifecycle.CallEnd{Call: c.Kind, Progress: lifecycle.Headed}, nil, err)
 	fault.Status = status
-	if paused := engine.ParseRefusal(resp.StatusCode(), c.RefusalBody, c.Target()); paused != nil {
-		c.setPaused(fault, paused)
+	// The reason is that the engine is paused or re-forms its group, or that the rank was retired or does not exist.
+	if reasonInEngine := engine.ParseRefusal(resp.StatusCode(), c.RefusalBody, c.Target()); reasonInEngine != nil {
+		c.setPaused(fault, reasonInEngine)
 		return fault
 	}
 	fault.ClientError = failure.RefusalError(c.Log, side, id, status, resp, c.RefusalBody)
