@@ -179,7 +179,7 @@ func (s *Set) recordOwnership(scope *Scope, epoch int64, now time.Time) (sinceOt
 // another owner; 0: there was none. The caller holds the scope's mu.
 func (s *Set) recordTakeover(scope *Scope, epoch int64, now time.Time) (sinceOtherOwner time.Duration) {
 	scope.lastOwnedEpoch, scope.epochBegan = epoch, now
-	if hasLease := scope.othersMayRunFor != withoutEnd; hasLease {
+	if hasEnd := scope.othersMayRunFor != withoutEnd; hasEnd {
 		scope.othersMayRunFor = s.deps.KVHoldTimeout() // a reload may have changed the value since the scope was made
 	}
 	hadOwner := !scope.ownerLastSeen.IsZero()
