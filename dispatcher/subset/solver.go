@@ -207,9 +207,9 @@ func (s *Solver) improveApproximate() {
 func (s *Solver) forgetChoices() { s.upToKnee, s.beyondKnee = choice{}, choice{} }
 
 // considerChecked considers a choice that may come from an approximate table: its mask is right, but its sum may be in blocks of several
-// tokens, and its candidates may exceed the limit. Each candidate has two numbers. Its tokens need KV room, for which the limit is. Its
-// scaled tokens are the tokens times the cost of a token on this rank: the load, for which the score is. considerChecked takes the choice
-// only if its tokens are within the limit, and sets its sum to the sum of the scaled tokens. A choice with ok false is ignored.
+// tokens, and its candidates may exceed the limit. The limit holds for tokens, because they need KV room. The score is for scaled tokens:
+// the load on this rank. So considerChecked takes the choice only if its tokens are within the limit, and sets its sum to the sum of the
+// scaled tokens. A choice with ok false is ignored.
 func (s *Solver) considerChecked(x choice) {
 	if !x.ok {
 		return

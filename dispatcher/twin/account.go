@@ -205,12 +205,12 @@ func (a *account) addToHour(other, inForce *policyReplays, newSeconds, deviation
 }
 
 // add adds the part of a window's replays that is in no earlier window, so that each second of traffic counts once. Of several replays
-// under a policy, it adds the mean. Older traffic then counts less, so that the sums stand for at most an hour. add does nothing if the
+// under a policy, it adds the mean. Older traffic counts less if the sums would stand for more than an hour. add does nothing if the
 // window has no new part, or if a policy has no steps in the new part. newSeconds is the length of the new part. deviationOfSecond is the
 // random standard deviation of the mean step in one replay of one second under the other policy, as share of the step.
 //
-// add also keeps the random variance of the other policy's mean step, because the error of this mean is part of the result (Hour.Error).
-// What is known of the errors under the policy in force is their bias, which only the result adds.
+// add also keeps the random variance of a mean step, but only for the other policy, because the result has the error of this mean alone
+// (Hour.Error).
 func (h *hour) add(other, inForce *policyReplays, newSeconds, deviationOfSecond float64) {
 	if newSeconds <= 0 || inForce.newSteps.n == 0 || other.newSteps.n == 0 {
 		return
@@ -225,7 +225,7 @@ func (h *hour) add(other, inForce *policyReplays, newSeconds, deviationOfSecond 
 	h.otherSteps.fade(keptShare, &other.newSteps, 1/otherReplays)
 	// newShare is the share of the other policy's step time in the hour that comes from this window.
 	newShare := other.newSteps.ms / otherReplays / h.otherSteps.ms
-	// The random error of a mean falls with the square root of the time over which it is taken.
+	// The random error of a mean is inversely proportional to the square root of the time over which it is taken.
 	newDeviation := other.stepMs.deviationOfMean(deviationOfSecond) / math.Sqrt(newSeconds)
 	// A mean of two independent means with the weights 1-s and s has the variance (1-s)^2 * variance of one + s^2 * variance of the other.
 	h.variance = (1-newShare)*(1-newShare)*h.variance + newShare*newShare*newDeviation*newDeviation

@@ -77,7 +77,7 @@ func (l *historyLearner) recordArrival(r *arrival) {
 		i, known = l.mayComeBack[failedRequest{r.key, r.age}]
 	}
 	if !known {
-		// A new request. It may have tokens from ranks before the window began, but no rank of the window has added any yet.
+		// A new request. If it has tokens already, they count as those from before its first rank in the window.
 		l.add(r.id, answer{key: r.key, tokensAtStart: r.age, tokensBeforeFirstRank: r.age})
 		return
 	}

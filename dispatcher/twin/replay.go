@@ -26,7 +26,7 @@ func NewReplay(w *Window, model, spec string, seed uint64) (*Replay, error) {
 		return nil, err
 	}
 	// b is the copy of the boards with which the replay begins. It comes from the checkpoint startedFrom, which an earlier replay has
-	// saved; nil: from the real boards. placedByOther says that another policy than the replayed one has placed the requests on it.
+	// saved; nil: from the real boards. placedByOther says that another policy than the replayed one has placed the requests of b on ranks.
 	b, startedFrom, placedByOther, err := w.startBoards(model, spec)
 	if err != nil {
 		return nil, err

@@ -55,7 +55,7 @@ type arrival struct {
 type departure struct {
 	at                time.Duration // when the request left the boards, since the segment began
 	id                uint64
-	generated         int32 // tokens that were generated on its last rank; below 0: the request never had a slot
+	generated         int32 // tokens that were generated on its last rank; below 0: it had no slot since it came to the boards
 	stepsToFirstToken int32 // steps between binding and first token, 0: the first token came in the next step; below 0: not known
 	failed            bool  // the request's engine failed, so the request may come back for another rank
 }

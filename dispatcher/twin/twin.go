@@ -303,7 +303,7 @@ func (t *Twin) judge(j *judging) []Verdict {
 	return v.forEachGroup(beforeNewSteps, atEnd)
 }
 
-// countWindow counts a window that is judged. It drops what is known of policies that this window does not replay, and keeps how many steps
+// countWindow counts a window that is judged. It drops the variances of policies that this window does not replay, and keeps how many steps
 // a request usually waits for its first token: the next window assumes this number if none of its own requests shows one.
 func (a *account) countWindow(j *judging) {
 	a.dropVariances(j.policies)
@@ -316,8 +316,8 @@ func (a *account) countWindow(j *judging) {
 // errors (stepError), how much replays differ by chance (variances), and the part of the errors that chance does not explain (bias). Only
 // an error whose variance is known shows a bias.
 //
-// Windows overlap, and in the bias each second of traffic counts once. So an error weighs in the bias as much as the window's seconds that
-// no earlier verdict has counted.
+// Windows overlap, and in the mean error of the bias each second of traffic counts once. So the error of a window weighs there as much as
+// the window's seconds that no earlier verdict has counted.
 func (a *account) addErrors(v *Verdict, stepMs *tally) {
 	windowError, seconds := v.TwinMs/v.StepMs-1, measuredSeconds(v) // windowError is a share of a step
 	v.Error = a.stepError.add(windowError, seconds)
@@ -369,9 +369,7 @@ func (a *account) keepCheckpoints(j *judging) {
 
 // compare adds to the verdict how each other policy does against the policy in force, in this window and over about the last hour. The
 // account a has sums over this hour for each other policy. Windows overlap, so compare adds only the part of the window that is not in
-// these sums yet (newPart), and records in hoursCountedUntil that no later verdict may add it again. With each part, the sums get the
-// random error of the part's replays, so that the error of the whole hour can be told. It follows from the error of a replay of one second,
-// and the length of the part.
+// these sums yet (newPart), and records in hoursCountedUntil that no later verdict may add it again.
 func (t *Twin) compare(j *judging, v *Verdict, a *account) {
 	from, to := j.window.newPart()
 	newSeconds := to.Sub(from).Seconds()
@@ -385,7 +383,7 @@ func (t *Twin) compare(j *judging, v *Verdict, a *account) {
 		}
 		against := t.against(other, v, a)
 		const oneSecond = 1
-		deviationOfSecond, _ := a.deviation(other.name, oneSecond) // of the mean step, by chance; 0: not known yet
+		deviationOfSecond, _ := a.deviation(other.name, oneSecond) // random error of a replay of one second; 0: not known yet
 		hour := a.addToHour(other, j.inForce(), newSeconds, deviationOfSecond)
 		if v.Sure { // otherwise too few windows were judged to know how wrong the result may be
 			against.Hour = hour
@@ -407,7 +405,7 @@ func (t *Twin) account(model string) *account {
 // against compares the replays under another policy with those under the policy in force. The account a has what the twin knows about the
 // model. against adds to it how much the other policy's replays of this window differ by chance (variance). The error of the result is a
 // share of a step. It comes from chance and from the bias: the error of replays under the policy in force that chance does not explain,
-// which is assumed for other policies, too. No difference is claimed until the variance of the other policy was measured.
+// which is assumed for other policies, too. No difference is claimed until the variance of the other policy has been measured.
 func (t *Twin) against(other *policyReplays, v *Verdict, a *account) Against {
 	if other.failed != nil {
 		return Against{Policy: other.spec, Failed: other.failed}
@@ -415,7 +413,7 @@ func (t *Twin) against(other *policyReplays, v *Verdict, a *account) Against {
 	result := Against{Policy: other.name, StepMs: other.stepMs.mean(), SavedMs: other.stepMs.mean() - v.TwinMs}
 	a.addVariance(other.name, &other.stepMs, measuredSeconds(v))
 	ofOneReplay, varianceKnown := a.deviation(other.name, measuredSeconds(v)) // the random standard deviation of a replay's mean step
-	ofResult := other.stepMs.deviationOfMean(ofOneReplay)                     // and that of the mean of all replays of this window
+	ofResult := other.stepMs.deviationOfMean(ofOneReplay)                     // and that of the error of the mean of all replays
 	result.Error = a.bias.errorBound(ofResult)
 	result.Claimed = varianceKnown && v.supportsClaim(&result)
 	return result

@@ -34,8 +34,8 @@ func (w *Window) history(model string) *history {
 func (w *Window) From() time.Time { return w.Segments[0].From }
 
 // eachEvent calls onArrival for each arrival of a model, and onDeparture for each request of any model that left, in the order of time.
-// onDeparture also gets the time of the departure since the window began. The times in the arguments themselves count from the begin of
-// their segment; onArrival gets no other, because what is recorded of an arrival needs no time.
+// onDeparture also gets the time of the departure since the window began, because the times in an arrival and in a departure count from the
+// begin of their segment. onArrival gets no such time, because none is recorded of an arrival.
 func (w *Window) eachEvent(model string, onArrival func(*arrival), onDeparture func(time.Duration, *departure)) {
 	for _, s := range w.Segments {
 		offset := s.From.Sub(w.From())
@@ -91,9 +91,8 @@ func beganAnew(from, to *board.GroupView) bool {
 }
 
 // groupsSince returns the groups of a model as they were just before the new steps of this window: the steps that its verdict counts and no
-// earlier verdict has counted (Verdict.NewSteps). They begin with the first segment that does not begin before the last verdict
-// (judgedUntil), nor before the measured part of the window (measuredFrom). The boards of a segment are those at its begin. nil: there is
-// no such segment.
+// earlier verdict has counted (Verdict.NewSteps). They begin where a segment begins: the first one that begins neither before the end of
+// the last verdict's window (judgedUntil) nor before the measured part of this window (measuredFrom). nil: there is no such segment.
 func (w *Window) groupsSince(judgedUntil, measuredFrom time.Time, model string) []board.GroupView {
 	for _, s := range w.Segments {
 		if !s.From.Before(judgedUntil) && !s.From.Before(measuredFrom) {

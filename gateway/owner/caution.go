@@ -29,9 +29,9 @@ func (s *Set) RankQuota(name, rank string, slots int) (slotLimit int, othersKV i
 }
 
 // othersMayRun says whether this proxy owns the scope, but requests of other proxies may still run on the scope's engines. With a lease,
-// this is so for a while after a takeover: for the requests of the owner before. With a static order of owners (withoutEnd), no lease keeps
-// two proxies from owning a scope at the same time. The order begins with the region's own proxy. Any other owner has only taken the region
-// over because it cannot reach this proxy, which may still run and send requests. The caller holds the scope's mu.
+// this is so for a while after a takeover. With a static order of owners (withoutEnd), it is so as long as this proxy owns a foreign
+// region: it owns the region only while it does not reach the region's own proxy, which may still send requests. The caller holds the
+// scope's mu.
 func (scope *Scope) othersMayRun(now time.Time) bool {
 	switch {
 	case scope.ownedSince.IsZero(): // this proxy does not own the scope

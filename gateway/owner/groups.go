@@ -62,7 +62,7 @@ func (s *siblings) updateClaims(all map[string]*Scope, engines map[string]Engine
 		// of the lease for it. If the holder is gone or about to leave, a proxy that has just started becomes the home sooner.
 		place, isHome := s.live.TakeoverRank(name, holder, now, s.set.configMembers, leaseMembers)
 		s.mu.Unlock()
-		canServe := !isShuttingDown && engines[name].halfAnswer() // half of the group's engines answer
+		canServe := !isShuttingDown && engines[name].halfAnswer() // at least half of the group's engines answer
 		scope.claim.SetRole(isHome, place, canServe)
 	}
 }

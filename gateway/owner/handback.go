@@ -92,8 +92,8 @@ func (s *Set) canHandOver() bool {
 func (s *Set) HandingOver() bool { return s != nil && s.handingOver.Load() }
 
 // askBack asks the holder of a scope to give the scope to this proxy. The holder lists its requests that still run on the scope's ranks,
-// and askBack stores them as the load of others (othersLoad). This list is complete, so a rank that is not in it has nothing of others, and
-// this proxy may use all its slots. Before that, RankQuota allows only one slot of a rank, because it is not known what others run there.
+// and askBack stores them as the load of others (othersLoad). This list is complete, so a rank that is not in it has nothing of others.
+// Without the list, it would not be known what others run on a rank, and RankQuota would allow only one slot there.
 func (s *Set) askBack(ctx context.Context, scope *Scope, holder string, epoch int64) error {
 	ask := geo.HandBack{Region: scope.Name, Epoch: epoch}
 	if s.kind == Groups {
@@ -134,10 +134,10 @@ func (s *Set) Promise(sender string, ask geo.Vote) error {
 
 // Tenure is the part of answers to probes about ownership. Each acquisition of a scope's lease has a higher number, its epoch.
 //   - Seen has the highest epoch of each scope that this proxy has heard of in any way.
-//   - Groups has the epochs of the decode groups that this proxy owns. It also tells other proxies that the groups have a live owner, so it
-//     leaves out all others.
+//   - Groups has the epochs of the decode groups that this proxy owns, and no other groups, because it also tells other proxies that these
+//     have a live owner.
 //   - Epochs has the epochs of the regions whose lease this proxy holds or has read.
-//   - Lent has, for each region that this proxy has handed back, how many of its requests still run there; without regions with none.
+//   - Lent has, for each region that this proxy has handed back, how many of its requests still run there. Regions with none are left out.
 func (s *Set) Tenure() geo.Tenure {
 	t := geo.Tenure{Seen: map[string]int64{}}
 	for name, scope := range *s.all.Load() {

@@ -64,14 +64,14 @@ func (n *neighbours) createScopes() error {
 }
 
 // setStaticOrder gives a scope a static order of owners, instead of a lease: the first proxy of the order that is alive owns the scope. The
-// order begins with the home, the region's own proxy, and goes on as configured. For this proxy's own region (scope.home), the home is this
-// proxy. Without a lease, two proxies may consider themselves the owner at the same time. So requests of the home may run at any time
-// beside those of this proxy (othersMayRunFor), which then uses only a share of the slots.
+// order begins with the home, and goes on as configured. The home of another region is the first peer there. The home of this proxy's own
+// region, and of a region without peers, is this proxy. Without a lease, two proxies may consider themselves the owner at the same time. So
+// requests of the home may run at any time beside those of this proxy (othersMayRunFor).
 func (n *neighbours) setStaticOrder(scope *Scope) {
 	c := &n.set.conf.Geo
 	home := c.Self.ID
 	for _, p := range c.Peers {
-		if isInOtherRegion := !scope.home; isInOtherRegion && p.Region == scope.Name { // the first peer of that region
+		if !scope.home && p.Region == scope.Name {
 			home = p.ID
 			break
 		}
@@ -174,7 +174,7 @@ func (n *neighbours) recordReport(all map[string]*Scope, h geo.ProbeReport) {
 	}
 }
 
-// recordRoundTrips records the round trips that a peer has measured to its own peers. They show which proxy is nearest to its region.
+// recordRoundTrips records the round trips that a peer has measured to its own peers. They show which proxies are near to its region.
 func (n *neighbours) recordRoundTrips(h geo.ProbeReport) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -184,7 +184,7 @@ func (n *neighbours) recordRoundTrips(h geo.ProbeReport) {
 	n.roundTrips[h.Region][h.Peer] = h.RTTMs
 }
 
-// recordSignOfLife records that a peer lives, and who owns a scope with a static order now: the first live proxy of the order.
+// recordSignOfLife records that a peer lives. This may change the owner of a scope with a static order: the first live proxy of the order.
 func (n *neighbours) recordSignOfLife(scope *Scope, peer string) {
 	scope.mu.Lock()
 	scope.static.Saw(peer, time.Now())

@@ -137,11 +137,10 @@ func (s *Set) storeWin(scope *Scope, v lease.View) (sinceOtherOwner time.Duratio
 	return sinceOtherOwner
 }
 
-// storeLoss stores a view by which this proxy does not own the scope any more. For a while after a takeover (from ownedSince), a proxy
-// sends little to the scope's engines, because requests of others may still run there (RankQuota). The fleet reads the view without the
-// lock. So storeLoss clears ownedSince only after the view no longer admits: the fleet must never read a view that admits, and then a quota
-// without this caution. storeLoss also forgets what other proxies run on the scope's ranks, because this is counted anew after the next
-// takeover.
+// storeLoss stores a view by which this proxy does not own the scope any more. For a while after a takeover (from ownedSince), RankQuota
+// allows only a part of the slots, because requests of others may still run there. The fleet reads the view without the lock. So storeLoss
+// clears ownedSince only after the view no longer admits: otherwise there would be a moment at which the view admits, and RankQuota lacks
+// this caution. storeLoss also forgets what other proxies run on the scope's ranks, because this is counted anew after the next takeover.
 func (scope *Scope) storeLoss(v lease.View) {
 	scope.mu.Lock()
 	defer scope.mu.Unlock()

@@ -88,8 +88,8 @@ func (d *deriving) addDecodeRank(e *Engine, rank int, state RankState) {
 		d.p.ranks[id] = d.newRank(e, rank, id, state)
 	}
 	if len(e.Status.Models) == 0 {
-		// Any model may turn out to be listed by an engine that has not named its models. So while a decode engine has not, no candidate of
-		// its region loses a model. An aggregated engine decodes only for its own group, whose candidate has only models that were named.
+		// An engine that has not named its models may list any model. So while a decode engine has not named them, no candidate of its region
+		// loses a model. An aggregated engine decodes only for its own group, whose candidate has only models that were named.
 		if e.Role == Decode {
 			listingsOf(d.regionListings, e.otherRegion).anyUnnamed = true
 		}
@@ -155,8 +155,7 @@ func (d *deriving) addToGroup(e *Engine, w board.Worker) {
 // newCandidate describes a rank of a prefill engine for the prefill tier. rank is NoRank for an only rank without a number. The candidate
 // has a board and KV events only after its engine has named its models. AnswersLate says that requests wait for the rank, because its
 // engine is late or halted: the candidate gets no prompts, but they are not refused. ProbeLimit bounds its unanswered prefill calls
-// (probes) while the engine starts slowly; 0: no bound. It is a share of slowProbes: the share of its slots that an engine may use so far
-// in a slow start.
+// (probes) while the engine starts slowly; 0: no bound. It grows as the share of the slots does, up to slowProbes.
 func (d *deriving) newCandidate(e *Engine, rank int, state RankState) prefill.Candidate {
 	id := e.ID + "/" + strconv.Itoa(max(0, rank)) // an only rank counts as rank 0
 	profileName := e.Conf.Profile                 // candidates of one profile count as the same hardware
@@ -187,7 +186,7 @@ func (d *deriving) newRank(e *Engine, number int, id int32, state RankState) *Ra
 	pinsResponses := isSGLang || e.hasVersion(pinsMinor, ifUnknown)
 	out := &Rank{
 		Worker: id, Instance: e.Key(), Target: target, Profile: e.Profile, Traffic: e.Traffic,
-		Signs:   e.Traffic.Liveness(target.Rank), // when the core of this rank last gave a sign of life
+		Signs:   e.Traffic.Liveness(target.Rank), // knows when the core of this rank last gave a sign of life
 		Region:  e.otherRegion,                   // empty: the proxy's own region
 		Board:   e.board,
 		Context: e.longestContext(), Scope: e.ownerScope, PinsResponses: pinsResponses,
@@ -201,7 +200,8 @@ func (d *deriving) newRank(e *Engine, number int, id int32, state RankState) *Ra
 
 // newWorker describes a rank for the dispatcher. number is the number of the rank in its engine; NoRank: the only rank. The worker is Up if
 // it takes requests, and Awaited if requests wait for it, because its engine is halted. A worker that is Down takes no part in the steps of
-// its group. The worker has a fixed number of Slots, and a Limit while an engine that has just started may use only a part of them.
+// its group. The worker has a fixed number of Slots. It also has a Limit while only a part of them may be used, because its engine has just
+// started, or because requests of other proxies may run on the rank (applyQuota).
 func (d *deriving) newWorker(e *Engine, number int, rank *Rank) board.Worker {
 	isWedged := e.Status.Wedged && !e.Status.Halted()         // a halted engine need not compute anything
 	hasLeftGroup := e.Status.Lost[max(0, number)] != ""       // an only rank counts as rank 0
@@ -307,7 +307,7 @@ func (r *Route) addEngine(e *Engine, usable bool) {
 	r.AllAggregated = r.AllAggregated && e.Role == Aggregated
 	r.SGLang = r.SGLang || e.Profile.Connector == mooncake.SGLang
 	// A decode engine that lacks KV memory may give a request back: it ends the answer early, so that the request goes on elsewhere. Answers
-	// of some endpoints do not show this. It counts also while the engine is down, because it may be up when a request gets there.
+	// of some endpoints do not show this. An engine that is down counts, too, because it may be up when a request gets there.
 	r.GivesBackUnseen = r.GivesBackUnseen || e.mayGiveBack()
 	// NoHandOff: some usable engine takes no hand-offs at the endpoint. The request may get to this engine, so none is used there.
 	needsHandOff := usable && e.Role != Aggregated // an aggregated engine prefills and decodes by itself
@@ -334,11 +334,10 @@ func (r *Route) addDecodeEngine(e *Engine, m engine.Model, usable bool) {
 	}
 }
 
-// requireDecodeRanks changes the candidates whose KV no decode rank would fetch now. Live candidates take prompts. For those with
-// AnswersLate, prompts wait before their prefill. A candidate in another region is taken out of service if no rank of that region takes
-// requests. But if requests wait for such a rank (Worker.Awaited), it gets AnswersLate, because prefill engines do not hold the KV of
-// finished prefills for so long. A candidate in the proxy's own region stays in service without any such rank: admission checks whether an
-// engine decodes the model at all (Route.Decode).
+// requireDecodeRanks changes the candidates whose KV no decode rank would fetch now. If requests wait for such a rank (Worker.Awaited), the
+// candidate gets AnswersLate instead of Live: prompts then wait before their prefill, because prefill engines do not hold the KV of
+// finished prefills for so long. If requests wait for no such rank, a candidate in another region is taken out of service. One in the
+// proxy's own region stays in service: admission checks whether an engine decodes the model at all (Route.Decode).
 func requireDecodeRanks(candidates []prefill.Candidate, workers []board.Worker) {
 	for i := range candidates {
 		c := &candidates[i]

@@ -36,7 +36,7 @@ func (p *Snapshot) NewDrain(role, id string, now time.Time) (Drain, error) {
 	if index < 0 {
 		return Drain{}, fmt.Errorf("%w: %s %s has ranks 0 to %d", ErrNoSuchEngine, role, engine, len(ranks)-1)
 	}
-	if isOnlyRank := len(ranks) == 1; !isOnlyRank { // a drain of the only rank is a drain of the engine
+	if len(ranks) > 1 { // a drain of the only rank is a drain of the engine
 		s.ID, s.At.Rank = id, ranks[index]
 	}
 	return s, nil

@@ -261,7 +261,7 @@ func (e *Engine) clampsMaxTokens() bool {
 }
 
 // takesHandOff says whether an engine takes hand-offs at an endpoint. Every engine does so for chats and completions. For other endpoints,
-// the connector and the engine's version decide. An engine whose version cannot be read is taken for one that does not.
+// the connector and the engine's version decide. If the version decides and cannot be read, the result is false.
 func (e *Engine) takesHandOff(ep mooncake.Endpoint) bool {
 	if ep.IsChatOrCompletions() {
 		return true

@@ -30,8 +30,8 @@ func (p *Snapshot) Lookup(model string) (r Route, listed, modelsKnown bool) {
 func (p *Snapshot) Models() []Route {
 	var list []Route
 	for _, r := range p.routes {
-		oneSideUsable := r.Prefill || r.Decode
-		if oneSideUsable && !r.OneSided {
+		anySideUsable := r.Prefill || r.Decode
+		if anySideUsable && !r.OneSided {
 			list = append(list, r)
 		}
 	}
@@ -295,9 +295,8 @@ func (p *Snapshot) CountByScope() map[string]owner.EngineCounts {
 	return all
 }
 
-// BoardsOf returns the boards of the ranks of a decode group, as far as the engines of the group have named their models. A caller that
-// must give the group away looks by these names for another group with the same boards. So they are names by which OwnsGroupFor and
-// AcceptsNew find a board: the base model alone, also for aggregated ranks, whose board has AggregatedMark in its full name.
+// BoardsOf returns the boards of the ranks of a decode group, as far as the engines of the group have named their models. They are named as
+// in Route.Board, and as OwnsGroupFor and AcceptsNew take them: by the base model alone, without AggregatedMark.
 func (p *Snapshot) BoardsOf(name string) (boards []string) {
 	for _, e := range p.order {
 		if !e.Decodes() || e.Conf.Group != name || len(e.Status.Models) == 0 {
@@ -381,7 +380,7 @@ func (p *Snapshot) MakerOf(before ProcessID, candidate, id string) (maker Proces
 // ProcessGone says whether a process that made a hand-off is gone or may be gone (gone), and whether it is gone for certain (sure). If gone
 // is true, the hand-off must not be used: a decode engine could ask a new process at the same address for KV blocks that this process never
 // made. Of an engine that is not known, nothing shows that a process is gone. Of a known engine, a process counts as gone once a later
-// process has replaced it.
+// process has replaced it, or may have replaced it.
 func (p *Snapshot) ProcessGone(maker ProcessID) (gone, sure bool) {
 	processes, engineEnded := p.processesOf(maker)
 	if engineEnded {
@@ -390,7 +389,7 @@ func (p *Snapshot) ProcessGone(maker ProcessID) (gone, sure bool) {
 	if processes == nil {
 		return false, false
 	}
-	fate := processes.Fate(maker.Process) // Known, Doubted (another process may have replaced it) or Gone
+	fate := processes.Fate(maker.Process) // Known, Doubted (a later process may have replaced it) or Gone
 	return fate != Known, fate == Gone
 }
 

@@ -119,8 +119,8 @@ func (p *Processes) Fate(process int) Fate {
 
 // RecordConnection records how a connection went: whether it was refused, and whether the engine's name has a new address (moved). A new
 // address, or the first refused connection, shows that the process before is gone, and that there is or will be a new one. evidence says
-// what shows the new process; empty: nothing does. Of a new process, an accepted connection and its start time are still to come:
-// RecordConnection awaits both, and notes here that a connection was accepted. RecordStart notes the start time.
+// what shows the new process; empty: nothing does. From then on, an accepted connection and the start time of the new process are awaited.
+// RecordConnection also ends the wait for the connection, and RecordStart that for the start time.
 func (p *Processes) RecordConnection(moved, isRefused bool, now time.Time) (next *Processes, evidence string) {
 	switch {
 	case moved: // another process, at the new address
@@ -162,7 +162,7 @@ func (p *Processes) RecordStart(start float64, readNow bool) (next *Processes, e
 	isOlder := start < p.start
 	addedWithoutStart := p.awaited.startTime() // RecordConnection has added the newest process, and its start time is missing
 	isKnown := start == p.start && !addedWithoutStart
-	mayBeOfOld := start == p.start && !readNow // while its start time is missing, p.start is that of the process before
+	mayBeOfOld := start == p.start && !readNow // until the start time of the newest process comes, p.start is that of the process before
 	if start == 0 || isOlder || isKnown || mayBeOfOld {
 		return p, ""
 	}
@@ -187,11 +187,11 @@ func (p *Processes) fateBeforeNewStart() Fate {
 	return Gone
 }
 
-// RecordStartRead records a start time that was requested at the time asked and has just been read. If the question is from before the
-// newest process was noticed, the answer may be that of the process before, and is then ignored (mayBeStartOfOld).
+// RecordStartRead records a start time that was requested at the time asked and has just been read. If the request was sent before
+// a connection showed the newest process, the answer may be that of the process before, and is then ignored (mayBeStartOfOld).
 //
 // The answer may also end doubts. A doubt is the suspicion, raised by a new engine id in a hand-off, that a new process has replaced the
-// known ones (Doubted). If the question was sent after the last doubt arose, the start time shows which of these processes runs.
+// known ones (Doubted). If the request was sent after the last doubt arose, the start time shows which of these processes runs.
 func (p *Processes) RecordStartRead(start float64, asked time.Time) (next *Processes, evidence string) {
 	if p.mayBeStartOfOld(start, asked) {
 		return p, ""
@@ -217,8 +217,7 @@ func (p *Processes) mayBeStartOfOld(start float64, asked time.Time) bool {
 // withoutDoubts returns the state after the present process has shown its start time. This ends doubts about it: a process is Doubted if a
 // new engine id in a hand-off made it look as if another one had replaced it. Each engine id has the start time that was known when a
 // hand-off last named it. So an id with the start time of the present process belongs to this process, which has run since the id first
-// came (firstProcess). Then all numbers from firstProcess on are this one process, and become Known. There may be several such ids, because
-// each candidate has ids of its own.
+// came (firstProcess). Then all numbers from firstProcess on are this one process, and become Known.
 //
 // For example, process 1 is Doubted because a new id made process 2 look like its successor. If the id of process 1 has the present start
 // time, both are one process, and 1 is Known again.
@@ -283,8 +282,8 @@ func (p *Processes) recordNewID(process int, candidate, id string, now time.Time
 }
 
 // recordKnownID is RecordHandoff for an engine id that an earlier hand-off of the candidate has named: the one at index among those ids.
-// maker is the process that made the hand-off: the newest process when the probe was sent (process), or a later one that has used the id by
-// then.
+// maker is the process that made the hand-off: the newest process when the probe was sent (process), or a later one that is known to use
+// the id.
 //
 // If the id is not the newest one of the candidate, it matters when the probe was sent. If that was before the newer id came, the older
 // process may have answered, and nothing is learned. If it was later, a restart cannot explain the older id, because a restarted engine

@@ -10,8 +10,8 @@ import (
 // Text describes the published lists in lines: one per prefill candidate, decode rank, local rank and model. Tests and recordings use it. A
 // word stands in a line if it is true.
 //
-// Of a candidate: live: it takes prompts. late: prompts wait for it (AnswersLate). second: other candidates come first (Fallback). idle: it
-// cannot complete a request now (NoDecodeRank). behind: it is the second choice for these models (FallbackFor).
+// Of a candidate: live: it takes prompts. late: prompts wait for it (AnswersLate). second: other candidates come first (Fallback). idle: no
+// decode rank would fetch its KV now (NoDecodeRank). behind: it is the second choice for these models (FallbackFor).
 //
 // Of a decode rank: others: so many KV tokens on it belong to requests of other proxies.
 //

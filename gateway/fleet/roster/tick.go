@@ -235,9 +235,9 @@ func (r *Roster) markBrokenGroups(out *effects) {
 	r.broken = broken
 }
 
-// stateByHealth is the state of an engine as far as it follows from its answers, which the monitor has found and put into the engine's
-// status. inFullService is how many engines with its model and role serve, and have no failed requests. An engine that is accused, or out,
-// is not one of them.
+// stateByHealth is the state of an engine as far as it follows from its connector and from its status, in which the monitor stores what it
+// has found out. inFullService is how many engines with its model and role serve while nothing speaks against them. An engine that is
+// accused, or out, is not one of them.
 //
 // An engine that is accused, or out but not wedged, stays in service if no other engine serves its model: requests that may fail are better
 // than requests that must fail, and the canary, a request of one token, will show whether the engine computes. Of several states the first
@@ -250,7 +250,7 @@ func (e *Engine) stateByHealth(inFullService int) RankState {
 	accused := s.Accused != nil && canBeReplaced
 	isLate := s.Late && !accused // requests wait for a late engine, unless it is accused and another engine serves
 	switch {
-	case !s.Up && !isLate: // it does not answer its health check
+	case !s.Up && !isLate: // it does not answer its health check, and requests do not wait for it
 		return Down
 	case e.connectorConflict != "": // its connector is not that of its model's other engines
 		return Odd
