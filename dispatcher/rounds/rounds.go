@@ -92,10 +92,10 @@ const (
 // Decide returns the candidates that are sent now (picks), and the time at which to call it again if nothing happens before (wake); +Inf:
 // never. waiting is in the order of arrival. The picks are valid until the next call.
 //
-// Decide sends urgent candidates first. It places the others on ranks as if all were sent now, in one round. Until the time that sendTime
-// returns, holding this round back saves more than it costs. If that time is over, Decide sends the round. Otherwise it takes the
-// candidates off the ranks again, sends only those that lengthen no step (see sendHidden), and places the rest anew. When no such candidate
-// is left, it holds the rest back. The methods Held, HeldFor and Released tell the caller what it did.
+// Decide sends urgent candidates first. For the others it repeats three things. First it places them on ranks as if all were sent now, in
+// one round. Second, it sends this round if it is time: until the time that sendTime returns, holding the round back saves more than it
+// costs. Third, if it is too early, it takes the candidates off the ranks again, and sends only those that lengthen no step. If it sent
+// any, it begins again with the rest. Otherwise it holds the rest back. The methods Held, HeldFor and Released tell the caller what it did.
 func (p *Planner) Decide(now float64, g *Group, waiting []Candidate, rule Rule) (picks []Pick, wake float64) {
 	p.ranks = append(p.ranks[:0], g.Ranks...)
 	p.Forget() // what the three methods return for the last decision
@@ -106,33 +106,39 @@ func (p *Planner) Decide(now float64, g *Group, waiting []Candidate, rule Rule) 
 	}
 	p.sendUrgent(g, waiting)
 	for {
-		p.ranksBefore = append(p.ranksBefore[:0], p.ranks...) // with the candidates that are sent already
-		// While one rank computes the uneven tokens, the other ranks wait.
+		// First, place the candidates that are not sent. While one rank computes the uneven tokens of this round, the other ranks wait.
+		p.ranksBefore = append(p.ranksBefore[:0], p.ranks...) // for unplace; with the candidates that are sent already
 		placed, unevenTokens := p.placeAll(now, g, waiting, rule)
 		if placed == 0 { // no candidate is left, or no rank has room: only an event can change this
 			return p.picks, math.Inf(1)
 		}
+		// Second, send the round if it is time.
 		sendAt := p.sendTime(now, g, waiting, rule, placed, unevenTokens)
 		if isTime := sendAt <= now; isTime {
 			p.sendRound()
 			return p.picks, math.Inf(1)
 		}
-		oldest := p.longestHeld(now, waiting)
+		// Third, hold the round back. The ranks have prompts to compute anyway, those of the rank with the largest backlog for longest. What
+		// makes no backlog larger than that lengthens no step, so it need not wait.
+		longestHeld := p.longestHeld(now, waiting)
 		p.unplace()
-		if !p.sendHidden(g, waiting, p.largestBacklog()) {
-			p.heldCount, p.heldSeconds = placed, oldest
+		if anySent := p.sendHidden(g, waiting, p.largestBacklog()); !anySent {
+			p.heldCount, p.heldSeconds = placed, longestHeld
 			return p.picks, sendAt
 		}
 	}
 }
 
-// sendUrgent sends the urgent candidates for which a rank has a slot and KV room. The others stay unplaced, and placeAll tries them again.
+// sendUrgent sends each urgent candidate to the best rank that has a slot and KV room for it. If there is none, the candidate stays
+// unplaced, and placeAll tries it again.
 func (p *Planner) sendUrgent(g *Group, waiting []Candidate) {
 	for i := range waiting {
-		if waiting[i].Urgent {
-			if r := p.bestRank(g, &waiting[i], p.largestBacklog()); r != noRank {
-				p.send(g, waiting, i, r)
-			}
+		if !waiting[i].Urgent {
+			continue
+		}
+		largest := p.largestBacklog() // bestRank takes a rank with a cached prefix only if this grows by no more tokens than the prefix saves
+		if r := p.bestRank(g, &waiting[i], largest); r != noRank {
+			p.send(g, waiting, i, r)
 		}
 	}
 }
@@ -164,16 +170,15 @@ func (p *Planner) Released() bool { return p.roundSent }
 // that finds a rank for the first time. placed is the number of candidates that found a rank. unevenTokens is the growth of the largest
 // backlog less the mean growth of all backlogs: while one rank computes these tokens, the others wait.
 func (p *Planner) placeAll(now float64, g *Group, waiting []Candidate, rule Rule) (placed int, unevenTokens float64) {
-	slots, largestBefore, sumBefore := 0, int64(0), int64(0)
+	freeSlots, largestBefore, sumBefore := 0, int64(0), int64(0)
 	for i := range p.ranks {
-		slots += p.ranks[i].Slots
+		freeSlots += p.ranks[i].Slots
 		largestBefore, sumBefore = max(largestBefore, p.ranks[i].Backlog), sumBefore+p.ranks[i].Backlog
 	}
-	p.sortCandidates(now, waiting, rule, slots)
-	largest := largestBefore
-	for _, i := range p.order {
+	largest := largestBefore                                          // largest backlog of any rank so far
+	for _, i := range p.placingOrder(now, waiting, rule, freeSlots) { // each candidate takes a slot, so no more than that find a rank
 		c := &waiting[i]
-		r := p.bestRank(g, c, largest)
+		r := p.bestRank(g, c, largest) // a rank with a cached prefix only if the prefix saves as many tokens as largest grows
 		p.placed[i] = r
 		if r == noRank {
 			continue
@@ -192,14 +197,15 @@ func (p *Planner) placeAll(now float64, g *Group, waiting []Candidate, rule Rule
 	return placed, float64(largest-largestBefore) - float64(sum-sumBefore)/float64(max(1, len(p.ranks)))
 }
 
-// sortCandidates sets p.order to the oldest candidates that are not sent, as many as there are free slots, in the order in which they are
-// placed. Candidates that were held back for MaxHold come first, because others could take their room. The others are sorted by how many
-// tokens must be computed on the rank that has most of the prompt in its prefix cache, the largest number first, because small numbers fill
-// the differences that large ones leave. Since is when a rank first had room for a candidate, and its hold began; NaN: none had room yet.
-func (p *Planner) sortCandidates(now float64, waiting []Candidate, rule Rule, slots int) {
+// placingOrder returns the oldest candidates that are not sent, at most so many (most), in the order in which placeAll places them.
+// Candidates that were held back for MaxHold come first, because others could take their room. The others are sorted by how many tokens
+// must be computed on the rank that has most of the prompt in its prefix cache, the largest number first, because small numbers fill the
+// differences that large ones leave. Since is when a rank first had room for a candidate, and its hold began; NaN: none had room yet. The
+// result is valid until the next call.
+func (p *Planner) placingOrder(now float64, waiting []Candidate, rule Rule, most int) []int32 {
 	p.order = p.order[:0]
 	for i := range waiting {
-		if len(p.order) == slots {
+		if len(p.order) == most {
 			break
 		}
 		if !p.isSent(i) {
@@ -217,44 +223,51 @@ func (p *Planner) sortCandidates(now float64, waiting []Candidate, rule Rule, sl
 		}
 		return int(y.leastUncached()) - int(x.leastUncached())
 	})
+	return p.order
 }
 
-// sendTime returns the time at which the placed candidates are sent: when the sum of their holds costs as much as the round saves. placed
-// is their number. unevenTokens comes from placeAll: while one rank computes these tokens, the others wait.
+// sendTime returns the time at which the placed candidates are sent together, as a round: the earliest of
 //
-// The holds of all candidates together may take the time holdBudget: it grows with the stop of the decodes that the round saves.
+//	now + (holdBudget - sum of the holds so far) / placed
+//	Since + MaxHold of a candidate, after which it is held back no longer
+//	Until of a candidate, by which it must be sent
+//
+// holdBudget is for how many seconds the candidates may be held back, all holds added up. placed is the number of the candidates: in each
+// further second, the sum of their holds grows by so many seconds. unevenTokens comes from placeAll: while one rank computes these tokens,
+// the decodes of all ranks stop. The longer this stop, which the round saves, the larger the budget.
 func (p *Planner) sendTime(now float64, g *Group, waiting []Candidate, rule Rule, placed int, unevenTokens float64) float64 {
-	holdBudget := rule.holdPerSecondSaved(g) * g.Own * unevenTokens // in s; the round saves a stop of Own seconds for each uneven token
+	holdBudget := rule.holdPerSecondSaved(g) * g.Own * unevenTokens // Own*unevenTokens is the stop that the round saves, in s
 	if holdBudget <= 0 {
 		return now // holding back does not pay, or its gain is not known
 	}
-	// The part of the budget that the holds so far have not used is divided equally among the placed candidates. MaxHold and Until bound the
-	// hold of each candidate, and the earliest bound decides for the whole round.
-	sendAt, heldSoFar := math.Inf(1), 0.0
+	earliestLimit, heldSoFar := math.Inf(1), 0.0
 	for i, r := range p.placed {
-		if r >= 0 { // the candidate is placed on rank r
+		if isPlaced := r >= 0; isPlaced {
 			c := &waiting[i]
 			heldSoFar += now - c.Since
-			sendAt = min(sendAt, c.Since+rule.MaxHold, c.Until)
+			earliestLimit = min(earliestLimit, c.Since+rule.MaxHold, c.Until)
 		}
 	}
-	return min(sendAt, now+max(0, holdBudget-heldSoFar)/float64(placed))
+	return min(earliestLimit, now+max(0, holdBudget-heldSoFar)/float64(placed))
 }
 
-// holdPerSecondSaved returns for how many seconds, in the sum over the requests of a round, it pays to hold requests back if this saves all
-// decodes a stop of one second. Two bounds are set.
+// holdPerSecondSaved returns for how many seconds requests may be held back, all holds of a round added up, if this saves all decodes a
+// stop of one second. It is the smaller one of two bounds:
 //
-// The first one is simple. If the decodes stop for a second less, they save as many seconds together as there are decodes, and the holds
-// may cost the share mostShare of that. If less than half of the slots decode, they may cost less in proportion.
+//	mostShare*Decoding       less in proportion if less than half of the slots decode
+//	Patience*NotStarted
 //
-// The second bound follows from a model. Let r be the rate at which prompts come, a the time that a rank takes to compute one, T the time
-// to the first token, and p the rule's patience. If k prompts are sent together, the decodes stand still for the share r*a/k of the time,
-// and a request is held back for about (k-1)/2r. One more prompt in each round saves the decodes the share r*a/k^2 of their time, and adds
-// 1/2r to T. By the rule, one more prompt pays as long as k^2 is less than x = 2p * r*T * r*a.
+// It is x times that if x = 2*Patience*NotStarted*Own*Rate is below 1. What is not known sets no bound.
 //
-// At the largest such k, the requests of a round have been held back for k^2/2r = p * r*T * a in total. For a, sendTime takes the time of
-// the uneven tokens, because tokens that are equally many on all ranks make no rank wait. So p * r*T is the bound. If x is less than 1, no
-// second prompt is expected to come in time, and a request is held back only x times as long.
+// The first bound says: if the decodes stop for a second less, they save as many seconds together as there are decodes, and the holds may
+// cost the share mostShare of that.
+//
+// The second bound follows from a model. Let r be the rate at which prompts come, a the seconds that a rank takes to compute one, T the
+// time to the first token, and p the patience. If k prompts are sent together, the decodes stand still for the share r*a/k of the time, and
+// a request is held back for about (k-1)/2r. One more prompt in each round saves the decodes the share r*a/k^2 of their time, and adds 1/2r
+// to T. By the rule, one more prompt pays as long as k^2 is less than x = 2p * r*T * r*a. At the largest such k, the holds of a round add
+// up to k^2/2r = (p * r*T) * a. Here a is the stop that is saved, with which sendTime multiplies, so p * r*T is the bound for one second of
+// it. If x is less than 1, no second prompt is expected to come in time.
 func (rule Rule) holdPerSecondSaved(g *Group) float64 {
 	decoding := float64(g.Decoding)
 	hold := mostShare * decoding * min(1, decoding/(float64(g.Slots)/2))
@@ -268,10 +281,11 @@ func (rule Rule) holdPerSecondSaved(g *Group) float64 {
 	return hold
 }
 
-// longestHeld returns for how many seconds the oldest placed candidate has been held back.
+// longestHeld returns for how many seconds the placed candidates have been held back, at most. These are the candidates of the planned
+// round, of which nothing is sent yet. Since is when a rank first had room for a candidate, so that it could have been sent.
 func (p *Planner) longestHeld(now float64, waiting []Candidate) (longest float64) {
 	for i, r := range p.placed {
-		if r >= 0 { // the candidate is placed on rank r
+		if isPlaced := r >= 0; isPlaced {
 			longest = max(longest, now-waiting[i].Since)
 		}
 	}
