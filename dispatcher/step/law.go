@@ -93,18 +93,19 @@ func (l *Law) Ms(ranks []Rank) float64 {
 	if l.Plain() { // the Model alone gives the length
 		return l.Model.Ms(ranks)
 	}
-	form, mostRows, meanRows := l.stepForm(ranks)
-	slowest := 0.0 // largest own work of a rank, in ms
+	form, mostPadded, meanRows := l.stepForm(ranks) // the rows of the rank with most rows, with padding; the mean of all, without padding
+	slowest := 0.0                                  // largest own work of a rank, in ms
 	for i := range ranks {
-		slowest = max(slowest, l.ownMs(&ranks[i], form, mostRows))
+		slowest = max(slowest, l.ownMs(&ranks[i], form, mostPadded))
 	}
 	if form == Eager { // no graphs, or no graph has room for the rows
 		return l.C0Ms + slowest + l.sharedEagerMs(ranks)
 	}
-	if form == Unmasked { // with the padding, each rank has as many rows for the expert layers as the rank with most rows
-		meanRows = mostRows
+	expertRows := meanRows // rows that the expert layers compute, per rank
+	if form == Unmasked {  // all ranks are padded to mostPadded rows, and the expert layers compute the padding, too
+		expertRows = mostPadded
 	}
-	return l.C0Ms + slowest + l.MostRowsMs*mostRows + l.MeanRowsMs*meanRows
+	return l.C0Ms + slowest + l.MostRowsMs*mostPadded + l.MeanRowsMs*expertRows
 }
 
 // AppendWaits appends, for each rank, how many ms it waits in a step for the rank whose own work takes longest; 0 for that rank.
@@ -167,7 +168,8 @@ func (l *Law) rowsMs(r *Rank, form Form, mostRows float64) float64 {
 //
 //	MostRowsMs*most requests of a rank + MeanRowsMs*mean requests + SharedPromptMs*mean prompt tokens
 //
-// and PrefillMs more if any rank computes a prompt. With graphs, prompt tokens also count as rows in the first two terms.
+// and PrefillMs more if any rank computes a prompt. Requests are those that decode. In a step without graphs, MostRowsMs and MeanRowsMs are
+// the costs of their rows only, because prompt tokens have costs of their own.
 func (l *Law) sharedEagerMs(ranks []Rank) (ms float64) {
 	most, sum := 0.0, 0.0
 	for i := range ranks {
@@ -180,16 +182,16 @@ func (l *Law) sharedEagerMs(ranks []Rank) (ms float64) {
 	return ms
 }
 
-// Assumed returns the law in the form in which policies use it: a model of the ranks' own loads, and how many KV tokens a request counts
-// for (weights): on its own rank (Request), and on the rank with most requests (Row). The ms of a request are
+// Assumed returns the law in the form in which policies use it: a model of the ranks' own loads (load), and for how many KV tokens a
+// request counts (weights), on its own rank (Request) and on the rank with most requests (Row). One more request takes, in ms:
 //
 //	Unmasked           RequestMs + MostRowsMs + MeanRowsMs, on the rank with most requests
 //	Masked             RequestMs + MostRowsMs, on the rank with most requests
 //	Eager, OwnBuckets  RequestMs on its own rank, and MostRowsMs on the rank with most requests
 //
-// In the first two forms, all ranks are padded to the rank with most requests. Half of their sum still counts on the request's own rank,
-// because a search that moves single requests finds better moves then, see SplitWeight. The sizes of graphs are left out, because a rank
-// that is just below a size now is above it a few steps later.
+// In the first two forms, all ranks are padded to the rank with most requests, so the whole weight would belong there. SplitWeight still
+// counts half of it on the request's own rank, because a search that moves single requests finds better moves then. The sizes of graphs are
+// left out, because a rank that is just below a size now is above it a few steps later.
 func (l *Law) Assumed() (load Model, weights RequestCost) {
 	load = l.Model
 	if l.C1Ms <= 0 { // if KV tokens cost no time, a request's cost cannot be expressed in KV tokens
@@ -198,12 +200,12 @@ func (l *Law) Assumed() (load Model, weights RequestCost) {
 	switch l.Form {
 	case Unmasked: // expert layers compute the padding, so the mean number of rows is that of the rank with most requests
 		load.RequestMs += l.MostRowsMs + l.MeanRowsMs
-		weights = SplitWeight(load.Weight())
+		weights = SplitWeight(load.Weight()) // Weight is the larger RequestMs, as a number of KV tokens
 	case Masked: // expert layers skip the padding; MeanRowsMs is left out, because a request costs it on whichever rank it runs
 		load.RequestMs += l.MostRowsMs
 		weights = SplitWeight(load.Weight())
 	case Eager, OwnBuckets: // no rank is padded to another one; MeanRowsMs is left out as for Masked
-		weights = RequestCost{load.Weight(), l.MostRowsMs / l.C1Ms}
+		weights = RequestCost{Request: load.Weight(), Row: l.MostRowsMs / l.C1Ms}
 	}
 	return load, weights
 }

@@ -28,9 +28,13 @@ const (
 	guessC0Ms, guessTokenMs = 20, 0.1
 )
 
-// add adds a step with a prefill that took ms to the line of time over prompt tokens, unless this time is far from the expected time. m is
-// the model of steps without a prefill, as far as it is known. ownShare is the share of a prompt token's cost that falls on the rank that
-// computes it; if it has changed, the line is learned anew.
+// add learns from a step with a prefill that took ms, unless this time is far from the expected time. By the model, such a step takes
+//
+//	fixed time + decodes of the slowest rank + ms per prompt token * (ownShare*its prompt tokens + (1-ownShare)*mean prompt tokens)
+//
+// add subtracts the time of the decodes, and adds the rest to the line over the prompt tokens in the parentheses. m is the model of steps
+// without a prefill, as far as it is known. ownShare is the share of a prompt token's cost that falls on the rank that computes it, for
+// which the others wait. If it has changed, the line is learned anew.
 func (f *prefillFit) add(m Model, ownShare float64, ranks []Rank, ms float64) {
 	f.setOwnShare(ownShare)
 	m = f.withPromptCost(m)
@@ -38,20 +42,19 @@ func (f *prefillFit) add(m Model, ownShare float64, ranks []Rank, ms float64) {
 		return
 	}
 	slowest := &ranks[m.slowest(ranks)]
-	// The time without decodes is the constant C0Ms and the cost of prompts, and the line describes both.
-	withoutDecodes := ms - m.RequestMs*slowest.Requests - m.C1Ms*slowest.KV
-	// The share ownShare of a token's cost falls on its own rank, for which the others wait, and the rest on all ranks together.
+	msWithoutDecodes := ms - m.RequestMs*slowest.Requests - m.C1Ms*slowest.KV
 	promptTokens := ownShare*slowest.Prompt + (1-ownShare)*meanPrompt(ranks)
-	f.line.add(promptTokens, withoutDecodes)
+	f.line.add(promptTokens, msWithoutDecodes)
 }
 
 // withPromptCost returns the model with a cost of prompts: the learned one, else the one that the model has from the config or from an
 // event of the board, else a guess.
 func (f *prefillFit) withPromptCost(m Model) Model {
-	isGiven := m.OwnPromptMs+m.SharedPromptMs != 0
+	hasPromptCost := m.OwnPromptMs+m.SharedPromptMs != 0
 	isLearned := f.setLearnedCosts(&m)
-	if !isLearned && !isGiven {
-		m.C0Ms, m.OwnPromptMs, m.SharedPromptMs = max(m.C0Ms, guessC0Ms), f.ownShare*guessTokenMs, (1-f.ownShare)*guessTokenMs
+	if !isLearned && !hasPromptCost {
+		m.OwnPromptMs, m.SharedPromptMs = f.ownShare*guessTokenMs, (1-f.ownShare)*guessTokenMs
+		m.C0Ms = max(m.C0Ms, guessC0Ms) // the time of a step without any load may not be known either, and is 0 then
 	}
 	return m
 }

@@ -49,6 +49,9 @@ type sums struct{ n, y, yy float64 }
 // zeroWeight is the index of the candidate with the weight 0, with which the others are compared.
 const zeroWeight = 0
 
+// Indices of the first candidate with each bottleneck. From there on, the candidates have the triedWeights, in their order.
+const firstOneRank, firstTwoRanks = 0, weightCount
+
 // candidate has the sums for one explanation of the step times: one of the triedWeights of a request, and one of the two bottlenecks. In
 // the names, x is the load of a step by this explanation and y its time: xx is the sum of the squared loads, and xy the sum of the loads
 // times the times.
@@ -69,10 +72,13 @@ type trial struct {
 	drops, squares float64
 }
 
-// add adds a step that took ms to the sums of each candidate (a weight of a request with a bottleneck). After blockSteps steps, endBlock
-// adds the sums of the block to the window. After windowSteps steps, endWindow looks for the best candidate, and all sums begin anew. If
-// this changes the weight in use, changed is true, and line is the regression of the window's steps with the new weight. It must replace
-// the regression with the old weight.
+// add adds a step that took ms to the sums of each candidate. A candidate explains the times of steps by a line over their loads. It says
+// how many KV tokens a request adds to a load (the weight), and whether a step waits for one rank or for two (the bottleneck).
+//
+// The sums are first those of a block of blockSteps steps. At its end, endBlock adds to the window only how the steps of the block differ
+// from each other, so that slow changes from block to block do not count. After windowSteps steps, endWindow looks for the best candidate,
+// and all sums begin anew. If this changes the weight in use, changed is true, and line is the regression of the window's steps with the
+// new weight. It must replace the regression with the old weight.
 func (s *weightSearch) add(ranks []Rank, ms float64) (line regression, changed bool) {
 	loads := loadsByCandidate(ranks)
 	for k := range s.candidates {
@@ -113,10 +119,13 @@ func loadsByCandidate(ranks []Rank) (loads [2 * weightCount]float64) {
 	return loads
 }
 
-// endBlock adds the current block to the window, and begins the next block. Of the products, it adds only the variation within the block,
-// which comes from the differences from the block's mean load and mean time: a slow change from block to block must not count. With the
-// block, it also tests the weight that the last window found: it compares by how much this weight and the weight 0, with the slopes from
-// that window, lower the squared error of the block.
+// endBlock adds the current block of steps to the window, and begins the next block. Each candidate explains the times of the steps by a
+// line over their loads: time = constant + slope*load. Within a block, only differences from the block's mean load and mean time count,
+// because a slow change from block to block must not.
+//
+// If the last window has found a weight of a request (onTrial), the block also tests it: its steps were not used to find it. The line of
+// this weight should explain their times better than the line of the weight 0, both with the slopes from the last window. So endBlock notes
+// by how much more it lowers the squared error of the block.
 func (s *weightSearch) endBlock() {
 	b := s.block
 	for k := range s.candidates {
@@ -125,8 +134,8 @@ func (s *weightSearch) endBlock() {
 		c.x, c.xx, c.xy = c.x+c.blockX, c.xx+c.blockXX, c.xy+c.blockXY
 	}
 	if t := &s.onTrial; t.candidate > 0 { // 0: the last window found no weight
-		drop := s.candidates[t.candidate].errorDrop(t.slope) - s.candidates[zeroWeight].errorDrop(t.zeroSlope)
-		t.addDrop(drop)
+		moreThanZero := s.candidates[t.candidate].errorDrop(t.slope) - s.candidates[zeroWeight].errorDrop(t.zeroSlope)
+		t.addDrop(moreThanZero)
 	}
 	for k := range s.candidates {
 		c := &s.candidates[k]
@@ -151,50 +160,56 @@ func (s *weightSearch) inUse() requestWeight {
 	return requestWeight{tokensPerRequest: s.assumed}
 }
 
-// endWindow finds the best weight of a request in the window that ends, and says whether the weight in use has changed. A weight that was
-// found in one window comes into use only when the next window, whose steps were not used to find it, has confirmed it. The exception is a
-// weight in use that surely fits worse than the weight 0: the best weight of the present window, which may be 0, replaces it untested.
+// endWindow looks for the best weight of a request in the window that ends, and says whether the weight in use has changed. A weight goes
+// through three states. One window finds it. Then it is on trial: the steps of the next window, which were not used to find it, confirm it
+// or not. If they confirm it, it comes into use, until another one replaces it. The exception is a weight in use that surely fits worse
+// than the weight 0: the best weight of the window that ends, which may be 0, replaces it without a trial.
 func (s *weightSearch) endWindow() (changed bool) {
-	inUseBefore, previous := s.inUse(), s.onTrial
-	present := s.bestOfWindow()
-	s.onTrial = present // the next window tests it
+	inUseBefore, wasOnTrial := s.inUse(), s.onTrial
+	foundNow := s.bestOfWindow()
+	s.onTrial = foundNow // the next window tests it
 	switch {
-	case previous.confirmed(): // by the steps of the window that ends now
-		s.adopt(&previous, &present)
+	case wasOnTrial.confirmed(): // by the steps of the window that ends now
+		s.adopt(&wasOnTrial, &foundNow)
 	case inUseBefore.tokensPerRequest > 0 && s.zeroFitsBetter():
-		s.found, s.isFound, s.bottleneckSure = present.best, true, present.bottleneckSure
+		s.found, s.isFound, s.bottleneckSure = foundNow.best, true, foundNow.bottleneckSure
 	}
 	return s.inUse() != inUseBefore
 }
 
-// adopt brings the weight that the previous window found into use, because the steps of the present window have confirmed it. If the
-// present window has found the same bottleneck (which ranks' requests make a step longer), the geometric mean of both windows' weights is
-// used. A weight that was found earlier stays if the new one differs by at most leastChange and has the same bottleneck. The bottleneck is
-// sure only if both windows were sure of the same one.
-func (s *weightSearch) adopt(previous, present *trial) {
-	found := previous.best
-	presentFound := present.candidate > 0 // 0: no weight was surely better than the weight 0
-	if presentFound && present.best.waitsForOneRank == found.waitsForOneRank {
-		found.tokensPerRequest = math.Sqrt(found.tokensPerRequest * present.best.tokensPerRequest)
+// adopt brings a weight of a request into use that one window has found and the steps of the next window have confirmed. foundNext is what
+// the next window has found. If it has the same bottleneck (which ranks' requests make a step longer), the geometric mean of both weights
+// is used, because tried weights differ by factors. A weight that was in use already stays if the new one is about the same. The bottleneck
+// counts as sure only if each window for itself was sure of the one that is in use.
+func (s *weightSearch) adopt(confirmed, foundNext *trial) {
+	weight := confirmed.best
+	nextHasWeight := foundNext.candidate > 0 // 0: no weight was surely better than the weight 0
+	if nextHasWeight && foundNext.best.waitsForOneRank == weight.waitsForOneRank {
+		weight.tokensPerRequest = math.Sqrt(weight.tokensPerRequest * foundNext.best.tokensPerRequest)
 	}
-	inUse := s.inUse()
-	otherBottleneck := inUse.waitsForOneRank != found.waitsForOneRank
-	differs := otherBottleneck || math.Abs(math.Log(found.tokensPerRequest/inUse.tokensPerRequest)) > leastChange
-	if !s.isFound || differs {
-		s.found, s.isFound = found, true
+	if !s.isFound || weight.differsFrom(s.found) {
+		s.found, s.isFound = weight, true
 	}
-	bothWindowsSure := previous.bottleneckSure && present.bottleneckSure
-	s.bottleneckSure = bothWindowsSure && present.best.waitsForOneRank == s.found.waitsForOneRank
+	bothWindowsSure := confirmed.bottleneckSure && foundNext.bottleneckSure
+	s.bottleneckSure = bothWindowsSure && foundNext.best.waitsForOneRank == s.found.waitsForOneRank
+}
+
+// differsFrom says whether a weight is so different from the one in use that it replaces it: it has the other bottleneck, or it is larger
+// or smaller by more than about the share leastChange. The logarithm of their ratio is the same for both directions, apart from its sign.
+// If the weight in use is 0, the ratio is infinite, so that any other weight differs.
+func (w requestWeight) differsFrom(inUse requestWeight) bool {
+	otherBottleneck := inUse.waitsForOneRank != w.waitsForOneRank
+	return otherBottleneck || math.Abs(math.Log(w.tokensPerRequest/inUse.tokensPerRequest)) > leastChange
 }
 
 // bestOfWindow returns the candidate (a weight of a request and a bottleneck) with the smallest error in the window; the zero trial if none
 // is surely better than the weight 0. The bottleneck says which ranks' requests make a step longer: those of the rank with the largest load
-// (OneRank), or those of the rank with most requests, to which all ranks are padded (TwoRanks). It is sure if the best candidate with the
-// other bottleneck has a surely larger error.
+// (OneRank), or those of the rank with most requests, to which all ranks are padded (TwoRanks). Each weight is tried with both. The
+// bottleneck is sure if the best candidate with the other one has a surely larger error.
 func (s *weightSearch) bestOfWindow() trial {
 	zeroError := s.candidates[zeroWeight].minSquaredError(&s.window)
-	best, leastOneRank := s.bestCandidate(0, zeroError)
-	bestTwoRanks, leastTwoRanks := s.bestCandidate(weightCount, zeroError)
+	best, leastOneRank := s.bestCandidate(firstOneRank, zeroError)
+	bestTwoRanks, leastTwoRanks := s.bestCandidate(firstTwoRanks, zeroError)
 	if leastTwoRanks < leastOneRank {
 		best = bestTwoRanks
 	}
@@ -208,13 +223,15 @@ func (s *weightSearch) bestOfWindow() trial {
 	return t
 }
 
-// bestCandidate returns the candidate with the smallest error in the window among those of one bottleneck, which begin at the index first,
-// and this error. If no weight has a smaller error than the weight 0 (zeroError), it returns zeroWeight and zeroError.
+// bestCandidate compares the candidates that begin at the index first: one for each tried weight of a request, all with the same
+// bottleneck. Each explains the times of the window's steps by its own line over their loads. bestCandidate returns the index of the
+// candidate whose line has the smallest squared error, and this error. If no weight has a smaller error than the weight 0 (zeroError), it
+// returns zeroWeight and zeroError.
 func (s *weightSearch) bestCandidate(first int, zeroError float64) (best int, least float64) {
 	best, least = zeroWeight, zeroError
-	for k := first + 1; k < first+weightCount; k++ { // the first one has the weight 0
+	for k := first + 1; k < first+weightCount; k++ { // the first one has the weight 0, whose error is zeroError
 		c := &s.candidates[k]
-		largerIsShorter := c.xy <= 0 // steps with larger loads were shorter, so the loads do not explain the times
+		largerIsShorter := c.xy <= 0 // the slope of the line is not positive, so larger loads do not explain longer times
 		if squaredError := c.minSquaredError(&s.window); !largerIsShorter && squaredError < least {
 			best, least = k, squaredError
 		}
@@ -229,22 +246,27 @@ func candidateWeight(k int) requestWeight {
 }
 
 // refinement returns the factor by which to change the weight of the best candidate, because the best weight lies between tried weights: it
-// fits a parabola to the errors of this candidate (least) and its two neighbours, and takes the weight at its lowest point. The factor is 1
-// if one of the neighbours is missing or has the weight 0.
+// fits a parabola to the errors of this candidate (least) and its two neighbours, and takes the weight at its lowest point. The neighbours
+// are the next smaller and the next larger tried weight. The factor is 1 if one of them is missing or is the weight 0.
 func (s *weightSearch) refinement(best int, least float64) float64 {
-	k := best % weightCount // index in triedWeights: the candidates have all weights with OneRank, then all with TwoRanks
-	if belowIsZero, aboveIsMissing := k <= 1, k == weightCount-1; belowIsZero || aboveIsMissing {
+	weightIndex := best % weightCount // in triedWeights: the candidates have all weights with OneRank, then all with TwoRanks
+	if smallerIsZero, largerIsMissing := weightIndex <= 1, weightIndex == weightCount-1; smallerIsZero || largerIsMissing {
 		return 1
 	}
-	// A neighbour may have a smaller error if bestOfWindow left it out, because with it larger loads would make steps shorter.
-	below := max(least, s.candidates[best-1].minSquaredError(&s.window))
-	above := max(least, s.candidates[best+1].minSquaredError(&s.window))
-	bend := below - 2*least + above
-	if bend <= 0 { // the three errors are equal, so the parabola has no lowest point
-		return 1
+	// bestCandidate leaves out a candidate with which larger loads would make steps shorter. The error of such a neighbour may be below least.
+	smaller := max(least, s.candidates[best-1].minSquaredError(&s.window))
+	larger := max(least, s.candidates[best+1].minSquaredError(&s.window))
+	return math.Exp2(lowestOfParabola(smaller, least, larger) / weightsPerDoubling) // neighbours differ by the factor 2^(1/weightsPerDoubling)
+}
+
+// lowestOfParabola returns at which x the parabola through three points is lowest. The points are (-1, left), (0, middle) and (1, right).
+// None is below the middle one, so x is between -0.5 and 0.5. If all are equal, it returns 0.
+func lowestOfParabola(left, middle, right float64) (x float64) {
+	bend := left - 2*middle + right
+	if bend <= 0 {
+		return 0
 	}
-	// The lowest point is (below-above)/(2*bend) tried weights away, and neighbours differ by the factor 2^(1/weightsPerDoubling).
-	return math.Exp2((below - above) / (2 * bend) / weightsPerDoubling)
+	return (left - right) / (2 * bend)
 }
 
 // zeroFitsBetter says whether the window's steps surely fit better if a request itself costs no time (the weight 0) than with the weight in
@@ -315,10 +337,11 @@ func nearest(weight float64) int {
 	return 1 + int(max(0, min(weightCount-2, aboveSmallest)))
 }
 
-// windowRegression returns the regression that would result from adding all steps of the window with the weight that is in use now. The
-// window's sums of products (xx, xy and yy) have only the variation within blocks, but those of a regression are of the loads and times
-// themselves. Therefore it adds to each what the means of the window contribute: the sum of one factor times the sum of the other, divided
-// by n.
+// windowRegression returns a regression of the step times of the window over their loads, with the weight of a request that is in use now.
+// For each tried weight, a candidate has the sums over the window. Its sums of products (xx and xy, and yy of the window) are of the
+// differences from the means of short blocks of steps, but a regression needs them for the loads and times themselves. Therefore
+// windowRegression adds what the means of the whole window contribute: the sum of one factor times the sum of the other, divided by n. What
+// changed from block to block stays out, because such slow changes must not count.
 func (s *weightSearch) windowRegression() regression {
 	c, w := s.candidateInUse(), &s.window
 	r := regression{
@@ -329,14 +352,16 @@ func (s *weightSearch) windowRegression() regression {
 	return r
 }
 
-// candidateInUse returns the candidate with the bottleneck that is in use and, of the tried weights, the one nearest to the weight in use.
+// candidateInUse returns the candidate that comes nearest to the weight in use. A candidate stands for one of the tried weights of a
+// request (tokensPerRequest), and for one bottleneck: a step waits for the one rank with the largest load, or for two ranks, the one with
+// most KV and the one with most requests.
 func (s *weightSearch) candidateInUse() *candidate {
 	inUse := s.inUse()
-	k := nearest(inUse.tokensPerRequest)
-	if !inUse.waitsForOneRank { // candidates with TwoRanks are stored after those with OneRank
-		k += weightCount
+	first := firstOneRank
+	if !inUse.waitsForOneRank {
+		first = firstTwoRanks
 	}
-	return &s.candidates[k]
+	return &s.candidates[first+nearest(inUse.tokensPerRequest)]
 }
 
 // boundWeight scales the sums of a regression down if its steps weigh more than is possible after many steps. Older steps count less, by

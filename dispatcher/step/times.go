@@ -94,8 +94,12 @@ type Sample struct {
 
 // Learn learns from a sample. From a step without prompts it learns the model of decodes, and from a step with prompts how much longer
 // prompts make a step. A sample with far more tokens than usual covers several steps, and a sample with far fewer is no step, so neither
-// changes a model. Each sample of several steps or with a prefill makes the assumed length of steps without a prefill (assumedPlain) a
-// little shorter, until such a step is measured again. Learn keeps no reference to the sample.
+// changes a model. Learn keeps no reference to the sample.
+//
+// The step detector takes tokens that come less than Least after the start of a step for tokens of this step. If steps become shorter than
+// that, it takes several for one, and no length can be learned from them. Least follows from the assumed length of a step without a prefill
+// (assumedPlain). Therefore each sample of several steps or with a prefill makes this length a little shorter, until the detector finds
+// single steps without a prefill again.
 func (s *Times) Learn(t Sample) {
 	weight := s.fittedWeight()
 	slowest := weight.slowestOf(t.Ranks)
@@ -107,14 +111,14 @@ func (s *Times) Learn(t Sample) {
 	if s.tokensPerStep == 0 { // the first sample: its number is the mean so far
 		s.tokensPerStep = t.Tokens
 	}
-	several, isNoStep := t.Tokens > severalStepsFrom*s.tokensPerStep, t.Tokens < lateTokensBelow*s.tokensPerStep
+	isSeveral, isNoStep := t.Tokens > severalStepsFrom*s.tokensPerStep, t.Tokens < lateTokensBelow*s.tokensPerStep
 	// In this mean, the newest sample counts 1/meanSteps. The change is bounded, so that one report of very many steps hardly moves it.
 	s.tokensPerStep += (min(t.Tokens, 2*s.tokensPerStep) - s.tokensPerStep) / meanSteps
 	ms := t.Length.Seconds() * 1000
 	switch {
 	case isNoStep: // only late tokens: the length is not that of a step
-	case several: // the report covers several steps, so the length of one is not known
-		s.shortenAssumedPlain() // steps may have become shorter than Least, so that the step detector takes several for one
+	case isSeveral: // the length of one step is not known; perhaps Least is too long
+		s.shortenAssumedPlain()
 	case !hasPrefill:
 		if usualLength := s.learnPlainLength(t.Length); usualLength {
 			s.learnDecode(t.Ranks, &slowest, weight, ms)
@@ -135,15 +139,16 @@ func (s *Times) shortenAssumedPlain() {
 }
 
 // learnPlainLength says whether the length of a plain step, one without a prefill, is usual for such steps. Once any step had a prefill, it
-// also learns the length: the median of plain steps, and assumedPlain, from which Least (the shortest usual length of a step) follows.
-// Between plain steps, shortenAssumedPlain makes assumedPlain shorter.
+// also learns the length: the median of plain steps, and assumedPlain, the assumed length of the next ones. From this follows Least, the
+// length below which the step detector takes several steps for one.
 func (s *Times) learnPlainLength(length time.Duration) (usualLength bool) {
 	if !s.prefills.hasSteps() { // all steps so far were plain, so their median is that of all steps (medianLength), which Add learns
 		return isUsual(length, s.medianLength.value)
 	}
 	s.medianPlainLength.add(length)
-	// The median follows slowly when steps become much shorter. If assumedPlain stayed far too long meanwhile, the step detector would not
-	// find the short steps (see Least). So after a single short step, assumedPlain is at most twice its length, until the next plain step.
+	// When steps become much shorter, the median follows slowly, and Least would stay too long for the step detector to find them. Therefore a
+	// single short step counts at once. With twice its length, Least is at most 0.8 of it (leastUsualRatio), so that the detector finds steps
+	// of this length.
 	s.assumedPlain = min(s.medianPlainLength.value, 2*length)
 	return isUsual(length, s.medianPlainLength.value)
 }
@@ -206,15 +211,16 @@ func (s *Times) Weight() float64 {
 // KnownWeight returns the same as Weight if the weight was learned or configured, and 0 if it is only assumed (UsualWeight).
 func (s *Times) KnownWeight() float64 { return s.fittedWeight().tokensPerRequest }
 
-// Bottleneck returns which ranks' requests make steps longer: OneRank, those of the rank with the largest load, or TwoRanks, those of the
-// rank with most requests, to which all ranks are padded while they also wait for the rank with most KV. It is UnknownBottleneck until the
-// steps have surely shown it. A given model does not show it, and neither do steps in which a request itself takes no time.
+// Bottleneck returns which ranks' requests make steps longer. OneRank: a step waits for the rank with the largest load, so it is this
+// rank's requests. TwoRanks: all ranks are padded to the rank with most requests, so it is the requests of that rank, while the step also
+// waits for the rank with most KV. UnknownBottleneck: the steps have not surely shown it yet. A given model does not show it, and neither
+// do steps in which a request itself takes no time.
 func (s *Times) Bottleneck() Bottleneck {
 	search := &s.weights // the search for the weight of a request: how many KV tokens take as long as one request
 	requestTakesTime := search.found.tokensPerRequest != 0
 	sure := search.isFound && search.bottleneckSure && requestTakesTime
 	switch {
-	case s.GivenModel.C1Ms > 0 || !sure:
+	case s.decodesAreGiven() || !sure:
 		return UnknownBottleneck
 	case search.found.waitsForOneRank:
 		return OneRank
@@ -223,11 +229,13 @@ func (s *Times) Bottleneck() Bottleneck {
 }
 
 // fittedWeight returns the weight of a request in the loads over which the line of step times is fitted: for how many KV tokens it counts.
-// It is that of the given model, else the learned weight, else the configured weight (0: none is configured). A given or configured model
-// computes one load per rank from its KV and its requests together, so with it a step waits for one rank: the one with the largest load.
+// It is that of the given model, else the learned weight, else the configured weight (0: none is configured). A model, given or configured,
+// adds up the KV and the requests of each rank, and a step waits for the one rank whose sum is largest. The learned weight has a bottleneck
+// of its own, because the search tries both: the requests that make a step longer may also be those of another rank than the one with most
+// KV.
 func (s *Times) fittedWeight() requestWeight {
 	switch {
-	case s.GivenModel.C1Ms > 0:
+	case s.decodesAreGiven():
 		return requestWeight{tokensPerRequest: s.GivenModel.Weight(), waitsForOneRank: true}
 	case s.weights.isFound:
 		return s.weights.found
@@ -235,17 +243,23 @@ func (s *Times) fittedWeight() requestWeight {
 	return requestWeight{tokensPerRequest: s.Configured.Weight(), waitsForOneRank: true}
 }
 
-// decodeModel returns the best known model of steps without a prefill: the given one, else the learned line of step time over load, else
-// the configured model. It may use a line that is not good enough for policies. Without any of these, it is the mean length of steps
-// without a prefill, whatever the load; zero: too few steps were measured.
+// decodesAreGiven says whether the given model has the cost of decodes. A given model may have only the cost of prompts: then C1Ms, the ms
+// per KV token, is 0.
+func (s *Times) decodesAreGiven() bool { return s.GivenModel.C1Ms > 0 }
+
+// decodeModel returns the best known model of steps without a prefill. A model that an event of the board has given comes first, because it
+// must replace a learned one, as in replays. Then comes the learned line of step time over load, even if it is not good enough for
+// policies. Then comes the model from the config, which is only for the time until a line is learned. Without any of these, it is the mean
+// length of steps without a prefill (C0Ms), whatever the load; zero: too few steps were measured.
 func (s *Times) decodeModel() (m Model) {
 	learned, r2 := s.fit()
+	loadsMatter := learned.C1Ms > 0
 	switch {
 	case s.GivenModel != (Model{}):
 		return s.GivenModel
-	case s.n >= fitSteps && learned.C1Ms > 0 && s.slopeIsSure(r2): // r2 may be below fitR2, which policies require
+	case s.n >= fitSteps && loadsMatter && s.slopeIsSure(r2): // r2 may be below fitR2, which policies require
 		m = learned
-	case s.Configured.C1Ms > 0:
+	case s.Configured.C1Ms > 0: // the config has a model of decodes
 		m = s.Configured
 	case s.n >= fitSteps:
 		m.C0Ms = s.meanTime()
@@ -302,12 +316,13 @@ type Line struct {
 	PrefillC0Ms float64 // ms of a step with a prefill that do not depend on its load; 0: not known
 }
 
-// Line returns the model of steps for replays: the model in force, whether learned, configured or given (InForce), else a learned line that
-// is good enough for a replay, but not for policies. Only then is InForce false although C1Ms is set. Beside the model it returns
-// PrefillC0Ms, the fixed part of a step with a prefill, from which a replay takes what a prefill adds to a step (see ThroughStepsSince).
+// Line returns the model of steps for replays. It is the model in force (InForce), whether that is learned, configured or given. If no
+// model is in force, it is a learned line that is good enough for a replay, though not for policies: then InForce is false and C1Ms is set.
+// If there is no such line either, C1Ms is 0. Beside the model, Line returns PrefillC0Ms, the fixed part of a step with a prefill, from
+// which a replay takes what a prefill adds to a step (see ThroughStepsSince).
 func (s *Times) Line() Line {
 	l := Line{Learned: s.learned}
-	l.Model, _, _ = s.Model()
+	l.Model, _, _ = s.Model() // the model in force; its C1Ms is 0 if none is in force
 	// A given model has a cost of prefills of its own, so the learned one does not belong to it.
 	if m, ok := s.modelWithPrefills(); ok && s.GivenModel == (Model{}) {
 		l.PrefillC0Ms = m.C0Ms + m.PrefillMs // the fixed part of any step, and what a prefill adds to it
@@ -316,7 +331,8 @@ func (s *Times) Line() Line {
 	if l.InForce {
 		return l
 	}
-	// A line that is not good enough for policies may still be good enough for a replay.
+	// A line that is not good enough for policies may still be good enough for a replay. C0Ms is left out, because a replay computes it from
+	// the steps that it replays.
 	if learned, r2 := s.fit(); s.n >= fitSteps && learned.C1Ms > 0 && s.slopeIsSure(r2) {
 		l.C1Ms, l.RequestMs = learned.C1Ms, learned.RequestMs
 	}
@@ -326,29 +342,37 @@ func (s *Times) Line() Line {
 // Known says whether anything was learned about the length of steps. Without that, steps cannot be replayed.
 func (l *Line) Known() bool { return l.Learned.Steps > 0 || l.PrefillC0Ms > 0 }
 
-// ThroughStepsSince returns the line as a model. It changes C0Ms so that the line goes through the mean of the steps since before, which
-// has earlier sums of the same steps. If there are none, C0Ms stays as it is; if it is not known either, the line goes through all steps.
-// Steps with a prefill keep their learned length. If there are few steps without a prefill, C0Ms is at most the fixed part of a step with a
-// prefill, because some of these few steps may have had an unnoticed prefill.
+// ThroughStepsSince returns the line as a model. It changes C0Ms, the ms of a step without any load, so that the line goes through the mean
+// of the steps without a prefill since before, which has earlier sums of the same steps. If there are no such steps, C0Ms stays as it is.
+// If it is not known either (0), the line goes through all steps. The fixed part of a step with a prefill, C0Ms+PrefillMs, stays as it was
+// learned.
 func (l *Line) ThroughStepsSince(before LearnedSteps) Model {
 	m := l.Model
-	since := l.Learned.minus(&before)
-	if since.Steps == 0 && m.C0Ms == 0 { // no step to go through, and no C0Ms to keep, so use all steps, however old
-		since = l.Learned
+	steps := l.Learned.minus(&before)
+	if steps.Steps == 0 && m.C0Ms == 0 { // nothing to go through, and no C0Ms to keep, so use all steps, however old
+		steps = l.Learned
 	}
-	if since.Steps > 0 {
+	if steps.Steps > 0 {
 		// C0Ms becomes the mean length of these steps, less the time that their mean load takes by the line.
-		m.C0Ms = max(0, (since.Ms-m.C1Ms*since.Tokens-m.RequestMs*since.Requests)/since.Steps)
+		m.C0Ms = max(0, (steps.Ms-m.C1Ms*steps.Tokens-m.RequestMs*steps.Requests)/steps.Steps)
 	}
-	if l.PrefillC0Ms > 0 {
-		unknown := since.Steps == 0 && m.C0Ms == 0                   // no step without a prefill was learned
-		doubtful := since.Steps < fitSteps && m.C0Ms > l.PrefillC0Ms // the fixed part of a step grows with a prefill, never shrinks
-		if unknown || doubtful {
-			m.C0Ms = l.PrefillC0Ms
-		}
-		m.PrefillMs = max(0, l.PrefillC0Ms-m.C0Ms) // so that C0Ms+PrefillMs, the fixed part of a step with a prefill, stays as learned
+	if prefillsKnown := l.PrefillC0Ms > 0; prefillsKnown {
+		m.C0Ms = l.boundByPrefills(m.C0Ms, steps.Steps)
+		m.PrefillMs = max(0, l.PrefillC0Ms-m.C0Ms)
 	}
 	return m
+}
+
+// boundByPrefills returns the C0Ms that a model gets: c0Ms, which so many steps without a prefill have shown, or at most the fixed part of
+// a step with a prefill (PrefillC0Ms), which is never shorter. The bound counts if c0Ms is not known, or if there are few steps: some of
+// these few may have had an unnoticed prefill, which made them longer.
+func (l *Line) boundByPrefills(c0Ms, steps float64) float64 {
+	isUnknown := steps == 0 && c0Ms == 0
+	isDoubtful := steps < fitSteps && c0Ms > l.PrefillC0Ms
+	if isUnknown || isDoubtful {
+		return l.PrefillC0Ms
+	}
+	return c0Ms
 }
 
 // isUsual says whether a step is neither too short nor too long, compared with the typical length, to learn from it.
@@ -393,9 +417,12 @@ func (s *Times) WhyNoModel(r2 float64) string {
 	if s.n < fitSteps {
 		return fmt.Sprintf("it is learned from %d steps, and %d were told so far", fitSteps, s.n)
 	}
-	how := fmt.Sprintf("R2 %.2f of %s steps", r2, stats.Grouped(s.n))
-	if explainsTimes := r2 >= fitR2; explainsTimes { // so the line is not in force because its slope is not positive
+	var how string // how the steps show it
+	if explainsEnough := r2 >= fitR2; explainsEnough {
+		// Then the line is not in force only because its slope is not positive.
 		how = fmt.Sprintf("by %s steps, it is shorter where that rank is fuller", stats.Grouped(s.n))
+	} else {
+		how = fmt.Sprintf("R2 %.2f of %s steps", r2, stats.Grouped(s.n))
 	}
 	return fmt.Sprintf("step time does not follow the fullest rank (%s): does its load hardly matter, or are they no barrier group?", how)
 }
@@ -416,16 +443,18 @@ func (s *Times) Samples() uint64 { return s.n }
 // could make Least so large that normal steps would be taken for parts of one step.
 const fewSteps = 8
 
-// Least returns the shortest usual length of a step; 0: not known yet. It is leastUsualRatio of the median length. Once steps with a
-// prefill were seen, it is that share of assumedPlain, the assumed length of a step without a prefill: if most steps have a prefill, the
-// others are far shorter than the median, and a limit that follows the median would make the step detector miss them. While no such step is
-// measured, assumedPlain becomes shorter and shorter. So that Least does not approach 0, it is at least a maxMedianToPlain-th of the
-// median.
+// Least returns the shortest usual length of a step; 0: not known yet. The step detector takes tokens that come sooner after the start of a
+// step for tokens of the same step.
+//
+// As long as no step had a prefill, Least is leastUsualRatio times the median length. If most steps have a prefill, the others are far
+// shorter than the median, and with such a limit the detector would miss them. So once a step had a prefill, Least is leastUsualRatio times
+// assumedPlain, the assumed length of a step without one. Learn makes assumedPlain shorter and shorter while no such step is measured, so
+// Least is at least the median divided by maxMedianToPlain.
 func (s *Times) Least() time.Duration {
 	if s.medianLength.count < fewSteps {
 		return 0
 	}
-	if !s.prefills.hasSteps() || s.assumedPlain == 0 {
+	if plainIsUnknown := s.assumedPlain == 0; !s.prefills.hasSteps() || plainIsUnknown {
 		return time.Duration(leastUsualRatio * float64(s.medianLength.value))
 	}
 	leastPlain := time.Duration(leastUsualRatio * float64(s.assumedPlain))
