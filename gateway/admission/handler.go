@@ -198,7 +198,7 @@ func (d *Handler) admitAndServe(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, 
 	req, route, fail := d.admit(ctx, ep, in)
 	in.Record.Report(journal.Event{Kind: journal.Parsed, Req: req}) // also after an error, because the event Parsed ends the time of parsing
 	if from != nil && fail == nil {
-		fail = d.checkBusy(from, route)
+		fail = d.checkBusy(from, route) // the other proxy may send the request elsewhere, but a client's request waits here if it must
 	}
 	if fail != nil {
 		return fail
@@ -206,7 +206,7 @@ func (d *Handler) admitAndServe(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, 
 	if fail := d.readRoutingHeaders(ctx, in, route, &req.Body); fail != nil {
 		return fail
 	}
-	in.readLocality(ctx, d.deps.Requests.Peers != nil)
+	in.readLocality(ctx, d.deps.Requests.Peers != nil) // with other regions: where the client is, and whether its request must stay here
 	parts := req.Parts()
 	if fail := d.deps.Requests.Prompts.CheckBeforePrefill(route, req, parts); fail != nil {
 		return fail
@@ -259,8 +259,8 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *requ
 	return req, route, d.checkServed(ep, in, req.Model, route, here)
 }
 
-// checkForEngines returns an error if the request asks for what the engines of its model do not support: because they are SGLang's, or
-// because a request is split between a prefill and a decode engine.
+// checkForEngines returns an error if the request asks for what its model's engines do not support: because they are SGLang's, or because
+// they split it into prefill and decode. servesModel says that engines of this region can serve the model; else nothing is split here.
 func (d *Handler) checkForEngines(req *openai.Request, route roster.Route, servesModel bool) *openai.Error {
 	if route.SGLang {
 		if fail := req.CheckForSGLang(d.deps.Config.Settings().Accept.VocabSize); fail != nil {
@@ -342,8 +342,10 @@ func (d *Handler) regionMayServeSoon(here lookup) bool {
 	if peers == nil {
 		return false
 	}
-	if here.servesModel { // without a region of its own, this proxy may send requests to no engine until it gets one
-		return d.deps.Requests.Owner.Has(owner.Regions) && !d.deps.Requests.Owner.AdmitsAny()
+	if here.servesModel {
+		// If regions have owners, only its owner sends requests to the engines of a region. This proxy may soon own one.
+		ownsNoRegionYet := d.deps.Requests.Owner.Has(owner.Regions) && !d.deps.Requests.Owner.AdmitsAny()
+		return ownsNoRegionYet
 	}
 	// Another region may have the model if it is down now, and this one as long as its engines have not reported their models.
 	allModelsKnown := here.modelsKnown && peers.AllUp()
@@ -376,8 +378,9 @@ const mayEndUnseen = ": this model has decode engines of vllm-ascend, which may 
 	"use /v1/chat/completions, or ask the operator whether the connector of the engines is right, and for gives_back: false"
 
 // checkEnginesServe returns an error if the engines of the request's model do not serve the endpoint, or would answer with another model;
-// nil: the endpoint is served. SGLang takes the LoRA adapter of a message from behind a colon in the model's name, and ignores adapters in
-// responses (0.5.23, _resolve_lora_path in entrypoints/openai/serving_base.py, create_responses in serving_responses.py).
+// nil: the endpoint is served. Chats and completions do not come here. At the other endpoints, SGLang does not find a LoRA adapter by the
+// model's name: for a message it takes the text behind a colon in the name, and for responses it takes no adapter (0.5.23,
+// _resolve_lora_path in entrypoints/openai/serving_base.py, create_responses in serving_responses.py).
 func checkEnginesServe(ep mooncake.Endpoint, route roster.Route) *openai.Error {
 	why := ""
 	switch {
@@ -387,7 +390,7 @@ func checkEnginesServe(ep mooncake.Endpoint, route roster.Route) *openai.Error {
 		return nil
 	case ep == mooncake.Tokens:
 		why = "its engines take token ids at " + mooncake.Generate.Path()
-	case route.Name != route.Board: // the model is a LoRA adapter
+	case route.Name != route.Board: // the model is a LoRA adapter, because the board has the name of the base model
 		why = "engines of SGLang would answer there with the base model in place of this LoRA adapter"
 	case route.NoHandOff[ep]: // an older SGLang cannot hand a prefill over to a decode engine at this endpoint
 		why = "it needs SGLang 0.5.23 or later, and an engine of this model is older, or does not tell its version at /server_info; use " +
