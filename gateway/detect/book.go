@@ -101,7 +101,7 @@ type member struct {
 	Finding
 	host, commonReason string // host of Where, and Reason without words that differ between engines, to compare findings
 	effect             bool   // the finding is an effect of the incident's cause
-	found              time.Time
+	lastFoundAt        time.Time
 }
 
 // subject identifies a finding: its kind and its place. Findings of one subject are the same finding at different times.
@@ -172,7 +172,7 @@ func (b *Book) measureHarm(r *Ring) {
 // memberOf makes a member of a finding, with its host and reason in the form in which findings are compared.
 func memberOf(f *Finding, now time.Time) member {
 	host := hostOf(f.Where)
-	return member{Finding: *f, host: host, commonReason: commonReasonOf(f.Reason, host), found: now}
+	return member{Finding: *f, host: host, commonReason: commonReasonOf(f.Reason, host), lastFoundAt: now}
 }
 
 // rememberMembers adds the present members to everFound, in place of their earlier records there. New members beyond maxFindings are left
@@ -209,7 +209,7 @@ func markEffectsOfFirst(members []member) {
 // lastFound is the latest time at which one of the members was found.
 func (o *incident) lastFound() (last time.Time) {
 	for i := range o.members {
-		if at := o.members[i].found; at.After(last) {
+		if at := o.members[i].lastFoundAt; at.After(last) {
 			last = at
 		}
 	}

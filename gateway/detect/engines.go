@@ -24,7 +24,7 @@ const (
 
 var engineDetectors = []Detector{
 	{
-		Kind: EngineMoved, find: findEngineMoved, getsNoRequests: true, othersMayServe: true,
+		Kind: EngineMoved, find: findEngineMoved, getsNoRequests: true, takesEngineAway: true,
 		harm: waiting, headline: "Moved name", pluralText: "have names that lead to other addresses, where nothing answers",
 		runbook: "engine_moved",
 		command: "getent ahosts {host}; " + showWorkers,
@@ -37,7 +37,7 @@ var engineDetectors = []Detector{
 			"Requests go to the new address once something answers there.",
 	},
 	{
-		Kind: EngineHangs, find: findEngineHangs, getsNoRequests: true, othersMayServe: true,
+		Kind: EngineHangs, find: findEngineHangs, getsNoRequests: true, takesEngineAway: true,
 		harm: waiting, headline: "Engine hangs", pluralText: "take connections, but do not answer their health checks", runbook: "engine_hangs",
 		clientsOfPrefill: "Clients whose prompts were sent there wait until the engine goes on, until it counts as down, or until " +
 			"limits.probe_timeout is over. Then other engines compute their prompts.",
@@ -48,21 +48,21 @@ var engineDetectors = []Detector{
 		command: `curl -sm 10 -o /dev/null -w '%{http_code}, connected after %{time_connect} s, %{time_total} s in all\n' http://{engine}/health`,
 	},
 	{
-		Kind: EngineDown, find: findEngineDown, getsNoRequests: true, othersMayServe: true,
+		Kind: EngineDown, find: findEngineDown, getsNoRequests: true, takesEngineAway: true,
 		harm: waiting, headline: "Engine outage", pluralText: "are down", runbook: "engine_down", command: "curl -sm 3 -i http://{engine}/health",
 		clients:          "Clients whose requests ran there get the rest from other engines where that is possible, and else an error.",
 		clientsOfPrefill: "Clients wait longer for their first token. Prompts that were computed there are computed again on other engines.",
 		next:             "Look whether the machine and the process are alive, and restart the engine. Its own log says why it ended.",
 	},
 	{
-		Kind: EngineOut, find: findEngineOut, getsNoRequests: true, othersMayServe: true,
+		Kind: EngineOut, find: findEngineOut, getsNoRequests: true, takesEngineAway: true,
 		harm: waiting, headline: "Failing engine", pluralText: "get no requests, because earlier ones failed", runbook: "engine_out",
 		command: showWorkers,
 		clients: "Clients wait longer. Requests that failed there were tried elsewhere, as long as the retry budget lasted.",
 		next:    "Read the engine's own log. You may restart it at any time, because nothing new is sent there.",
 	},
 	{
-		Kind: EngineHalted, find: findEngineHalted, getsNoRequests: true, othersMayServe: true,
+		Kind: EngineHalted, find: findEngineHalted, getsNoRequests: true, takesEngineAway: true,
 		harm: waiting, headline: "Halted engine", pluralText: "take no requests for now", runbook: "engine_halted", command: showWorkers,
 		clients: "Clients wait, and get a 503 when the time limit of their queue is over. Answers that run there stand still meanwhile, or go " +
 			"on elsewhere.",

@@ -74,7 +74,8 @@ func (v *view) raiseIfMuchSlower(all []Finding) {
 func (v *view) lowerIfOthersServe(all []Finding) {
 	requestsSuffer := slices.ContainsFunc(all, func(f Finding) bool {
 		d := kinds[f.Kind]
-		return !d.othersMayServe && d.effect && f.Severity == Bad // a bad result of other findings, such as a full queue
+		isResult := d.effect && !d.takesEngineAway // what other findings lead to, such as a full queue
+		return isResult && f.Severity == Bad
 	})
 	if requestsSuffer {
 		return
@@ -84,20 +85,22 @@ func (v *view) lowerIfOthersServe(all []Finding) {
 	for i := range all {
 		f := &all[i]
 		itsSide, hasSide := sideOf[f.engineOrGroup()]
-		enoughServe := 2*len(away[itsSide]) <= sizeOf[itsSide]  // at most half of the side is away
-		countsAsUp := f.Kind == EngineHangs && f.LastedFor == 0 // findEngineHangs sets LastedFor only if the engine is not up any more
-		if hasSide && kinds[f.Kind].othersMayServe && enoughServe && !countsAsUp {
+		enoughServe := 2*len(away[itsSide]) <= sizeOf[itsSide] // at most half of the side is away
+		// findEngineHangs sets LastedFor, the time since the engine is not up any more, only for an engine that does not count as up.
+		countsAsUp := f.Kind == EngineHangs && f.LastedFor == 0
+		if hasSide && kinds[f.Kind].takesEngineAway && enoughServe && !countsAsUp {
 			f.Severity = Warn
 		}
 	}
 }
 
-// awayBySide returns the engines and groups that get no requests, by their side (see side).
+// awayBySide returns the names of the engines and groups that get no requests, by their side: the engines that can take over each other's
+// requests.
 func awayBySide(all []Finding, sideOf map[engineOrGroup]side) map[side]map[string]bool {
 	away := map[side]map[string]bool{}
 	for i := range all {
 		f := &all[i]
-		if !kinds[f.Kind].othersMayServe { // the finding does not mean that an engine gets no requests
+		if !kinds[f.Kind].takesEngineAway {
 			continue
 		}
 		itsSide := sideOf[f.engineOrGroup()]

@@ -83,9 +83,10 @@ func (r *Ring) tokenTimes(record *RankAt) (tokenMs float64, spanMs [spans]float6
 	for i := range bySpan {
 		spanMs[i] = bySpan[i].msPerToken(minSpanTokens)
 		tooFewTokens := spanMs[i] == 0
-		aStreamRan := bySpan[i].streamMs >= float64(span.Milliseconds()) // one for the whole span, or several for parts of it
-		if tooFewTokens && aStreamRan {
-			// The mean of the minute stands for that of the span.
+		aStreamRan := bySpan[i].streamMs >= float64(span.Milliseconds()) // streamMs is summed over all streams, which need not run all the time
+		if isSlow := tooFewTokens && aStreamRan; isSlow {                // otherwise the rank was idle
+			// From so few tokens no mean can be computed, so the mean of the whole minute stands for that of the span. It is from more tokens, or
+			// very large if even the minute has hardly any.
 			spanMs[i] = minute.streamMs / float64(max(1, minute.tokens))
 		}
 	}
@@ -96,16 +97,16 @@ func (r *Ring) tokenTimes(record *RankAt) (tokenMs float64, spanMs [spans]float6
 // A sum has the time of all streams that ran, and their tokens; the quotient is the time per token of one stream. record is the newest
 // record of the rank, from which streamsOf goes back in time, from sample to sample.
 func (r *Ring) streamsOf(record *RankAt) (bySpan [spans]streamSum, recent, minute streamSum) {
-	list := r.fine.list
+	list := r.fine.list // one sample per second, the newest last
 	now := list[len(list)-1].At
 	later := record
 	for i := len(list) - 2; i >= 0; i-- {
 		age := now.Sub(list[i].At)
-		index := int((age - 1) / span) // the span of the time between the samples i and i+1; an age of just span is still in the first one
+		index := spanIndex(age) // the time between the samples i and i+1 belongs to the span in which it begins
 		before := list[i].rank(record.ID)
 		isUnknown := before == nil || before.Output <= 0 // the rank was not there, or had given no tokens
 		if index >= spans || isUnknown || later.Output < before.Output {
-			break // the samples end here, or earlier totals are of another engine process
+			break // the minute ends here, or nothing earlier is known, or earlier totals are of another engine process
 		}
 		// Each running stream counts for the time between the two samples. How many ran is known only at its begin and its end, so
 		// the mean of both is taken.
@@ -120,6 +121,10 @@ func (r *Ring) streamsOf(record *RankAt) (bySpan [spans]streamSum, recent, minut
 	}
 	return bySpan, recent, minute
 }
+
+// spanIndex is the index of the span in which a time of this age lies; 0: the newest span. A time exactly one span ago is still in the
+// newest one, therefore 1 ns less.
+func spanIndex(age time.Duration) int { return int((age - 1) / span) }
 
 // oldestRecordWithin is the oldest record of a rank that is no older than age; nil: there is none.
 func (r *Ring) oldestRecordWithin(id int32, age time.Duration) *RankAt {

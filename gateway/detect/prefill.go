@@ -31,7 +31,7 @@ var prefillDetectors = []Detector{
 		next:    "Look whether finished prefills wait in the pool. If so, add decode ranks, else add prefill ranks.",
 	},
 	{
-		Kind: PrefillOut, find: findPrefillOut, getsNoRequests: true, othersMayServe: true, unspecific: true,
+		Kind: PrefillOut, find: findPrefillOut, getsNoRequests: true, takesEngineAway: true, unspecific: true,
 		harm: waiting, headline: "Failing prefill engine", pluralText: "take no prompts, because earlier ones failed", runbook: "engine_out",
 		command: showWorkers,
 		clients: "Clients wait longer for their first token. Prompts that failed there were tried elsewhere.",

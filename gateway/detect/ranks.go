@@ -68,7 +68,7 @@ func (l AnswerCounts) share() (share float64, known bool) {
 type emptyAnswers struct {
 	ranks        []string     // names of the ranks that give empty answers
 	ofEmptyRanks AnswerCounts // answers of these ranks
-	ofOtherRanks AnswerCounts // answers of the model's other ranks
+	ofOtherRanks AnswerCounts // answers with which these are compared: those of the model's other ranks, or else of all models (useIfFew)
 }
 
 // countEmptyAnswers sorts the model's ranks by whether they give nearly only empty answers, and adds up the recent answers of both.
@@ -100,15 +100,20 @@ func findRankEmpty(v *view, report reportFunc) {
 		ofAllModels.Empty += models[i].ofOtherRanks.Empty
 	}
 	for i, e := range models {
-		// If the model's other ranks have too few answers, those of all models stand for them, in the comparison and in the text.
-		if _, enough := e.ofOtherRanks.share(); !enough {
-			e.ofOtherRanks = ofAllModels
-		}
+		e.useIfFew(ofAllModels)
 		otherShare, enough := e.ofOtherRanks.share()
 		modelIsEmpty := otherShare > modelEmptyShare // the model itself gives empty answers, and not single ranks
 		if len(e.ranks) > 0 && enough && !modelIsEmpty {
 			e.report(v.Models[i].Name, otherShare, report)
 		}
+	}
+}
+
+// useIfFew makes the answers of all models those of the other ranks, with which the ranks that give empty answers are compared, if the
+// model's other ranks have too few answers to judge.
+func (e *emptyAnswers) useIfFew(ofAllModels AnswerCounts) {
+	if _, enough := e.ofOtherRanks.share(); !enough {
+		e.ofOtherRanks = ofAllModels
 	}
 }
 

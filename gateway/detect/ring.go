@@ -104,8 +104,8 @@ func (r *Ring) Add(s Sample) {
 		r.bins = tier{interval: BinLength, keptFor: BinsKeptFor + BinLength} // one bin more, because the newest bin is not full yet
 		r.minutes = tier{interval: time.Minute, keptFor: minutesKeptFor}
 	}
-	s.indexRanks(r.Last())
-	s.Rates = r.addSecond(s)
+	s.indexRanks(r.Last())                       // sets rankIndex, and shares the map of the last sample if both have the same ranks
+	s.Rates = r.addSecond(s)                     // means over ten seconds, which only the tier of single seconds can give
 	s.Ranks, s.rankIndex, s.Whys = nil, nil, nil // only the tier of single seconds keeps ranks and reasons
 	r.bins.add(s)
 	r.bins.dropOverLimits()

@@ -19,8 +19,9 @@ type round struct {
 }
 
 // newRound compares the findings of this moment with the incidents, and changes neither. An incident has the findings of one cause: the
-// cause comes first, and its effects follow. The result says, among others, which incident had a finding before (incidentOf), and in which
-// open incident an engine gets no requests (outageOf). add then gives each finding to an incident, and notes it in newMembers.
+// cause comes first, and its effects follow. add then gives each finding to an incident. For this the result says which incident had a
+// finding before (incidentOf), in which open incident an engine gets no requests (outageOf), of which incidents the cause is over, and
+// which ended ones do not go on although a finding of theirs is back (staysEnded).
 func (b *Book) newRound(now time.Time, found []Finding) *round {
 	r := &round{now: now, foundNow: map[subject]bool{}, withoutRequests: map[string]bool{}, causeIsOver: map[*incident]bool{},
 		newMembers: map[*incident][]member{}}
@@ -34,7 +35,7 @@ func (b *Book) newRound(now time.Time, found []Finding) *round {
 	for _, o := range b.list {
 		r.causeIsOver[o] = !o.causeContinues(r) // uses foundNow
 	}
-	r.staysEnded = separateOutages(found, r) // uses incidentOf
+	r.staysEnded = separateOutages(found, r) // tells an outage that comes back from another one; uses incidentOf
 	return r
 }
 
@@ -76,9 +77,12 @@ func (o *incident) mayResume(now time.Time) bool {
 	return !o.isOpen() && now.Sub(o.until) <= resumedWithin
 }
 
-// separateOutages returns the incidents that ended a short time ago (mayResume) and stay ended, although one of their findings is back. The
-// reason is another finding of now that shares their cause and belongs to no incident (incidentOf): so what is wrong now is another outage.
-// A finding belongs to an incident that ended a short time ago if the incident ever had it.
+// separateOutages tells an outage that comes back from another one. For example, engine A of a host was down, and its incident ended a
+// short time ago (mayResume). If only A is down again, this incident goes on. If B of the same host is down, too, and was not before, the
+// cause is the same again, but the outage is another one: the incident of A stays ended, and A and B get a new one.
+//
+// In general, an ended incident stays ended although one of its findings is back if another finding of now shares its cause and belongs to
+// no incident (incidentOf). separateOutages returns the incidents that stay ended.
 func separateOutages(found []Finding, r *round) (staysEnded map[*incident]bool) {
 	staysEnded = map[*incident]bool{}
 	cameBack := map[*incident]bool{} // incidents that may resume, because one of their findings is back
@@ -105,15 +109,15 @@ func separateOutages(found []Finding, r *round) (staysEnded map[*incident]bool) 
 }
 
 // add puts a finding into the incident that it continues, or else into the one that assign chooses. An ended incident that gets a finding
-// is open again. An effect does not simply reopen its incident: the cause that it had is over, so assign first looks for another incident.
-// If there is no room for another incident, the finding is only listed in unplaced. A placed finding is marked as an effect if its kind is
-// a result of other findings and the first finding that its incident got in this round is a cause.
+// is open again. If there is no room for another incident, the finding is only listed in unplaced. A placed finding is marked as an effect
+// if its kind is a result of other findings and the first finding that its incident got in this round is a cause.
 func (b *Book) add(f *member, r *round) {
 	kindIsEffect := kinds[f.Kind].effect
-	before := r.continued(f) // nil: the finding continues no incident
-	o := before
-	if before == nil || kindIsEffect && !before.isOpen() {
-		o = b.assign(f, before, r)
+	continued := r.continued(f) // may have ended a short time ago; nil: the finding continues no incident
+	o := continued
+	// The cause of an ended incident is over, so an effect does not simply reopen it: assign first looks for an incident with a cause.
+	if continued == nil || kindIsEffect && !continued.isOpen() {
+		o = b.assign(f, continued, r)
 	}
 	if o == nil { // there is no room
 		b.unplaced = append(b.unplaced, f.What)
@@ -140,7 +144,8 @@ func (r *round) continued(f *member) *incident {
 	if outage := r.outageOf[engineOf(f.Where)]; outage != nil && kinds[f.Kind].getsNoRequests && !inOpenIncident {
 		o = outage
 	}
-	if o != nil && (o.state(r.now) == Over || r.staysEnded[o]) { // it ended too long ago, or before another outage
+	// The incident does not go on if it ended too long ago, or if what is wrong now is another outage with the same cause (staysEnded).
+	if o != nil && (o.state(r.now) == Over || r.staysEnded[o]) {
 		return nil
 	}
 	return o
@@ -149,7 +154,7 @@ func (r *round) continued(f *member) *incident {
 // causeContinues says whether a cause of the incident is found now, or may come back because it comes and goes.
 func (o *incident) causeContinues(r *round) bool {
 	return o.isOpen() && slices.ContainsFunc(o.members, func(m member) bool {
-		mayComeBack := r.now.Sub(m.found) < kinds[m.Kind].toleratedAbsence
+		mayComeBack := r.now.Sub(m.lastFoundAt) < kinds[m.Kind].toleratedAbsence
 		return !m.effect && (r.foundNow[m.subject()] || mayComeBack)
 	})
 }
@@ -163,28 +168,30 @@ func (o *incident) isNewerThan(other *incident) bool {
 	return o.until.After(other.until)
 }
 
-// assign finds the incident for a finding that belongs to no open incident yet. The first choice is an incident that the finding may join,
-// and the second is before, the ended incident that had the finding (nil: there is none). The last choice is a new incident, which takes
-// over the effects that clients noticed earlier. assign returns nil if the list is full of incidents that harm as much.
-func (b *Book) assign(f *member, before *incident, r *round) *incident {
-	since := r.now.Add(-f.LastedFor)
-	best := b.mostHarmfulToJoin(f, since, r)
+// assign finds the incident for a finding that belongs to no open incident yet. The first choice is an open incident that the finding may
+// join. If this one had ended and came back, and the finding shows that what came back is another outage, this outage becomes an incident
+// of its own, which the finding joins. The second choice is ended, the ended incident that had the finding (nil: there is none). The last
+// choice is a new incident, which takes over the effects that clients noticed earlier. assign returns nil if the list is full of incidents
+// that harm as much.
+func (b *Book) assign(f *member, ended *incident, r *round) *incident {
+	since := r.now.Add(-f.LastedFor) // when the finding began
+	chosen := b.mostHarmfulToJoin(f, since, r)
 	switch {
-	case best != nil && best.isNewOutage(f): // best ended and came back, but f shows that what came back is another outage
-		best = b.splitReopened(best, r) // f joins the part that came back, as an incident of its own
-	case best != nil: // f joins this incident
-	case before != nil: // before comes back, and keeps the time at which it first began
-		return before
+	case chosen != nil && chosen.isNewOutage(f):
+		chosen = b.splitReopened(chosen, r)
+	case chosen != nil: // f joins this incident
+	case ended != nil: // it comes back, and keeps the time at which it first began, because f is one of its own findings
+		return ended
 	case b.hasNoRoom(f.harm(), r):
 		return nil
 	default:
-		best = b.newIncident(since)
-		b.takeOverEffects(best, f.Kind, r)
+		chosen = b.newIncident(since)
+		b.takeOverEffects(chosen, f.Kind, r)
 	}
-	if since.Before(best.since) { // f has lasted for longer than the incident
-		best.since = since
+	if since.Before(chosen.since) { // f has lasted for longer than the incident
+		chosen.since = since
 	}
-	return best
+	return chosen
 }
 
 // newIncident adds an incident that began at the time since. It has no findings yet.
@@ -219,10 +226,11 @@ func (r *round) mayTakeIn(o *incident, f *member, since time.Time) bool {
 	if len(members) == 0 { // the incident has ended
 		return false
 	}
-	// An incident whose cause is over, and that got no finding in this round, takes in only effects and findings of its own engines. A
-	// finding of another engine would change its description.
-	hasNoCause := r.causeIsOver[o] && len(r.newMembers[o]) == 0
-	if hasNoCause && !f.isOnlyEffect() && !o.hasEngine(f) {
+	// Book.add gets causes before effects. So if the cause is over, and the incident got no finding in this round yet, at most effects of it
+	// go on. Then it takes in only effects, and findings of engines that it is about already. A finding of another engine would change its
+	// description.
+	atMostEffectsGoOn := r.causeIsOver[o] && len(r.newMembers[o]) == 0
+	if atMostEffectsGoOn && !f.isOnlyEffect() && !o.hasEngine(f) {
 		return false
 	}
 	delay := since.Sub(o.openSince)
@@ -249,19 +257,23 @@ func (o *incident) everHad(f *member) bool {
 }
 
 // splitReopened splits an incident that had ended (at previousEnd) and came back (at openSince), because what came back is another outage.
-// It returns a new incident for this outage, which begins when the first one came back. The first one ends again, at the time at which it
-// had ended before. What the first one got in this round goes to the new one (newMembers), and so do its members, the findings of the round
-// before. As the first one has ended, its own members are not shown any more: its text is made from all findings that it ever had.
+// It returns a new incident for this outage, which begins when the first one came back, and gets its present findings. The first one ends
+// again, at the time at which it had ended before.
 func (b *Book) splitReopened(o *incident, r *round) (cameBack *incident) {
 	cameBack = b.newIncident(o.openSince)
-	cameBack.members = o.members
-	for _, m := range r.newMembers[o] {
-		r.incidentOf[m.subject()] = cameBack
-	}
-	r.newMembers[cameBack] = r.newMembers[o]
-	delete(r.newMembers, o)
+	cameBack.members = o.members // o keeps them, too, but as it has ended, its text is made from all findings that it ever had (everFound)
+	r.moveNewMembers(o, cameBack)
 	o.until = o.previousEnd
 	return cameBack
+}
+
+// moveNewMembers moves the findings that an incident got in this round to another incident.
+func (r *round) moveNewMembers(from, to *incident) {
+	for _, m := range r.newMembers[from] {
+		r.incidentOf[m.subject()] = to
+	}
+	r.newMembers[to] = r.newMembers[from]
+	delete(r.newMembers, from)
 }
 
 // hadEffect says whether the incident is open and had this finding before as an effect. An overload does not count, because it may itself
@@ -280,10 +292,8 @@ func (o *incident) hasEngine(f *member) bool {
 // first, because an engine counts as down only after a while. cause is the kind of the finding for which o was made. An incident that had
 // nothing but these effects is dropped. But if it had ended before and came back with them, it ends again, as it was then.
 func (b *Book) takeOverEffects(o *incident, cause Kind, r *round) {
-	k := kinds[cause]
-	onlyEffect := k.effect && !k.overload // an overload, when many requests wait, may itself cause other effects
-	if onlyEffect || k.sharesNoCause || k.harm == nothing {
-		return // such a finding causes no effects
+	if !kinds[cause].causesEffects() {
+		return
 	}
 	b.list = slices.DeleteFunc(b.list, func(noticed *incident) bool {
 		if noticed == o || !r.mayBeEffects(noticed, o.since) {
@@ -301,6 +311,14 @@ func (b *Book) takeOverEffects(o *incident, cause Kind, r *round) {
 		}
 		return true
 	})
+}
+
+// causesEffects says whether findings of this kind may have effects that are findings, too. An effect has none itself, except an overload:
+// many requests wait, which leads to further effects. A finding that clients do not notice has none, and neither has one that shares its
+// cause with no other finding: an operator caused it, or it is about a whole group or proxy.
+func (d *Detector) causesEffects() bool {
+	onlyEffect := d.effect && !d.overload
+	return !onlyEffect && !d.sharesNoCause && d.harm != nothing
 }
 
 // mayBeEffects says whether an open incident may consist of effects of a cause that was found only now, and that began at the time
@@ -400,9 +418,10 @@ func (o *incident) withExpectedBack(members []member, r *round) []member {
 	for i := range o.members {
 		m := &o.members[i]
 		s := m.subject()
-		tolerated := r.now.Sub(m.found) < kinds[m.Kind].toleratedAbsence
+		isExpectedBack := r.now.Sub(m.lastFoundAt) < kinds[m.Kind].toleratedAbsence
 		isPresent := isMember[s] || r.foundNow[s] // here, or in another incident
-		if tolerated && !isPresent && !r.withoutRequests[engineOf(m.Where)] && len(members) < maxFindings {
+		hasRoom := len(members) < maxFindings
+		if isExpectedBack && !isPresent && !r.withoutRequests[engineOf(m.Where)] && hasRoom {
 			members = append(members, *m)
 			isMember[s] = true
 			added = true

@@ -38,7 +38,7 @@ func TestEachKindHasItsEntryInTheRunbook(t *testing.T) {
 	begins := map[Kind]string{tooMuch: "*ticket*. "}
 	for kind, d := range kinds {
 		switch {
-		case d.othersMayServe, d.slowsTokens:
+		case d.takesEngineAway, d.slowsTokens:
 			begins[kind] = "*ticket* or *page*. "
 		case d.severity() == Bad:
 			begins[kind] = "*page*. "

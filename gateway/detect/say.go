@@ -31,6 +31,10 @@ const (
 )
 
 // describe returns the incident in the form in which it is shown. An ended incident is described by all findings that it ever had.
+//
+// Its first finding is the main cause, which gives the headline, the sentence (What), and what clients notice (Clients). To Clients follow
+// sentences on the other findings. If no engine is left for new requests, this becomes the headline and stands before the cause in What,
+// and replaces what clients notice of the cause.
 func (o *incident) describe(now time.Time) Incident {
 	members := o.members
 	if !o.isOpen() {
@@ -49,8 +53,9 @@ func (o *incident) describe(now time.Time) Incident {
 	if in.Count > 1 && slices.ContainsFunc(in.Where, lacksName) { // in.What lacks some names, so all are listed in Named
 		in.Named = namesByKind(listedMembers, in.Count)
 	}
-	in.addOtherKinds(otherKinds) // these follow the text on the main cause in Clients, and may replace it
-	if o.isOpen() && k.effect {  // even the first member is an effect, so a cause that the incident had is over
+	in.promoteNotReady(otherKinds) // before anything is added to Clients, because it may replace Clients
+	in.addToClients(otherKinds)
+	if o.isOpen() && k.effect { // even the first member is an effect, so a cause that the incident had is over
 		in.Clients += endedCauseText(o.everFound, members)
 	}
 	in.setCommand(lead)
@@ -142,17 +147,20 @@ func (in *Incident) addHarm(members []member) {
 // noHost means that findings are described without a host that they share.
 const noHost = ""
 
-// addOtherKinds adds the findings of the incident's other kinds to what clients notice. groups has the findings of one kind per entry. An
-// effect of a kind with headlineAsEffect matters more than the cause, so it becomes the headline. The only such kind is NotReady: no engine
-// is left that could serve new requests.
-func (in *Incident) addOtherKinds(groups [][]*member) {
-	for _, g := range groups {
+// promoteNotReady makes an effect of the kind NotReady the headline, because it matters more than the cause: no engine is left that could
+// serve new requests. NotReady is the only kind with headlineAsEffect. otherKinds has the findings of each kind but that of the cause.
+func (in *Incident) promoteNotReady(otherKinds [][]*member) {
+	for _, g := range otherKinds {
 		headline := kinds[g[0].Kind].headlineAsEffect
-		if headline != "" && g[0].effect && in.What != "" { // putNotReadyFirst needs the first letter of What
+		if headline != "" && g[0].effect && in.What != "" { // not empty, because putNotReadyFirst writes its first letter small
 			in.putNotReadyFirst(headline)
 		}
 	}
-	for i, g := range groups {
+}
+
+// addToClients adds a sentence on the findings of each other kind to what clients notice.
+func (in *Incident) addToClients(otherKinds [][]*member) {
+	for i, g := range otherKinds {
 		if i == 0 { // once, before the first of them
 			in.Clients += " Also:"
 		}
@@ -397,7 +405,9 @@ func (b *Book) unplacedSeverity() string {
 // tooMuch is the kind of the incident that stands for all unplaced findings.
 const tooMuch Kind = "too_much"
 
-// summarizeUnplaced returns one incident for all unplaced findings. Its id is 0, which no other incident has.
+// summarizeUnplaced returns one incident for all unplaced findings. A finding is unplaced if the list of incidents is full (maxIncidents)
+// of others that harm as much, so that it got no incident. Its texts ask operators to look first at the incidents of the list, which are
+// told one by one. Its id is 0, which no other incident has.
 func (b *Book) summarizeUnplaced() Incident {
 	return Incident{
 		Kind: tooMuch, State: Lasting, Severity: b.unplacedSeverity(), Panel: "problems", Headline: "Too much is wrong", Where: []string{},

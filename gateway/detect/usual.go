@@ -25,7 +25,9 @@ const (
 	slowMs          = 5             // a slow step also takes this many ms longer than usual
 	acceptedAfter   = 2 * time.Hour // if steps are slow for longer than this, they become the usual ones
 	fewShare        = 0.6           // a step gives few tokens if they are less than this share of the usual number
-	fewTimes        = 1.3           // few tokens count only if a token takes this many times as long: else only the size of chunks has changed
+	// few tokens per step count only if a token also takes this many times as long as usual; else the engine only sends tokens in other
+	// portions
+	fewTimes = 1.3
 )
 
 // StepsAreComparable says whether a group's steps can be compared with a step model: its ranks step together, and do not prefill. If ranks
@@ -43,7 +45,8 @@ func (s *Sample) group(name GroupName) *GroupAt {
 	return &s.Groups[s.groupIndex[name]]
 }
 
-// usualMinutes returns the usual steps of a group in the last hour, from the time from on: at most one record per minute.
+// usualMinutes returns the usual steps of a group in the last hour, from the time from on: at most one record per minute. Steps are usual
+// if they had no fault: they were neither slow nor low in tokens.
 func (r *Ring) usualMinutes(name GroupName, from time.Time) (list []GroupAt) {
 	for i := range r.minutes.list {
 		s := &r.minutes.list[i]
@@ -70,11 +73,8 @@ func (u *stepWatch) compareWithUsual(g *Group, now time.Time) {
 func (u *stepWatch) compareLength(g *Group, now time.Time) (slowFor time.Duration) {
 	u.usualStepMs = 0
 	usualMs, atMostMs, known := usualStepMs(g, u.usualMinutes)
-	limitMs := atMostMs
-	if wereSlow := u.slowSteps.duration(now) > 0; wereSlow {
-		limitMs = usualMs // slow steps keep requests for longer and so raise the loads, and then these loads must not excuse the slow steps
-	}
-	isSlow := known && g.StepMs > slowTimes*limitMs && g.StepMs-limitMs > slowMs
+	expectedMs := u.expectedStepMs(usualMs, atMostMs, now)
+	isSlow := known && g.StepMs > slowTimes*expectedMs && g.StepMs-expectedMs > slowMs
 	slowFor = u.slowSteps.observe(isSlow, now)
 	if slowFor > 0 {
 		u.usualStepMs = usualMs
@@ -82,15 +82,27 @@ func (u *stepWatch) compareLength(g *Group, now time.Time) (slowFor time.Duratio
 	return slowFor
 }
 
-// compareTokens compares how many tokens a step gives to an answer with the usual number. It returns for how long steps have given few
-// tokens; 0: they do not now, or not for long. While they give few, it keeps the usual number in u.usualStepTokens.
+// expectedStepMs returns the length in ms with which the present steps are compared. A larger load than in the last hour excuses longer
+// steps, up to atMostMs. It does not if steps are slow already: slow steps keep requests for longer, so the load may have grown because of
+// them. Then the length is usualMs.
+func (u *stepWatch) expectedStepMs(usualMs, atMostMs float64, now time.Time) float64 {
+	if alreadySlow := u.slowSteps.duration(now) > 0; alreadySlow {
+		return usualMs
+	}
+	return atMostMs
+}
+
+// compareTokens compares how many tokens a step gives to an answer with the usual number. This number may also fall because the engine
+// sends smaller portions of tokens more often, which look like shorter steps. No client loses by that, so steps count as low in tokens only
+// if a token also takes longer than usual. compareTokens returns for how long steps have given few tokens; 0: they do not now, or not for
+// long. While they give few, it keeps the usual number in u.usualStepTokens.
 func (u *stepWatch) compareTokens(g *Group, now time.Time) (fewFor time.Duration) {
 	u.usualStepTokens = 0
-	tokens, usual := g.tokensPerStep(), medianYield(u.usualMinutes)
+	tokens, usual := g.tokensPerStep(), medianYield(u.usualMinutes) // the usual values are medians over the last hour
 	tokensKnown := tokens > 0
 	tokensAreFew := tokensKnown && tokens < fewShare*usual.tokens
-	tokensTakeLonger := g.TokenMs > fewTimes*usual.tokenMs // otherwise only the size of the engine's chunks has changed
-	fewFor = u.fewTokens.observe(tokensAreFew && tokensTakeLonger, now)
+	tokenTakesLonger := g.TokenMs > fewTimes*usual.tokenMs
+	fewFor = u.fewTokens.observe(tokensAreFew && tokenTakesLonger, now)
 	if fewFor > 0 {
 		u.usualStepTokens = usual.tokens
 	}
