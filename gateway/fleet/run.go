@@ -44,7 +44,7 @@ type Fleet struct {
 func New(d Deps) *Fleet {
 	f := &Fleet{deps: &d, roster: roster.New()}
 	f.learned.deps, f.learned.now = &d, f.Now
-	f.trackedCalls.now, f.trackedCalls.serving, f.trackedCalls.all = f.Now, d.Serving, map[*TrackedCall]struct{}{}
+	f.trackedCalls.presentFleet, f.trackedCalls.serving, f.trackedCalls.all = f.Now, d.Serving, map[*TrackedCall]struct{}{}
 	f.current.Store(&roster.Snapshot{})
 	f.timer = time.AfterFunc(time.Hour, f.Publish)
 	f.timer.Stop() // applyUnless starts it when something is due

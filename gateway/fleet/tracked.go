@@ -14,10 +14,10 @@ import (
 
 // trackedCalls has the calls to engines that are under way, so that a drain or a failure of an engine can end them.
 type trackedCalls struct {
-	now     func() *roster.Snapshot
-	serving func() context.Context // ends when requests that have no answer yet must end
-	mu      sync.Mutex
-	all     map[*TrackedCall]struct{}
+	presentFleet func() *roster.Snapshot // the engines as they are now
+	serving      func() context.Context  // ends when requests that have no answer yet must end
+	mu           sync.Mutex
+	all          map[*TrackedCall]struct{}
 }
 
 // Reasons why a call must go on elsewhere (TrackedCall.reason).
@@ -29,12 +29,12 @@ const (
 
 // TrackedCall is a call to an engine. The deadline of a drain may end the call. A probe also ends when its engine is declared down.
 type TrackedCall struct {
-	at        roster.Location
-	now       func() *roster.Snapshot // returns the present fleet; nil: only in tests
-	call      *engine.Call
-	probe     bool
-	reason    atomic.Uint32 // why the call must go on elsewhere: drained or died; stays: it need not go
-	abortable atomic.Bool   // the call may be aborted, because no engine is fetching KV for it
+	location     roster.Location
+	presentFleet func() *roster.Snapshot // returns the present fleet; nil: only in tests
+	call         *engine.Call
+	probe        bool
+	reason       atomic.Uint32 // why the call must go on elsewhere: drained or died; stays: it need not go
+	abortable    atomic.Bool   // the call may be aborted, because no engine is fetching KV for it
 }
 
 // MustMove says whether the call must go on elsewhere because its engine was taken out of service or paused. A pause ends the calls that
@@ -43,7 +43,7 @@ func (c *TrackedCall) MustMove() bool {
 	if c.reason.Load() == drained {
 		return true
 	}
-	return c.now != nil && c.now().Paused(c.at.Instance)
+	return c.presentFleet != nil && c.presentFleet().Paused(c.location.Instance)
 }
 
 // Cause returns why the call failed, given its error. A call that was ended because its engine was declared down counts as a broken
@@ -86,7 +86,7 @@ func (c *TrackedCall) AllowAbort() {
 // Track registers a call that drains may move elsewhere, until Untrack. If the deadline of a drain of its engine, or of the proxy itself,
 // has passed since the engine was chosen, the call is moved at once. abortable says that the call may be aborted at any time.
 func (t *trackedCalls) Track(at roster.Location, call *engine.Call, abortable bool) *TrackedCall {
-	c := &TrackedCall{at: at, now: t.now, call: call}
+	c := &TrackedCall{location: at, presentFleet: t.presentFleet, call: call}
 	c.abortable.Store(abortable)
 	t.register(c)
 	return c
@@ -96,21 +96,23 @@ func (t *trackedCalls) Track(at roster.Location, call *engine.Call, abortable bo
 // its engine then keeps no KV. The call also ends when its engine is down or takes no requests, and another engine could prefill the
 // prompt.
 func (t *trackedCalls) TrackProbe(c *prefill.Candidate, call *engine.Call) *TrackedCall {
-	tracked := &TrackedCall{at: roster.Location{Instance: c.Instance, Rank: c.Target.Rank}, now: t.now, call: call, probe: true}
+	at := roster.Location{Instance: c.Instance, Rank: c.Target.Rank}
+	tracked := &TrackedCall{location: at, presentFleet: t.presentFleet, call: call, probe: true}
 	tracked.abortable.Store(true)
 	t.register(tracked)
-	tracked.moveIfDeserted(t.now()) // the engine may have gone down since it was chosen
+	tracked.moveIfDeserted(t.presentFleet()) // the engine may have gone down since it was chosen
 	return tracked
 }
 
-// register adds a call to the list. It moves the call at once if the deadline of its engine's drain, or of the proxy's own, has passed.
+// register adds a call to the list of calls that a drain can end. If the deadline of the drain of its engine, or of the whole proxy, has
+// passed already, the call must leave the engine at once, and go on elsewhere.
 func (t *trackedCalls) register(c *TrackedCall) {
 	t.mu.Lock()
 	t.all[c] = struct{}{}
 	t.mu.Unlock()
 	// The deadline is checked after the call is listed, so that either MoveCalls or this check ends the call.
-	isOver := t.serving().Err() != nil || t.now().Overdue(c.at)
-	if isOver {
+	deadlinePassed := t.serving().Err() != nil || t.presentFleet().Overdue(c.location)
+	if deadlinePassed {
 		c.leaveEngine(drained)
 	}
 }
@@ -128,7 +130,7 @@ func (t *trackedCalls) MoveCalls(covers func(roster.Location) bool) (moved int) 
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for c := range t.all {
-		if covers(c.at) {
+		if covers(c.location) {
 			c.leaveEngine(drained)
 			moved++
 		}
@@ -142,14 +144,14 @@ func (t *trackedCalls) moveDesertedProbes() {
 	defer t.mu.Unlock()
 	for c := range t.all {
 		if c.probe {
-			c.moveIfDeserted(t.now())
+			c.moveIfDeserted(t.presentFleet())
 		}
 	}
 }
 
 // moveIfDeserted ends a probe if its engine is down or takes no requests, and another engine can do the work.
 func (c *TrackedCall) moveIfDeserted(now *roster.Snapshot) {
-	switch e := now.Engine(c.at.Instance); {
+	switch e := now.Engine(c.location.Instance); {
 	case e == nil || !e.Deserted: // the engine has left, so nothing is known of it, or the probe may stay
 	case e.Status.Up: // the engine is halted, which counts like a drain, and not as its failure
 		c.leaveEngine(drained)
