@@ -93,7 +93,9 @@ func (h *wheel) findFirst() {
 // due is when the next watch must be checked, in ns since the loop's base; 0: there is no watch.
 func (h *wheel) due() int64 { return h.first * int64(tickLength) }
 
-// expire checks all ticks up to now. It appends the watches whose time has come to dst, and sets the others again.
+// expire empties the slots of all ticks up to now. It appends the watches whose time (at) has come to dst. The time of others has not come:
+// WakeAt has put it off while the watch stayed in its slot, or it lies beyond the last slot of the wheel. expire puts them into later
+// slots.
 func (h *wheel) expire(dst []*Watch, now int64) []*Watch {
 	current := tick(now)
 	if current-h.cursor >= slots {
@@ -104,11 +106,11 @@ func (h *wheel) expire(dst []*Watch, now int64) []*Watch {
 		for w := h.slots[h.cursor%slots]; w != nil; w = h.slots[h.cursor%slots] {
 			h.remove(w)
 			switch {
-			case w.at == 0: // WakeAt was called with the zero time
+			case w.at == 0: // WakeAt was called with the zero time, so the watch has no time any more
 			case w.at <= now:
 				w.at = 0
 				dst = append(dst, w)
-			default:
+			default: // listed first, because schedule could put it into a slot that this loop has yet to empty
 				w.next, notYet = notYet, w
 			}
 		}

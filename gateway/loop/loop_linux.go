@@ -30,8 +30,8 @@ type Loop struct {
 	events [256]unix.EpollEvent
 
 	watches        []*Watch // by Watch.index; nil: the index is free
-	again          []*Watch // watches that called CallAgain: they are called after the sockets that are ready
-	calledAgain    []*Watch // the watches that were in again when pollAndHandle began, and that it calls now
+	nextRound      []*Watch // watches that called CallAgain: the next round (call of pollAndHandle) calls them
+	thisRound      []*Watch // watches that called CallAgain before this round, which calls them after the sockets that are ready
 	free           []uint32 // indexes in watches that are free
 	lastGeneration uint32   // the generation of the newest watch
 	wheel          wheel
@@ -51,7 +51,7 @@ type Watch struct {
 	fd         int
 	index      uint32
 	generation uint32 // number of the watch: an event with another number is meant for an earlier watch of this index
-	again      bool   // the watch is in the list Loop.again
+	again      bool   // the watch is in the list nextRound or thisRound of the loop, and is yet to be called
 	ended      bool   // argument ended of the call of Ready that CallAgain has asked for
 
 	at         int64 // when Expired is to be called, in ns since the loop's base; 0: never
@@ -179,17 +179,17 @@ func (l *Loop) pollAndHandle(uintptr) bool {
 		return true // so that pollAndHandle is called again
 	}
 	now := time.Now()
-	l.calledAgain, l.again = l.again, l.calledAgain[:0] // calls of CallAgain from here on are for the next round
+	l.thisRound, l.nextRound = l.nextRound, l.thisRound[:0] // thisRound was called already: its memory is for calls of CallAgain from here on
 	l.handleReady(n, now)
 	l.handleAgain(now)
-	moreToCall := len(l.again) > 0
-	manyReady := n > len(l.events)/8 // so many that their handlers have taken long
+	moreToCall := len(l.nextRound) > 0
+	manyReady := n > len(l.events)/8 // more than 32 sockets: their handlers have taken long, even if the kernel has reported all
 	isBusy := manyReady || moreToCall
 	if isBusy { // the other goroutines get a turn between two rounds
 		runtime.Gosched()
 	}
 	l.shortenWait()                      // the end of the wait was set before the handlers ran, and they may have called WakeAt
-	moreMayBeReady := n == len(l.events) // the kernel may have more events than there was room for
+	moreMayBeReady := n == len(l.events) // the kernel has filled all events, and may have more than there was room for
 	return moreMayBeReady || moreToCall
 }
 
@@ -226,10 +226,11 @@ func (l *Loop) handleReady(n int, now time.Time) {
 	}
 }
 
-// handleAgain calls the handlers that asked for another turn (CallAgain) before this round.
+// handleAgain calls the handlers that asked for another turn (CallAgain) before this round. A handler that asks once more gets into the
+// list nextRound, so thisRound stays as it is. pollAndHandle empties it when the next round begins.
 func (l *Loop) handleAgain(now time.Time) {
-	for i, w := range l.calledAgain {
-		l.calledAgain[i] = nil
+	for i, w := range l.thisRound {
+		l.thisRound[i] = nil // the array is used again, and must not keep a watch that has ended
 		w.again = false
 		if w.loop != nil { // nil: another handler has removed the watch
 			l.callReady(w, w.ended, now)
@@ -313,7 +314,7 @@ func (w *Watch) CallAgain(ended bool) {
 	w.ended = ended
 	if !w.again {
 		w.again = true
-		w.loop.again = append(w.loop.again, w)
+		w.loop.nextRound = append(w.loop.nextRound, w)
 	}
 }
 

@@ -386,6 +386,6 @@ func TestAWatchThatIsRemovedHasNoTurnLeft(t *testing.T) {
 		on(t, l, func() { n = turns })
 		return n > 0
 	}, patience, time.Millisecond)
-	on(t, l, func() { require.Empty(t, l.again) })
+	on(t, l, func() { require.Empty(t, l.nextRound) })
 	on(t, l, func() { require.Equal(t, 1, turns) })
 }
