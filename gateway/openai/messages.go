@@ -148,13 +148,14 @@ func (p *parser) checkToolResult(list json.RawMessage) *Error {
 	return nil
 }
 
-// checkSource checks where a medium comes from: its bytes are in the request, or it is at a URL.
+// checkSource checks where a medium comes from: its bytes are in the request, or it is at a URL. It checks a repeated key each time,
+// because a parser may take any of them.
 func (p *parser) checkSource(v json.RawMessage) *Error {
 	for key, inner := range rawjson.Members(v) {
 		switch {
 		case key == "data":
 			p.mediaBytes += len(inner)
-		case key != "url" || isNull(inner): // a repeated key is checked each time, because a parser may take any of them
+		case key != "url" || isNull(inner): // there is no URL to check: only this key has one, and null stands for none
 		case !isString(inner):
 			return wrongValue(key, inner, isString, "a URL")
 		default:

@@ -31,7 +31,9 @@ func ParsePassed(raw []byte, limits Limits) (*Request, *Error) {
 	return parsePassed(raw, limits, mooncake.Chat, passedRules)
 }
 
-// parsePassed does what ParsePassed does, with these rules, for a body whose messages look like those of endpoint.
+// parsePassed reads and checks the body of a request that goes to one engine. A key with a rule must not be repeated, and its rule checks
+// the value; a nil rule checks no value. A key that only the proxy may set (mooncake.Reserved) must not be repeated either. The values of
+// keys without a rule are searched for media. endpoint is the one whose messages the body has.
 func parsePassed(raw []byte, limits Limits, endpoint mooncake.Endpoint, rules map[string]rule) (*Request, *Error) {
 	body, err := mooncake.ScanBody(raw, limits.MaxDepth)
 	if err != nil {
@@ -39,16 +41,16 @@ func parsePassed(raw []byte, limits Limits, endpoint mooncake.Endpoint, rules ma
 	}
 	p := parser{limits: limits, req: &Request{Endpoint: endpoint, Body: body, N: 1}}
 	for key, v := range body.All() {
-		// A rule may be nil: then the key must not be repeated, and its value is not checked.
 		rule, hasRule := rules[key]
-		if (hasRule || mooncake.Reserved(key)) && body.Count(key) > 1 { // the engine could take another of the values than evenkeel
+		onlyOnce := hasRule || mooncake.Reserved(key)
+		if onlyOnce && body.Count(key) > 1 { // the engine could take another of the values than evenkeel
 			return nil, badRequest(CodeDuplicateKey, key, "the key %q appears more than once; send it once", key)
 		}
 		var refusal *Error
 		switch {
 		case rule != nil:
 			refusal = rule(&p, key, v)
-		case !hasRule: // evenkeel does not know the key, and the engine may find media in its value
+		case !hasRule: // not in rules at all: evenkeel does not know the key, and the engine may find media in its value
 			refusal = p.checkMediaIn(key, v)
 		}
 		if refusal != nil {
@@ -126,13 +128,13 @@ func (p *parser) checkMediaInObject(b json.RawMessage, i int, forPlugin bool) (e
 		}
 		switch v := object.Value(); {
 		case mediaKeys[key]:
-			// The bytes of parts within the value, which are counted already, are taken out of the count again, because
-			// checkPart below counts the bytes of the whole value.
+			// If the value has parts itself, their bytes are counted already. They are taken out of the count again, because checkPart below
+			// counts the bytes of the whole value.
 			isPart, p.mediaBytes = true, bytesBefore
 		case key == "type" && isString(v):
 			kind := rawjson.Unquote(v)
 			isPart = isPart || mediaKeys[kind] || kind == "input_image" // a type that is no key: such a part has its medium under image_url
-		case forPlugin && strings.HasSuffix(key, "data_format"):
+		case forPlugin && strings.HasSuffix(key, "data_format"): // some formats make a plugin read or write files on the engine's machine
 			if refusal = checkDataFormat(key, v); refusal != nil {
 				return 0, refusal
 			}
@@ -250,10 +252,12 @@ func (p *parser) checkField(part *multipart.Part, seen map[string]bool) *Error {
 }
 
 // checkHeaders refuses headers of a field that parsers may read differently: unusual headers, and a header that comes twice.
+// Content-Transfer-Encoding also passes, because some HTTP libraries add it. The error does not name it, because no client needs it.
 func checkHeaders(headers map[string][]string) *Error {
 	for name, values := range headers {
+		isUsual := name == "Content-Disposition" || name == "Content-Type" || name == "Content-Transfer-Encoding"
 		switch {
-		case name != "Content-Disposition" && name != "Content-Type" && name != "Content-Transfer-Encoding":
+		case !isUsual:
 			return badRequest(CodeUnsupported, "",
 				"a field of the form has the header %q; send Content-Disposition and Content-Type only", shorten(name))
 		case len(values) > 1:

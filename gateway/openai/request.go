@@ -138,7 +138,9 @@ type parser struct {
 // the context limits the answer.
 const DefaultCompletionTokens = 16
 
-// setLimit sets MaxTokens, MaxTokensKey and Limit of the request from the keys that the rules have read.
+// setLimit sets MaxTokens, MaxTokensKey and Limit of the request from the keys that the rules have read. MaxTokens is the limit of the
+// answer that the client gave, and Limit the one that counts: without a limit of the client, engines give a completion their default, and
+// at the other endpoints only the context limits the answer (0).
 func (p *parser) setLimit() {
 	req := p.req
 	req.MaxTokens, req.MaxTokensKey = p.maxTokens, schemas[req.Endpoint].maxTokensKey
@@ -148,7 +150,7 @@ func (p *parser) setLimit() {
 	req.Limit = req.MaxTokens
 	if req.MaxTokens == 0 { // the client gave no limit
 		req.MaxTokensKey = ""
-		if req.Endpoint == mooncake.Completions && req.Body.Count("max_tokens") == 0 { // a key with the value null asks for no limit
+		if req.Endpoint == mooncake.Completions && req.Body.Count("max_tokens") == 0 { // a key with the value null would ask for no limit
 			req.Limit = DefaultCompletionTokens
 		}
 	}

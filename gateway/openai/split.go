@@ -5,22 +5,24 @@ import "evenkeel/mooncake"
 // CheckSplit refuses a request that cannot be split between a prefill and a decode engine. It sets PrefillOnly if the request needs no
 // decode engine. recompute says that the decode engine computes the prompt again if the request asks for logprobs of the prompt's tokens.
 func (r *Request) CheckSplit(recompute bool) *Error {
-	// Where Assembles is false, as at /generate, a prefill engine cannot answer alone: the engines there are SGLang's, and a prefill engine of
-	// SGLang takes no request without a decode engine.
-	mayAnswerAlone := r.Endpoint.Assembles()
 	switch {
 	case r.Beams > 0:
 		return badRequest(CodeUnsupported, "use_beam_search",
 			"\"use_beam_search\" is not supported here: the engines of this model either prefill or "+
 				"decode, and beam search cannot be split so")
 	case !r.PromptLogprobs: // the decode engine needs only the KV of the prompt
-	case r.Limit == 1 && mayAnswerAlone: // the prefill engine computes the prompt's logprobs and the only token
+	case r.Limit == 1 && r.prefillMayAnswerAlone(): // the prefill engine computes the prompt's logprobs and the only token
 		r.PrefillOnly = true
 	case !recompute: // the decode engine does not compute the prompt, so it has no logprobs of it
 		return r.refusePromptLogprobs()
 	}
 	return nil
 }
+
+// prefillMayAnswerAlone says whether a prefill engine may answer the request without a decode engine. It may not where evenkeel cannot join
+// an engine's events to one answer (Assembles), as at /generate. The engines there are SGLang's, and a prefill engine of SGLang takes no
+// request without a decode engine.
+func (r *Request) prefillMayAnswerAlone() bool { return r.Endpoint.Assembles() }
 
 // refusePromptLogprobs returns the refusal of a request for logprobs of the prompt that no engine can compute. It names the key that asks
 // for them.
@@ -36,7 +38,8 @@ func (r *Request) refusePromptLogprobs() *Error {
 			"of the prompt from another engine and cannot compute the prompt's logprobs", what)
 }
 
-// keyOfPromptLogprobs returns the key of the body that asks for logprobs of the prompt, and the words for this in an error message.
+// keyOfPromptLogprobs returns the key of the body that asks for logprobs of the prompt, and the words for this in an error message. It is
+// called only for a request that does ask for them, so if no other key does, it must be echo.
 func (r *Request) keyOfPromptLogprobs() (key, what string) {
 	value, ok := r.Body.Get("prompt_logprobs")
 	switch {
