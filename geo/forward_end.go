@@ -151,7 +151,12 @@ func (f *Forward) unlockAndWake(roomAgain bool) {
 	}
 }
 
-// classifyFailure returns how to continue with a request whose forward failed with err. The cases are in the order of their precedence.
+// classifyFailure returns how to continue with a request whose forward failed with err. Several cases may apply, and the first one counts.
+// First come what this proxy knows without err: the client has left, or this proxy has aborted the call. Then comes what the peer itself
+// has said. Then comes what is known of the call: it could not be sent, its answer was too large, or it took too long. What is left counts
+// as broken off.
+//
+// MayHaveRun is set unless the client has left, the peer has refused the request, or the call has failed before the request was sent.
 func (f *Forward) classifyFailure(err error) *Failure {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -163,7 +168,7 @@ func (f *Forward) classifyFailure(err error) *Failure {
 	switch {
 	case f.clientLeft:
 		return &Failure{ClientLeft: true, Err: err}
-	case f.abandonCause != "": // this proxy aborted the call, so that err is only a consequence
+	case f.abandonCause != "": // this proxy aborted the call, so that err is only a consequence; the peer may be working on the request
 		return &Failure{Reason: f.abandonCause, MayHaveRun: true, Err: err}
 	case errors.As(err, &refusal):
 		switch {
@@ -175,16 +180,16 @@ func (f *Forward) classifyFailure(err error) *Failure {
 		return &Failure{Reason: causeStatus, Err: err}
 	case isCall && callErr.Phase == engine.PhaseRequest: // the call failed before anything was sent
 		return &Failure{Reason: causeUnfit, Err: err}
-	case errors.Is(err, engine.ErrTooLarge):
+	case errors.Is(err, engine.ErrTooLarge): // the peer has begun to answer, so it has the request
 		return &Failure{Reason: causeLarge, MayHaveRun: true, Err: err}
-	case f.clientDeadline && tooLate:
+	case f.clientDeadline && tooLate: // the limit was the client's own deadline, which is no fault of the peer
 		return &Failure{Reason: RejectDeadline, MayHaveRun: true, Err: err}
-	case tooLate:
+	case tooLate: // the limit was that of this proxy
 		return &Failure{Reason: causeTimeout, MayHaveRun: true, Err: err}
-	case isCall && callErr.Phase == engine.PhaseConnect:
+	case isCall && callErr.Phase == engine.PhaseConnect: // nothing was sent
 		return &Failure{Reason: causeDial, Err: err}
 	}
-	// An error that does not come from the call is about the peer's answer.
+	// An error that does not come from the call is about the peer's answer, so the request was sent.
 	return &Failure{Reason: causeBroken, MayHaveRun: !isCall || callErr.Sent, Err: err}
 }
 
@@ -248,14 +253,18 @@ func (f *Forward) makeReceipt(carrier Carrier, now time.Time) *Receipt {
 }
 
 // updatePeer removes what the forward had booked on the peer, and judges the peer by the outcome. costUSD is what the bytes of the forward
-// have cost; it is added to what the peer has cost today.
+// have cost; it is added to what the peer has cost today. bookForward has booked:
+//
+//   - unanswered requests of the peer, one per leg, whose number is bounded;
+//   - a reservation (reserved) of the tokens that the peer must prefill, because the peer's last answer to a probe does not count them yet;
+//   - the prompt's blocks (speculation), which count as cached at the peer from the decision on.
 func (f *Forward) updatePeer(outcome, cause string, costUSD float64, now time.Time) {
 	ps, p := f.peers, f.peer
 	ps.mu.Lock()
-	roomAgain := f.releaseUnanswered()
-	defer f.unlockAndWake(roomAgain)
+	hasRoomAgain := f.releaseUnanswered()
+	defer f.unlockAndWake(hasRoomAgain)
 	delete(p.inflight, f)
-	p.reserved.Withdraw(f.number) // only if it was not written: the answer to a probe drops the reservation of one that was
+	p.reserved.Withdraw(f.number) // no effect if the request was written: then an answer to a probe drops the reservation
 	p.egress.add(costUSD, now)
 	f.judgePeer(outcome, cause, now)
 	p.prompts.Drop(&f.speculation) // no effect if AnswerBegun has confirmed it

@@ -107,14 +107,16 @@ func (f *Forward) awaitEvents() error {
 	return nil
 }
 
-// readMore reads the bytes that arrive next, or sets readErr at the end of the answer.
+// readMore reads the events that arrive next into unread, or sets readErr to io.EOF after the end of the answer. If the answer breaks off,
+// it appends an error event to unread, by which the client learns of the loss, and sets readErr to ErrPeerLost, which Read returns after
+// this event.
 func (f *Forward) readMore() {
 	if f.reader.Done() { // the answer is complete, even if the connection fails afterwards
 		f.readErr = io.EOF
 		return
 	}
 	if _, err := f.readEvents(); err != nil {
-		f.appendLostEvent()
+		f.appendLostEvent() // also sets readErr; no effect if the answer is complete now
 	}
 }
 

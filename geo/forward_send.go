@@ -32,27 +32,24 @@ func (f *Forward) Send(r *Request) (whole *Relay, fail *Failure) {
 func (f *Forward) send(r *Request) (*Relay, error) {
 	ps, now := f.peers, time.Now()
 	deadline := f.firstEventDeadline(r, now)
-	if !now.Before(deadline) { // the call below would take a time limit of 0 for no limit
+	untilDeadline := deadline.Sub(now)
+	if untilDeadline <= 0 { // the call below would take a time limit of 0 for no limit
 		return nil, errLate
 	}
 	// The number of the peer's requests without a first token is bounded. An answer that is not streamed does not show when its first
 	// token came, so a timer ends the time in which the request counts as one of them.
 	if !r.Stream {
-		stopTimer := f.startUnansweredTimer(deadline.Sub(now))
+		stopTimer := f.startUnansweredTimer(untilDeadline)
 		defer stopTimer()
 	}
-	call := ps.traffic.NewCall(f.peer.target)
-	call.OnWritten(f.Written)
-	if r.NewConnection {
-		call.Fresh()
-	}
+	call := f.newCall(r)
 	// From now on, AbortByClient and abandon can abort the call, when the client leaves or the peer goes down.
 	if mayStart := f.SetCarrier(call); !mayStart { // one of these has happened already
 		return nil, engine.ErrAborted
 	}
-	untilDeadline := deadline.Sub(now) // also for Idle, which SetDeadline below replaces
-	resp, err := call.Do(r.Method, r.Target, f.headers(r, now, deadline), r.Body,
-		engine.Deadlines{Connect: ps.cfg.Connect, FirstByte: untilDeadline, Idle: untilDeadline})
+	// Idle limits the silence in the answer. SetDeadline below replaces it, so that many short silences together do not exceed the deadline.
+	limits := engine.Deadlines{Connect: ps.cfg.Connect, FirstByte: untilDeadline, Idle: untilDeadline}
+	resp, err := call.Do(r.Method, r.Target, f.headers(r, now, deadline), r.Body, limits)
 	if err != nil {
 		return nil, err
 	}
@@ -62,6 +59,16 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 		return nil, f.readRefusal(status)
 	}
 	return f.receive(r, deadline)
+}
+
+// newCall returns a call to the peer that is not sent yet. It will report when the request is written.
+func (f *Forward) newCall(r *Request) *engine.Call {
+	call := f.peers.traffic.NewCall(f.peer.target)
+	call.OnWritten(f.Written)
+	if r.NewConnection {
+		call.Fresh()
+	}
+	return call
 }
 
 // headers returns the headers of the request r to the peer: those of r, the tenant, and those by which the peer checks who has sent it.
@@ -103,15 +110,16 @@ func (f *Forward) receive(r *Request, deadline time.Time) (*Relay, error) {
 // It sets clientDeadline if the client's deadline is the earlier one.
 func (f *Forward) firstEventDeadline(r *Request, now time.Time) time.Time {
 	limit := f.peers.cfg.FirstByte
-	if f.peer.sibling { // a sibling may take as long as this proxy would take for the same request
+	if f.peer.sibling { // it serves the request with the same engines, so it may take as long as this proxy would
 		limit = f.peers.cfg.Whole
 	}
-	deadline := now.Add(limit + r.ExtraHold)
-	if !r.Deadline.IsZero() && r.Deadline.Before(deadline) {
+	ownDeadline := now.Add(limit + r.ExtraHold) // the peer may first hold the request back for ExtraHold, if it is a batch request
+	clientGivesUpFirst := !r.Deadline.IsZero() && r.Deadline.Before(ownDeadline)
+	if clientGivesUpFirst {
 		f.clientDeadline = true
 		return r.Deadline
 	}
-	return deadline
+	return ownDeadline
 }
 
 // readWhole reads an answer that is not streamed. A body that is no JSON counts as broken off.

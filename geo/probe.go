@@ -184,11 +184,11 @@ func localOffer(ps *Peers, model string, l *prefill.Local) policy.Offer {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	s := ps.stateOf(model)
-	settings := roundSettings(&s.policy, l)
+	settings := roundSettings(&s.policy, l) // made anew for each offer, as for each round, because a setting may follow the traffic
 	decodes := maxRunning > 0
-	var newList []policy.Candidate // not that of the policy's round, which may be in use
-	candidates := localCandidates(newList, &settings, l, running, decodes)
-	o := policy.NewOffer(candidates, l.Waiting, float64(l.Tokens), s.departureGap.Ms(), maxRunning)
+	candidates := localCandidates(nil, &settings, l, running, decodes) // nil: a list of its own, because s.candidates is that of a round
+	departureGapMs := s.departureGap.Ms()                              // mean time between two departures of requests from the arrival queue
+	o := policy.NewOffer(candidates, l.Waiting, float64(l.Tokens), departureGapMs, maxRunning)
 	// FitN tells operators from how many prefills the engines' prefill times were learned. It is the number of the engine with the most.
 	for i := range l.Prefillers {
 		o.FitN = max(o.FitN, l.Prefillers[i].Samples)

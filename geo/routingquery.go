@@ -95,10 +95,14 @@ func (q *RoutingQuery) Queued(now time.Time, entered bool, waiting int) {
 }
 
 // Where decides where the first request of the queue is served. With the first request of a round it begins a round of the
-// policy. If the request is forwarded, Where books the forward, which Forward returns. If it waits for a limited time, Where also
-// wakes the queue at the end of this time.
+// policy. It returns:
 //
-// Without a forward, ToThere sends the request back to the proxy that forwarded it here.
+//   - ToHere: this region serves the request;
+//   - ToThere: a peer serves it. Where has booked the forward, which the method Forward returns. If it has booked none, the request goes
+//     back to the proxy that forwarded it here;
+//   - WaitsAlone or ModelWaits: it waits. If it waits for a limited time, Where wakes the queue at the end of this time.
+//
+// The policy decides, except for a request that must go to a certain peer (prescribedPeer).
 func (q *RoutingQuery) Where(h *prefill.Here) prefill.Where {
 	ps := q.peers
 	running, maxRunning := ps.cfg.Running(h.Model) // requests on the least busy decode rank; how many all ranks can run at once
@@ -110,13 +114,16 @@ func (q *RoutingQuery) Where(h *prefill.Here) prefill.Where {
 		ps.startRound(s, h, running, !noRanks)
 	}
 	maySendBack := q.ask.LocalOnly && q.ask.InboundHop != nil // another proxy sent it, and it may not be forwarded once more
+	// No group that is owned here decodes the model, and the request may not be sent on. No forward is booked, so the proxy that sent the
+	// request gets it back, and asks again who decodes the model.
 	if ps.cfg.Siblings && noRanks && maySendBack {
-		return prefill.ToThere // no forward is booked, so the proxy that sent the request gets it back, and asks again who decodes it
+		return prefill.ToThere
 	}
 	q.roundSettings = &s.settings
-	if i := q.prescribedPeer(s, noRanks); i >= 0 { // no costs are compared, so the decision has none
+	if i := q.prescribedPeer(s, noRanks); i >= 0 {
 		s.policy.CountSent(&policy.Request{Tokens: h.Tokens, Legs: q.legs}, i)
-		return q.bookForward(s, h, policy.Decision{Candidate: i, LocalMs: math.Inf(1)})
+		noCost := math.Inf(1) // the cost in this region was not computed, because nothing is compared
+		return q.bookForward(s, h, policy.Decision{Candidate: i, LocalMs: noCost})
 	}
 	return q.askPolicy(s, h)
 }
@@ -145,14 +152,16 @@ func (q *RoutingQuery) askPolicy(s *modelState, h *prefill.Here) prefill.Where {
 	return prefill.WaitsAlone
 }
 
-// prescribedPeer is the index of the candidate to which the request goes without a decision of the policy; -1: the policy decides.
-// noRanks says that no decode rank here takes requests for the model.
+// prescribedPeer is the index of the candidate to which the request goes without a decision of the policy; -1: the policy decides. noRanks
+// says that no decode rank here takes requests for the model. There are three such peers, in this order: the central proxy, if the config
+// has one that decides for all regions; the sibling that owns the model's decode groups; and, if the request should not run here, the peer
+// that will probably answer first.
 func (q *RoutingQuery) prescribedPeer(s *modelState, noRanks bool) int {
 	ps := q.peers
 	if q.ask.LocalOnly {
 		return -1
 	}
-	if i := q.centralPeer(s); i >= 0 {
+	if i := q.centralPeer(s); i >= 0 { // below 0: there is no central proxy, or the request cannot go there now
 		return i
 	}
 	if ps.cfg.Siblings && noRanks { // no group that is owned here decodes the model, but a group of a sibling may
@@ -266,13 +275,13 @@ func localCandidates(dst []policy.Candidate, set *policy.Settings, l *prefill.Lo
 }
 
 // policyReplica converts the state of a prefill engine for a policy. Its credit is how many requests may be sent to the engine before the
-// next scrape of its gauges. Settings.Credit computes how many the engine could begin at the last scrape: 0 if requests waited in it then.
-// The requests that were answered since then are added, and those that were sent since then are subtracted. The credit is at most
-// CreditMax.
+// next scrape of its gauges. It is counted from the last scrape in which no request waited: how many requests the engine could begin then
+// (Settings.Credit), plus those that were answered since then, less those that were sent since then. It is at most CreditMax. If requests
+// waited at the very last scrape, Settings.Credit is 0.
 func policyReplica(prefiller *prefill.Prefiller, set *policy.Settings) policy.Replica {
 	maxSeqs := cmp.Or(prefiller.MaxSeqs, math.MaxInt) // 0: not known, so it is no limit
 	creditAtScrape := set.Credit(prefiller.Ran, prefiller.WaitingAtScrape, maxSeqs)
-	answeredLessSent := prefiller.Answered // since the last scrape in which no request waited
+	answeredLessSent := prefiller.Answered // the field counts the answered requests, less those that were sent
 	return policy.Replica{
 		Healthy: prefiller.Live, GateOpen: prefiller.Open, GateWillOpen: prefiller.KVGateWillOpen,
 		Unanswered: prefiller.Unanswered, Outstanding: prefiller.Held,
@@ -329,7 +338,9 @@ func sooner(a, b *policy.Candidate) bool {
 
 // policyRequest converts the query for a policy. The result shares memory of s, and is valid until the next call.
 func (q *RoutingQuery) policyRequest(s *modelState, h *prefill.Here) policy.Request {
-	noPeers := q.ask.LocalOnly || q.ask.RegionOnly // peers of the own region get requests from prescribedPeer, without the policy
+	// A request that may not leave the region could still go to a sibling, but these get requests only from prescribedPeer, without the
+	// policy.
+	noPeers := q.ask.LocalOnly || q.ask.RegionOnly
 	r := policy.Request{
 		ID: q.ask.ID, Key: q.ask.RingKey, Tokens: h.Tokens, LocalOnly: noPeers, WaitedMs: ms(h.Now.Sub(h.Since)), Legs: q.legs,
 	}
@@ -338,8 +349,10 @@ func (q *RoutingQuery) policyRequest(s *modelState, h *prefill.Here) policy.Requ
 	s.barred = slices.Grow(s.barred[:0], len(s.candidates))[:len(s.candidates)]
 	for i := range s.candidates {
 		s.hits[i], s.barred[i] = 0, false
-		isLocal := i < s.localCount
-		if isLocal && i < len(h.Prefillers) { // a local candidate and its engine have the same index; within a round there are as many of both
+		// A local candidate and its engine have the same index. There are as many of both, because the candidates of a round are made of the
+		// engines that its first request has. len(h.Prefillers) is only checked so that a mistake in this causes no panic.
+		isLocal := i < s.localCount && i < len(h.Prefillers)
+		if isLocal {
 			prefiller := &h.Prefillers[i]
 			s.hits[i] = int32(prefiller.HitTokens)
 			s.barred[i] = prefiller.Region != "" && q.regionAllowed != nil && !q.regionAllowed(prefiller.Region)
@@ -408,21 +421,22 @@ func (ps *Peers) RegionFilter(tenant, model string) func(region string) bool {
 	}
 }
 
-// bookForward books the request on the peer that the decision d chose, as one request for each leg. It also makes the Forward that
-// q.Forward returns, and counts it in the metrics. It returns ToThere.
+// bookForward books the request on the peer that the decision d chose. It also makes the Forward that q.Forward returns, and counts it in
+// the metrics. It returns ToThere. A request with several prompts has a leg for each. The legs count as so many requests of the peer, but
+// they make one forward: they go there in one call, which succeeds or fails as a whole. Its number identifies it in all bookings.
 func (q *RoutingQuery) bookForward(s *modelState, h *prefill.Here, d policy.Decision) prefill.Where {
 	ps, p := q.peers, s.peers[d.Candidate-s.localCount] // the local candidates come first
 	f := q.newForward(p, h, d)
 	newTokens := max(1, h.Tokens-f.hitTokens) // an engine always computes at least one token
 	for range q.legs {
-		p.reserved.Book(f.number, float64(newTokens))
+		p.reserved.Book(f.number, float64(newTokens)) // the peer has yet to report these tokens in an answer to a probe
 	}
 	p.circuit.Send(f.number, h.Now)
 	p.inflight[f] = struct{}{}
 	f.unansweredCount = q.legs
 	p.unanswered += f.unansweredCount
 	if len(f.prompt.Keys) > 0 {
-		f.speculation = p.prompts.Speculate(p.indexSlot, f.prompt.Keys)
+		f.speculation = p.prompts.Speculate(p.indexSlot, f.prompt.Keys) // from now on the prompt counts as cached there, until the forward fails
 	}
 	q.booked = f
 	ps.metrics.countDecision(s.policy.Name(), policy.Forward)
@@ -485,9 +499,11 @@ func RingKeyOf(session uint64, address string) uint64 {
 // groups.
 func (q *RoutingQuery) ownerSibling(s *modelState) int {
 	return q.soonest(s, func(p *peer, i int) bool {
+		// A sibling offers a model only while it decodes it (see policyView), and no request may wait for a peer that does not offer the model
+		// (NotOffered). So a sibling is the owner if requests may wait for it. The reason Draining hides this, and decodesModel is asked.
 		why := s.candidates[i].Why
-		drainsAsOwner := why == policy.Draining && p.decodesModel(q.ask.Model) // Draining does not show whether it decodes the model
-		isOwner := why.Awaitable() || drainsAsOwner                            // a peer that does not decode the model is not awaitable
+		drainsAsOwner := why == policy.Draining && p.decodesModel(q.ask.Model)
+		isOwner := why.Awaitable() || drainsAsOwner
 		return p.sibling && isOwner
 	})
 }

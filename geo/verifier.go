@@ -56,17 +56,17 @@ func (d *Verifier) Verify(credentials *Credentials, now time.Time) (Hop, *Refusa
 	if refusal != nil {
 		return h, refusal
 	}
-	signed := d.keys.Load() != nil // verifyHead has checked the signature
+	isSigned := d.keys.Load() != nil // with keys, verifyHead refuses a request without a good signature
 	sans, _ := d.certificateNames(h.Sender())
 	namesPeer := slices.ContainsFunc(credentials.Names, func(n string) bool { return slices.Contains(sans, n) })
 	switch {
-	case !signed && !credentials.Certified:
+	case !isSigned && !credentials.Certified:
 		return h, refuse(http.StatusUnauthorized, RejectSignature, "neither a certificate nor a signature; set geo.tls or geo.hmac on both sides")
 	case credentials.Certified && !namesPeer:
 		return h, refuse(http.StatusForbidden, RejectPeer, "the certificate is not that of peer %q; see its san", h.Sender())
-	case DigestOf(credentials.Body) != h.Digest:
+	case DigestOf(credentials.Body) != h.Digest: // without a signature, this only shows that the body is not the one of this hop header
 		return h, refuse(http.StatusUnauthorized, RejectSignature, "the body is not the one that was signed")
-	case signed && !d.nonces.remember(h.Nonce, now): // the last check, so that a request that is refused uses up no nonce
+	case isSigned && !d.nonces.remember(h.Nonce, now): // the last check, so that a request that is refused uses up no nonce
 		return h, refuse(http.StatusUnauthorized, RejectSignature, "the nonce was used before")
 	}
 	return h, nil
