@@ -114,8 +114,9 @@ func (q *RoutingQuery) Where(h *prefill.Here) prefill.Where {
 		ps.startRound(s, h, running, !noRanks)
 	}
 	maySendBack := q.ask.LocalOnly && q.ask.InboundHop != nil // another proxy sent it, and it may not be forwarded once more
-	// No group that is owned here decodes the model, and the request may not be sent on. No forward is booked, so the proxy that sent the
-	// request gets it back, and asks again who decodes the model.
+	// Siblings are proxies with the same engines, and each decode group has one of them as its owner. No rank of a group that this
+	// proxy owns takes requests for the model (noRanks), and the request may not be sent on. No forward is booked, so the proxy that sent it
+	// gets it back, and asks again who decodes the model.
 	if ps.cfg.Siblings && noRanks && maySendBack {
 		return prefill.ToThere
 	}

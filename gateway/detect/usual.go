@@ -25,8 +25,7 @@ const (
 	slowMs          = 5             // a slow step also takes this many ms longer than usual
 	acceptedAfter   = 2 * time.Hour // if steps are slow for longer than this, they become the usual ones
 	fewShare        = 0.6           // a step gives few tokens if they are less than this share of the usual number
-	// few tokens per step count only if a token also takes this many times as long as usual; else the engine only sends tokens in other
-	// portions
+	// few tokens per step count only if each token also takes this many times as long as usual: else only the size of chunks has changed
 	fewTimes = 1.3
 )
 
@@ -93,7 +92,7 @@ func (u *stepWatch) expectedStepMs(usualMs, atMostMs float64, now time.Time) flo
 }
 
 // compareTokens compares how many tokens a step gives to an answer with the usual number. This number may also fall because the engine
-// sends smaller portions of tokens more often, which look like shorter steps. No client loses by that, so steps count as low in tokens only
+// sends smaller chunks of tokens more often, which look like shorter steps. No client loses by that, so steps count as low in tokens only
 // if a token also takes longer than usual. compareTokens returns for how long steps have given few tokens; 0: they do not now, or not for
 // long. While they give few, it keeps the usual number in u.usualStepTokens.
 func (u *stepWatch) compareTokens(g *Group, now time.Time) (fewFor time.Duration) {
