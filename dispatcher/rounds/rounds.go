@@ -92,7 +92,7 @@ const (
 // Decide returns the candidates that are sent now (picks), and the time at which to call it again if nothing happens before (wake); +Inf:
 // never. waiting is in the order of arrival. The picks are valid until the next call.
 //
-// Decide sends urgent candidates first. For the others it repeats three things. First it places them on ranks as if all were sent now, in
+// Decide sends urgent candidates first. For the others it repeats three things. First, it places them on ranks as if all were sent now, in
 // one round. Second, it sends this round if it is time: until the time that sendTime returns, holding the round back saves more than it
 // costs. Third, if it is too early, it takes the candidates off the ranks again, and sends only those that lengthen no step. If it sent
 // any, it begins again with the rest. Otherwise it holds the rest back. The methods Held, HeldFor and Released tell the caller what it did.
@@ -118,8 +118,7 @@ func (p *Planner) Decide(now float64, g *Group, waiting []Candidate, rule Rule) 
 			p.sendRound()
 			return p.picks, math.Inf(1)
 		}
-		// Third, hold the round back. The ranks have prompts to compute anyway, those of the rank with the largest backlog for longest. What
-		// makes no backlog larger than that lengthens no step, so it need not wait.
+		// Third, hold the round back. Only candidates that make no rank's backlog larger than the largest one are sent: they lengthen no step.
 		longestHeld := p.longestHeld(now, waiting)
 		p.unplace()
 		if anySent := p.sendHidden(g, waiting, p.largestBacklog()); !anySent {
@@ -136,7 +135,7 @@ func (p *Planner) sendUrgent(g *Group, waiting []Candidate) {
 		if !waiting[i].Urgent {
 			continue
 		}
-		largest := p.largestBacklog() // bestRank takes a rank with a cached prefix only if this grows by no more tokens than the prefix saves
+		largest := p.largestBacklog() // bestRank prefers a rank with a cached prefix if this grows by no more tokens than the prefix saves
 		if r := p.bestRank(g, &waiting[i], largest); r != noRank {
 			p.send(g, waiting, i, r)
 		}
@@ -178,7 +177,7 @@ func (p *Planner) placeAll(now float64, g *Group, waiting []Candidate, rule Rule
 	largest := largestBefore                                          // largest backlog of any rank so far
 	for _, i := range p.placingOrder(now, waiting, rule, freeSlots) { // each candidate takes a slot, so no more than that find a rank
 		c := &waiting[i]
-		r := p.bestRank(g, c, largest) // a rank with a cached prefix only if the prefix saves as many tokens as largest grows
+		r := p.bestRank(g, c, largest) // prefers a rank with a cached prefix if it saves at least as many tokens as largest grows
 		p.placed[i] = r
 		if r == noRank {
 			continue
@@ -266,8 +265,8 @@ func (p *Planner) sendTime(now float64, g *Group, waiting []Candidate, rule Rule
 // time to the first token, and p the patience. If k prompts are sent together, the decodes stand still for the share r*a/k of the time, and
 // a request is held back for about (k-1)/2r. One more prompt in each round saves the decodes the share r*a/k^2 of their time, and adds 1/2r
 // to T. By the rule, one more prompt pays as long as k^2 is less than x = 2p * r*T * r*a. At the largest such k, the holds of a round add
-// up to k^2/2r = (p * r*T) * a. Here a is the stop that is saved, with which sendTime multiplies, so p * r*T is the bound for one second of
-// it. If x is less than 1, no second prompt is expected to come in time.
+// up to k^2/2r = (p * r*T) * a. For a, sendTime takes the time of the uneven tokens, because tokens that are equally many on all ranks make
+// no rank wait. So p * r*T is the bound for one second. If x is less than 1, no second prompt is expected to come in time.
 func (rule Rule) holdPerSecondSaved(g *Group) float64 {
 	decoding := float64(g.Decoding)
 	hold := mostShare * decoding * min(1, decoding/(float64(g.Slots)/2))

@@ -183,7 +183,7 @@ func (l *Law) sharedEagerMs(ranks []Rank) (ms float64) {
 }
 
 // Assumed returns the law in the form in which policies use it: a model of the ranks' own loads (load), and for how many KV tokens a
-// request counts (weights), on its own rank (Request) and on the rank with most requests (Row). One more request takes, in ms:
+// request counts (weights), on its own rank (Request) and on the rank with most requests (Row). One more request counts, in ms:
 //
 //	Unmasked           RequestMs + MostRowsMs + MeanRowsMs, on the rank with most requests
 //	Masked             RequestMs + MostRowsMs, on the rank with most requests
@@ -200,7 +200,7 @@ func (l *Law) Assumed() (load Model, weights RequestCost) {
 	switch l.Form {
 	case Unmasked: // expert layers compute the padding, so the mean number of rows is that of the rank with most requests
 		load.RequestMs += l.MostRowsMs + l.MeanRowsMs
-		weights = SplitWeight(load.Weight()) // Weight is the larger RequestMs, as a number of KV tokens
+		weights = SplitWeight(load.Weight()) // Weight returns the raised RequestMs as a number of KV tokens
 	case Masked: // expert layers skip the padding; MeanRowsMs is left out, because a request costs it on whichever rank it runs
 		load.RequestMs += l.MostRowsMs
 		weights = SplitWeight(load.Weight())

@@ -75,10 +75,10 @@ type trial struct {
 // add adds a step that took ms to the sums of each candidate. A candidate explains the times of steps by a line over their loads. It says
 // how many KV tokens a request adds to a load (the weight), and whether a step waits for one rank or for two (the bottleneck).
 //
-// The sums are first those of a block of blockSteps steps. At its end, endBlock adds to the window only how the steps of the block differ
-// from each other, so that slow changes from block to block do not count. After windowSteps steps, endWindow looks for the best candidate,
-// and all sums begin anew. If this changes the weight in use, changed is true, and line is the regression of the window's steps with the
-// new weight. It must replace the regression with the old weight.
+// The sums are first those of a block of blockSteps steps. At its end, endBlock adds them to the window. Of the sums of products, it adds
+// only what comes from differences within the block, so that slow changes from block to block do not count. After windowSteps steps,
+// endWindow looks for the best candidate, and all sums begin anew. If this changes the weight in use, changed is true, and line is the
+// regression of the window's steps with the new weight. It must replace the regression with the old weight.
 func (s *weightSearch) add(ranks []Rank, ms float64) (line regression, changed bool) {
 	loads := loadsByCandidate(ranks)
 	for k := range s.candidates {
@@ -120,12 +120,12 @@ func loadsByCandidate(ranks []Rank) (loads [2 * weightCount]float64) {
 }
 
 // endBlock adds the current block of steps to the window, and begins the next block. Each candidate explains the times of the steps by a
-// line over their loads: time = constant + slope*load. Within a block, only differences from the block's mean load and mean time count,
+// line over their loads: time = constant + slope*load. For the slope, only differences from the block's mean load and mean time count,
 // because a slow change from block to block must not.
 //
 // If the last window has found a weight of a request (onTrial), the block also tests it: its steps were not used to find it. The line of
 // this weight should explain their times better than the line of the weight 0, both with the slopes from the last window. So endBlock notes
-// by how much more it lowers the squared error of the block.
+// by how much more this weight lowers the squared error of the block.
 func (s *weightSearch) endBlock() {
 	b := s.block
 	for k := range s.candidates {
@@ -338,10 +338,10 @@ func nearest(weight float64) int {
 }
 
 // windowRegression returns a regression of the step times of the window over their loads, with the weight of a request that is in use now.
-// For each tried weight, a candidate has the sums over the window. Its sums of products (xx and xy, and yy of the window) are of the
-// differences from the means of short blocks of steps, but a regression needs them for the loads and times themselves. Therefore
-// windowRegression adds what the means of the whole window contribute: the sum of one factor times the sum of the other, divided by n. What
-// changed from block to block stays out, because such slow changes must not count.
+// The candidate nearest to it has the sums over the window. Its sums of products (xx and xy, and yy of the window) are of the differences
+// from the means of short blocks of steps, but a regression needs them for the loads and times themselves. Therefore windowRegression adds
+// what the means of the whole window contribute: the sum of one factor times the sum of the other, divided by n. What changed from block to
+// block stays out, because such slow changes must not count.
 func (s *weightSearch) windowRegression() regression {
 	c, w := s.candidateInUse(), &s.window
 	r := regression{

@@ -345,7 +345,7 @@ func (l *Line) Known() bool { return l.Learned.Steps > 0 || l.PrefillC0Ms > 0 }
 // ThroughStepsSince returns the line as a model. It changes C0Ms, the ms of a step without any load, so that the line goes through the mean
 // of the steps without a prefill since before, which has earlier sums of the same steps. If there are no such steps, C0Ms stays as it is.
 // If it is not known either (0), the line goes through all steps. The fixed part of a step with a prefill, C0Ms+PrefillMs, stays as it was
-// learned.
+// learned, and may bound C0Ms (see boundByPrefills).
 func (l *Line) ThroughStepsSince(before LearnedSteps) Model {
 	m := l.Model
 	steps := l.Learned.minus(&before)
@@ -363,9 +363,9 @@ func (l *Line) ThroughStepsSince(before LearnedSteps) Model {
 	return m
 }
 
-// boundByPrefills returns the C0Ms that a model gets: c0Ms, which so many steps without a prefill have shown, or at most the fixed part of
-// a step with a prefill (PrefillC0Ms), which is never shorter. The bound counts if c0Ms is not known, or if there are few steps: some of
-// these few may have had an unnoticed prefill, which made them longer.
+// boundByPrefills returns the C0Ms that a model gets: c0Ms, or PrefillC0Ms, the fixed part of a step with a prefill. steps is the number of
+// steps without a prefill by which c0Ms was computed. PrefillC0Ms replaces a c0Ms that is not known. It also replaces a larger c0Ms if
+// there were few steps: a prefill makes no step shorter, so some of these few may have had an unnoticed prefill.
 func (l *Line) boundByPrefills(c0Ms, steps float64) float64 {
 	isUnknown := steps == 0 && c0Ms == 0
 	isDoubtful := steps < fitSteps && c0Ms > l.PrefillC0Ms
@@ -419,7 +419,7 @@ func (s *Times) WhyNoModel(r2 float64) string {
 	}
 	var how string // how the steps show it
 	if explainsEnough := r2 >= fitR2; explainsEnough {
-		// Then the line is not in force only because its slope is not positive.
+		// Only the slope of the line, which is not positive, keeps it out of force.
 		how = fmt.Sprintf("by %s steps, it is shorter where that rank is fuller", stats.Grouped(s.n))
 	} else {
 		how = fmt.Sprintf("R2 %.2f of %s steps", r2, stats.Grouped(s.n))
