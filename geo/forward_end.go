@@ -152,11 +152,12 @@ func (f *Forward) unlockAndWake(roomAgain bool) {
 }
 
 // classifyFailure returns how to continue with a request whose forward failed with err. Several cases may apply, and the first one counts.
-// First come what this proxy knows without err: the client has left, or this proxy has aborted the call. Then comes what the peer itself
+// First comes what this proxy knows without err: the client has left, or this proxy has aborted the call. Then comes what the peer itself
 // has said. Then comes what is known of the call: it could not be sent, its answer was too large, or it took too long. What is left counts
 // as broken off.
 //
-// MayHaveRun is set unless the client has left, the peer has refused the request, or the call has failed before the request was sent.
+// MayHaveRun is false only if the client has left, if the peer has refused the request, or if the error of the call shows that the request
+// was not sent.
 func (f *Forward) classifyFailure(err error) *Failure {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -261,8 +262,8 @@ func (f *Forward) makeReceipt(carrier Carrier, now time.Time) *Receipt {
 func (f *Forward) updatePeer(outcome, cause string, costUSD float64, now time.Time) {
 	ps, p := f.peers, f.peer
 	ps.mu.Lock()
-	hasRoomAgain := f.releaseUnanswered()
-	defer f.unlockAndWake(hasRoomAgain)
+	roomAgain := f.releaseUnanswered()
+	defer f.unlockAndWake(roomAgain)
 	delete(p.inflight, f)
 	p.reserved.Withdraw(f.number) // no effect if the request was written: then an answer to a probe drops the reservation
 	p.egress.add(costUSD, now)

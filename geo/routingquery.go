@@ -114,17 +114,17 @@ func (q *RoutingQuery) Where(h *prefill.Here) prefill.Where {
 		ps.startRound(s, h, running, !noRanks)
 	}
 	maySendBack := q.ask.LocalOnly && q.ask.InboundHop != nil // another proxy sent it, and it may not be forwarded once more
-	// Siblings are proxies with the same engines, and each decode group has one of them as its owner. No rank of a group that this
-	// proxy owns takes requests for the model (noRanks), and the request may not be sent on. No forward is booked, so the proxy that sent it
-	// gets it back, and asks again who decodes the model.
+	// Siblings are proxies with the same engines, and each decode group has one of them as its owner. If no rank of the groups that this
+	// proxy owns takes requests for the model (noRanks), and the request may not be sent on, no forward is booked: the proxy that sent the
+	// request gets it back, and asks again who decodes the model.
 	if ps.cfg.Siblings && noRanks && maySendBack {
 		return prefill.ToThere
 	}
 	q.roundSettings = &s.settings
 	if i := q.prescribedPeer(s, noRanks); i >= 0 {
 		s.policy.CountSent(&policy.Request{Tokens: h.Tokens, Legs: q.legs}, i)
-		noCost := math.Inf(1) // the cost in this region was not computed, because nothing is compared
-		return q.bookForward(s, h, policy.Decision{Candidate: i, LocalMs: noCost})
+		notComputed := math.Inf(1) // the cost in this region, with which nothing is compared
+		return q.bookForward(s, h, policy.Decision{Candidate: i, LocalMs: notComputed})
 	}
 	return q.askPolicy(s, h)
 }
@@ -339,8 +339,7 @@ func sooner(a, b *policy.Candidate) bool {
 
 // policyRequest converts the query for a policy. The result shares memory of s, and is valid until the next call.
 func (q *RoutingQuery) policyRequest(s *modelState, h *prefill.Here) policy.Request {
-	// A request that may not leave the region could still go to a sibling, but these get requests only from prescribedPeer, without the
-	// policy.
+	// A request that may not leave the region could still go to a sibling. But then prescribedPeer sends it there, and not the policy.
 	noPeers := q.ask.LocalOnly || q.ask.RegionOnly
 	r := policy.Request{
 		ID: q.ask.ID, Key: q.ask.RingKey, Tokens: h.Tokens, LocalOnly: noPeers, WaitedMs: ms(h.Now.Sub(h.Since)), Legs: q.legs,
@@ -350,8 +349,8 @@ func (q *RoutingQuery) policyRequest(s *modelState, h *prefill.Here) policy.Requ
 	s.barred = slices.Grow(s.barred[:0], len(s.candidates))[:len(s.candidates)]
 	for i := range s.candidates {
 		s.hits[i], s.barred[i] = 0, false
-		// A local candidate and its engine have the same index. There are as many of both, because the candidates of a round are made of the
-		// engines that its first request has. len(h.Prefillers) is only checked so that a mistake in this causes no panic.
+		// A local candidate and its engine have the same index. Within a round there are as many of both, because all its requests have the
+		// same engines. len(h.Prefillers) is only checked so that a mistake in this causes no panic.
 		isLocal := i < s.localCount && i < len(h.Prefillers)
 		if isLocal {
 			prefiller := &h.Prefillers[i]
@@ -424,7 +423,7 @@ func (ps *Peers) RegionFilter(tenant, model string) func(region string) bool {
 
 // bookForward books the request on the peer that the decision d chose. It also makes the Forward that q.Forward returns, and counts it in
 // the metrics. It returns ToThere. A request with several prompts has a leg for each. The legs count as so many requests of the peer, but
-// they make one forward: they go there in one call, which succeeds or fails as a whole. Its number identifies it in all bookings.
+// they make one forward: they go there in one call, which succeeds or fails as a whole. Its number identifies it in reserved and circuit.
 func (q *RoutingQuery) bookForward(s *modelState, h *prefill.Here, d policy.Decision) prefill.Where {
 	ps, p := q.peers, s.peers[d.Candidate-s.localCount] // the local candidates come first
 	f := q.newForward(p, h, d)
@@ -500,8 +499,8 @@ func RingKeyOf(session uint64, address string) uint64 {
 // groups.
 func (q *RoutingQuery) ownerSibling(s *modelState) int {
 	return q.soonest(s, func(p *peer, i int) bool {
-		// A sibling offers a model only while it decodes it (see policyView), and no request may wait for a peer that does not offer the model
-		// (NotOffered). So a sibling is the owner if requests may wait for it. The reason Draining hides this, and decodesModel is asked.
+		// For the policy, a sibling offers only the models that it decodes (see policyView), and no request may wait for a peer that does not
+		// offer the model (NotOffered). So a sibling for which requests may wait is the owner. Draining does not show it: ask decodesModel.
 		why := s.candidates[i].Why
 		drainsAsOwner := why == policy.Draining && p.decodesModel(q.ask.Model)
 		isOwner := why.Awaitable() || drainsAsOwner
