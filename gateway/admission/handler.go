@@ -343,7 +343,7 @@ func (d *Handler) regionMayServeSoon(here lookup) bool {
 		return false
 	}
 	if here.servesModel {
-		// If regions have owners, only its owner sends requests to the engines of a region. This proxy may soon own one.
+		// If regions have owners, only the owner of a region sends requests to its engines. This proxy may soon own one.
 		ownsNoRegionYet := d.deps.Requests.Owner.Has(owner.Regions) && !d.deps.Requests.Owner.AdmitsAny()
 		return ownsNoRegionYet
 	}

@@ -86,7 +86,7 @@ func (v *view) lowerIfOthersServe(all []Finding) {
 		f := &all[i]
 		itsSide, hasSide := sideOf[f.engineOrGroup()]
 		enoughServe := 2*len(away[itsSide]) <= sizeOf[itsSide] // at most half of the side is away
-		// findEngineHangs sets LastedFor, the time since the engine is not up any more, only for an engine that does not count as up.
+		// findEngineHangs sets LastedFor, for how long the engine has not been up, only for an engine that does not count as up.
 		countsAsUp := f.Kind == EngineHangs && f.LastedFor == 0
 		if hasSide && kinds[f.Kind].takesEngineAway && enoughServe && !countsAsUp {
 			f.Severity = Warn

@@ -109,8 +109,7 @@ func findRankEmpty(v *view, report reportFunc) {
 	}
 }
 
-// useIfFew makes the answers of all models those of the other ranks, with which the ranks that give empty answers are compared, if the
-// model's other ranks have too few answers to judge.
+// useIfFew replaces the answers of the model's other ranks by those of all models if they are too few to judge.
 func (e *emptyAnswers) useIfFew(ofAllModels AnswerCounts) {
 	if _, enough := e.ofOtherRanks.share(); !enough {
 		e.ofOtherRanks = ofAllModels

@@ -115,7 +115,7 @@ func (b *Book) add(f *member, r *round) {
 	kindIsEffect := kinds[f.Kind].effect
 	continued := r.continued(f) // may have ended a short time ago; nil: the finding continues no incident
 	o := continued
-	// The cause of an ended incident is over, so an effect does not simply reopen it: assign first looks for an incident with a cause.
+	// The cause of an ended incident is over, so an effect does not simply reopen it: assign first looks for an open incident.
 	if continued == nil || kindIsEffect && !continued.isOpen() {
 		o = b.assign(f, continued, r)
 	}
@@ -226,9 +226,8 @@ func (r *round) mayTakeIn(o *incident, f *member, since time.Time) bool {
 	if len(members) == 0 { // the incident has ended
 		return false
 	}
-	// Book.add gets causes before effects. So if the cause is over, and the incident got no finding in this round yet, at most effects of it
-	// go on. Then it takes in only effects, and findings of engines that it is about already. A finding of another engine would change its
-	// description.
+	// If the cause is over, and the incident got no finding in this round yet, at most effects of the cause go on. Then it takes in only
+	// effects, and findings of engines that it is about already. A finding of another engine would change its description.
 	atMostEffectsGoOn := r.causeIsOver[o] && len(r.newMembers[o]) == 0
 	if atMostEffectsGoOn && !f.isOnlyEffect() && !o.hasEngine(f) {
 		return false

@@ -32,9 +32,9 @@ const (
 
 // describe returns the incident in the form in which it is shown. An ended incident is described by all findings that it ever had.
 //
-// Its first finding is the main cause, which gives the headline, the sentence (What), and what clients notice (Clients). To Clients follow
-// sentences on the other findings. If no engine is left for new requests, this becomes the headline and stands before the cause in What,
-// and replaces what clients notice of the cause.
+// The findings of the first kind are the main cause. They give the headline, the sentence (What), and what clients notice (Clients). In
+// Clients, sentences on the findings of other kinds follow. If no engine is left for new requests as an effect of the cause, this becomes
+// the headline and stands before the cause in What. It also replaces what clients notice of the cause.
 func (o *incident) describe(now time.Time) Incident {
 	members := o.members
 	if !o.isOpen() {
@@ -152,7 +152,7 @@ const noHost = ""
 func (in *Incident) promoteNotReady(otherKinds [][]*member) {
 	for _, g := range otherKinds {
 		headline := kinds[g[0].Kind].headlineAsEffect
-		if headline != "" && g[0].effect && in.What != "" { // not empty, because putNotReadyFirst writes its first letter small
+		if headline != "" && g[0].effect && in.What != "" { // What may not be empty, because putNotReadyFirst changes its first letter
 			in.putNotReadyFirst(headline)
 		}
 	}
@@ -406,8 +406,8 @@ func (b *Book) unplacedSeverity() string {
 const tooMuch Kind = "too_much"
 
 // summarizeUnplaced returns one incident for all unplaced findings. A finding is unplaced if the list of incidents is full (maxIncidents)
-// of others that harm as much, so that it got no incident. Its texts ask operators to look first at the incidents of the list, which are
-// told one by one. Its id is 0, which no other incident has.
+// of others that harm as much, so that it got no incident. The texts of the returned incident ask operators to look first at the incidents
+// of the list, which are told one by one. Its id is 0, which no other incident has.
 func (b *Book) summarizeUnplaced() Incident {
 	return Incident{
 		Kind: tooMuch, State: Lasting, Severity: b.unplacedSeverity(), Panel: "problems", Headline: "Too much is wrong", Where: []string{},

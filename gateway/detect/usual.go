@@ -97,7 +97,7 @@ func (u *stepWatch) expectedStepMs(usualMs, atMostMs float64, now time.Time) flo
 // long. While they give few, it keeps the usual number in u.usualStepTokens.
 func (u *stepWatch) compareTokens(g *Group, now time.Time) (fewFor time.Duration) {
 	u.usualStepTokens = 0
-	tokens, usual := g.tokensPerStep(), medianYield(u.usualMinutes) // the usual values are medians over the last hour
+	tokens, usual := g.tokensPerStep(), medianYield(u.usualMinutes) // usual has medians over the usual minutes; 0: not known
 	tokensKnown := tokens > 0
 	tokensAreFew := tokensKnown && tokens < fewShare*usual.tokens
 	tokenTakesLonger := g.TokenMs > fewTimes*usual.tokenMs

@@ -110,7 +110,7 @@ func (h *wheel) expire(dst []*Watch, now int64) []*Watch {
 			case w.at <= now:
 				w.at = 0
 				dst = append(dst, w)
-			default: // listed first, because schedule could put it into a slot that this loop has yet to empty
+			default: // set again below, when the cursor has passed now, because schedule counts slots from the cursor
 				w.next, notYet = notYet, w
 			}
 		}

@@ -179,7 +179,7 @@ func (l *Loop) pollAndHandle(uintptr) bool {
 		return true // so that pollAndHandle is called again
 	}
 	now := time.Now()
-	l.thisRound, l.nextRound = l.nextRound, l.thisRound[:0] // thisRound was called already: its memory is for calls of CallAgain from here on
+	l.thisRound, l.nextRound = l.nextRound, l.thisRound[:0] // the array of thisRound is free, because its watches were called
 	l.handleReady(n, now)
 	l.handleAgain(now)
 	moreToCall := len(l.nextRound) > 0
@@ -226,8 +226,8 @@ func (l *Loop) handleReady(n int, now time.Time) {
 	}
 }
 
-// handleAgain calls the handlers that asked for another turn (CallAgain) before this round. A handler that asks once more gets into the
-// list nextRound, so thisRound stays as it is. pollAndHandle empties it when the next round begins.
+// handleAgain calls the handlers that asked for another turn (CallAgain) before this round. If a handler asks once more, its watch gets
+// into the list nextRound, so thisRound does not grow meanwhile.
 func (l *Loop) handleAgain(now time.Time) {
 	for i, w := range l.thisRound {
 		l.thisRound[i] = nil // the array is used again, and must not keep a watch that has ended

@@ -155,7 +155,7 @@ func (p *parser) checkSource(v json.RawMessage) *Error {
 		switch {
 		case key == "data":
 			p.mediaBytes += len(inner)
-		case key != "url" || isNull(inner): // there is no URL to check: only this key has one, and null stands for none
+		case key != "url" || isNull(inner): // there is no URL to check: only the key url has one, and null stands for none
 		case !isString(inner):
 			return wrongValue(key, inner, isString, "a URL")
 		default:
