@@ -47,10 +47,12 @@ func (s *Settings) Tier() prefill.Config {
 	return c
 }
 
-// HoldTimeout is the longest kv_hold_timeout of all profiles; 0: there are no profiles.
+// HoldTimeout is the longest time for which blocks may be held for a hand-off that nobody ends: the kv_hold_timeout of a profile. A profile
+// without one has a connector with which the prefill engine writes into blocks that the decode engine holds, until the prefill ends:
+// probe_timeout. 0: there are no profiles.
 func (s *Settings) HoldTimeout() (longest time.Duration) {
 	for _, p := range s.Profiles {
-		longest = max(longest, p.KVHoldTimeout)
+		longest = max(longest, cmp.Or(p.KVHoldTimeout, s.Limits.ProbeTimeout))
 	}
 	return longest
 }

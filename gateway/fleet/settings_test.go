@@ -35,3 +35,25 @@ func TestHowLongThePoolKeepsARequest(t *testing.T) {
 		})
 	}
 }
+
+// For as long as this, a proxy that takes engines over leaves room for what the owner before may have left on them.
+func TestHowLongBlocksAreHeldForAHandOff(t *testing.T) {
+	for _, tc := range []struct {
+		connectors []string
+		want       time.Duration
+	}{
+		{[]string{mooncake.NIXLPull}, 30 * time.Second},
+		{[]string{mooncake.NIXLPull, mooncake.AscendMooncakeV1}, 8 * time.Minute},
+		{[]string{mooncake.SGLang}, 9 * time.Minute}, // the prefill engine keeps nothing, but a prefill may write for as long
+		{[]string{mooncake.SGLang, mooncake.NIXLPull}, 9 * time.Minute},
+		{nil, 0},
+	} {
+		cfg := config.Default()
+		cfg.Limits.ProbeTimeout = 9 * time.Minute
+		cfg.Profiles = map[string]mooncake.Profile{}
+		for _, connector := range tc.connectors {
+			cfg.Profiles[connector] = mooncake.Profile{Connector: connector}.WithDefaults()
+		}
+		require.Equal(t, tc.want, NewSettings(cfg).HoldTimeout(), "%v", tc.connectors)
+	}
+}

@@ -34,7 +34,7 @@ func TestATakerIsCautiousUntilStrandedHandOffsAreGone(t *testing.T) {
 
 		a.home, a.maxShare, a.ownedSince = true, 1, time.Now()
 		require.Equal(t, [2]int{8, 700}, room("d/0"), "at home it is what the taker left")
-		a.home, a.maxShare, a.othersMayRunFor = false, 0.5, 0
+		a.home, a.maxShare, a.othersMayRunFor = false, 0.5, withoutEnd
 		time.Sleep(time.Hour)
 		require.Equal(t, [2]int{5, 700}, room("d/0"), "without a lease the other may be there at any time")
 	})
@@ -48,7 +48,11 @@ func TestATakerIsCautiousForAsLongAsPrefillersHoldByThen(t *testing.T) {
 	require.True(t, a.othersMayRun(now.Add(59*time.Minute)))
 	require.False(t, a.othersMayRun(now.Add(time.Hour)))
 
-	a.othersMayRunFor = 0
+	s.deps.KVHoldTimeout = func() time.Duration { return 0 } // no engine has a profile any more
 	s.recordOwnership(a, 3, now)
-	require.Zero(t, a.othersMayRunFor, "without a lease it does not end")
+	require.False(t, a.othersMayRun(now), "nothing can be held for the owner before")
+
+	a.othersMayRunFor = withoutEnd
+	s.recordOwnership(a, 4, now)
+	require.EqualValues(t, withoutEnd, a.othersMayRunFor, "without a lease it does not end")
 }

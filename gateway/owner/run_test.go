@@ -46,7 +46,7 @@ func TestARegionThatIsTakenOverIsNotGivenBackByAnOldTick(t *testing.T) {
 		s.succession, s.deps.Load = n, slowLoad
 		regions := map[string]*Scope{"eu": s.newScope("eu"), "ap": s.newScope("ap")}
 		for _, a := range regions {
-			a.othersMayRunFor = 0
+			a.othersMayRunFor = withoutEnd
 		}
 		begun := time.Now()
 		regions["eu"].static = lease.NewStatic("us-1", "eu-1", []string{"us-1"}, 0, begun) // gone from the start

@@ -3,6 +3,7 @@ package owner
 import (
 	"context"
 	"errors"
+	"math"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -51,7 +52,7 @@ type Scope struct {
 }
 
 // withoutEnd is the value of Scope.othersMayRunFor if requests of other proxies may run on the scope's engines at any time.
-const withoutEnd = 0
+const withoutEnd = time.Duration(math.MaxInt64)
 
 // NewScope returns a scope without an owner. It admits nothing until a view of its claim or static order admits.
 func NewScope(name string) *Scope {
