@@ -151,9 +151,7 @@ func (c *Calibration) fit() {
 	isGood := cost < (1-fitR2)*totalSpread   // false if cost is NaN
 	if !isGood {
 		if !c.fitted && c.n >= fitRestart { // before the first fit outliers are not dropped, and one of them may prevent a good fit
-			c.sums = moments{}
-			c.n = 0
-			c.inHalf = 0 // with the next sample, updateRange begins anew, too
+			c.dropSamples()
 		}
 		return
 	}
@@ -161,19 +159,23 @@ func (c *Calibration) fit() {
 		Latency:        policy.Latency{T0Ms: best[fixed], TPMs: best[perNewToken], Beta2: best[perPair]},
 		ConcurrentT0Ms: best[perConcurrent], ConcurrentTPMs: best[perConcurrentToken],
 	}
-	if c.configured.Beta2 > 0 { // a configured attention term is not fitted
+	if c.configured.Beta2 > 0 { // bestFactors has not fitted this term (mayFit), because Add has subtracted its part from the times
 		c.latency.Beta2 = c.configured.Beta2
 	}
 	c.fitted, c.r2 = true, 1-c.sums.squaredErrors(best)/totalSpread // without the penalty
 }
 
+// dropSamples forgets all samples. With n and inHalf at 0, updateRange takes the next sample as the first one of all.
+func (c *Calibration) dropSamples() { c.sums, c.n, c.inHalf = moments{}, 0, 0 }
+
 // bestFactors fits every set of terms that mayFit allows (a bit for each term), and returns the factors of the set with the lowest cost.
-// The cost is the sum of the squared errors with a penalty for each term beyond the plain line, so that such a term is used only if it
-// explains enough. Errors so small that they are only rounding errors count as equal, so that the penalty alone decides between them. The
-// cost is infinite if no set can be fitted. totalSpread is the result of moments.totalSpread.
+// The cost is the sum of the squared errors with a penalty for each term beyond the plain line. With the penalty, more terms cost less than
+// the line only if their F statistic is at least termF: by how much each of them lowers the sum of the squared errors, compared with the
+// mean squared error that remains. Errors so small that they are only rounding errors count as equal, so that the penalty alone decides
+// between them. The cost is infinite if no set can be fitted. totalSpread is the result of moments.totalSpread.
 func (c *Calibration) bestFactors(totalSpread float64) (best [terms]float64, cost float64) {
 	cost = math.Inf(1)
-	for set := plainLine; set < 1<<terms; set++ {
+	for set := plainLine; set < 1<<terms; set++ { // every smaller number lacks one of the two lowest bits, which are those of the line
 		if !c.mayFit(set) {
 			continue
 		}

@@ -14,7 +14,7 @@ type ComputeTimer struct {
 	spoiltUntil time.Time // probes that were sent before this time yield no sample: how long the engine computed them is not known
 
 	collecting bool      // a prefill is open: answers within sameStep of the last answer join it
-	unusable   bool      // the open prefill yields no sample
+	unusable   bool      // the open prefill yields no sample; the next prefill begins without this mark
 	began      time.Time // when the engine began to compute the open prefill, as far as answers show
 	latestSent time.Time // when the latest probe of the open prefill was sent
 	sample     Sample    // sum of the open prefill's answers, without the duration
@@ -31,7 +31,9 @@ type Answer struct {
 
 // Answered adds an answer and returns the samples that are complete now; the slice is valid until the next call. Answers that come within
 // sameStep of one another were computed together, and form one prefill. It stays open until an answer comes later than that, or no probe is
-// unanswered. oldestUnanswered is when the oldest unanswered probe was sent; zero: all probes are answered.
+// unanswered. Then complete ends it. An engine computes prompts in their order, so complete must know whether an older probe was overtaken:
+// it gets the time at which the oldest probe outside the prefill was sent. oldestUnanswered is when the oldest unanswered probe was sent;
+// zero: all probes are answered.
 func (t *ComputeTimer) Answered(a Answer, oldestUnanswered, now time.Time) []Sample {
 	done := t.done[:0]
 	ofAnotherStep := t.collecting && now.Sub(t.lastAnswer) > sameStep // the open prefill gets no further answer
@@ -47,7 +49,7 @@ func (t *ComputeTimer) Answered(a Answer, oldestUnanswered, now time.Time) []Sam
 	}
 	t.join(a, now)
 	if oldestUnanswered.IsZero() { // no other answer can join this one
-		noneOvertaken := now // no probe of the prefill was sent later than now
+		noneOvertaken := now // no probe is outside the prefill; now is not before any of its own probes
 		done = t.complete(done, noneOvertaken)
 	}
 	return done
@@ -63,10 +65,11 @@ func (t *ComputeTimer) open(a Answer) {
 	}
 }
 
-// join adds an answer to the open prefill.
+// join adds an answer to the open prefill, whose sample is the sum of its answers. One answer that cannot be measured makes the whole
+// sample unusable.
 func (t *ComputeTimer) join(a Answer, now time.Time) {
 	t.lastAnswer = now
-	sentTooEarly := a.Sent.Before(t.spoiltUntil) // it may have waited for another probe for an unknown time
+	sentTooEarly := a.Sent.Before(t.spoiltUntil) // it may have waited for a probe that was overtaken or not answered, for an unknown time
 	t.unusable = t.unusable || a.Unusable || sentTooEarly
 	if a.Sent.After(t.latestSent) {
 		t.latestSent = a.Sent
@@ -76,12 +79,14 @@ func (t *ComputeTimer) join(a Answer, now time.Time) {
 
 // complete ends the open prefill, and appends its sample to done unless it is unusable. oldestOutside is when the oldest probe outside the
 // prefill was sent. If this was before the latest of the prefill's own probes, that older probe was overtaken: the engine may have computed
-// a part of it already. Then neither this prefill nor one of a probe that was sent before latestSent can be measured. For example, A, B and
-// C are sent in this order, and answered in the order B, A, C: the times of B and A are not used, but the time of C is.
+// a part of it in this prefill's time. Then neither this prefill can be measured, nor any later one of a probe that was sent before
+// latestSent. For example, the probes A, B and C are sent in this order, and answered in the order B, A, C. B has overtaken A, so the times
+// of both are not used. C was sent after B, so its time is used.
 func (t *ComputeTimer) complete(done []Sample, oldestOutside time.Time) []Sample {
 	t.collecting = false
 	if wasOvertaken := oldestOutside.Before(t.latestSent); wasOvertaken {
-		t.unusable, t.spoiltUntil = true, t.latestSent
+		t.unusable = true            // this prefill yields no sample
+		t.spoiltUntil = t.latestSent // join marks the prefills of older probes
 	}
 	if t.unusable {
 		return done
