@@ -164,16 +164,26 @@ func (x *Index) claimOf(entry uint32, n int) uint32 {
 // index is full. A new claim is the slot's most recent one. An existing one becomes so, too, unless the index evicts the oldest blocks
 // first.
 func (x *Index) ensureClaim(n int, k Key) uint32 {
-	s := &x.slots[n]
 	entry := x.table.find(k, x.keys)                        // 0: the key has no entry
 	if word, bit := x.holderBit(entry, n); *word&bit != 0 { // the slot has this claim already; never so for entry 0
 		c := x.claimOf(entry, n)
 		if x.cfg.Evict == LeastRecent { // with Oldest, the order of insertion stays
 			x.useOrder.touch(x.useLinks, entry)
-			s.recent.touch(x.recency, c)
+			x.slots[n].recent.touch(x.recency, c)
 		}
 		return c
 	}
+	entry = x.makeRoom(n, k, entry)
+	if entry == 0 {
+		entry = x.newEntry(k)
+	}
+	return x.addClaim(n, entry)
+}
+
+// makeRoom drops claims until slot n and the index have room for one more claim, that of the slot on a key. entry is the key's entry; 0: it
+// has none. The result is the key's entry afterwards: 0 also if makeRoom had to evict it.
+func (x *Index) makeRoom(n int, k Key, entry uint32) (entryLeft uint32) {
+	s := &x.slots[n]
 	if s.capacity > 0 && s.held >= s.capacity {
 		x.dropClaim(s.recent.oldest, Capacity) // never drops the entry of k: the slot has no claim on it
 	}
@@ -184,9 +194,12 @@ func (x *Index) ensureClaim(n int, k Key) uint32 {
 		x.evictEntry(x.useOrder.oldest)
 		entry = x.table.find(k, x.keys) // 0 if k's own entry was evicted
 	}
-	if entry == 0 {
-		entry = x.newEntry(k)
-	}
+	return entry
+}
+
+// addClaim makes the claim of slot n on an entry, which the slot does not hold yet, and returns it.
+func (x *Index) addClaim(n int, entry uint32) uint32 {
+	s := &x.slots[n]
 	word, bit := x.holderBit(entry, n)
 	*word |= bit
 	c := x.newClaim()

@@ -48,10 +48,9 @@ func (x *Index) inUse(w int) (word uint64) {
 	return word
 }
 
-// Insert notes that the slot's engine holds the blocks. Of a prompt with more blocks than the slot's capacity, only the first ones are
-// kept. For each block the slot gets a claim, which says that the slot holds the block. The claim is confirmed: it stays even if no
-// speculation (a guess that a probe will store the block) needs it any more. A speculation whose probe has ended with an unknown outcome
-// lingers for a while. Insert removes its first blocks from it, as far as these are confirmed now.
+// Insert notes that the slot's engine is known to hold the blocks of a prompt. If the prompt has more blocks than the slot's capacity, only
+// the first ones are kept. Each of them has a claim, which says that the slot holds the block. Insert marks the claims as confirmed: they
+// stay even if no guess about a probe (Speculation) needs them any more.
 func (x *Index) Insert(s Slot, keys []Key) {
 	if !x.isCurrent(s) { // the candidate was removed
 		return
@@ -61,7 +60,7 @@ func (x *Index) Insert(s Slot, keys []Key) {
 		c := x.ensureClaim(s.N, keys[i])
 		x.claims[c].confirm()
 	}
-	x.releaseConfirmedLingering(s)
+	x.releaseConfirmedLingering(s) // guesses about ended probes that waited until it is known whether the engine has these blocks
 }
 
 // Remove notes that the slot's engine no longer holds a block. The blocks behind it cannot be used without it, but they

@@ -146,8 +146,9 @@ type Salts struct {
 	seen [4096]uint64 // hashes of salts, by their top 12 bits; a newer salt overwrites an older one
 }
 
-// Shared reports whether an earlier request had this salt, and remembers the salt. For a request without a salt it is true,
-// because all such requests share their blocks.
+// Shared reports whether an earlier request had this salt, and remembers the salt. For a request without a salt it is true, because all
+// such requests share their blocks. The answer is approximate: Salts forgets a salt when another salt takes its cell, and two salts with
+// the same hash count as one.
 func (s *Salts) Shared(salt string) bool {
 	if salt == "" {
 		return true
@@ -157,6 +158,6 @@ func (s *Salts) Shared(salt string) bool {
 	if *cell == h {
 		return true
 	}
-	*cell = h
+	*cell = h // the salt that had this cell is forgotten
 	return false
 }

@@ -12,9 +12,9 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// separator ends each part of the rendering of a chat: first the tools, then the messages. Text seldom contains it. The
-// rendering is not the text that the engine's chat template makes. Two renderings need only share a prefix where the two
-// templated texts do: the next turn of a conversation must begin with the bytes of the present turn.
+// separator ends each part of the rendering of a chat: each tool, and then each message and each of its members. Text seldom contains it.
+// The rendering is not the text that the engine's chat template makes. Two renderings need only share a prefix where the two templated
+// texts do: the next turn of a conversation must begin with the bytes of the present turn.
 const separator = '\x1e'
 
 // Text is the result of hashing a prompt as text.
@@ -24,8 +24,9 @@ type Text struct {
 	Media bool // the prompt has pictures or sound, so that its bytes do not predict its tokens
 }
 
-// Chat appends the keys of a rendered chat to dst. messages and tools are members of a scanned mooncake.Body; each may
-// be missing.
+// Chat renders a chat as one text, first its tools and then its messages, and hashes this text block by block. The Keys of the result are
+// dst with the keys of the blocks appended. root is the key before the first block. messages and tools are members of a scanned
+// mooncake.Body; each may be missing.
 func (h *Hasher) Chat(dst []Key, root Key, messages, tools json.RawMessage) Text {
 	h.start(dst, root, BlockBytes)
 	if len(tools) > 0 && tools[0] == '[' {

@@ -2,28 +2,29 @@ package index
 
 import "time"
 
-// Speculate counts a prompt's blocks as held by the slot while the prompt's probe is in flight. Of a prompt with more blocks than the
-// slot's capacity, it counts only the first ones. Each of them has a claim, which counts the speculations that need it. At its end, the
-// speculation is subtracted only from claims that count it. A claim that was dropped and made again meanwhile does not: isCountedBy sees
-// this by the clock. The caller must not change keys before the speculation ends.
+// Speculate begins a speculation: a prompt's blocks count as held by the slot while the prompt's probe is in flight, because the engine
+// will probably store them. Of a prompt with more blocks than the slot's capacity, it counts only the first ones. Each block has a claim,
+// which counts the speculations that need it. The caller must not change keys before the speculation ends.
 func (x *Index) Speculate(s Slot, keys []Key) Speculation {
 	if !x.isCurrent(s) { // the candidate was removed: nothing is counted
 		return Speculation{}
 	}
 	at := &x.slots[s.N]
 	keys = at.fitting(keys)
-	for i := len(keys) - 1; i >= 0; i-- { // from the last block, so that a block is evicted before the blocks in front of it
+	for i := len(keys) - 1; i >= 0; i-- { // from the last block, whose claim is then the least recent one, and so evicted first
 		n := x.ensureClaim(s.N, keys[i])
 		x.claims[n].addSpeculation()
 	}
-	// By clearCount, StillValid sees whether all claims of the slot were dropped since.
+	// Claims may be dropped before the speculation ends. By clearCount, StillValid then sees that all claims of the slot were dropped. By
+	// began, isCountedBy sees that one claim was dropped and made again: the new claim does not count this speculation.
 	p := Speculation{keys: keys, slot: s, clearCount: at.clearCount, began: x.clock}
 	x.clock++ // claims that are made from now on have a later time than the speculation
 	return p
 }
 
-// Confirm notes that the probe's engine has computed the blocks. Blocks that the index has dropped meanwhile are added
-// again.
+// Confirm ends the speculation, because the probe's engine has computed the blocks. The claim of each block no longer counts the
+// speculation, and is confirmed instead: the engine is known to hold the block. Blocks that the index has dropped meanwhile are added
+// again. But if the slot was cleared or removed, its engine may have lost the blocks since, and Confirm adds none.
 func (x *Index) Confirm(p *Speculation) {
 	if x.StillValid(p) {
 		for i := len(p.keys) - 1; i >= 0; i-- { // from the last block, so that a block is evicted before the blocks in front of it
@@ -48,9 +49,10 @@ func (x *Index) Drop(p *Speculation) {
 // than this. Without events, longer would not help: the next request of a session comes later than this.
 const lingerTime = 2 * time.Second
 
-// ExpireSoon ends a speculation of a probe whose outcome is unknown, or will be shown by the engine's KV events. The blocks
-// count as held for lingerTime; those that were not inserted by then are dropped. The confirmed blocks at the
-// prompt's start leave the speculation at once, so that an event can remove them. A further call does nothing, because p is then empty.
+// ExpireSoon ends a speculation, the guess that a probe makes the engine store its blocks, if the probe's outcome is unknown or will be
+// shown by the engine's KV events. The blocks still count as held for lingerTime. Those that the engine is not known to hold by then
+// (Insert) are dropped. The confirmed blocks at the prompt's start leave the speculation at once, so that an event can remove them. A
+// further call does nothing, because p is then empty.
 func (x *Index) ExpireSoon(p *Speculation, now time.Time) {
 	if x.StillValid(p) { // otherwise p is empty, or the slot was cleared or deleted, so that the blocks are gone already
 		x.releaseConfirmed(p)
@@ -80,12 +82,12 @@ func (x *Index) releaseConfirmedLingering(s Slot) {
 	x.lingering = remaining
 }
 
-// releaseConfirmed removes the first blocks from p, up to the first block that is not confirmed. A confirmed block stays in the index
-// without p.
+// releaseConfirmed removes the first blocks from p, up to the first block that the engine is not known to hold (that is not confirmed). A
+// confirmed block stays in the index without p, so its claim stops counting p as one of the speculations that need it.
 func (x *Index) releaseConfirmed(p *Speculation) {
 	for len(p.keys) > 0 {
 		c := &x.claims[x.lookUp(p.slot.N, p.keys[0])]
-		if !c.isConfirmed() { // also true of claim 0, which lookUp returns for a block that the slot does not hold
+		if !c.isConfirmed() { // lookUp returns claim 0, which is never confirmed, for a block that the slot does not hold
 			return
 		}
 		if p.isCountedBy(c) { // false if the claim was made after p began
@@ -109,13 +111,14 @@ func (x *Index) StillValid(p *Speculation) bool {
 	return len(p.keys) > 0 && x.isCurrent(p.slot) && x.slots[p.slot.N].clearCount == p.clearCount
 }
 
-// endSpeculation removes p from the claims that count it. It then drops each of them that is no longer needed: no other speculation needs
-// it, and the engine is not known to hold the block.
+// endSpeculation ends p without a confirmation. Each claim has the number of speculations that need it, and endSpeculation subtracts p from
+// those that count it. It then drops each of them that is no longer needed: no other speculation needs it, and the engine is not known to
+// hold the block.
 func (x *Index) endSpeculation(p *Speculation, why Reason) {
 	if !x.StillValid(p) { // p is empty, or the slot was cleared or deleted, so that its claims are gone already
 		return
 	}
-	for i := len(p.keys) - 1; i >= 0; i-- { // from the last block on, as Speculate did: lookUp is fast in the order of the claims
+	for i := len(p.keys) - 1; i >= 0; i-- { // from the last block on, as Speculate made the claims: lookUp first tries a neighbour's number
 		n := x.lookUp(p.slot.N, p.keys[i]) // 0: the claim was dropped meanwhile
 		if c := &x.claims[n]; n != 0 && p.isCountedBy(c) {
 			c.removeSpeculation()
