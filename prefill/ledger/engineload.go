@@ -258,7 +258,7 @@ func (e *EngineLoad) PredictEnd(f *InFlight, corrected func(predicted time.Durat
 // that bypass all dispatchers). latency predicts the time of a prefill: T0Ms per prompt, and TPMs per new token. Other dispatchers report
 // their prompts. A current sample may show more requests than were reported; each of these counts as long as a usual prompt of this proxy
 // takes, which has usualTokens new tokens. A running prompt counts half, because on average half of it is done. decodes says that the
-// engine also decodes.
+// engine also decodes: its running requests may then be decodes, so that only waiting ones count as prompts.
 func (e *EngineLoad) OthersBacklog(latency policy.Latency, usualTokens float64, decodes bool, now time.Time) float64 {
 	reportedMs := float64(e.ReportedByOthers.Unanswered)*latency.T0Ms + latency.TPMs*float64(e.ReportedByOthers.NewTokens)
 	if e.ObservedOthers == 0 || !e.Current(now) { // no current sample shows requests of others
@@ -328,9 +328,9 @@ func (e *EngineLoad) Charge(f *InFlight, w Weight, o *LeaseOwner, now time.Time)
 	f.MarkSent(now)
 }
 
-// Reserve books a prompt whose probe is sent later. The audit (Audit) shows charges that were never ended. o stands for the request, which
-// must end this charge; nil: the audit does not check this charge. The caller must not copy f afterwards, because the EngineLoad points to
-// it.
+// Reserve books a prompt whose probe is sent later: the prompt counts in the engine's load, and may close its KV gate. o stands for the
+// request, which must end this charge, and by which the audit (Audit) finds charges that were never ended; nil: the audit does not check
+// this charge. The caller must not copy f afterwards, because the EngineLoad points to it.
 func (e *EngineLoad) Reserve(f *InFlight, w Weight, o *LeaseOwner, now time.Time) {
 	if o != nil {
 		o.openCharges++
@@ -340,7 +340,7 @@ func (e *EngineLoad) Reserve(f *InFlight, w Weight, o *LeaseOwner, now time.Time
 	}
 	*f = InFlight{Weight: w, load: e, phase: Probing, owner: o, since: now}
 	e.book(Probing, w, 1)
-	e.freedPace.fadeTo(now) // the first charge starts the measurement of how fast KV is freed; later ones only bring it up to date
+	e.freedPace.fadeTo(now) // the measured time over which KV is freed begins with the first charge; after that, this changes no result
 	e.ledger.charged++
 	e.UpdateGate(now)
 }
@@ -451,13 +451,15 @@ func (e *EngineLoad) RecordFailedScrape(start ScrapeStart, now time.Time) {
 
 // StoreSample stores the result of a scrape; start is the state of the EngineLoad when the scrape was sent (StartScrape). What the scrape
 // did not report keeps its last value, except KVUsage and the request counts. With the new values, the KV gate, which keeps new probes from
-// an engine whose KV cache is full, may open or close. StoreSample reports whether the engine restarted since the last scrape. If so, it
-// ends the orphaned charges whose KV is gone.
+// an engine whose KV cache is full, may open or close. StoreSample reports whether the engine restarted since the last scrape. An orphaned
+// charge is one whose KV no decode engine will fetch, so that the engine holds it until its own timeout. If the engine restarted,
+// StoreSample ends those from before the last good scrape, because the old process still ran then, and their KV is gone with it.
 func (e *EngineLoad) StoreSample(s Sample, start ScrapeStart, now time.Time) (restarted bool) {
 	e.scrapeSentAt, e.scrapeTook = time.Time{}, now.Sub(start.sent)
 	restarted = e.startTime > 0 && s.StartTime > 0 && s.StartTime != e.startTime
 	if restarted {
-		e.ledger.freeOrphans(e, e.SampledAt, now) // those from before the last good scrape, when the old process still ran
+		lastGoodScrape := e.SampledAt // not yet the scrape whose result is s
+		e.ledger.freeOrphans(e, lastGoodScrape, now)
 	}
 	if s.StartTime > 0 {
 		e.startTime = s.StartTime
@@ -471,7 +473,8 @@ func (e *EngineLoad) StoreSample(s Sample, start ScrapeStart, now time.Time) (re
 	if s.RTT > 0 {
 		e.RTT = s.RTT
 	}
-	e.gaugeUsage, e.sampledTokens = s.KVUsage, start.tokensInGauge(s.Waiting)
+	e.gaugeUsage = s.KVUsage
+	e.sampledTokens = start.tokensInGauge(s.Waiting) // this proxy's part of the gauge, which lacks the prompts that wait in the engine
 	e.countRequests(s, start)
 	e.SampledAt, e.goodScrapeTook, e.FailedInRow = start.sent, e.scrapeTook, 0 // a good scrape ends the row of failed ones
 	e.UpdateGate(now)
@@ -525,24 +528,25 @@ func (e *EngineLoad) discountEndedProbe() {
 	}
 }
 
-// RoomForecast predicts when the KV cache has room for more prompts, from the recent pace at which its tokens were freed. known is false if
-// the capacity or the pace is not known. The pace counts only the KV of this proxy's prompts, because other dispatchers fill the room that
-// their own prompts leave. The KV gate keeps new prompts away when usage reaches a threshold (KVThreshold). While it is open, prompts have
-// room up to the capacity.
+// RoomForecast predicts when the KV cache has room for more prompts, from the recent pace at which its tokens were freed: after InMs, and
+// TokenMs later for each token of the prompt. known is false if the capacity or the pace is not known. The pace counts only the KV of this
+// proxy's prompts, because other dispatchers fill the room that their own prompts leave. The KV gate keeps new prompts away when usage
+// reaches a threshold (KVThreshold).
 func (e *EngineLoad) RoomForecast(now time.Time) (r Room, known bool) {
 	capacity, tokensPerMs := float64(e.Capacity()), e.freedPace.perMs(now)
 	if capacity == 0 || tokensPerMs == 0 {
 		return r, false
 	}
 	usedTokens := e.usedTokens(capacity, now)
-	limit := capacity
-	if e.Closed(now) { // a closed gate opens only when usage is below the threshold by Hysteresis
-		limit *= e.ledger.cfg.KVThreshold - Hysteresis
+	r.TokenMs = 1 / tokensPerMs
+	if !e.Closed(now) { // the gate is open: prompts have room up to the capacity, and InMs is negative if some of it is free now
+		r.InMs = (usedTokens - capacity) / tokensPerMs
+		return r, true
 	}
-	r = Room{InMs: (usedTokens - limit) / tokensPerMs, TokenMs: 1 / tokensPerMs}
-	if e.Closed(now) { // the gate can open only at the next scrape, when the engine's gauge shows the room
-		r.InMs = max(r.InMs, float64(e.ledger.cfg.Interval-now.Sub(e.SampledAt))/float64(time.Millisecond), 0)
-	}
+	// A closed gate opens when usage is below the threshold by Hysteresis, and not before the next scrape, when the gauge shows the room.
+	opensAtTokens := capacity * (e.ledger.cfg.KVThreshold - Hysteresis)
+	nextScrapeMs := float64(e.ledger.cfg.Interval-now.Sub(e.SampledAt)) / float64(time.Millisecond)
+	r.InMs = max((usedTokens-opensAtTokens)/tokensPerMs, nextScrapeMs, 0)
 	return r, true
 }
 
