@@ -47,13 +47,13 @@ type Offer struct {
 
 // Ranks predicts the prefix caches of all decode ranks. One lock, mu, guards the state; it is never held during I/O.
 type Ranks struct {
-	setMu     sync.Mutex // serialises Set and Close: they wait for streams to end, and so cannot hold mu, which streams take
-	closed    bool       // Close was called: no more streams begin; guarded by setMu
-	mu        sync.Mutex
-	cache     *cache.Cache
-	ranks     map[int32]*rank
-	engines   map[string]*trust
-	transfers map[string]*fit.Calibration // durations of hand-offs, by model
+	setMu         sync.Mutex // serialises Set and Close: they wait for streams to end, and so cannot hold mu, which streams take
+	closed        bool       // Close was called: no more streams begin; guarded by setMu
+	mu            sync.Mutex
+	cache         *cache.Cache
+	ranks         map[int32]*rank
+	engines       map[string]*cacheTrust
+	transferTimes map[string]*fit.Calibration // durations of hand-offs, by model
 }
 
 type rank struct {
@@ -78,8 +78,8 @@ func (r *rank) blockTokens() int {
 // New returns a Ranks without ranks. maxBytes bounds the memory of its index.
 func New(maxBytes int64) *Ranks {
 	return &Ranks{
-		cache: cache.New(index.Config{MaxBytes: maxBytes}), ranks: map[int32]*rank{}, engines: map[string]*trust{},
-		transfers: map[string]*fit.Calibration{},
+		cache: cache.New(index.Config{MaxBytes: maxBytes}), ranks: map[int32]*rank{}, engines: map[string]*cacheTrust{},
+		transferTimes: map[string]*fit.Calibration{},
 	}
 }
 
@@ -162,7 +162,8 @@ func (l *Ranks) Events() (all []prefill.RankEvents) {
 	return all
 }
 
-// replaceRanks sets the ranks, and drops the state of engines and models without ranks. mu must be held.
+// replaceRanks sets the ranks, and drops what was learned of engines and models that have no rank any more: whether an engine's predicted
+// hits come true (cacheTrust), and a model's bytes per token and durations of hand-offs. mu must be held.
 func (l *Ranks) replaceRanks(ranks []Rank) {
 	present, engines, models := map[int32]bool{}, map[string]bool{}, map[string]bool{} // what the new list names
 	for _, given := range ranks {
@@ -177,7 +178,7 @@ func (l *Ranks) replaceRanks(ranks []Rank) {
 		}
 		r.Rank = given
 		if l.engines[given.Engine] == nil {
-			l.engines[given.Engine] = &trust{}
+			l.engines[given.Engine] = &cacheTrust{} // whether its predicted hits come true; a new one is trusted at first
 		}
 	}
 	for id, r := range l.ranks {
@@ -186,9 +187,9 @@ func (l *Ranks) replaceRanks(ranks []Rank) {
 			delete(l.ranks, id)
 		}
 	}
-	maps.DeleteFunc(l.engines, func(name string, _ *trust) bool { return !engines[name] })
+	maps.DeleteFunc(l.engines, func(name string, _ *cacheTrust) bool { return !engines[name] })
 	l.cache.DropModels(func(model string) bool { return !models[model] })
-	maps.DeleteFunc(l.transfers, func(model string, _ *fit.Calibration) bool { return !models[model] })
+	maps.DeleteFunc(l.transferTimes, func(model string, _ *fit.Calibration) bool { return !models[model] })
 }
 
 // AnyComputes reports whether any rank of the model may compute prompts.
@@ -329,7 +330,8 @@ func (l *Ranks) Computed(id int32, p *Prompt, tokens, hit, cached int, sent time
 }
 
 // learnBlocks updates the blocks that the rank is predicted to hold, by the engine's answer about a prompt that the rank computed. The
-// arguments are those of Computed.
+// length of the prompt is tokens. hit is how many of them were predicted to be in the rank's cache, and cached is how many the engine found
+// there; -1: it did not say.
 func (r *rank) learnBlocks(p *cache.Prompt, tokens, hit, cached int) {
 	now := time.Now()
 	computedTokens := tokens - max(0, cached)
@@ -339,9 +341,10 @@ func (r *rank) learnBlocks(p *cache.Prompt, tokens, hit, cached int) {
 	if r.cache.NamesBlocksOf(p, now) { // the events show what the rank holds, more exactly than the answer
 		return
 	}
-	// indexSlot is where the prefix index keeps the rank's blocks of this prompt; Correct has dropped those that the engine did not find.
+	// If the prediction was too high, Correct drops the blocks that the engine did not find from indexSlot, where the prefix index keeps the
+	// rank's blocks. The rank has now computed them, so that they are added again. Otherwise the blocks stay as they are.
 	if indexSlot, hitTooHigh := r.cache.Correct(p, tokens, hit, cached); hitTooHigh {
-		r.cache.AddFromAnswer(indexSlot, p) // the rank has now computed the whole prompt
+		r.cache.AddFromAnswer(indexSlot, p)
 	}
 }
 
@@ -372,10 +375,10 @@ const transferHalfLife = 500
 func (l *Ranks) Moved(model string, tokens int, took time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	times := l.transfers[model]
+	times := l.transferTimes[model]
 	if times == nil { // the first hand-off of the model
 		times = fit.NewCalibration(policy.Latency{}, transferHalfLife)
-		l.transfers[model] = times
+		l.transferTimes[model] = times
 	}
 	times.Add(fit.Sample{New: float64(tokens), Ms: took.Seconds() * 1000}) // learns the time as a function of the tokens, as for prefills
 }
@@ -389,7 +392,7 @@ func (l *Ranks) BreakEven(p *Prompt, latency policy.Latency, rtt time.Duration) 
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	handoffMs := rtt.Seconds()*1000 + latency.T0Ms/2
-	if times := l.transfers[p.Model]; times != nil {
+	if times := l.transferTimes[p.Model]; times != nil {
 		transfer, _ := times.Latency()
 		handoffMs += transfer.Ms(float64(l.length(p)), 0) - transfer.T0Ms // only the part that grows with the prompt
 	}

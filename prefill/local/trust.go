@@ -1,9 +1,9 @@
 package local
 
-// trust judges whether predictions of an engine's prefix cache come true. They do not if the engine has no prefix cache, or
+// cacheTrust judges whether predictions of an engine's prefix cache come true. They do not if the engine has no prefix cache, or
 // does not report cached_tokens. Its ranks would then get prompts that seem short but are computed in full, while the other
 // ranks of the group wait. With trust only the first few prompts do such harm.
-type trust struct {
+type cacheTrust struct {
 	expected, found float64 // tokens predicted and found; older answers count less
 }
 
@@ -15,7 +15,7 @@ const (
 
 // addAnswer adds one answer: the number of tokens that were expected in the cache, and the number that the engine found, -1 if
 // not reported.
-func (t *trust) addAnswer(expected, found int) {
+func (t *cacheTrust) addAnswer(expected, found int) {
 	if expected <= 0 { // the answer says nothing about predictions
 		return
 	}
@@ -25,6 +25,6 @@ func (t *trust) addAnswer(expected, found int) {
 
 // trusted reports whether predictions for the engine are trusted: always while few tokens were expected, later if enough of them
 // were found.
-func (t *trust) trusted() bool {
+func (t *cacheTrust) trusted() bool {
 	return t.expected < trustAfter || t.found >= trustShare*t.expected
 }
