@@ -186,15 +186,17 @@ const (
 	nothing
 )
 
-// Next is the first request that may still be served in this round and was not deferred in it; nil: the round is over. Once many requests
-// are deferred, it searches a model queue with several of them only in part, and later not at all.
+// Next is the first request that may still be served in this round and was not deferred in it; nil: the round is over. It leaves out the
+// model queues that were closed for the round (CloseForRound), and considers only retries if the pool is full (MarkPoolFull) or the model
+// queue asks for it (ServeOnlyRetries). Once many requests are deferred, it searches a model queue with several of them only in part, and
+// later not at all (partToSearch).
 func (q *Queue[T]) Next() (first *Item[T]) {
 	for _, mq := range q.modelQueues {
 		part, isClosed := q.partToSearch(mq), mq.closedIn == q.round
 		if isClosed || part == nothing {
 			continue
 		}
-		placesFree := q.placesFree && mq.onlyRetriesIn != q.round // false: only retries are considered
+		placesFree := q.placesFree && mq.onlyRetriesIn != q.round // false: only retries are considered, which have a place already
 		item := mq.firstNotDeferred(q.round, placesFree, part == undeferredFlows)
 		if item != nil && (first == nil || item.before(first)) {
 			first = item
@@ -203,7 +205,10 @@ func (q *Queue[T]) Next() (first *Item[T]) {
 	return first
 }
 
-// partToSearch is the part of a model queue that Next searches now. It depends on how many requests were deferred in this round.
+// partToSearch is the part of a model queue that Next searches now. Each deferred request makes later searches of the round longer, because
+// they pass over it. A model queue with few deferred requests (modelDepth) is always searched as a whole, and so are all of them while few
+// requests are deferred in total (roundDepth). Then the keys with a deferred request are left out. From keysDepth on, a model queue with
+// several deferred requests is not searched at all.
 func (q *Queue[T]) partToSearch(mq *ModelQueue[T]) searchedPart {
 	deferredHere := 0
 	if mq.deferredIn == q.round { // otherwise mq.deferrals is the count of an earlier round
@@ -266,13 +271,14 @@ func (mq *ModelQueue[T]) ServeOnlyRetries() { mq.onlyRetriesIn = mq.queue.round 
 // CloseForRound notes that no request of the model queue can be served in this round.
 func (mq *ModelQueue[T]) CloseForRound() { mq.closedIn = mq.queue.round }
 
-// before reports whether a request is served before another one, of the same model queue or not. The first difference decides:
-// priority, retry before first attempt, deadline, turn of the key, age.
+// before reports whether a request is served before another one, of the same model queue or not. The first difference decides: priority,
+// retry before first attempt, deadline, turn of the request's Key (within a priority, the keys take turns), age. Only retries have a place
+// in the pool (HasPlace).
 func (i *Item[T]) before(other *Item[T]) bool {
 	switch {
 	case i.Priority != other.Priority:
 		return i.Priority > other.Priority
-	case i.HasPlace != other.HasPlace:
+	case i.HasPlace != other.HasPlace: // one of them is a retry, which comes first
 		return i.HasPlace
 	case !i.Deadline.Equal(other.Deadline):
 		return i.hasEarlierDeadline(other)
@@ -311,8 +317,9 @@ func (mq *ModelQueue[T]) firstServable(placesFree bool) (first *Item[T]) {
 	if mq.retries.Len() > 0 {
 		first = mq.retries.members[0]
 	}
-	if placesFree && mq.firstAttempts > 0 {
-		if item := mq.byTurn.members[0].first(); first == nil || item.before(first) {
+	if placesFree && mq.firstAttempts > 0 { // a first attempt needs a free place
+		keyWhoseTurnItIs := mq.byTurn.members[0] // the heap has the flow queue in front whose first request is served next
+		if item := keyWhoseTurnItIs.first(); first == nil || item.before(first) {
 			first = item
 		}
 	}
@@ -331,18 +338,7 @@ func (mq *ModelQueue[T]) firstNotDeferred(round uint64, placesFree, onlyUndeferr
 	if !onlyUndeferredFlows && !first.isDeferred(round) { // the usual case, which needs no search
 		return first
 	}
-	first = nil // searched for below
-	consider := func(item *Item[T]) {
-		if first == nil || item.before(first) {
-			first = item
-		}
-	}
-	leaveOutRetries := onlyUndeferredFlows && mq.retryDeferredIn == round // one of them was deferred
-	for _, item := range mq.retries.members {
-		if !leaveOutRetries && !item.isDeferred(round) {
-			consider(item)
-		}
-	}
+	first = mq.firstRetryNotDeferred(round, onlyUndeferredFlows)
 	if !placesFree { // only retries can be served
 		return first
 	}
@@ -350,14 +346,35 @@ func (mq *ModelQueue[T]) firstNotDeferred(round uint64, placesFree, onlyUndeferr
 		if onlyUndeferredFlows && fq.deferredIn == round {
 			continue
 		}
-		for element := fq.items.Front(); element != nil; element = element.Next() {
-			if item := element.Value.(*Item[T]); !item.isDeferred(round) {
-				consider(item)
-				break // the other requests of the flow queue come after this one
-			}
+		if item := fq.firstNotDeferred(round); item != nil && (first == nil || item.before(first)) {
+			first = item
 		}
 	}
 	return first
+}
+
+// firstRetryNotDeferred is the retry that is served first of those that were not deferred in the round; nil: there is none. If one retry
+// was deferred and noneIfOneDeferred is true, it does not search, and the result is nil.
+func (mq *ModelQueue[T]) firstRetryNotDeferred(round uint64, noneIfOneDeferred bool) (first *Item[T]) {
+	if noneIfOneDeferred && mq.retryDeferredIn == round {
+		return nil
+	}
+	for _, item := range mq.retries.members { // a heap: only its front is in order
+		if !item.isDeferred(round) && (first == nil || item.before(first)) {
+			first = item
+		}
+	}
+	return first
+}
+
+// firstNotDeferred is the first request of the flow queue that was not deferred in the round; nil: there is none.
+func (fq *flowQueue[T]) firstNotDeferred(round uint64) *Item[T] {
+	for element := fq.items.Front(); element != nil; element = element.Next() {
+		if item := element.Value.(*Item[T]); !item.isDeferred(round) {
+			return item
+		}
+	}
+	return nil
 }
 
 // Add puts a request in the model queue: among the retries, or in its key's flow queue by deadline and first arrival. A request with a
@@ -490,10 +507,10 @@ func (q *Queue[T]) NextDeadline() *Item[T] {
 	return q.byDeadline.members[0]
 }
 
-// Pin keeps the request in the model queue: it can no longer be displaced, and NextDeadline no longer returns it. Its deadline
-// still decides its position in the queue.
+// Pin keeps a first attempt in the model queue: it can no longer be displaced, and NextDeadline no longer returns it. Its deadline still
+// decides its position in the queue. Pin does nothing for a retry, which cannot be displaced, and for a request that does not wait.
 func (i *Item[T]) Pin() {
-	if i.flowQueue == nil || i.pinned { // a retry is never displaced, and a request that was removed does not wait
+	if i.flowQueue == nil || i.pinned { // only first attempts wait in flow queues
 		return
 	}
 	i.pinned = true
@@ -502,12 +519,13 @@ func (i *Item[T]) Pin() {
 	heap.Fix(&i.modelQueue.byDisplacement, i.flowQueue.displacementIndex)
 }
 
-// MakeRoom displaces requests until the model queue has room for n more of a priority and key. limit is how many requests may
-// wait in the model queue, without retries. If displacing cannot make enough room, none is displaced and ok is false.
+// MakeRoom displaces requests until the model queue has room for n more of a priority and key. limit is how many requests may wait in the
+// model queue, without retries. A request gives way to one of a higher priority, and to one of the same priority whose key has fewer
+// waiting requests (toDisplace). If displacing cannot make enough room, none is displaced and ok is false.
 func (mq *ModelQueue[T]) MakeRoom(priority int, key string, n, limit int) (displaced []*Item[T], ok bool) {
-	ownLengthAfter := mq.waitingOf(priority, key) + n
+	ownLengthAfter := mq.waitingOf(priority, key) + n // what the key will have waiting; only a key with more loses a request to it
 	excess := mq.firstAttempts + n - limit
-	if priority == Batch { // batch requests have a limit of their own, too
+	if priority == Batch { // batch requests have a limit of their own, too; they have the lowest priority, so they displace only each other
 		excess = max(excess, mq.batchAttempts+n-MaxBatch(limit))
 	}
 	for ; excess > 0; excess-- {
@@ -528,10 +546,10 @@ func (mq *ModelQueue[T]) MakeRoom(priority int, key string, n, limit int) (displ
 func MaxBatch(limit int) int { return max(1, limit/2) }
 
 // toDisplace is the request that leaves a full model queue to make room for a new request with this priority and key; nil: there is none.
-// New requests displace requests of a lower priority and, within a priority, those of a key that has more waiting requests than their own
-// key, so that no key keeps the others out. Each key has a flow queue. Of the flow queue that comes first in byDisplacement, the last
-// request that is not pinned leaves. ownLengthAfter is the length of the new requests' own flow queue once all of them, for which MakeRoom
-// makes room, are in it. Within a priority, only a longer flow queue loses a request.
+// Each key has a flow queue. The heap byDisplacement has the flow queue in front that loses a request first: the one with the lowest
+// priority and, within a priority, the longest one. Its last request that is not pinned leaves. It leaves only if its priority is lower
+// than that of the new request, or if the priority is the same and the key is another one with a longer flow queue, so that no key keeps
+// the others out. ownLengthAfter is how long the new request's own flow queue will be, with all the requests for which MakeRoom makes room.
 func (mq *ModelQueue[T]) toDisplace(priority int, key string, ownLengthAfter int) *Item[T] {
 	if mq.byDisplacement.Len() == 0 {
 		return nil
