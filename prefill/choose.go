@@ -165,9 +165,9 @@ func (d *chooser) mayEnterPool(c *candidate, model string) bool {
 }
 
 // chargesAhead counts the charges that need a decode slot before one more request for a model: unanswered are those whose probe has no
-// answer yet, and unsent the part of them whose probe was not even sent. onlySomeRanks says that only some ranks of the board list the
-// model (see Config.Free). The requests for such a model wait for the slots of these ranks, and only behind each other. All other requests
-// wait behind all charges but those of such models.
+// answer yet, and unsent the part of them whose probe was not even sent. The requests wait in separate groups. A model that only some ranks
+// of the board list (onlySomeRanks, see Config.Free) is a group of its own, which waits for the slots of these ranks. The models that all
+// ranks list form one group together.
 func (c *candidate) chargesAhead(model string, onlySomeRanks bool) (unanswered, unsent int) {
 	if onlySomeRanks {
 		if counts := c.byModel[model]; counts != nil { // nil: no charge of the model is unanswered
@@ -175,22 +175,22 @@ func (c *candidate) chargesAhead(model string, onlySomeRanks bool) (unanswered, 
 		}
 		return 0, 0
 	}
+	// The group of the models that all ranks list: all charges, without those of the models in byModel, each of which is its own group.
 	unanswered, unsent = c.load.Leases[ledger.Probing], c.load.Unsent()
-	for _, counts := range c.byModel { // byModel has the models that only some ranks list
+	for _, counts := range c.byModel {
 		unanswered -= counts.Probing
 		unsent -= counts.Unsent
 	}
 	return unanswered, unsent
 }
 
-// countByModel also counts a lease's new charge in c.byModel, if only some ranks of the board list its model: the requests for such a model
-// wait only behind each other. The charge (inFlight) points to these counts, and leaves them when its probe is answered or ends.
-// countByModel first drops the models without such charges, so that the map does not grow.
+// countByModel counts a lease's new charge in c.byModel, if only some ranks of the board list its model. c.load counts the charge as well,
+// but over all models, and the requests for such a model wait only behind each other (chargesAhead). The charge (inFlight) points to the
+// model's counts, and leaves them when its probe is answered or ends.
 func (d *chooser) countByModel(c *candidate, l *Lease) {
 	onlySomeRanks := d.onlySomeRanksList(l.model, c.Board)
-	noneUnanswered := func(_ string, counts *ledger.ModelCounts) bool { return counts.Probing == 0 } // Probing: the probe is not answered
-	maps.DeleteFunc(c.byModel, noneUnanswered)
-	if !onlySomeRanks { // the counts of c.load, of all models together, are enough
+	c.dropUnneededModelCounts()
+	if !onlySomeRanks {
 		return
 	}
 	if c.byModel == nil {
@@ -202,6 +202,11 @@ func (d *chooser) countByModel(c *candidate, l *Lease) {
 	l.inFlight.CountByModel(c.byModel[l.model])
 }
 
+// dropUnneededModelCounts removes the models that have no unanswered probe (Probing) any more from byModel, so that the map does not grow.
+func (c *candidate) dropUnneededModelCounts() {
+	maps.DeleteFunc(c.byModel, func(_ string, counts *ledger.ModelCounts) bool { return counts.Probing == 0 })
+}
+
 // onlySomeRanksList reports whether only some of a board's ranks list a model. It is false if Config.Free, which says so, is not set.
 func (s *state) onlySomeRanksList(model, board string) bool {
 	if s.cfg.Free == nil {
@@ -211,17 +216,17 @@ func (s *state) onlySomeRanksList(model, board string) bool {
 	return onlySomeRanks
 }
 
-// earlyProbeFrom is the time from which a busy candidate may get the probe, which makes it compute a prompt, of a request whose decode rank
-// is chosen before the prefill. It is the predicted end of the candidate's present work, less the time (lead) by which the probe is sent
-// ahead. The lead is at least the usual time until the decode engine calls back, because the prefill cannot begin before. known is false if
-// the end is not known, or if the candidate gets no such requests.
-func (s *state) earlyProbeFrom(c *candidate) (at time.Time, known bool) {
+// earlyProbeFrom is the time from which a busy candidate may get one more probe, of a request whose decode rank is chosen before the
+// prefill. The engine begins such a prefill only after the decode engine has called back. The probe is therefore sent ahead of the
+// predicted end of the candidate's present work, by a lead that is at least the usual time until this call. ok is false if no probe is sent
+// ahead: the candidate gets no such requests, the end of its work is not known, or the lead is 0.
+func (s *state) earlyProbeFrom(c *candidate) (at time.Time, ok bool) {
 	if !c.needsRankFirst() || c.load.Stalled(s.now) { // a stalled engine's work does not end as predicted
 		return at, false
 	}
 	lead := max(s.cfg.Push.Lead, s.fit.CallbackLatencyOf(c.Profile.Name).Mean())
-	workEnds, known := c.load.PrefillsDoneAt()
-	return workEnds.Add(-lead), known && lead > 0 // with no lead, nothing is sent before the present work has ended
+	workEnds, endKnown := c.load.PrefillsDoneAt()
+	return workEnds.Add(-lead), endKnown && lead > 0
 }
 
 // dropIfOthersUsable removes the unwanted candidates, in place, if at least one of the others is usable. Otherwise it removes none, so
@@ -312,23 +317,21 @@ func (d *chooser) filterCircuit(r *Request, candidates []*candidate) (eligible [
 }
 
 // dropFallbacks removes, in place, the candidates that are only a second choice for the model (Candidate.Fallback and FallbackFor), unless
-// they are needed. They are needed if there is no first choice, if the request names a candidate, or if the request has tried all first
-// choices already (Exclude) and the KV of a fallback can be fetched. In this last case it removes the candidates whose KV no rank would
-// fetch (NoDecodeRank).
+// they are needed. If the request names a candidate, or if there is no first choice, it removes nothing. If the request has tried all first
+// choices already (Exclude), and a rank would fetch the KV of a fallback, this fallback is needed. It then removes only the candidates
+// whose KV no rank would fetch (NoDecodeRank), first choices or not.
 func (r *Request) dropFallbacks(candidates []*candidate) []*candidate {
 	isFallback := func(c *candidate) bool { return c.Fallback || slices.Contains(c.FallbackFor, r.Model) }
 	isFirstChoice := func(c *candidate) bool { return !isFallback(c) }
 	isUntriedFirstChoice := func(c *candidate) bool { return isFirstChoice(c) && !slices.Contains(r.Exclude, c.ID) }
 	isUsefulFallback := func(c *candidate) bool { return isFallback(c) && !c.NoDecodeRank }
-	switch {
-	case r.Target != "" || !slices.ContainsFunc(candidates, isFirstChoice): // the request names a candidate, or there are only fallbacks
+	if r.Target != "" || !slices.ContainsFunc(candidates, isFirstChoice) { // the request names a candidate, or there are only fallbacks
 		return candidates
-	case slices.ContainsFunc(candidates, isUntriedFirstChoice): // fallbacks are not needed yet
-		return slices.DeleteFunc(candidates, isFallback)
-	case !slices.ContainsFunc(candidates, isUsefulFallback): // a first choice is tried again, because no rank would fetch a fallback's KV
+	}
+	// Fallbacks are not needed while a first choice is untried. If none of them is useful, the request tries a first choice once more.
+	if slices.ContainsFunc(candidates, isUntriedFirstChoice) || !slices.ContainsFunc(candidates, isUsefulFallback) {
 		return slices.DeleteFunc(candidates, isFallback)
 	}
-	// All first choices were tried, and a fallback may succeed. No candidate stays, of either kind, whose KV no rank would fetch.
 	return slices.DeleteFunc(candidates, func(c *candidate) bool { return c.NoDecodeRank })
 }
 
@@ -369,12 +372,12 @@ func (d *chooser) filterTried(candidates []*candidate, exclude []string) []*cand
 	return d.dropIfOthersUsable(excludedFilter, candidates, tried, alwaysUsable)
 }
 
-// makeLease books that a request goes to a candidate, and returns the lease. It charges the prompt to the candidate's load,
-// reports the probe to the candidate's circuit, records the expected effect on the prefix cache, and adds the prompt to the
-// mean of new tokens. indicators are the candidate's indicators for this request, and waitingSince is when the request entered the
+// makeLease makes and books the lease of a request that goes to candidate c. A lease lasts from here until the engine has freed the
+// prompt's KV. Its probe is the call that makes the engine compute the prompt. A canary is a probe that passes a closed KV gate, to find
+// out whether the KV is still held. indicators are c's indicators for this request, and waitingSince is when the request entered the
 // arrival queue.
 func (d *chooser) makeLease(c *candidate, p *policy.Policy, r *Request, indicators *policy.Engine, waitingSince time.Time) *Lease {
-	_, canary := c.load.MayPass(d.now) // a canary is a probe that passes a closed KV gate, to find out whether the KV is still held
+	_, canary := c.load.MayPass(d.now)
 	weight := ledger.WeightOf(indicators, r.promptBytes())
 	d.lastLease++
 	lease := &Lease{
@@ -382,28 +385,36 @@ func (d *chooser) makeLease(c *candidate, p *policy.Policy, r *Request, indicato
 		Policy:    p.Name(),
 		Wait:      d.now.Sub(waitingSince),
 		Prompt:    int(indicators.PromptTokens), HitTokens: int(indicators.HitTokens),
-		Others:           c.load.Leases[ledger.Probing], // read before this prompt is charged
+		Others:           c.load.Leases[ledger.Probing], // probes without an answer, before bookLease charges this prompt
 		scheduler:        d.scheduler,
 		chargedTo:        c,
 		number:           d.lastLease,
 		canary:           canary,
 		model:            r.Model,
-		hadOthersPrompts: c.load.HasOthersPrompts(c.Decodes, d.now),
+		hadOthersPrompts: c.load.HasOthersPrompts(c.Decodes, d.now), // then no prefill time is learned from this probe
 	}
 	if _, known := d.fit.Latency(r.Model, c.Hardware); known { // otherwise PredictedUs comes only from the configured latency
 		lease.predictedMs = float64(weight.PredictedUs) / 1000
 	}
+	d.bookLease(lease, r, weight)
+	return lease
+}
+
+// bookLease books what a new lease means for its candidate. If the circuit was waiting for a trial, this probe becomes the trial. The
+// prompt counts in the mean of new tokens and in the candidate's load. The prefix cache notes in predictedHit what the prefill is predicted
+// to find there, and counts the prompt's blocks as held from now on.
+func (d *chooser) bookLease(lease *Lease, r *Request, weight ledger.Weight) {
+	c := lease.chargedTo
 	c.circuit.Send(lease.number, d.now)
 	d.fit.LearnNewTokens(weight.NewTokens)
 	lease.charge(r, weight)
 	d.countByModel(c, lease)
 	c.cache.ExpectHit(&lease.predictedHit, &r.Prompt, r.Model, lease.Prompt, lease.HitTokens, d.heldBlocks, c.load.Capacity(), d.now)
-	return lease
 }
 
 // charge adds a request's prompt to the load of the lease's candidate. The probe usually counts as sent now. If the decode rank is chosen
-// before the prefill, the probe is sent only after that choice (Lease.MarkSent). Until then, a lease of another candidate may still replace
-// this one, and the request is kept for it.
+// before the prefill, the probe is sent only after that choice (Lease.MarkSent). Until then, AcquireAnother or MoveIfSooner may replace
+// this lease by one of another candidate. For this case, charge keeps a copy of the request, as a retry: its place in the pool stays.
 func (l *Lease) charge(r *Request, weight ledger.Weight) {
 	load, now := &l.chargedTo.load, l.scheduler.now
 	if l.chargedTo.needsRankFirst() {
@@ -433,16 +444,14 @@ func (r *Request) asRetry() *Request {
 }
 
 // prefiller returns the counts of a candidate by which RemoteRegions.Takes decides whether it may get one more probe. The other fields of
-// the result are not set. Counts of the engine's metrics are rounded up, so that the candidate does not look emptier than it is. Held are
-// the prompts that are computed, or whose KV a decode engine may still fetch. Takes may estimate from Ran and Answered how many more
-// requests the engine can run. Ran is how many requests ran in the last scrape that found none waiting. Answered is how many of this
-// proxy's probes have ended since then, less those that were sent since then.
+// the result are not set. Counts of the engine's metrics are rounded up, so that the candidate does not look emptier than it is.
 func (d *chooser) prefiller(c *candidate) Prefiller {
-	ranWithoutWaiters, moreEndedThanSent := c.load.SinceIdle()
-	p := Prefiller{
-		Region: c.Region, Unanswered: c.load.Leases[ledger.Probing], Held: c.load.FetchablePrompts(),
-		Ran: int(math.Ceil(ranWithoutWaiters)), Answered: moreEndedThanSent,
-	}
+	p := Prefiller{Region: c.Region, Unanswered: c.load.Leases[ledger.Probing]}
+	p.Held = c.load.FetchablePrompts() // prompts that are computed now, or whose KV a decode engine may still fetch
+	// The engine ran so many requests at the last scrape that found none waiting, and since then so many more of this proxy's probes have
+	// ended than were sent. From both counts, Takes may estimate how many more requests the engine can run.
+	ran, moreEndedThanSent := c.load.SinceIdle()
+	p.Ran, p.Answered = int(math.Ceil(ran)), moreEndedThanSent
 	// On a group of ranks that prefill and decode, only unsent requests count: a request that runs there already keeps no other one
 	// waiting, and it holds no KV that a decode engine has yet to fetch.
 	if c.Aggregated {

@@ -9,7 +9,7 @@ import (
 // predictEnd predicts the end of the lease's prefill in two parts. currentEnds is when the engine ends the prompt that it computes now, and
 // afterCurrent is the time from then until the lease's prefill ends, with the round trip included. The prefill ends at
 // currentEnds+afterCurrent, or at now+afterCurrent if currentEnds has passed. If the probe was not sent yet, the prediction is for a probe
-// that is sent now: behind all prompts that the engine has, and not begun before now.
+// that is sent now, behind all prompts that the engine has. currentEnds is then later if the prefill would otherwise begin before now.
 func (l *Lease) predictEnd(now time.Time) (currentEnds time.Time, afterCurrent time.Duration) {
 	residual := time.Duration(l.chargedTo.residual.Ms(now) * float64(time.Millisecond))
 	// corrected adds the recent error of the engine's predictions to a predicted duration. The error may be negative, but at least
@@ -20,14 +20,20 @@ func (l *Lease) predictEnd(now time.Time) (currentEnds time.Time, afterCurrent t
 	currentEnds, afterCurrent = l.chargedTo.load.PredictEnd(&l.inFlight, corrected)
 	if l.inFlight.Sent().IsZero() { // PredictEnd counts only this proxy's prompts; those of others come before this probe, too
 		afterCurrent += l.othersBacklog(now)
-		// The lease's prefill itself begins at currentEnds + beforeOwn. As it cannot begin before now, currentEnds is raised if necessary, also
-		// if it is zero because the engine computes no prompt.
-		beforeOwn := afterCurrent - corrected(l.inFlight.Predicted())
-		if earliest := now.Add(-beforeOwn); earliest.After(currentEnds) {
-			currentEnds = earliest
-		}
+		ownPrefill := corrected(l.inFlight.Predicted())
+		currentEnds = notBegunBefore(now, currentEnds, afterCurrent-ownPrefill)
 	}
 	return currentEnds, afterCurrent + l.chargedTo.rtt()
+}
+
+// notBegunBefore returns currentEnds, the time at which the prompts before a prefill begin, which take the time otherPrompts. If the
+// prefill itself would then begin before now, it returns now less otherPrompts, so that the prefill begins now. This is also so if
+// currentEnds is zero, because the engine computes no prompt.
+func notBegunBefore(now, currentEnds time.Time, otherPrompts time.Duration) time.Time {
+	if earliest := now.Add(-otherPrompts); earliest.After(currentEnds) {
+		return earliest
+	}
+	return currentEnds
 }
 
 // othersBacklog predicts how long the engine takes for the prompts of other proxies and clients that it has now.

@@ -59,28 +59,37 @@ func (s *state) backlogMs(c *candidate, latency policy.Latency, furtherProbes in
 const minBacklogShare = 0.25
 
 // setIndicators sets in v the indicators of a candidate that do not depend on the request; SetPrompt sets the others. Prompts that wait for
-// the candidate in this round (load.Waiting) count like prompts that it computes. Active does not mean the same everywhere: ActiveTokens
-// and ActiveWork, which the policy least-tokens reads, count only prompts without an answer; ActiveBlocks, which dynamo-sum reads, counts
-// all KV that the engine holds for this proxy.
+// the candidate in this round (load.Waiting) count like prompts that it computes.
 func (d *chooser) setIndicators(v *policy.Engine, c *candidate, latency policy.Latency) {
-	load, blockTokens := &c.load, float64(c.blockTokens())
-	unansweredTokens, kvTokens := float64(load.Tokens[ledger.Probing]), float64(load.KVTokens())
+	load := &c.load
 	v.ID, v.Order, v.Ring = c.ID, c.order, c.ring
-	v.QueuedNewTokens = float64(load.NewTokens + load.Waiting.NewTokens + load.ReportedByOthers.NewTokens)
+	v.RTTMs = c.rttMs()
+	// The predicted time of a prefill has a fixed part T0Ms, and grows by TPMs per new token and by Beta2 per pair of tokens that attention
+	// compares.
+	v.T0Ms, v.TPMs, v.Beta2 = latency.T0Ms, latency.TPMs, latency.Beta2
+
+	// The work that comes before this request:
 	const thisRequest = 1 // the request for which the candidates are compared will be a further probe
 	v.BacklogMs, _ = d.backlogMs(c, latency, thisRequest)
+	v.QueuedNewTokens = float64(load.NewTokens + load.Waiting.NewTokens + load.ReportedByOthers.NewTokens)
+	const unitsPerPair = 2 // the ledger counts twice the attention, so as to have integers
+	v.QueuedAttention = float64(load.Attention+load.Waiting.Attention) / unitsPerPair
 	v.BS = load.BatchSize(d.now) // batch size: unanswered probes, and the requests of others
 	v.Waiting, v.Running = load.RequestCounts()
 	v.Waiting += float64(load.Waiting.Leases[ledger.Probing])
+	setKVIndicators(v, c)
+}
+
+// setKVIndicators sets the indicators for the prompts of this proxy whose KV the candidate's engine holds or makes, and the share of its KV
+// cache that is in use. ActiveTokens and ActiveWork, which the policy least-tokens reads, count only the prompts without an answer.
+// ActiveBlocks, which dynamo-sum reads, also counts the prompts that are prefilled, as KVTokens and KVWork do.
+func setKVIndicators(v *policy.Engine, c *candidate) {
+	load, blockTokens := &c.load, float64(c.blockTokens())
+	unansweredTokens, kvTokens := float64(load.Tokens[ledger.Probing]), float64(load.KVTokens())
 	v.ActiveTokens, v.KVTokens = unansweredTokens, kvTokens
+	v.HeldTokens = kvTokens - unansweredTokens // only of prompts that are prefilled
+	v.BlockTokens, v.ActiveBlocks = blockTokens, math.Ceil(kvTokens/blockTokens)
 	v.KVUsage = load.Usage()
-	v.HeldTokens = kvTokens - unansweredTokens // of prompts that are prefilled
-	v.ActiveBlocks = math.Ceil(kvTokens / blockTokens)
-	v.RTTMs = c.rttMs()
-	v.TPMs, v.T0Ms, v.Beta2 = latency.TPMs, latency.T0Ms, latency.Beta2
-	v.BlockTokens = blockTokens
-	// The ledger counts in integers: twice the attention, and work in millionths.
-	const unitsPerPair, unitsPerWork = 2, 1e6
-	v.QueuedAttention = float64(load.Attention+load.Waiting.Attention) / unitsPerPair
+	const unitsPerWork = 1e6 // the ledger counts work in millionths, so as to have integers
 	v.ActiveWork, v.KVWork = float64(load.Work[ledger.Probing])/unitsPerWork, float64(load.KVWork())/unitsPerWork
 }

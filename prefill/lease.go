@@ -86,12 +86,13 @@ func (l *Lease) bookAnswer(u Usage, expires time.Time) *cache.SuspicionChange {
 
 // learnPrefillTime learns prefill times from a probe's answer. The candidate's computeTimer turns answers into times without the wait for
 // other prompts and without the round trip to the engine. Engines of one kind may be at different distances, so prefillEndMs adds the round
-// trip again.
+// trip again. An engine may compute several prompts in one step. The timer collects their answers into one sample, and returns it later:
+// with the first answer of another step, or once no probe is unanswered.
 func (l *Lease) learnPrefillTime(u Usage) {
 	s := l.scheduler
-	nextSent := l.chargedTo.load.NextSent(&l.inFlight) // shows the timer whether other probes wait, and whether this one has overtaken any
-	// A sample may be of an earlier answer, because the timer waits for further answers of the same step of the engine.
-	for _, sample := range l.chargedTo.computeTimer.Answered(l.timedAnswer(u), nextSent, s.now) {
+	// The timer also sees by oldestUnanswered whether the engine has answered this probe before an older one: it then cannot be measured.
+	oldestUnanswered := l.chargedTo.load.NextSent(&l.inFlight) // when the oldest of the other probes was sent; zero: all are answered
+	for _, sample := range l.chargedTo.computeTimer.Answered(l.timedAnswer(u), oldestUnanswered, s.now) {
 		s.fit.Learn(l.model, l.chargedTo.Hardware, sample)
 		if sample.Predicted > 0 { // 0: there was no prediction, and so no error, which residual averages
 			l.chargedTo.residual.Add(sample.Ms, sample.Predicted, s.now)

@@ -50,15 +50,34 @@ func (s *Scheduler) enterAll(legs []Request) (tickets []Ticket, err error) {
 	s.lock()
 	defer s.unlock()
 	var m *model         // the model that all legs name
-	var p *policy.Policy // the policy of all legs
+	var p *policy.Policy // the policy that all legs name
 	for i := range legs {
 		if m, p, err = s.manager.acceptNew(&legs[i]); err != nil {
 			return nil, err
 		}
 	}
+	tickets, err = s.serveFirstLegs(m, p, legs)
+	waiting := legs[len(tickets):]
+	if err != nil || len(waiting) == 0 {
+		return tickets, err
+	}
+	first := &waiting[0] // stands for all legs, which have the same priority and key
+	if err := s.manager.makeRoomOrRefuse(m, first, len(waiting)); err != nil {
+		return tickets, err
+	}
+	oneServed := len(tickets) > 0
+	for _, w := range s.manager.addLegs(m, p, waiting, oneServed) {
+		tickets = append(tickets, Ticket{scheduler: s, waiter: w})
+	}
+	return tickets, nil
+}
+
+// serveFirstLegs serves the first legs of a request, up to the first one that must wait, and returns their tickets. An error says that the
+// request goes to another region, or that its deadline cannot be met.
+func (s *Scheduler) serveFirstLegs(m *model, p *policy.Policy, legs []Request) (tickets []Ticket, err error) {
 	for i := range legs {
 		lease, err := s.manager.tryAtOnce(m, p, &legs[i])
-		if err != nil { // the request goes to another region, or its deadline cannot be met
+		if err != nil {
 			return tickets, err
 		}
 		if lease == nil { // this leg waits, and so do the legs behind it
@@ -68,18 +87,6 @@ func (s *Scheduler) enterAll(legs []Request) (tickets []Ticket, err error) {
 			keepLegsHere(legs)
 		}
 		tickets = append(tickets, Ticket{scheduler: s, lease: lease})
-	}
-	oneServed := len(tickets) > 0 // the client may get a part of the answer before the other legs are served
-	waiting := legs[len(tickets):]
-	if len(waiting) == 0 {
-		return tickets, nil
-	}
-	first := &waiting[0] // stands for all legs, which have the same priority and key
-	if err := s.manager.makeRoomOrRefuse(m, first, len(waiting)); err != nil {
-		return tickets, err
-	}
-	for _, w := range s.manager.addLegs(m, p, waiting, oneServed) { // with oneServed, they stay in this region, and cannot be displaced
-		tickets = append(tickets, Ticket{scheduler: s, waiter: w})
 	}
 	return tickets, nil
 }
@@ -118,13 +125,19 @@ func (k *Ticket) AwaitRegionDecision(ctx context.Context) bool {
 	case <-timeout.C:
 	case <-ctx.Done():
 	}
+	return k.settleRegion()
+}
+
+// settleRegion reports whether the legs of the ticket's request have gone to another region. If not, they stay here from now on: either one
+// of them is served here already, or the wait was too long.
+func (k *Ticket) settleRegion() (elsewhere bool) {
 	k.scheduler.lock()
 	defer k.scheduler.unlock()
-	if errors.Is(k.waiter.err, ErrElsewhere) {
+	if errors.Is(k.waiter.err, ErrElsewhere) { // the legs go together, so that the error of this one stands for all
 		return true
 	}
-	for _, leg := range k.waiter.siblings { // all legs that waited, this one included: one is served here, or the wait was too long
-		leg.keepHere()
+	for _, leg := range k.waiter.siblings { // all legs that had to wait, this one included
+		leg.keepHere() // its RemoteRegions must not send it to another region any more
 	}
 	return false
 }

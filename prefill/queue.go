@@ -28,7 +28,8 @@ func (s *Scheduler) Enter(r Request) (Ticket, error) {
 }
 
 // await waits until a request in the arrival queue is served or refused, until its time in the queue is over, or until ctx
-// ends. In the last two cases it removes the request from the queue.
+// ends. In the last two cases it removes the request from the queue. The request may have been served just before. Then, if its time is
+// over, await still returns the lease. If ctx has ended, await gives the lease back, because its client has left.
 func (s *Scheduler) await(ctx context.Context, w *waiter) (*Lease, error) {
 	timeout := time.NewTimer(time.Until(w.timesOutAt))
 	defer timeout.Stop()
@@ -41,7 +42,7 @@ func (s *Scheduler) await(ctx context.Context, w *waiter) (*Lease, error) {
 		}
 		return w.lease, w.err // the waiter was served or refused just before the timeout
 	case <-ctx.Done():
-		s.withdraw(w)
+		s.withdraw(w) // also releases a lease that the waiter got just before
 		return nil, ctx.Err()
 	}
 }

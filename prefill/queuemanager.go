@@ -13,14 +13,15 @@ import (
 // enter serves a request at once, refuses it with an error, or puts it into the arrival queue. Only one of the results is set: the waiter
 // of a request that waits, the lease of a request that is served, or the error.
 func (qm *queueManager) enter(r Request) (*waiter, *Lease, error) {
-	m, p, err := qm.acceptNew(&r)
+	m, p, err := qm.acceptNew(&r) // the model and the policy that the request names
 	if err != nil {
 		return nil, nil, err
 	}
 	if lease, err := qm.tryAtOnce(m, p, &r); lease != nil || err != nil {
 		return nil, lease, err
 	}
-	if err := qm.makeRoomOrRefuse(m, &r, 1); err != nil {
+	const onlyThisRequest = 1
+	if err := qm.makeRoomOrRefuse(m, &r, onlyThisRequest); err != nil {
 		return nil, nil, err
 	}
 	return qm.addWaiter(m, p, r), nil, nil
@@ -28,7 +29,8 @@ func (qm *queueManager) enter(r Request) (*waiter, *Lease, error) {
 
 // acceptNew checks a new request, and counts a first attempt for the retry budget, which is a share of all requests, and for the arrival
 // rate. A request that no region can serve counts only for the budget. acceptNew sets the request's Arrival if this is zero. It also serves
-// the waiting requests that can be served by now, so that the new request does not overtake them.
+// the waiting requests that can be served by now, so that the new request does not overtake them. It returns the model and the policy that
+// the request names.
 func (qm *queueManager) acceptNew(r *Request) (*model, *policy.Policy, error) {
 	p, err := qm.steering.Named(r.Policy)
 	if err != nil {

@@ -13,15 +13,16 @@ import (
 // chooses a candidate and charges the request to it. All this is one step under the scheduler's lock, so that no two requests are decided
 // by the same state. waitingSince is when the request entered the arrival queue.
 //
-// If the request cannot be served, the lease is nil, and the reason that tryServe returns decides which requests behind it must wait, too.
-// A reason that concerns all of them, such as noneCanStart, is returned only for a request that may go to every candidate of the model and
-// to no other region.
+// If the request cannot be served, the lease is nil, and the reason says whether the request waits. By it the caller, which tries the
+// waiting requests of a model one after the other, also decides which of them it need not try now. tryServe therefore returns a reason that
+// concerns all of them, such as noneCanStart, only for a request that may go to every candidate of the model and to no other region.
 func (d *chooser) tryServe(m *model, p *policy.Policy, r *Request, waitingSince time.Time) (*Lease, waitReason) {
 	decisionStart := time.Now()
 	if r.deadlinePassed(d.now) {
 		return nil, deadlineMissed
 	}
-	if reason := regionWaitReason(d.askRegions(m, r, waitingSince)); reason != canServe {
+	where := d.askRegions(m, r, waitingSince)
+	if reason := regionWaitReason(where); reason != canServe {
 		return nil, reason
 	}
 	lease, reason := d.serveHere(m, p, r, waitingSince, decisionStart)
@@ -31,7 +32,7 @@ func (d *chooser) tryServe(m *model, p *policy.Policy, r *Request, waitingSince 
 	case deadlineMissed: // the request does not wait: it is refused
 		return nil, deadlineMissed
 	}
-	return nil, m.whoElseWaits(r, reason) // only a reason that stops the requests behind this one, too, is returned as it is
+	return nil, m.whoElseWaits(r, reason) // becomes onlyThisWaits or sameTargetWaits if the others need not wait for the same reason
 }
 
 // regionWaitReason turns the decision of a request's RemoteRegions, which choose the region that serves it, into the reason why the request
@@ -91,8 +92,8 @@ func (d *chooser) serveHere(m *model, p *policy.Policy, r *Request, waitingSince
 	query := policy.Query{ID: r.ID, Key: r.Session, Cursor: m.cursor}
 	// A request of a hot class is kept off the engines that hold its prefix, even off the engine of its session: filterHot removes them from
 	// eligible and from d.view.
-	eligible, hotspot := d.filterHot(p, &query, r, m, eligible)
-	choice, affinity := d.chooseFromView(p, &query)
+	eligible, hotspot := d.filterHot(p, &query, r, m, eligible) // hotspot is the state of the class: steer.OK, Alarm or Filter
+	choice, affinity := d.chooseFromView(p, &query)             // affinity is steer.Kept if the session stays, so that no policy was asked
 	c, indicators := eligible[choice.Index], &d.view[choice.Index]
 	if why := d.admit(r, c, indicators); why != canServe {
 		return nil, why
@@ -107,9 +108,9 @@ func (d *chooser) serveHere(m *model, p *policy.Policy, r *Request, waitingSince
 		d.rememberSession(r, c)
 	}
 	d.recordWait(r, lease)
-	reason := d.recordChoice(lease, choice, affinity, hotspot, len(eligible))
+	reason := d.recordChoice(lease, choice, affinity, hotspot, len(eligible)) // counts the choice, and returns its reason in one word
 	if d.cfg.Explain {
-		byPolicy := affinity != steer.Kept
+		byPolicy := affinity != steer.Kept // only then are there scores that the trace can show
 		lease.Trace = d.trace(p, choice.Index, reason, byPolicy)
 	}
 	d.metrics.decisionSeconds.Observe(time.Since(decisionStart).Seconds())
@@ -141,6 +142,7 @@ func (d *chooser) rememberSession(r *Request, c *candidate) {
 // cannot take the request, or not in this round. preferGood then removes candidates that could, but are worse than others; it always leaves
 // one.
 func (d *chooser) applyFilters(m *model, p *policy.Policy, r *Request) ([]*candidate, waitReason) {
+	// If no circuit allows the request, filterCircuit keeps all live candidates that the request may go to: circuitsIgnored is then true.
 	eligible, circuitsIgnored := d.filterCircuit(r, m.candidates)
 	eligible = d.filterGate(eligible) // the KV gate of an engine is closed while its KV cache is full
 	if len(eligible) == 0 {
@@ -160,7 +162,7 @@ func (d *chooser) applyFilters(m *model, p *policy.Policy, r *Request) ([]*candi
 		}
 		return nil, noneCanStart
 	}
-	if circuitsIgnored { // no circuit allowed the request; this counts only once a candidate can start it
+	if circuitsIgnored { // the skipped filter is counted only here, once a candidate can start the request
 		d.metrics.filterSkipped.WithLabelValues(circuitFilter).Inc()
 	}
 	return d.preferGood(m, p, r, eligible), canServe
@@ -190,13 +192,10 @@ func (d *chooser) preferGood(m *model, p *policy.Policy, r *Request, eligible []
 
 // admit reserves a place in the pool of hand-offs if the chosen candidate can take the request now, and returns canServe. It returns
 // poolFull if only a place is missing. In all other cases it returns onlyThisWaits: the caller lets this request wait, and tries those
-// behind it. If the candidate is busy, the request waits for it, and its prompt counts on it for the rest of the round.
+// behind it. If the candidate is busy, the request waits for it (waitFor).
 func (d *chooser) admit(r *Request, c *candidate, indicators *policy.Engine) waitReason {
 	if !d.canStart(r, c) { // the candidate is busy
-		if c.load.Waiting == (ledger.Sums{}) { // the first request of the round that waits for this candidate
-			d.waitedFor = append(d.waitedFor, c)
-		}
-		c.load.AddWaiting(ledger.WeightOf(indicators, r.promptBytes()))
+		d.waitFor(c, ledger.WeightOf(indicators, r.promptBytes()))
 		return onlyThisWaits
 	}
 	if r.HasPlace { // a retry has its place in the pool already
@@ -209,6 +208,16 @@ func (d *chooser) admit(r *Request, c *candidate, indicators *policy.Engine) wai
 		return poolFull
 	}
 	return canServe
+}
+
+// waitFor counts the prompt of a request that waits for a busy candidate on this candidate until the end of the round, so that the requests
+// behind it go to other candidates if those are better for them.
+func (d *chooser) waitFor(c *candidate, prompt ledger.Weight) {
+	isFirstOfRound := c.load.Waiting == (ledger.Sums{}) // endRound empties the sums
+	if isFirstOfRound {
+		d.waitedFor = append(d.waitedFor, c)
+	}
+	c.load.AddWaiting(prompt)
 }
 
 // endRound ends a round of decisions: the requests that wait no longer count on the candidates for which they wait.

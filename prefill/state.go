@@ -277,8 +277,8 @@ type Prefiller struct {
 	WaitingAtScrape int    // all requests that waited at the last scrape
 	// Ran is how many requests ran at the last scrape in which no request waited.
 	Ran int
-	// Answered is the number of this proxy's probes that were answered after the scrape of Ran, less the number of probes that were
-	// sent after it.
+	// Answered is the number of this proxy's probes that ended after the scrape of Ran, with an answer or without, less the number of
+	// probes that were sent after it.
 	Answered       int
 	MaxSeqs        int         // most requests that the engine runs at once; 0: not known
 	Samples        int         // number of prefills from which the candidate's latency was learned
