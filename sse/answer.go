@@ -71,17 +71,23 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 	}
 	effects := a.countEvent()
 	effects.End = end
-	belongsToAnswer := len(clientCopy) > 0 && e.Kind != KindComment && (end == NotEnded || end == Preempted)
-	if a.Assembler != nil && belongsToAnswer {
-		if err := a.Assembler.Add(clientCopy); err != nil {
-			a.err, effects.End = err, Broken
-			return dst, effects
-		}
+	if err := a.assemble(clientCopy, e.Kind, end); err != nil {
+		a.err, effects.End = err, Broken
+		return dst, effects
 	}
 	switch end {
 	case NotEnded:
-		filterPassedIt := len(clientCopy) > 0
-		dst, effects.End = a.noteProgress(dst, from, filterPassedIt, e.Kind)
+		switch {
+		case a.Filter.streamEnded: // this event is the last one, and no [DONE] comes after it
+			a.Reader.markEnd()
+			a.endBytes = len(dst) - from // DropEnd removes so many bytes
+			effects.End = Complete
+		case e.Kind == KindComment && !a.Filter.Started():
+			dst = dst[:from] // a comment sent now would fix the client's status to 200, and the engine may still fail
+		default:
+			filterPassedIt := len(clientCopy) > 0
+			a.resumeWaitIfEmpty(filterPassedIt)
+		}
 	case Broken, Garbled:
 		a.err = a.Filter.Fault()
 	case Refused, Complete, Short:
@@ -91,27 +97,28 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 	return dst, effects
 }
 
-// noteProgress tells the Reader, whose time limits run from one event to the next, what an event without a failure says of the answer's
-// progress: that the answer has ended, or that the wait for its first or its next event goes on as if this event had not come. dst ends
-// with the client's copy of the event, which begins at the offset from; noteProgress removes it if the client must not get it.
-// filterPassedIt is false if the filter holds the event back or drops it. The result is Complete for the last event of a stream without
-// [DONE], else NotEnded.
-func (a *Answer) noteProgress(dst []byte, from int, filterPassedIt bool, kind Kind) ([]byte, End) {
+// assemble adds an event to the assembler, if there is one and the event is a part of the answer. clientCopy has the bytes that the filter
+// has made of the event; empty: none. end is the filter's result.
+func (a *Answer) assemble(clientCopy []byte, kind Kind, end End) error {
+	belongsToAnswer := len(clientCopy) > 0 && kind != KindComment && (end == NotEnded || end == Preempted)
+	if a.Assembler == nil || !belongsToAnswer {
+		return nil
+	}
+	return a.Assembler.Add(clientCopy)
+}
+
+// resumeWaitIfEmpty tells the Reader, whose time limits run from one event to the next, if its wait goes on as if the last event had not
+// come: the wait for the first event, as long as nothing of the answer has come, or the wait for the next one. filterPassedIt is false if
+// the filter holds the event back or drops it.
+func (a *Answer) resumeWaitIfEmpty(filterPassedIt bool) {
 	switch {
-	case a.Filter.streamEnded: // this event is the last one, and no [DONE] comes after it
-		a.Reader.markEnd()
-		a.endBytes = len(dst) - from // for DropEnd
-		return dst, Complete
-	case a.Filter.Started(): // the answer has begun, so the client gets even comments
-		if a.Filter.facts.isEmpty { // the answer makes no progress by this event, such as a ping
+	case a.Filter.Started(): // the answer has begun
+		if a.Filter.facts.isEmpty { // but it makes no progress by this event, such as a ping
 			a.Reader.resumeWait()
 		}
-	case !filterPassedIt: // nothing of the answer has come yet
+	case !filterPassedIt:
 		a.Reader.resumeWaitForFirst()
-	case kind == KindComment: // it ends no wait of the Reader
-		dst = dst[:from] // a comment sent now would fix the client's status to 200, and the engine may still fail
 	}
-	return dst, NotEnded
 }
 
 // countEvent returns how an event that the filter has just read changes the count of tokens. If the count is larger than all that were

@@ -80,7 +80,7 @@ func (f *Filter) actionFor(marked *mark, b []byte) action {
 		return usageAction(f, old)
 	case detailsValue, cachedValue: // prompt_tokens_details, and cached_tokens in them
 		return cachedAction(f, marked, old)
-	case noDetails, nullDetails, noCached: // the event lacks cached_tokens, so the prefill engine's count is inserted
+	case missingDetails, nullDetails, missingCached: // the event lacks cached_tokens, so the prefill engine's count is inserted
 		if f.facts.hasUsage {
 			return setValue
 		}
@@ -93,20 +93,21 @@ func (f *Filter) actionFor(marked *mark, b []byte) action {
 			return keepValue
 		}
 		return setNull
-	case idValue:
+	case idValue: // f.id: the caller's, or that of the engine that began the answer
 		if bytes.Equal(old, f.id) {
 			return keepValue
 		}
 		return setValue
-	case indexValue:
+	case indexValue: // the number of the choice; Options.Choice replaces it
 		return setUnlessSame(f, marked, old)
-	case endValue: // finish_reason or stop_reason; after a preemption another engine continues the answer, so the client gets null
-		if f.facts.recomputed && !rawjson.IsNull(old) {
+	case endValue: // finish_reason or stop_reason
+		preempted := f.facts.recomputed // by the stop_reason; another engine continues the answer, so that it has not ended for the client
+		if preempted && !rawjson.IsNull(old) {
 			return setNull
 		}
 		return keepValue
 	default: // created, model, system_fingerprint, role, the counts of the usage, text_offset, weight_versions
-		return continuedAction(f, marked, old)
+		return continuedAction(f, marked, old) // nearly all of them differ only if an earlier engine began the answer
 	}
 }
 
@@ -145,12 +146,12 @@ func continuedAction(f *Filter, marked *mark, old []byte) action {
 			return keepValue // neither the caller nor the first engine of this answer has another value
 		}
 	case modelValue:
-		if len(f.options.Continuation.Head.Model) == 0 {
-			return keepValue // the first engine of this answer sent no model
+		if len(f.options.Continuation.Head.Model) == 0 { // the first engine sent no model
+			return keepValue // clients expect a model in each event, so this engine's is better than none
 		}
 	case fingerprintValue:
-		if len(f.options.Continuation.Head.Fingerprint) == 0 {
-			return removeMember // the first engine of this answer sent no fingerprint
+		if len(f.options.Continuation.Head.Fingerprint) == 0 { // the first engine sent no fingerprint
+			return removeMember // the member is optional, so the client's events stay alike without it
 		}
 	}
 	return setUnlessSame(f, marked, old)
@@ -185,7 +186,7 @@ func usageAction(f *Filter, old []byte) action {
 // cached_tokens, it appends what must be inserted.
 func (f *Filter) appendValue(dst []byte, marked *mark, old []byte) []byte {
 	switch marked.kind {
-	case noDetails, nullDetails, noCached: // the event lacks cached_tokens
+	case missingDetails, nullDetails, missingCached: // the event lacks cached_tokens
 		return f.appendCached(dst, marked)
 	case cachedValue: // cached_tokens: the prefill engine's count
 		return strconv.AppendInt(dst, int64(f.options.Cached), 10)
@@ -229,22 +230,20 @@ func appendContinued(dst []byte, f *Filter, kind valueKind, old []byte) []byte {
 
 // appendCached appends the prefill engine's cached_tokens, and the enclosing prompt_tokens_details if the event lacks that object.
 func (f *Filter) appendCached(dst []byte, marked *mark) []byte {
-	isNewMember := marked.kind != nullDetails // nullDetails: a value in place of null
-	lacksObject := marked.kind != noCached    // noCached: the object prompt_tokens_details is there
-	if isNewMember && marked.needsComma {
+	if marked.needsComma { // the new member comes after others; false if only the value null is replaced
 		dst = append(dst, ',')
 	}
-	if marked.kind == noDetails {
-		dst = append(dst, `"prompt_tokens_details":`...)
-	}
-	if lacksObject {
+	switch marked.kind {
+	case missingDetails: // the usage has no prompt_tokens_details
+		dst = append(append(dst, `"prompt_tokens_details":`...), '{')
+	case nullDetails: // their value is null, which the object replaces
 		dst = append(dst, '{')
 	}
 	dst = strconv.AppendInt(append(dst, `"cached_tokens":`...), int64(f.options.Cached), 10)
-	if lacksObject {
-		dst = append(dst, '}')
+	if marked.kind == missingCached { // the event has the object, and so its closing brace
+		return dst
 	}
-	return dst
+	return append(dst, '}')
 }
 
 // appendShifted appends a list of numbers with offset added to each.

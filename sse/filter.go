@@ -106,15 +106,14 @@ func (f *Filter) Reset(o Options) {
 // Some forms have no [DONE]. For their last event, Event returns NotEnded and sets streamEnded, by which Answer.Event, its caller, finds
 // the end.
 func (f *Filter) Event(e Event, dst []byte) (out []byte, end End) {
-	f.facts.isEmpty = false // Answer.Event looks at it after each event, even after one whose facts are not read
+	f.facts.isEmpty = false            // Answer.Event then asks whether the event had nothing of the answer; not all cases below set it
+	sharesStream := f.options.DropDone // with the other answers of a fan-out
 	switch {
 	case e.Kind == KindComment:
 		return e.Raw, NotEnded
 	case e.Kind == KindDone:
 		return takeDone(f, e)
-	// With DropDone, the answer shares the client's stream with others, so the id and the index in its events must be replaced. In an event
-	// that is too large to be read, they cannot be replaced.
-	case e.Kind == KindOpaque && f.options.DropDone:
+	case e.Kind == KindOpaque && sharesStream: // the id and the index must be replaced, but the event is too large to be read
 		f.fault = ErrLargeEvent
 		return nil, Broken
 	case !f.options.Form.chunked(): // the events have no choices, as those of /v1/responses
@@ -253,9 +252,9 @@ func (f *Filter) countTokens(data []byte) {
 		f.ids += facts.ids
 	}
 	if facts.hasUsage {
-		storeUsage(f, data)
+		storeUsage(f, data) // sets f.usage; idsAtUsage and chunksAtUsage become the present ids and chunks
 	}
-	f.tokens, f.tokensEstimated = f.usage.Completion, false
+	f.tokens, f.tokensEstimated = f.usage.Completion, false // of the last usage; 0 before the first one
 	if f.idsSeen {
 		f.tokens += f.ids - f.idsAtUsage
 	} else {
@@ -296,14 +295,14 @@ func (f *Filter) assumedPerChunk() float64 {
 }
 
 // decide decides what the client gets of the event. First it looks for a bad end of the answer. Otherwise it stores what the event says of
-// the answer, and drops an unwanted event. An event that is no failure sets started, because it shows that the engine has the KV. The end
-// that decide returns is Preempted, Refused or NotEnded.
+// the answer, and drops an event that the client has not asked for or has already (isDropped). An event that is no failure sets started,
+// because it shows that the engine has the KV. The end that decide returns is Preempted, Refused or NotEnded.
 func (f *Filter) decide(e Event, dst []byte) ([]byte, End) {
 	facts := &f.facts
 	finish := e.Data[facts.finishAt:facts.finishEnd] // the finish_reason; empty: the event has none
 	end := badEnd(f, finish)
 	if end == Refused {
-		return f.editMarked(e, dst), Refused // Answer.Event drops the event
+		return f.editMarked(e, dst), Refused // the event is for callers of Event; Answer.Event does not pass it on to the client
 	}
 	f.started = true
 	if end == Preempted {

@@ -169,7 +169,8 @@ func rejectFormEvent(f *Filter, e Event, event *formFacts) (out []byte, end End,
 		return nil, Broken, true
 	case event.isPing && dropsPings(f):
 		return nil, NotEnded, true
-	case event.endsStream && !event.hasFinalUsage && f.finishReason == "": // neither this event nor an earlier one has a finish_reason
+	// In these forms the finish_reason comes with the final usage. So neither this event nor an earlier one has it.
+	case event.endsStream && !event.hasFinalUsage && f.finishReason == "":
 		return nil, Short, true
 	}
 	return nil, NotEnded, false
@@ -249,7 +250,8 @@ func takeOpaque(f *Filter, e Event, dst []byte) (out []byte, end End) {
 	return f.appendAfterHeld(e.Raw, dst), NotEnded // events that announced the answer may still be held back, and go first
 }
 
-// appendAfterHeld appends the events that were held back and then raw to dst. If none were held back, it returns raw alone.
+// appendAfterHeld returns the client's bytes for an event that does not change, which is raw, as Filter.Event returns them. If events were
+// held back, these are dst with the held-back events and raw appended. Otherwise they are raw itself, which needs no copy in dst.
 func (f *Filter) appendAfterHeld(raw, dst []byte) []byte {
 	if len(f.heldEvents) == 0 {
 		return raw
@@ -338,12 +340,12 @@ func (a *Answer) Ending(dst []byte, failed bool, message, typ, code string) []by
 	f := &a.Filter
 	form := &forms[f.options.Form]
 	switch {
-	case failed && form.failed == nil: // the endpoint reports errors as OpenAI does
-		return append(ErrorEvent(dst, message, typ, code), Done...)
-	case f.options.Form.chunked(): // an answer that has not failed, because no chunked form has an error event of its own
-		return append(dst, Done...)
-	case failed:
+	case failed && form.failed != nil: // the endpoint has an error event of its own, which ends the stream
 		return form.failed(dst, f.eventCount, message, typ, code)
+	case failed: // the endpoint reports errors as OpenAI does
+		return append(ErrorEvent(dst, message, typ, code), Done...)
+	case f.options.Form.chunked():
+		return append(dst, Done...)
 	case !f.streamEnded: // if streamEnded is true, the client has the engine's own last event
 		return append(dst, form.end...)
 	}

@@ -47,7 +47,7 @@ type Framer struct {
 	// These are offsets in buf:
 	eventStart     int // where the current event starts, or the part of it that Next has not returned as pieces
 	lineStart      int // where the current line starts, or the part of it that Next has not returned as pieces
-	lineSearchedTo int // the current line has no line end before this offset
+	lineSearchedTo int // the current line has no line end, CR or LF, before this offset
 	lfSearchedTo   int // there is no LF from lineSearchedTo up to this offset; each lone CR would otherwise cost another search for an LF
 
 	emittedBytes       int  // bytes of this event that were returned already, as opaque pieces
@@ -101,7 +101,7 @@ func (f *Framer) copyUnfinished() {
 	if isInPlace {
 		return // copying it again at each Feed would take time quadratic in its length
 	}
-	f.countFromEventStart()
+	f.rebaseOffsets() // the unfinished bytes move to the start of ownBuf
 	if len(unfinished) == 0 {
 		f.buf, f.bufIsCallers = nil, false
 		return
@@ -110,8 +110,8 @@ func (f *Framer) copyUnfinished() {
 	f.buf, f.bufIsCallers = f.ownBuf, false
 }
 
-// countFromEventStart changes all offsets so that they count from the start of the unfinished event.
-func (f *Framer) countFromEventStart() {
+// rebaseOffsets changes all offsets in buf so that they count from the start of the unfinished event, eventStart.
+func (f *Framer) rebaseOffsets() {
 	f.lineStart -= f.eventStart
 	f.lineSearchedTo -= f.eventStart
 	f.lfSearchedTo = max(0, f.lfSearchedTo-f.eventStart) // it may still be the offset of the LF before eventStart
@@ -127,7 +127,7 @@ func (f *Framer) Next() (Event, bool) {
 			return f.takePiece() // a piece of the event if it is already too large, else nothing
 		}
 		blank := end == f.lineStart && !f.lineHasEmittedPart // if a piece has ended within the line, lineStart is not its true start
-		if !blank && f.atEventStart() {                      // the data of an event that comes in pieces is not read
+		if !blank && !f.comesInPieces() {                    // the data of an event that comes in pieces is not read
 			f.recordDataLine(end)
 		}
 		f.lineStart, f.lineSearchedTo, f.lineHasEmittedPart = next, next, false
@@ -141,8 +141,9 @@ func (f *Framer) Next() (Event, bool) {
 // as opaque pieces. If it is not 0 when the stream ends, the stream was cut off.
 func (f *Framer) Buffered() int { return f.emittedBytes + f.unreturned() }
 
-// atEventStart says whether Next has returned no piece of the current event, so that the bytes from eventStart on are its beginning.
-func (f *Framer) atEventStart() bool { return f.emittedBytes == 0 }
+// comesInPieces says whether Next has returned a piece of the current event already, so that the bytes from eventStart on are only its
+// rest.
+func (f *Framer) comesInPieces() bool { return f.emittedBytes > 0 }
 
 // unreturned returns how many bytes of the unfinished event have come that Next has not returned as opaque pieces.
 func (f *Framer) unreturned() int { return len(f.buf) - f.eventStart }
@@ -189,9 +190,10 @@ func (f *Framer) lineEnd() (end, next int, ok bool) {
 	}
 }
 
-// findLF returns the offset of the first LF from lineSearchedTo on; found is false, and the offset is len(f.buf), if none has come.
+// findLF returns the offset of the first LF from lineSearchedTo on; found is false, and the offset is len(f.buf), if none has come. Where
+// an earlier call has searched already, which may be several lines ahead if lines end in a lone CR, it does not search again.
 func (f *Framer) findLF() (lfAt int, found bool) {
-	f.lfSearchedTo = max(f.lfSearchedTo, f.lineSearchedTo)
+	f.lfSearchedTo = max(f.lfSearchedTo, f.lineSearchedTo) // an LF before lineSearchedTo ended an earlier line
 	distance := bytes.IndexByte(f.buf[f.lfSearchedTo:], '\n')
 	if distance < 0 {
 		f.lfSearchedTo = len(f.buf)
@@ -241,7 +243,7 @@ func (f *Framer) takeEvent(next int) Event {
 // such bytes, takePiece returns false, and copies the unfinished event, because the caller of Feed may reuse its slice.
 func (f *Framer) takePiece() (Event, bool) {
 	end := len(f.buf)
-	if f.lineSearchedTo < end { // the last byte is a CR, which may be half of a CRLF
+	if endsWithCR := f.lineSearchedTo < end; endsWithCR { // lineEnd has searched all bytes but a CR that may be the first half of a CRLF
 		end = f.lineSearchedTo // leaves the CR for the next call
 	}
 	tooLarge := f.Buffered() > f.max

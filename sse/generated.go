@@ -84,8 +84,8 @@ func (s *formFacts) readEnd(o rawjson.Object) {
 }
 
 // adaptGenerated decides whether an event that readGenerated has read failed, and adds the edits that the client's copy needs: the client's
-// id, the index of its prompt, and the answer so far of earlier engines. If the event cannot be joined to those of an earlier engine, it
-// sets fault.
+// id, the index of its prompt in a stream, and the answer so far of earlier engines. If the event cannot be joined to those of an earlier
+// engine, it sets fault.
 func (f *Filter) adaptGenerated(s *formFacts, data []byte) {
 	if s.finishReason == "abort" {
 		byClient := f.options.Aborted != nil && f.options.Aborted() // the client itself aborted the answer, so it has not failed
@@ -96,8 +96,8 @@ func (f *Filter) adaptGenerated(s *formFacts, data []byte) {
 		s.idAt.replacement = string(f.id)
 		s.edits = append(s.edits, s.idAt)
 	}
-	promptIndex := f.options.Choice // -1: the request has no list of prompts, so events have no index
-	if promptIndex >= 0 && !f.options.Unstreamed {
+	promptIndex := f.options.Choice                // -1: the request has no list of prompts, so events have no index
+	if promptIndex >= 0 && !f.options.Unstreamed { // an answer in one piece shows its prompt by its place in the list of all answers
 		s.addIndex(promptIndex, data)
 	}
 	isContinued := f.options.Continuation != nil && f.options.Continuation.Last != nil // earlier engines have sent a part of the answer
@@ -120,7 +120,20 @@ func (s *formFacts) addIndex(promptIndex int, data []byte) {
 // engines send all of the answer so far in each event (Cumulative), others only its new part (Delta). If this engine and those before it
 // differ in this, or if an event of a cumulative stream lacks ids, joinGenerated sets fault instead.
 func joinGenerated(f *Filter, s *formFacts, data []byte) {
+	if !growsAsBefore(f, s, data) {
+		s.fault = ErrOtherGrowth
+		return
+	}
 	continuation := f.options.Continuation
+	s.edits = editsToJoin(s.edits, continuation.Last, continuation.Grows, data)
+	s.sortEdits() // adaptGenerated may have added the member index, at the object's end, before these edits inside the object
+}
+
+// growsAsBefore says whether an event can be joined to those of earlier engines: it has all of the answer so far if theirs had, or only the
+// new part if theirs had only this. The numbers of token ids show which of both it has. The first event with tokens looks the same in both
+// ways, so it does not show this.
+func growsAsBefore(f *Filter, s *formFacts, data []byte) bool {
+	growthBefore := f.options.Continuation.Grows
 	earlierIDs := 0 // token ids in earlier events of this engine
 	if f.options.Transcript != nil {
 		earlierIDs = len(f.options.Transcript.IDs)
@@ -128,19 +141,15 @@ func joinGenerated(f *Filter, s *formFacts, data []byte) {
 	listedIDs := countListed(data, s.idsAt)                 // token ids in this event
 	allTokens := s.usage.Completion                         // tokens of this engine so far, by its own count
 	growth, _ := growthOf(listedIDs, allTokens, earlierIDs) // GrowthUnknown if earlierIDs is 0
-	otherGrowth := growth != GrowthUnknown && growth != continuation.Grows
+	otherGrowth := growth != GrowthUnknown && growth != growthBefore
 	// In a cumulative stream, an event that lacks some ids cannot be joined, because the joined list would lack them, too.
-	lacksIDs := continuation.Grows == Cumulative && listedIDs != allTokens
-	if otherGrowth || lacksIDs {
-		s.fault = ErrOtherGrowth
-		return
-	}
-	s.edits = editsToJoin(s.edits, continuation.Last, continuation.Grows, data)
-	s.sortEdits() // the edit at the object's end was added before those inside it
+	lacksIDs := growthBefore == Cumulative && listedIDs != allTokens
+	return !otherGrowth && !lacksIDs
 }
 
-// GeneratedEnding appends the end of a stream of /generate. If the answer was aborted before its first token, one event
-// that says so comes before [DONE], as SGLang sends it (_handle_abort_req in managers/tokenizer_manager.py).
+// GeneratedEnding appends the end of a stream of /generate that no engine ends. finish is the finish_reason. A caller gives abort only for
+// an answer that its client has aborted before the first token. One event that says so then comes before [DONE], as SGLang sends it
+// (_handle_abort_req in managers/tokenizer_manager.py).
 func GeneratedEnding(dst []byte, finish string, u Usage) []byte {
 	if finish == "abort" {
 		dst = append(dst, `data: {"text":"","output_ids":[],"meta_info":{"id":"","finish_reason":`...)

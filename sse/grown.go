@@ -37,9 +37,10 @@ func (t *Transcript) recordGenerated(f *Filter, s *formFacts, b []byte) {
 	t.Completed, t.Prompt = f.tokens, s.usage.Prompt
 	idsBefore := len(t.IDs)
 	growth := t.recordGeneratedIDs(s, b)
-	t.Content = t.Content || len(t.IDs) > idsBefore     // the client has a part of the answer, even if the new tokens show no text yet
-	t.recordShown(b[s.textAt.from:s.textAt.to], growth) // how many of the tokens the client has seen as text
-	t.Last = append(t.Last[:0], b...)                   // the events of the next engine are joined to it
+	hasNewTokens := len(t.IDs) > idsBefore
+	t.Content = t.Content || hasNewTokens // there is content, even if the new tokens show no text yet
+	t.recordTextShown(b[s.textAt.from:s.textAt.to], growth)
+	t.Last = append(t.Last[:0], b...) // an engine that continues the answer makes its events look as if they continued this one (editsToJoin)
 }
 
 // recordGeneratedIDs adds the ids of the event's new tokens. It returns whether the event has the whole answer so far (Cumulative) or only
@@ -48,8 +49,10 @@ func (t *Transcript) recordGenerated(f *Filter, s *formFacts, b []byte) {
 func (t *Transcript) recordGeneratedIDs(s *formFacts, b []byte) Growth {
 	idsBefore := len(t.IDs)
 	listed, allTokens := countListed(b, s.idsAt), s.usage.Completion // ids in this event, and tokens so far by the engine's count
+	// consistent is false if the event lists neither all tokens nor just the new ones. Of the first event with tokens, both are the same: it
+	// is consistent if it lists all of them, and grows is then unknown.
 	grows, consistent := growthOf(listed, allTokens, idsBefore)
-	if grows != GrowthUnknown {
+	if grows != GrowthUnknown { // all later events must grow in the same way
 		consistent = consistent && (t.Grows == GrowthUnknown || t.Grows == grows)
 		t.Grows = grows
 	}
@@ -70,11 +73,11 @@ func (t *Transcript) recordGeneratedIDs(s *formFacts, b []byte) Growth {
 	return grows
 }
 
-// recordShown counts all tokens so far as shown to the client, if the event has new text and the engine holds none back. An engine holds
-// back the text of the last tokens while the next token may change it, as when a character is not complete. textJSON is the event's text as
-// a JSON string, with its quotes. It is empty if the event has no text at all: the engine then has no tokenizer, and the client misses no
-// text.
-func (t *Transcript) recordShown(textJSON []byte, grows Growth) {
+// recordTextShown counts all tokens so far as shown to the client, if the event has new text and the engine holds none back. An engine
+// holds back the text of the last tokens while the next token may change it, as when a character is not complete. textJSON is the event's
+// text as a JSON string, with its quotes. It is empty if the event has no text at all: the engine then has no tokenizer, and the client
+// misses no text.
+func (t *Transcript) recordTextShown(textJSON []byte, grows Growth) {
 	hasText := len(textJSON) > 0
 	isNew := len(textJSON) > t.textBytes // in a cumulative stream, the text is longer than that of the last event
 	if grows == Delta {
@@ -147,7 +150,9 @@ func (t *Transcript) joinLast(next *Transcript) {
 		t.Last, t.Grows = last, next.Grows // Grows says whether events have the whole answer so far or only the new part
 		return
 	}
-	edits := editsToJoin(nil, t.Last, t.Grows, last)
+	// The next engine's events grow as those of t: joinGenerated has refused any other engine.
+	var noOtherEdits []edit
+	edits := editsToJoin(noOtherEdits, t.Last, t.Grows, last)
 	t.Last = applyEdits(edits, last)
 }
 
@@ -247,7 +252,9 @@ func editsToJoinReason(edits []edit, reason rawjson.Object, earlierTokens int) [
 // tokens; nil: they sent none. grows says whether each event has the whole answer so far or only the new part.
 func joinedMember(key string, before, v []byte, grows Growth, earlierTokens int) string {
 	switch {
-	case key == "weight_versions" && v[0] == '[': // even without before, its token numbers must count from the start of the answer
+	// weight_versions lists which model weights made which tokens. Even without before, its token numbers must be made to count from the start
+	// of the answer.
+	case key == "weight_versions" && v[0] == '[':
 		return joinSpans(before, v, earlierTokens)
 	case before == nil: // there is nothing to join with
 		return ""
@@ -256,13 +263,21 @@ func joinedMember(key string, before, v []byte, grows Growth, earlierTokens int)
 			return joinLists(before, v)
 		}
 		return "" // Delta: each event has only the elements of its new tokens
-	case key == "completion_tokens", key == "reasoning_tokens", key == "output_token_logprobs_length",
-		key == "output_token_sampling_mask_length":
-		return strconv.Itoa(numberOf(before) + numberOf(v))
+	case isCountOfAnswer(key):
+		return strconv.Itoa(numberOf(before) + numberOf(v)) // a count has all tokens so far even if grows is Delta
 	case key == "prompt_tokens", key == "cached_tokens", key == "cached_tokens_details", bytes.HasPrefix([]byte(key), []byte("input_")):
 		return string(before) // these members describe the client's own prompt; this engine's prompt includes the answer so far
 	}
 	return ""
+}
+
+// isCountOfAnswer says whether a member of meta_info counts tokens of the answer, or elements for these tokens.
+func isCountOfAnswer(key string) bool {
+	switch key {
+	case "completion_tokens", "reasoning_tokens", "output_token_logprobs_length", "output_token_sampling_mask_length":
+		return true
+	}
+	return false
 }
 
 // joinSpans joins two lists weight_versions, whose spans say which model weights made which tokens. The offsets of this engine's spans, in

@@ -41,27 +41,34 @@ func readMessage(b []byte, cached int) (s formFacts) {
 	}
 	isOneObject := o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b) // Pos is -1 if the object is malformed; only white space may follow it
 	s.readable = isOneObject
-	switch {
-	case !s.readable: // what was read is not used
-	case kind == "error":
+	if s.readable { // otherwise what was read is not used
+		s.noteMessageKind(kind)
+		if kind == "message" { // an answer in one piece: b itself is the message
+			// The loop has added the edits of its usage already. appendEdited skips the second ones, because their place is replaced by then.
+			s.readAnswer(rawjson.ObjectAt(b, at), cached)
+		}
+	}
+	s.sortEdits() // appendEdited needs them in the order of their places
+	return s
+}
+
+// noteMessageKind stores what the type of an event, kind, says of it. The stop_reason of the event was read before.
+func (s *formFacts) noteMessageKind(kind string) {
+	switch kind {
+	case "error":
 		s.failed = true
-	case kind == "message": // an answer in one piece
+	case "message": // an answer in one piece
 		s.hasFinalUsage, s.endsStream = true, true
-		// b itself is the message. Of its members, the loop has read the usage already, so the edits in it are added twice; appendEdited
-		// skips an edit whose place an earlier one has replaced.
-		s.readAnswer(rawjson.ObjectAt(b, at), cached)
-	case kind == "message_delta":
+	case "message_delta":
 		s.hasFinalUsage = true
 		if s.finishReason == "" && !s.failed { // vLLM ends an aborted answer in this way; see noReason
 			s.failed, s.errorText = true, []byte(noReason)
 		}
-	case kind == "message_stop":
+	case "message_stop":
 		s.endsStream = true
-	case kind == "ping":
+	case "ping":
 		s.isPing = true
 	}
-	s.sortEdits() // appendEdited needs them in the order of their places
-	return s
 }
 
 // readAnswer reads a message: its stop_reason and its usage. It adds edits for the members that clients must not get, and for the counts of

@@ -102,9 +102,9 @@ const (
 	spansValue
 
 	// These marks say where the prefill engine's cached_tokens must be inserted, because the decode engine's usage lacks this member:
-	noDetails   // a usage without prompt_tokens_details: insert them at its end
-	nullDetails // prompt_tokens_details is null: replace the null
-	noCached    // prompt_tokens_details without cached_tokens: insert it at their end
+	missingDetails // a usage without prompt_tokens_details: insert them at its end
+	nullDetails    // prompt_tokens_details is null: replace the null
+	missingCached  // prompt_tokens_details without cached_tokens: insert it at their end
 )
 
 // mark is a member of an event that may have to change before the client gets the event. Marks are in the order of their keys in the event,
@@ -226,18 +226,15 @@ func (f *Filter) readChoices(top *rawjson.Object) {
 }
 
 // readChoice reads the choice at i in b into f.facts, and returns where it ends; -1: it cannot be read. It marks the members that may have
-// to change for the client; editMarked later decides about each mark. It also finds out whether the choice is empty, because an event
-// that an engine sends only for its token ids may be dropped.
+// to change for the client; editMarked later decides about each mark. It also finds out whether the choice is empty, because an event that
+// an engine sends only for its token ids may be dropped. Each function that reads a member may move o.Pos to the end of its value, where
+// o.Next then goes on.
 func (f *Filter) readChoice(b []byte, i int) (end int) {
 	bare := true // so far the choice has no text, no finish_reason, no logprobs and no member of a delta
 	hasDelta, hasText := false, false
 	o := rawjson.ObjectAt(b, i)
 	for o.Next() {
 		switch string(o.Key) {
-		case "index":
-			if f.options.Choice >= 0 {
-				f.markWholeMember(indexValue, secondLevel, &o)
-			}
 		case "delta": // of a chat
 			hasMembers := f.readDelta(&o)
 			hasDelta, bare = true, bare && !hasMembers
@@ -253,25 +250,37 @@ func (f *Filter) readChoice(b []byte, i int) (end int) {
 			f.readIDs(&o)
 		case "prompt_token_ids":
 			f.readPromptIDs(secondLevel, &o)
-		case "kv_transfer_params":
-			f.markWholeMember(engineOnlyValue, secondLevel, &o)
 		case "logprobs":
+			bare = bare && rawjson.IsNull(b[o.Val:])
 			textBefore := f.options.Continuation != nil && f.options.Continuation.Runes > 0 // text_offset must also count this earlier text
 			if textBefore && b[o.Val] == '{' {
 				o.Pos = f.readOffsets(b, o.Val)
 			}
-			bare = bare && rawjson.IsNull(b[o.Val:])
-		case "weight_versions":
-			if f.options.Continuation != nil && b[o.Val] == '[' {
-				f.markWholeMember(spansValue, secondLevel, &o)
-			}
+		default:
+			f.markChoiceMember(&o)
 		}
 	}
-	if f.isTokensForm && !hasText { // without a text, only token ids show that the choice has content
+	if f.isTokensForm && !hasText { // at /inference/v1/generate a choice may have token ids alone, which then are its content
 		f.facts.content = f.facts.content || f.facts.ids > 0
 	}
 	f.facts.emptyChoice = bare && hasDelta
 	return o.Pos
+}
+
+// markChoiceMember marks a member of a choice that says nothing about the answer, if it may have to change for the client.
+func (f *Filter) markChoiceMember(choice *rawjson.Object) {
+	switch string(choice.Key) {
+	case "index":
+		if f.options.Choice >= 0 { // the client gets this index instead
+			f.markWholeMember(indexValue, secondLevel, choice)
+		}
+	case "kv_transfer_params": // no client may get it
+		f.markWholeMember(engineOnlyValue, secondLevel, choice)
+	case "weight_versions": // which model weights made which tokens: the engine counts the tokens from the start of its own part
+		if f.options.Continuation != nil && choice.Text[choice.Val] == '[' {
+			f.markWholeMember(spansValue, secondLevel, choice)
+		}
+	}
 }
 
 // readText reads the text of a completion's choice, and moves choice.Pos to its end.
@@ -283,10 +292,10 @@ func readText(f *Filter, choice *rawjson.Object) {
 	}
 }
 
-// readFinishReason reads the finish_reason of a choice, and marks it, because it becomes null if the engine has preempted the request.
-// found is false for null, which it is until the answer ends.
+// readFinishReason reads the finish_reason of a choice. It also marks it, so that editMarked can later replace it by null: it does so if
+// the engine has preempted the request. found is false for null, which the finish_reason is until the answer ends.
 func readFinishReason(f *Filter, choice *rawjson.Object) (found bool) {
-	f.markWholeMember(endValue, secondLevel, choice)
+	f.markWholeMember(endValue, secondLevel, choice) // second level: a member of a choice
 	if choice.Text[choice.Val] != '"' {
 		return false
 	}
@@ -303,9 +312,9 @@ func readStopReason(f *Filter, choice *rawjson.Object) {
 	f.facts.recomputed = f.facts.recomputed || bytes.HasPrefix(value, []byte(`"recomputed"`))
 }
 
-// readDelta reads the delta of a choice into f.facts: whether it has a role, text or other content. It moves choice.Pos to the end of the
-// delta if the delta is an object. Reasoning, a refusal and tool calls are content that is not text. hasMembers is false only if the delta
-// is null or {}.
+// readDelta reads the delta of a choice into f.facts: whether it has a role, text or other content. Reasoning, a refusal and tool calls are
+// content that is not text. If the delta is an object, readDelta also moves choice.Pos to its end, so that the next call of choice.Next
+// need not search for it. hasMembers is false only if the delta is null or {}.
 func (f *Filter) readDelta(choice *rawjson.Object) (hasMembers bool) {
 	b := choice.Text
 	if b[choice.Val] != '{' {
@@ -315,7 +324,8 @@ func (f *Filter) readDelta(choice *rawjson.Object) (hasMembers bool) {
 	for o.Next() {
 		if string(o.Key) == "role" {
 			f.facts.hasRole = true
-			f.markIfContinued(roleValue, thirdLevel, &o) // editMarked removes it: the client has the role from the first engine
+			// The mark lets editMarked remove the role, because the client has it from the first engine. Third level: a member of a delta.
+			f.markIfContinued(roleValue, thirdLevel, &o)
 			continue
 		}
 		first := b[o.Val]
@@ -334,7 +344,7 @@ func (f *Filter) readDelta(choice *rawjson.Object) (hasMembers bool) {
 		}
 	}
 	choice.Pos = o.Pos
-	return o.N > 0
+	return o.N > 0 // N counts the members
 }
 
 // readOffsets reads the logprobs of a completion, which start at i in b, and returns where they end; -1: they are malformed. It marks
@@ -380,9 +390,10 @@ func (f *Filter) readUsage(top *rawjson.Object) {
 	f.marks[at].end = int32(top.Pos)
 }
 
-// readCounts reads the usage at i in b into f.facts, and returns where it ends; -1: it is malformed. The counts of a usage without
-// completion_tokens are ignored. On the way it marks what editMarked may have to change in the usage: the counts that must include the
-// tokens of earlier engines, and the place for the prefill engine's count of cached tokens.
+// readCounts reads the usage at i in b into f.facts, and returns where it ends; -1: it is malformed. On the way it marks what editMarked
+// may have to change in the usage: the counts that must include the tokens of earlier engines, and the place for the prefill engine's count
+// of cached tokens. The counts of a usage without completion_tokens are ignored: facts.hasUsage stays as it is, and if it is false,
+// actionFor keeps the marked counts, except cached_tokens.
 func (f *Filter) readCounts(b []byte, i int) int {
 	u := Usage{Cached: -1}
 	hasCompletion, hasTotal, hasDetails := false, false, false
@@ -406,7 +417,7 @@ func (f *Filter) readCounts(b []byte, i int) int {
 	cachedKnown := f.options.Cached >= 0 // the prefill engine's count, which the client must get
 	isMalformed := o.Pos < 0
 	if !hasDetails && cachedKnown && !isMalformed {
-		f.markInsertion(noDetails, &o)
+		f.markInsertion(missingDetails, &o)
 	}
 	if !hasTotal {
 		u.Total = u.Prompt + u.Completion
@@ -425,18 +436,21 @@ func (f *Filter) readCount(kind valueKind, usage *rawjson.Object) (n int, ok boo
 	return rawjson.Int(usage.Text, usage.Val, usage.Pos)
 }
 
-// readDetails reads prompt_tokens_details, the current member of a usage, into u. It marks the details and their cached_tokens, which
-// actionFor may have to replace or remove. If the prefill engine's cached_tokens are known (options.Cached >= 0) and the details lack this
-// member, it marks where the count must be written.
+// readDetails reads prompt_tokens_details, the current member of a usage, into u, and moves usage.Pos to their end. It marks the details
+// and their cached_tokens, which actionFor may have to replace or remove. If the prefill engine's cached_tokens are known and the details
+// lack this member, it marks where the count must be written. A mark must come before those of the members inside its value. The mark of
+// the details is therefore made first, and gets its end and hasOnlyCached after the members were read.
 func (f *Filter) readDetails(usage *rawjson.Object, u *Usage) {
 	b := usage.Text
-	if b[usage.Val] != '{' {
-		if f.options.Cached >= 0 && b[usage.Val] == 'n' { // null is replaced by details with cached_tokens
+	prefillCountKnown := f.options.Cached >= 0
+	if b[usage.Val] != '{' { // not an object
+		isNull := b[usage.Val] == 'n'
+		if prefillCountKnown && isNull { // null is replaced by details with cached_tokens
 			f.markWholeMember(nullDetails, secondLevel, usage)
 		}
 		return
 	}
-	at := len(f.marks)                             // index of the mark of the details; those of their members come after it
+	at := len(f.marks)                             // index of the mark of the details
 	f.markMember(detailsValue, secondLevel, usage) // second level: a member of the usage
 	o := rawjson.ObjectAt(b, usage.Val)
 	found := 0 // how many members cached_tokens the details have
@@ -456,8 +470,7 @@ func (f *Filter) readDetails(usage *rawjson.Object, u *Usage) {
 		f.marks[at].hasOnlyCached = o.N == found // actionFor may then remove the details as a whole
 		return
 	}
-	prefillCountKnown := f.options.Cached >= 0
 	if prefillCountKnown && o.Pos > 0 { // the details lack cached_tokens; Pos is -1 if they are malformed
-		f.markInsertion(noCached, &o)
+		f.markInsertion(missingCached, &o)
 	}
 }

@@ -145,17 +145,20 @@ func (r *Reader) Next() (Event, bool) {
 		return Event{}, false
 	}
 	r.bytes += int64(len(e.Raw))
-	r.torn = e.Kind == KindOpaque && !r.framer.atEventStart() // e is a piece of a large event, but not its last piece
-	endsWait := e.Kind == KindData || e.Kind == KindOpaque && !r.torn
+	r.torn = e.Kind == KindOpaque && r.framer.comesInPieces() // the event goes on: e is one of its pieces, but not the last one
 	switch {
 	case e.Kind == KindDone:
 		r.markEnd()
-	case endsWait: // the engine is no longer silent
-		r.sawData = true
-		r.silentBefore = r.silentFor // resumeWait restores it if the event turns out to have no content
-		r.silentFor = 0
+	case e.Kind == KindData, e.Kind == KindOpaque && !r.torn: // a comment, or a part of an event, does not end the wait for the next event
+		r.endSilence()
 	}
 	return e, true
+}
+
+// endSilence ends the wait for an event, because one has come. If it turns out to have no content, resumeWait lets the wait go on.
+func (r *Reader) endSilence() {
+	r.sawData = true
+	r.silentBefore, r.silentFor = r.silentFor, 0
 }
 
 // resumeWaitForFirst makes the wait for the first event continue as if the event that Next returned last had not come, because nothing in

@@ -7,8 +7,8 @@ import (
 )
 
 // readResponse reads an event of /v1/responses, or an answer in one piece. Some events have a member response; an answer in one piece is
-// such a response itself. cached is Options.Cached: the number of cached prompt tokens that the client is to see, unknownCached, or
-// OwnCached for the engine's own number.
+// such a response itself. The first events only announce the answer (s.announces). s.edits says how the client's copy must differ. cached
+// is Options.Cached: the number of cached prompt tokens that the client is to see, unknownCached, or OwnCached for the engine's own number.
 func readResponse(b []byte, cached int) (s formFacts) {
 	var kind, object string
 	s.errorText = b // used only if the event turns out to be an error
@@ -24,7 +24,7 @@ func readResponse(b []byte, cached int) (s formFacts) {
 			s.failed = s.failed || !rawjson.IsNull(o.Value())
 		case "response":
 			if b[o.Val] == '{' { // if the key is repeated, each value is read, because a client may take any of them
-				s.readResponse(rawjson.ObjectAt(b, o.Val), cached)
+				s.readResponseObject(rawjson.ObjectAt(b, o.Val), cached)
 			}
 		}
 	}
@@ -34,7 +34,7 @@ func readResponse(b []byte, cached int) (s formFacts) {
 	case !s.readable: // what was read is not used
 	case object == "response": // b is an answer in one piece, not an event
 		s.hasFinalUsage = true
-		s.readResponse(rawjson.ObjectAt(b, at), cached)
+		s.readResponseObject(rawjson.ObjectAt(b, at), cached)
 		s.sortEdits() // if b also has a member response, its edits were added before those of members in front of it
 	case kind == "response.completed", kind == "response.incomplete": // the loop has read the usage in its member response
 		s.hasFinalUsage = true
@@ -49,9 +49,9 @@ func readResponse(b []byte, cached int) (s formFacts) {
 	return s
 }
 
-// readResponse reads a response object: its status, error and usage. It adds edits for members that clients must not get, and for the
+// readResponseObject reads a response: its status, error and usage. It adds edits for members that clients must not get, and for the
 // count of cached tokens in its usage. cached is the number that the client is to see there; negative: unknownCached or OwnCached.
-func (s *formFacts) readResponse(o rawjson.Object, cached int) {
+func (s *formFacts) readResponseObject(o rawjson.Object, cached int) {
 	keptBefore := false // true once a member before the current one stays in the client's copy
 	for o.NextValue() {
 		key, v := rawjson.Key(o.Key), o.Value()

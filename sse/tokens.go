@@ -43,10 +43,11 @@ func (fs fields) appendNamedOrNull(dst []byte, names []string) []byte {
 	return dst
 }
 
-// appendExcept appends all members but those with these names. They stay in the order in which they came.
-func (fs fields) appendExcept(dst []byte, names ...[]string) []byte {
+// appendExcept appends all members but those whose names are in one of the lists written, because the caller has appended them already.
+// They stay in the order in which they came.
+func (fs fields) appendExcept(dst []byte, written ...[]string) []byte {
 	for _, f := range fs {
-		if !slices.ContainsFunc(names, func(list []string) bool { return slices.Contains(list, f.key) }) {
+		if !slices.ContainsFunc(written, func(names []string) bool { return slices.Contains(names, f.key) }) {
 			dst = append(appendKey(dst, f.key), f.val...)
 		}
 	}

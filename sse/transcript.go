@@ -59,8 +59,8 @@ func (t *Transcript) Cut() {
 	t.Completed = t.Shown
 }
 
-// maxHead bounds the members of a head, in bytes. The members are copied into each event of the engine that continues an answer, so without
-// this bound each event could become as large as the largest one.
+// maxHead bounds the members of a head together, in bytes. They are copied into each event of the engine that continues an answer, so a
+// large head would make all of these events large.
 const maxHead = 4 << 10
 
 // readHead copies the head of an event into one piece of memory. A head that is too long is left out, so the answer cannot be continued.
