@@ -318,8 +318,8 @@ func (d *chooser) filterCircuit(r *Request, candidates []*candidate) (eligible [
 
 // dropFallbacks removes, in place, the candidates that are only a second choice for the model (Candidate.Fallback and FallbackFor), unless
 // they are needed. If the request names a candidate, or if there is no first choice, it removes nothing. If the request has tried all first
-// choices already (Exclude), and a rank would fetch the KV of a fallback, this fallback is needed. It then removes only the candidates
-// whose KV no rank would fetch (NoDecodeRank), first choices or not.
+// choices already (Exclude), and a rank would fetch the KV of a fallback, this fallback is needed. dropFallbacks then removes only the
+// candidates whose KV no rank would fetch (NoDecodeRank), first choices or not.
 func (r *Request) dropFallbacks(candidates []*candidate) []*candidate {
 	isFallback := func(c *candidate) bool { return c.Fallback || slices.Contains(c.FallbackFor, r.Model) }
 	isFirstChoice := func(c *candidate) bool { return !isFallback(c) }
@@ -400,7 +400,7 @@ func (d *chooser) makeLease(c *candidate, p *policy.Policy, r *Request, indicato
 	return lease
 }
 
-// bookLease books what a new lease means for its candidate. If the circuit was waiting for a trial, this probe becomes the trial. The
+// bookLease books what a new lease means for its candidate. If a trial of the circuit is due, this probe becomes the trial. The
 // prompt counts in the mean of new tokens and in the candidate's load. The prefix cache notes in predictedHit what the prefill is predicted
 // to find there, and counts the prompt's blocks as held from now on.
 func (d *chooser) bookLease(lease *Lease, r *Request, weight ledger.Weight) {
@@ -413,8 +413,9 @@ func (d *chooser) bookLease(lease *Lease, r *Request, weight ledger.Weight) {
 }
 
 // charge adds a request's prompt to the load of the lease's candidate. The probe usually counts as sent now. If the decode rank is chosen
-// before the prefill, the probe is sent only after that choice (Lease.MarkSent). Until then, AcquireAnother or MoveIfSooner may replace
-// this lease by one of another candidate. For this case, charge keeps a copy of the request, as a retry: its place in the pool stays.
+// before the prefill, the probe is sent only after that choice (Lease.MarkSent). Another lease may then replace this one: MoveIfSooner
+// makes it while the probe is not sent, and AcquireAnother if the engine ran nothing of the request. charge keeps a copy of the request for
+// them. The copy counts as a retry, because the request has its place in the pool already.
 func (l *Lease) charge(r *Request, weight ledger.Weight) {
 	load, now := &l.chargedTo.load, l.scheduler.now
 	if l.chargedTo.needsRankFirst() {
@@ -448,10 +449,10 @@ func (r *Request) asRetry() *Request {
 func (d *chooser) prefiller(c *candidate) Prefiller {
 	p := Prefiller{Region: c.Region, Unanswered: c.load.Leases[ledger.Probing]}
 	p.Held = c.load.FetchablePrompts() // prompts that are computed now, or whose KV a decode engine may still fetch
-	// The engine ran so many requests at the last scrape that found none waiting, and since then so many more of this proxy's probes have
-	// ended than were sent. From both counts, Takes may estimate how many more requests the engine can run.
-	ran, moreEndedThanSent := c.load.SinceIdle()
-	p.Ran, p.Answered = int(math.Ceil(ran)), moreEndedThanSent
+	// ran is how many requests the engine ran at the last scrape that found none waiting. endedLessSent is how many of this proxy's probes
+	// have ended since then, less those that were sent. From both, Takes may estimate how many more requests the engine can run.
+	ran, endedLessSent := c.load.SinceIdle()
+	p.Ran, p.Answered = int(math.Ceil(ran)), endedLessSent
 	// On a group of ranks that prefill and decode, only unsent requests count: a request that runs there already keeps no other one
 	// waiting, and it holds no KV that a decode engine has yet to fetch.
 	if c.Aggregated {

@@ -26,9 +26,9 @@ func (l *Lease) predictEnd(now time.Time) (currentEnds time.Time, afterCurrent t
 	return currentEnds, afterCurrent + l.chargedTo.rtt()
 }
 
-// notBegunBefore returns currentEnds, the time at which the prompts before a prefill begin, which take the time otherPrompts. If the
-// prefill itself would then begin before now, it returns now less otherPrompts, so that the prefill begins now. This is also so if
-// currentEnds is zero, because the engine computes no prompt.
+// notBegunBefore returns currentEnds, or a later time if a prefill would otherwise begin before now. The prefill begins after the time
+// otherPrompts, which the other prompts before it take from currentEnds on. If currentEnds is zero, because the engine computes no prompt,
+// the prefill begins now.
 func notBegunBefore(now, currentEnds time.Time, otherPrompts time.Duration) time.Time {
 	if earliest := now.Add(-otherPrompts); earliest.After(currentEnds) {
 		return earliest

@@ -63,9 +63,9 @@ func (d *chooser) dropHolders(r *Request, depth int, eligible []*candidate) []*c
 	return eligible[:others]
 }
 
-// bestScores returns the best (lowest) scores of the policy's last choice among the holders, the candidates that have the first depth
-// blocks of the prompt in their cache, and among the other candidates; infinite if there are none. The policy has scored the candidates in
-// the order of eligible, so that ScoreOf(i) is the score of eligible[i].
+// bestScores returns the best (lowest) scores of the policy's last choice among the holders and among the other candidates; infinite if
+// there are none. A holder has the first depth blocks of the prompt in its cache. The policy has scored the candidates in the order of
+// eligible, so that ScoreOf(i) is the score of eligible[i].
 func (d *chooser) bestScores(p *policy.Policy, r *Request, depth int, eligible []*candidate) (bestHolder, bestOther float64) {
 	bestHolder, bestOther = math.Inf(1), math.Inf(1)
 	for i, c := range eligible {

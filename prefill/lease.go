@@ -86,8 +86,8 @@ func (l *Lease) bookAnswer(u Usage, expires time.Time) *cache.SuspicionChange {
 
 // learnPrefillTime learns prefill times from a probe's answer. The candidate's computeTimer turns answers into times without the wait for
 // other prompts and without the round trip to the engine. Engines of one kind may be at different distances, so prefillEndMs adds the round
-// trip again. An engine may compute several prompts in one step. The timer collects their answers into one sample, and returns it later:
-// with the first answer of another step, or once no probe is unanswered.
+// trip again. An engine may compute several prompts in one step. The timer collects their answers into one sample, and returns it with
+// the first answer of another step, or once no probe is unanswered.
 func (l *Lease) learnPrefillTime(u Usage) {
 	s := l.scheduler
 	// The timer also sees by oldestUnanswered whether the engine has answered this probe before an older one: it then cannot be measured.

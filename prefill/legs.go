@@ -65,7 +65,7 @@ func (s *Scheduler) enterAll(legs []Request) (tickets []Ticket, err error) {
 	if err := s.manager.makeRoomOrRefuse(m, first, len(waiting)); err != nil {
 		return tickets, err
 	}
-	oneServed := len(tickets) > 0
+	oneServed := len(tickets) > 0 // the client may get a part of the answer before the other legs are served
 	for _, w := range s.manager.addLegs(m, p, waiting, oneServed) {
 		tickets = append(tickets, Ticket{scheduler: s, waiter: w})
 	}
@@ -73,7 +73,8 @@ func (s *Scheduler) enterAll(legs []Request) (tickets []Ticket, err error) {
 }
 
 // serveFirstLegs serves the first legs of a request, up to the first one that must wait, and returns their tickets. An error says that the
-// request goes to another region, or that its deadline cannot be met.
+// request goes to another region, or that its deadline cannot be met. The tickets of the legs before are then returned, too. The
+// scheduler's lock is held.
 func (s *Scheduler) serveFirstLegs(m *model, p *policy.Policy, legs []Request) (tickets []Ticket, err error) {
 	for i := range legs {
 		lease, err := s.manager.tryAtOnce(m, p, &legs[i])
@@ -129,7 +130,7 @@ func (k *Ticket) AwaitRegionDecision(ctx context.Context) bool {
 }
 
 // settleRegion reports whether the legs of the ticket's request have gone to another region. If not, they stay here from now on: either one
-// of them is served here already, or the wait was too long.
+// of them is served here already, or the wait for the decision has ended without one.
 func (k *Ticket) settleRegion() (elsewhere bool) {
 	k.scheduler.lock()
 	defer k.scheduler.unlock()

@@ -27,9 +27,9 @@ func (d *chooser) askRegions(m *model, r *Request, waitingSince time.Time) Where
 }
 
 // localState measures all candidates of a model in this region, for the choice between regions. r is the request; nil: there is none, and
-// the candidates are measured for a prompt of one token. A candidate is open if it may get the request now. None is open if the request
-// neither has a place in the pool of hand-offs nor can get one. At the end, the candidates whose prompts would wait for a decode slot are
-// marked as not open. The result's Prefillers are valid until the next call.
+// the candidates are measured for a prompt of one token. If the request neither has a place in the pool of hand-offs nor can get one, no
+// candidate is open (Prefiller.Open). At the end, the candidates whose prompts would wait for a decode slot are marked as not open, too.
+// The result's Prefillers are valid until the next call.
 func (d *chooser) localState(m *model, r *Request) Local {
 	// Waiting and Tokens leave out retries, which have their place in the pool already, and batch requests, which use only what others leave.
 	local := Local{Waiting: m.queue.OnlineFirstAttempts(), Tokens: int(m.queue.Tokens()), Prefillers: d.prefillers[:0]}

@@ -107,9 +107,9 @@ func (a *Answer) assemble(clientCopy []byte, kind Kind, end End) error {
 	return a.Assembler.Add(clientCopy)
 }
 
-// resumeWaitIfEmpty tells the Reader, whose time limits run from one event to the next, if its wait goes on as if the last event had not
-// come: the wait for the first event, as long as nothing of the answer has come, or the wait for the next one. filterPassedIt is false if
-// the filter holds the event back or drops it.
+// resumeWaitIfEmpty lets the Reader's wait, which has a time limit, go on as if the last event had not come, if that event has nothing of
+// the answer. Before the answer has begun, this is the wait for the first event, and filterPassedIt is false for such an event: the filter
+// holds it back or drops it. Later it is the wait for the next event.
 func (a *Answer) resumeWaitIfEmpty(filterPassedIt bool) {
 	switch {
 	case a.Filter.Started(): // the answer has begun

@@ -107,7 +107,7 @@ func (f *Filter) actionFor(marked *mark, b []byte) action {
 		}
 		return keepValue
 	default: // created, model, system_fingerprint, role, the counts of the usage, text_offset, weight_versions
-		return continuedAction(f, marked, old) // nearly all of them differ only if an earlier engine began the answer
+		return continuedAction(f, marked, old) // they differ if an earlier engine began the answer; created also if the caller replaces it
 	}
 }
 

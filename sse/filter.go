@@ -106,14 +106,14 @@ func (f *Filter) Reset(o Options) {
 // Some forms have no [DONE]. For their last event, Event returns NotEnded and sets streamEnded, by which Answer.Event, its caller, finds
 // the end.
 func (f *Filter) Event(e Event, dst []byte) (out []byte, end End) {
-	f.facts.isEmpty = false            // Answer.Event then asks whether the event had nothing of the answer; not all cases below set it
-	sharesStream := f.options.DropDone // with the other answers of a fan-out
+	f.facts.isEmpty = false          // Answer.Event then asks whether the event had nothing of the answer; not all cases below set it
+	isOfFanOut := f.options.DropDone // other engine requests make the rest of what this client gets
 	switch {
 	case e.Kind == KindComment:
 		return e.Raw, NotEnded
 	case e.Kind == KindDone:
 		return takeDone(f, e)
-	case e.Kind == KindOpaque && sharesStream: // the id and the index must be replaced, but the event is too large to be read
+	case e.Kind == KindOpaque && isOfFanOut: // the id and the index must be replaced, but the event is too large to be read
 		f.fault = ErrLargeEvent
 		return nil, Broken
 	case !f.options.Form.chunked(): // the events have no choices, as those of /v1/responses

@@ -250,8 +250,8 @@ func takeOpaque(f *Filter, e Event, dst []byte) (out []byte, end End) {
 	return f.appendAfterHeld(e.Raw, dst), NotEnded // events that announced the answer may still be held back, and go first
 }
 
-// appendAfterHeld returns the client's bytes for an event that does not change, which is raw, as Filter.Event returns them. If events were
-// held back, these are dst with the held-back events and raw appended. Otherwise they are raw itself, which needs no copy in dst.
+// appendAfterHeld returns the client's bytes for an event that does not change; raw has the event. If events were held back, it appends
+// them and then raw to dst, and returns dst. Otherwise it returns raw itself, which then need not be copied.
 func (f *Filter) appendAfterHeld(raw, dst []byte) []byte {
 	if len(f.heldEvents) == 0 {
 		return raw

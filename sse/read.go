@@ -267,7 +267,7 @@ func (f *Filter) readChoice(b []byte, i int) (end int) {
 	return o.Pos
 }
 
-// markChoiceMember marks a member of a choice that says nothing about the answer, if it may have to change for the client.
+// markChoiceMember marks the current member of a choice, from which readChoice reads nothing, if it may have to change for the client.
 func (f *Filter) markChoiceMember(choice *rawjson.Object) {
 	switch string(choice.Key) {
 	case "index":

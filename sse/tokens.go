@@ -43,8 +43,8 @@ func (fs fields) appendNamedOrNull(dst []byte, names []string) []byte {
 	return dst
 }
 
-// appendExcept appends all members but those whose names are in one of the lists written, because the caller has appended them already.
-// They stay in the order in which they came.
+// appendExcept appends all members but those that the caller has appended already; each list of written has names of such members. The
+// others stay in the order in which they came.
 func (fs fields) appendExcept(dst []byte, written ...[]string) []byte {
 	for _, f := range fs {
 		if !slices.ContainsFunc(written, func(names []string) bool { return slices.Contains(names, f.key) }) {

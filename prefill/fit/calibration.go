@@ -170,8 +170,8 @@ func (c *Calibration) dropSamples() { c.sums, c.n, c.inHalf = moments{}, 0, 0 }
 
 // bestFactors fits every set of terms that mayFit allows (a bit for each term), and returns the factors of the set with the lowest cost.
 // The cost is the sum of the squared errors with a penalty for each term beyond the plain line. With the penalty, more terms cost less than
-// the line only if their F statistic is at least termF: by how much each of them lowers the sum of the squared errors, compared with the
-// mean squared error that remains. Errors so small that they are only rounding errors count as equal, so that the penalty alone decides
+// the line only if their F statistic is above termF. This is by how much the sum of the squared errors falls per further term, divided by
+// the mean squared error that remains. Errors so small that they are only rounding errors count as equal, so that the penalty alone decides
 // between them. The cost is infinite if no set can be fitted. totalSpread is the result of moments.totalSpread.
 func (c *Calibration) bestFactors(totalSpread float64) (best [terms]float64, cost float64) {
 	cost = math.Inf(1)

@@ -180,8 +180,8 @@ func (x *Index) ensureClaim(n int, k Key) uint32 {
 	return x.addClaim(n, entry)
 }
 
-// makeRoom drops claims until slot n and the index have room for one more claim, that of the slot on a key. entry is the key's entry; 0: it
-// has none. The result is the key's entry afterwards: 0 also if makeRoom had to evict it.
+// makeRoom drops claims until slot n and the index have room for a claim of the slot on key k. entry is the key's entry; 0: it has none.
+// The result is the key's entry afterwards: 0 also if makeRoom had to evict it.
 func (x *Index) makeRoom(n int, k Key, entry uint32) (entryLeft uint32) {
 	s := &x.slots[n]
 	if s.capacity > 0 && s.held >= s.capacity {

@@ -60,7 +60,7 @@ func (x *Index) Insert(s Slot, keys []Key) {
 		c := x.ensureClaim(s.N, keys[i])
 		x.claims[c].confirm()
 	}
-	x.releaseConfirmedLingering(s) // guesses about ended probes that waited until it is known whether the engine has these blocks
+	x.releaseConfirmedLingering(s) // speculations of ended probes, which wait until the engine is known to hold their blocks
 }
 
 // Remove notes that the slot's engine no longer holds a block. The blocks behind it cannot be used without it, but they

@@ -12,9 +12,9 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// separator ends each part of the rendering of a chat: each tool, and then each message and each of its members. Text seldom contains it.
-// The rendering is not the text that the engine's chat template makes. Two renderings need only share a prefix where the two templated
-// texts do: the next turn of a conversation must begin with the bytes of the present turn.
+// separator ends each part of the rendering of a chat: each tool, and then the role, name and tool_call_id of each message, and the message
+// itself. Text seldom contains it. The rendering is not the text that the engine's chat template makes. Two renderings need only share a
+// prefix where the two templated texts do: the next turn of a conversation must begin with the bytes of the present turn.
 const separator = '\x1e'
 
 // Text is the result of hashing a prompt as text.

@@ -207,8 +207,8 @@ func (q *Queue[T]) Next() (first *Item[T]) {
 
 // partToSearch is the part of a model queue that Next searches now. Each deferred request makes later searches of the round longer, because
 // they pass over it. A model queue with few deferred requests (modelDepth) is always searched as a whole, and so are all of them while few
-// requests are deferred in total (roundDepth). Then the keys with a deferred request are left out. From keysDepth on, a model queue with
-// several deferred requests is not searched at all.
+// requests are deferred in total (roundDepth). Otherwise a search leaves out the keys with a deferred request. From keysDepth on, a model
+// queue with several deferred requests is not searched at all.
 func (q *Queue[T]) partToSearch(mq *ModelQueue[T]) searchedPart {
 	deferredHere := 0
 	if mq.deferredIn == q.round { // otherwise mq.deferrals is the count of an earlier round
@@ -318,8 +318,8 @@ func (mq *ModelQueue[T]) firstServable(placesFree bool) (first *Item[T]) {
 		first = mq.retries.members[0]
 	}
 	if placesFree && mq.firstAttempts > 0 { // a first attempt needs a free place
-		keyWhoseTurnItIs := mq.byTurn.members[0] // the heap has the flow queue in front whose first request is served next
-		if item := keyWhoseTurnItIs.first(); first == nil || item.before(first) {
+		firstFlowQueue := mq.byTurn.members[0] // the heap has the flow queue in front whose first request is served first
+		if item := firstFlowQueue.first(); first == nil || item.before(first) {
 			first = item
 		}
 	}
@@ -523,7 +523,7 @@ func (i *Item[T]) Pin() {
 // model queue, without retries. A request gives way to one of a higher priority, and to one of the same priority whose key has fewer
 // waiting requests (toDisplace). If displacing cannot make enough room, none is displaced and ok is false.
 func (mq *ModelQueue[T]) MakeRoom(priority int, key string, n, limit int) (displaced []*Item[T], ok bool) {
-	ownLengthAfter := mq.waitingOf(priority, key) + n // what the key will have waiting; only a key with more loses a request to it
+	ownLengthAfter := mq.waitingOf(priority, key) + n // of the keys with this priority, only one with more requests loses any to this key
 	excess := mq.firstAttempts + n - limit
 	if priority == Batch { // batch requests have a limit of their own, too; they have the lowest priority, so they displace only each other
 		excess = max(excess, mq.batchAttempts+n-MaxBatch(limit))
