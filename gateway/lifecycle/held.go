@@ -29,8 +29,8 @@ func (o *held) settleSlotAndCall(dst []Effect, disposition Disposition) []Effect
 
 // settle gives a resource back or passes it on, as disposition says. It does nothing if the request does not hold the resource. A hand-off
 // that an engine may have read (MaybeRead, MaybeRunning) is also noted in o.maybeReadHandOffs. When the attempts are over,
-// settleAfterAttempts has it discarded by one more request to an engine. That must not be done if this request would have the id of one
-// that an engine may still run, so the note says both.
+// settleAfterAttempts has it discarded: an engine gets one more request with the hand-off. The note has two facts: whether an engine may
+// still work on the first request, and whether the discard would have the same request id. If both are true, there is no discard.
 func (o *held) settle(dst []Effect, r Resource, disposition Disposition) []Effect {
 	if !o.has[r] {
 		return dst

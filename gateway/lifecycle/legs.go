@@ -67,8 +67,10 @@ func newPair(t ConnectorTraits, noEarlyEvents, mayIgnoreAbort bool) Pair {
 	if t.CallsBack { // only the callback says where the KV goes
 		p.prefill = awaitsCallback
 	}
-	reservesAtOnce := t.Keeps // with nixl-push, the only connector here with Keeps, the decode engine reserves its blocks at once
-	if reservesAtOnce {
+	// Keeps: the prefill engine keeps the KV until the decode engine has read it. Only nixl-push works so, and its decode engine reserves
+	// blocks as soon as it gets the request.
+	reservesBlocksAtOnce := t.Keeps
+	if reservesBlocksAtOnce {
 		p.decodeBlocks = blocksAwaitKV // no callback will report the blocks
 	}
 	return p
@@ -123,18 +125,21 @@ func (p *Pair) step(e Event, dst []Effect) []Effect {
 }
 
 // stepCallback handles the callback in which the decode engine says where the KV goes, or the end of a wait for it. The goroutine of the
-// prefill call waits for the callback and reports these events.
+// prefill call waits for the callback and reports these events. The decode engine reserves blocks for the KV before it calls back, and only
+// the end of a prefill frees them. So a callback that comes after the end of the decode call still makes the proxy send the prefill call
+// (DrainBeside), for at most the time that a prefill may take (ByProbe).
 func (p *Pair) stepCallback(e Event, dst []Effect) []Effect {
 	switch e.Kind {
 	case Overdue: // no callback came in time
 		return p.fail(e.End, dst)
-	case CalledLate: // the decode call is over, but its engine has taken blocks for the request, and only the end of a prefill frees them
-		if !p.holdsLease { // the lease was given back because the answer began without a prefill, so no prefill is needed
+	case CalledLate: // the callback came after the end of the decode call
+		answerNeededNoPrefill := !p.holdsLease // the answer has begun without a prefill, and handleFirstEvent has given the lease back
+		if answerNeededNoPrefill {
 			p.prefill = noPrefill
 			return dst
 		}
 		p.decodeBlocks, p.prefill = blocksAwaitKV, mayBeSent
-		return append(dst, Effect{Kind: DrainBeside, Until: ByProbe}) // the prefill runs only so that its end frees them
+		return append(dst, Effect{Kind: DrainBeside, Until: ByProbe}) // the prefill runs only so that its end frees the blocks
 	case Uncallable: // no usable callback came even after the end of the decode call, so nothing is to be prefilled
 		p.prefill = noPrefill
 		return p.settleLease(Free, dst)
@@ -149,7 +154,9 @@ func (p *Pair) stepPrefill(e Event, dst []Effect) []Effect {
 		return p.handlePrefillDue(dst)
 	case PrefillFailed:
 		dst = p.settleLease(e.End.Verdict().KV, dst)
-		if e.Again && p.traits.Retries && e.End.MayReplaceEngine() {
+		// Again: one more engine may be tried. Retries: the connector allows it if the failed engine did not take the request.
+		mayTryAnotherEngine := e.Again && p.traits.Retries && e.End.MayReplaceEngine()
+		if mayTryAnotherEngine {
 			p.prefill = seekingEngine
 			return append(dst, Effect{Kind: Seek, Until: ByProbe})
 		}
@@ -169,9 +176,11 @@ func (p *Pair) stepPrefill(e Event, dst []Effect) []Effect {
 // handlePrefillDue is called just before the prefill call is sent. It gives the lease of the prompt back instead if no prefill is needed
 // any more.
 func (p *Pair) handlePrefillDue(dst []Effect) []Effect {
-	// With CallsBack the prefill is sent all the same, because only its end frees the blocks of the decode engine. With Keeps it is
-	// also sent after the client has left: the decode call goes on, and its first event shows that both engines can free their blocks.
+	// Each connector of a pair has one of the traits Aborts, Keeps and CallsBack. With CallsBack, only the end of the prefill frees the
+	// blocks of the decode engine, so the prefill is sent even after the end of the decode call. With the other two it is then not needed.
 	decodeGone := p.DecodeEnded() && (p.traits.Aborts || p.traits.Keeps)
+	// With Aborts, a client that left before the prefill was sent has ended the decode call (handleClientLeft). With Keeps that
+	// call goes on: its first event shows that both engines can free their blocks.
 	clientGone := p.ClientLeft && p.traits.Aborts
 	if p.prefill == noPrefill || decodeGone || clientGone {
 		p.prefill = noPrefill
@@ -190,7 +199,7 @@ func (p *Pair) stepDecode(e Event, dst []Effect) []Effect {
 	case Confirmed: // the wait for the prefill engine's answer is over, with or without that answer
 		p.decodePromptTokens = max(p.decodePromptTokens, e.Prompt)
 		dst = p.failIfKVMissing(dst)
-		if !p.Failed && p.prefill == answered { // the decode engine has all the KV
+		if !p.Failed && p.prefill == answered { // the decode engine has all the KV, so the prefill engine has freed it
 			dst = p.settleLease(Free, dst)
 		}
 	case Quiet: // no first event came within its time limit
@@ -202,7 +211,8 @@ func (p *Pair) stepDecode(e Event, dst []Effect) []Effect {
 	case DecodeOver: // the decode call ended after its first event
 		if !p.DecodeEnded() { // otherwise an earlier event has ended the decode call already
 			p.decode = endedBegun
-			if p.decodeBlocks != blocksUnknown { // with blocksUnknown, a callback may still say that the decode engine needs no KV
+			callbackMayCome := p.decodeBlocks == blocksUnknown // the decode engine may still report its blocks, so the proxy listens on
+			if !callbackMayCome {
 				dst = forgetCallback(dst)
 			}
 		}
@@ -227,15 +237,16 @@ func (p *Pair) handleUnwanted(e Event, dst []Effect) []Effect {
 // abortPrefill tells the prefill engine to end the request. Callers make sure that the engines of the connector can be told to abort
 // (ConnectorTraits.Aborts).
 //
-// While the answer has no first event, the prefill call usually stays open for the grace period: only its answer shows that the engine
-// writes no more KV to the blocks of the decode engine. A closed connection would not show this: the engine's HTTP server closes its half
-// long before the scheduler learns of the abort, between two batches.
+// The abort is repeated until the prefill call ends. While the answer has no first event, the prefill call usually stays open, but not
+// longer than the grace period (ByGrace): only its answer shows that the engine writes no more KV to the blocks of the decode engine. A
+// closed connection would not show this: the engine's HTTP server closes its half long before the scheduler learns of the abort, between
+// two batches. Once the first event has come, the decode engine waits for no KV, and the proxy closes the prefill call at once (HangUp).
 func (p *Pair) abortPrefill(dst []Effect) []Effect {
 	if p.prefill == running {
 		p.prefill = aborting
 	}
-	dst = append(dst, Effect{Kind: AbortPrefill, Until: ByGrace}) // repeated until the prefill call ends, or until it is closed after ByGrace
-	if p.mayIgnoreAbort || p.AnswerBegun() {                      // mayIgnoreAbort: the engine may notice only that the connection is closed
+	dst = append(dst, Effect{Kind: AbortPrefill, Until: ByGrace})
+	if p.mayIgnoreAbort || p.AnswerBegun() { // mayIgnoreAbort: the engine may notice only that the connection is closed
 		dst = append(dst, Effect{Kind: HangUp})
 	}
 	return dst
@@ -269,9 +280,12 @@ func (p *Pair) fail(cause CallEnd, dst []Effect) []Effect {
 	return append(dst, Effect{Kind: EndDecode})
 }
 
-// handleCallback handles a callback that came in time. In it the decode engine says where the KV goes (CalledBack) or that it needs no KV
-// (NeedsNothing), or the callback is not usable (Miscalled). If the decode call has ended already, the proxy stops listening for a
-// callback, which it otherwise does when that call ends.
+// handleCallback handles a callback that came in time. If the decode call has ended already, the proxy stops listening for a callback,
+// which it otherwise does when that call ends. The prefill then depends on the callback:
+//   - Miscalled: the callback is not usable. Nothing is prefilled, and the pair fails.
+//   - If the answer has begun without the callback, nothing is prefilled.
+//   - NeedsNothing: the decode engine needs no KV. It waits as if the prefill engine had answered.
+//   - CalledBack: the decode engine says where the KV goes. The prefill call may be sent.
 func (p *Pair) handleCallback(e Event, dst []Effect) []Effect {
 	p.decodeBlocks = blocksAwaitKV // also if the callback is not usable: the decode engine allocates its blocks before it calls back
 	if e.Kind == NeedsNothing {
@@ -280,18 +294,18 @@ func (p *Pair) handleCallback(e Event, dst []Effect) []Effect {
 	if p.DecodeEnded() { // just before the callback came
 		dst = forgetCallback(dst)
 	}
-	answerNeededNoPrefill := !p.holdsLease // the answer has begun without the callback, and handleFirstEvent has given the lease back
+	answerNeededNoPrefill := !p.holdsLease // handleFirstEvent has given the lease back, because the answer began without the callback
 	switch {
-	case e.Kind == Miscalled: // it is not known where the KV goes, so nothing can be prefilled, and the decode call waits in vain
+	case e.Kind == Miscalled: // it is not known where the KV goes, so the decode call waits in vain, and fail ends it
 		p.prefill = noPrefill
 		dst = p.fail(e.End, dst)
 		return p.settleLease(Free, dst)
 	case answerNeededNoPrefill:
 		p.prefill = noPrefill
 		return dst
-	case e.Kind == NeedsNothing: // as if the prefill engine had answered already; Free: it holds no KV
+	case e.Kind == NeedsNothing:
 		p.prefill = answered
-		dst = p.settleLease(Free, dst)
+		dst = p.settleLease(Free, dst) // Free: the prefill engine holds no KV
 		return p.startFirstEventLimit(dst)
 	}
 	p.prefill = mayBeSent // the goroutine that got the callback sends the prefill call now, and reports ProbeDue
@@ -341,7 +355,9 @@ func (p *Pair) handlePrefillDone(e Event, dst []Effect) []Effect {
 	switch {
 	case decodeHasKV, canAbort && p.DecodeEnded(): // the prefill engine has no KV any more
 		dst = p.settleLease(Free, dst)
-	case canAbort && p.ClientLeft: // the engine was told to abort, but had nearly answered; the decode call waited only for this answer
+	// After its client had left, the decode call waited only for this answer, and now ends. With other connectors it waits for its first
+	// event instead (handleClientLeft).
+	case canAbort && p.ClientLeft:
 		dst = p.settleLease(Free, dst)
 		dst = p.fail(e.End, dst)
 	case p.DecodeEnded(): // the prefill engine keeps the KV, and no decode engine will fetch it
@@ -351,19 +367,22 @@ func (p *Pair) handlePrefillDone(e Event, dst []Effect) []Effect {
 	return p.startFirstEventLimit(dst)
 }
 
-// handleFirstEvent handles the first event of the answer, and lifts the time limit for it. If this event does not prove that all KV has
-// come, it is held back for a short time (ByConfirm) until the prefill engine has answered. An answer that may come from another prompt's
-// KV fails the pair, which makes the proxy close the decode call. The end of that call is reported later, by an event of its own.
+// handleFirstEvent handles the first event of the answer, and lifts the time limit for it. An answer that may come from another prompt's
+// KV fails the pair, which makes the proxy close the decode call. The end of that call is reported later, by an event of its own. With
+// engines that can be told to abort (SGLang), a first event does not prove that all KV has come (answerProvesKV). It is then held back for
+// a short time (ByConfirm) until the prefill engine has answered.
 func (p *Pair) handleFirstEvent(e Event, dst []Effect) []Effect {
 	// Expired: the prefill engine may have reused the memory before the decode engine read the KV.
 	mayBeOtherPromptsKV := p.prefill == answered && e.Expired
 	if mayBeOtherPromptsKV {
-		dst = p.fail(e.End, dst) // before decode is set, because fail trusts the KV of an answer that has begun
+		// This must come before p.decode is set: once the answer counts as begun, fail takes its KV for complete and does nothing.
+		dst = p.fail(e.End, dst)
 	}
 	p.decode, p.decodePromptTokens = begun, e.Prompt
-	neededNoPrefill := p.traits.CallsBack && p.decodeBlocks == blocksUnknown // it has not even called back to say where KV should go
+	// The decode engine has begun without a callback that says where KV should go.
+	neededNoPrefill := p.traits.CallsBack && p.decodeBlocks == blocksUnknown
 	if neededNoPrefill {
-		dst = p.settleLease(Free, dst)
+		dst = p.settleLease(Free, dst) // Free: the prefill engine holds no KV
 	}
 	dst = liftFirstEventLimit(dst)
 	kvUnconfirmed := !p.answerProvesKV() && p.prefill != answered
@@ -383,8 +402,9 @@ func (p *Pair) failIfKVMissing(dst []Effect) []Effect {
 	return dst
 }
 
-// handleDecodeFailed handles the end of a decode call that brought no first event, or one that the client must not get. It ends the prefill
-// call if the connector needs it (endPrefill), and reports KV blocks that the decode engine may keep for ever (LeakBlocks).
+// handleDecodeFailed handles the end of a decode call that brought no first event, or one that the client must not get. It first ends the
+// prefill call and reports blocks that may leak (endPrefillOfFailed). Then the proxy stops listening for a callback that cannot come any
+// more, counts the loss, waits for a prefill engine that may still write KV, and gives the lease of KV back that no engine will fetch.
 func (p *Pair) handleDecodeFailed(reason DecodeFailure, dst []Effect) []Effect {
 	if p.decode == begun { // the first event came, but the client must not get it
 		p.decode = endedBegun
@@ -392,15 +412,7 @@ func (p *Pair) handleDecodeFailed(reason DecodeFailure, dst []Effect) []Effect {
 		p.decode = endedUnbegun
 	}
 	dst = liftFirstEventLimit(dst)
-	var leaks bool // the decode engine may keep blocks for ever
-	if p.Failed {  // e.g. because the prefill call failed; the decode call was ended for that reason, and endPrefill is not needed
-		leaks = p.leaksAfterFailure()
-	} else {
-		dst, leaks = p.endPrefill(reason, dst)
-	}
-	if leaks {
-		dst = append(dst, Effect{Kind: LeakBlocks})
-	}
+	dst = p.endPrefillOfFailed(reason, dst)
 	callbackMayCome := p.decodeBlocks == blocksUnknown // the decode engine has reported nothing yet
 	if p.traits.CallsBack && !callbackMayCome {
 		dst = forgetCallback(dst)
@@ -409,12 +421,30 @@ func (p *Pair) handleDecodeFailed(reason DecodeFailure, dst []Effect) []Effect {
 		dst = append(dst, Effect{Kind: CountLoss})
 	}
 	engineMayHaveRequest := reason == Died
+	// Aborts: the prefill engine was told to abort just now, and may write KV until it has done so. The decode call is closed only after
+	// this wait, or its engine could reuse pages that are still written.
 	prefillMayWrite := !p.Failed && engineMayHaveRequest && p.traits.Aborts
-	if prefillMayWrite { // the decode call is closed only after this wait, or its engine could reuse pages that are still written
+	if prefillMayWrite {
 		dst = append(dst, Effect{Kind: AwaitPrefill, Until: ByGrace})
 	}
 	if p.prefill == answered { // no decode engine will fetch KV that is left, so the prefill engine frees it at its hold timeout (Orphan)
 		dst = p.settleLease(Orphan, dst)
+	}
+	return dst
+}
+
+// endPrefillOfFailed ends the prefill call after the decode call has failed, if the connector needs it (endPrefill). It also reports KV
+// blocks that the decode engine may keep for ever (LeakBlocks). If the pair had failed before, for example because the prefill call had
+// failed, the decode call was ended for that reason, and nothing more is to be ended.
+func (p *Pair) endPrefillOfFailed(reason DecodeFailure, dst []Effect) []Effect {
+	var leaks bool
+	if p.Failed {
+		leaks = p.leaksAfterFailure()
+	} else {
+		dst, leaks = p.endPrefill(reason, dst)
+	}
+	if leaks {
+		dst = append(dst, Effect{Kind: LeakBlocks})
 	}
 	return dst
 }
@@ -428,8 +458,10 @@ func (p *Pair) leaksAfterFailure() bool {
 	return p.MayLeakBlocks() && !prefillFreesBlocks
 }
 
-// endPrefill ends the prefill call after the decode call has ended by itself, in the way that the connector needs. leaks says whether
-// the decode engine may keep blocks for ever, because it waits for KV that may never come.
+// endPrefill ends the prefill call after the decode call has ended by itself, in the way that the connector needs. Each connector has one
+// of three traits. Aborts: the engines can be told to abort. CallsBack: the decode engine calls back to say where the KV goes. Keeps: the
+// prefill engine keeps the KV until the decode engine has read it. leaks says whether the decode engine may keep blocks for ever, because
+// it waits for KV that may never come.
 func (p *Pair) endPrefill(reason DecodeFailure, dst []Effect) (_ []Effect, leaks bool) {
 	decodeMayHaveRequest := reason == Died // otherwise the decode engine has neither the request nor blocks for it
 	switch {
@@ -458,22 +490,22 @@ func (p *Pair) endCalledPrefill(decodeMayHaveRequest bool, dst []Effect) (_ []Ef
 	prefilled := prefillEnded && p.decodeBlocks != noKVNeeded      // with noKVNeeded, no prefill engine was asked
 	underWay := p.prefill == running || p.prefill == seekingEngine // seekingEngine: another engine is about to get the request
 	noCallbackWillCome := p.decodeBlocks == blocksUnknown && !decodeMayHaveRequest
+	mayBreakOff := !p.ClientLeft // after the client has left, the prefill runs to its end, which frees the blocks of the decode engine
 	switch {
-	// The prefill engine would write to a decode engine that has dropped the request. But after the client has left, the prefill runs to
-	// its end, which frees the blocks of the decode engine.
-	case (underWay || prefilled) && !p.ClientLeft:
-		return append(dst, Effect{Kind: HangUp}), decodeMayHaveRequest && !prefillEnded
+	// The prefill engine must not write to a decode engine that has dropped the request. After prefilled, HangUp only closes a prefill call
+	// that is still open.
+	case (underWay || prefilled) && mayBreakOff:
+		leaks = decodeMayHaveRequest && !prefillEnded
+		return append(dst, Effect{Kind: HangUp}), leaks
 	case noCallbackWillCome:
 		return forgetCallback(dst), false
 	}
 	return dst, false // a callback may still come, or no prefill call is to be ended
 }
 
-// handleClientLeft handles a client that leaves before the first event. It ends the calls at once only if no KV is written to the decode
-// engine, now or later. Otherwise the decode call goes on, because its engine must not reuse blocks that are still written. If the engines
-// can be told to abort, the prefill engine is told so, and the end of its call ends the decode call. With other connectors, the decode call
-// lasts until its first event, which proves that both engines can free their blocks. In any case it lasts no longer than the grace period:
-// then the engines have to free the blocks by themselves.
+// handleClientLeft handles a client that leaves before the first event. The decode call ends at once only if no KV is written to its
+// engine, now or later. Otherwise the call goes on, because its engine must not reuse blocks that are still written. It lasts no longer
+// than the grace period: then the engines have to free the blocks by themselves.
 func (p *Pair) handleClientLeft(e Event, dst []Effect) []Effect {
 	if p.ClientLeft || p.decode != unbegun { // handled already, or the first event has come, or the decode call has ended
 		return dst
@@ -486,11 +518,12 @@ func (p *Pair) handleClientLeft(e Event, dst []Effect) []Effect {
 	switch {
 	case noBlocksYet, nothingWritten:
 		dst = p.fail(e.End, dst)
-	case p.traits.Aborts:
+	case p.traits.Aborts: // the end of the prefill call will then end the decode call
 		dst = p.abortPrefill(dst)
+	default: // the decode call lasts until its first event, which proves that both engines can free their blocks
 	}
-	if !p.Failed { // otherwise fail has ended the calls already
-		dst = append(dst, Effect{Kind: WaitGone, Until: ByGrace})
+	if !p.Failed { // otherwise fail has ended the decode call already
+		dst = append(dst, Effect{Kind: WaitGone, Until: ByGrace}) // the event ClientWaited then ends the decode call
 	}
 	return dst
 }

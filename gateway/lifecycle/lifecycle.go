@@ -124,7 +124,7 @@ func stateDuring(effect EffectKind) State {
 // state ignores every event that it does not wait for.
 func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 	switch l.state {
-	case Fresh:
+	case Fresh: // the first event of a request is Begun
 		if e.Kind == Begun {
 			return l.beginAttempt(dst)
 		}
@@ -162,7 +162,9 @@ func (l *Lifecycle) stepAttempt(e Event, dst []Effect) []Effect {
 		return l.takeHandOff(&e, dst)
 	case l.state == Pooled && e.Kind == Bound:
 		return l.stepBound(&e, dst)
-	case awaitsFirst && e.Kind == Ends: // the whole answer came at once, and its first event is reported after this end
+	// The whole answer came at once. The code that reads it reports the end (Ends) before the code that waits for the first event goes on
+	// and reports that event (First).
+	case awaitsFirst && e.Kind == Ends:
 		dst = append(dst, Effect{Kind: ReportSuccess})
 		return l.held.settleSlotAndCall(dst, Finish) // the slot is free, whatever the prefill engine reports
 	case awaitsFirst && e.Kind == First:
@@ -176,14 +178,14 @@ func (l *Lifecycle) stepAttempt(e Event, dst []Effect) []Effect {
 func (l *Lifecycle) stepTryingLocal(e Event, dst []Effect) []Effect {
 	switch {
 	case e.Kind == LocalBound:
-		l.routing.tryMove(gotTurn) // the request has a rank here, so its retries stay with this dispatcher
+		l.routing.tryMove(gotTurn) // the routing notes that the request has a rank here, so its retries stay with this dispatcher
 		l.held.takeSlotAndCall()
 		l.noteKeptBody(&e)
 		return l.sendDecode(&e, dst)
-	case l.NoHandOff: // no decode rank can prefill the prompt, and a prefill engine must not
+	case l.NoHandOff: // a prefill engine must not prefill the prompt, and no decode rank can; OfRanks is the error that says so
 		return l.endWithError(e, OfRanks, dst)
 	}
-	l.held.take(LeaseOwner) // at prefill engines the request will have leases, and the audit for leases knows it as their owner
+	l.held.take(LeaseOwner) // the name by which the audit of leases knows the request, which gets leases at prefill engines from now on
 	return append(dst, Effect{Kind: Queue})
 }
 
@@ -223,12 +225,13 @@ func (l *Lifecycle) takeHandOff(e *Event, dst []Effect) []Effect {
 // call, and the two form a new pair.
 func (l *Lifecycle) stepBound(e *Event, dst []Effect) []Effect {
 	l.held.takeSlotAndCall() // the call is the one to the engine of the rank, which is about to be sent
-	l.noteKeptBody(e)
+	l.noteKeptBody(e)        // the request may now keep its body in memory, so that a lost answer can go on
 	if l.bind != Early {
 		return l.sendDecode(e, dst)
 	}
 	l.held.has[Lease] = false // from now on the pair holds the lease, and gives it back
-	// For an answer without early events the pair waits longer, and it closes the call to an engine that may ignore an abort.
+	// NoEarlyEvents is not about the early bind: the answer has no event before its end, so the pair waits longer. MayIgnoreAbort makes the
+	// pair close a call that an abort may not end.
 	l.pairs = append(l.pairs, newPair(l.traits, e.NoEarlyEvents, e.MayIgnoreAbort))
 	numberOfPair := len(l.pairs) // pairs are counted from 1
 	timeLimit := NoTimeout
@@ -242,13 +245,14 @@ func (l *Lifecycle) stepBound(e *Event, dst []Effect) []Effect {
 // KV of the hand-off, the lease of the prompt, and what earlier attempts have left. The engine that answers serves the request. So if
 // another engine answered it with status 500 before, that other engine was the cause.
 func (l *Lifecycle) beginAnswer(e *Event, dst []Effect) []Effect {
-	l.noteKeptBody(e)
+	l.noteKeptBody(e)                     // the body may stay in memory, so that the answer can go on elsewhere if it is lost
 	dst = l.held.settle(dst, KV, Free)    // the decode engine has read the KV, so the prefill engine has freed it
 	dst = l.held.settle(dst, Lease, Free) // held only if the engine that answers also computed the prompt
 	// Failed attempts may have left hand-offs that an engine may have read. They are discarded, for which an engine gets the request once
 	// more. If the request may be what breaks engines, no further engine gets it, and the hand-offs expire at their prefill engines.
 	dst = l.held.settleAfterAttempts(dst, l.tries.mayBreakEngines())
-	return append(l.tries.resolve500(Engine, dst), Effect{Kind: AnswerIt})
+	dst = l.tries.resolve500(Engine, dst) // Engine: an earlier 500, if there was one, is counted against the engine that sent it
+	return append(dst, Effect{Kind: AnswerIt})
 }
 
 // Pair returns the n-th pair of the request. The first pair has the number 1.
@@ -269,8 +273,8 @@ func (l *Lifecycle) stepPair(e Event, dst []Effect) []Effect {
 // whether a decode rank also prefills the prompt.
 func (l *Lifecycle) beginAttempt(dst []Effect) []Effect {
 	l.bind = Late // the decode rank is bound after the prefill, unless the engine that the arrival queue chooses works otherwise
-	if anotherMayServeBetter := !l.MustServeHere && l.MayAsk(); anotherMayServeBetter {
-		dst = append(dst, Effect{Kind: Question}) // the question is asked only if the request comes to the arrival queue
+	if mayForward := !l.MustServeHere && l.MayAsk(); mayForward {
+		dst = append(dst, Effect{Kind: Question}) // in the arrival queue, evenkeel asks whether another dispatcher should serve the request
 	}
 	dst = append(dst, Effect{Kind: Attempt})
 	if l.held.has[KV] {
@@ -279,14 +283,15 @@ func (l *Lifecycle) beginAttempt(dst []Effect) []Effect {
 	return append(dst, Effect{Kind: TryLocal})
 }
 
-// sendDecode sends the request to the rank that was bound. If the request has no hand-off, the rank also prefills the prompt.
+// sendDecode sends the request to the rank that was bound. If the request has no hand-off, the rank also prefills the prompt. timeLimit is
+// for the wait until the first event of the answer.
 func (l *Lifecycle) sendDecode(e *Event, dst []Effect) []Effect {
-	timeLimit := ByFirstEvent
+	timeLimit := ByFirstEvent // as long as an engine may take that has the KV of the prompt
 	switch {
 	case e.NoEarlyEvents: // the answer comes in one piece, so nothing comes before its end
 		timeLimit = ByWhole
 	case l.bind == Aggregated: // the rank first prefills the prompt, and other prompts may be ahead of it
-		timeLimit = ByProbe
+		timeLimit = ByProbe // as long as the call to a prefill engine (a probe) may take
 	}
 	return append(dst, Effect{Kind: SendDecode, Until: timeLimit})
 }
@@ -324,8 +329,8 @@ func (l *Lifecycle) stepQueued(e Event, dst []Effect) []Effect {
 	switch e.Kind {
 	case Turn:
 		l.routing.tryMove(gotTurn) // from now on the request's retries stay with this dispatcher
-		l.held.take(Permit)
-		l.held.take(Lease)
+		l.held.take(Permit)        // with its turn, the request also got a place in the pool
+		l.held.take(Lease)         // and its prompt counts as load of the engine
 		l.bind, l.traits = e.Bind, e.Traits
 		if l.bind != Late {
 			return l.enqueue(dst) // Early: the rank is bound before the prefill; Aggregated: the rank itself prefills
@@ -333,8 +338,8 @@ func (l *Lifecycle) stepQueued(e Event, dst []Effect) []Effect {
 		return append(dst, Effect{Kind: SendProbe, Until: ByProbe})
 	case Directed:
 		if l.MustServeHere { // the request cannot be sent to the dispatcher that should serve it
-			dst = append(dst, Effect{Kind: Drop}) // gives back what was prepared for sending it there
-			return l.endWithError(e, OfOwner, dst)
+			dst = append(dst, Effect{Kind: Drop})  // gives back what was prepared for sending it there
+			return l.endWithError(e, OfOwner, dst) // OfOwner: the error that only that dispatcher may serve it
 		}
 		return append(dst, Effect{Kind: Forward})
 	}
@@ -351,9 +356,10 @@ func (l *Lifecycle) leaveQueue(e Event, dst []Effect) []Effect {
 	return l.endWithError(e, OfAttempt, dst)
 }
 
-// callFailed handles the end of a call to an engine without its result. It gives back what the call held, counts the failure against the
-// engine at fault, and decides whether another attempt follows and whether that attempt avoids the decode rank. A 500 is disputed: the
-// engine or the request may be its cause. It is noted, and the next engine's answer shows which.
+// callFailed handles the end of a call to an engine without its result. It counts the failure against the engine at fault, and gives back
+// what the attempt held: the lease or the hand-off (settleKV), then slot, call and kept body (settleFailedCall). The latter also makes the
+// next attempt avoid the decode rank, but not if its engine takes requests again soon (backSoon). A 500 is disputed: the engine or the
+// request may be its cause. It is noted, and the next engine's answer shows which.
 func (l *Lifecycle) callFailed(e Event, dst []Effect) []Effect {
 	verdict, backSoon := l.verdictOn(&e.End)
 	dst, disputed := l.reportFailure(&e, verdict.Blame, dst)
@@ -370,23 +376,23 @@ func (l *Lifecycle) callFailed(e Event, dst []Effect) []Effect {
 	return append(dst, Effect{Kind: Pause, Retry: l.tries.nextAttempt(verdict.Next, &e)})
 }
 
-// verdictOn returns what follows from the end of a call: what the tables of verdict.go say, changed where the request's earlier attempts or
-// the kind of this one matter. It replaces a reason in end that may not apply again. backSoon says that the engine takes no requests for a
-// short time, which has not yet happened so often that it counts as a failed attempt.
+// verdictOn returns what follows from the end of a call: what the tables of verdict.go say, with three changes for the request's earlier
+// attempts and the kind of this one. The first change is made in end, before the tables are read. backSoon says that the engine takes no
+// requests for a short time, and that this has ended fewer than uncountedPauses attempts before.
 func (l *Lifecycle) verdictOn(end *CallEnd) (verdict Consequences, backSoon bool) {
 	ranksLostAgain := end.Reason == RanksLost && !l.routing.tryMove(lostRanks) // the routing does not allow it again
 	if ranksLostAgain {
-		end.Reason = NoRank // which ends the attempts here: the prompt is not prefilled once more
+		end.Reason = NoRank // with RanksLost the prompt would be prefilled once more; NoRank ends the attempts here
 	}
 	verdict = end.Verdict()
 	rankTooBusy := l.bind == Aggregated && end.DecodeRefused() // the rank should have prefilled the prompt, but computed nothing
 	if rankTooBusy && verdict.Next == Again {
-		verdict.Next = Untaken // so the first refusals do not count as attempts, as with prefill engines
+		verdict.Next = Untaken // the first refusals then do not count as attempts, as with prefill engines
 	}
 	paused := end.Reason == Paused
 	backSoon = paused && l.tries.pauses < uncountedPauses
 	if paused && !backSoon && end.Call == Prefill {
-		verdict.KV = Refuse // the engine has not come back in time, which counts as its failure
+		verdict.KV = Refuse // the engine has not come back in time, so giving its lease back counts a failure of it
 	}
 	return verdict, backSoon
 }
@@ -395,7 +401,7 @@ func (l *Lifecycle) verdictOn(end *CallEnd) (verdict Consequences, backSoon bool
 // the answer is lost. The dispatcher counts the slot as Failing, or as Cancelled if the rank is not to blame. The next attempt avoids the
 // rank, unless the rank may be used again. backSoon says that the engine takes no requests now, but is expected back soon.
 func (l *Lifecycle) settleFailedCall(e *Event, backSoon bool, dst []Effect) []Effect {
-	// The reason lies in the proxy or in the request, and not in the rank.
+	// These reasons have nothing to do with the rank.
 	rankUnconcerned := e.End.Reason == Unready || e.End.Reason == Unlearned || e.End.Reason == Leaving
 	// The client left, and no engine uses the slot any more: the event says so (Quit), or the answer had begun (Open) and was closed.
 	clientLeft := e.Quit || e.End.Reason == Left && e.End.Open
@@ -404,7 +410,7 @@ func (l *Lifecycle) settleFailedCall(e *Event, backSoon bool, dst []Effect) []Ef
 		slotDisposition = Cancelled
 	}
 	dst = l.held.settleSlotAndCall(dst, slotDisposition)
-	if !l.Resumed() { // a resumed answer needs the kept body for further attempts
+	if !l.Resumed() { // otherwise further attempts need the kept body (Copy) to continue the answer
 		dst = l.held.settle(dst, Copy, Back)
 	}
 	// Preempted and Stale are no failures of the rank: it had no KV room, or an old connection was closed already.
@@ -415,38 +421,43 @@ func (l *Lifecycle) settleFailedCall(e *Event, backSoon bool, dst []Effect) []Ef
 	return dst
 }
 
-// settleKV gives back the lease of a prefill call that failed, or the hand-off of a decode call that failed. The request holds only one of
-// the two, and settle does nothing for the other. Free only ends the lease. Refuse also counts a failure of its prefill engine or, for an
-// attempt without a hand-off (Aggregated), of its group of ranks, which prefills and decodes. If the verdict is Keep, the next attempt uses
-// the hand-off.
+// settleKV gives back the lease of a prefill call that failed, or the hand-off of a decode call that failed. verdict.KV says what becomes
+// of the KV that the lease or the hand-off stands for. If it is Keep, the next attempt uses the hand-off.
 func (l *Lifecycle) settleKV(e *Event, verdict Consequences, dst []Effect) []Effect {
-	groupWorks := verdict.Blame == Nobody || e.End.Reason == Busy // Busy: perhaps only the queue of one rank is full
 	switch {
-	case l.bind == Aggregated && groupWorks:
-		return l.held.settle(dst, Lease, Free)
-	case l.bind == Aggregated:
-		return l.held.settle(dst, Lease, Refuse)
+	case l.bind == Aggregated: // no KV is handed over, so verdict.KV does not matter
+		return l.settleAggregated(e, verdict.Blame, dst)
 	case verdict.KV == Keep:
 		return dst
 	}
-	dst = l.held.settle(dst, Lease, verdict.KV) // held during a prefill call
+	dst = l.held.settle(dst, Lease, verdict.KV) // held during a prefill call; otherwise settle does nothing
 	return l.held.settle(dst, KV, verdict.KV)   // held during a decode call
 }
 
-// reportFailure counts the failure of a call against its engine, unless no engine is at fault. A prefill engine's failure is counted
-// elsewhere, when its lease is given back. For such an engine the effect only notes a 500 whose cause is not known yet (disputed): if the
-// request turns out to be the cause, that count is taken back. disputed makes the caller note the engine of the 500 (tries.note500),
-// because the next engine's answer shows the cause.
+// settleAggregated gives back the lease at a group of ranks that prefill and decode. If the group does not work, it counts as failed.
+func (l *Lifecycle) settleAggregated(e *Event, blame Blame, dst []Effect) []Effect {
+	groupWorks := blame == Nobody || e.End.Reason == Busy // Busy: perhaps only the queue of one rank is full
+	if groupWorks {
+		return l.held.settle(dst, Lease, Free)
+	}
+	return l.held.settle(dst, Lease, Refuse)
+}
+
+// reportFailure counts the failure of a call against its engine, unless no engine is at fault. disputed says that the cause of a 500 is not
+// known yet. The caller then notes its engine (tries.note500), because the next engine's answer shows the cause. A prefill engine's failure
+// is counted when its lease is given back. For such an engine the effect only notes a disputed 500, so that the count can be taken back if
+// the request was the cause.
 func (l *Lifecycle) reportFailure(e *Event, blame Blame, dst []Effect) (_ []Effect, disputed bool) {
-	requestNotAtFault := !e.Faulty // the engine reports no failure of its own, e.g. because the KV did not arrive
-	if blame == Disputed && requestNotAtFault {
+	engineSaysItFailed := e.Faulty // otherwise the request is not at fault: e.g. the KV did not arrive
+	if blame == Disputed && !engineSaysItFailed {
 		blame = Engine
 	}
 	if blame == Nobody {
 		return dst, false
 	}
 	disputed = blame == Disputed
-	if e.End.Call == Prefill && !disputed { // counted when the lease is given back
+	countedWithLease := e.End.Call == Prefill
+	if countedWithLease && !disputed {
 		return dst, false
 	}
 	return append(dst, Effect{Kind: ReportFailure, Blame: blame, Call: e.End.Call}), disputed
@@ -470,11 +481,12 @@ func (l *Lifecycle) stepAnswering(e Event, dst []Effect) []Effect {
 			return append(dst, Effect{Kind: Confirm, Until: l.confirmTimeout()})
 		}
 		return append(l.settleRest(dst), Effect{Kind: EndWhole})
-	case e.Kind == Ends, e.Kind == Believed: // the slot was given back before
+	case e.Kind == Ends, e.Kind == Believed: // nothing but the end of the answer is left to send; the slot was given back before
 		return append(l.settleRest(dst), Effect{Kind: EndWhole})
 	case e.Kind == CallFailed && l.state == Streaming:
 		return l.stepAnswerLost(e, dst)
 	}
+	// Confirming: the prefill engine did not confirm the KV. Lost: the answer cannot go on (GivenUp).
 	return append(l.settleRest(dst), Effect{Kind: BreakOff})
 }
 
@@ -494,13 +506,14 @@ func (l *Lifecycle) stepAnswerLost(e Event, dst []Effect) []Effect {
 		dst = l.tries.note500(e.Engine, dst)
 	}
 	dst = l.held.settleSlotAndCall(dst, slotDisposition)
-	if verdict.Next == Over || l.tries.noteFailure(&e) { // noteFailure is true if the request may be what breaks engines
+	// noteFailure notes the failure, and is true if the request may be what breaks engines. After Over no attempt needs the note.
+	if verdict.Next == Over || l.tries.noteFailure(&e) {
 		return append(l.settleRest(dst), Effect{Kind: BreakOff})
 	}
 	if verdict.Next != NoRoom { // a rank that had no room has not failed, so the next attempt may use it again
 		dst = append(dst, Effect{Kind: Avoid})
 	}
-	// Before the answer goes on, the prefill engine may have to confirm the KV of the part that came; Until limits this wait.
+	// Before the answer goes on, the prefill engine of an early attempt must confirm the KV of the part that came. Until limits this wait.
 	return append(dst, Effect{Kind: GoOn, Until: l.confirmTimeout()})
 }
 
@@ -513,8 +526,8 @@ func (l *Lifecycle) giveUp(e Event, dst []Effect) []Effect {
 	if e.ClientLeft {
 		return l.endWithError(e, OfClient, dst)
 	}
-	groupMoved := l.nextStep == Ask // another proxy owns the decode group now, and should serve the request
-	// Over: no engine would answer otherwise, not even one of another region.
+	groupMoved := l.nextStep == Ask // by the verdict on the last call, another proxy owns the decode group now, and should serve the request
+	// Over: the verdict says that no engine would answer otherwise, not even one of another region.
 	otherRegionMayServe := l.nextStep != Over && !l.tries.mayBreakEngines()
 	mayOffer := false
 	if groupMoved {
@@ -555,10 +568,10 @@ func (l *Lifecycle) settleRest(dst []Effect) []Effect {
 // discarded: the engine frees the KV at its hold timeout (Orphan).
 func (l *Lifecycle) settleAfterPanic(e Event, dst []Effect) []Effect {
 	l.state = Done
-	dst = l.held.settleSlotAndCall(dst, Failing)
+	dst = l.held.settleSlotAndCall(dst, Failing) // given back as after a call that did not bring its whole answer
 	dst = l.held.settle(dst, Lease, Orphan)
 	dst = l.held.settle(dst, KV, Orphan)
-	dst = l.endPairsAfterPanic(e.Idle, dst)
+	dst = l.endPairsAfterPanic(e.Idle, dst)                       // Idle: neither call of the last pair had begun
 	const bodyToErrorWriter, memoryBack = Pass, Back              // the code that answers with the error gives the body back
 	dst = l.settlePassthrough(bodyToErrorWriter, memoryBack, dst) // does nothing for a request that is not passed through
 	dst = l.held.settle(dst, Copy, Back)                          // the body that was kept so that a lost answer can go on
@@ -567,13 +580,14 @@ func (l *Lifecycle) settleAfterPanic(e Event, dst []Effect) []Effect {
 	return l.held.settleAfterAttempts(dst, mayBreakEngines)
 }
 
-// endPairsAfterPanic ends the pairs whose decode call has not ended, as if that call had failed. noCallBegan says that the panic came
-// before a call of the last pair was sent. If the prefill call of another pair still runs, the end of that call gives its lease back.
+// endPairsAfterPanic ends the pair whose decode call has not ended, as if that call had failed. This can only be the last pair, because an
+// attempt begins after the decode call of the one before has ended. noCallBegan says that the panic came before a call of the last pair was
+// sent. If the prefill call of another pair still runs, the end of that call gives its lease back.
 func (l *Lifecycle) endPairsAfterPanic(noCallBegan bool, dst []Effect) []Effect {
 	for i := range l.pairs {
 		number := i + 1 // pairs are counted from 1
 		switch {
-		case l.pairs[i].DecodeEnded():
+		case l.pairs[i].DecodeEnded(): // true for every pair but the last
 		case noCallBegan:
 			dst = l.stepPair(Event{Kind: NotSent, Pair: number}, dst)
 		default:

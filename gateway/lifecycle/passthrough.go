@@ -82,8 +82,8 @@ func (l *Lifecycle) passthroughCallFailed(e Event, dst []Effect) []Effect {
 	switch {
 	case e.ClientLeft:
 		return l.failPassthrough(OfClient, dst)
-	case secondConnectionBroke: // the client gets the error of the first connection (Recall)
-		const mayBreakEngines = true // two connections ended without an answer, so the request may have killed the engine
+	case secondConnectionBroke: // two connections ended without an answer, so the request may have killed the engine
+		const mayBreakEngines = true // then no other engine gets the request; its client gets the error of the first connection (Recall)
 		return l.noteFailedEngine(mayBreakEngines, append(dst, Effect{Kind: Recall}))
 	case verdict.Next == Same: // the engine had most likely closed the connection before it saw the request
 		return l.callEngine(SendAnew, dst)
@@ -97,12 +97,15 @@ func (l *Lifecycle) passthroughCallFailed(e Event, dst []Effect) []Effect {
 	case verdict.Next == Over: // the request is at fault
 		return l.failPassthrough(OfAttempt, dst)
 	}
-	mayBreakEngines := verdict.Next != Again // Elsewhere: no other engine may get the request
+	// Two verdicts are left. Again: another engine may get the request. Elsewhere: the engine may have failed because of the request, so no
+	// other engine gets it.
+	mayBreakEngines := verdict.Next != Again
 	return l.noteFailedEngine(mayBreakEngines, dst)
 }
 
-// noteFailedEngine counts and logs an engine that failed at the request. The request ends if it may be what breaks engines, or if
-// maxFailedEngines have failed. Otherwise another engine is asked.
+// noteFailedEngine counts and logs an engine that failed at the request. By mayBreakEngines the caller says whether the request may be what
+// made the engine fail. Then the request ends, as it does when maxFailedEngines have failed: the client gets the error of the last attempt
+// (OfAttempt). Otherwise another engine is asked.
 func (l *Lifecycle) noteFailedEngine(mayBreakEngines bool, dst []Effect) []Effect {
 	l.tries.counted++
 	dst = append(dst, Effect{Kind: Complain})

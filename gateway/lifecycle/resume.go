@@ -67,8 +67,9 @@ type Plan struct {
 }
 
 // Plan decides how a lost answer goes on. If only its end is missing, the proxy writes the end. If the client can see no difference, the
-// answer begins again. Otherwise it goes on after the part that the client has, or is broken off if it cannot. Plan does not change
-// l.AnswerSoFar.
+// answer begins again. Otherwise it goes on after the part that the client has, or is broken off if it cannot. l.Retention says what is
+// still in memory for this: nothing (KeepNothing), the body until the first token (KeepStart), or the body and all token ids (KeepAll).
+// Plan does not change l.AnswerSoFar.
 func (l *Loss) Plan() Plan {
 	soFar := *l.AnswerSoFar
 	// fromStart is a transcript without any part of the answer, for an answer that begins again. The client may have the head of the
@@ -86,7 +87,9 @@ func (l *Loss) Plan() Plan {
 		return l.planAfter(fromStart, Repeated, noResume)
 	case l.canContinue(&soFar):
 		return l.continuePlan(&soFar)
-	case l.Retention == KeepAll && !l.Streamed: // the client gets the answer in one piece, so it has nothing yet, not even the head
+	// The client gets the answer in one piece, so it has nothing yet, not even the head. After the first token, only KeepAll still has the
+	// body, with which the answer begins again.
+	case l.Retention == KeepAll && !l.Streamed:
 		fromStart.Head = sse.Head{}
 		p := l.planAfter(fromStart, Repeated, noResume)
 		p.ClientHasNothing = true
@@ -105,25 +108,30 @@ func (l *Loss) canContinue(soFar *sse.Transcript) bool {
 }
 
 // continuePlan is the plan in which the answer goes on after soFar, the part that the client has: by its text or by its token ids, as
-// l.Method says. It may shorten soFar, or correct the number of its tokens. If the answer may have no more tokens, the plan is only to
-// write its end (Concluding).
+// l.Method says. It first makes soFar fit the method (fitToMethod). If the answer may have no more tokens, the plan is only to write its
+// end (Concluding).
 func (l *Loss) continuePlan(soFar *sse.Transcript) Plan {
-	goesOnByText := mooncake.ByText(l.Method)
-	onlyTextVisible := !l.TokensVisible
-	if onlyTextVisible && !goesOnByText { // tokens at the end whose text the client does not have yet may be generated again
-		soFar.Cut()
-	}
-	// Guessed: the engine did not count all tokens, so Completed is partly an estimate. By token ids an answer goes on only if each of its
-	// tokens is known (resumable), so only an answer that goes on by its text needs a correction: its engine would have ended it at the
-	// limit, so at least one token is left.
-	if soFar.Guessed && goesOnByText {
-		soFar.Completed = min(soFar.Completed, max(0, l.MaxAnswerTokens-1))
-	}
+	l.fitToMethod(soFar)
 	if soFar.Completed >= l.MaxAnswerTokens {
 		return l.planAfter(soFar, Concluding, nil) // nil: no engine gets the request again
 	}
 	tier, resume := l.resumeAfter(soFar)
 	return l.planAfter(soFar, tier, resume)
+}
+
+// fitToMethod changes soFar before the answer goes on after it.
+//   - By token ids: tokens at its end whose text the client does not have yet are dropped. They are generated again, but not if the client
+//     has got the tokens themselves (TokensVisible).
+//   - By text: an estimated number of tokens is kept below the limit of the answer. The engine would have ended the answer at that limit,
+//     so at least one token is left.
+func (l *Loss) fitToMethod(soFar *sse.Transcript) {
+	goesOnByText := mooncake.ByText(l.Method)
+	switch {
+	case goesOnByText && soFar.Guessed: // Guessed: the engine did not count all tokens
+		soFar.Completed = min(soFar.Completed, max(0, l.MaxAnswerTokens-1))
+	case !goesOnByText && !l.TokensVisible:
+		soFar.Cut()
+	}
 }
 
 // resumeAfter returns how the answer so far becomes a part of the prompt, and the tier that metrics show for it. By text (ByText), the text
@@ -205,7 +213,9 @@ func (l *Loss) resumable(soFar *sse.Transcript) bool {
 		return false
 	case firstEventUnseen, hasMoreThanText, soFar.Unread: // Unread: an event could not be read, so its part of the answer is missing
 		return false
-	case mooncake.ByText(l.Method): // text does not fix the tokens: those that the client has may come again, and tools are lost
+	// The next engine makes its own tokens of the text, which may differ from those that the client sees. And the text does not have the
+	// request's tools.
+	case mooncake.ByText(l.Method):
 		return !l.TokensVisible && !l.HasTools
 	}
 	// The answer goes on by its token ids. They must be all those of the answer so far, and the prompt's must be as many as the engine

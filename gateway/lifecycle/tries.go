@@ -52,30 +52,32 @@ func (t *tries) resetCounts() {
 // mayBreakEngines says whether evenkeel considers the request the cause of the engines' failures.
 func (t *tries) mayBreakEngines() bool { return t.enginesFailed >= maxBrokenEngines }
 
-// nextAttempt counts an attempt that has ended, and says on which budget and after which pause another attempt begins. The zero Retry means
-// that none does. next is the verdict on the attempt, and e is the event that reported its end.
+// nextAttempt counts an attempt that has ended, and says on which budget and after which pause another attempt begins, if one does. next is
+// the verdict on the attempt, and e is the event that reported its end. For some verdicts the pause grows with the number of such attempts.
 func (t *tries) nextAttempt(next NextStep, e *Event) Retry {
 	switch next {
 	case Over, Ask, Elsewhere: // no engine of this proxy is tried again
-		return Retry{}
+		return Retry{Budget: NoMore}
 	case Anew, Granted: // Anew: nothing has failed; Granted: the budget was already asked
 		return Retry{Budget: Freely}
 	case NoRoom: // an engine without room for KV gave the request back
 		t.givenBack++
 		losses := int(t.resumed + t.givenBack) // answers that were lost and went on count, too
 		if losses > e.MostLosses {             // the profile of the engine allows no more losses of one request
-			return Retry{}
+			return Retry{Budget: NoMore}
 		}
 		return Retry{Budget: Freely, Pause: int(t.givenBack)}
 	case NoModel: // the engine did not have the model
 		if t.withoutModel == uncountedWithoutModel { // so many misses do not come from a mere change of the models of engines
-			return Retry{}
+			return Retry{Budget: NoMore}
 		}
 		t.withoutModel++
 		return Retry{Budget: Freely, Pause: int(t.withoutModel)}
 	case Unreached: // the attempt reached no engine
 		t.unreached++
 		return Retry{Budget: OfUnsent, N: int(t.unreached)}
+	// The engine took no requests for a short time, had closed the connection, or refused the request: it has most likely computed nothing,
+	// so the first attempts that end so do not count.
 	case Held, Redial, Untaken:
 		if retry, uncounted := t.uncountedAttempt(next, e); uncounted {
 			return retry
@@ -93,17 +95,18 @@ func (t *tries) uncountedAttempt(next NextStep, e *Event) (_ Retry, uncounted bo
 		t.pauses++
 		return Retry{Budget: Freely, Pause: int(t.pauses)}, true
 	case next == Redial && t.redials < uncountedRedials: // the engine had already closed the kept-alive connection
-		if t.noteFailure(e) { // the request may be what breaks engines
-			return Retry{}, true
+		if mayBreakEngines := t.noteFailure(e); mayBreakEngines {
+			return Retry{Budget: NoMore}, true
 		}
 		t.redials++
 		return Retry{Budget: Freely}, true
 	case next == Untaken && t.refusals < uncountedRefusals: // an engine refused the request
 		t.refusals++
-		attempts := max(1, int(t.counted)) // the budget counts attempts from 1, but perhaps none has counted yet
+		// The refusal does not count, but the budget must allow another attempt, given those that have counted. It counts from 1.
+		attempts := max(1, int(t.counted))
 		return Retry{Budget: Counted, N: attempts, Pause: int(t.refusals)}, true
 	}
-	return Retry{}, false
+	return Retry{}, false // the caller counts the attempt, and does not use this Retry
 }
 
 // countedAttempt counts a failed attempt, and lets the budget decide whether another one follows. If the request may be what breaks
@@ -111,9 +114,10 @@ func (t *tries) uncountedAttempt(next NextStep, e *Event) (_ Retry, uncounted bo
 func (t *tries) countedAttempt(e *Event) Retry {
 	t.counted++
 	if mayBreakEngines := t.noteFailure(e); mayBreakEngines {
-		return Retry{}
+		return Retry{Budget: NoMore}
 	}
-	// A client that has a part of the answer gets another attempt despite an empty budget, if no engine answered this one.
+	// Despite makes the code that asks the budget check whether an engine answered this attempt. If none did, a client that has a part of
+	// the answer gets another attempt even if the budget is empty.
 	clientHasPart := t.resumed > 0
 	return Retry{Budget: Counted, N: int(t.counted), Despite: clientHasPart}
 }
@@ -128,10 +132,10 @@ func (t *tries) noteFailure(e *Event) (mayBreakEngines bool) {
 	return e.BrokenConn.Engine != "" && t.noteBrokenConn(e.BrokenConn, e.Down) // empty: the failure does not look like a dying engine
 }
 
-// noteBrokenConn notes that an engine's connection broke under the request. It says whether this engine is the second one that the request
-// may have killed: earlier, another engine of the same role lost its connection and went down, or an engine reported a failure. down has
-// the engines of t.brokenConns that went down. A broken connection of an engine that still runs proves nothing. Neither does the loss of
-// one prefill and one decode engine, which a cluster may lose together.
+// noteBrokenConn notes that an engine's connection broke under the request. It says whether the request may have killed maxBrokenEngines
+// engines, i.e. two, of which this engine is the second: earlier, another engine of the same role lost its connection and went down, or an
+// engine reported a failure. down has the engines of t.brokenConns that went down. A broken connection of an engine that still runs proves
+// nothing. Neither does the loss of one prefill and one decode engine, which a cluster may lose together.
 func (t *tries) noteBrokenConn(b BrokenConn, down []string) (mayBreakEngines bool) {
 	role, _, _ := strings.Cut(b.Engine, " ") // Engine is "role address"
 	for _, other := range t.brokenConns {
@@ -140,9 +144,9 @@ func (t *tries) noteBrokenConn(b BrokenConn, down []string) (mayBreakEngines boo
 		}
 	}
 	t.brokenConns = append(t.brokenConns, b)
-	// An engine that reported a failure at the request counts whatever its role is, and whether or not it is down.
-	const thisEngine = 1
-	return t.enginesFailed+thisEngine >= maxBrokenEngines
+	// Engines that reported a failure at the request count whatever their role is, and whether or not they are down.
+	withThisEngine := t.enginesFailed + 1
+	return withThisEngine >= maxBrokenEngines
 }
 
 // note500 notes an engine that answered 500: the engine or the request may be the cause. Once a second engine has done so, the request is

@@ -283,22 +283,22 @@ func (e CallEnd) Verdict() Consequences {
 }
 
 // dispositionOfKV is what becomes of the KV of a prefill or decode call. usual is the entry of the table for the reason and the progress of
-// the call. What else is known of the engines may change it: whether the decode engine may still run or has made the prefill engine free
-// the KV, and whether the prefill engine keeps any.
+// the call. Three flags of e may change it. Open: the engine's answer began with status 200. Frees: a decode engine that refuses a request
+// makes the prefill engine free the KV. Kept: the prefill engine keeps the KV until a decode engine fetches it.
 func (e CallEnd) dispositionOfKV(usual Disposition) Disposition {
 	kv := usual
 	refusalFreesKV := e.Frees && e.Reason != Paused // the part of a paused engine that would free the KV never saw the request
 	switch {
-	case usual == unsaid && e.Call == Prefill:
-		// The table has no entry, which is a bug. Orphan is safe: no engine is told to fetch KV that may not be there, and an engine that
-		// has it frees it at its hold timeout.
-		kv = Orphan
-	case usual == unsaid: // no table entry, which is a bug; the decode engine may have the request
-		kv = MaybeRunning
-	case usual == MaybeRead && e.Open: // the engine answered 200, so it may have begun, and may still run
+	case usual == MaybeRead && e.Open: // the decode engine may still run the request
 		kv = MaybeRunning
 	case usual == MaybeRead && refusalFreesKV:
 		kv = Free
+	// The table has no entry (unsaid), which is a bug. Orphan is safe: no engine is told to fetch KV that may not be there, and an engine
+	// that has it frees it at its hold timeout.
+	case usual == unsaid && e.Call == Prefill:
+		kv = Orphan
+	case usual == unsaid: // a bug, too; the decode engine may have the request
+		kv = MaybeRunning
 	}
 	if e.Call == Prefill && !e.Kept {
 		return withoutKV(kv)
@@ -306,7 +306,7 @@ func (e CallEnd) dispositionOfKV(usual Disposition) Disposition {
 	return kv
 }
 
-// withoutKV is the disposition kv for a prefill engine that keeps no KV for a decode engine, so that there is none to free or to lose.
+// withoutKV translates a disposition for a prefill engine that keeps no KV for a decode engine: there is none to free or to lose.
 func withoutKV(kv Disposition) Disposition {
 	switch kv {
 	case Lose: // the engine has failed all the same
@@ -335,7 +335,8 @@ func (e CallEnd) EngineFailed() bool { return e.Reason >= Stale && !e.Moved }
 //   - Anew, NoModel: another engine gets it, and no failure counts.
 //   - Same: the same engine gets it once more, over a new connection.
 func (e CallEnd) soleVerdict() Consequences {
-	v := Consequences{KV: Spent, Next: Elsewhere, Blame: Engine}
+	const noOtherEngine = Elsewhere // the name is for other kinds of calls, whose requests may go to another region
+	v := Consequences{KV: Spent, Next: noOtherEngine, Blame: Engine}
 	hasErrorStatus := e.Reason >= Lacks && !e.Open // the reasons from Lacks on stand for statuses; Open: the status was 200
 	if e.Progress == Unsent || e.Reason == Stale || hasErrorStatus {
 		v.KV = Free
@@ -351,7 +352,7 @@ func (e CallEnd) soleVerdict() Consequences {
 		v.Next, v.Blame = NoModel, Nobody
 	case e.Progress == Unsent || e.Reason == Throttled || e.Reason == Busy: // the engine did not take the request
 		v.Next = Again
-	case e.Reason == Lacks: // another engine may have the endpoint
+	case e.Reason == Lacks: // another engine may have the endpoint, and no failure counts
 		v.Next = Anew
 	case e.Reason == Rejected: // the request is at fault
 		v.Next = Over
