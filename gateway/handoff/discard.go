@@ -171,9 +171,9 @@ func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 	}
 }
 
-// discardOn has the rank of a slot decode one token of a hand-off, and gives the slot back. tryOther says that this rank failed, but that
-// another one may succeed. It is false after a rank that was silent until the timeout: if the hand-off is the cause, the next rank's slot
-// would be held for as long. try counts from 1 and is part of the request's id.
+// discardOn has the rank of a slot decode one token of a hand-off, and gives the slot back. The rank's engine pulls the KV for the token,
+// so that the prefill engine can free it. tryOther says that this rank failed, but that another one may succeed (judgeFault). try counts
+// from 1 and is part of the request's id.
 func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outcome string, tryOther bool, err error) {
 	slotOutcome := board.Outcome{Kind: board.Failed}
 	defer func() { d.Dispatcher.Release(slot, slotOutcome) }()
@@ -184,10 +184,8 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 		return discardExpired, false, mooncake.ErrExpired
 	}
 	rank := d.Engines().Rank(slot.Worker)
-	if h.params == nil { // an earlier try on another rank may have taken the params
-		if h.params, err = h.Discard(now); err != nil { // the kv_transfer_params, with which the decode engine pulls the KV
-			return discardExpired, false, err
-		}
+	if err = h.takeParamsToDiscard(now); err != nil {
+		return discardExpired, false, err
 	}
 	h.Lease.Dispatched()
 	// The engine pulls the KV of whole blocks, and computes the rest of the prompt itself: less than one block. How many tokens it has
@@ -201,8 +199,10 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 		defer rank.Traffic.AddSentWithoutSlot(-1)
 	}
 	headers := h.SetRequestID(engine.JSONHeaders(fmt.Sprintf("ek-%s-x%d-%d", h.ID, h.Attempt, try)))
-	_, fault := call.SendAndRead(headers, rank.Profile.DiscardBody(&h.Body, h.Endpoint, h.Changes, h.params, rand.Text(), nil),
-		d.Settings().Limits.EventBytes, now.Add(rank.Profile.FirstEventTimeout))
+	salt := rand.Text()      // so that no other request finds the KV in the prefix cache: it may be another prompt's by now
+	var newSegments [][]byte // nil: DiscardBody allocates the segments of the body
+	body := rank.Profile.DiscardBody(&h.Body, h.Endpoint, h.Changes, h.params, salt, newSegments)
+	_, fault := call.SendAndRead(headers, body, d.Settings().Limits.EventBytes, now.Add(rank.Profile.FirstEventTimeout))
 	if fault != nil {
 		wholeHost := fault.Reason == lifecycle.Failed // a 500 may come from a broken driver or disk; a crash concerns one engine
 		h.Avoid = d.Engines().FailingWith(slot.Worker, wholeHost, h.Avoid)
@@ -219,11 +219,22 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	return discardDone, false, nil
 }
 
+// takeParamsToDiscard takes the kv_transfer_params, with which a decode engine pulls the KV, unless an earlier try on another rank has
+// taken them. It fails if the prefill engine has freed the KV.
+func (h *Handoff) takeParamsToDiscard(now time.Time) (err error) {
+	if h.params == nil {
+		h.params, err = h.Discard(now)
+	}
+	return err
+}
+
 // newCall makes the call of a discard to the rank of a slot. It does not send it yet.
 func (d *Discarder) newCall(rank *roster.Rank, slot *dispatcher.Slot, h *Handoff) upstream.Call {
-	silence := rank.Profile.FirstEventTimeout
+	silence := rank.Profile.FirstEventTimeout // how long the engine may be silent, before its answer or within it
+	// Fresh: the call opens a connection, because the engine may have closed an idle one already.
+	call := upstream.NewCall(d.Client, rank.Profile, rank.Target).Fresh()
 	return upstream.Call{
-		Call: upstream.NewCall(d.Client, rank.Profile, rank.Target).Fresh(), Kind: lifecycle.Decode, Engine: rank.Instance, Scope: rank.Scope,
+		Call: call, Kind: lifecycle.Decode, Engine: rank.Instance, Scope: rank.Scope,
 		Path: h.Endpoint.Path(), InEngineQueue: slot.InEngineQueue,
 		Limits: engine.Deadlines{Connect: d.Settings().Limits.ConnectTimeout, FirstByte: silence, Idle: silence}, Log: d.Log,
 	}
@@ -243,15 +254,18 @@ func (d *Discarder) judgeFault(
 		// Lost counts the failure against this pair of prefill and decode engine: the decode engine may have got the hand-off, which may be why
 		// the call broke. A call that the proxy itself ended (HungUp) shows nothing about the pair.
 		slotOutcome.Lost = fault.Progress != lifecycle.Unsent && fault.Reason != lifecycle.HungUp
-		// Orphaned tells the board that the rank may hold KV blocks for ever: it may wait for KV that the prefill engine has freed.
+		// Orphaned tells the board that the rank may hold KV blocks for ever. Before FirstEventBy the prefill engine certainly has the KV for
+		// which the rank waits. After that it may have freed the KV.
 		slotOutcome.Orphaned = !time.Now().Before(h.FirstEventBy()) && LeaksBlocks(rank, fault)
-		return discardFailed, fault.Reason != lifecycle.Silent
+		// Silent: the rank sent nothing until the timeout. If the hand-off is the cause, the next rank's slot would be held for as long.
+		tryOther = fault.Reason != lifecycle.Silent
+		return discardFailed, tryOther
 	case fault.Reason == lifecycle.Paused: // the part of the engine that would free the KV never saw the request
 		return discardRefused, true
 	case !d.Engines().RejectionFrees(rank): // the refusal of this engine does not free the KV
 		return discardRefused, true
 	}
-	return discardDone, false
+	return discardDone, false // the engine has refused the request, and has made the prefill engine free the KV
 }
 
 // reportToMonitor tells the monitor how the call of a discard to an engine has ended. fault is why it failed; nil: the engine has decoded

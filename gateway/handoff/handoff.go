@@ -172,10 +172,11 @@ func Repeat(first time.Duration, check func() (next time.Duration)) (stop func()
 // RemainingWait is how much longer evenkeel waits for an answer in one piece; 0 or less: the wait is over. asked is when the request was
 // sent, and tokens is how many tokens the answer may have. Nothing arrives before the whole answer is computed. So after
 // limits.probe_timeout, evenkeel goes on waiting while the core of the rank gives signs of life: events of other streams, or gauges that
-// move. The wait never takes longer than the answer's tokens may take.
+// move. Even then it waits no longer than limits.probe_timeout and maxTokenTime for each token.
 func RemainingWait(r *roster.Rank, settings *fleet.Settings, asked time.Time, tokens int, now time.Time) time.Duration {
 	deadline := asked.Add(settings.Limits.ProbeTimeout)
-	latest := deadline.Add(time.Duration(min(tokens, maxCountedTokens)) * maxTokenTime)
+	countedTokens := min(tokens, maxCountedTokens) // so that their time fits a time.Duration
+	latest := deadline.Add(time.Duration(countedTokens) * maxTokenTime)
 	if aliveUntil := r.Signs.LastSign().Add(settings.Limits.EventTimeout); aliveUntil.After(deadline) { // the core gave a sign of life
 		deadline = aliveUntil
 	}
@@ -193,12 +194,13 @@ const maxTokenTime = time.Second
 // allow more: several hundred choices, of a model whose context is not known.
 const maxCountedTokens = 1 << 32
 
-// LimitOnePiece ends the call of an answer in one piece when RemainingWait is over, unless stop is called first. tokens is how many tokens
-// the answer may have.
+// LimitOnePiece ends the call of an answer in one piece when RemainingWait is over, unless stop is called first. Each sign of life of the
+// core, the part of the engine that computes, may prolong that wait. tokens is how many tokens the answer may have.
 func LimitOnePiece(r *roster.Rank, call *engine.Call, settings *fleet.Settings, tokens int) (stop func()) {
 	asked := time.Now()
-	return Repeat(RemainingWait(r, settings, asked, tokens, asked), func() (nextCheck time.Duration) {
-		if timeLeft := RemainingWait(r, settings, asked, tokens, time.Now()); timeLeft > 0 { // the core has given a sign of life
+	wholeWait := RemainingWait(r, settings, asked, tokens, asked) // as it is now, when the request is sent
+	return Repeat(wholeWait, func() (nextCheck time.Duration) {
+		if timeLeft := RemainingWait(r, settings, asked, tokens, time.Now()); timeLeft > 0 { // a sign of life has prolonged the wait
 			return timeLeft
 		}
 		call.Expire()
@@ -216,10 +218,13 @@ func (h *Handoff) AwaitFirstEvent(r *roster.Rank, now time.Time, onePiece bool) 
 	return r.Signs.AddPull(now, h.holdOn(r, now, onePiece))
 }
 
-// holdOn returns until when the prefill engine certainly keeps the KV of a hand-off that is sent to a rank now: until FirstEventBy or, if
-// the engines of the rank's profile renew the hold while the hand-off is queued, as long as signs of life prove the renewals. The hold is
-// unlimited if there is no hand-off (h is nil), or if nothing shows when the KV is pulled. onePiece says that the answer comes in one
-// piece; until it comes, only gauges show whether the core of the rank works.
+// holdOn returns until when the prefill engine certainly keeps the KV of a hand-off that is sent to a rank now (the hold):
+//   - If there is no hand-off (h is nil), or if nothing shows when its KV is pulled, the hold is unlimited.
+//   - Otherwise it ends at FirstEventBy.
+//   - Engines of some profiles renew the hold while the hand-off waits in their queue. Then it lasts as long as the rank gives signs of
+//     life: events of its streams, and gauges that move. These prove the renewals.
+//
+// onePiece says that the answer comes in one piece. Until it comes, only gauges show whether the rank works.
 func (h *Handoff) holdOn(r *roster.Rank, now time.Time, onePiece bool) mooncake.Hold {
 	unlimited := mooncake.HeldUntil(now.Add(Forever))
 	if h == nil {
@@ -228,7 +233,8 @@ func (h *Handoff) holdOn(r *roster.Rank, now time.Time, onePiece bool) mooncake.
 	runsOnThisRank := r.EngineHonoursRank(h.Endpoint) // else the signs of this rank prove nothing about the request's hold
 	gaugesShowRenewals := r.Profile.Renews() && r.Signs.HasGauges() && runsOnThisRank
 	switch {
-	// Such an answer comes long after its KV was pulled, and nothing shows when that was. A limit would refuse good answers, too.
+	// The answer comes long after its KV was pulled, and nothing shows when that was. A fixed end of the hold would refuse good answers, too.
+	// With gauges, signs of life can prolong the hold instead.
 	case onePiece && !gaugesShowRenewals:
 		return unlimited
 	case !runsOnThisRank: // nothing can prove renewals, so the hold ends at a fixed time
@@ -259,10 +265,10 @@ func (h *Handoff) NoteExpiries(m Monitor) {
 
 // MayHaveExpired says whether the prefill engine may have freed the KV before the first event of the answer came. Up to the end of the hold
 // that the engine keeps in any case, it cannot have. After that, only renewals can have kept the KV, and MayHaveExpired compares two counts
-// since this hand-off was sent: the hand-offs that the engine has freed unfetched, and those that this proxy left to the engine's hold
-// timeout. If the engine has freed more, this hand-off may be among them. If the surplus comes from another proxy instead, the only harm is
-// that this prompt, and those that wait on the rank, are prefilled once more. If the engine does not report its count, MayHaveExpired
-// returns false.
+// since NoteExpiries, i.e. since this hand-off was sent: the hand-offs that the engine has freed unfetched, and those that this proxy left
+// to the engine's hold timeout. If the engine has freed more, this hand-off may be among them. If the surplus comes from another proxy
+// instead, the only harm is that this prompt, and those that wait on the rank, are prefilled once more. If the engine does not report its
+// count, MayHaveExpired returns false.
 func (h *Handoff) MayHaveExpired(ctx context.Context, m Monitor, pull *engine.PendingPull, now time.Time) bool {
 	if h == nil || !h.expiredKnown { // there is no hand-off, or no count to compare with
 		return false
@@ -273,7 +279,9 @@ func (h *Handoff) MayHaveExpired(ctx context.Context, m Monitor, pull *engine.Pe
 	freed, known := m.ExpiredNow(ctx, h.Lease.Candidate.Instance)
 	_, leftSinceStart := h.Lease.Unfetched() // hand-offs that this proxy has left to the hold timeout, also those that are still held
 	freedSince := freed - h.expiredBefore
-	ownFreedAtMost := float64(leftSinceStart - h.ownExpiredBefore) // some of these may still be held
+	// When this hand-off was sent, ownExpiredBefore of the hand-offs that this proxy had left were freed. The engine has freed at most all
+	// others since.
+	ownFreedAtMost := float64(leftSinceStart - h.ownExpiredBefore)
 	if !known || freedSince <= ownFreedAtMost {
 		return false
 	}
