@@ -64,10 +64,11 @@ func (p *BodyStream) readyBytes() int {
 
 func (p *BodyStream) ended() bool { return p.endedSrc != nil && p.endedSrc.Ended() }
 
-// Answer makes p the body of the answer to ctx's request, and fasthttp then writes the answer after the handler has returned. If
-// writeWithoutFasthttp must write the answer, Answer returns when all of it is written.
+// Answer makes p the body of the answer to ctx's request. fasthttp then writes the answer after the handler has returned: it calls Read,
+// and writes what Read returns. But Read itself writes large chunks to the connection, and returns nothing of them. If writeWithoutFasthttp
+// must write the answer, Answer returns when all of it is written.
 func (p *BodyStream) Answer(ctx *fasthttp.RequestCtx) {
-	h := headConnOf(ctx)
+	h := headConnOf(ctx)           // nil: the connection was not accepted by a Server of this package
 	headSent := StopKeepAlive(ctx) // true: a comment for the waiting client has already sent the head
 	if h != nil {
 		p.keepAlive = h.keepAlive
@@ -89,15 +90,8 @@ func (p *BodyStream) Answer(ctx *fasthttp.RequestCtx) {
 func (p *BodyStream) writeWithoutFasthttp(ctx *fasthttp.RequestCtx, headSent bool) {
 	defer func() { _ = p.Close() }() // tells onEnd how the answer ended
 	conn, h, isHTTP10 := ctx.Conn(), headConnOf(ctx), !ctx.Request.Header.IsHTTP11()
-	servesOn := false             // after this answer, the connection serves further requests; decided below
-	ctx.HijackSetNoResponse(true) // because fasthttp would write chunks, or a second head
-	ctx.Hijack(func(net.Conn) {   // fasthttp calls this when the handler has returned, so after the whole answer
-		if servesOn {
-			go h.renew().serve() // on another goroutine, so that this one ends and fasthttp frees what it holds for the old request
-			return
-		}
-		_ = conn.Close()
-	})
+	servesOn := false // after this answer, the connection serves further requests; decided below
+	takeConnection(ctx, h, &servesOn)
 	var head []byte // empty: the client has the head already
 	if !headSent {
 		ctx.Response.Header.SetContentLength(bodyUntilClose)
@@ -107,7 +101,7 @@ func (p *BodyStream) writeWithoutFasthttp(ctx *fasthttp.RequestCtx, headSent boo
 	if p.writeBody(conn, head, isHTTP10) != nil { // a write to the client has failed
 		return
 	}
-	if isWhole := p.err == io.EOF; isWhole { //nolint:errorlint // as Close compares: another error, even one that wraps io.EOF, is a cut
+	if isWhole := p.err == io.EOF; isWhole { //nolint:errorlint // another error, even one that wraps io.EOF, means that the answer is cut
 		// Without headSent the client speaks HTTP/1.0, where the end of the connection ends the body.
 		servesOn = headSent && !p.keepAlive.closesAfter
 		return
@@ -115,6 +109,20 @@ func (p *BodyStream) writeWithoutFasthttp(ctx *fasthttp.RequestCtx, headSent boo
 	if c, ok := ConnOf(ctx); ok {
 		c.reset()
 	}
+}
+
+// takeConnection makes fasthttp write no answer, and give the connection up when the handler has returned, i.e. after the whole answer. If
+// servesOn is true by then, the connection h serves further requests. Otherwise the connection is closed.
+func takeConnection(ctx *fasthttp.RequestCtx, h *headConn, servesOn *bool) {
+	conn := ctx.Conn()
+	ctx.HijackSetNoResponse(true) // because fasthttp would write chunks, or a second head
+	ctx.Hijack(func(net.Conn) {
+		if *servesOn {
+			go h.renew().serve() // on another goroutine, so that this one ends and fasthttp frees what it holds for the old request
+			return
+		}
+		_ = conn.Close()
+	})
 }
 
 // writeBody writes out, which is the head of the answer or empty, and then all that Read returns, in chunks or as it is for HTTP/1.0. It
@@ -176,11 +184,11 @@ func (p *BodyStream) Read(b []byte) (n int, err error) {
 	if p.isLastRead(err) && p.headConn != nil {
 		p.headConn.holdWrites() // the last chunk and the end of the body, which fasthttp writes next, are then sent together
 	}
-	callerWrites := err != nil || p.chunkConn == nil // fasthttp or writeBody ends the answer, or writes all chunks itself
 	switch {
-	case callerWrites:
+	case err != nil: // the source has ended, and fasthttp or writeBody writes these last bytes and the end of the answer
+	case p.chunkConn == nil: // writeBody calls Read, and writes all bytes itself
 	case !p.headWritten:
-		p.headWritten = true // fasthttp sends the head together with these bytes
+		p.headWritten = true // from the next Read on: fasthttp sends the head together with the bytes of this Read
 	case n+p.readyBytes() > smallChunk: // the n bytes in b and those that the source still has ready
 		return 0, p.writeChunk(b[:n]) // after 0 bytes without an error, fasthttp reads again
 	}

@@ -163,10 +163,10 @@ func (c *Conn) renewWriteDeadline(now time.Time) error {
 }
 
 // countSlowClient counts a client if a write to it failed because the client is too slow. Either this write waited for WriteTimeout
-// (cutStalled), or all writes of the answer together waited for MaxLag (cutLagging). took is how long the failed write waited. If it
-// failed earlier than WriteTimeout ends any write, less than that was left of MaxLag.
+// (cutStalled), or all writes of the answer together waited for MaxLag (cutLagging). took is how long the failed write waited. WriteTimeout
+// gives each write at least 3/4 of its time. So a write that timed out earlier was ended by what was left of MaxLag.
 func (c *Conn) countSlowClient(err error, took time.Duration) {
-	leastForTimeout := c.ln.options.WriteTimeout / 4 * 3 // renewWriteDeadline keeps a deadline that is at least so far away
+	leastForTimeout := c.ln.options.WriteTimeout / 4 * 3 // renewWriteDeadline keeps an old deadline only if it is at least so far away
 	byMaxLag := took < leastForTimeout
 	switch {
 	case errors.Is(err, syscall.ETIMEDOUT): // the kernel gave up: the client reads nothing, or is gone

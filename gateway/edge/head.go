@@ -7,9 +7,9 @@ import (
 
 // framing says how a request head announces its body: with a length, in chunks, or not at all.
 type framing struct {
-	length  int  // length of the body in bytes; 0: there is no body; not used if chunked is set
-	chunked bool // the body comes in chunks, so its length is known only at its end
-	expect  bool // the client waits for 100 Continue before it sends the body
+	length         int  // length of the body in bytes; 0: there is no body; not used if chunked is set
+	chunked        bool // the body comes in chunks, so its length is known only at its end
+	awaitsContinue bool // the client waits for 100 Continue before it sends the body
 }
 
 // parseHead returns the framing of the body. why is the rule that the head breaks; empty: the head is valid. A head that another proxy
@@ -58,7 +58,7 @@ func parseHead(protocol, raw []byte) (f framing, why string) {
 			}
 			hasKey = true
 		case equalFold(name, "Expect"):
-			f.expect = http11 && equalFold(value, "100-continue") // HTTP/1.0 has no 100 Continue
+			f.awaitsContinue = http11 && equalFold(value, "100-continue") // HTTP/1.0 has no 100 Continue
 		}
 	}
 	switch {
@@ -68,7 +68,7 @@ func parseHead(protocol, raw []byte) (f framing, why string) {
 		return f, "Transfer-Encoding needs HTTP/1.1"
 	}
 	hasBody := f.chunked || f.length > 0
-	f.expect = f.expect && hasBody // a client without a body has nothing to wait for
+	f.awaitsContinue = f.awaitsContinue && hasBody // a client without a body has nothing to wait for
 	return f, ""
 }
 

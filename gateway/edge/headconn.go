@@ -152,12 +152,13 @@ func (h *headConn) readUnread(p []byte) int {
 	return n
 }
 
-// readConn reads from the connection, while unread is empty, and returns how many of the bytes in p belong to the head.
+// readConn reads from the connection, while unread is empty, and returns how many of the bytes in p belong to the head. It sets unread
+// itself, without setUnread, because with an empty unread the connection has no buffer of firstReadPool to give back.
 func (h *headConn) readConn(p []byte) (int, error) {
 	n, err := h.Conn.Read(p)
 	headBytes := h.head.scan(p[:n])
 	if headBytes < n { // the other bytes belong to the body
-		h.unread = bytes.Clone(p[headBytes:n]) // a copy, because fasthttp reuses p; no pooled buffer is to be given back (setUnread)
+		h.unread = bytes.Clone(p[headBytes:n]) // a copy, because fasthttp reuses p
 	}
 	return headBytes, err
 }

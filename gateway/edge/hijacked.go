@@ -27,11 +27,11 @@ type Hijacked struct {
 	closesAfter bool   // the connection is closed after the answer
 	keepAlive   *KeepAlive
 
-	raw       syscall.RawConn
-	writeFunc func(fd uintptr) // the method value o.writeSocket, made only once to save an allocation per chunk
-	toWrite   []byte           // bytes that writeFunc writes; its results are in written and writeErr
-	written   int
-	writeErr  error
+	raw         syscall.RawConn
+	writeFunc   func(fd uintptr) // the method value o.writeSocket, made only once to save an allocation per chunk
+	toWrite     []byte           // bytes that writeFunc writes; its results are in lastWritten and writeErr
+	lastWritten int              // bytes that the last call of writeFunc has written
+	writeErr    error
 
 	// blockedSince is the time since which the client has read less than 64 KiB of the bytes that wait for it. Zero: no bytes wait.
 	blockedSince      time.Time
@@ -81,12 +81,13 @@ func (o *Hijacked) makeHead(ctx *fasthttp.RequestCtx) {
 	o.pendingHead = h.AppendBytes(nil)
 }
 
-// recoverPanic calls f and recovers a panic in it. fasthttp does not recover on this goroutine, so a panic would end the process.
+// recoverPanic calls f and recovers a panic in it. It runs on the goroutine that fasthttp begins for a hijacked connection. fasthttp does
+// not recover there, so a panic would end the process. After a panic, the client's connection is reset.
 func (o *Hijacked) recoverPanic(f func()) {
 	defer func() {
 		if v := recover(); v != nil {
 			o.log.Error("edge: panic while answering", zap.Any("panic", v), zap.ByteString("stack", debug.Stack()))
-			o.client.dropClient()
+			o.client.dropClient() // makes Close reset the connection, so that the client sees that the answer is cut off
 			_ = o.client.Close()
 		}
 	}()
@@ -155,7 +156,7 @@ func (o *Hijacked) ClearWriteDeadline() error {
 // TryWrite writes as much of p as fits into the socket now. If some of p does not fit, the client counts as blocked until a later
 // TryWrite writes all that is left.
 func (o *Hijacked) TryWrite(p []byte, now time.Time) (int, error) {
-	o.toWrite, o.written, o.writeErr = p, 0, nil
+	o.toWrite, o.lastWritten, o.writeErr = p, 0, nil
 	err := o.raw.Control(o.writeFunc) // raw.Write would prepare to wait until there is room, but here the event loop waits
 	o.toWrite = nil
 	if err == nil {
@@ -165,18 +166,18 @@ func (o *Hijacked) TryWrite(p []byte, now time.Time) (int, error) {
 	case err != nil:
 		o.client.countSlowClient(err, 0) // no write deadline is set, so how long the write waited does not matter
 		o.client.dropClient()
-	case o.written < len(p):
+	case o.lastWritten < len(p):
 		o.noteBlocked(now)
 	default:
 		o.endBlocked(now)
 	}
-	return o.written, err
+	return o.lastWritten, err
 }
 
-// noteBlocked records that only a part of what TryWrite had for the client fitted into the socket: written bytes of it. GiveUpAt bounds how
-// long a client may be blocked. As with the deadlines of Conn.Write, this time begins anew after each 64 KiB that were written.
+// noteBlocked records that only a part of what TryWrite had for the client fitted into the socket: lastWritten bytes of it. GiveUpAt bounds
+// how long a client may be blocked. As with the deadlines of Conn.Write, this time begins anew after each 64 KiB that were written.
 func (o *Hijacked) noteBlocked(now time.Time) {
-	o.bytesSinceBlocked += o.written
+	o.bytesSinceBlocked += o.lastWritten
 	wasBlocked, pieceIsWritten := !o.blockedSince.IsZero(), o.bytesSinceBlocked >= writePieceSize
 	if wasBlocked && !pieceIsWritten { // the time since blockedSince runs on
 		return
@@ -194,7 +195,7 @@ func (o *Hijacked) endBlocked(now time.Time) {
 }
 
 // writeSocket writes as much of toWrite as fits into the socket, without waiting.
-func (o *Hijacked) writeSocket(fd uintptr) { o.written, o.writeErr = socket.Write(fd, o.toWrite) }
+func (o *Hijacked) writeSocket(fd uintptr) { o.lastWritten, o.writeErr = socket.Write(fd, o.toWrite) }
 
 // GiveUpAt returns the time at which a blocked client must be given up; zero: never. The result has no meaning for a client that is not
 // blocked. The client may be blocked for WriteTimeout, or for less if all its writes have waited for almost MaxLag.

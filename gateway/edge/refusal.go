@@ -63,7 +63,7 @@ var (
 	refusedRequest = Refusal{fasthttp.StatusBadRequest, "bad_request", "the request is not valid HTTP/1.1, or ended too early"}
 	refusedSlow    = Refusal{fasthttp.StatusRequestTimeout, "request_timeout",
 		"the request did not arrive in time; send it faster, or in smaller parts"}
-	refusedBodies = Refusal{fasthttp.StatusServiceUnavailable, "overloaded",
+	noRoomForBody = Refusal{fasthttp.StatusServiceUnavailable, "overloaded",
 		"request bodies, of all callers or of you alone, take all the memory that they may use; retry later"}
 	refusedPanic = Refusal{fasthttp.StatusInternalServerError, "internal_error", "internal error; the request may be tried again"}
 )

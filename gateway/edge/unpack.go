@@ -62,7 +62,7 @@ func Unpack(h *fasthttp.RequestHeader, packed []byte, reservation *Reservation, 
 	// (klauspost/compress 1.20.1, frameDec.reset).
 	windowMemory := int(min(2*sizes.window, sizes.window+1<<20))
 	if !reservation.Acquire(windowMemory) {
-		return nil, &refusedBodies
+		return nil, &noRoomForBody
 	}
 	r, err := c.open(packed, sizes)
 	if err != nil {
@@ -79,7 +79,7 @@ func Unpack(h *fasthttp.RequestHeader, packed []byte, reservation *Reservation, 
 		return nil, &Refusal{fasthttp.StatusRequestEntityTooLarge, "body_too_large",
 			"the request body is limited to " + strconv.Itoa(maxBytes) + " bytes after decoding; send less"}
 	case errors.Is(err, errNoRoom):
-		return nil, &refusedBodies
+		return nil, &noRoomForBody
 	case err != nil:
 		return nil, badEncoding(c.clientError(err))
 	}

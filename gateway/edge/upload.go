@@ -47,7 +47,7 @@ func AcquireBody(ctx *fasthttp.RequestCtx) ([]byte, *Reservation) {
 // refusal. If the head is the reason, the body is not read. The exception is a small body of a caller whom Authenticate refuses: it is
 // read, and the handler then refuses the request, so that the connection stays open.
 func (o *Options) receiveBody(ctx *fasthttp.RequestCtx, conn *headConn, f framing) *Refusal {
-	conn.reservation, conn.bodyAcquired = nil, false
+	conn.reservation, conn.bodyAcquired = nil, false // both were about the connection's previous request
 	if !f.chunked && f.length == 0 {
 		conn.head = headScanner{} // the next bytes belong to the next request
 		return nil
@@ -64,6 +64,7 @@ func (o *Options) receiveBody(ctx *fasthttp.RequestCtx, conn *headConn, f framin
 	}
 	if err := u.read(); err != nil {
 		u.reservation.Release()
+		// If the caller is refused, too, a chunked body that turned out too large gets authRefusal.
 		return o.bodyRefusal(ctx, err, authRefusal)
 	}
 	conn.head, conn.reservation = headScanner{}, u.reservation // the next bytes belong to the next request
@@ -79,12 +80,12 @@ func (u *upload) refusalByHead(authRefusal *Refusal) *Refusal {
 	switch {
 	// A small body of a refused caller is read, so that the connection can stay open. If the client waits for 100 Continue, it is
 	// refused before it sends a body.
-	case isRefusedCaller && (tooLong || u.framing.expect):
+	case isRefusedCaller && (tooLong || u.framing.awaitsContinue):
 		return authRefusal
 	case tooLong:
 		return u.o.tooLarge()
 	case !u.reservation.fits(u.framing.length):
-		return &refusedBodies
+		return &noRoomForBody
 	}
 	return nil
 }
@@ -93,15 +94,15 @@ func (u *upload) refusalByHead(authRefusal *Refusal) *Refusal {
 // asked because the body is small.
 func (o *Options) authenticate(h *fasthttp.RequestHeader, f framing) *Refusal {
 	mayBeLarge := f.chunked || f.length > smallBody
-	askNow := mayBeLarge || f.expect // a client that waits for 100 Continue can be refused before it sends its body
+	askNow := mayBeLarge || f.awaitsContinue // a client that waits for 100 Continue can be refused before it sends its body
 	if o.Authenticate == nil || !askNow {
 		return nil
 	}
 	return o.Authenticate(h)
 }
 
-// bodyRefusal returns the refusal of a request whose body could not be read because of err. If authRefusal is not nil, only a body up to
-// smallBody was to be read, and a larger body gets authRefusal.
+// bodyRefusal returns the refusal of a request whose body could not be read because of err. If the caller is refused, too (authRefusal is
+// not nil), only a body up to smallBody was to be read. A larger body then gets authRefusal, and no refusal about its size.
 func (o *Options) bodyRefusal(ctx *fasthttp.RequestCtx, err error, authRefusal *Refusal) *Refusal {
 	var bad errChunked
 	switch {
@@ -110,7 +111,7 @@ func (o *Options) bodyRefusal(ctx *fasthttp.RequestCtx, err error, authRefusal *
 	case errors.Is(err, errBodyTooLarge):
 		return o.tooLarge()
 	case errors.Is(err, errNoRoom):
-		return &refusedBodies
+		return &noRoomForBody
 	case errors.As(err, &bad):
 		r := refusedRequest
 		r.Message = string(bad)
@@ -143,7 +144,7 @@ func (u *upload) read() error {
 		}
 		return nil
 	}
-	if u.framing.expect && len(u.headConn.unread) == 0 { // a client that sends its body already does not wait any more
+	if u.framing.awaitsContinue && len(u.headConn.unread) == 0 { // a client that sends its body already does not wait any more
 		if _, err := io.WriteString(u.headConn, "HTTP/1.1 100 Continue\r\n\r\n"); err != nil {
 			return err
 		}
