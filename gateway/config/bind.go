@@ -150,9 +150,9 @@ func (c *Config) checkCallbackHost(path, host string, bad report) {
 		bad(path, "%q is no host that decode engines can call; set bind.advertise to the URL under which they reach this proxy, such as "+
 			"http://10.0.0.2:8010", host)
 	case Loopback(host): // only engines on this machine can call it
-		for _, caller := range c.CallbackHosts() {
-			if !Loopback(caller) {
-				bad(path, "%q is the decode engine itself for %s; set bind.advertise to the URL under which it reaches this proxy", host, caller)
+		for _, decodeHost := range c.CallbackHosts() { // the hosts of the decode engines that send callbacks
+			if !Loopback(decodeHost) {
+				bad(path, "%q is the decode engine itself for %s; set bind.advertise to the URL under which it reaches this proxy", host, decodeHost)
 				return
 			}
 		}
@@ -190,8 +190,9 @@ func (c *Config) CallbackHosts() (hosts []string) {
 	return hosts
 }
 
-// checkCaller checks an engine that is added while the proxy runs: a decode engine that sends callbacks must be able to reach this proxy.
-func (c *Config) checkCaller(role string, e *Engine, bad report) {
+// checkSendsCallbacksHere checks an engine that is added while the proxy runs: a decode engine that sends callbacks must be able to reach
+// this proxy.
+func (c *Config) checkSendsCallbacksHere(role string, e *Engine, bad report) {
 	if role != "decode" || c.Profiles[e.Profile].Connector != mooncake.AscendLayerwise {
 		return
 	}
@@ -210,8 +211,9 @@ func PairingKey(p *mooncake.Profile) string {
 }
 
 // checkPartners reports engines that have no partner: no engine of the other role has the same PairingKey, so none can serve a model
-// together with them. The keys differ only with early binding, where a request gets its decode rank before its prefill. checkPartners does
-// not compare the engines' models, which are not known yet. A role without any engine is no error, because its engines may be added later.
+// together with them. All profiles with late binding have the same key. With early binding, where a request gets its decode rank before its
+// prefill, the key is the connector, which both engines then must have. checkPartners does not compare the engines' models, which are not
+// known yet. A role without any engine is no error, because its engines may be added later.
 func (c *Config) checkPartners(bad report) {
 	if c.Discovery.On() || len(c.Engines.Prefill) == 0 || len(c.Engines.Decode) == 0 {
 		return
@@ -220,7 +222,7 @@ func (c *Config) checkPartners(bad report) {
 	for _, e := range c.Engines.All() {
 		anyEarly = anyEarly || bindsEarly(c, e.Profile)
 	}
-	if !anyEarly { // all profiles that bind late have the same PairingKey
+	if !anyEarly { // then all engines have the same PairingKey
 		return
 	}
 	for _, side := range []struct {

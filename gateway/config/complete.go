@@ -142,14 +142,15 @@ func (c *Config) CompleteFound(role string, e Engine) (Engine, error) {
 	return e, c.checkSingle(role, e)
 }
 
-// checkSingle checks an engine that is not in the file. Errors name its URL in place of a file.
+// checkSingle checks an engine that is not in the file. Errors name its URL in place of a file: they come from standIn, a config with this
+// name and with the profiles, which is all that checkEngine needs.
 func (c *Config) checkSingle(role string, e Engine) error {
-	one := &Config{Profiles: c.Profiles, source: source{file: e.URL}} // checkEngine needs only the profiles, and bad only the source
+	standIn := &Config{Profiles: c.Profiles, source: source{file: e.URL}}
 	var found problems
 	bad := func(path, format string, args ...any) {
-		found = append(found, one.source.errorAt(path, format, args...))
+		found = append(found, standIn.source.errorAt(path, format, args...))
 	}
-	one.checkEngine("$", role, &e, bad)
-	c.checkCaller(role, &e, bad)
+	standIn.checkEngine("$", role, &e, bad)
+	c.checkSendsCallbacksHere(role, &e, bad) // of c, because it needs the address for callbacks (bind)
 	return found.join()
 }

@@ -320,7 +320,9 @@ func (c *Config) ProfilesInUse(role string) []string {
 		add(d.Role, d.Profile)
 	}
 	for _, k := range c.Discovery.Kubernetes {
-		add(k.Role, cmp.Or(k.Profile, DefaultProfile)) // aggregated pods get DefaultAggregated, which addNameable adds
+		// Without a profile, there is no role either: each pod names its role, and gets the default profile of that role. DefaultAggregated,
+		// that of aggregated pods, is added by addNameable.
+		add(k.Role, cmp.Or(k.Profile, DefaultProfile))
 	}
 	if enginesNameProfiles := len(c.Discovery.Files)+len(c.Discovery.Kubernetes) > 0; enginesNameProfiles {
 		c.addNameable(role, used) // any profile of the file that suits the role
@@ -328,9 +330,10 @@ func (c *Config) ProfilesInUse(role string) []string {
 	return slices.Sorted(maps.Keys(used))
 }
 
-// addNameable adds to used the profiles that discovered engines of a role may name; an empty role stands for all roles. The two default
-// profiles exist in every config, even if no engine uses them. So it adds DefaultAggregated only if role asks for aggregated engines alone,
-// and DefaultProfile only if the file has no other profile for prefill and decode engines.
+// addNameable adds to used, the set of profiles that engines may have, those that discovered engines of a role may name; an empty role
+// stands for all roles. The two default profiles exist in every config, also if no engine can have them, so each is added in one case only:
+// DefaultAggregated if role asks for aggregated engines alone, and DefaultProfile, for any role, if the file has no other profile for
+// prefill and decode engines.
 func (c *Config) addNameable(role string, used map[string]bool) {
 	hasPairProfile := false // the file has a profile for prefill and decode engines besides DefaultProfile
 	for name, p := range c.Profiles {
@@ -347,7 +350,7 @@ func (c *Config) addNameable(role string, used map[string]bool) {
 			hasPairProfile = hasPairProfile || forPairs
 		}
 	}
-	if !hasPairProfile { // whatever the role is
+	if !hasPairProfile {
 		used[DefaultProfile] = true
 	}
 }

@@ -50,7 +50,7 @@ type problems []error
 func (p problems) join() error {
 	slices.SortStableFunc(p, func(a, b error) int {
 		var x, y *Error
-		if !errors.As(a, &x) || !errors.As(b, &y) { // an error without a position stays where it is
+		if !errors.As(a, &x) || !errors.As(b, &y) { // does not happen: all problems are reported as *Error
 			return 0
 		}
 		return byPosition(x, y)
