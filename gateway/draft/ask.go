@@ -139,8 +139,8 @@ func (e *Entry) fillFromSGLang(body []byte) (isSGLang bool) {
 		Ranks     engine.Number `json:"dp_size"`
 		Attention *bool         `json:"enable_dp_attention"`
 		// Tokens per step of a rank: with DP attention, the server has divided the value of the flag already.
-		Budget engine.Number `json:"chunked_prefill_size"`
-		engine.Holds
+		Budget       engine.Number `json:"chunked_prefill_size"`
+		engine.Holds               // the settings by which an engine delays prompts
 	}
 	if json.Unmarshal(body, &reported) != nil || reported.Mode == "" {
 		return false
@@ -163,14 +163,21 @@ func (e *Entry) fillFromSGLang(body []byte) (isSGLang bool) {
 		e.Bootstrap = e.wholeNumber(reported.Bootstrap, "disaggregation_bootstrap_port", math.MaxUint16)
 		return true
 	}
-	if reported.Budget != "-1" { // -1: prompts are not cut into chunks
-		e.Budget = e.wholeNumber(reported.Budget, "chunked_prefill_size", engine.MostStep)
-	}
-	holdingFlags, remedies := reported.Flags(e.Slots) // flags by which the engine delays prompts, and what to write instead of each
-	for i := range holdingFlags {
-		e.addNote("It holds prompts back itself (%s). One hold is enough: %s.", holdingFlags[i], remedies[i])
-	}
+	e.fillFromAggregatedSGLang(reported.Budget, &reported.Holds)
 	return true
+}
+
+// fillFromAggregatedSGLang fills in what only concerns an engine that prefills and decodes: the tokens per step of a rank (budget), and a
+// note for each flag by which the engine delays prompts. evenkeel delays prompts for such engines itself, so the notes say how to start the
+// engine without the flag.
+func (e *Entry) fillFromAggregatedSGLang(budget engine.Number, holds *engine.Holds) {
+	if budget != "-1" { // -1: prompts are not cut into chunks
+		e.Budget = e.wholeNumber(budget, "chunked_prefill_size", engine.MostStep)
+	}
+	delayingFlags, remedies := holds.Flags(e.Slots)
+	for i := range delayingFlags {
+		e.addNote("It holds prompts back itself (%s). One hold is enough: %s.", delayingFlags[i], remedies[i])
+	}
 }
 
 // sglangRoles maps SGLang's disaggregation_mode to the role of the engine. Another mode gives no role.

@@ -188,7 +188,7 @@ func profileOf(connector string) string {
 	case mooncake.AscendMooncakeV1, mooncake.AscendLayerwise:
 		return "ascend"
 	}
-	return connector
+	return connector // of another name, such as sglang, which is used as it is
 }
 
 // callbackListener writes the address that decode engines call back. Only one connector needs it.
@@ -288,7 +288,9 @@ func (w *writer) engineKeys(indent, role string, e Entry) {
 // slotsSentence says where the number of slots comes from, and with which flag of the engine it must agree.
 func (w *writer) slotsSentence(role string, e *Entry) string {
 	flag := "its --max-num-seqs"
-	if e.Connector == mooncake.SGLang || w.sglang && role == "decode" { // w.sglang is about the profile that decode engines have
+	// A decode engine that did not report its connector has that of the profile, which w.sglang is about.
+	isSGLang := e.Connector == mooncake.SGLang || w.sglang && role == "decode"
+	if isSGLang {
 		flag = "its --max-running-requests, divided by the number of ranks with DP attention"
 	}
 	switch {
