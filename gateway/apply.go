@@ -89,20 +89,21 @@ func dispatchSettingsOf(old, next *reload.Settings, fit *predictor.Fit) board.Se
 	return settings
 }
 
-// prefillConfig returns the config of the prefill tier, with the parts of this proxy that the tier uses. The functions Free and Decode ask
-// the dispatcher about the ranks of a board, those that share a base model. Their result onlySomeRanks says that not all of these ranks
-// list the model, so that the tier counts the model's hand-offs separately.
+// prefillConfig returns the config of the prefill tier, with the parts of this proxy that the tier uses. With two functions the tier asks
+// the dispatcher about the decode ranks of a board, those that share a base model. Free returns how many slots are free now. Decode returns
+// for how many hand-offs there will be a slot within a time. Their result onlySomeRanks says that not all of these ranks list the model, so
+// that the tier counts the model's hand-offs separately.
 func (g *Gateway) prefillConfig(s *reload.Settings) prefill.Config {
 	c := s.Tier()
 	c.Explain = s.RecordsReasons()
 	c.Places = g.places // the places in the pool, where hand-offs wait for slots
 	// The closures reach the dispatcher when they are called: at the start, the prefill tier is made before the dispatcher.
 	freeSlotsNow := func(board, model string) (slots int, onlySomeRanks bool) { return g.dispatcher.Free(board, model) }
-	// roomWithin estimates how many hand-offs, besides those that wait already, would get a slot within a time.
-	roomWithin := func(board, model string, within time.Duration) (handoffs int, onlySomeRanks bool) {
+	// decodeRoom estimates how many hand-offs, besides those that wait already, would get a slot within a time.
+	decodeRoom := func(board, model string, within time.Duration) (handoffs int, onlySomeRanks bool) {
 		return g.dispatcher.Room(board, model, within)
 	}
-	c.Free, c.Decode = freeSlotsNow, roomWithin
+	c.Free, c.Decode = freeSlotsNow, decodeRoom
 	c.Ranks = g.rankCaches
 	c.Scraper, c.Registerer, c.Log = g.fleet.Scrape, g.reg, g.log
 	return c

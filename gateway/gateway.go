@@ -60,14 +60,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 			_ = made.journal.Close() // nothing was written to the request log, so nothing is lost
 		}
 	}(g)
-	// MoveCalls ends calls so that their answers go on elsewhere. The service first ends its own context, so that none can go on.
-	moveAllCalls := func() (calls int) {
-		everywhere := func(roster.Location) bool { return true }
-		return g.fleet.MoveCalls(everywhere)
-	}
-	g.service = service.New(service.Deps{
-		Context: g.ctx, Log: log, Grace: func() time.Duration { return g.conf().Limits.DrainGrace }, EndAll: moveAllCalls,
-	})
+	g.service = newService(g)
 	reloader, fit, err := reload.New(cfg, g.reloadDeps())
 	if err != nil {
 		return nil, err
@@ -84,7 +77,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	if err != nil {
 		return nil, err
 	}
-	decision := cfg.Decision()
+	decision := cfg.Decision() // the dispatcher's config
 	decision.Predictor.Fit = fit
 	if err := makeTiers(g, cfg, &decision); err != nil {
 		return nil, err
@@ -93,7 +86,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	if g.owner, err = owner.New(cfg, ownerDeps(g)); err != nil {
 		return nil, err
 	}
-	g.fleet.Admission = g.owner
+	g.fleet.Admission = g.owner // set only here, because the owner needs the fleet; no engine has entered the fleet yet
 	g.calls = fleetcall.New(fleetcall.Deps{
 		Context: g.ctx, Go: g.background.Go, Log: log, Client: g.client, Settings: g.Config, Fleet: g.fleet, Forget: g.forgetCaches,
 	})
@@ -115,6 +108,19 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	g.registerMetrics()
 	g.server = newServer(g, &cfg.Limits)
 	return g, beginTraces() // traces begin last, when nothing else can fail any more
+}
+
+// newService returns the part that takes the proxy out of service and back.
+func newService(g *Gateway) *service.Service {
+	// MoveCalls ends the calls to engines. After it, requests usually go on at other engines. But the service first ends the context that
+	// requests need for that, so they end.
+	endAllCalls := func() (calls int) {
+		everywhere := func(roster.Location) bool { return true }
+		return g.fleet.MoveCalls(everywhere)
+	}
+	return service.New(service.Deps{
+		Context: g.ctx, Log: g.log, Grace: func() time.Duration { return g.conf().Limits.DrainGrace }, EndAll: endAllCalls,
+	})
 }
 
 // makeTiers makes the parts that know the engines, and the prefill tier and the dispatcher, which choose among them. decision is the
@@ -391,23 +397,24 @@ const CutTime = 15 * time.Second
 // run at ctx's deadline end with an error event. If ctx is cancelled before its deadline, their connections are cut.
 // Shutdown returns an error in both cases. All goroutines have ended when it returns.
 func (g *Gateway) Shutdown(ctx context.Context) error {
-	g.owner.HandOver(ctx)
+	g.owner.HandOver(ctx) // other proxies take over the decode groups; until then this one serves the requests that they forward
 	g.service.RefuseForExit()
 	// When cut ends, connections that are still open are cut.
 	cut, cutNow := context.WithCancel(context.WithoutCancel(ctx))
 	defer cutNow()
 	awaitRest, err := finishRequests(ctx, cut, g, cutNow)
-	g.owner.ReleaseAll(cut)
-	g.stop()
+	g.owner.ReleaseAll(cut) // the leases that no other proxy has taken over
+	g.stop()                // no request is left, so the background work of all parts may end
 	if g.peers != nil {
 		g.peers.Geo().Close()
 	}
 	g.service.Close()
 	g.fleet.StopTimers()
-	awaitRest()
+	awaitRest()         // until the work that finished requests have left, and that g.stop has ended, is over
 	g.callbacks.Close() // closed only now, because until here requests may wait for callbacks of decode engines
 	g.background.Wait()
 	g.loops.Close()
+	// What the parts above have used until their end is closed last.
 	err = errors.Join(err, g.journal.Close())
 	g.owner.Close()
 	g.client.Close()
@@ -415,22 +422,17 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 }
 
 // finishRequests waits until all requests have finished, those of clients and those that other proxies forward. If ctx ends before, it ends
-// the requests that remain, and err says how many these were. Their clients then have endGrace to read an error event before cutNow is
-// called. If ctx was cancelled, cutNow is called at once. It ends the context cut, and so cuts the connections that are still open.
+// the requests that remain (endRemaining), and err says how many these were. cutNow ends the context cut, and so cuts the connections that
+// are still open.
 //
 // Background work of finished requests goes on, such as freeing KV that no engine fetched. finishRequests waits for it, too, but not beyond
 // the end of cut. awaitRest waits for what is left then. The caller calls it after g.stop, which tells that work to end.
 func finishRequests(ctx, cut context.Context, g *Gateway, cutNow func()) (awaitRest func(), err error) {
 	var remaining int64 // requests that were ended, because ctx ended before they had finished; valid once ended is closed
 	ended := make(chan struct{})
-	finishedBefore := context.AfterFunc(ctx, func() {
+	cancelForcedEnd := context.AfterFunc(ctx, func() {
 		defer close(ended)
-		remaining = g.requests.Open()
-		if !errors.Is(ctx.Err(), context.DeadlineExceeded) { // ctx was cancelled, so clients get no time to read the error event
-			cutNow()
-		}
-		g.service.EndAll()
-		time.AfterFunc(endGrace, cutNow)
+		remaining = endRemaining(ctx, g, cutNow)
 	})
 	err = edge.Drain(cut, g.server, g.listener)
 	_ = g.listener.Close() // a server that has not accepted any connection yet does not close its listener
@@ -438,7 +440,7 @@ func finishRequests(ctx, cut context.Context, g *Gateway, cutNow func()) (awaitR
 		err = errors.Join(err, g.peers.Drain(cut))
 	}
 	awaitRest = g.requests.Finish(cut)
-	if allFinished := finishedBefore(); !allFinished { // the function given to AfterFunc runs, or has run
+	if finishedBefore := cancelForcedEnd(); !finishedBefore { // ctx ended first, so endRemaining runs or has run
 		<-ended
 		if remaining > 0 {
 			err = errors.Join(fmt.Errorf("shutdown: %w: %d requests had not finished and were ended; allow more time if they mattered", ctx.Err(),
@@ -446,6 +448,18 @@ func finishRequests(ctx, cut context.Context, g *Gateway, cutNow func()) (awaitR
 		}
 	}
 	return awaitRest, err
+}
+
+// endRemaining is called when ctx has ended before all requests have finished. It ends those that remain, and returns how many these are.
+// Their clients then have endGrace to read an error event before cutNow is called. If ctx was cancelled, cutNow is called at once.
+func endRemaining(ctx context.Context, g *Gateway, cutNow func()) (remaining int64) {
+	remaining = g.requests.Open()
+	if cancelled := !errors.Is(ctx.Err(), context.DeadlineExceeded); cancelled {
+		cutNow()
+	}
+	g.service.EndAll()
+	time.AfterFunc(endGrace, cutNow)
+	return remaining
 }
 
 // endGrace is how long clients have to read the error event that ends their answer.

@@ -95,9 +95,10 @@ func fillInSyncWaits(s *board.Status, gaugesOf func(rank int32) (Gauges, bool)) 
 	}
 }
 
-// fillInStates fills in the state of each rank and its reason. A dispatcher that has ended returns the same status to all callers, so it
-// changes only copies: s.Models is one already (see fillInSyncWaits), and it copies the ranks of each model.
+// fillInStates fills in the state of each rank and its reason. It changes copies only, because a dispatcher that has ended returns the same
+// status to all callers.
 func fillInStates(s *board.Status, engines *roster.Snapshot) {
+	s.Models = slices.Clone(s.Models)
 	for i := range s.Models {
 		m := &s.Models[i]
 		m.Workers = slices.Clone(m.Workers)

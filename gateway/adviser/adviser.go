@@ -96,14 +96,15 @@ func (a *Adviser) takeSamples(now time.Time, boards []board.ModelStatus) map[str
 	all := map[string]*advice.Sample{}
 	pooled := 0 // finished prefills that wait for a decode rank
 	for i := range boards {
-		if _, isAggregated := roster.DisplayName(boards[i].Model); isAggregated {
+		_, isAggregated := roster.DisplayName(boards[i].Model) // DisplayName also says whether the ranks of the board prefill and decode
+		if isAggregated {
 			continue
 		}
 		thisProxyAdmits := func(w board.WorkerStatus) bool { return a.deps.Fleet.Now().Admits(w.ID) }
 		if slices.ContainsFunc(boards[i].Workers, thisProxyAdmits) {
 			all[boards[i].Model] = &advice.Sample{At: now, Decode: a.decodeSample(&boards[i])}
 		}
-		pooled += boards[i].Pool
+		pooled += boards[i].Pool // also of a board without a sample, because all boards share one pool
 	}
 	runningPrefills := a.addPrefillRanks(all)
 	a.addBacklogs(all, a.poolIsFull(pooled, runningPrefills))
