@@ -274,8 +274,8 @@ type Retry struct {
 // ConnectorTraits describes how the connectors that bind a decode rank before the prefill differ.
 type ConnectorTraits struct {
 	CallsBack bool // the decode engine calls back to say where the KV goes, and the prefill waits for this
-	// Aborts: the proxy can tell an engine to abort a request, by the request's id. The engine then reuses the request's blocks at once,
-	// even if KV is still transferred to or from them. So the KV may be incomplete although both calls end without an error.
+	// Aborts: the proxy can tell an engine to abort a request, by the request's id. The engine then reuses the request's blocks at once. If
+	// the abort comes while the prefill engine writes the KV, the KV may be incomplete although both calls end without an error.
 	Aborts bool
 	Keeps  bool // the prefill engine keeps the KV until the decode engine has read it, or until the hold timeout
 	// LeaksBlocks: the decode engine keeps blocks for a prefill that never comes, and no call can free them. vLLM's watchdog for

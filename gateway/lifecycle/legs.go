@@ -67,8 +67,8 @@ func newPair(t ConnectorTraits, noEarlyEvents, mayIgnoreAbort bool) Pair {
 	if t.CallsBack { // only the callback says where the KV goes
 		p.prefill = awaitsCallback
 	}
-	// Keeps: the prefill engine keeps the KV until the decode engine has read it. Only nixl-push works so, and its decode engine reserves
-	// blocks as soon as it gets the request.
+	// Keeps: the prefill engine keeps the KV until the decode engine has read it. Of the connectors in Traits, only nixl-push works so, and
+	// its decode engine reserves blocks as soon as it gets the request.
 	reservesBlocksAtOnce := t.Keeps
 	if reservesBlocksAtOnce {
 		p.decodeBlocks = blocksAwaitKV // no callback will report the blocks
@@ -211,7 +211,7 @@ func (p *Pair) stepDecode(e Event, dst []Effect) []Effect {
 	case DecodeOver: // the decode call ended after its first event
 		if !p.DecodeEnded() { // otherwise an earlier event has ended the decode call already
 			p.decode = endedBegun
-			callbackMayCome := p.decodeBlocks == blocksUnknown // the decode engine may still report its blocks, so the proxy listens on
+			callbackMayCome := p.decodeBlocks == blocksUnknown // the decode engine may still report its blocks, so the proxy goes on listening
 			if !callbackMayCome {
 				dst = forgetCallback(dst)
 			}
@@ -240,7 +240,7 @@ func (p *Pair) handleUnwanted(e Event, dst []Effect) []Effect {
 // The abort is repeated until the prefill call ends. While the answer has no first event, the prefill call usually stays open, but not
 // longer than the grace period (ByGrace): only its answer shows that the engine writes no more KV to the blocks of the decode engine. A
 // closed connection would not show this: the engine's HTTP server closes its half long before the scheduler learns of the abort, between
-// two batches. Once the first event has come, the decode engine waits for no KV, and the proxy closes the prefill call at once (HangUp).
+// two batches. Once the first event has come, the proxy closes the prefill call at once (HangUp).
 func (p *Pair) abortPrefill(dst []Effect) []Effect {
 	if p.prefill == running {
 		p.prefill = aborting
@@ -282,9 +282,9 @@ func (p *Pair) fail(cause CallEnd, dst []Effect) []Effect {
 
 // handleCallback handles a callback that came in time. If the decode call has ended already, the proxy stops listening for a callback,
 // which it otherwise does when that call ends. The prefill then depends on the callback:
-//   - Miscalled: the callback is not usable. Nothing is prefilled, and the pair fails.
+//   - Miscalled: the callback is not usable. Nothing is prefilled, and the decode call is ended (fail).
 //   - If the answer has begun without the callback, nothing is prefilled.
-//   - NeedsNothing: the decode engine needs no KV. It waits as if the prefill engine had answered.
+//   - NeedsNothing: the decode engine needs no KV. The pair goes on as if the prefill engine had answered.
 //   - CalledBack: the decode engine says where the KV goes. The prefill call may be sent.
 func (p *Pair) handleCallback(e Event, dst []Effect) []Effect {
 	p.decodeBlocks = blocksAwaitKV // also if the callback is not usable: the decode engine allocates its blocks before it calls back
@@ -402,9 +402,10 @@ func (p *Pair) failIfKVMissing(dst []Effect) []Effect {
 	return dst
 }
 
-// handleDecodeFailed handles the end of a decode call that brought no first event, or one that the client must not get. It first ends the
-// prefill call and reports blocks that may leak (endPrefillOfFailed). Then the proxy stops listening for a callback that cannot come any
-// more, counts the loss, waits for a prefill engine that may still write KV, and gives the lease of KV back that no engine will fetch.
+// handleDecodeFailed handles the end of a decode call that brought no first event, or one that the client must not get. It ends the prefill
+// call if the connector needs it, and reports blocks that may leak (endPrefillOfFailedDecode). Four more steps follow, each only in some
+// cases: the proxy stops listening for the callback, counts the loss, waits for a prefill engine that may still write KV, and gives back
+// the lease of KV that no engine will fetch.
 func (p *Pair) handleDecodeFailed(reason DecodeFailure, dst []Effect) []Effect {
 	if p.decode == begun { // the first event came, but the client must not get it
 		p.decode = endedBegun
@@ -412,7 +413,7 @@ func (p *Pair) handleDecodeFailed(reason DecodeFailure, dst []Effect) []Effect {
 		p.decode = endedUnbegun
 	}
 	dst = liftFirstEventLimit(dst)
-	dst = p.endPrefillOfFailed(reason, dst)
+	dst = p.endPrefillOfFailedDecode(reason, dst)
 	callbackMayCome := p.decodeBlocks == blocksUnknown // the decode engine has reported nothing yet
 	if p.traits.CallsBack && !callbackMayCome {
 		dst = forgetCallback(dst)
@@ -433,10 +434,10 @@ func (p *Pair) handleDecodeFailed(reason DecodeFailure, dst []Effect) []Effect {
 	return dst
 }
 
-// endPrefillOfFailed ends the prefill call after the decode call has failed, if the connector needs it (endPrefill). It also reports KV
-// blocks that the decode engine may keep for ever (LeakBlocks). If the pair had failed before, for example because the prefill call had
+// endPrefillOfFailedDecode ends the prefill call after the decode call has failed, if the connector needs it (endPrefill). It also reports
+// KV blocks that the decode engine may keep for ever (LeakBlocks). If the pair had failed before, for example because the prefill call had
 // failed, the decode call was ended for that reason, and nothing more is to be ended.
-func (p *Pair) endPrefillOfFailed(reason DecodeFailure, dst []Effect) []Effect {
+func (p *Pair) endPrefillOfFailedDecode(reason DecodeFailure, dst []Effect) []Effect {
 	var leaks bool
 	if p.Failed {
 		leaks = p.leaksAfterFailure()
@@ -492,8 +493,8 @@ func (p *Pair) endCalledPrefill(decodeMayHaveRequest bool, dst []Effect) (_ []Ef
 	noCallbackWillCome := p.decodeBlocks == blocksUnknown && !decodeMayHaveRequest
 	mayBreakOff := !p.ClientLeft // after the client has left, the prefill runs to its end, which frees the blocks of the decode engine
 	switch {
-	// The prefill engine must not write to a decode engine that has dropped the request. After prefilled, HangUp only closes a prefill call
-	// that is still open.
+	// The prefill engine must not write to a decode engine that has dropped the request. If the prompt is prefilled already, no prefill call
+	// is left, and HangUp does nothing.
 	case (underWay || prefilled) && mayBreakOff:
 		leaks = decodeMayHaveRequest && !prefillEnded
 		return append(dst, Effect{Kind: HangUp}), leaks

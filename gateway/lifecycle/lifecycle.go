@@ -225,13 +225,13 @@ func (l *Lifecycle) takeHandOff(e *Event, dst []Effect) []Effect {
 // call, and the two form a new pair.
 func (l *Lifecycle) stepBound(e *Event, dst []Effect) []Effect {
 	l.held.takeSlotAndCall() // the call is the one to the engine of the rank, which is about to be sent
-	l.noteKeptBody(e)        // the request may now keep its body in memory, so that a lost answer can go on
+	l.noteKeptBody(e)        // e says whether the body stays in memory, so that a lost answer can go on
 	if l.bind != Early {
 		return l.sendDecode(e, dst)
 	}
 	l.held.has[Lease] = false // from now on the pair holds the lease, and gives it back
-	// NoEarlyEvents is not about the early bind: the answer has no event before its end, so the pair waits longer. MayIgnoreAbort makes the
-	// pair close a call that an abort may not end.
+	// NoEarlyEvents is not about the early bind: the answer may have no event before its end, so the pair waits longer. MayIgnoreAbort makes
+	// the pair close a call that an abort may not end.
 	l.pairs = append(l.pairs, newPair(l.traits, e.NoEarlyEvents, e.MayIgnoreAbort))
 	numberOfPair := len(l.pairs) // pairs are counted from 1
 	timeLimit := NoTimeout
@@ -245,7 +245,7 @@ func (l *Lifecycle) stepBound(e *Event, dst []Effect) []Effect {
 // KV of the hand-off, the lease of the prompt, and what earlier attempts have left. The engine that answers serves the request. So if
 // another engine answered it with status 500 before, that other engine was the cause.
 func (l *Lifecycle) beginAnswer(e *Event, dst []Effect) []Effect {
-	l.noteKeptBody(e)                     // the body may stay in memory, so that the answer can go on elsewhere if it is lost
+	l.noteKeptBody(e)                     // e says whether the body stays in memory, so that a lost answer can go on
 	dst = l.held.settle(dst, KV, Free)    // the decode engine has read the KV, so the prefill engine has freed it
 	dst = l.held.settle(dst, Lease, Free) // held only if the engine that answers also computed the prompt
 	// Failed attempts may have left hand-offs that an engine may have read. They are discarded, for which an engine gets the request once
@@ -329,7 +329,7 @@ func (l *Lifecycle) stepQueued(e Event, dst []Effect) []Effect {
 	switch e.Kind {
 	case Turn:
 		l.routing.tryMove(gotTurn) // from now on the request's retries stay with this dispatcher
-		l.held.take(Permit)        // with its turn, the request also got a place in the pool
+		l.held.take(Permit)        // with its turn, the request also has a place in the pool
 		l.held.take(Lease)         // and its prompt counts as load of the engine
 		l.bind, l.traits = e.Bind, e.Traits
 		if l.bind != Late {
@@ -339,7 +339,7 @@ func (l *Lifecycle) stepQueued(e Event, dst []Effect) []Effect {
 	case Directed:
 		if l.MustServeHere { // the request cannot be sent to the dispatcher that should serve it
 			dst = append(dst, Effect{Kind: Drop})  // gives back what was prepared for sending it there
-			return l.endWithError(e, OfOwner, dst) // OfOwner: the error that only that dispatcher may serve it
+			return l.endWithError(e, OfOwner, dst) // OfOwner: the error that another proxy owns the decode group
 		}
 		return append(dst, Effect{Kind: Forward})
 	}
@@ -357,9 +357,9 @@ func (l *Lifecycle) leaveQueue(e Event, dst []Effect) []Effect {
 }
 
 // callFailed handles the end of a call to an engine without its result. It counts the failure against the engine at fault, and gives back
-// what the attempt held: the lease or the hand-off (settleKV), then slot, call and kept body (settleFailedCall). The latter also makes the
-// next attempt avoid the decode rank, but not if its engine takes requests again soon (backSoon). A 500 is disputed: the engine or the
-// request may be its cause. It is noted, and the next engine's answer shows which.
+// what the attempt held: the lease or the hand-off (settleKV), then slot, call and kept body (settleFailedCall, which also decides whether
+// the next attempt avoids the decode rank). Then it decides whether another attempt follows. A 500 is disputed: the engine or the request
+// may be its cause. It is noted, and the next engine's answer shows which.
 func (l *Lifecycle) callFailed(e Event, dst []Effect) []Effect {
 	verdict, backSoon := l.verdictOn(&e.End)
 	dst, disputed := l.reportFailure(&e, verdict.Blame, dst)
@@ -513,7 +513,8 @@ func (l *Lifecycle) stepAnswerLost(e Event, dst []Effect) []Effect {
 	if verdict.Next != NoRoom { // a rank that had no room has not failed, so the next attempt may use it again
 		dst = append(dst, Effect{Kind: Avoid})
 	}
-	// Before the answer goes on, the prefill engine of an early attempt must confirm the KV of the part that came. Until limits this wait.
+	// Before the answer goes on, the prefill engine of an early attempt may have to confirm the KV of the part that came. Until limits this
+	// wait.
 	return append(dst, Effect{Kind: GoOn, Until: l.confirmTimeout()})
 }
 
@@ -580,14 +581,14 @@ func (l *Lifecycle) settleAfterPanic(e Event, dst []Effect) []Effect {
 	return l.held.settleAfterAttempts(dst, mayBreakEngines)
 }
 
-// endPairsAfterPanic ends the pair whose decode call has not ended, as if that call had failed. This can only be the last pair, because an
-// attempt begins after the decode call of the one before has ended. noCallBegan says that the panic came before a call of the last pair was
-// sent. If the prefill call of another pair still runs, the end of that call gives its lease back.
+// endPairsAfterPanic ends the last pair, as if its decode call had failed, unless that call has ended. noCallBegan says that the panic came
+// before a call of this pair was sent. The other pairs need nothing: an attempt begins only after the decode call of the one before has
+// ended. If the prefill call of such a pair still runs, the end of that call gives its lease back.
 func (l *Lifecycle) endPairsAfterPanic(noCallBegan bool, dst []Effect) []Effect {
 	for i := range l.pairs {
 		number := i + 1 // pairs are counted from 1
 		switch {
-		case l.pairs[i].DecodeEnded(): // true for every pair but the last
+		case l.pairs[i].DecodeEnded(): // true for every pair before the last
 		case noCallBegan:
 			dst = l.stepPair(Event{Kind: NotSent, Pair: number}, dst)
 		default:

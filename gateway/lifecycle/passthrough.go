@@ -103,9 +103,9 @@ func (l *Lifecycle) passthroughCallFailed(e Event, dst []Effect) []Effect {
 	return l.noteFailedEngine(mayBreakEngines, dst)
 }
 
-// noteFailedEngine counts and logs an engine that failed at the request. By mayBreakEngines the caller says whether the request may be what
-// made the engine fail. Then the request ends, as it does when maxFailedEngines have failed: the client gets the error of the last attempt
-// (OfAttempt). Otherwise another engine is asked.
+// noteFailedEngine counts and logs an engine that failed at the request. mayBreakEngines says that the request may be what made the engine
+// fail. If so, or if maxFailedEngines have failed, the request ends, and the client gets the error of an attempt (OfAttempt). Otherwise
+// another engine is asked.
 func (l *Lifecycle) noteFailedEngine(mayBreakEngines bool, dst []Effect) []Effect {
 	l.tries.counted++
 	dst = append(dst, Effect{Kind: Complain})

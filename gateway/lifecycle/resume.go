@@ -120,8 +120,8 @@ func (l *Loss) continuePlan(soFar *sse.Transcript) Plan {
 }
 
 // fitToMethod changes soFar before the answer goes on after it.
-//   - By token ids: tokens at its end whose text the client does not have yet are dropped. They are generated again, but not if the client
-//     has got the tokens themselves (TokensVisible).
+//   - By token ids: tokens at its end whose text the client does not have yet are dropped, and generated again. If the client gets the
+//     tokens themselves (TokensVisible), it has these tokens already, and they stay.
 //   - By text: an estimated number of tokens is kept below the limit of the answer. The engine would have ended the answer at that limit,
 //     so at least one token is left.
 func (l *Loss) fitToMethod(soFar *sse.Transcript) {

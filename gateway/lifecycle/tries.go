@@ -102,7 +102,7 @@ func (t *tries) uncountedAttempt(next NextStep, e *Event) (_ Retry, uncounted bo
 		return Retry{Budget: Freely}, true
 	case next == Untaken && t.refusals < uncountedRefusals: // an engine refused the request
 		t.refusals++
-		// The refusal does not count, but the budget must allow another attempt, given those that have counted. It counts from 1.
+		// The refusal does not count, but the budget must allow another attempt. It counts attempts from 1, and perhaps none has counted yet.
 		attempts := max(1, int(t.counted))
 		return Retry{Budget: Counted, N: attempts, Pause: int(t.refusals)}, true
 	}

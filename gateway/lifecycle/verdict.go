@@ -335,7 +335,7 @@ func (e CallEnd) EngineFailed() bool { return e.Reason >= Stale && !e.Moved }
 //   - Anew, NoModel: another engine gets it, and no failure counts.
 //   - Same: the same engine gets it once more, over a new connection.
 func (e CallEnd) soleVerdict() Consequences {
-	const noOtherEngine = Elsewhere // the name is for other kinds of calls, whose requests may go to another region
+	const noOtherEngine = Elsewhere // named after the other kinds of calls: their requests may then go to another region
 	v := Consequences{KV: Spent, Next: noOtherEngine, Blame: Engine}
 	hasErrorStatus := e.Reason >= Lacks && !e.Open // the reasons from Lacks on stand for statuses; Open: the status was 200
 	if e.Progress == Unsent || e.Reason == Stale || hasErrorStatus {
