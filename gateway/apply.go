@@ -90,9 +90,9 @@ func dispatchSettingsOf(old, next *reload.Settings, fit *predictor.Fit) board.Se
 }
 
 // prefillConfig returns the config of the prefill tier, with the parts of this proxy that the tier uses. With two functions the tier asks
-// the dispatcher about the decode ranks of a board, those that share a base model. Free returns how many slots are free now. Decode returns
-// for how many hand-offs there will be a slot within a time. Their result onlySomeRanks says that not all of these ranks list the model, so
-// that the tier counts the model's hand-offs separately.
+// the dispatcher about the ranks of a board, those that share a base model. Free returns how many slots are free now on ranks that prefill
+// and decode. Decode returns for how many more hand-offs there will be a slot within a time. Their result onlySomeRanks says that not all
+// ranks of the board list the model, so that the tier counts the model's hand-offs separately.
 func (g *Gateway) prefillConfig(s *reload.Settings) prefill.Config {
 	c := s.Tier()
 	c.Explain = s.RecordsReasons()

@@ -112,8 +112,8 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 
 // newService returns the part that takes the proxy out of service and back.
 func newService(g *Gateway) *service.Service {
-	// MoveCalls ends the calls to engines. After it, requests usually go on at other engines. But the service first ends the context that
-	// requests need for that, so they end.
+	// MoveCalls ends the calls to engines. Usually their requests then go on at other engines. But before it calls endAllCalls, the service
+	// ends the context that requests need for that, so here they end.
 	endAllCalls := func() (calls int) {
 		everywhere := func(roster.Location) bool { return true }
 		return g.fleet.MoveCalls(everywhere)
@@ -404,17 +404,17 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	defer cutNow()
 	awaitRest, err := finishRequests(ctx, cut, g, cutNow)
 	g.owner.ReleaseAll(cut) // the leases that no other proxy has taken over
-	g.stop()                // no request is left, so the background work of all parts may end
+	g.stop()                // tells the background work of all parts to end
 	if g.peers != nil {
 		g.peers.Geo().Close()
 	}
 	g.service.Close()
 	g.fleet.StopTimers()
-	awaitRest()         // until the work that finished requests have left, and that g.stop has ended, is over
+	awaitRest()         // waits for work that finished requests have left; g.stop has told it to end
 	g.callbacks.Close() // closed only now, because until here requests may wait for callbacks of decode engines
 	g.background.Wait()
 	g.loops.Close()
-	// What the parts above have used until their end is closed last.
+	// The parts above may use these until they end, so these are closed last.
 	err = errors.Join(err, g.journal.Close())
 	g.owner.Close()
 	g.client.Close()

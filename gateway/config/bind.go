@@ -190,9 +190,9 @@ func (c *Config) CallbackHosts() (hosts []string) {
 	return hosts
 }
 
-// checkSendsCallbacksHere checks an engine that is added while the proxy runs: a decode engine that sends callbacks must be able to reach
-// this proxy.
-func (c *Config) checkSendsCallbacksHere(role string, e *Engine, bad report) {
+// checkCanCallBack checks an engine that is added while the proxy runs: a decode engine that sends callbacks must be able to reach this
+// proxy.
+func (c *Config) checkCanCallBack(role string, e *Engine, bad report) {
 	if role != "decode" || c.Profiles[e.Profile].Connector != mooncake.AscendLayerwise {
 		return
 	}

@@ -142,8 +142,8 @@ func (c *Config) CompleteFound(role string, e Engine) (Engine, error) {
 	return e, c.checkSingle(role, e)
 }
 
-// checkSingle checks an engine that is not in the file. Errors name its URL in place of a file: they come from standIn, a config with this
-// name and with the profiles, which is all that checkEngine needs.
+// checkSingle checks an engine that is not in the file. Errors name its URL in place of a file: they come from standIn, whose file has this
+// name. Of the config, standIn has only the profiles, which are all that checkEngine needs.
 func (c *Config) checkSingle(role string, e Engine) error {
 	standIn := &Config{Profiles: c.Profiles, source: source{file: e.URL}}
 	var found problems
@@ -151,6 +151,6 @@ func (c *Config) checkSingle(role string, e Engine) error {
 		found = append(found, standIn.source.errorAt(path, format, args...))
 	}
 	standIn.checkEngine("$", role, &e, bad)
-	c.checkSendsCallbacksHere(role, &e, bad) // of c, because it needs the address for callbacks (bind)
+	c.checkCanCallBack(role, &e, bad) // of c, because standIn lacks the address for callbacks (bind)
 	return found.join()
 }

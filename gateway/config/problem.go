@@ -50,7 +50,7 @@ type problems []error
 func (p problems) join() error {
 	slices.SortStableFunc(p, func(a, b error) int {
 		var x, y *Error
-		if !errors.As(a, &x) || !errors.As(b, &y) { // does not happen: all problems are reported as *Error
+		if !errors.As(a, &x) || !errors.As(b, &y) { // does not happen: every problem is an *Error
 			return 0
 		}
 		return byPosition(x, y)

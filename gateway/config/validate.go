@@ -313,7 +313,7 @@ func (c *Config) checkNumbers(bad report) {
 		bad("$.event_loops", "%d; write 0 for as many as suit the machine, 1 to %d, or -1 for a goroutine per answer", c.EventLoops, most)
 	}
 	atLeast("$.limits.event_bytes", c.Limits.EventBytes, 1)
-	if most := 1 << 30; c.Limits.EventBytes > most { // 1 GiB: no real event is larger, so a larger number is a mistake
+	if most := 1 << 30; c.Limits.EventBytes > most { // 1 GiB
 		bad("$.limits.event_bytes", "%d is too much; write at most %d", c.Limits.EventBytes, most)
 	}
 	atLeast("$.limits.answer_bytes", c.Limits.AnswerBytes, 1)

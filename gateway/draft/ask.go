@@ -169,7 +169,7 @@ func (e *Entry) fillFromSGLang(body []byte) (isSGLang bool) {
 
 // fillFromAggregatedSGLang fills in what only concerns an engine that prefills and decodes: the tokens per step of a rank (budget), and a
 // note for each flag by which the engine delays prompts. evenkeel delays prompts for such engines itself, so the notes say how to start the
-// engine without the flag.
+// engine without this delay.
 func (e *Entry) fillFromAggregatedSGLang(budget engine.Number, holds *engine.Holds) {
 	if budget != "-1" { // -1: prompts are not cut into chunks
 		e.Budget = e.wholeNumber(budget, "chunked_prefill_size", engine.MostStep)

@@ -188,7 +188,7 @@ func profileOf(connector string) string {
 	case mooncake.AscendMooncakeV1, mooncake.AscendLayerwise:
 		return "ascend"
 	}
-	return connector // of another name, such as sglang, which is used as it is
+	return connector // for example sglang, which is the name of the engine already
 }
 
 // callbackListener writes the address that decode engines call back. Only one connector needs it.

@@ -185,7 +185,7 @@ func (p *BodyStream) Read(b []byte) (n int, err error) {
 		p.headConn.holdWrites() // the last chunk and the end of the body, which fasthttp writes next, are then sent together
 	}
 	switch {
-	case err != nil: // the source has ended, and fasthttp or writeBody writes these last bytes and the end of the answer
+	case err != nil: // nothing follows these bytes: fasthttp or writeBody writes them, and ends the answer
 	case p.chunkConn == nil: // writeBody calls Read, and writes all bytes itself
 	case !p.headWritten:
 		p.headWritten = true // from the next Read on: fasthttp sends the head together with the bytes of this Read

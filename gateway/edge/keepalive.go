@@ -124,8 +124,8 @@ func (k *KeepAlive) stopTimer() headState {
 }
 
 // recordHeadWritten records that the answer has sent the head, unless a comment had sent it before. From then on, comments are sent
-// without a head. It first ends the wait of the client for an event, if there is one: then the timer does not use headState, which can be
-// set without the lock. Nothing happens if k is nil.
+// without a head. It first ends the client's wait for an event, if there is one. Outside a wait, the timer does not use headState, so no
+// lock is needed to read and set it. Nothing happens if k is nil.
 func (k *KeepAlive) recordHeadWritten() {
 	if k == nil {
 		return

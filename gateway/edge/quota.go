@@ -12,7 +12,7 @@ import (
 // half of the limit, and each of two callers gets at most a third.
 type Quota struct {
 	limit         int64 // most bytes or places that all callers may hold; 0: no limit
-	alwaysAllowed int64 // each reservation may have so many bytes or places, even beyond the limit
+	alwaysAllowed int64 // a reservation may hold this many bytes or places even if they do not fit into the limit
 
 	mu      sync.Mutex
 	used    int64

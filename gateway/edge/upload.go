@@ -64,7 +64,7 @@ func (o *Options) receiveBody(ctx *fasthttp.RequestCtx, conn *headConn, f framin
 	}
 	if err := u.read(); err != nil {
 		u.reservation.Release()
-		// If the caller is refused, too, a chunked body that turned out too large gets authRefusal.
+		// A chunked body that turned out too large gets authRefusal, if there is one.
 		return o.bodyRefusal(ctx, err, authRefusal)
 	}
 	conn.head, conn.reservation = headScanner{}, u.reservation // the next bytes belong to the next request
@@ -101,8 +101,8 @@ func (o *Options) authenticate(h *fasthttp.RequestHeader, f framing) *Refusal {
 	return o.Authenticate(h)
 }
 
-// bodyRefusal returns the refusal of a request whose body could not be read because of err. If the caller is refused, too (authRefusal is
-// not nil), only a body up to smallBody was to be read. A larger body then gets authRefusal, and no refusal about its size.
+// bodyRefusal returns the refusal of a request whose body could not be read because of err. If authRefusal is not nil, the caller is
+// refused, and only a body up to smallBody was to be read. A larger body then gets authRefusal, and no refusal about its size.
 func (o *Options) bodyRefusal(ctx *fasthttp.RequestCtx, err error, authRefusal *Refusal) *Refusal {
 	var bad errChunked
 	switch {

@@ -219,8 +219,8 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	return discardDone, false, nil
 }
 
-// takeParamsToDiscard takes the kv_transfer_params, with which a decode engine pulls the KV, unless an earlier try on another rank has
-// taken them. It fails if the prefill engine has freed the KV.
+// takeParamsToDiscard takes the kv_transfer_params, with which a decode engine pulls the KV, unless they were taken before, for another
+// rank. It fails if the prefill engine has freed the KV.
 func (h *Handoff) takeParamsToDiscard(now time.Time) (err error) {
 	if h.params == nil {
 		h.params, err = h.Discard(now)

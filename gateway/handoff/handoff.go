@@ -172,7 +172,7 @@ func Repeat(first time.Duration, check func() (next time.Duration)) (stop func()
 // RemainingWait is how much longer evenkeel waits for an answer in one piece; 0 or less: the wait is over. asked is when the request was
 // sent, and tokens is how many tokens the answer may have. Nothing arrives before the whole answer is computed. So after
 // limits.probe_timeout, evenkeel goes on waiting while the core of the rank gives signs of life: events of other streams, or gauges that
-// move. Even then it waits no longer than limits.probe_timeout and maxTokenTime for each token.
+// move. Even then it waits no longer than limits.probe_timeout plus maxTokenTime per token.
 func RemainingWait(r *roster.Rank, settings *fleet.Settings, asked time.Time, tokens int, now time.Time) time.Duration {
 	deadline := asked.Add(settings.Limits.ProbeTimeout)
 	countedTokens := min(tokens, maxCountedTokens) // so that their time fits a time.Duration
@@ -198,8 +198,8 @@ const maxCountedTokens = 1 << 32
 // core, the part of the engine that computes, may prolong that wait. tokens is how many tokens the answer may have.
 func LimitOnePiece(r *roster.Rank, call *engine.Call, settings *fleet.Settings, tokens int) (stop func()) {
 	asked := time.Now()
-	wholeWait := RemainingWait(r, settings, asked, tokens, asked) // as it is now, when the request is sent
-	return Repeat(wholeWait, func() (nextCheck time.Duration) {
+	firstWait := RemainingWait(r, settings, asked, tokens, asked) // as it is now, when the request is sent
+	return Repeat(firstWait, func() (nextCheck time.Duration) {
 		if timeLeft := RemainingWait(r, settings, asked, tokens, time.Now()); timeLeft > 0 { // a sign of life has prolonged the wait
 			return timeLeft
 		}
@@ -220,9 +220,9 @@ func (h *Handoff) AwaitFirstEvent(r *roster.Rank, now time.Time, onePiece bool) 
 
 // holdOn returns until when the prefill engine certainly keeps the KV of a hand-off that is sent to a rank now (the hold):
 //   - If there is no hand-off (h is nil), or if nothing shows when its KV is pulled, the hold is unlimited.
+//   - Engines of some profiles renew the hold while the hand-off waits in their queue. Then it lasts as long as signs of life of the rank
+//     prove the renewals: events of its streams, and gauges that move.
 //   - Otherwise it ends at FirstEventBy.
-//   - Engines of some profiles renew the hold while the hand-off waits in their queue. Then it lasts as long as the rank gives signs of
-//     life: events of its streams, and gauges that move. These prove the renewals.
 //
 // onePiece says that the answer comes in one piece. Until it comes, only gauges show whether the rank works.
 func (h *Handoff) holdOn(r *roster.Rank, now time.Time, onePiece bool) mooncake.Hold {
