@@ -86,9 +86,11 @@ func (c *demoCmd) pairLawDefaults() map[string]func() {
 	}
 }
 
-// aggregatedLawDefaults returns, by flag, functions that set the defaults with --law and --aggregated, for flags that the user left out.
-// The flags' own defaults of --jitter and --max-hold are for engines that are demoSpeedup times as fast as at full scale. A deployment with
-// many ranks runs more slowly here, so these times become longer by the same factor as its steps.
+// aggregatedLawDefaults returns, by flag, functions that set the defaults with --law and --aggregated, where each rank both prefills and
+// decodes. They are for flags that the user left out. The policies compare evenkeel with the engine's own balancing, with requests that go
+// to the rank with the fewest KV tokens (jsq-kv), and with engines that hold prompts back (delayerPolicy). The flags' own defaults of
+// --jitter and --max-hold are for engines that are demoSpeedup times as fast as at full scale. A deployment with many ranks runs more
+// slowly here, so these times become longer by the same factor as its steps.
 func (c *demoCmd) aggregatedLawDefaults() map[string]func() {
 	slower := demoSpeedup / c.speedup()        // at least 1
 	nearestToEngine := c.deployment.Balances() // the policy that does most nearly what the engine does by itself

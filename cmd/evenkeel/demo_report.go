@@ -157,23 +157,24 @@ func (c *demoCmd) fixedPartNote() string {
 
 // kvShareNote returns a note on KV's share of a step: the part of its time that depends on the load; empty: it was not measured. A step
 // takes c0, and c1 per KV token. The demo's engines have a smaller c0 than engines at full scale, but the same c1, so KV's share is
-// larger here. The note has the share measured here, the share here with level (equal) loads, and three shares with the c0 of full scale.
+// larger here. The note has the share that was measured here, the share here with level (equal) loads, and three shares with the c0 of full
+// scale: with the loads of this run, and with full slots and the requests of two traces.
 func (c *demoCmd) kvShareNote(r *report.Report) string {
 	ifLevel, ok := r.Bound[report.KVShare] // the share here if, in each of the same steps, all ranks had the same load
 	if !ok {
 		return ""
 	}
 	first := r.Runs[0]
+	measured := first.Metrics[report.KVShare]
 	// Only c0 is scaled down, so the c1 of this run also applies at full scale.
 	atFullScale := report.StepModel{C0: fullScale.C0, C1: float64(c.C1)}
-	sameLoads := atFullScale.KVShare(c.meanRankLoad(r)) // the share at full scale with the loads of this run
-	// The share at full scale if all slots of a rank are full, and requests are as long as those of two traces.
-	azure := atFullScale.KVShare(float64(c.Slots) * trace.Resident(trace.Azure().Requests))
-	mooncake := atFullScale.KVShare(float64(c.Slots) * mooncakeKVPerRequest)
+	withLoadsHere := atFullScale.KVShare(c.meanRankLoad(r))
+	// All slots of a rank are full, and requests are as long as those of a trace.
+	withAzure := atFullScale.KVShare(float64(c.Slots) * trace.Resident(trace.Azure().Requests))
+	withMooncake := atFullScale.KVShare(float64(c.Slots) * mooncakeKVPerRequest)
 	return fmt.Sprintf("KV's share of a step is %.0f %% here under %s, %.0f %% if ranks were level; with c0 = %s the same "+
 		"loads' would be %.0f %%. At full scale, level, %d slots a rank: Azure's conversation trace %.0f %%, Mooncake's %.0f %%.",
-		100*first.Metrics[report.KVShare].Mean, first.Policy, 100*ifLevel.Mean, millis(atFullScale.C0), 100*sameLoads, c.Slots, 100*azure,
-		100*mooncake)
+		100*measured.Mean, first.Policy, 100*ifLevel.Mean, millis(atFullScale.C0), 100*withLoadsHere, c.Slots, 100*withAzure, 100*withMooncake)
 }
 
 // meanStepNote returns a note that compares the mean step under the last policy with that under the first one; empty: there is only one
@@ -201,9 +202,10 @@ func (c *demoCmd) meanStepNote(runs []report.Run) string {
 // back gets a note on these times, because only it uses them.
 func (c *demoCmd) aggregatedNotes(trials []*trial) []string {
 	notes := c.engineNotes()
-	// A step takes the first of these times per prompt token of the slowest rank, and the second per prompt token of a rank in the mean. If
-	// all ranks compute equally many prompt tokens, each token of a rank therefore takes their sum.
-	perPromptToken := c.PrefillPerToken + c.PrefillShared
+	// The prompts of a step take perOwn * (prompt tokens of the rank with the most) + perShared * (mean of the ranks' prompt tokens). If all
+	// ranks compute equally many, both numbers of tokens are the same, and each token of a rank takes the sum of the two times.
+	perOwn, perShared := c.PrefillPerToken, c.PrefillShared
+	perPromptToken := perOwn + perShared
 	for _, t := range trials {
 		spec, err := policy.ParseSpec(t.policy.spec)
 		mayHoldPrompts := err == nil && spec.Accepts("max_hold")

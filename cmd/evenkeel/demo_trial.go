@@ -379,8 +379,9 @@ func (t *trial) measureSteps(log []steplog.Step, m report.StepModel, ranksPrefil
 			}
 		}
 	}
-	var w report.Window
-	if t.load.Window != nil {
+	var w report.Window                    // from when measuring began until the last request was sent, relative to the start of the load
+	measuringBegan := t.load.Window != nil // nil: the run was too short
+	if measuringBegan {
 		w = report.Window{From: t.load.Warm.Sub(t.load.Start), To: t.load.LastSend.Sub(t.load.Start)}
 	}
 	measured, balanced := report.Measure(w.Cut(steps), m)

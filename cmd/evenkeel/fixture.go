@@ -144,8 +144,10 @@ func (f *fixtureCase) decide(library *policy.Library, cfg *config.Config) (verdi
 	}, nil
 }
 
-// setIndicators sets the indicators of a candidate. An indicator that the case does not give has the value of an idle engine with the
-// prefill times of the config.
+// setIndicators sets the indicators of a candidate, the values from which a policy chooses. An indicator that the case does not give has
+// the value of an idle engine with the prefill times of the config. A case may give three kinds of numbers: indicators, which are variables
+// of policy expressions; extraNumbers, for which expressions have no variables; and the prompt tokens in the prefix cache, from which
+// SetPrompt computes further indicators.
 func (f fixtureCandidate) setIndicators(c *policy.Engine, prompt float64, cfg *config.Config) error {
 	id, _ := f["id"].(string)
 	if id == "" {
@@ -155,9 +157,9 @@ func (f fixtureCandidate) setIndicators(c *policy.Engine, prompt float64, cfg *c
 	if cfg.Prefill.Calibration.TPMs > 0 {
 		latency = cfg.Prefill.Calibration.InitialLatency()
 	}
-	c.ID, c.Ring, c.BlockTokens = id, policy.Vnodes(id), 16 // 16 tokens per block, unless the case says otherwise
-	c.TPMs, c.T0Ms, c.Beta2 = latency.TPMs, latency.T0Ms, latency.Beta2
-	cached := 0.0 // prompt tokens in the candidate's prefix cache
+	c.ID, c.Ring, c.BlockTokens = id, policy.Vnodes(id), 16             // 16 tokens per block, unless the case says otherwise
+	c.TPMs, c.T0Ms, c.Beta2 = latency.TPMs, latency.T0Ms, latency.Beta2 // coefficients of the time that the engine takes for a prompt
+	cached := 0.0                                                       // prompt tokens in the candidate's prefix cache
 	indicators := indicatorsOf(&c.Indicators)
 	for _, key := range slices.Sorted(maps.Keys(f)) {
 		if key == "id" {

@@ -120,14 +120,8 @@ func (c *simulateCmd) parseAggregatedPolicies() (all []mixed.Contender, err erro
 // aggregatedLoad makes the load from the flags, and the trace that gives the lengths of its prompts and answers. loadForSeed copies both
 // for each seed. --law names the deployment that is simulated: its number of ranks, and its law, which is how long a step takes.
 func (c *simulateCmd) aggregatedLoad() (_ *mixed.Load, lengths *mixed.Replayed, _ error) {
-	if c.deployment.Prompt.Fit.Steps == 0 { // no steps with prompts were measured
-		return nil, nil, fmt.Errorf("--law %s does not say what prompts take; take --tier decode, or another law", c.Law)
-	}
-	if c.Slots < 1 || c.Slots > maxRequestsAtOnce/c.deployment.Ranks {
-		return nil, nil, fmt.Errorf("--slots %d: 1 to %d with so many ranks", c.Slots, maxRequestsAtOnce/c.deployment.Ranks)
-	}
-	if c.Capacity < 0 {
-		return nil, nil, fmt.Errorf("--capacity %d: a number of KV tokens, or 0 for no limit", c.Capacity)
+	if err := c.checkAggregatedFlags(); err != nil {
+		return nil, nil, err
 	}
 	t, name := trace.Azure(), "Azure's conversation trace (2023)"
 	if c.Trace != "" {
@@ -140,7 +134,7 @@ func (c *simulateCmd) aggregatedLoad() (_ *mixed.Load, lengths *mixed.Replayed, 
 	l := &mixed.Load{
 		Texts: lengths, Ranks: c.deployment.Ranks, Slots: c.Slots, Budget: aggregatedBudget,
 		Law:  c.deployment.Served(), // how long a step takes that may also compute prompts
-		Of:   c.deployment.Name(),   // the deployment that has this law
+		Of:   c.deployment.Name(),   // whose law it is
 		Full: 1 - freeSlotShare,     // the share of the slots that requests fill in a closed loop
 	}
 	if err := c.setPace(l); err != nil {
@@ -153,6 +147,21 @@ func (c *simulateCmd) aggregatedLoad() (_ *mixed.Load, lengths *mixed.Replayed, 
 			c.Capacity, n)
 	}
 	return l, lengths, nil
+}
+
+// checkAggregatedFlags refuses a law without measured prompts, and numbers that cannot be simulated. aggregatedLoad itself checks whether
+// --capacity is enough for the trace.
+func (c *simulateCmd) checkAggregatedFlags() error {
+	if c.deployment.Prompt.Fit.Steps == 0 { // no steps with prompts were measured
+		return fmt.Errorf("--law %s does not say what prompts take; take --tier decode, or another law", c.Law)
+	}
+	if c.Slots < 1 || c.Slots > maxRequestsAtOnce/c.deployment.Ranks {
+		return fmt.Errorf("--slots %d: 1 to %d with so many ranks", c.Slots, maxRequestsAtOnce/c.deployment.Ranks)
+	}
+	if c.Capacity < 0 {
+		return fmt.Errorf("--capacity %d: a number of KV tokens, or 0 for no limit", c.Capacity)
+	}
+	return nil
 }
 
 // setPace sets by --load and --pool when requests come. For an open loop, it sets Rho, the requests that arrive as a share of those that
@@ -212,7 +221,7 @@ func (c *simulateCmd) aggregatedCommandLine() string {
 	line.Add(true, "slots %d", c.Slots)
 	line.Add(c.Capacity != 0, "capacity %d", c.Capacity)
 	line.Add(true, "load %s", c.Load)
-	if c.Pool != nil {
+	if c.Pool != nil { // with =, because --pool may be negative, and a number with a minus after a space could be taken for a flag
 		line.Text += fmt.Sprintf(" --pool=%d", *c.Pool)
 	}
 	line.Add(true, "seeds %d", c.Seeds)

@@ -126,7 +126,7 @@ func (c *surveyCmd) preparePlan(ctx context.Context, std streams, client *engine
 		return nil, nil, err
 	}
 	e := trials.Ask(ctx, client, target) // what only a trial needs to know, such as the model
-	e.Count(entry.Ranks, entry.Slots)    // also divides the engine's room for KV by the number of ranks
+	e.Count(entry.Ranks, entry.Slots)    // sets both, and divides the engine's room for KV by the number of ranks
 	e.Budget, e.Interval = entry.Budget, entry.Interval
 	loads := trials.Loads(&e, c.Short)
 	expected, err := c.simulateLoads(ctx, std, &e, loads)
@@ -134,13 +134,14 @@ func (c *surveyCmd) preparePlan(ctx context.Context, std streams, client *engine
 		return nil, nil, err
 	}
 	r := trials.New(&e, loads, expected)
-	perRoute := c.timePerRoute() // how long each load is sent straight to the engine, and as long again through evenkeel
-	r.Short, r.Each = c.Short, perRoute.Seconds()
+	perRoute := c.timePerRoute()                  // how long each load is sent straight to the engine, and as long again through evenkeel
+	r.Short, r.Each = c.Short, perRoute.Seconds() // the report says both
 	v, commit := buildInfo()
 	r.Program = trials.Program{
 		Version: v, Commit: commit, Go: runtime.Version(), System: runtime.GOOS + "/" + runtime.GOARCH, CPUs: runtime.GOMAXPROCS(0),
 	}
-	// A load is sent in pairs of blocks of requests: one block straight to the engine, and one through evenkeel.
+	// A load is sent in pairs of blocks of requests: one block straight to the engine, and one through evenkeel. Even if the engine is slow,
+	// leastPairs of them are sent, so the costs in the plan are at least those of so many pairs.
 	_, leastPairs := c.pairsPerLoad()
 	r.Plan(std.out, trials.Costs(loads, expected, perRoute, leastPairs))
 	return r, entry, nil
@@ -311,10 +312,11 @@ func (c *surveyCmd) newPlayer(ctx context.Context, r *trials.Report, g *gateway.
 	mostPairs, leastPairs := c.pairsPerLoad() // for one load
 	return &trials.Player{
 		Engine: *r.Engine, APIKey: os.Getenv(engineKeyEnv),
-		URLs:  map[trials.Way]string{trials.Straight: engineURL, trials.Ours: "http://" + g.Addr()},
-		Each:  c.timePerRoute(), // how long a load is sent to one of the two URLs
-		Bound: trials.Patience,  // how long answers may take, even if they should come sooner
-		Pairs: mostPairs, Least: leastPairs,
+		URLs: map[trials.Way]string{trials.Straight: engineURL, trials.Ours: "http://" + g.Addr()},
+		// A load is sent to each of the two URLs for Each, in at most Pairs pairs of blocks. At least Least pairs are sent, even if they take
+		// longer than Each.
+		Each: c.timePerRoute(), Pairs: mostPairs, Least: leastPairs,
+		Bound:   trials.Patience,                                                   // how long answers are waited for
 		Told:    func(now load.Progress, what string) { bar.showTrial(now, what) }, // called whenever there is progress
 		Learned: func() *trials.Learned { return learnedStepTimes(ctx, g) },        // what evenkeel knows of the step times by then
 	}
