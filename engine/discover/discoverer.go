@@ -108,7 +108,7 @@ type record struct {
 	inConfig     bool      // the config lists this engine, so discovery leaves it alone
 	failedTrials int       // failed trials, and refusals by the fleet, since its description changed
 	err          error     // why the last trial failed, or why the fleet refused the description; nil: neither happened
-	nextTrial    time.Time // the earliest time of the next trial, or of the next attempt to pass the engine to the fleet
+	nextAttempt  time.Time // the earliest time of the next trial, or of the next attempt to pass the engine to the fleet
 }
 
 // New returns a Discoverer; Run starts it.
@@ -261,7 +261,7 @@ func (d *Discoverer) updateFleet(now time.Time) {
 		if r.listed != e { // the description has changed, so earlier failures say nothing
 			r.trialPassed = r.trialPassed && !isOtherEngine(r.listed, e) // another process needs a trial of its own
 			r.listed = e
-			r.err, r.failedTrials, r.nextTrial = nil, 0, time.Time{}
+			r.err, r.failedTrials, r.nextAttempt = nil, 0, time.Time{}
 		}
 		if r.inConfig = d.cfg.Fleet.InConfig(e); r.inConfig {
 			r.inFleet, r.trialPassed = nil, false // the fleet has this engine from the config now, so discovery no longer manages it
@@ -273,13 +273,14 @@ func (d *Discoverer) updateFleet(now time.Time) {
 
 // passToFleet passes an engine to the fleet if the fleet does not have it and it may be used, or if its description has changed. If only
 // the reason why the engine gets no requests for now (Away) has changed, it passes only that. The fleet may refuse an engine. Then
-// passToFleet does nothing until r.nextTrial.
+// passToFleet does nothing until r.nextAttempt.
 func (d *Discoverer) passToFleet(r *record, now time.Time) {
 	isNew := r.inFleet == nil
 	unchanged := !isNew && *r.inFleet == r.listed
 	needsTrial := !r.trialPassed && d.cfg.Probe != nil
 	notYet := isNew && (needsTrial || r.listed.Away != "") // an engine that gets no requests for now is added when it gets them
-	if unchanged || notYet || now.Before(r.nextTrial) {
+	mustPause := now.Before(r.nextAttempt)                 // the fleet has just refused it
+	if unchanged || notYet || mustPause {
 		return
 	}
 	change := added
@@ -291,7 +292,7 @@ func (d *Discoverer) passToFleet(r *record, now time.Time) {
 		d.cfg.Fleet.SetAway(r.listed)
 	case added, changed:
 		if err := d.cfg.Fleet.Put(r.listed); err != nil {
-			d.setAwayOnly(r) // the fleet keeps the old description, but must learn whether the engine gets requests now
+			d.setAwayOnly(r) // the fleet, and so r.inFleet, keeps the old description, except whether the engine gets requests now
 			d.recordFailure(r, now, err)
 			return
 		}
@@ -344,8 +345,9 @@ func (d *Discoverer) startTrials(ctx context.Context, wg *sync.WaitGroup, now ti
 			return
 		}
 		needsNoTrial := r.inFleet != nil || r.trialPassed || r.trialRuns
-		mustWait := r.listed.Away != "" || now.Before(r.nextTrial) // Away: it gets no requests for now
-		if needsNoTrial || r.inConfig || mustWait {
+		mustWait := r.listed.Away != "" || now.Before(r.nextAttempt) // Away: it gets no requests for now
+		isManaged := !r.inConfig                                     // the fleet has an engine of the config without discovery
+		if needsNoTrial || !isManaged || mustWait {
 			continue
 		}
 		r.trialRuns = true
@@ -384,7 +386,7 @@ func (d *Discoverer) recordTrial(result trialResult, now time.Time) {
 func (d *Discoverer) recordFailure(r *record, now time.Time, err error) {
 	pause := min(firstRetryDelay<<min(r.failedTrials, 10), maxRetryDelay) // 10 doublings are past maxRetryDelay, and more could overflow
 	r.failedTrials++
-	r.nextTrial = now.Add(time.Duration(float64(pause) * (0.9 + 0.2*rand.Float64())))
+	r.nextAttempt = now.Add(time.Duration(float64(pause) * (0.9 + 0.2*rand.Float64())))
 	if r.err == nil || r.err.Error() != err.Error() {
 		text := "a discovered engine is not used, because its trial failed"
 		if r.inFleet != nil {
@@ -401,13 +403,14 @@ func (d *Discoverer) recordFailure(r *record, now time.Time, err error) {
 func (d *Discoverer) untilNextRetry(now time.Time) time.Duration {
 	next := now.Add(time.Hour) // any long wait will do, because new reports and results wake Run
 	for _, r := range d.records {
-		needsTrial := d.cfg.Probe != nil && r.inFleet == nil && !r.trialPassed // otherwise only the fleet is asked again
+		needsTrial := d.cfg.Probe != nil && r.inFleet == nil && !r.trialPassed // otherwise the retry is to pass it to the fleet
 		if needsTrial && d.runningTrials == maxTrials {
 			continue // no trial may begin until another one ends, and its end wakes Run
 		}
-		awaitsRetry := r.err != nil && !r.trialRuns && !r.inConfig
-		if awaitsRetry && r.nextTrial.Before(next) {
-			next = r.nextTrial
+		hasFailed := r.err != nil && !r.trialRuns
+		isManaged := !r.inConfig // discovery leaves an engine of the config alone, even if it has failed before
+		if hasFailed && isManaged && r.nextAttempt.Before(next) {
+			next = r.nextAttempt
 		}
 	}
 	return max(time.Millisecond, next.Sub(now)) // bounded below, so that a retry that is overdue does not keep Run busy
@@ -429,7 +432,7 @@ func (d *Discoverer) publish() {
 // status returns the state of the engine for operators. If several states apply, the first one of the switch counts.
 func (r *record) status() Found {
 	f := Found{ID: r.listed.Address, Role: r.listed.Role, Source: r.listed.Source, Incarnation: r.listed.Incarnation,
-		Tries: r.failedTrials, Next: r.nextTrial}
+		Tries: r.failedTrials, Next: r.nextAttempt}
 	switch {
 	case r.inConfig:
 		f.State, f.Why = Listed, "it stands in engines of the config, which is not discovery's"
