@@ -214,7 +214,7 @@ func (k *Call) Abort() {
 	}
 	if k.conn != nil {
 		k.conn.close()
-		k.conn.notifyLoop()
+		k.conn.notifyLoop() // an event loop may read the socket in place of the caller (see Response.Detach), and must now give it back
 	}
 }
 
@@ -257,6 +257,7 @@ func (k *Call) newError(phase Phase, c *conn, cause error) *Error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.aborted { // Abort or Disconnect was called
+		// After Abort there is no timeout to expect, because the connection is closed at once. Only Disconnect leaves a time to wait.
 		k.closeIgnored = k.closeIgnored || failure.Timeout
 		failure.Aborted, failure.Timeout, failure.Err = true, false, ErrAborted
 	}

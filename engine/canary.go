@@ -25,13 +25,13 @@ const (
 func (w *watch) sendCanaries(ctx context.Context, ranks []*Target, ask canaryRequest, limit time.Duration) error {
 	ctx, stop := context.WithTimeout(ctx, limit)
 	defer stop()
-	// A canary does not wait for a free slot. checkOverfull subtracts the number of requests without a slot from the requests that the
-	// fullest rank runs. Each rank gets one canary, so this rank may run one request more.
+	// crossCheck compares the engine's gauges with what this proxy knows of its own requests, so canaries are counted here, too. A canary does
+	// not wait for a free slot, so each rank may run one request more than it has slots.
 	w.traffic.AddSentWithoutSlot(1)
 	defer w.traffic.AddSentWithoutSlot(-1)
 	results := make(chan error, len(ranks)) // for each rank why its canary failed; nil: it did not
 	for _, rank := range ranks {
-		w.traffic.ExpectComputed(canaryTokens)
+		w.traffic.ExpectComputed(canaryTokens) // a canary has no hand-off, so the engine computes its whole prompt
 		go func() {
 			sentAt := time.Now()
 			computed, err := oneToken(ctx, w.m.cfg.Client, rank, ask)
@@ -47,8 +47,8 @@ func (w *watch) sendCanaries(ctx context.Context, ranks []*Target, ask canaryReq
 	var errs []error
 	for range ranks {
 		errs = append(errs, <-results)
-		// A canary has no hand-off, so the engine computes its whole prompt. Even a canary that failed counts as computed: the engine may have
-		// computed it, and newlyNotPulled needs an upper bound of the prompt tokens that the engine had to compute itself.
+		// Even a canary that failed counts as computed, because the engine may have computed it. Without this count, crossCheck would report
+		// its tokens as KV that the engine should have pulled from a prefill engine.
 		const expected, computed = canaryTokens, canaryTokens
 		w.traffic.SettleComputed(expected, computed)
 	}
@@ -74,11 +74,11 @@ func (w *watch) canaryRequestFor(model string) canaryRequest {
 	}
 }
 
-// oneToken asks a rank for one token. computed says that the rank's core computed it. A refusal (4xx) comes before the core sees the
-// request. A refusal is an error only if its message says that the engine does not have this rank.
-func oneToken(ctx context.Context, c *Client, t *Target, ask canaryRequest) (computed bool, err error) {
-	to, request := ask(t)
-	call := c.NewCall(to).Fresh() // an idle connection may lead to another process, which ran at this address before
+// oneToken asks a rank for one token. computed says that the rank's core computed it. An answer with status 4xx comes before the core sees
+// the request. It is an error only if its message says that the engine does not have this rank.
+func oneToken(ctx context.Context, c *Client, rank *Target, ask canaryRequest) (computed bool, err error) {
+	target, request := ask(rank)      // target is rank, or the engine without a rank if the body of the request names it
+	call := c.NewCall(target).Fresh() // an idle connection may lead to another process, which ran at this address before
 	defer context.AfterFunc(ctx, call.Abort)()
 	id := Header{"X-Request-Id", fmt.Sprintf("ek-canary-%016x", rand.Uint64())}
 	resp, err := call.Do(http.MethodPost, completionsPath, []Header{{"Content-Type", "application/json"}, id},
@@ -93,16 +93,16 @@ func oneToken(ctx context.Context, c *Client, t *Target, ask canaryRequest) (com
 	}
 	switch {
 	case err != nil && ctx.Err() != nil: // err only says that the call was aborted
-		return false, fmt.Errorf("engine %s: no completion of one token: %w", t.ID, ctx.Err())
+		return false, fmt.Errorf("engine %s: no completion of one token: %w", rank.ID, ctx.Err())
 	case err != nil:
 		return false, fmt.Errorf("completion of one token: %w", err)
 	case resp.StatusCode()/100 == 4:
-		return false, ParseRefusal(resp.StatusCode(), body, to) // nil if the engine refused the request for another reason
+		return false, ParseRefusal(resp.StatusCode(), body, target) // nil if the engine refused the request for another reason
 	case resp.StatusCode() != http.StatusOK:
-		return false, &StatusError{Target: t.ID, Method: http.MethodPost, Path: completionsPath, Status: resp.StatusCode(),
-			Why: ParseRefusal(resp.StatusCode(), body, to)}
+		return false, &StatusError{Target: rank.ID, Method: http.MethodPost, Path: completionsPath, Status: resp.StatusCode(),
+			Why: ParseRefusal(resp.StatusCode(), body, target)} // a 503 may say that the engine refuses all requests for now
 	case json.Unmarshal(body, &answer) != nil || len(answer.Choices) == 0:
-		return false, fmt.Errorf("engine %s: its answer to a request of one token is no completion", t.ID)
+		return false, fmt.Errorf("engine %s: its answer to a request of one token is no completion", rank.ID)
 	}
 	return true, nil
 }

@@ -107,42 +107,44 @@ func (c *conn) releaseReader() {
 }
 
 // exchange writes the request and returns once it has read the response head. mayReuse says that the connection may be used again after the
-// body. After a failure, phase says how far the exchange had come. A large request is written by a second goroutine while exchange reads:
-// an engine may answer it (400, 413) without reading it, and such an answer ends the write. A smaller one is written first, by sendPlain if
-// there is no TLS. exchange does not use body after it returns.
+// body. After a failure, phase says how far the exchange had come. exchange does not use body after it returns.
 func (c *conn) exchange(d Deadlines, head []byte, body [][]byte) (mayReuse bool, phase Phase, err error) {
 	c.reset(d, head, body)
 	defer clear(c.parts) // an idle connection must not keep a prompt in memory
+	writeErr, readErr := c.sendAndReadHead()
+	switch {
+	case readErr == nil: // the head has come, which counts even if the write failed; but the connection is then not used again
+		c.awaitBody(d.Idle)
+		return writeErr == nil && !hasClose(&c.head), PhaseHead, nil
+	case c.answered || writeErr == nil: // the request was written, or at least the engine has begun to answer it
+		return false, PhaseHead, readErr
+	// A deadline of evenkeel stopped the write: sendWhileReadingHead sets it in the past once the read has failed, or the time for the answer
+	// is over for write and read alike. So the error of the read is the cause.
+	case errors.Is(writeErr, os.ErrDeadlineExceeded):
+		return false, PhaseWrite, readErr
+	default: // no deadline stopped the write, so its own error is the cause
+		return false, PhaseWrite, writeErr
+	}
+}
+
+// sendAndReadHead writes parts, the request, and reads the response head. A large request is written by a second goroutine during the read:
+// an engine may answer it (400, 413) without reading it, and such an answer ends the write. A smaller request is written before the read.
+func (c *conn) sendAndReadHead() (writeErr, readErr error) {
 	size := 0
 	for _, b := range c.parts {
 		size += len(b)
 	}
-	var writeErr error
 	switch {
 	case size > inlineWrite:
 		c.limitWrite()
-		writeErr, err = c.sendWhileReadingHead()
+		return c.sendWhileReadingHead()
 	case c.hasPlainSocket: // sendPlain sets the deadline of the write itself, if it needs one
 		writeErr = c.sendPlain(size)
-		err = c.readHead()
 	default:
 		c.limitWrite()
 		writeErr = c.send()
-		err = c.readHead()
 	}
-	switch {
-	case err == nil: // the head has come, which counts even if the write failed; but the connection is then not used again
-		c.awaitBody(d.Idle)
-		return writeErr == nil && !hasClose(&c.head), PhaseHead, nil
-	case c.answered || writeErr == nil: // the request was written, or at least the engine has begun to answer it
-		return false, PhaseHead, err
-	// A deadline of evenkeel stopped the write: sendWhileReadingHead sets it in the past once the read has failed, or the time for the answer
-	// is over for write and read alike. So the error of the read is the cause.
-	case errors.Is(writeErr, os.ErrDeadlineExceeded):
-		return false, PhaseWrite, err
-	default: // no deadline stopped the write, so its own error is the cause
-		return false, PhaseWrite, writeErr
-	}
+	return writeErr, c.readHead() // the head is read even after a failed write: the engine may have answered before
 }
 
 // sendWhileReadingHead reads the response head while a second goroutine writes the request. Once the head has come, or reading has
@@ -304,8 +306,9 @@ func (c *conn) shortenWait(d time.Duration) {
 func (c *conn) shortenWaitLocked(d time.Duration) {
 	by := time.Now().Add(d)
 	if c.readDeadline.IsZero() || by.Before(c.readDeadline) { // zero: at most idleLimit bounds the wait so far
-		c.readDeadline, c.appliedDeadline = by, by
-		if c.raw != nil { // nil: an event loop reads the socket (see Response.Detach), and readDeadline applies after Reattach
+		c.readDeadline = by
+		if c.raw != nil { // nil: an event loop reads the socket (see Response.Detach), and the first read after Reattach sets readDeadline
+			c.appliedDeadline = by        // the socket has it from here on, so the next read need not set it again
 			_ = c.raw.SetReadDeadline(by) // it fails only on a closed socket, where the read ends anyway
 		}
 	}
@@ -413,7 +416,7 @@ func (c *conn) tlsDrained() bool {
 		return true
 	}
 	c.mu.Lock()
-	c.appliedDeadline = noDeadline
+	c.setDeadlineAtNextRead() // the next read through conn must replace the deadline that is set here
 	err := c.raw.SetReadDeadline(past)
 	c.mu.Unlock()
 	if err != nil {

@@ -34,9 +34,11 @@ func (w *watch) crossCheck(s *Sample, at time.Time) {
 // the gauges freeze or move again, and logs when they freeze. The caller holds m.mu.
 func checkFrozen(w *watch, s *Sample) {
 	scrapes := &w.scrapes
-	gauges := vitalsOf(s, -1)
+	const allRanks = -1 // the gauges of all ranks together
+	gauges := vitalsOf(s, allRanks)
 	busy := w.traffic.running.Load() > 0
-	mustChange := busy && scrapes.busy && gauges != noVitals // the engine had requests at both scrapes, so a gauge must have changed
+	hasGauges := gauges != noVitals                 // otherwise the engine reports none of them, so they never change
+	mustChange := busy && scrapes.busy && hasGauges // the engine had requests at both scrapes, so a gauge must have changed
 	if mustChange && gauges == scrapes.last {
 		scrapes.unchanged++
 	} else {
@@ -65,7 +67,8 @@ func checkFrozen(w *watch, s *Sample) {
 // line, and another one only after a scrape without an excess. The caller holds m.mu.
 func checkOverfull(w *watch, s *Sample) {
 	scrapes := &w.scrapes
-	running := runningOnFullestRank(s, w.in.Canaries) // these are all ranks of the engine
+	ranks := w.in.Canaries // each rank gets canaries, so these are all ranks of the engine
+	running := runningOnFullestRank(s, ranks)
 	// allowedRunning becomes the configured slots. If their number was lowered, it keeps the old number until the requests that were admitted
 	// under it have ended.
 	scrapes.updateAllowedRunning(w.in.Slots, running)
@@ -93,18 +96,19 @@ func runningOnFullestRank(s *Sample, ranks []*Target) float64 {
 	return running
 }
 
-// recordSigns looks for gauges that have changed since the previous scrape. If one has, the rank's core made a step after that
-// scrape, whose time is therefore recorded as a sign of life. at is when this scrape began.
+// recordSigns looks for ranks whose gauges have changed since the previous scrape. The core of such a rank made a step after that scrape.
+// It is not known when, so the time of the previous scrape is recorded as the sign of life. at is when this scrape began.
 func (w *watch) recordSigns(s *Sample, at time.Time) {
 	scrapes := &w.scrapes
-	before := scrapes.ranks
-	scrapes.ranks = make(map[int]vitals, len(w.in.Canaries))
-	for _, t := range w.in.Canaries {
+	previous, previousAt := scrapes.ranks, scrapes.at
+	ranks := w.in.Canaries // each rank gets canaries, so these are all ranks of the engine
+	scrapes.ranks = make(map[int]vitals, len(ranks))
+	for _, t := range ranks {
 		gauges := vitalsOf(s, t.Rank)
 		liveness := w.traffic.Liveness(t.Rank)
 		liveness.hasGauges.Store(gauges != noVitals)
-		if old, known := before[t.Rank]; known && gauges != old {
-			liveness.RecordSign(scrapes.at)
+		if old, known := previous[t.Rank]; known && gauges != old {
+			liveness.RecordSign(previousAt)
 		}
 		scrapes.ranks[t.Rank] = gauges
 	}

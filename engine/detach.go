@@ -15,16 +15,10 @@ import (
 // Unframe. If the call's Abort, Disconnect or Expire is called before Reattach, it calls onWake, in the goroutine of its caller. The caller
 // must then call Reattach and continue with Read, which returns the error.
 func (r *Response) Detach(onWake func()) (fd int, ok bool) {
-	c := r.conn
-	over := c == nil || r.err != nil // the response is closed, or its body has ended or failed
-	if over || c.usesTLS() || r.body.framing != byChunks {
+	if !r.awaitsChunk() {
 		return 0, false
 	}
-	ended := r.body.chunks.readFraming(c.br)                      // reads the lines before the next data, as far as they have arrived
-	if ended || r.body.chunks.err != nil || c.br.Buffered() > 0 { // Buffered: bytes of data that were not read yet
-		return 0, false
-	}
-	k := r.call
+	k, c := r.call, r.conn
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.aborted {
@@ -33,13 +27,32 @@ func (r *Response) Detach(onWake func()) (fd int, ok bool) {
 	if fd, ok = dupSocket(c.raw); !ok {
 		return 0, false
 	}
-	c.close() // this does not end the connection, because fd is a copy of the descriptor
-	c.detachedFD, c.wakeLoop = fd, onWake
-	c.setSocket(nil, nil) // the connection has no socket until Reattach
-	c.releaseReader()
-	r.body.br = nil                               // the reader that was released
-	c.out, c.parts, c.writevParts = nil, nil, nil // the buffers of the request are not needed while the answer streams
+	c.giveUpSocket(fd, onWake)
+	r.body.br = nil // giveUpSocket has released the reader
 	return fd, true
+}
+
+// awaitsChunk says whether the socket may be detached by the state of the body: it is chunked, has not ended, and has no byte in a buffer,
+// so that all further bytes come from the socket. awaitsChunk reads the lines between two chunks, as far as they have arrived. This does no
+// harm if the socket is not detached, because Read goes on after them.
+func (r *Response) awaitsChunk() bool {
+	c := r.conn
+	over := c == nil || r.err != nil                       // the response is closed, or its body has ended or failed
+	if over || c.usesTLS() || r.body.framing != byChunks { // the buffers of TLS cannot be handed over
+		return false
+	}
+	ended := r.body.chunks.readFraming(c.br)
+	return !ended && r.body.chunks.err == nil && c.br.Buffered() == 0 // otherwise data was not read yet
+}
+
+// giveUpSocket leaves the socket to an event loop until Reattach. fd is a copy of its descriptor, which the event loop reads. onWake wakes
+// the event loop. Until then, the connection has neither a socket nor buffers.
+func (c *conn) giveUpSocket(fd int, onWake func()) {
+	c.close() // this does not end the connection, because fd stays open
+	c.detachedFD, c.wakeLoop = fd, onWake
+	c.setSocket(nil, nil)
+	c.releaseReader()
+	c.out, c.parts, c.writevParts = nil, nil, nil // the buffers of the request are not needed while the answer streams
 }
 
 // Unframe finds the data in p, bytes that were read from a detached socket. It returns the first piece of data, and how

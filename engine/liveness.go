@@ -74,7 +74,7 @@ func (l *Liveness) recordSignAndGap(sign int64) {
 	if anyNewlyLost := l.reportGap(previous, sign); anyNewlyLost {
 		l.changeSalt()
 	}
-	l.markOlderSaltsLost()
+	l.markPullsWithOldSaltLost() // also if the salt did not change here: since the last report, another loss may have changed it
 }
 
 // reportGap reports to each pending pull that the core gave no sign of life between two times, in ns after epoch. The pull's hold computes
@@ -90,13 +90,14 @@ func (l *Liveness) reportGap(from, to int64) (anyNewlyLost bool) {
 	return anyNewlyLost
 }
 
-// markOlderSaltsLost marks the KV of each pending pull as lost whose salt is older than the current one. The salt changes when KV was lost,
-// and another prompt's KV may then be in the rank's prefix cache. A request with an older salt could use it. The caller holds mu.
-func (l *Liveness) markOlderSaltsLost() {
+// markPullsWithOldSaltLost marks the KV of each pending pull as lost whose salt is older than the current one. The salt changes when some
+// request's KV was lost: the rank may then have another prompt's KV in its prefix cache, under the old salt. A request with the old salt
+// could use this KV, so its own answer may be wrong, too. The caller holds mu.
+func (l *Liveness) markPullsWithOldSaltLost() {
 	for _, p := range l.pendingPulls {
 		if p.saltGeneration < l.saltGeneration {
 			p.hold.MarkLost()
-			p.saltChangedSinceLoss = true // the current salt is newer than that of this request
+			p.saltChangedSinceLoss = true // so that this loss does not change the salt once more: the current salt is newer already
 		}
 	}
 }
@@ -154,7 +155,7 @@ func (l *Liveness) AddPull(now time.Time, hold mooncake.Hold) *PendingPull {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	pull.cacheSalt, pull.saltGeneration = l.cacheSalt, l.saltGeneration
-	l.setMinReportedGap(hold.MaxSilence())
+	l.setMinReportedGap(hold.MaxSilence()) // so that RecordSign reports each gap in which this KV may get lost
 	l.pendingPulls = append(l.pendingPulls, pull)
 	return pull
 }

@@ -100,15 +100,18 @@ func (m *Monitor) OnChange(f func(id string, s Status)) {
 // watched. asked is when the scrape began. Call OnSample before Run; f must not block.
 func (m *Monitor) OnSample(f func(id string, s *Sample, asked time.Time)) { m.onSample = f }
 
-// ReportFailure records how a call to an instance failed. What follows depends on err:
+// ReportFailure records how a call to an instance failed. What follows depends on err. The first of these cases that applies counts:
 //
-//   - The engine or the rank said that it takes no requests: it gets none from now on.
 //   - The engine does not have a model that its list has: the list is read again.
+//   - The engine or the rank said that it takes no requests: it gets none from now on.
 //   - No connection could be made in time: the instance is checked at once, over a new connection.
+//   - The proxy ended the call, or err is not about a call: nothing follows.
+//   - Another timeout, or bytes that are no answer: the request itself may be at fault, so the regular checks will find out.
 //   - The proxy itself can open no connection: nothing follows.
 //   - A connection was refused: the instance is down from now on until its next good check, which begins at once.
 //   - A connection broke: the instance is checked at once, and is down if that check cannot connect.
-//   - Any other failure (a timeout, bytes that are no answer) may be the request's own fault: the regular checks will find out.
+//
+// If the instance is down already, nothing has to be done in most cases, because its checks go on until it is up again.
 func (m *Monitor) ReportFailure(id string, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -133,7 +136,7 @@ func (m *Monitor) ReportFailure(id string, err error) {
 			w.redial = true
 			w.checkNow()
 		}
-	case !isCall || e.Aborted || errors.Is(err, ErrClosed): // no answer of the engine, or the proxy ended the call
+	case !isCall || e.Aborted || errors.Is(err, ErrClosed): // err is not about a call, or the proxy ended the call
 	case e.Timeout || errors.Is(err, ErrMalformed) || errors.Is(err, ErrTooLarge): // the request itself may be at fault
 	case isOwnFault(err): // a proxy without free sockets says nothing about the engine
 	case unreachable(err):

@@ -139,25 +139,28 @@ type restrictions struct {
 	haltReason    error         // why the engine gets no new requests for now; nil: it may get them
 	haltedAt      time.Time     // when the halt for haltReason began
 	haltConfirmed bool          // a check has seen the reason; false: only answers to requests gave it
-	rankCount     int           // number of ranks that the engine has now, by its last RankError; 0: all ranks of the config
+	ranksLeft     int           // number of ranks that the engine still has, by its last RankError; hasAllRanks: none is lost
 	lastTryAt     time.Time     // when a request last showed how many ranks the engine has
 	retryDelay    time.Duration // least time between two tries of a lost rank by clients' requests; it doubles when one is refused
 	silentRanks   map[int]bool  // ranks of SGLang that do not report their load
 	loadReports   loadReports
 }
 
+// hasAllRanks as restrictions.ranksLeft means that the engine has all ranks of the config.
+const hasAllRanks = 0
+
 // lostRanks returns the reason for each lost rank, by rank. configured is how many ranks the engine has in the config.
 func (r *restrictions) lostRanks(configured int) map[int]string {
-	if r.rankCount == 0 && len(r.silentRanks) == 0 {
+	if r.ranksLeft == hasAllRanks && len(r.silentRanks) == 0 {
 		return nil
 	}
 	all := map[int]string{}
 	for rank := range r.silentRanks {
 		all[rank] = "its scheduler says nothing while those of other ranks do, so SGLang goes on without it (elastic EP)"
 	}
-	if r.rankCount > 0 { // 0: the engine has all ranks
-		for rank := r.rankCount; rank < configured; rank++ {
-			all[rank] = fmt.Sprintf("the engine has only %d ranks now (elastic EP)", r.rankCount)
+	if r.ranksLeft != hasAllRanks {
+		for rank := r.ranksLeft; rank < configured; rank++ {
+			all[rank] = fmt.Sprintf("the engine has only %d ranks now (elastic EP)", r.ranksLeft)
 		}
 	}
 	return all
@@ -215,35 +218,37 @@ func (w *watch) recordRefusal(why error) {
 	}
 }
 
-// recordLostRanks records that the engine has only rankCount ranks now, because it refused a request to another rank. Ranks with the number
-// rankCount and higher numbers are lost. The caller holds m.mu.
+// recordLostRanks records that the engine has only rankCount ranks left, because it refused a request to another rank. Ranks are numbered
+// from 0, so the rank rankCount and all higher ones are lost. The caller holds m.mu.
 func recordLostRanks(w *watch, rankCount int) {
 	r := &w.restrictions
-	// If the watch assumed another number, it may have put a lost rank back into service, so that the next request of a client tries it. This
-	// try has failed, so the next one comes later. If there was no such try yet, retryDelay is 0, and doubling does not change it.
-	if r.rankCount != rankCount {
+	// If tryLostRankIfDue has put a lost rank back into service, the refused request was the try of this rank, and the next try comes later.
+	// If there was no such try yet, retryDelay is 0, and doubling does not change it.
+	refusedAssumedRank := r.ranksLeft != rankCount
+	if refusedAssumedRank {
 		r.retryDelay = min(2*r.retryDelay, maxRetryDelay)
 	}
-	r.rankCount, r.lastTryAt = rankCount, time.Now()
+	r.ranksLeft, r.lastTryAt = rankCount, time.Now()
 	w.publish(w.status) // the status lists the lost ranks
 }
 
 // setHalt stops new requests to the engine for the reason why; nil: it may get them again. confirmed says that a check has seen the
-// reason. A halt that ends before any check has seen its reason counts as a failure of the engine: see endUnconfirmedHalt. The caller holds
-// m.mu.
+// reason. A halt that ends before any check has seen its reason counts as a failure of the engine: see countUnconfirmedHalt. The caller
+// holds m.mu.
 func (w *watch) setHalt(why error, confirmed bool) {
 	r := &w.restrictions
 	before, confirmedBefore := r.haltReason, r.haltConfirmed
 	r.haltReason = why
 	r.haltConfirmed = why != nil && (confirmed || confirmedBefore)
-	if before == nil {
+	begins, ends := before == nil && why != nil, before != nil && why == nil
+	if begins {
 		r.haltedAt = time.Now()
 	}
 	switch {
-	case why == nil && confirmedBefore:
+	case ends && confirmedBefore:
 		endConfirmedHalt(w)
-	case why == nil && before != nil:
-		endUnconfirmedHalt(w, before)
+	case ends:
+		countUnconfirmedHalt(w, before)
 	case r.haltConfirmed && !confirmedBefore: // each halt is logged once, when a check confirms it
 		w.m.cfg.Log.Warn("an engine takes no requests for now, and its requests wait", zap.String("engine", w.in.ID), zap.Error(why))
 	}
@@ -258,10 +263,10 @@ func endConfirmedHalt(w *watch) {
 	w.m.cfg.Log.Info("an engine takes requests again", zap.String("engine", w.in.ID))
 }
 
-// endUnconfirmedHalt counts a failure, because the engine refused a request for the reason why, and no check has seen this reason. Several
-// failures in a row take the engine out of service until a canary passes. So an engine without canaries is left alone. The caller holds
-// m.mu.
-func endUnconfirmedHalt(w *watch, why error) {
+// countUnconfirmedHalt counts a halt that setHalt has just ended as a failure of the engine: the engine refused a request for the reason
+// why, but no check has seen this reason. Several failures in a row take the engine out of service until a canary passes. So an engine
+// without canaries is left alone. The caller holds m.mu.
+func countUnconfirmedHalt(w *watch, why error) {
 	if len(w.in.Canaries) == 0 {
 		return
 	}
@@ -410,7 +415,7 @@ func (w *watch) readScaling(ctx context.Context) error {
 // tried, because it refuses every request. The caller holds m.mu.
 func (w *watch) lostRankTryDue() bool {
 	r := &w.restrictions
-	hasLostRank := r.rankCount > 0
+	hasLostRank := r.ranksLeft != hasAllRanks
 	mayTry := w.status.Up && hasLostRank && r.haltReason == nil
 	return mayTry && time.Since(r.lastTryAt) >= max(r.retryDelay, w.m.cfg.FactsInterval)
 }
@@ -423,7 +428,7 @@ func (w *watch) tryLostRankIfDue() {
 		return
 	}
 	r := &w.restrictions
-	firstLost := r.rankCount // ranks with this and higher numbers are lost
+	firstLost := r.ranksLeft // ranks are numbered from 0, so this and all higher ones are lost
 	rankGetsCanaries := slices.ContainsFunc(w.in.Canaries, func(t *Target) bool { return t.Rank == firstLost })
 	switch {
 	case w.m.cfg.Canary > 0 && rankGetsCanaries:
@@ -433,12 +438,17 @@ func (w *watch) tryLostRankIfDue() {
 		}
 	default:
 		r.lastTryAt = time.Now()
-		// If the engine refuses the client's request, recordRefusal doubles this delay. That must begin with a number above 0.
+		// If the engine refuses the client's request, recordLostRanks doubles this delay. That must begin with a number above 0.
 		r.retryDelay = max(r.retryDelay, w.m.cfg.FactsInterval)
-		if r.rankCount++; r.rankCount >= w.in.Ranks {
-			r.rankCount = 0 // 0 says that the engine has all its ranks
-		}
+		r.restoreFirstLostRank(w.in.Ranks)
 		w.publish(w.status)
+	}
+}
+
+// restoreFirstLostRank counts the first lost rank as back. configured is how many ranks the engine has in the config.
+func (r *restrictions) restoreFirstLostRank(configured int) {
+	if r.ranksLeft++; r.ranksLeft >= configured {
+		r.ranksLeft = hasAllRanks
 	}
 }
 
@@ -449,8 +459,8 @@ const maxRetryDelay = 5 * time.Minute
 // does not, the engine refuses the request before it computes anything. No try is due if no rank is lost.
 func (w *watch) sendLostRankCanary(ctx context.Context) {
 	w.m.mu.Lock()
-	// rankCount is how many ranks the engine has, which is also the number of the first lost one; 0: none is lost, so lostRankTryDue is false.
-	firstLost, model := w.restrictions.rankCount, w.status.baseModel()
+	ranksLeft, model := w.restrictions.ranksLeft, w.status.baseModel()
+	firstLost := ranksLeft // ranks are numbered from 0; if no rank is lost, lostRankTryDue is false
 	index := slices.IndexFunc(w.in.Canaries, func(t *Target) bool { return t.Rank == firstLost })
 	canSend := index >= 0 && model != ""
 	due := w.lostRankTryDue() && canSend
@@ -465,16 +475,16 @@ func (w *watch) sendLostRankCanary(ctx context.Context) {
 	stop()
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
-	if w.removed || w.restrictions.rankCount != firstLost { // another answer has shown meanwhile how many ranks there are
+	if w.removed || w.restrictions.ranksLeft != ranksLeft { // another answer has shown meanwhile how many ranks there are
 		return
 	}
 	w.restrictions.lastTryAt = time.Now()
 	var rank *RankError
 	switch {
 	case errors.As(err, &rank):
-		w.restrictions.rankCount = rank.Ranks
+		w.restrictions.ranksLeft = rank.Ranks
 	case computed: // all higher ranks count as back, too, until one of them refuses a request
-		w.restrictions.rankCount = 0 // none is lost
+		w.restrictions.ranksLeft = hasAllRanks
 	}
 	w.publish(w.status)
 }

@@ -38,33 +38,36 @@ func (r *Response) Header(name string) []byte {
 	return r.conn.head.Peek(name)
 }
 
-// SetIdle sets how long each later Read may wait for bytes; zero: for ever. It removes the deadline of SetDeadline. The first Read after
-// SetIdle waits for up to d, a later one for 3/4 of d to d: the connection moves the deadline of its socket only when less than 3/4 of d is
-// left, because that costs time. A caller that waits for an event must call SetIdle with the time that is left before each Read, because
-// keep-alive comments may come before the event.
+// SetIdle sets how long each later Read may wait for bytes; zero: for ever. It removes the deadline of SetDeadline, but not the one that
+// Call.Disconnect has set. The first Read after SetIdle waits for up to d, a later one for 3/4 of d to d: the connection moves the deadline
+// of its socket only when less than 3/4 of d is left, because that costs time. A caller that waits for an event must call SetIdle with the
+// time that is left before each Read, because keep-alive comments may come before the event.
 func (r *Response) SetIdle(d time.Duration) {
-	if r.conn == nil {
+	if r.conn == nil { // the response is closed
 		return
 	}
 	r.conn.mu.Lock()
 	defer r.conn.mu.Unlock()
-	r.conn.idleLimit = d
-	r.conn.setDeadlineAtNextRead()
-	if !r.conn.halfClosed { // after Call.Disconnect, the deadline that it has set stays
+	disconnected := r.conn.halfClosed // Call.Disconnect was called, and its deadline bounds all Reads
+	if !disconnected {
 		r.conn.readDeadline = noDeadline // only idleLimit bounds the Reads from now on
 	}
+	r.conn.idleLimit = d
+	r.conn.setDeadlineAtNextRead()
 }
 
-// SetDeadline makes all Reads fail from the time t on, however many bytes have come by then. A later SetIdle removes the deadline.
+// SetDeadline makes all later Reads fail from the time t on, however many bytes have come by then. A later SetIdle removes the deadline.
+// After Call.Disconnect, SetDeadline does nothing, because the deadline of Disconnect stays.
 func (r *Response) SetDeadline(t time.Time) {
-	if r.conn == nil {
+	if r.conn == nil { // the response is closed
 		return
 	}
 	r.conn.mu.Lock()
 	defer r.conn.mu.Unlock()
-	if !r.conn.halfClosed { // after Call.Disconnect, the deadline that it has set stays
+	disconnected := r.conn.halfClosed
+	if !disconnected {
 		r.conn.readDeadline = t
-		r.conn.setDeadlineAtNextRead()
+		r.conn.setDeadlineAtNextRead() // no Read waits now, because only one goroutine uses the response
 	}
 }
 

@@ -54,9 +54,9 @@ func (w *watch) check(ctx context.Context) {
 	if fresh {
 		w.checkAddress(ctx)
 	}
-	result.eventsBefore = w.traffic.events.Load()
+	result.eventsBefore = w.traffic.events.Load() // if streams send events during the check, a late answer does not count as a failure
 	began := time.Now()
-	withoutComputing, err := w.alive(ctx, fresh)
+	withoutComputing, err := w.alive(ctx, fresh) // withoutComputing: the answer came without a step of the core
 	result.health = err
 	if err == nil {
 		recordGoodAnswer(w, began, withoutComputing, fresh)
@@ -124,9 +124,8 @@ func recordGoodAnswer(w *watch, began time.Time, withoutComputing, fresh bool) {
 	}
 }
 
-// updateStatus updates the engine's status by the result of a check, and logs a refused API key. An engine that re-forms, or that an
-// operator holds, may answer badly without a failure, so these cases come before the failed checks. A good check does not count if a caller
-// reported the opposite while it went on: that it could not connect, or that the engine refuses all requests. The caller holds m.mu.
+// updateStatus updates the engine's status by the result of a check, and logs a refused API key. If the proxy itself could not ask the
+// engine, only the error in the status changes. The caller holds m.mu.
 func (result checkResult) updateStatus(w *watch) {
 	err := result.health
 	if isOwnFault(err) { // the engine was not asked, so it stays up or down as it was
@@ -142,6 +141,15 @@ func (result checkResult) updateStatus(w *watch) {
 	if listFailed && wasRetired {
 		w.facts.modelsErr = ErrRetired // stays the reason until the engine lists models
 	}
+	result.applyHealth(w, keyRefused)
+}
+
+// applyHealth updates the status by the answer to the health check, which the proxy could send. keyRefused says that the engine refuses
+// the API key. An engine that re-forms, or that an operator holds, may answer badly without a failure, so these cases come before the
+// failed checks. A good check does not count if a caller reported the opposite while it went on: that it could not connect, or that the
+// engine refuses all requests. The caller holds m.mu.
+func (result checkResult) applyHealth(w *watch, keyRefused bool) {
+	err := result.health
 	haltSeenNow, halt := w.haltAfter(result) // halt is why requests must wait for the engine
 	reported := result.reportsBefore != w.reportCount
 	switch {
@@ -195,10 +203,13 @@ func applyLateCheck(w *watch, err error) {
 	w.setStatus(next)
 }
 
-// haltAfter returns why the engine must be halted after a check, so that requests wait for it; nil: it need not be. The reason is, in this
-// order: a change of the number of ranks that the health check or readScaling reports, the same change seen before if the list of models
-// does not show its end yet, or what checkRestrictions found. seenNow says that this check has seen a reason for a halt, so that setHalt
-// counts the halt as confirmed. The caller holds m.mu.
+// haltAfter returns why the engine must be halted after a check, so that requests wait for it; nil: it need not be. There are three sources
+// of a reason, in this order:
+//   - The health check or readScaling reports that the number of ranks changes.
+//   - The engine is halted for such a change, and still does not list its models. Only a list of models shows that the change is over.
+//   - checkRestrictions found a pause or a fault.
+//
+// seenNow says that this check itself has seen a reason, so that setHalt counts the halt as confirmed. The caller holds m.mu.
 func (w *watch) haltAfter(result checkResult) (seenNow bool, halt error) {
 	otherHalt := result.halt                                 // a pause or a fault
 	if w.in.Held != nil && errors.Is(otherHalt, ErrPaused) { // the operator paused the engine, and Held has the reason
@@ -213,8 +224,8 @@ func (w *watch) haltAfter(result checkResult) (seenNow bool, halt error) {
 		return true, ErrReforming
 	case result.reforming != nil:
 		return true, result.reforming
-	case result.health == nil && modelListFailed && wasReforming: // only a list of models shows that this halt is over
-		return sawOther, old // the halt goes on, and another reason that was seen also shows that the engine takes no requests
+	case result.health == nil && modelListFailed && wasReforming:
+		return sawOther, old // the old halt goes on; a pause or fault that was seen confirms that the engine takes no requests
 	}
 	return sawOther, otherHalt
 }
@@ -226,9 +237,7 @@ func (w *watch) applyGoodCheck(halt error, haltSeenNow, up bool) {
 	w.failedChecks = 0
 	if w.facts.start != w.status.StartTime { // the engine has restarted, and suspicion and lost ranks are of the old process
 		w.clearFailures()
-		old := w.restrictions
-		// When an unconfirmed halt ends, setHalt counts a failure. Here the restart explains why the halt ends, so it becomes a confirmed one.
-		w.restrictions = restrictions{haltReason: old.haltReason, haltedAt: old.haltedAt, haltConfirmed: old.haltReason != nil}
+		w.restrictions = w.restrictions.afterRestart()
 	}
 	w.setHalt(halt, haltSeenNow)
 	next := w.statusByFacts(up)
@@ -238,6 +247,13 @@ func (w *watch) applyGoodCheck(halt error, haltSeenNow, up bool) {
 	w.publish(next)
 	w.tryLostRankIfDue()
 	w.publishSuspicion()
+}
+
+// afterRestart returns the restrictions of an engine that has restarted. Only a halt stays, and setHalt, which its caller calls next, ends
+// it or lets it go on. If a halt ends that no check has seen, setHalt counts a failure, because nothing explains it. Here the restart
+// explains the end, so the halt counts as seen by a check.
+func (r *restrictions) afterRestart() restrictions {
+	return restrictions{haltReason: r.haltReason, haltedAt: r.haltedAt, haltConfirmed: r.haltReason != nil}
 }
 
 // applyFailedCheck updates the status after a health check that failed with err. connectionBroke says that a caller's connection broke
@@ -307,7 +323,7 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 	if full || f.version == "" {
 		f.readVersion(ctx, w, timeout)
 	}
-	mayBeVLLM := w.in.Version == "" // it has no path of its own for its version
+	mayBeVLLM := w.in.Version == "" // Version is the path of the version; it is set for SGLang only, and vLLM has the usual path /version
 	if mayBeVLLM && (full || f.featuresUnknown) {
 		f.readFeatures(ctx, w, timeout)
 	}
@@ -316,10 +332,13 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 	w.facts, w.factsAt = f, time.Now()
 }
 
-// scrapeAndCrossCheck reads the engine's metrics. It stores how many hand-offs have expired by them, and compares them with what this proxy
-// knows of its own requests.
+// scrapeAndCrossCheck reads the engine's metrics. It stores how many hand-offs have expired by them. Then crossCheck compares them with
+// what this proxy knows of its own requests: for example, whether a rank runs more requests than it has slots, and how many prompt tokens
+// the engine computed although it should have pulled their KV.
 func scrapeAndCrossCheck(ctx context.Context, w *watch, timeout time.Duration) (*Sample, error) {
-	w.scrapes.pulls.setSettledTokens(w.traffic) // before the scrape, whose counters then include these tokens (see crossCheck)
+	// The tokens of requests that have their first event are settled: the engine has counted them. They are taken before the scrape, so that
+	// the scraped counters include them.
+	w.scrapes.pulls.setSettledTokens(w.traffic)
 	began := time.Now()
 	sample, err := w.scrape(ctx, timeout)
 	if err == nil {
@@ -329,21 +348,21 @@ func scrapeAndCrossCheck(ctx context.Context, w *watch, timeout time.Duration) (
 	return sample, err
 }
 
-// readModels reads the list of models. After an error the old models stay, and modelsErr has the error. A wrong number in the list is no
-// such error: the list is used without it, and pageErr says what is wrong; nil: nothing is.
-func (f *facts) readModels(ctx context.Context, w *watch) (pageErr error) {
+// readModels reads the list of models. After an error the old models stay, and modelsErr has the error. A model's context length that
+// cannot be right is no such error: the list is used without this number, and badNumber says what is wrong; nil: nothing is.
+func (f *facts) readModels(ctx context.Context, w *watch) (badNumber error) {
 	w.m.mu.Lock()
 	w.rereadDue = false // cleared before the list is read: a caller that finds it wrong later may mean the list that is read now
 	w.m.mu.Unlock()
 	models, err := w.models(ctx)
-	if errors.As(err, new(*PageError)) {
-		pageErr, err = err, nil
+	if errors.As(err, new(*PageError)) { // a number on the page cannot be right, but models is complete
+		badNumber, err = err, nil
 	}
 	f.modelsErr = err
 	if err == nil {
 		f.models = models
 	}
-	return pageErr
+	return badNumber
 }
 
 // readFeatures finds out whether the engine is a vLLM that reports faults and pauses. If it does not answer, featuresUnknown is set, so
