@@ -40,6 +40,7 @@ func Blank(value json.RawMessage, drop func(key string) bool) {
 			continue
 		}
 		isFirst := !keptBefore // of the members that are left
+		// From the comma before the member to its end or, if it is the first one, from its key to the comma after it.
 		from, to := Cut(value, o.Comma, o.Quote, o.Pos, isFirst)
 		for i := from; i < to; i++ {
 			value[i] = ' '

@@ -84,15 +84,15 @@ func (t *ioOp) step(fd uintptr) (done bool) {
 		n, t.err = Write(fd, t.buf[t.n:])
 		t.n += n
 		return t.err != nil || t.n == len(t.buf)
-	case ask:
-		if again { // the answer has come
+	case ask: // writes a request once, and then waits for input: the answer
+		if again { // there is input
 			return true
 		}
 		wroteAll := t.writeRequest(fd)
 		return !wroteAll // without the whole request, no answer comes: the caller of Ask handles the error, or writes what is left
-	case await:
+	case await: // waits for input, and reads nothing
 		return again || !hasNoInput(fd)
-	case peek:
+	case peek: // looks whether there is input, and does not wait
 		t.hasNoInput = hasNoInput(fd)
 	}
 	return true
