@@ -304,6 +304,12 @@ func (p *Profile) checkHandoff(h *handoff) error {
 	if string(h.doPrefill) != "true" {
 		return fmt.Errorf("%w: do_remote_prefill is %s, not true", ErrBadHandoff, describeValue(h.doPrefill))
 	}
+	return h.checkSource()
+}
+
+// checkSource checks the members that say where the KV is: the blocks, and the engine, host, port and request that have them. The host
+// may still be an unknown one, which checkHandoffHosts refuses.
+func (h *handoff) checkSource() error {
 	switch n, ok := countBlocks(h.blockIDs); {
 	case !ok:
 		return fmt.Errorf("%w: remote_block_ids is %s, not a list of block numbers or a list of such lists", ErrBadHandoff,
@@ -335,15 +341,16 @@ func (p *Profile) checkHandoffHosts(h *handoff, knownHost func(string) bool) err
 }
 
 // matchesByRequestID says whether the prefill and the decode engine match their two requests by the X-Request-Id, so that the decode
-// request must have that of the probe.
+// request must have that of the probe. Otherwise they match by the request id in the hand-off.
 func (p *Profile) matchesByRequestID(h *handoff) bool {
 	switch p.Connector {
 	case Opaque: // the members of its hand-offs are not known
 		return false
-	case NIXLPush:
+	case NIXLPush: // its engines ignore the id in the hand-off
 		return true
 	}
-	return h.requestID == nil // vllm-ascend before 0.14 and NIXL in vLLM before 0.13 send no request id in the hand-off
+	hasOwnID := h.requestID != nil // vllm-ascend before 0.14 and NIXL in vLLM before 0.13 send no request id in the hand-off
+	return !hasOwnID
 }
 
 // checkTransferMode refuses a hand-off of the other of the two NIXL connectors, one of which pulls and one pushes. With it, each engine
@@ -430,9 +437,10 @@ func tokenList(raw json.RawMessage) json.RawMessage {
 // the KV that it wrote to the decode engine may be incomplete.
 var ErrPrefillFailed = errors.New("mooncake: the prefill engine did not finish the prompt")
 
-// ReadEarlyProbe reads an answer with status 200 to an EarlyProbe: JSON, or a stream of events from SGLang. knownHost says whether a
-// hand-off may send a decode engine to a host. The error wraps ErrPrefillFailed or, with nixl-push, an error of ReadProbe. With an error,
-// the ProbeAnswer has what was read before the error.
+// ReadEarlyProbe reads an answer with status 200 to an EarlyProbe: a probe whose request was bound to its decode rank before the prefill
+// (early binding). The answer is JSON, or a stream of events from SGLang. knownHost says whether a hand-off may send a decode engine to a
+// host. The error wraps ErrPrefillFailed or, with nixl-push, an error of ReadProbe. With an error, the ProbeAnswer has what was read before
+// the error.
 //
 // An SGLang prefill that was not aborted ends with finish_reason length, whatever the first token is (0.5.23,
 // process_disagg_prefill_inflight_queue in disaggregation/prefill.py). An abort is noticed in one of three ways:
@@ -442,7 +450,7 @@ var ErrPrefillFailed = errors.New("mooncake: the prefill engine did not finish t
 //     caller can notice it: the prefill engine then reports fewer PromptTokens than the decode engine.
 func (p *Profile) ReadEarlyProbe(answer []byte, knownHost func(host string) bool) (ProbeAnswer, error) {
 	if p.Connector == NIXLPush { // with early binding, too, the probe of nixl-push returns a hand-off, which has the coordinates
-		return p.ReadProbe(answer, nil, knownHost)
+		return p.ReadProbe(answer, nil, knownHost) // nil: only vllm-mooncake needs a BootstrapInfo
 	}
 	a := ProbeAnswer{CachedTokens: -1}
 	if len(answer) > MaxProbeAnswer {

@@ -42,7 +42,7 @@ func generateLayout(prompt string) *keyLayout {
 // to locations. dropsParam says which members of sampling_params to remove; nil: none.
 func newKeyLayout(locations map[string]keyLocation, sameInParams []string, dropsParam func(key string) bool) *keyLayout {
 	for _, key := range sameInParams {
-		locations[key] = keyLocation{key, true}
+		locations[key] = keyLocation{key: key, inParams: true}
 	}
 	completionKeys := map[keyLocation]string{}
 	for completionKey, location := range locations {

@@ -139,17 +139,18 @@ func (b *Body) Count(key string) int {
 	return n
 }
 
-// All yields the members in the order of the text, including repeated keys, and then the members that Set added. If the body has a layout,
-// All yields its members and those of its sampling_params under their keys in completions.
+// All yields the members in the order of the text, including repeated keys, and then the members that Set added. A body of chat or
+// completions has no layout and no params, so its keys are yielded as they are. A body with a layout belongs to an endpoint with other
+// keys: All yields its members and those of its sampling_params (params) under their keys in completions.
 func (b *Body) All() iter.Seq2[string, json.RawMessage] {
 	return func(yield func(string, json.RawMessage) bool) {
 		for object := b; object != nil; object = object.params { // the body, and then its sampling_params, which has no params itself
 			inParams := object != b
 			for i := range object.members {
 				m := &object.members[i]
-				completionKey := b.completionKey(m.key, inParams)
-				// Completions have no such member, or it is yielded below with its value from Set.
-				if completionKey == "" || hasKey(b.pending, completionKey) {
+				completionKey := b.completionKey(m.key, inParams) // empty: completions have no such member
+				isReplaced := hasKey(b.pending, completionKey)    // it is yielded below, with its value from Set
+				if completionKey == "" || isReplaced {
 					continue
 				}
 				if !yield(completionKey, object.raw[m.val:m.valEnd:m.valEnd]) {
@@ -297,10 +298,12 @@ func (b *Body) locate(completionKey string) (object *Body, key string) {
 }
 
 // completionKey returns the key that a completion has for the member key of this body; empty: the member has none, so that code for
-// completions does not see it. inParams says that the member is in sampling_params. For example, max_new_tokens in the sampling_params of
-// SGLang's /generate is max_tokens in a completion. Only bodies of endpoints with other keys or places than completions have a layout.
+// completions does not see it. inParams says that the member is in sampling_params. In a body of SGLang's /generate, for example:
+//   - max_new_tokens in sampling_params is the max_tokens of a completion.
+//   - max_tokens in the body itself is not: this endpoint has that member in sampling_params. The result is empty.
+//   - model in the body itself is the model of a completion, as every key that the layout does not mention.
 func (b *Body) completionKey(key string, inParams bool) string {
-	if b.layout == nil {
+	if b.layout == nil { // only bodies of endpoints with other keys or places than completions have one
 		return key
 	}
 	if completionKey, ok := b.layout.completionKeys[keyLocation{key, inParams}]; ok {
@@ -309,16 +312,16 @@ func (b *Body) completionKey(key string, inParams bool) string {
 	if inParams { // the layout lists every member of sampling_params that other code handles; this one is only passed on to the engine
 		return ""
 	}
-	// A completion may have this key, too, but for a member that this body has elsewhere. So max_tokens in a body of /generate is not
-	// the max_tokens of a completion.
-	if _, isElsewhere := b.layout.locations[key]; isElsewhere {
+	if _, isElsewhere := b.layout.locations[key]; isElsewhere { // this body has the completion's member under another key or place
 		return ""
 	}
 	return key
 }
 
-// spliceWithLayout builds the segments as Splice does, for a body with a layout. The keys in set, and those passed to drop, are keys of
-// completions. sampling_params is written anew as a whole: its new text becomes a member to set in the body, and so replaces the old one.
+// spliceWithLayout builds the segments as Splice does, for a body with a layout: some members have other keys than in completions, or are
+// in sampling_params. The keys in set, and those passed to drop, are keys of completions. The layout's split translates those of set, and
+// dropsMember those for drop. For example, max_tokens in set becomes max_new_tokens in sampling_params. sampling_params is written anew as
+// a whole: its new text becomes a member to set in the body, and so replaces the old one.
 func (b *Body) spliceWithLayout(dst [][]byte, drop func(completionKey string) bool, set []Member) [][]byte {
 	const inBody, inParams = false, true // where a member is: in the body itself, or in its sampling_params
 	outer, params := b.layout.split(set)

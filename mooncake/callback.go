@@ -48,9 +48,9 @@ type Callback struct {
 }
 
 // ReadCallback checks a callback that came to the metaserver, the URL of evenkeel to which decode engines post callbacks. All required keys
-// must exist once, request_id must be id (see Endpoint.RequestID), all hosts must be known, and there may not be more blocks than the
-// prompt can have. An unknown key is accepted only if it holds no address. prompt is the largest number of tokens that the prompt can have,
-// block the size of a KV block in tokens; 0: not known.
+// must exist once, all hosts must be known, and there may not be more blocks than the prompt can have. request_id must be id (see
+// Endpoint.RequestID), but may lack its last bytes, which some decode engines cut off (isShortened). An unknown key is accepted only if it
+// holds no address. prompt is the largest number of tokens that the prompt can have, block the size of a KV block in tokens; 0: not known.
 func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known func(host string) bool) (Callback, error) {
 	bad := func(format string, args ...any) (Callback, error) {
 		return Callback{}, fmt.Errorf("%w: "+format, append([]any{ErrBadCallback}, args...)...)
@@ -219,7 +219,8 @@ func isVariable(key string) bool {
 func (c *callbackMembers) firstWrong() string {
 	for i, v := range c.values {
 		k := &callbackKeys[i]
-		missing := v == nil && i < requiredKeys
+		isRequired := i < requiredKeys // the required keys are the first ones of callbackKeys
+		missing := v == nil && isRequired
 		invalid := v != nil && !k.ok(v)
 		if missing || invalid {
 			return k.name + " is " + describeValue(v) + ", which it cannot be"

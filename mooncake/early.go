@@ -100,11 +100,12 @@ func (p *Profile) Nameless(e Endpoint) bool {
 // managers/data_parallel_controller.py and disaggregation/decode.py.
 //
 // Both requests name the prefill engine's rank. Without this name, some prefill ranks derive a rank from the room, and refuse the room if
-// the result is not their own number, which is 0 in all replicas without DP attention. Other prefill ranks would first register the room
-// with their bootstrap server, and do no other work meanwhile (SGLang 0.5.23, CommonKVSender in disaggregation/common/conn.py).
+// the result is not their own rank. Without DP attention, every replica has rank 0, so most rooms would be refused. Other prefill ranks
+// would first register the room with their bootstrap server, and do no other work meanwhile (SGLang 0.5.23, CommonKVSender in
+// disaggregation/common/conn.py).
 func (p *Profile) sglangBody(b *Body, changes *Patch, r *Rendezvous, rank int, stream bool, dst [][]byte) [][]byte {
 	members, drop, ridKey := p.sglangMembers(b, changes, r.Endpoint, stream)
-	if ridKey != "" {
+	if ridKey != "" { // empty: the body cannot have an id, which is then in the header RIDHeader
 		members = append(members, Member{ridKey, appendString(nil, r.RID)})
 	}
 	members = append(members, Member{"bootstrap_host", appendString(nil, r.Host)},
@@ -116,7 +117,8 @@ func (p *Profile) sglangBody(b *Body, changes *Patch, r *Rendezvous, rank int, s
 	}
 	addRank("routed_dp_rank", rank)
 	addRank("disagg_prefill_dp_rank", r.PrefillRank)
-	// If the request continues an answer that broke off, the answer so far is a part of the prompt. echo, for example, must not apply to it.
+	// drop says which of the client's keys are left out. If the request continues an answer that broke off, the answer so far is a part of
+	// the prompt, to which echo, for example, must not apply.
 	drop = changes.resumeOrNil().dropForLongerPrompt(drop)
 	return b.Splice(dst, drop, members)
 }

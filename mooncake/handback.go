@@ -27,7 +27,7 @@ func (p *Profile) ReadHandBack(kv json.RawMessage, knownHost func(host string) b
 	if !ok {
 		return 0, fmt.Errorf("%w: kv_transfer_params is not an object: %s", ErrBadHandoff, describeValue(kv))
 	}
-	forProbe := false // the params are for a probe, which fetches the KV
+	forProbe := false // by do_remote_decode, the params are for a probe, which fetches the KV
 	for key, v := range rawjson.Members(kv) {
 		switch key {
 		case "do_remote_decode":
@@ -38,14 +38,15 @@ func (p *Profile) ReadHandBack(kv json.RawMessage, knownHost func(host string) b
 			}
 		}
 	}
-	forDecode := string(h.doPrefill) == "true" // the params are for a decode request: a hand-off
+	forDecode := string(h.doPrefill) == "true" // the params are for a decode request: they are a hand-off
 	isHandBack := forProbe && !forDecode
 	if !isHandBack || tokens <= 0 || h.requestID == nil { // no engine could fetch the KV by it
 		return 0, fmt.Errorf("%w: kv_transfer_params does not say whose KV of how many tokens is kept for a prefill engine", ErrBadHandoff)
 	}
-	// All other members are as in a hand-off. With do_remote_prefill set, checkHandoff can check them.
-	h.doPrefill = json.RawMessage("true")
-	if err := p.checkHandoff(&h); err != nil {
+	if err := p.checkTransferMode(&h); err != nil {
+		return tokens, err
+	}
+	if err := h.checkSource(); err != nil {
 		return tokens, err
 	}
 	return tokens, p.checkHandoffHosts(&h, knownHost)

@@ -4,7 +4,8 @@ import "time"
 
 // Hold computes until when the prefill engine certainly keeps the KV of a hand-off, as far as a proxy can know. It reads no clock. Its
 // owner calls RecordGap for each period in which the core of the decode engine, the process that runs its steps, gave no sign of life, such
-// as a token or a gauge that changed.
+// as a token or a gauge that changed. Such a sign is not a heartbeat: the proxy sees no heartbeats, and infers from the signs that the core
+// works, and so sends them.
 //
 // A prefill engine with NIXL keeps KV for the time of a lease. The decode engine renews the lease by heartbeats. Once per sixth of the
 // lease, in a step of its scheduler, it sends a heartbeat for each request whose KV it has not pulled yet. After a heartbeat, the
@@ -39,7 +40,8 @@ func (p *Profile) Hold(now, until time.Time) Hold {
 		// A heartbeat keeps the KV for 2/3 of the timeout. At a sign of life, the last heartbeat is at most 1/6 of the timeout old, so at least
 		// 1/2 of the timeout is left.
 		k.keptAfterSign = p.KVHoldTimeout/2 - p.clockMargin()
-		// Heartbeats for this request go out only once the decode engine has accepted it, so the first sign counts only after this delay.
+		// Heartbeats for this request go out only once the decode engine has accepted it, so the first sign counts only after this delay. A
+		// sixth of the clock margin is assumed to be enough for it.
 		acceptDelay := p.clockMargin() / 6
 		k.nextCountedFrom, k.signsNeeded = now.Add(acceptDelay), signsUntilRenewal
 	}
@@ -79,13 +81,13 @@ func (k *Hold) KeptUntil(last time.Time) time.Time {
 }
 
 // afterSigns returns the new values of keptUntil, nextCountedFrom and signsNeeded if the core gave signs of life without a gap up to last.
-// Once enough signs have counted, heartbeats certainly go out. Each sign then renews the hold, because the core's last heartbeat is at most
-// one interval old.
+// The first signs only count: until signsNeeded of them have come, it is not certain that heartbeats for this request go out. From then on,
+// each sign renews the hold, because the core's last heartbeat is at most one interval old.
 func (k *Hold) afterSigns(last time.Time) (keptUntil, nextCountedFrom time.Time, signsNeeded int) {
 	if k.keptAfterSign == 0 { // nothing renews the hold
 		return k.keptUntil, k.nextCountedFrom, k.signsNeeded
 	}
-	nextCountedFrom, signsNeeded = k.countSigns(last)
+	nextCountedFrom, signsNeeded = k.assumeSigns(last)
 	keptUntil = k.keptUntil
 	renewed := last.Add(k.keptAfterSign)
 	if heartbeatsGoOut := signsNeeded == 0; heartbeatsGoOut && renewed.After(keptUntil) {
@@ -94,17 +96,17 @@ func (k *Hold) afterSigns(last time.Time) (keptUntil, nextCountedFrom time.Time,
 	return keptUntil, nextCountedFrom, signsNeeded
 }
 
-// countSigns counts the signs of life that are still needed, at the earliest times at which they can count, up to last. Without a gap, the
-// core worked at any time from signsSince to last, so each of these times can be that of a sign. Two counted signs are at least one
-// heartbeat interval apart. The results are the new values of nextCountedFrom and signsNeeded.
-func (k *Hold) countSigns(last time.Time) (nextCountedFrom time.Time, signsNeeded int) {
+// assumeSigns counts signs of life up to last, as many as are still needed. It does not need the times of real signs: without a gap, the
+// core worked at any time from signsSince to last, so a sign may be assumed at each of these times. It assumes them as early as possible,
+// but one heartbeat interval apart. The results are the new values of nextCountedFrom and signsNeeded.
+func (k *Hold) assumeSigns(last time.Time) (nextCountedFrom time.Time, signsNeeded int) {
 	nextCountedFrom, signsNeeded = k.nextCountedFrom, k.signsNeeded
 	for signsNeeded > 0 {
 		sign := k.signsSince
 		if nextCountedFrom.After(sign) {
 			sign = nextCountedFrom
 		}
-		if sign.After(last) { // the next sign that would count is not given yet
+		if sign.After(last) { // the next sign that would count has not come yet
 			break
 		}
 		nextCountedFrom, signsNeeded = sign.Add(k.heartbeat), signsNeeded-1

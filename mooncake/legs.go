@@ -157,16 +157,19 @@ func (p *Profile) probeBody(b *Body, changes *Patch, params json.RawMessage, dst
 	drop := resume.dropForLongerPrompt(droppedFromProbe(b)) // echo, for example, must not apply to a prompt that contains the answer so far
 	members := addOneToken(b, changes, make([]Member, 0, 12))
 	members = p.addAgainstEOS(changes, members)
-	// A body with a layout is one of Tokens here, and its prompt consists of token ids already. The other endpoint with layouts, Generate, is
-	// SGLang's own: its probes come from sglangBody.
-	if p.returnTokenIDs() && b.layout == nil {
+	// Only bodies of the endpoints Tokens and Generate have a layout. One of Tokens has token ids as its prompt. One of Generate does not come
+	// here, because this endpoint is SGLang's own, and its probes come from sglangBody.
+	promptIsTokenIDs := b.layout != nil
+	if p.returnTokenIDs() && !promptIsTokenIDs {
 		members = append(members, Member{"return_token_ids", jsonTrue})
 	}
 	return b.Splice(dst, drop, append(members, Member{"kv_transfer_params", params}))
 }
 
-// addAgainstEOS adds the members that keep a probe from ending with the end-of-sequence token, after which it would return no hand-off.
-// Connectors that bind every request to its decode rank before the prefill (alwaysEarly) return no hand-off, and so need no min_tokens.
+// addAgainstEOS adds the members that keep a probe from ending with the end-of-sequence token, after which it would return no hand-off: by
+// the profile min_tokens, ignore_eos, both or none. A probe that is repeated because its first token ended the answer always gets
+// ignore_eos (ignoresEOS). Connectors that bind every request to its decode rank before the prefill (alwaysEarly) return no hand-off, and
+// so need no min_tokens. Their profiles cannot ask for ignore_eos either.
 func (p *Profile) addAgainstEOS(changes *Patch, members []Member) []Member {
 	setsMinTokens := p.ProbeMinTokens == MinTokensOne || p.ProbeMinTokens == ""
 	if setsMinTokens && !p.alwaysEarly() {
@@ -178,28 +181,27 @@ func (p *Profile) addAgainstEOS(changes *Patch, members []Member) []Member {
 	return members
 }
 
-// droppedFromProbe returns a function that says which keys a probe of this body leaves out: those of dropOnProbe, except keys that stay so
-// that the prefill engine itself refuses a bad value.
+// droppedFromProbe returns a function that says which keys a probe of this body leaves out: those of dropOnProbe, except some keys with a
+// value that may be invalid. These stay, so that the prefill engine refuses the request before it computes anything. If only the decode
+// engine refused it, after the prefill, the prefill engine could keep the KV until its hold ends.
 func droppedFromProbe(b *Body) (drop func(key string) bool) {
-	drop = dropOnProbe
-	if asksTooManyLogprobs(b) { // with this number, the prefill engine itself refuses the request, before it computes anything
-		drop = dropOnProbeExceptLogprobs
+	logprobsStay := asksTooManyLogprobs(b) // for these, the KV would be kept before vLLM 0.25
+	// vLLM 0.32.0 refuses an invalid output_mode (GenerateRequest in entrypoints/scale_out/token_in_token_out/protocol.py). The valid value
+	// derender does not stay, because with it the prefill engine would parse its one token as an answer.
+	mode, hasMode := b.Get("output_mode")
+	modeStays := hasMode && string(mode) != `"derender"`
+	if !logprobsStay && !modeStays { // most bodies
+		return dropOnProbe
 	}
-	// output_mode stays in a probe, so that the prefill engine refuses an invalid value (vLLM 0.32.0, GenerateRequest in
-	// entrypoints/scale_out/token_in_token_out/protocol.py). If only the decode engine refused it, the prefill engine would keep the KV until
-	// its hold ends. The value derender is dropped, because with it the prefill engine would parse its one token as an answer.
-	if mode, ok := b.Get("output_mode"); ok && string(mode) != `"derender"` {
-		dropOthers := drop
-		drop = func(key string) bool { return key != "output_mode" && dropOthers(key) }
+	return func(key string) bool {
+		switch key {
+		case "logprobs", "top_logprobs":
+			return !logprobsStay
+		case "output_mode":
+			return !modeStays
+		}
+		return dropOnProbe(key)
 	}
-	return drop
-}
-
-// dropOnProbeExceptLogprobs drops what dropOnProbe drops, except the number of logprobs. It is for a request for more logprobs than engines
-// allow by default: the prefill engine then refuses the request before it computes anything. Otherwise only the decode engine would refuse
-// it, after the prefill, and before vLLM 0.25 the prefill engine would keep the KV until its hold ends.
-func dropOnProbeExceptLogprobs(key string) bool {
-	return key != "logprobs" && key != "top_logprobs" && dropOnProbe(key)
 }
 
 // asksTooManyLogprobs says whether a body asks for a number of logprobs that engines refuse by default: a negative one, or more than
@@ -221,8 +223,9 @@ func asksTooManyLogprobs(b *Body) bool {
 // DecodeBody appends the segments of the decode request: the client's body with kv, the prefill engine's hand-off, unchanged. Keys that
 // engines must not get from clients are dropped. If stream is false, the client gets the engine's own answer, so the request asks for
 // nothing that the client did not ask for. If kv is nil, the decode engine computes the prompt itself, which the profile must allow by
-// AllowLocalPrefill. If the request continues an answer that broke off (Patch.Resume), the answer so far goes with it. salt, if it is not
-// empty, keeps the request from using wrong blocks of the decode engine's prefix cache.
+// AllowLocalPrefill. If the request continues an answer that broke off (Patch.Resume), the answer so far goes with it: in the prompt or, by
+// some ways of resuming, as token ids in kv_transfer_params. salt goes into the request's cache_salt; empty: it does not. An engine shares
+// cached blocks only among requests with the same cache_salt, so a new salt keeps the request from using blocks that may be wrong.
 func (p *Profile) DecodeBody(b *Body, ep Endpoint, changes *Patch, kv json.RawMessage, salt string, stream bool, dst [][]byte) [][]byte {
 	if s := bodyRulesOf[ep]; s != nil { // Responses and Messages, whose bodies differ from those of chat and completions
 		return s.decode(p, b, kv, salt, stream, dst)
@@ -232,8 +235,9 @@ func (p *Profile) DecodeBody(b *Body, ep Endpoint, changes *Patch, kv json.RawMe
 		members = append(members, Member{"rid", appendString(nil, changes.RID)})
 	}
 	members = addSalt(b, salt, members)
-	resume := changes.resumeOrNil()             // nil: the request begins the answer, and the calls below change nothing
-	if kv != nil || resume.tokenIDsInParams() { // without KV to pull and without ids in it, the request needs no kv_transfer_params
+	resume := changes.resumeOrNil() // nil: the request begins the answer, and the calls below change nothing
+	needsParams := kv != nil || resume.tokenIDsInParams()
+	if needsParams {
 		members = append(members, Member{"kv_transfer_params", resume.addTokenIDs(kv)})
 	}
 	drop = resume.dropForLongerPrompt(drop) // echo, for example, must not apply to a prompt that contains the answer so far
@@ -282,8 +286,8 @@ func (p *Profile) answerMembers(b *Body, changes *Patch, stream bool) (members [
 // droppedFromAnswer returns a function that says which keys are left out of a request whose answer goes to the client, streamed or not.
 func (p *Profile) droppedFromAnswer(b *Body) (drop func(key string) bool) {
 	drop = dropOnDecode
-	if beams, _ := b.Get("use_beam_search"); string(beams) == "true" { // n stays, because with beam search it is the number of beams
-		drop = Reserved
+	if beams, _ := b.Get("use_beam_search"); string(beams) == "true" {
+		drop = Reserved // less than dropOnDecode: n stays, because with beam search it is the number of beams
 	}
 	if !p.mayForwardStopTokens(b) { // these ids could crash the engine; without them, the answer may become longer
 		dropOthers := drop
@@ -310,7 +314,7 @@ func (p *Profile) mayAskTokenIDs(b *Body) bool {
 // prefill engine frees its blocks. It has the prompt of the request whose hand-off is not needed. The blocks may have another prompt's KV
 // by now. Each discard therefore needs a new salt, with which no other request finds this KV in the decode engine's prefix cache.
 func (p *Profile) DiscardBody(b *Body, ep Endpoint, changes *Patch, kv json.RawMessage, salt string, dst [][]byte) [][]byte {
-	if s := bodyRulesOf[ep]; s != nil {
+	if s := bodyRulesOf[ep]; s != nil { // Responses and Messages, whose bodies differ from those of chat and completions
 		return s.discard(b, changes, kv, salt, dst)
 	}
 	const usualMembers = 7 // most discards set no more members, so that the slice need not grow
@@ -318,9 +322,8 @@ func (p *Profile) DiscardBody(b *Body, ep Endpoint, changes *Patch, kv json.RawM
 	resume := changes.resumeOrNil() // nil: the discarded request does not continue an answer, and the two calls below change nothing
 	kv = resume.addTokenIDs(kv)     // some engines take the ids of prompt and answer so far beside the KV
 	members = append(members, Member{"cache_salt", appendString(nil, salt)}, Member{"kv_transfer_params", kv})
-	// Like the one token of a probe, the one token of a discard is thrown away, so the same keys have no use. With resume, the prompt contains
-	// the answer so far, to which echo, for example, must not apply.
-	drop := resume.dropForLongerPrompt(dropOnProbe)
+	// Like the one token of a probe, the one token of a discard is thrown away, so the keys of dropOnProbe have no use here either.
+	drop := resume.dropForLongerPrompt(dropOnProbe) // echo, for example, must not apply to a prompt that contains the answer so far
 	return b.Splice(dst, drop, members)
 }
 

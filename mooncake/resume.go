@@ -49,7 +49,8 @@ func (r *Resume) promptMembers(b *Body, members []Member) []Member {
 	return append(members, Member{"add_generation_prompt", jsonFalse})
 }
 
-// addTokenIDs returns kv, a kv_transfer_params, with the token ids added if Method puts them there. kv itself does not change.
+// addTokenIDs returns kv, a kv_transfer_params, with the token ids of prompt and answer added, if Method, the way of resuming, puts them
+// there. kv itself does not change.
 func (r *Resume) addTokenIDs(kv json.RawMessage) json.RawMessage {
 	if !r.tokenIDsInParams() {
 		return kv
@@ -59,7 +60,7 @@ func (r *Resume) addTokenIDs(kv json.RawMessage) json.RawMessage {
 	}
 	// The object without its closing brace. Clip makes append copy, so that kv does not change.
 	out := slices.Clip(bytes.TrimRight(kv[:len(kv)-1], " \t\r\n"))
-	for _, key := range resumeIDKeys[r.Method] {
+	for _, key := range resumeIDKeys[r.Method] { // an engine of vllm-ascend gets the ids under two keys, because its version is not known
 		if len(out) > 1 { // an empty object needs no comma
 			out = append(out, ',')
 		}
