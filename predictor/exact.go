@@ -31,7 +31,7 @@ func (e *Exact) Predict(horizon int, queries []Query, out []Prediction) {
 		age := int(queries[k].Age)
 		if queries[k].Key != 0 {
 			if history := e.byKey[queries[k].Key]; history != nil { // nil: the key has too few outputs
-				out[k] = history.predict(age, horizon)
+				out[k] = history.predict(age, horizon) // as predictFrom below, but counts by a binary search
 				continue
 			}
 		}
@@ -40,7 +40,8 @@ func (e *Exact) Predict(horizon int, queries []Query, out []Prediction) {
 			out[k] = unknown(horizon)
 			continue
 		}
-		out[k] = table.predictFrom(table.countAtMost(age), table.countAtMost(age+horizon), age, horizon)
+		untilAge, untilEnd := table.countAtMost(age), table.countAtMost(age+horizon) // a table has these counts in an array
+		out[k] = table.predictFrom(untilAge, untilEnd, age, horizon)
 	}
 }
 
@@ -146,8 +147,9 @@ func (r Runs) Lengths() []int32 {
 	return out
 }
 
-// sampleEvenly returns at most maxLengths lengths with the same distribution as all lengths. Any part of the result has about this
-// distribution, too: a ring forgets the lengths in this order, and if it forgot the short lengths first, the rest would be too long.
+// sampleEvenly returns at most maxLengths lengths with the same distribution as all lengths. They are not sorted, so that any part of the
+// result has about this distribution, too. Its caller puts the lengths into a ring, which keeps the values that were pushed last: it
+// forgets the lengths in this order, and if it forgot the short lengths first, the rest would be too long.
 func (r Runs) sampleEvenly(maxLengths int) []int32 {
 	total := r.Len()
 	n := min(total, maxLengths) // number of lengths in the sample: the middle of each of n quantiles
@@ -157,7 +159,8 @@ func (r Runs) sampleEvenly(maxLengths int) []int32 {
 	ends := make([]int, len(r)) // ends[i] is the number of lengths in the runs up to i
 	sum := 0
 	for i, run := range r {
-		sum += int(run[1])
+		count := int(run[1]) // a run is a length, and how often it occurs
+		sum += count
 		ends[i] = sum
 	}
 	stride := coprimeNear(n*618/1000, n) // with a stride of the golden section, 0.618 n, any part of the result is spread evenly
@@ -165,7 +168,8 @@ func (r Runs) sampleEvenly(maxLengths int) []int32 {
 	for i := range out {
 		quantile := i * stride % n                 // each of the n quantiles comes once
 		rank := (2*quantile + 1) * total / (2 * n) // index of the quantile's middle in the sorted lengths
-		out[i] = r[sort.SearchInts(ends, rank+1)][0]
+		run := r[sort.SearchInts(ends, rank+1)]    // the first run that ends behind this index
+		out[i] = run[0]                            // its length
 	}
 	return out
 }

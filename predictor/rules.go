@@ -19,7 +19,7 @@ func DefaultRules(h int) Rules { return Rules{H: h, Tau: 0.5, Every: 20} }
 // State has r̂ of a running request: the number of further decode steps that a policy expects of it.
 type State struct {
 	Rhat float32 // r̂ in steps: from 1 to H after Set; Advance counts it down
-	Open bool    // the last prediction was used; false: it was left out, because an end within the horizon was too unlikely
+	Open bool    // an end within the horizon is expected; false: it was too unlikely by the last prediction, which was left out
 }
 
 // Gate turns a prediction into r̂: the mean of Mu and H, weighted by the probabilities that the request ends within the horizon or not.
@@ -37,14 +37,15 @@ func (r Rules) Gate(p Prediction) (rhat float32, open bool) {
 func (r Rules) Set(s *State, p Prediction) { s.Rhat, s.Open = r.Gate(p) }
 
 // Advance updates r̂, the predicted number of further steps, when a request has got tokens, so that its age has grown (from, to). r̂ counts
-// down with the age. It stays at H while the request is not expected to end within the horizon (Open is false), unless DecrementAnchor is
-// set. due is true if r̂ falls below 1, or if the age reaches or passes a multiple of Every: the caller must then call Set with a
-// prediction at the age `to`. One prediction is enough even if the request has got several times Every tokens at once.
+// down with the age. While the request is not expected to end within the horizon (Open is false), r̂ stays at H or, with DecrementAnchor,
+// counts down from H. due is true if r̂ falls below 1, or if the age reaches or passes a multiple of Every: the caller must then call Set
+// with a prediction at the age `to`. One prediction is enough even if the request has got several times Every tokens at once.
 func (r Rules) Advance(s *State, from, to int32) (due bool) {
 	if to <= from { // the request has got no token
 		return false
 	}
-	if s.Open || r.DecrementAnchor {
+	endExpected := s.Open
+	if endExpected || r.DecrementAnchor {
 		s.Rhat -= float32(to - from)
 	}
 	if s.Rhat < 1 {

@@ -54,17 +54,18 @@ func countLengths(outputs []int32) (counts []uint32, longer []int32) {
 	return counts, longer
 }
 
-// countAtMost returns how many outputs are at most v. The table must not be empty.
+// countAtMost returns how many outputs are at most v. The array countsAtMost has this number for all lengths but the longest, so most calls
+// need no search. The table must not be empty.
 func (s *Survival) countAtMost(v int) int {
 	switch {
 	case uint(v) < uint(len(s.countsAtMost)): // not for v < 0, because uint(v) is then very large
 		return int(s.countsAtMost[v])
 	case v < 0:
 		return 0
-	case v >= int(s.sorted[len(s.sorted)-1]):
+	case v >= int(s.sorted[len(s.sorted)-1]): // at least the longest output
 		return len(s.sorted)
 	}
-	return s.history.countAtMost(v)
+	return s.history.countAtMost(v) // v is maxArrayLength or more, where only a binary search of the sorted outputs helps
 }
 
 // Predict answers all queries from the same table, and ignores their Prompt and Key.

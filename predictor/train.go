@@ -34,7 +34,7 @@ func (o Options) validate() error {
 		return fmt.Errorf("every %d: want at least 1 token", o.Every)
 	case !(o.Holdout > 0 && o.Holdout < 1): // this form also refuses NaN
 		return fmt.Errorf("holdout %v: want a share above 0 and below 1", o.Holdout)
-	case o.Step < 0:
+	case o.Step < 0: // it is not 0, in whose place withDefaults has put the default
 		return fmt.Errorf("step %v: want a positive time a token", o.Step)
 	}
 	return nil
@@ -120,7 +120,7 @@ func (f *Fit) fillTables(reqs []Sample) {
 		outputs[i] = r.Output
 	}
 	f.Outputs = NewRuns(outputs)
-	if f.Kind == KindExact {
+	if f.Kind == KindExact { // the other kind, survival, predicts from all outputs together
 		f.PromptQuantiles, f.Buckets = buckets(reqs)
 	}
 }
@@ -135,12 +135,13 @@ type trial struct {
 }
 
 // prepareRows sets points from the requests that are kept out, and baseRate from the others. An age point is a moment of a request at which
-// a server would predict it: when it arrives, and each time it has got Every more tokens. Step is the time that a token is assumed to take
-// if the end of a request is not known.
+// a server would predict it: when it arrives, and each time it has got Every more tokens. These moments are spread evenly between its
+// arrival and its end. If the end is not known, each token is assumed to take Step.
 func (t *trial) prepareRows() {
-	t.points = agePoints(t.reqs, t.trainCount, t.opt.Every, t.opt.Step)
-	var rows []Row // of the requests from which the predictor learns, with their outcomes
-	for _, p := range agePoints(t.reqs[:t.trainCount], 0, t.opt.Every, t.opt.Step) {
+	t.points = agePoints(t.reqs, t.trainCount, t.opt.Every, t.opt.Step) // from the request with the index trainCount on
+	var rows []Row                                                      // of the requests from which the predictor learns, with their outcomes
+	learnedFrom, first := t.reqs[:t.trainCount], 0
+	for _, p := range agePoints(learnedFrom, first, t.opt.Every, t.opt.Step) {
 		rows = append(rows, t.row(p, Prediction{})) // the prediction is empty, because BaseRate reads only the outcomes
 	}
 	t.baseRate = BaseRate(rows)
