@@ -102,16 +102,18 @@ type SuspicionChange struct {
 // returns the change of the suspicion about the capacity; nil: no change. Over and Under of the change are the tokens by which predictions
 // were too high, as a share of the predicted tokens, and by which they were too low, as a share of the tokens found.
 func (h *PredictedHit) compareHit(u Usage, capacity int64) *SuspicionChange {
-	if len(h.prompt.Keys) == 0 || h.beingComputed { // no prediction, or one that says nothing about the capacity
+	isPredicted := len(h.prompt.Keys) > 0
+	// If another probe was still computing the predicted blocks, a miss does not show that the engine has dropped them for lack of room.
+	if !isPredicted || h.beingComputed {
 		return nil
 	}
 	b := h.blocks
-	a, slot := &b.Accuracy, b.slots[h.prompt.unit()]
-	if capacity != a.capacity { // the sums so far judge a capacity that is no longer used
+	a, slot := &b.Accuracy, b.slots[h.prompt.unit()] // the slot has the candidate's blocks of bytes, or those of token ids
+	if capacity != a.capacity {                      // the sums so far judge a capacity that is no longer used
 		*a = Accuracy{capacity: capacity, Suspect: a.Suspect}
 	}
 	a.add(float64(u.PromptTokens), float64(h.hit), float64(u.CachedTokens))
-	// With a nearly full capacity (in blocks; 0: unknown), the index drops blocks that an engine of larger capacity would still hold.
+	// With a nearly full capacity (slot.blocks; 0: unknown), the index drops blocks that an engine of larger capacity would still hold.
 	capacityBinds := slot.blocks > 0 && float64(b.cache.index.Held(slot.handle)) >= fullShare*float64(slot.blocks)
 	suspicion := a.nextSuspicion(capacityBinds)
 	if suspicion == a.Suspect {

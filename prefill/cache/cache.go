@@ -50,18 +50,21 @@ type Lookup struct {
 // times per second, and a long prompt has thousands of blocks to look up.
 const matchValidFor = 50 * time.Millisecond
 
-// Match looks a prompt up. It returns, for each slot, how many of the prompt's first blocks the slot holds. last is the request's own: from
-// its second look-up on the result is kept there, and used again for matchValidFor. The slice is valid until the next call.
+// Match looks a prompt up. It returns, for each slot, how many of the prompt's first blocks the slot holds. last is the request's own, and
+// zero at its first look-up. From the second look-up on, the result is kept in last, and used again for matchValidFor. The slice is valid
+// until the next call.
 func (c *Cache) Match(p *Prompt, last *Lookup, now time.Time) []int32 {
+	isFirst, isKept := last.at.IsZero(), last.matched != nil
+	isStale := now.Sub(last.at) >= matchValidFor
 	switch {
 	case len(p.Keys) == 0: // the prompt has nothing to look up
 		return nil
-	case last.at.IsZero(): // the result is not kept, because most requests are served at their first look-up
+	case isFirst: // most requests are served at their first look-up, so they share the memory of c.matched
 		c.index.Sweep(now)
 		c.matched = c.index.Match(c.matched, p.Keys)
 		last.at = now
 		return c.matched
-	case last.matched == nil || now.Sub(last.at) >= matchValidFor: // a request that waits: the result is kept from now on
+	case !isKept || isStale: // the request waits, so it gets memory of its own for the result
 		c.index.Sweep(now)
 		last.matched = c.index.Match(last.matched, p.Keys)
 		last.at = now

@@ -16,10 +16,13 @@ func (b *CachedBlocks) ExpectHit(h *PredictedHit, p *Prompt, model string, token
 	b.cache.Totals.Prompt += uint64(tokens)
 	b.cache.Totals.Predicted += uint64(hit)
 	if len(p.Keys) > 0 { // a prompt without keys is not in the index
-		h.beingComputed = b.isBeingComputed(p, b.Blocks(matched, p)) // then a miss does not show that the engine's capacity is smaller
+		// If another probe still computes the predicted blocks, the engine may not find them although it has room for them. Then compareHit
+		// must not take the miss for a sign of a smaller capacity.
+		predictedBlocks := b.Blocks(matched, p)
+		h.beingComputed = b.isBeingComputed(p, predictedBlocks)
 		// The blocks are entered in the index at once, as a speculation: the outcome of the probe confirms them or drops them.
 		h.speculation = b.cache.index.Speculate(b.EnsureSlot(p, model, capacity, now), p.Keys)
-		b.pending = append(b.pending, h) // until then, isBeingComputed of later prompts looks at it
+		b.pending = append(b.pending, h) // until the outcome is known, later prompts see by it that this probe computes the blocks
 	}
 }
 
@@ -118,10 +121,9 @@ func (b *CachedBlocks) NamesBlocksOf(p *Prompt, now time.Time) bool {
 	return engineBlock == 0 || engineBlock == p.BlockTokens // 0: no event has told the size yet
 }
 
-// learnBesideEvents learns from an answer of a candidate whose KV events are precise. First it drops blocks that were learned from answers;
-// the stream then passes on again what its events have named. The answer's cached tokens change the index only while the events are known
-// to be incomplete: only then does an answer show more than they do. The blocks that the probe's prefill computed count as held for a short
-// time, in which an event must name them.
+// learnBesideEvents learns from an answer of a candidate whose KV events are precise. First it drops the blocks that earlier answers
+// showed, before the events were precise; the stream then passes on again what its events have named. The answer's cached tokens change the
+// index only while the events are known to be incomplete: only then does an answer show more than they do.
 func (h *PredictedHit) learnBesideEvents(u Usage, now time.Time) {
 	b, blockIndex := h.blocks, h.blocks.cache.index
 	b.DropLearnedFromAnswers()
@@ -130,7 +132,7 @@ func (h *PredictedHit) learnBesideEvents(u Usage, now time.Time) {
 	if reported && notCleared && !b.stream.Complete() {
 		h.learnFound(u.CachedTokens)
 	}
-	blockIndex.ExpireSoon(&h.speculation, now)
+	blockIndex.ExpireSoon(&h.speculation, now) // the blocks that ExpectHit has entered stay for a short time, in which an event must name them
 }
 
 // learnFound adds to the index those of the prompt's blocks that the engine found in its cache, cachedTokens tokens in all. If these are

@@ -166,8 +166,8 @@ func (d *decoder) decodeArrayEvent() error {
 	return nil
 }
 
-// decodeField reads the value of a field into d.current. It skips the value of an unknown field, and of an empty key, which stands for an
-// array's part that has no name here.
+// decodeField reads the value of the field key into d.current. It skips a field that it does not know. An event may also be an array, whose
+// parts have no keys: decodeArrayEvent then gives each part the key of its field, and an empty key to a part that it does not know.
 func (d *decoder) decodeField(key string) (err error) {
 	e := &d.current
 	switch key {

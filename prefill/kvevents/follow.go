@@ -17,10 +17,10 @@ type follower struct {
 	firstSeq uint64 // sequence number of the first batch after the last restart or lost batch
 }
 
-// startConnection begins on a new connection. A publisher that still has the batch that was applied last is the same as before,
+// resumeOrRestart begins on a new connection. A publisher that still has the batch that was applied last is the same as before,
 // and the follower requests only the batches since. From any other publisher, such as a restarted one, it requests all
 // batches.
-func (f *follower) startConnection() {
+func (f *follower) resumeOrRestart() {
 	if f.synced && f.resume() {
 		return
 	}

@@ -60,7 +60,7 @@ func TestG25(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			p := &publisher{}
 			f, did := followed(p)
-			f.startConnection()
+			f.resumeOrRestart()
 			p.kept, p.fails = row.kept, row.fails
 			for _, seq := range []uint64{10, 11, 14, 12} {
 				f.receiveLive(seq, p.text(seq))
@@ -88,11 +88,11 @@ func TestANewConnection(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			p := &publisher{kept: []uint64{0, 1, 2, 3}}
 			f, did := followed(p)
-			f.startConnection()
+			f.resumeOrRestart()
 			require.Equal(t, []string{"0", "1", "2", "3"}, *did, "the first connection takes all there is")
 			*did = nil
 			*p = row.p
-			f.startConnection()
+			f.resumeOrRestart()
 			require.Equal(t, row.did, *did)
 			require.Zero(t, f.counters.gapsCold.Load(), "nobody is to be alarmed")
 		})
@@ -105,7 +105,7 @@ func TestNoHoles(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := &publisher{}
 		f, did := followed(p)
-		f.startConnection()
+		f.resumeOrRestart()
 		next := rapid.Uint64Range(0, 3).Draw(t, "first")
 		for range rapid.IntRange(1, 40).Draw(t, "steps") {
 			seq := next

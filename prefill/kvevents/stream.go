@@ -203,18 +203,21 @@ func (s *Stream) session(ctx context.Context) error {
 	s.counters.connects.Add(1)
 	batches := newQueue()
 	var reader sync.WaitGroup
-	reader.Go(func() { batches.end(s.read(conn, batches)) })
+	reader.Go(func() {
+		connErr := s.read(conn, batches) // returns when the connection ends
+		batches.end(connErr)
+	})
 	defer reader.Wait()
 	defer conn.close()
 
-	s.follower.startConnection() // after the subscription, so that no batch is missed between the replay and the first live batch
+	s.follower.resumeOrRestart() // after the subscription, so that no batch is missed between the replay and the first live batch
 	s.failure.Store(nil)
 	s.connected.Store(true)
 	for {
 		items, overflowed, connErr := batches.take()
 		if overflowed { // batches were dropped
 			s.follower.dropAfterGap()
-			s.follower.restart()
+			s.follower.restart() // requests again all batches that the publisher still has
 		}
 		for _, m := range items {
 			if ctx.Err() != nil {
@@ -308,7 +311,8 @@ func (s *Stream) replay(ctx context.Context, from uint64, yield func(uint64, []b
 // read drops all known blocks, because it may have contained removals. All blocks are also dropped when more hashes are known than the
 // stream may remember. A batch that comes ends the wait for an event after an answer (ExpectEvent), whether or not it can be read.
 func (s *Stream) apply(payload []byte) {
-	if s.follower.nextSeq == s.follower.firstSeq+1 { // the first batch since the last restart or lost batch
+	isFirstBatch := s.follower.nextSeq == s.follower.firstSeq+1 // since the last restart or lost batch; nextSeq is behind it already
+	if isFirstBatch {
 		s.complete.Store(s.follower.firstSeq == 0) // the publisher's first batch has number 0: nothing was stored before it
 	}
 	ts, err := s.decode.decodeBatch(payload, func(e *event) {
@@ -322,7 +326,7 @@ func (s *Stream) apply(payload []byte) {
 	switch {
 	case err != nil:
 		s.counters.decodeErrors.Add(1)
-		s.dropAll()
+		s.dropAll() // which also notes that the events are incomplete
 	case s.mirror.overfull():
 		s.dropAll()
 	}
