@@ -47,7 +47,7 @@ func (w *watch) sendCanaries(ctx context.Context, ranks []*Target, ask canaryReq
 	var errs []error
 	for range ranks {
 		errs = append(errs, <-results)
-		// Even a canary that failed counts as computed, because the engine may have computed it. Without this count, crossCheck would report
+		// Even a canary that failed counts as computed, because the engine may have computed it. Without this count, crossCheck could report
 		// its tokens as KV that the engine should have pulled from a prefill engine.
 		const expected, computed = canaryTokens, canaryTokens
 		w.traffic.SettleComputed(expected, computed)
