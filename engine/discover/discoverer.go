@@ -279,8 +279,7 @@ func (d *Discoverer) passToFleet(r *record, now time.Time) {
 	unchanged := !isNew && *r.inFleet == r.listed
 	needsTrial := !r.trialPassed && d.cfg.Probe != nil
 	notYet := isNew && (needsTrial || r.listed.Away != "") // an engine that gets no requests for now is added when it gets them
-	mustPause := now.Before(r.nextAttempt)                 // the fleet has just refused it
-	if unchanged || notYet || mustPause {
+	if unchanged || notYet || now.Before(r.nextAttempt) {  // before nextAttempt: the fleet has just refused it
 		return
 	}
 	change := added
