@@ -148,9 +148,8 @@ func (b *Body) All() iter.Seq2[string, json.RawMessage] {
 			inParams := object != b
 			for i := range object.members {
 				m := &object.members[i]
-				completionKey := b.completionKey(m.key, inParams) // empty: completions have no such member
-				isReplaced := hasKey(b.pending, completionKey)    // it is yielded below, with its value from Set
-				if completionKey == "" || isReplaced {
+				completionKey := b.completionKey(m.key, inParams)            // empty: completions have no such member
+				if completionKey == "" || hasKey(b.pending, completionKey) { // a pending one is yielded below, with its value from Set
 					continue
 				}
 				if !yield(completionKey, object.raw[m.val:m.valEnd:m.valEnd]) {
