@@ -54,17 +54,15 @@ const matchValidFor = 50 * time.Millisecond
 // zero at its first look-up. From the second look-up on, the result is kept in last, and used again for matchValidFor. The slice is valid
 // until the next call.
 func (c *Cache) Match(p *Prompt, last *Lookup, now time.Time) []int32 {
-	isFirst, isKept := last.at.IsZero(), last.matched != nil
-	isStale := now.Sub(last.at) >= matchValidFor
 	switch {
 	case len(p.Keys) == 0: // the prompt has nothing to look up
 		return nil
-	case isFirst: // most requests are served at their first look-up, so they share the memory of c.matched
+	case last.at.IsZero(): // its first look-up, at which most requests are served, so they share the memory of c.matched
 		c.index.Sweep(now)
 		c.matched = c.index.Match(c.matched, p.Keys)
 		last.at = now
 		return c.matched
-	case !isKept || isStale: // the request waits, so it gets memory of its own for the result
+	case last.matched == nil || now.Sub(last.at) >= matchValidFor: // the request waits, so it gets memory of its own for the result
 		c.index.Sweep(now)
 		last.matched = c.index.Match(last.matched, p.Keys)
 		last.at = now
