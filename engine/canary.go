@@ -100,7 +100,7 @@ func oneToken(ctx context.Context, c *Client, rank *Target, ask canaryRequest) (
 		return false, ParseRefusal(resp.StatusCode(), body, target) // nil if the engine refused the request for another reason
 	case resp.StatusCode() != http.StatusOK:
 		return false, &StatusError{Target: rank.ID, Method: http.MethodPost, Path: completionsPath, Status: resp.StatusCode(),
-			Why: ParseRefusal(resp.StatusCode(), body, target)} // a 503 may say that the engine refuses all requests for now
+			Why: ParseRefusal(resp.StatusCode(), body, target)} // a 503 may say why the engine refuses all requests
 	case json.Unmarshal(body, &answer) != nil || len(answer.Choices) == 0:
 		return false, fmt.Errorf("engine %s: its answer to a request of one token is no completion", rank.ID)
 	}

@@ -308,8 +308,8 @@ func (c *conn) shortenWaitLocked(d time.Duration) {
 	by := time.Now().Add(d)
 	if c.readDeadline.IsZero() || by.Before(c.readDeadline) { // zero: at most idleLimit bounds the wait so far
 		c.readDeadline = by
-		if c.raw != nil { // nil: an event loop reads the socket (see Response.Detach), and the first read after Reattach sets readDeadline
-			c.appliedDeadline = by        // the socket has it from here on, so the next read need not set it again
+		if c.raw != nil { // nil: an event loop reads the socket (see Response.Detach), and readDeadline applies after Reattach
+			c.appliedDeadline = by
 			_ = c.raw.SetReadDeadline(by) // it fails only on a closed socket, where the read ends anyway
 		}
 	}

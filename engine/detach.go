@@ -15,7 +15,7 @@ import (
 // Unframe. If the call's Abort, Disconnect or Expire is called before Reattach, it calls onWake, in the goroutine of its caller. The caller
 // must then call Reattach and continue with Read, which returns the error.
 func (r *Response) Detach(onWake func()) (fd int, ok bool) {
-	if !r.awaitsChunk() {
+	if !r.awaitsSocket() {
 		return 0, false
 	}
 	k, c := r.call, r.conn
@@ -32,21 +32,21 @@ func (r *Response) Detach(onWake func()) (fd int, ok bool) {
 	return fd, true
 }
 
-// awaitsChunk says whether the socket may be detached by the state of the body: it is chunked, has not ended, and has no byte in a buffer,
-// so that all further bytes come from the socket. awaitsChunk reads the lines between two chunks, as far as they have arrived. This does no
+// awaitsSocket says whether the state of the body allows Detach: the body is chunked and has not ended, and no buffer has bytes of it, so
+// that all further bytes come from the socket. awaitsSocket reads the lines between two chunks, as far as they have arrived. This does no
 // harm if the socket is not detached, because Read goes on after them.
-func (r *Response) awaitsChunk() bool {
+func (r *Response) awaitsSocket() bool {
 	c := r.conn
 	over := c == nil || r.err != nil                       // the response is closed, or its body has ended or failed
 	if over || c.usesTLS() || r.body.framing != byChunks { // the buffers of TLS cannot be handed over
 		return false
 	}
 	ended := r.body.chunks.readFraming(c.br)
-	return !ended && r.body.chunks.err == nil && c.br.Buffered() == 0 // otherwise data was not read yet
+	return !ended && r.body.chunks.err == nil && c.br.Buffered() == 0 // Buffered: bytes of data that were not read yet
 }
 
-// giveUpSocket leaves the socket to an event loop until Reattach. fd is a copy of its descriptor, which the event loop reads. onWake wakes
-// the event loop. Until then, the connection has neither a socket nor buffers.
+// giveUpSocket leaves the socket to an event loop. Until Reattach, the connection has neither a socket nor buffers. fd is a copy of the
+// socket's descriptor, which the event loop reads. onWake wakes the event loop. The caller holds the call's mu.
 func (c *conn) giveUpSocket(fd int, onWake func()) {
 	c.close() // this does not end the connection, because fd stays open
 	c.detachedFD, c.wakeLoop = fd, onWake

@@ -222,10 +222,10 @@ func (w *watch) recordRefusal(why error) {
 // from 0, so the rank rankCount and all higher ones are lost. The caller holds m.mu.
 func recordLostRanks(w *watch, rankCount int) {
 	r := &w.restrictions
-	// If tryLostRankIfDue has put a lost rank back into service, the refused request was the try of this rank, and the next try comes later.
-	// If there was no such try yet, retryDelay is 0, and doubling does not change it.
-	refusedAssumedRank := r.ranksLeft != rankCount
-	if refusedAssumedRank {
+	// If the watch assumed another number, tryLostRankIfDue may have put a lost rank back into service. The refused request was then the try
+	// of this rank, and the next try comes later. If there was no such try yet, retryDelay is 0, and doubling does not change it.
+	assumedOther := r.ranksLeft != rankCount
+	if assumedOther {
 		r.retryDelay = min(2*r.retryDelay, maxRetryDelay)
 	}
 	r.ranksLeft, r.lastTryAt = rankCount, time.Now()

@@ -144,7 +144,7 @@ func (result checkResult) updateStatus(w *watch) {
 	result.applyHealth(w, keyRefused)
 }
 
-// applyHealth updates the status by the answer to the health check, which the proxy could send. keyRefused says that the engine refuses
+// applyHealth updates the status by the result of the health check, which the proxy could send. keyRefused says that the engine refuses
 // the API key. An engine that re-forms, or that an operator holds, may answer badly without a failure, so these cases come before the
 // failed checks. A good check does not count if a caller reported the opposite while it went on: that it could not connect, or that the
 // engine refuses all requests. The caller holds m.mu.
@@ -205,7 +205,7 @@ func applyLateCheck(w *watch, err error) {
 
 // haltAfter returns why the engine must be halted after a check, so that requests wait for it; nil: it need not be. There are three sources
 // of a reason, in this order:
-//   - The health check or readScaling reports that the number of ranks changes.
+//   - The health check or readScaling reports that the number of ranks changes, or that this change has failed.
 //   - The engine is halted for such a change, and still does not list its models. Only a list of models shows that the change is over.
 //   - checkRestrictions found a pause or a fault.
 //
@@ -336,8 +336,8 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 // what this proxy knows of its own requests: for example, whether a rank runs more requests than it has slots, and how many prompt tokens
 // the engine computed although it should have pulled their KV.
 func scrapeAndCrossCheck(ctx context.Context, w *watch, timeout time.Duration) (*Sample, error) {
-	// The tokens of requests that have their first event are settled: the engine has counted them. They are taken before the scrape, so that
-	// the scraped counters include them.
+	// Settled tokens are those that the engine has counted, because their requests have got their first event or will get none. They are
+	// taken before the scrape, so that the scraped counters include them.
 	w.scrapes.pulls.setSettledTokens(w.traffic)
 	began := time.Now()
 	sample, err := w.scrape(ctx, timeout)

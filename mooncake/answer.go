@@ -341,7 +341,8 @@ func (p *Profile) checkHandoffHosts(h *handoff, knownHost func(string) bool) err
 }
 
 // matchesByRequestID says whether the prefill and the decode engine match their two requests by the X-Request-Id, so that the decode
-// request must have that of the probe. Otherwise they match by the request id in the hand-off.
+// request must have that of the probe. Otherwise they match by the request id in the hand-off or, with connector opaque, in a way that is
+// not known.
 func (p *Profile) matchesByRequestID(h *handoff) bool {
 	switch p.Connector {
 	case Opaque: // the members of its hand-offs are not known

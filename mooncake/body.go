@@ -300,7 +300,7 @@ func (b *Body) locate(completionKey string) (object *Body, key string) {
 // completions does not see it. inParams says that the member is in sampling_params. In a body of SGLang's /generate, for example:
 //   - max_new_tokens in sampling_params is the max_tokens of a completion.
 //   - max_tokens in the body itself is not: this endpoint has that member in sampling_params. The result is empty.
-//   - model in the body itself is the model of a completion, as every key that the layout does not mention.
+//   - model in the body itself is the model of a completion, like every key that the layout does not mention.
 func (b *Body) completionKey(key string, inParams bool) string {
 	if b.layout == nil { // only bodies of endpoints with other keys or places than completions have one
 		return key
@@ -318,9 +318,9 @@ func (b *Body) completionKey(key string, inParams bool) string {
 }
 
 // spliceWithLayout builds the segments as Splice does, for a body with a layout: some members have other keys than in completions, or are
-// in sampling_params. The keys in set, and those passed to drop, are keys of completions. The layout's split translates those of set, and
-// dropsMember those for drop. For example, max_tokens in set becomes max_new_tokens in sampling_params. sampling_params is written anew as
-// a whole: its new text becomes a member to set in the body, and so replaces the old one.
+// in sampling_params. The keys in set, and those passed to drop, are keys of completions. For example, max_tokens in set becomes
+// max_new_tokens in the sampling_params of SGLang. sampling_params is written anew as a whole: its new text becomes a member to set in the
+// body, and so replaces the old one.
 func (b *Body) spliceWithLayout(dst [][]byte, drop func(completionKey string) bool, set []Member) [][]byte {
 	const inBody, inParams = false, true // where a member is: in the body itself, or in its sampling_params
 	outer, params := b.layout.split(set)

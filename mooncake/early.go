@@ -100,9 +100,8 @@ func (p *Profile) Nameless(e Endpoint) bool {
 // managers/data_parallel_controller.py and disaggregation/decode.py.
 //
 // Both requests name the prefill engine's rank. Without this name, some prefill ranks derive a rank from the room, and refuse the room if
-// the result is not their own rank. Without DP attention, every replica has rank 0, so most rooms would be refused. Other prefill ranks
-// would first register the room with their bootstrap server, and do no other work meanwhile (SGLang 0.5.23, CommonKVSender in
-// disaggregation/common/conn.py).
+// the result is not their own rank, which is 0 in all replicas without DP attention. Other prefill ranks would first register the room
+// with their bootstrap server, and do no other work meanwhile (SGLang 0.5.23, CommonKVSender in disaggregation/common/conn.py).
 func (p *Profile) sglangBody(b *Body, changes *Patch, r *Rendezvous, rank int, stream bool, dst [][]byte) [][]byte {
 	members, drop, ridKey := p.sglangMembers(b, changes, r.Endpoint, stream)
 	if ridKey != "" { // empty: the body cannot have an id, which is then in the header RIDHeader

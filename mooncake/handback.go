@@ -27,7 +27,7 @@ func (p *Profile) ReadHandBack(kv json.RawMessage, knownHost func(host string) b
 	if !ok {
 		return 0, fmt.Errorf("%w: kv_transfer_params is not an object: %s", ErrBadHandoff, describeValue(kv))
 	}
-	forProbe := false // by do_remote_decode, the params are for a probe, which fetches the KV
+	forProbe := false // do_remote_decode is true: the params are for a probe, which fetches the KV
 	for key, v := range rawjson.Members(kv) {
 		switch key {
 		case "do_remote_decode":
@@ -38,7 +38,7 @@ func (p *Profile) ReadHandBack(kv json.RawMessage, knownHost func(host string) b
 			}
 		}
 	}
-	forDecode := string(h.doPrefill) == "true" // the params are for a decode request: they are a hand-off
+	forDecode := string(h.doPrefill) == "true" // the params are for a decode request, so they are a hand-off
 	isHandBack := forProbe && !forDecode
 	if !isHandBack || tokens <= 0 || h.requestID == nil { // no engine could fetch the KV by it
 		return 0, fmt.Errorf("%w: kv_transfer_params does not say whose KV of how many tokens is kept for a prefill engine", ErrBadHandoff)

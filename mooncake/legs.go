@@ -154,7 +154,7 @@ func (p *Profile) ProbeBody(b *Body, ep Endpoint, changes *Patch, info *Bootstra
 func (p *Profile) probeBody(b *Body, changes *Patch, params json.RawMessage, dst [][]byte) [][]byte {
 	resume := changes.resumeOrNil() // nil: the request begins the answer, and the two calls below change nothing
 	params = resume.addTokenIDs(params)
-	drop := resume.dropForLongerPrompt(droppedFromProbe(b)) // echo, for example, must not apply to a prompt that contains the answer so far
+	drop := resume.dropForLongerPrompt(droppedFromProbe(b)) // a prompt that contains the answer so far must not be truncated a second time
 	members := addOneToken(b, changes, make([]Member, 0, 12))
 	members = p.addAgainstEOS(changes, members)
 	// Only bodies of the endpoints Tokens and Generate have a layout. One of Tokens has token ids as its prompt. One of Generate does not come
@@ -185,23 +185,24 @@ func (p *Profile) addAgainstEOS(changes *Patch, members []Member) []Member {
 // value that may be invalid. These stay, so that the prefill engine refuses the request before it computes anything. If only the decode
 // engine refused it, after the prefill, the prefill engine could keep the KV until its hold ends.
 func droppedFromProbe(b *Body) (drop func(key string) bool) {
-	logprobsStay := asksTooManyLogprobs(b) // for these, the KV would be kept before vLLM 0.25
+	drop = dropOnProbe
+	if asksTooManyLogprobs(b) {
+		drop = dropOnProbeExceptLogprobs
+	}
 	// vLLM 0.32.0 refuses an invalid output_mode (GenerateRequest in entrypoints/scale_out/token_in_token_out/protocol.py). The valid value
 	// derender does not stay, because with it the prefill engine would parse its one token as an answer.
 	mode, hasMode := b.Get("output_mode")
-	modeStays := hasMode && string(mode) != `"derender"`
-	if !logprobsStay && !modeStays { // most bodies
-		return dropOnProbe
+	if modeStays := hasMode && string(mode) != `"derender"`; modeStays {
+		dropOthers := drop
+		drop = func(key string) bool { return key != "output_mode" && dropOthers(key) }
 	}
-	return func(key string) bool {
-		switch key {
-		case "logprobs", "top_logprobs":
-			return !logprobsStay
-		case "output_mode":
-			return !modeStays
-		}
-		return dropOnProbe(key)
-	}
+	return drop
+}
+
+// dropOnProbeExceptLogprobs drops what dropOnProbe drops, except the number of logprobs. It is for a request for more logprobs than engines
+// allow by default. Before vLLM 0.25, the prefill engine would keep the KV if only the decode engine refused this number.
+func dropOnProbeExceptLogprobs(key string) bool {
+	return key != "logprobs" && key != "top_logprobs" && dropOnProbe(key)
 }
 
 // asksTooManyLogprobs says whether a body asks for a number of logprobs that engines refuse by default: a negative one, or more than
@@ -323,7 +324,7 @@ func (p *Profile) DiscardBody(b *Body, ep Endpoint, changes *Patch, kv json.RawM
 	kv = resume.addTokenIDs(kv)     // some engines take the ids of prompt and answer so far beside the KV
 	members = append(members, Member{"cache_salt", appendString(nil, salt)}, Member{"kv_transfer_params", kv})
 	// Like the one token of a probe, the one token of a discard is thrown away, so the keys of dropOnProbe have no use here either.
-	drop := resume.dropForLongerPrompt(dropOnProbe) // echo, for example, must not apply to a prompt that contains the answer so far
+	drop := resume.dropForLongerPrompt(dropOnProbe) // a prompt that contains the answer so far must not be truncated a second time
 	return b.Splice(dst, drop, members)
 }
 

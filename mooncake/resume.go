@@ -49,8 +49,8 @@ func (r *Resume) promptMembers(b *Body, members []Member) []Member {
 	return append(members, Member{"add_generation_prompt", jsonFalse})
 }
 
-// addTokenIDs returns kv, a kv_transfer_params, with the token ids of prompt and answer added, if Method, the way of resuming, puts them
-// there. kv itself does not change.
+// addTokenIDs returns kv, a kv_transfer_params. If this way of resuming (Method) puts the token ids of prompt and answer there, they are
+// added. kv itself does not change.
 func (r *Resume) addTokenIDs(kv json.RawMessage) json.RawMessage {
 	if !r.tokenIDsInParams() {
 		return kv

@@ -54,8 +54,8 @@ func countLengths(outputs []int32) (counts []uint32, longer []int32) {
 	return counts, longer
 }
 
-// countAtMost returns how many outputs are at most v. The array countsAtMost has this number for all lengths but the longest, so most calls
-// need no search. The table must not be empty.
+// countAtMost returns how many outputs are at most v. For most lengths, the array countsAtMost has this number, so that no search is
+// needed. The table must not be empty.
 func (s *Survival) countAtMost(v int) int {
 	switch {
 	case uint(v) < uint(len(s.countsAtMost)): // not for v < 0, because uint(v) is then very large

@@ -34,7 +34,7 @@ func (o Options) validate() error {
 		return fmt.Errorf("every %d: want at least 1 token", o.Every)
 	case !(o.Holdout > 0 && o.Holdout < 1): // this form also refuses NaN
 		return fmt.Errorf("holdout %v: want a share above 0 and below 1", o.Holdout)
-	case o.Step < 0: // it is not 0, in whose place withDefaults has put the default
+	case o.Step < 0: // not 0, which withDefaults has replaced by the default
 		return fmt.Errorf("step %v: want a positive time a token", o.Step)
 	}
 	return nil

@@ -381,7 +381,7 @@ func (d *Discoverer) recordTrial(result trialResult, now time.Time) {
 }
 
 // recordFailure records and logs why an engine cannot be used or, if the fleet has it, why its new description cannot. It sets the time of
-// the next trial. The pause doubles with each failure, up to maxRetryDelay.
+// the next attempt. The pause doubles with each failure, up to maxRetryDelay.
 func (d *Discoverer) recordFailure(r *record, now time.Time, err error) {
 	pause := min(firstRetryDelay<<min(r.failedTrials, 10), maxRetryDelay) // 10 doublings are past maxRetryDelay, and more could overflow
 	r.failedTrials++
