@@ -5,10 +5,11 @@ package board
 // will probably end during a copy. When the copies end, the new requests find free slots, or wait for a short time in the engine's queue.
 // With answers of 13 tokens and copies of 3 steps, about one request for five slots is sent ahead.
 
-// maxNewRequests returns how many more requests a policy may send to the rank now: one for each free slot and, if the policy sends requests
-// ahead, some more; 0 or below: none.
-//
-// A request of an early rank (Early) is bound before its prefill, and needs no slot until the prefill ends.
+// maxNewRequests returns how many more requests a policy may send to the rank now; 0 or below: none. It is one for each free slot and, if
+// the policy sends requests ahead, some more, but not on the ranks that needsFreeSlots names. On most ranks, a new request needs its slot
+// only when its KV has been copied. So as many more are sent as running requests will end during a copy. On an early rank (Early), requests
+// are bound before their prefill, and need no slot until the prefill ends. So as many more are sent as usually wait for their first token,
+// or a number from the config (BindAhead).
 func (r *rank) maxNewRequests(policy *policyInUse) int {
 	free := r.freeSlots()
 	if !policy.sendsAhead || r.needsFreeSlots() {
@@ -16,11 +17,11 @@ func (r *rank) maxNewRequests(policy *policyInUse) int {
 	}
 	configured := policy.shared.cfg.BindAhead // number of requests to send ahead to an early rank; AheadAuto: the learned number
 	switch {
-	case !r.Early: // the KV of a new request is copied first, and some of the requests that have slots end during the copy
-		// Requests in the queue of the engine are in r.slots, too, but they use no slot of the engine.
-		withSlot := min(len(r.slots), r.Slots)
-		return free + r.group.handoffDelay.extraSlots(withSlot)
-	case configured == AheadAuto: // as many as usually wait for their first token, because these need no slot yet
+	case !r.Early:
+		// Only requests that run can end during the copy. Those in the queue of the engine are in r.slots, too, but they do not run.
+		running := min(len(r.slots), r.Slots)
+		return free + r.group.handoffDelay.extraSlots(running)
+	case configured == AheadAuto:
 		return free + r.group.prefillDelay.extraSlots(r.Slots)
 	}
 	return free + configured
@@ -29,14 +30,16 @@ func (r *rank) maxNewRequests(policy *policyInUse) int {
 // needsFreeSlots says whether the rank may get only as many requests as it has free slots, even if the policy sends requests ahead.
 func (r *rank) needsFreeSlots() bool {
 	switch {
-	case r.Limit > 0: // the engine has just started, or may run requests of other proxies
+	case r.Limit > 0: // while the engine has just started, or may run requests of other proxies, only so many slots may be used
 		return true
-	case r.Early && r.AtOnce: // the prefill engine keeps the KV only for a short time, so a slot must be free when the prefill ends
+	case r.Early && r.AtOnce: // the prefill engine keeps the KV only for a short time, so the rank must have a slot when the prefill ends
 		return true
-	case r.Mixed: // the engine might compute a prompt at once, but the policy wants all ranks to compute prompts in the same steps
+	case r.Mixed:
+		// The rank computes prompts itself, and might begin with a prompt sent ahead at once. But the policy wants all ranks to compute prompts
+		// in the same steps.
 		return true
 	}
-	return r.group == nil // each group learns how many requests can be sent ahead, so nothing is known without a group
+	return r.group == nil // the rank has left the fleet, and only a group knows how many requests can be sent ahead
 }
 
 // admitsAny says whether the policy in force may send any request to the group now. A policy that sends entries at once may, whenever a

@@ -16,9 +16,12 @@ func (e Withdraw) apply(l *Boards) { l.withdraw(e.Entry) }
 func (e *Release) apply(l *Boards) {
 	b := l.boards[e.Model]
 	s := &b.slots.records[e.Slot]
-	s.estimate.maxTokens = e.MaxUnreported // above 0: the answer is unreported. The record may have an older value.
+	// Above 0: the answer is unreported, which release asks (s.unreported). The record may not say so yet, because countStreamTokens sets
+	// this only at measurements, and the engine may have begun the answer after the last one.
+	s.estimate.maxTokens = e.MaxUnreported
 	generated, firstStep, lastStep := e.Generated, e.FirstStep, e.LastStep
-	if s.estimate.firstStep != 0 && s.rank.group != nil { // only unreported answers have an estimate, and only groups have steps
+	hasEstimate := s.estimate.firstStep != 0 // by the estimate, the unreported answer has a token; other answers never have an estimate
+	if hasEstimate && s.rank.group != nil {  // a rank without a group has left the fleet, so none of its steps is reported
 		generated, firstStep, lastStep = s.estimatedEnd()
 	}
 	b.rememberEnded(e.Slot, generated, firstStep, lastStep)

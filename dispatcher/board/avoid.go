@@ -59,9 +59,10 @@ func (r *rank) fitsWhenIdle(e *pool.Entry, p *policyInUse) bool {
 	return int64(e.Prompt) <= policy.KVBudget(capacity, watermark)
 }
 
-// bindAvoiding binds the entries for which mustAvoid is true, oldest first. It runs before the policies, because policies do not know which
-// ranks an entry avoids. An entry that it cannot bind stays in the pool, hidden from the policies. retryAvoidedAt becomes the time at which
-// the first of these entries has waited for avoidFor.
+// bindAvoiding binds the entries for which mustAvoid is true, oldest first. Such an entry must not go to some ranks: to all that are not in
+// its Only list or, if it has no such list, to those that have failed it (Avoid). It runs before the policies, because policies do not know
+// these ranks. An entry that it cannot bind stays in the pool, hidden from the policies. retryAvoidedAt becomes the time at which the first
+// entry may go even to the ranks that have failed it, because it has waited for avoidFor.
 func (b *board) bindAvoiding(now time.Time) {
 	for i := 0; i < b.pool.Len(); {
 		e := b.pool.Entries()[i]
@@ -72,8 +73,7 @@ func (b *board) bindAvoiding(now time.Time) {
 		if r := b.emptiestRankFor(e, now); r != nil && b.bindTo(r, e, now) {
 			continue // the entry has left the pool, so the next one has the index i now
 		}
-		// An entry with an Only list may go to the ranks in this list and to no other, so it never stops avoiding the others.
-		if avoidsForEver := len(e.Only) > 0; !avoidsForEver {
+		if mayGoAnywhereLater := len(e.Only) == 0; mayGoAnywhereLater {
 			b.retryAvoidedAt = earlier(b.retryAvoidedAt, e.Entered.Add(avoidFor))
 		}
 		i++
@@ -86,13 +86,14 @@ func (b *board) bindTo(r *rank, e *pool.Entry, now time.Time) (bound bool) {
 	return b.bind(r.group, r.group.policyInForce(), policy.Assignment{Entry: e.ID, Worker: r.ID}, now) == ""
 }
 
-// emptiestRankFor returns the emptiest rank that can take an entry now and that the entry does not avoid; nil: there is none. A rank whose
-// engine has refused requests is the last resort: a rank in the entry's Last list, or a spared rank (spare.go). Such a rank may serve
-// again by now, but the ranks that the entry avoids have failed this very entry.
+// emptiestRankFor returns the best rank for an entry, of those that can take it now and that it may go to (mayGo); nil: there is none. By
+// suitsBetter, the emptiest rank is the best one. But a rank whose engine has refused this entry, or several requests in a row, comes last:
+// it may serve again by now.
 func (b *board) emptiestRankFor(e *pool.Entry, now time.Time) (best *rank) {
 	for _, g := range b.decidingGroups {
 		for _, r := range g.steppingRanks {
-			if r.Up && mayGo(e, r) && b.hasRoomFor(e, r, now) && (best == nil || suitsBetter(e, r, best)) {
+			canTake := r.Up && mayGo(e, r) && b.hasRoomFor(e, r, now)
+			if canTake && (best == nil || suitsBetter(e, r, best)) {
 				best = r
 			}
 		}
@@ -160,8 +161,9 @@ func (b *board) hiddenFrom(e *pool.Entry, g *group) bool {
 const beforePolicies, afterPolicies = true, false
 
 // bindPartlyListed binds the entries whose model name is listed by only some ranks of a group, because the policy of such a group does not
-// see them. Before the policies decide (beforeRounds), it binds only the entries that are older than every entry that a policy sees. After
-// the policies have decided, it binds all that it can. So neither kind of entry is always served before the other.
+// see them. It runs twice in a turn, so that these entries and those that policies see are served about in the order of their age. Before
+// the policies decide (beforeRounds), it goes through the pool from the oldest entry, and stops at the first one that a policy sees. After
+// the policies have decided, it goes through the whole pool.
 func (b *board) bindPartlyListed(now time.Time, beforeRounds bool) {
 	noneWaits := b.restrictedCount == 0 || len(b.partlyListedNames) == 0 // restrictedCount includes the entries that ask for such a name
 	if noneWaits {
@@ -175,10 +177,10 @@ func (b *board) bindPartlyListed(now time.Time, beforeRounds bool) {
 		aPolicySees := listedByAllOrNone || len(placement.wholeGroups) > 0
 		switch {
 		case b.mustAvoid(e, now): // bindAvoiding binds such entries
-		case beforeRounds && aPolicySees: // the policies decide about this entry first, and the entries that follow are younger
+		case beforeRounds && aPolicySees: // the policies decide now; the younger entries that follow are for the second run
 			return
 		case listedByAllOrNone: // the policies have left it in the pool
-		case placement.noFreeSlot: // an earlier entry has found no free slot on the ranks that list the name
+		case placement.noFreeSlot: // an older entry has found no free slot on the ranks that list the name
 		case b.bindToPlacement(placement, e, now):
 			continue // the entry has left the pool, so the next one has the index i now
 		}
@@ -186,30 +188,32 @@ func (b *board) bindPartlyListed(now time.Time, beforeRounds bool) {
 	}
 }
 
-// ranksWithoutPolicy returns the ranks to which the board itself, without a policy, may bind an entry that asks for the name: the ranks
+// ranksForBoard returns the ranks to which the board itself, without a policy, may bind an entry that asks for the name: the ranks
 // that list it, in groups in which another rank does not. In the other groups, the policies decide. A rank is spared (gets no requests)
-// after its engine has refused several in a row. If every rank that lists the name is spared or down, ranksWithoutPolicy returns all of
+// after its engine has refused several in a row. If every rank that lists the name is spared or down, ranksForBoard returns all of
 // them, and even spared ones may be used: updateSpared keeps at least one rank of the board in service, but not one for each name.
-func (p *namePlacement) ranksWithoutPolicy() (ranks []*rank, evenSpared bool) {
+func (p *namePlacement) ranksForBoard() (ranks []*rank, evenSpared bool) {
 	if anyInService := slices.ContainsFunc(p.ranks, (*rank).takesRequests); anyInService {
 		return p.partialGroupRanks, false
 	}
 	return p.ranks, true
 }
 
-// bindToPlacement binds an entry to the emptiest rank that lists its name and can take it now. It returns false if there is no such rank.
-// If none of the ranks has a free slot, it sets noFreeSlot. Spared ranks, whose engines have refused several requests in a row, are used
-// only if every rank that lists the name is spared or down (evenSpared): such a rank may serve again, and otherwise no rank could.
+// bindToPlacement binds an entry to the emptiest rank that lists its model name and can take it now. p has the ranks that list the name.
+// The board itself chooses among them, because policies do not know about names. bindToPlacement returns false if no rank can take the
+// entry. If none of the ranks has a free slot, it also sets noFreeSlot. Spared ranks, whose engines have refused several requests in a row,
+// are used only if every rank that lists the name is spared or down (evenSpared): such a rank may serve again, and otherwise no rank could.
 func (b *board) bindToPlacement(p *namePlacement, e *pool.Entry, now time.Time) (bound bool) {
 	var best *rank
 	full := true // no rank that takes requests has a free slot
-	ranks, evenSpared := p.ranksWithoutPolicy()
+	ranks, evenSpared := p.ranksForBoard()
 	for _, r := range ranks {
 		takes := r.takesRequests() || evenSpared && r.Up
-		// A policy that sends entries at once needs no free slot, because the engine queues them.
+		// The policy of the rank's group does not choose the rank, but it decides whether a slot must be free: if it sends entries at once, the
+		// engine queues them.
 		if takes && (r.group.policyInForce().Immediate() || r.freeSlots() > 0) {
 			full = false
-			if b.hasRoomFor(e, r, now) && (best == nil || suitsBetter(e, r, best)) {
+			if b.hasRoomFor(e, r, now) && (best == nil || suitsBetter(e, r, best)) { // suitsBetter compares refusals and loads
 				best = r
 			}
 		}

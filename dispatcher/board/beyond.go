@@ -42,18 +42,18 @@ func (b *board) bindOverdue(e *pool.Entry, now time.Time) (bound bool) {
 
 // mayTakeOverdue says whether the rank may get a prompt (in tokens) whose hand-off is at its deadline: its engine can begin at once, or
 // there is room in the engine's own queue. The prefill engine frees the KV of a hand-off after the deadline, unless the decode engine makes
-// it keep the KV for longer. A decode engine that cannot do this, or must not (Config.Beyond is 0), has MaxEngineQueue 0, and gets no such
-// prompt.
+// it keep the KV for longer. MaxEngineQueue 0 stands for a decode engine that cannot do this, or must not (Config.Beyond is 0): such an
+// engine gets no prompt at its deadline.
 func (r *rank) mayTakeOverdue(prompt int64) bool {
-	deadlineStays := r.MaxEngineQueue == 0
+	cannotExtendDeadline := r.MaxEngineQueue == 0
 	// Orphans are KV room of ended requests that the engine may hold until it restarts. All other KV comes free sooner or later.
 	neverFits := r.Capacity > 0 && prompt > r.capacityWithoutOrphans()
-	if !r.takesRequests() || deadlineStays || neverFits {
+	if !r.takesRequests() || cannotExtendDeadline || neverFits {
 		return false
 	}
-	// While the number of slots is limited (Limit), the engine has just started, or requests of other proxies may wait in its queue.
-	mayQueue := r.Limit == 0 && r.engineQueueLength() < r.MaxEngineQueue
-	return mayQueue || r.startsAtOnce(prompt)
+	// A Limit above 0 is set while the engine has just started, or requests of other proxies may wait in its queue. Then the queue gets none.
+	queueHasRoom := r.Limit == 0 && r.engineQueueLength() < r.MaxEngineQueue
+	return queueHasRoom || r.startsAtOnce(prompt)
 }
 
 // startsAtOnce says whether the rank's engine would begin with a prompt (in tokens) at once: a slot and the KV room are free, and no
@@ -153,8 +153,9 @@ func (p *Throughput) recordEnd(inSlot time.Duration, kv int64) {
 	p.tokens += paceWeight * (float64(kv) - p.tokens)
 }
 
-// emitPace emits how many slots the board has, how many of them are free, and how long requests keep them. For each model name that only
-// some ranks list, it also emits the numbers of slots of these ranks (a placement has the ranks of one name). It runs at the end of a Tick,
+// emitPace emits how many slots the board has, how many of them are free, how many entries wait, and the mean time for which requests keep
+// their slots. It counts all but this mean, which recordEnd updates when a request ends. For each model name that only some ranks list, it
+// emits the same about these ranks (a placement has the ranks of one name). It runs at the end of a Tick,
 // after its rounds: the effect wakes the callers that wait for Dispatcher.Room, and before the end they would read outdated numbers.
 func (b *board) emitPace() {
 	b.pace.Slots, b.pace.Free = 0, 0
@@ -163,9 +164,9 @@ func (b *board) emitPace() {
 			b.pace.addRank(r)
 		}
 	}
-	b.pace.Waiting = b.pool.Len() - b.discardedWaiting // a discarded entry has no client that waits for an answer
+	b.pace.Waiting = b.pool.Len() - b.discardedWaiting // no client waits for a discarded entry: it only makes its prefill engine free the KV
 	for i, placement := range b.sortedPlacements {
-		b.sortedPaces[i] = placement.paceOfName(&b.pace)
+		b.sortedPaces[i] = placement.paceOfName(&b.pace) // takes over only the means from b.pace, and counts the rest anew
 		// Entries that ask for this name cannot take the slots of ranks that do not list it. So if more of them wait than slots are free on
 		// the ranks that list it, the surplus does not count for the whole board.
 		b.pace.Waiting -= max(0, placement.waitingForName-b.sortedPaces[i].Free)

@@ -25,15 +25,15 @@ func (b *board) bind(g *group, p *policyInUse, a policy.Assignment, now time.Tim
 		return FaultRoom
 	}
 	b.pool.Remove(w.Entry)
-	// If a policy sends an entry ahead of a free slot (ahead.go), the entry is counted in the queue of the engine. Entries of a policy that
-	// sends all entries at once are not: engineQueueLength computes their number from the slots.
+	// If a policy sends an entry ahead of a free slot (ahead.go), the entry waits in the queue of the engine, and is counted there. Entries of
+	// a policy that sends all entries at once are not counted one by one: every request beyond the slots counts as queued.
 	sentAhead := !p.Immediate() && r.freeSlots() <= 0
 	if sentAhead {
 		r.engineQueued++
 	}
 	bound := Binding{Policy: p.name, Stage: a.Stage, Score: a.Score, InEngineQueue: sentAhead}
-	// The rank computes the prompt itself. This number is right for rank r: runLocalRound lets only ranks take the entry that have to compute
-	// leastLocalTokens tokens of the prompt.
+	// An entry with Local has no hand-off: the rank computes the part of the prompt that is not in its prefix cache. Of all ranks, only those
+	// that have to compute the fewest tokens (leastLocalTokens) may take the entry, so rank r is one of these.
 	if w.Local != nil {
 		bound.NewTokens = int32(b.leastLocalTokens)
 	}
@@ -42,25 +42,26 @@ func (b *board) bind(g *group, p *policyInUse, a policy.Assignment, now time.Tim
 }
 
 // admit charges an entry that has left the pool to a rank, completes the Binding, and emits EffectBind for the caller of Enqueue. It also
-// counts the time that the entry waited. A rank whose engine refused requests (spare.go), or a pair of engines whose hand-offs failed
-// (pairs.go), gets one request as a trial after a while. If such a trial is due, this request is the trial.
+// counts the time that the entry waited, and takes the entry out of the counts of waiting entries. A rank whose engine refused requests
+// (spare.go), or a pair of engines whose hand-offs failed (pairs.go), gets one request as a trial after a while. If such a trial is due,
+// this request is the trial.
 func (b *board) admit(r *rank, w waitingEntry, bound Binding, now time.Time) {
 	e := w.Entry
-	if e.Early { // the prefill has yet to begin, and the caller may move it to an engine on which it ends at least one step sooner
+	if e.Early { // the prefill has yet to begin, and the caller may move it to an engine on which it ends at least one step (StepMs) sooner
 		bound.StepMs = r.group.stepMs()
 	}
 	// Full says that the entry may have to wait in the queue of the engine. It must be computed before the entry takes the slot and the room.
 	bound.Full = bound.InEngineQueue || !r.hasKVRoom(int64(w.prompt())) || r.freeSlots() <= 0
 	if r.Mixed {
-		b.chargeMixed(r, w, &bound, now)
+		b.chargeMixed(r, w, &bound, now) // also sets bound.Slot
 	} else {
 		bound.Slot = b.charge(r, newSlotRecord(r, w, &bound, now))
 	}
 	bound.Step = b.slots.records[bound.Slot].boundAtStep
 	if b.pairs.quarantinedCount > 0 { // otherwise no pair can be due for a trial
-		b.pairs.recordSend(&b.slots.records[bound.Slot], now)
+		b.pairs.beginTrialIfDue(&b.slots.records[bound.Slot], now)
 	}
-	b.recordSend(r, e.ID, now)
+	b.beginTrialIfDue(r, e.ID, now)
 	bound.Worker, bound.WorkerName, bound.Group, bound.Wait = r.ID, r.Name, r.Worker.Group, e.Wait(now)
 	b.waitTimes.add(bound.Wait)
 	b.forgetWaiting(e)
@@ -85,9 +86,12 @@ func (b *board) chargeMixed(r *rank, w waitingEntry, bound *Binding, now time.Ti
 func newSlotRecord(r *rank, w waitingEntry, bound *Binding, now time.Time) slotRecord {
 	e := w.Entry
 	return slotRecord{
-		id: e.ID, key: e.Key, prefiller: e.Prefiller, prompt: w.prompt(), tokensFromEarlierRanks: clampTokens(e.Age),
-		newTokens: bound.NewTokens, discard: e.Discard, inEngineQueue: bound.InEngineQueue, boundAt: now,
-		boundBeforePrefill: e.Early, notDecoding: e.Early || r.Mixed,
+		id: e.ID, key: e.Key, prefiller: e.Prefiller, prompt: w.prompt(),
+		newTokens: bound.NewTokens, discard: e.Discard, inEngineQueue: bound.InEngineQueue, boundAt: now, boundBeforePrefill: e.Early,
+		// Age is how many tokens the answer of a resumed request has from earlier ranks; 0: the request is new.
+		tokensFromEarlierRanks: clampTokens(e.Age),
+		// The prompt is not computed yet: a prefill engine (Early) or the rank itself (Mixed) computes it after the binding.
+		notDecoding: e.Early || r.Mixed,
 		// Some engines (Unpinned) run a request of the Responses API (Response) on a rank of their own choice. But if the entry is
 		// early (it is bound before its prefill), its KV goes to rank r, and so does the request.
 		engineChoosesRank: e.Response && r.Unpinned && !e.Early,

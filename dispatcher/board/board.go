@@ -144,13 +144,14 @@ func (b *board) expire(now time.Time) {
 // which takes minutes, so an error is better for the clients.
 const outageGrace = 10 * time.Second
 
-// refuseInOutage answers all entries with ErrNoWorkers once all ranks have been down for outageGrace. The time begins when refuseInOutage
-// first finds all ranks down, and is reset as soon as a rank is up again.
+// refuseInOutage answers all entries with ErrNoWorkers once no rank has been up or awaited for outageGrace. An awaited rank takes no
+// requests now, but soon will, so entries go on waiting for it. The time begins when refuseInOutage first finds no such rank, and is reset
+// as soon as there is one.
 func (b *board) refuseInOutage(now time.Time) {
 	switch {
 	case b.upOrAwaited > 0:
 		b.outageGraceEnds = time.Time{}
-	case b.outageGraceEnds.IsZero(): // all ranks were just found down
+	case b.outageGraceEnds.IsZero(): // the outage was not known before
 		b.outageGraceEnds = now.Add(outageGrace)
 	case !now.Before(b.outageGraceEnds):
 		for len(b.pool.Entries()) > 0 {

@@ -75,13 +75,14 @@ func (b *board) copySlots(from *board) {
 	}
 }
 
-// copyWaiting gives the board, which is a copy of from, records of its own for the waiting entries of its own pool. It leaves out Trace,
-// because the memory for a trace belongs to the caller of the original, and Local, which is nil for all entries of a pool.
+// copyWaiting gives the board, which is a copy of from, records of its own for the waiting entries of its own pool. A record contains the
+// event Enqueue that brought its entry, so copyWaiting makes a new event. It leaves out Trace, because the memory for a trace belongs to
+// the caller of the original, and Local, which is nil for all entries of a pool.
 func (b *board) copyWaiting(from *board) {
 	b.waiting = make(map[uint64]waitingEntry, len(from.waiting))
 	for _, e := range b.pool.Entries() {
 		w := from.waiting[e.ID]
-		knownLength := b.outputLengths[e.ID] // enqueue has moved Output of the event into this map; 0: not known
+		knownLength := b.outputLengths[e.ID] // length that the answer will have, which only a simulation knows; 0: not known
 		w.Enqueue = Enqueue{Entry: e, Output: knownLength, Hits: w.Hits}
 		b.waiting[e.ID] = w
 	}
@@ -157,13 +158,13 @@ func (g *group) clone(a *allBoards) *group {
 	return &c
 }
 
-// clone builds a policy of the same spec that goes on from the state of the original. Its predictor is the copy of the same predictor in a,
-// which is what all boards of the copy share.
-func (p policyInUse) clone(a *allBoards) policyInUse {
-	c := a.buildPolicy(p.spec)
-	policy.Resume(c.Policy, p.Policy)
+// clone builds a policy of the same spec that goes on from the state of the original. copied is what all boards of the copy share. The
+// policy gets its predictor from there, because the predictor of the original belongs to the original boards.
+func (p policyInUse) clone(copied *allBoards) policyInUse {
+	c := copied.buildPolicy(p.spec)
+	policy.Resume(c.Policy, p.Policy) // gives the new policy the state of the original one
 	if p.predictor != nil {
-		c.predictor = a.predictors[p.predictor.PredictorKey]
+		c.predictor = copied.predictors[p.predictor.PredictorKey]
 	}
 	return c
 }

@@ -25,17 +25,26 @@ func (b *board) runPolicy(g *group, p *policyInUse, now time.Time) {
 	b.emit(Effect{Kind: EffectRound, Group: b.key(g), Policy: p.name, Err: b.policyFailure, Round: &b.round})
 }
 
-// fillSnapshot writes the group and the pool into the board's Snapshot. It leaves out two kinds of entries. The first kind is too large for
-// every rank of this group that is up: such an entry waits for another group, and the starvation guard would keep a rank of this group free
-// for it in vain. The second kind must not go to some ranks, and policies do not know to which.
+// fillSnapshot writes the group, with its ranks and the costs of its steps, and the pool into the board's Snapshot, from which the policy
+// decides.
 func (b *board) fillSnapshot(g *group, p *policyInUse, now time.Time) {
 	s := &b.snapshot
-	s.Pool, s.Waits = s.Pool[:0], s.Waits[:0]
 	// Early: requests get their ranks before their prefill. All ranks of a model are early, or none is.
 	s.Early = slices.ContainsFunc(g.steppingRanks, func(r *rank) bool { return r.Early })
-	s.Aggregated = b.ranksPrefill
+	s.Aggregated = b.ranksPrefill // the ranks prefill and decode
 	b.fillStepCosts(g)
 	b.fillWorkers(g, p, now)
+	b.fillPool(g, p, now)
+	s.MaxAgeMs = b.guardAgeMs(p)
+	s.Budget = g.searchBudget.evaluations() // how many changes of its assignments the policy may try in this round
+}
+
+// fillPool writes the waiting entries into the snapshot. It leaves out two kinds of entries. The first kind is too large for every rank of
+// this group that is up: such an entry waits for another group, and the starvation guard would keep a rank of this group free for it in
+// vain. The second kind must not go to some ranks, and policies do not know to which.
+func (b *board) fillPool(g *group, p *policyInUse, now time.Time) {
+	s := &b.snapshot
+	s.Pool, s.Waits = s.Pool[:0], s.Waits[:0]
 	largest := g.largestPrompt(policy.Watermark(p.Policy))
 	for _, e := range b.pool.Entries() {
 		if tooLarge := int64(e.Prompt) > largest; tooLarge {
@@ -47,13 +56,16 @@ func (b *board) fillSnapshot(g *group, p *policyInUse, now time.Time) {
 		}
 		b.addToSnapshot(e, p, now)
 	}
-	s.MaxAgeMs = p.MaxAgeMs()
-	// With MaxAgeMs 0, the policy has no starvation guard. Otherwise the guard serves entries only after several mean waits, because most
-	// entries of a saturated pool wait for longer than the policy's own MaxAgeMs.
-	if s.MaxAgeMs > 0 {
-		s.MaxAgeMs = max(s.MaxAgeMs, guardWaits*b.waitTimes.meanMs())
+}
+
+// guardAgeMs returns after which wait, in ms, the policy's starvation guard serves an entry first; 0: the policy has no such guard. It is
+// the policy's own MaxAgeMs, but not less than several mean waits, because most entries of a saturated pool wait for longer than MaxAgeMs.
+func (b *board) guardAgeMs(p *policyInUse) float32 {
+	age := p.MaxAgeMs()
+	if age > 0 {
+		age = max(age, guardWaits*b.waitTimes.meanMs())
 	}
-	s.Budget = g.searchBudget.evaluations()
+	return age
 }
 
 // fillStepCosts writes into the snapshot how long the group's steps take: without load (C0Ms), per KV token (C1Ms), and on average at the
@@ -107,8 +119,10 @@ func (b *board) fillWorkers(g *group, p *policyInUse, now time.Time) {
 func (b *board) addToSnapshot(e *pool.Entry, p *policyInUse, now time.Time) {
 	s := &b.snapshot
 	s.Pool = append(s.Pool, policy.Entry{
-		ID: e.ID, Prompt: clampTokens(e.Prompt), Age: clampTokens(e.Age), Key: e.Key,
-		WaitMs: float32(e.GuardWait(now).Seconds() * 1000), Urgent: e.Urgent(now), Express: e.Express,
+		ID: e.ID, Prompt: clampTokens(e.Prompt), Key: e.Key, Urgent: e.Urgent(now),
+		Age:     clampTokens(e.Age),                         // tokens of the answer that earlier ranks have generated
+		WaitMs:  float32(e.GuardWait(now).Seconds() * 1000), // wait by which the starvation guard finds the overdue entries
+		Express: e.Express,                                  // the policy must not hold the entry back
 	})
 	hitsMatter := p.readsHits && b.entriesWithHits > 0 // the policy reads prefix hits, and some entry has one
 	if b.ranksPrefill || hitsMatter {
@@ -129,8 +143,8 @@ func callPolicy(p *policyInUse, s *policy.Snapshot, dst []policy.Assignment) (ou
 }
 
 // sortDecidingGroups finds the groups that can take an entry, updates their loads, and sorts them into the order in which their policies
-// decide: the group with the fewest KV tokens per rank first. The caller may find that no round is needed, so no group decides until the
-// caller calls beginRounds.
+// decide: the group with the fewest KV tokens per rank first. It begins no round: no group decides until the caller calls beginRounds, and
+// the caller may find that no round is needed.
 func (b *board) sortDecidingGroups() {
 	b.decidingGroups = b.decidingGroups[:0]
 	for _, g := range b.groups {
@@ -144,5 +158,5 @@ func (b *board) sortDecidingGroups() {
 	slices.SortStableFunc(b.decidingGroups, func(x, y *group) int { // in a tie, the group with the lower rank ID comes first
 		return cmp.Compare(x.kv*int64(len(y.steppingRanks)), y.kv*int64(len(x.steppingRanks))) // compares KV tokens per rank, without a division
 	})
-	b.endRounds()
+	b.endRounds() // b.nextGroup was an index in the list before this one
 }

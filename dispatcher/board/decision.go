@@ -45,20 +45,20 @@ func (e *Explanation) Keep(c Alternative, chosen int32) {
 	for at > 0 && e.isBetter(&c, &e.best[at-1]) {
 		at--
 	}
-	free := e.indexToFree(chosen)
+	free := e.makeRoom(chosen) // index of the rank that drops out or, while the list is not full, one more index (e.count grows)
 	if c.Worker == chosen {
 		at = min(at, free) // the chosen rank is kept even if it is worse than all others
 	}
 	if at > free {
 		return // c is not better than the rank that would drop out
 	}
-	copy(e.best[at+1:free+1], e.best[at:free]) // moves the worse ranks down by one; the rank at the index free drops out
+	copy(e.best[at+1:free+1], e.best[at:free]) // moves the worse ranks down by one, over the index free
 	e.best[at] = c
 }
 
-// indexToFree returns the index in the list that becomes free for one more rank: the first one after the list while the list is not full,
-// and otherwise that of the worst rank that is not the chosen one. If the list is not full, indexToFree makes it longer by one.
-func (e *Explanation) indexToFree(chosen int32) int {
+// makeRoom returns the index in the list that becomes free for one more rank. While the list is not full, it makes the list longer by one
+// and returns the new last index. Otherwise it returns the index of the worst rank that is not the chosen one.
+func (e *Explanation) makeRoom(chosen int32) int {
 	const last = mostAlternatives - 1
 	switch {
 	case e.count < mostAlternatives:

@@ -38,7 +38,9 @@ func (d *handoffDelay) learn(boundAt, first, last uint32) {
 	if d.requests == 0 {
 		d.meanDecodeSteps = decodeSteps // the first request sets the mean
 	}
-	if windowBegins := d.requests%delayWindow == 0; windowBegins { // this request is the first one of a new window
+	// If this request is the first one of a new window, the window before becomes the last one. There is none before the very first window,
+	// so the least delay of the last one is 0 then, and extraSlots does not read it.
+	if windowBegins := d.requests%delayWindow == 0; windowBegins {
 		d.leastInLastWindow, d.leastInThisWindow = d.leastInThisWindow, delay
 	}
 	d.leastInThisWindow = min(d.leastInThisWindow, delay)

@@ -34,13 +34,14 @@ func (l *Local) Allows(tokens, running, inFlight int) bool {
 	return tokens <= mostThreshold && tokensIfIdle < l.BreakEven
 }
 
-// startLocalRounds starts the rounds that choose a decode rank to compute the prompt of an entry itself. Each group's policy gets one
-// round, and may choose among the ranks that have to compute the fewest tokens of the prompt. The owner of the board runs these rounds by
-// the events Decide and Decided, as it does after a Tick. The entry is refused at once if no rank may compute the prompt, or if entries
-// wait in the pool, because these get free slots first. A prefill engine then computes the prompt.
+// startLocalRounds prepares the rounds that choose a decode rank to compute the prompt of an entry itself. Each group's policy gets one
+// round, and may choose among the ranks that have to compute the fewest tokens of the prompt. The owner of the board then runs these rounds
+// by the events Decide and Decided, as it does after a Tick. If no decode rank may compute the prompt now, startLocalRounds refuses the
+// entry, and its caller lets a prefill engine compute the prompt.
 func (b *board) startLocalRounds(w waitingEntry, now time.Time) {
 	b.waiting[w.Entry.ID] = w // the rounds and refuse find the entry there, although it never enters the pool
-	if b.pool.Len() == 0 {
+	// Otherwise the entries of the pool, which have waited for longer, get the free slots.
+	if poolIsEmpty := b.pool.Len() == 0; poolIsEmpty {
 		b.sortDecidingGroups() // leastLocal and the rounds look only at decidingGroups
 		b.leastLocalTokens = b.leastLocal(w, now)
 		if mayCompute := b.leastLocalTokens > 0; mayCompute { // 0: no rank may compute the prompt

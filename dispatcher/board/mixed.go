@@ -59,6 +59,7 @@ func (r *rank) computeMs() float32 {
 	}
 	// A step that computes prompts takes longer than a decode step: by PrefillMs, by OwnPromptMs for each prompt token of this rank, and by
 	// SharedPromptMs for each prompt token of the mean over all ranks. All ranks are assumed to compute as many prompt tokens as this one.
+	// OwnPromptMs is for a rank with the mean hardware of the group, and costFactor is above 1 for slower hardware.
 	promptTokens := max(1, r.promptTokensPerStep())
 	stepMs := float64(decodeMs) + m.PrefillMs + (m.OwnPromptMs*r.costFactor()+m.SharedPromptMs)*float64(promptTokens)
 	promptSteps := math.Ceil(float64(r.backlog) / float64(promptTokens))
@@ -172,10 +173,16 @@ func (s *slotRecord) computedIn(step, firstStep uint32) (tokens int64, sure bool
 		return int64(max(0, s.newTokens-k.computedBefore(step))), true
 	case firstStep != 0 && !isAfter(firstStep, step): // the prompt was complete before this step
 		return 0, true
-	case k.lastStep == step && k.inLastStep > 0: // no estimate was made for a later step, so this step finished the prompt, but no token came
+	case k.saysCompletedIn(step): // but the step did not bring the first token, so the estimate is wrong
 		return 0, false
 	}
 	return k.estimateFor(step), true
+}
+
+// saysCompletedIn says whether, by the estimate, a past step finished the prompt: the step computed a part of it, and no estimate was made
+// for a later step, although one is made for each step until the prompt is complete.
+func (k *promptProgress) saysCompletedIn(step uint32) bool {
+	return k.lastStep == step && k.inLastStep > 0
 }
 
 // estimateFor returns how many tokens of the prompt a step computed, by the board's estimate. It has the tokens of two steps: of the last

@@ -65,28 +65,29 @@ func (b *board) updatePartlyListedNames() {
 	}
 }
 
-// findPartlyListedNames finds the names that some ranks list and others do not. For each of them, it makes a placement, which has the ranks
-// that list the name. listers has all ranks of the fleet with their lists. In the end, it sorts and emits what it has found.
+// findPartlyListedNames finds the model names that some ranks list and others do not. For each of them, it makes a placement: the ranks
+// that list the name, to which alone a request for it may go. listers has all ranks of the fleet with their lists. In the end, it sorts and
+// emits what it has found.
 func (b *board) findPartlyListedNames() {
 	placementsBefore := b.partlyListedNames
 	b.partlyListedNames, b.firstRankNames = nil, nil
-	ranksWith := map[*Names]int{} // number of ranks that have each list
+	rankCounts := map[*Names]int{} // number of ranks that have each list
 	for _, l := range b.listers {
-		ranksWith[l.lists]++
+		rankCounts[l.lists]++
 	}
-	if len(b.listers) > 0 { // any other name is listed by all ranks or by none, and the list of the first rank tells which
+	if len(b.listers) > 0 { // isListedNowhere reads it: all ranks or none list a name without a placement, and this list tells which
 		b.firstRankNames = b.listers[0].lists
 	}
-	for list := range ranksWith {
+	for list := range rankCounts {
 		// A list that all ranks share has no such name. A list that is not known (nil) counts as having every name.
-		if len(ranksWith) == 1 || list == nil {
+		if len(rankCounts) == 1 || list == nil {
 			continue
 		}
 		for name := range list.set {
 			if b.partlyListedNames[name] != nil { // the name was found in another list before
 				continue
 			}
-			if ranksListing(ranksWith, name) < len(b.listers) { // not all ranks list the name
+			if ranksListing(rankCounts, name) < len(b.listers) { // not all ranks list the name
 				b.addPlacement(name, placementsBefore[name])
 			}
 		}
@@ -105,9 +106,9 @@ func (b *board) sortPlacements() {
 	b.sortedPaces = make([]Throughput, len(b.sortedPlacements))
 }
 
-// ranksListing returns how many ranks list a name. ranksWith has the number of ranks that have each list.
-func ranksListing(ranksWith map[*Names]int, name string) (n int) {
-	for list, ranks := range ranksWith {
+// ranksListing returns how many ranks list a name. rankCounts has the number of ranks that have each list.
+func ranksListing(rankCounts map[*Names]int, name string) (n int) {
+	for list, ranks := range rankCounts {
 		if list.Has(name) {
 			n += ranks
 		}
@@ -115,8 +116,9 @@ func ranksListing(ranksWith map[*Names]int, name string) (n int) {
 	return n
 }
 
-// addPlacement finds the ranks that list a name. before is what was known about the name until now; nil: nothing. If all ranks with the
-// name were down, their outage goes on.
+// addPlacement makes the placement of a model name that some ranks list and others do not: it finds the ranks that list the name. before is
+// the placement of the name until now; nil: there was none. If all its ranks were down, the time after which entries for the name are
+// refused does not begin anew.
 func (b *board) addPlacement(name string, before *namePlacement) {
 	p := &namePlacement{}
 	if before != nil {

@@ -15,12 +15,13 @@ const mostOrphans = 64
 // gaugeLife is the largest age at which the boards still use a value of an engine's gauges.
 const gaugeLife = 30 * time.Second
 
-// addOrphan counts the KV room of a request that was discharged as still taken on its rank, from now on.
+// addOrphan counts the KV room of a request that has left its slot as still taken on its rank, from now on: its prefill engine may still be
+// writing the KV there, and the decode engine keeps the room until this is done. forgetOrphans frees it.
 func (b *board) addOrphan(r *rank, s *slotRecord, now time.Time) {
 	// discharge has counted these tokens as released, but they are released only when the orphan is forgotten.
 	b.slots.released.kvTokens -= int64(s.prompt)
 	r.orphanedKV += int64(s.prompt)
-	if n := len(r.orphans); n == mostOrphans { // the last orphan stands for this one, too
+	if n := len(r.orphans); n == mostOrphans { // the list is full, so that the last orphan stands for this one, too
 		r.orphans[n-1] = orphan{r.orphans[n-1].tokens + int64(s.prompt), now}
 		return
 	}

@@ -81,11 +81,12 @@ func (b *board) emitQuarantine(link Link, health *linkHealth) {
 }
 
 // recordWorkingPair records that a hand-off between the two engines of a pair has worked, so that the pair is not suspected any more. The
-// success also shows that each of the two engines works. If another suspected pair with one of these engines fails, this engine is not the
-// cause, so that pair may be quarantined.
+// success also says something about other suspected pairs with one of these engines: this engine works, so it is not the cause of their
+// failures. If the other engine of such a pair is known to work, too, only the connection between the two can be broken, and the pair may
+// have to be quarantined.
 func (b *board) recordWorkingPair(worked Link, now time.Time) {
 	p := &b.pairs
-	p.dropQuiet(now)
+	p.dropQuiet(now) // forgets the pairs whose failures are long ago
 	if health := p.suspected[worked]; health != nil {
 		// If the pair was quarantined, entries that waited for the end of the quarantine may go to the engine now.
 		b.decideNow = b.decideNow || health.quarantined()
@@ -114,8 +115,9 @@ func (p *pairs) dropQuiet(now time.Time) {
 	}
 }
 
-// updatePairCounts counts the quarantined pairs, and emits EffectWatchFirstEvents (see updateFirstEventWatch). It must run after each
-// change of the suspected pairs.
+// updatePairCounts updates what depends on the suspected pairs: those of a prefill and a decode engine whose last hand-off has failed. It
+// counts the pairs that are quarantined, and emits whether streams must report their first events at once, because such an event shows that
+// a hand-off of its pair has worked. It must run after each change of the suspected pairs.
 func (b *board) updatePairCounts() {
 	p := &b.pairs
 	b.updateFirstEventWatch()
@@ -127,9 +129,9 @@ func (b *board) updatePairCounts() {
 	}
 }
 
-// recordSend records that a hand-off is sent between the two engines of a pair. If the quarantine of the pair has just ended, this hand-off
-// is its trial.
-func (p *pairs) recordSend(s *slotRecord, now time.Time) {
+// beginTrialIfDue records that a hand-off is sent between the two engines of a pair. If the quarantine of the pair has just ended, this
+// hand-off is its trial.
+func (p *pairs) beginTrialIfDue(s *slotRecord, now time.Time) {
 	if health := p.suspected[s.link()]; health != nil {
 		health.circuit.Send(s.id, now)
 	}
@@ -145,7 +147,7 @@ func (b *board) changePrefiller(slot int32, prefiller string, now time.Time) {
 	}
 	s.prefiller = prefiller                                             // from here on, s.link() is the new pair
 	if anyQuarantined := b.pairs.quarantinedCount > 0; anyQuarantined { // only a quarantined pair can be due for a trial
-		b.pairs.recordSend(s, now)
+		b.pairs.beginTrialIfDue(s, now)
 	}
 }
 

@@ -151,8 +151,8 @@ func (b *board) addPredictions(g *group, p *policyInUse) {
 	}
 	needs := policy.RequirementsOf(p.Policy, s.MeanOutput) // a policy may look ahead for a horizon that it computes from the mean
 	readsPredictions := needs.Predictor != ""
-	scoresPredictor := needs.MeanOutput && p.predictor.Kind != predictor.KindNone // the kind none predicts nothing that could be scored
-	if !readsPredictions && !scoresPredictor {
+	scoredForMean := needs.MeanOutput && p.predictor.Kind != predictor.KindNone // the kind none predicts nothing that could be scored
+	if !readsPredictions && !scoredForMean {
 		return
 	}
 	f := &g.forecast
@@ -161,7 +161,7 @@ func (b *board) addPredictions(g *group, p *policyInUse) {
 		b.setTrueRemaining(s.Workers, int32(needs.Horizon)) // the oracle knows the real lengths, so it needs no scores
 		return
 	}
-	f.KeepScores()
+	f.KeepScores() // keeps a sample of the predictions, until the real lengths are known, to which they are then compared
 	f.Update(s.Workers, t.predictor)
 }
 
@@ -186,7 +186,8 @@ func (b *board) recordOutputLength(s *slotRecord, o Outcome) {
 		return
 	}
 	finished, output := o.Kind == Finished, s.tokensFromEarlierRanks+clampTokens(o.Generated)
-	s.rank.group.forecast.RecordEnd(s.rank.slots[s.pos], s.id, finished, output)
+	slot := s.rank.slots[s.pos]
+	s.rank.group.forecast.RecordEnd(slot, s.id, finished, output)
 	if s.rank.group.chosenPolicy.predictor != nil { // the group's policy reads tables of output lengths
 		prompt := s.prompt - s.tokensFromEarlierRanks
 		b.emit(Effect{

@@ -12,14 +12,7 @@ func (b *board) charge(r *rank, s slotRecord) (slot int32) {
 	if r.group != nil { // a rank without a group has left the fleet, and no step of it can have been reported
 		s.boundAtStep = r.group.lastStep.Number
 	}
-	if n := len(t.freeIndices); n > 0 { // an index that was freed last is used first
-		slot = t.freeIndices[n-1]
-		t.freeIndices = t.freeIndices[:n-1]
-		t.records[slot] = s
-	} else {
-		slot = int32(len(t.records))
-		t.records = append(t.records, s)
-	}
+	slot = t.store(&s)
 	t.charged.add(&s)
 	r.slots = append(r.slots, slot)
 	// Age is how many tokens the answer has so far: at the start, those that earlier ranks generated before the request was resumed here.
@@ -27,7 +20,7 @@ func (b *board) charge(r *rank, s slotRecord) (slot int32) {
 	request := &r.running[s.pos]
 	if s.engineChoosesRank { // the engine may run the request on any of its ranks, so each of them is charged with an equal part
 		r.unpinnedSlots++
-		r.spreadKV(request) // charges the other ranks; from here on, request.Tokens() is only the part of this rank
+		r.spreadKV(request) // charges the other ranks with their parts, and leaves this rank's part in request.Tokens()
 	}
 	r.kv += request.Tokens()
 	if s.notDecoding { // the KV takes room, but no decode step reads it yet
@@ -37,23 +30,36 @@ func (b *board) charge(r *rank, s slotRecord) (slot int32) {
 	return slot
 }
 
+// store stores a record at an index that no request uses, and returns the index. An index that was freed last is used first.
+func (t *slotTable) store(s *slotRecord) (slot int32) {
+	n := len(t.freeIndices)
+	if n == 0 {
+		t.records = append(t.records, *s)
+		return int32(len(t.records) - 1)
+	}
+	slot = t.freeIndices[n-1]
+	t.freeIndices = t.freeIndices[:n-1]
+	t.records[slot] = *s
+	return slot
+}
+
 // correctPrompt corrects the prompt length that a slot is charged with, and all sums that include it. The proxy had estimated the length
 // when the slot was bound; prompt is the number of tokens that an engine has counted.
 func (b *board) correctPrompt(slot, prompt int32) {
 	s := &b.slots.records[slot]
 	r, difference := s.rank, prompt-s.prompt // difference is below 0 if the prompt is shorter than estimated
 	b.slots.charged.kvTokens += int64(difference)
-	if s.notDecoding {
+	if s.notDecoding { // notDecodingKV has whole prompts, as charge has added them
 		r.notDecodingKV += int64(difference)
 	}
 	if r.Mixed {
 		r.correctPromptLeft(s, difference)
 	}
 	request := &r.running[s.pos]
-	partBefore := request.Tokens() // usually all KV of the request is on this rank
+	partBefore := request.Tokens() // part of the KV that is charged to this rank: usually all
 	s.prompt, request.Prompt = prompt, prompt
-	if s.engineChoosesRank { // each rank of the engine is charged with an equal part of the KV
-		r.spreadKV(request) // charges the other ranks with their parts of the difference, so that request.Tokens() is the part of this rank
+	if s.engineChoosesRank { // the engine may run the request on any of its ranks, so each of them is charged with an equal part of the KV
+		r.spreadKV(request) // charges the other ranks with the change of their parts, and leaves this rank's part in request.Tokens()
 	}
 	r.kv += request.Tokens() - partBefore
 }
@@ -72,11 +78,11 @@ func (r *rank) correctPromptLeft(s *slotRecord, difference int32) {
 // moves to the index of the removed one, so that the lists have no gaps.
 func (b *board) discharge(slot int32) {
 	t := &b.slots
-	b.dropPromptLeft(t.records[slot].rank, slot)
-	s := t.records[slot] // a copy, because the next line clears the record
+	b.dropPromptLeft(t.records[slot].rank, slot) // a mixed rank will not compute the rest of the prompt; needs the record
+	s := t.records[slot]                         // a copy, because the next line clears the record
 	t.records[slot] = slotRecord{}
 	t.freeIndices = append(t.freeIndices, slot)
-	t.released.add(&s)
+	t.released.add(&s) // total of all released slots, by which drift checks the accounts
 	r, lastIndex := s.rank, len(s.rank.slots)-1
 	r.kv -= r.running[s.pos].Tokens()
 	if s.engineChoosesRank { // each rank of the engine was charged with an equal part of the KV
@@ -118,15 +124,15 @@ func (b *board) drift() (slots, kvTokens int64) {
 	return slots, chargedDrift + keptDrift
 }
 
-// refreshLoad updates the tokens of the rank's requests, and the sums of them, by the Counts. Without Counts, each request keeps the number
-// of tokens that it had last. Requests that have begun since the last refresh then count as decoding, and no longer as waiting in the
-// engine's queue.
+// refreshLoad updates the tokens of the rank's requests, and the sums of them, by the Counts, which the owner of the board may send before
+// an event. Without Counts, each request keeps the number of tokens that it had last. Requests that have begun since the last refresh then
+// count as decoding, and no longer as waiting in the engine's queue.
 //
 // An engine may run an unpinned request on any of its ranks, so each of them is charged with an equal part of its KV. The other ranks have
 // their parts in kvFromOtherRanks. When the KV of the request grows, so do these parts. Therefore the refresh of a rank with unpinned
 // requests also changes the loads of the other ranks of its engine.
 func (b *board) refreshLoad(r *rank) {
-	kv := r.Others + r.kvFromOtherRanks // Others is the KV of requests of other proxies
+	kv := r.Others + r.kvFromOtherRanks // KV of requests without a slot here: of other proxies, and of unpinned ones on other ranks
 	moreForEachOther := int64(0)        // KV tokens by which the charge to each other rank of the engine grows
 	for i, slot := range r.slots {
 		request := &r.running[i]
@@ -136,7 +142,7 @@ func (b *board) refreshLoad(r *rank) {
 			request.Generated = generated
 		}
 		if r.unpinnedSlots > 0 && b.slots.records[slot].engineChoosesRank {
-			moreForEachOther += r.divideKV(request) // from here on, request.Tokens() is only the part of this rank
+			moreForEachOther += r.divideKV(request) // sets request.KVElsewhere, so that request.Tokens() is only the part of this rank
 		}
 		kv += request.Tokens()
 	}

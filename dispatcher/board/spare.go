@@ -9,16 +9,17 @@ import "time"
 // because all requests would then fail for certain.
 
 // updateRefusals records whether the engine of a rank refused a request that has ended, or had begun it. If neither is true, the end of the
-// request says nothing about the rank.
+// request says nothing about the rank. A rank whose engine has refused several requests in a row is spared: it gets no requests for a
+// while.
 func (b *board) updateRefusals(s *slotRecord, refused bool, now time.Time) {
 	r := s.rank
 	switch {
 	case refused:
 		if nowSpared := r.refusals.Fail(s.id, now); nowSpared {
-			b.decideNow = true
+			b.decideNow = true // the next decision takes the rank out of service (updateSpared)
 			b.emit(Effect{Kind: EffectSpared, Group: GroupKey{Model: b.model}, Names: [2]string{r.Name}, Duration: r.refusals.OutageLength()})
 		}
-		b.updateFirstEventWatch() // streams must now report their first events, because one of them ends the row of refusals
+		b.updateFirstEventWatch() // streams must now report their first events at once, because such an event ends the row of refusals
 	case s.started: // an engine that begins a request has not refused it
 		b.recordAccepted(s)
 	default:
@@ -40,12 +41,13 @@ func (b *board) recordAccepted(s *slotRecord) {
 		if s.boundAt.Before(sparedSince) {
 			return
 		}
-		b.decideNow = true
+		b.decideNow = true // waiting entries may go to the rank again
 		b.emit(Effect{Kind: EffectUnspared, Group: GroupKey{Model: b.model}, Names: [2]string{r.Name}})
 	}
 	r.refusals.Succeed()
-	r.sparedAfterRefusals = false // updateSpared does not do this once no rank refuses requests
-	b.updateFirstEventWatch()     // one rank fewer refuses requests, so streams may no longer have to report their first events
+	// The rank gets requests again. updateSpared, which otherwise sets this, returns early if this was the last rank that refused requests.
+	r.sparedAfterRefusals = false
+	b.updateFirstEventWatch() // one rank fewer refuses requests, so streams may no longer have to report their first events
 }
 
 // updateFirstEventWatch counts the ranks whose last requests were refused, and emits the sum of this number and of the number of suspected
@@ -87,10 +89,10 @@ func (b *board) updateSpared(now time.Time) {
 	}
 }
 
-// recordSend records that a rank gets a request. If the rank is due for a trial, this request is the trial, and the rank gets no other
+// beginTrialIfDue records that a rank gets a request. If the rank is due for a trial, this request is the trial, and the rank gets no other
 // request until the trial is answered. Perhaps no rank is left then that takes requests, so updateSpared must run once more: retrySparedAt
 // makes the next Tick due now.
-func (b *board) recordSend(r *rank, id uint64, now time.Time) {
+func (b *board) beginTrialIfDue(r *rank, id uint64, now time.Time) {
 	if r.onTrial(now) {
 		r.refusals.Send(id, now)
 		b.retrySparedAt = now

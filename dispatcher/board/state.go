@@ -573,7 +573,7 @@ type namePlacement struct {
 	// outageGraceEnds is when waiting entries are refused while all ranks that list the name are down; zero: one of these ranks is up.
 	outageGraceEnds time.Time
 	noFreeSlot      bool // no rank of partialGroupRanks has a free slot left in this tick
-	waitingForName  int  // waiting entries that ask for the name and have a client
+	waitingForName  int  // waiting entries that ask for the name, without discarded hand-offs, for which no client waits
 }
 
 // lister is a rank with its group and the names that it lists. If no lister has changed, partlyListedNames need not be computed anew.

@@ -403,7 +403,8 @@ func (g *group) roundStatus(now time.Time) *RoundStatus {
 // stepStatus returns the step times of the group, and what imbalance costs: the length of a step at the present loads, less its length if
 // all loads were equal, both by the step model. By this model, a step takes C0Ms without any load, and C1Ms for each KV token of the
 // fullest rank (loads.Max), because all ranks wait for it. MeanMs is the mean length of the steps or, if none was measured, the length at
-// the present loads. loads has the load of each rank as rank.stepLoad returns it, in KV tokens.
+// the present loads. loads has the load of each rank as rank.stepLoad returns it, in KV tokens. If the cost of a
+// request is known (RequestMs), the loads include it, as KV tokens. The costs of prompts are shown, but imbalance is computed without them.
 func (g *group) stepStatus(loads policy.Balance) *StepStatus {
 	m, source, r2 := g.steps.Model()
 	s := &StepStatus{
@@ -421,8 +422,10 @@ func (g *group) stepStatus(loads policy.Balance) *StepStatus {
 	return s
 }
 
-// predictorStatuses reports each kind of predictor that is learned for the board's model, sorted by kind. A kind that a group's policy uses
-// also gets that group's past predictions with the real lengths (rows), from which Status.Score computes the scores later.
+// predictorStatuses reports each kind of predictor that is learned for the board's model, sorted by kind. Its drifts say how much the
+// lengths of the last outputs differ from its table, and from the fit file that learning started from. A kind that policies use also gets
+// the past predictions with the real lengths (rows) of all groups with such a policy, because all of them use its one table. Status.Score
+// computes the scores from the rows later.
 func (b *board) predictorStatuses() []PredictorStatus {
 	var all []PredictorStatus
 	for key, learned := range b.predictors {

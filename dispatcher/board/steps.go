@@ -31,9 +31,10 @@ func (g *group) stepMs() float32 {
 	return g.steps.Ms(m, g.largestLoad)
 }
 
-// recordSteps records the new steps of a group (countStep), and teaches the step model what the ranks did in the step before them. Then it
-// forgets the ended requests that got their last token before the newest step. It emits the shortest time that counts as a step from now
-// on, by which the group's step detector tells a new step from delayed tokens of the last one.
+// recordSteps records the new steps of a group (countStep), and teaches the step model what the ranks did in the step before them. Requests
+// that have ended are kept until the step that brought their last tokens is learned, or cannot be learned any more. recordSteps also emits
+// the shortest time that counts as a step from now on, by which the group's step detector tells a new step from delayed tokens of the last
+// one.
 func (b *board) recordSteps(g *group, reported []Step) {
 	if len(reported) == 0 {
 		return
@@ -46,10 +47,10 @@ func (b *board) recordSteps(g *group, reported []Step) {
 		if follows && len(reported) == 1 { // otherwise newTokens is the sum over several steps
 			b.learnLastStep(g, newTokens)
 		}
-		b.countStep(g, s)
+		b.countStep(g, s) // s becomes g.lastStep
 	}
 	for _, r := range g.steppingRanks {
-		r.dropEndedBefore(g.lastStep.Number)
+		r.dropEndedBefore(g.lastStep.Number) // these were in no step that is still to be learned
 	}
 	b.emit(Effect{Kind: EffectLeastStep, Group: b.key(g), Duration: max(LeastStep, g.steps.Least())})
 	b.heldGroupStepped = b.heldGroupStepped || g.heldEntries > 0 // a policy may decide in each step to send held entries
@@ -78,11 +79,11 @@ func (g *group) generated() int64 {
 }
 
 // learnLastStep teaches the step model what the ranks of a group did in the last step. newTokens is the number of tokens that the requests
-// of the group got in this step. It teaches nothing if the board cannot tell how many prompt tokens the step computed. The work of each
-// rank is multiplied by its Cost, because the same work takes longer on slower hardware. The requests that got a token are also counted
-// without Cost, because newTokens is divided by their number.
+// of the group got in this step. It teaches nothing if the board cannot tell how many prompt tokens the step computed (promptSure is
+// false). The work of each rank is multiplied by its Cost, because the same work takes longer on slower hardware.
 func (b *board) learnLastStep(g *group, newTokens int64) {
 	g.stepRanks = g.stepRanks[:0]
+	// Every request that got a token counts in requests: those that the step decoded (work.decodes), and those whose prompt it completed.
 	requests, promptsSure := 0, true
 	for _, r := range g.steppingRanks {
 		work := b.reconstructWork(r, g.lastStep.Number)
@@ -124,9 +125,11 @@ func (w *rankWork) addRequest(kv int64, prefilled bool) {
 // token before it. The requests that are charged now are not the same. A request that was just bound may still wait in the engine's queue,
 // and a request that was in the step may have been released. The KV of running requests is taken as it is now, which is about as it was.
 //
-// On a mixed rank, which also prefills, the step that brought the first token of an answer computed the end of its prompt.
+// On a mixed rank, which also prefills, the step that brought the first token of an answer computed the end of its prompt. How much of
+// other prompts it computed is estimated. promptSure is false if one of these estimates has turned out to be wrong.
 func (b *board) reconstructWork(r *rank, number uint32) rankWork {
-	work := rankWork{kv: r.Others + r.kvFromOtherRanks, promptSure: true} // each step also reads KV of requests that have no slot here
+	otherKV := r.Others + r.kvFromOtherRanks // KV of requests that have no slot here; each step reads it, too
+	work := rankWork{kv: otherKV, promptSure: true}
 	for i, slot := range r.slots {
 		s := &b.slots.records[slot]
 		// The estimate has the first step of an answer whose tokens the engine reports only at its end.
@@ -135,20 +138,25 @@ func (b *board) reconstructWork(r *rank, number uint32) rankWork {
 			work.addRequest(r.running[i].Tokens(), r.Mixed && firstStep == number)
 		}
 		if r.Mixed {
-			tokens, sure := s.computedIn(number, firstStep) // sure is false if the estimate of the prompt's progress turned out to be wrong
+			tokens, sure := s.computedIn(number, firstStep)
 			work.prompt, work.promptSure = work.prompt+tokens, work.promptSure && sure
 		}
 	}
-	for _, ended := range r.recentlyEnded { // these requests have no slot any more
-		begun, over := !isAfter(ended.firstStep, number), isAfter(number, ended.lastStep)
-		if begun && !over {
-			work.addRequest(ended.kv, r.Mixed && ended.firstStep == number)
-		}
-		if ended.firstStep == number {
-			work.prompt += ended.promptInFirstStep
-		}
+	for i := range r.recentlyEnded {
+		work.addEnded(&r.recentlyEnded[i], number, r.Mixed)
 	}
 	return work
+}
+
+// addEnded adds a request that has no slot any more, if it was in the step with this number. mixed: the rank also prefills.
+func (w *rankWork) addEnded(ended *endedRequest, number uint32, mixed bool) {
+	begun, over := !isAfter(ended.firstStep, number), isAfter(number, ended.lastStep)
+	if begun && !over {
+		w.addRequest(ended.kv, mixed && ended.firstStep == number)
+	}
+	if ended.firstStep == number {
+		w.prompt += ended.promptInFirstStep
+	}
 }
 
 // isAfter says whether the step with the number x comes after the step with the number y. Numbers begin anew after the largest uint32, so

@@ -24,10 +24,10 @@ func (b *board) advance(now time.Time) {
 	b.expire(now)
 	b.expireKept(now)
 	due := b.decisionDue(now)
-	// If no decision is due although entries came, a window is open. Its end makes a decision due, even if entriesArrived is false then.
+	// Arrivals need not be remembered: either a decision is due now, or a window is open, and at its end a decision is due in any case.
 	b.entriesArrived = false
 	if !due {
-		b.emitPace()
+		b.emitPace() // the slots and the entries may have changed, even if no decision is due
 		return
 	}
 	b.clearReasonsToDecide()
@@ -35,19 +35,23 @@ func (b *board) advance(now time.Time) {
 	if b.pool.Len() > 0 {
 		b.prepareRounds(now)
 	}
-	if !b.deciding() {
+	if !b.deciding() { // otherwise finishRound ends the turn after the last round
 		b.endTurn(now)
 	}
 }
 
 // clearReasonsToDecide clears what can make a decision due (see decisionDue), because the board decides now.
 func (b *board) clearReasonsToDecide() {
-	b.decideNow, b.heldGroupStepped = false, false
-	b.windowEnds = time.Time{}
-	// Each of these times is when a wait of an entry, a rank or a pair of engines ends. Before the end of the turn, they are set anew for all
-	// that still have to wait.
-	b.recheckHeldAt, b.pairs.quarantineEndsAt = time.Time{}, time.Time{}
-	b.retryAvoidedAt, b.retrySparedAt, b.keptEmptierUntil = time.Time{}, time.Time{}, time.Time{}
+	b.decideNow = false
+	b.heldGroupStepped = false // a group began a step while its policy held entries back
+	b.windowEnds = time.Time{} // the window in which slots came free in a burst
+	// Each of the following times is when a wait ends. Before the end of the turn, it is set anew if something still has to wait.
+	never := time.Time{}
+	b.recheckHeldAt = never          // entries that a policy holds back
+	b.retryAvoidedAt = never         // entries that must not go yet to the ranks that failed them
+	b.retrySparedAt = never          // ranks that get no requests, because their engines refused several
+	b.keptEmptierUntil = never       // ranks that are kept emptier, because their engines preempted requests
+	b.pairs.quarantineEndsAt = never // entries whose pair of engines is quarantined, because its hand-offs failed
 }
 
 // needsCounts says whether the next advance may read how many tokens the running requests have got, so that the caller must apply Counts
@@ -150,13 +154,15 @@ func (b *board) finishRound(took time.Duration, now time.Time) {
 		b.finishLocalRound(g)
 		return
 	}
-	if fallbackDecided := b.fallbackNext; fallbackDecided {
+	fallbackDecided := b.fallbackNext // in this round, after the policy of the group had failed in the round before
+	b.fallbackNext = false
+	if fallbackDecided {
 		// This round is not judged, because no other policy could replace the fallback policy. It holds no entries back.
-		g.heldEntries, b.fallbackNext = 0, false
+		g.heldEntries = 0
 	} else {
-		b.judgeRound(g, took) // sets fallbackNext if the fallback policy must now decide for the same group
+		b.fallbackNext = b.judgeRound(g, took)
 	}
-	if sameGroupAgain := b.fallbackNext; !sameGroupAgain {
+	if !b.fallbackNext { // otherwise the fallback policy must now decide for the same group
 		b.nextGroup++
 	}
 	if !b.deciding() {
@@ -164,32 +170,34 @@ func (b *board) finishRound(took time.Duration, now time.Time) {
 	}
 }
 
-// judgeRound lets the fallback policy take over if the policy in force panicked, broke a hard limit, or took longer than TickLimit. After a
-// slow round, the fallback decides the next SlowRounds rounds. After the other failures, it decides only one round, which follows at once
-// (fallbackNext). judgeRound also adapts the search budget of the policy to the duration of the round, and notes how many entries the
-// policy held back.
-func (b *board) judgeRound(g *group, took time.Duration) {
+// judgeRound lets the fallback policy take over if the policy in force panicked, broke a hard limit, or took longer than TickLimit. A slow
+// round has served its entries, so the group needs no other round now, but the fallback decides its next SlowRounds rounds
+// (fallbackRounds). After the other failures, entries were left that may have a rank, so the fallback decides at once, for one round of the
+// same group: judgeRound returns true. It also adapts the search budget of the policy to the duration of the round, and notes how many
+// entries the policy held back.
+func (b *board) judgeRound(g *group, took time.Duration) (fallbackNext bool) {
 	p := g.policyInForce()
 	g.heldEntries = policy.Held(p.Policy)
 	// The fallback is in force for some rounds after a slow round (fallbackRounds above 0). It is not judged, because no other policy could
 	// replace it. The one round after another failure does not come here: finishRound does not let it be judged.
 	if p == &g.fallbackPolicy {
 		g.fallbackRounds--
-		return
+		return false
 	}
 	g.searchBudget.adapt(took)
 	switch {
 	case b.policyFailure != nil:
 		b.emit(Effect{Kind: EffectFallback, Label: FallbackPanic})
 		g.chosenPolicy = b.policyFor(g.barrier) // the panic may have left the state of the old policy half written
-		b.fallbackNext = true
+		return true
 	case b.invalidAssignments > 0:
 		b.emit(Effect{Kind: EffectFallback, Label: FallbackInvalid})
-		b.fallbackNext = true
+		return true
 	case took > b.cfg.TickLimit:
 		b.emit(Effect{Kind: EffectFallback, Label: FallbackSlow, Policy: p.name, Duration: took})
 		g.fallbackRounds = SlowRounds
 	}
+	return false
 }
 
 // runPoolRound runs one round for the entries of the pool: it fills the snapshot, calls the policy and binds the entries as the policy

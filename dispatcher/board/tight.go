@@ -41,21 +41,22 @@ func (b *board) scheduleTightEnd(now time.Time) {
 	}
 }
 
-// policyCapacity returns the rank's capacity as policies see it, in KV tokens; 0: unlimited. The number is smaller for a tight rank, whose
-// engine has preempted requests for lack of room: a policy that keeps its share (watermark) of the smaller number empty then keeps twice
-// this share of the true room empty. A tight rank without requests still has room for the longest prompt that waits (longest). A prompt
-// that runs alone is not preempted, and would otherwise wait as long as the rank is tight.
+// policyCapacity returns the rank's capacity as policies see it, in KV tokens; 0: unlimited. A policy always keeps a share of this capacity
+// empty (watermark). On a tight rank, whose engine has preempted requests for lack of room, it should keep twice this share of the true
+// room empty, at most mostEmptyShare. As it does not know of tight ranks, it is shown a smaller capacity. A tight rank without requests
+// still has room for the longest prompt that waits (longest). A prompt that runs alone is not preempted, and would otherwise wait as long
+// as the rank is tight.
 func (r *rank) policyCapacity(watermark float64, now time.Time, longest int64) int64 {
 	// Unlimited room (Capacity 0) cannot be made smaller, and the divisions below need a watermark below 1.
 	if r.Capacity == 0 || watermark >= 1 || !r.pressure.isTight(now) {
 		return r.usableCapacity()
 	}
-	emptyShare := max(watermark, min(2*watermark, mostEmptyShare)) // twice the watermark, within bounds
-	// The policy fills capacity*(1-watermark), which must be the share 1-emptyShare of the true room.
-	capacity := math.Ceil(float64(r.usableCapacity()) * (1 - emptyShare) / (1 - watermark))
-	if isIdle := len(r.slots) == 0; isIdle { // one token more than the prompt needs, because the policy rounds capacity*(1-watermark) down
-		capacity = max(capacity, math.Ceil(float64(longest+1)/(1-watermark)))
+	emptyShare := max(watermark, min(2*watermark, mostEmptyShare)) // never less than the watermark
+	mayFill := float64(r.usableCapacity()) * (1 - emptyShare)      // KV tokens with which the policy may fill the rank
+	if isIdle := len(r.slots) == 0; isIdle {
+		mayFill = max(mayFill, float64(longest+1)) // one token more than the prompt needs, because the policy rounds down
 	}
+	capacity := math.Ceil(mayFill / (1 - watermark))                 // the policy fills the share 1-watermark of it
 	return int64(min(max(capacity, 1), float64(r.usableCapacity()))) // at least 1, because 0 would mean unlimited
 }
 

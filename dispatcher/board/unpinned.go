@@ -44,8 +44,8 @@ func (r *rank) chargeOtherRanks(tokens int64) {
 // requests on any of its ranks. The requests of a rank that has left the fleet may still run, so parts of their KV are charged to the other
 // ranks of its engine. But no KV of other requests is charged to the rank that has left, because no policy looks at its load any more.
 //
-// First, each rank forgets the parts of requests with slots on other ranks (setEngineRanks). Only then are all requests divided anew,
-// because this charges parts to ranks in any order.
+// First, each rank forgets the parts of requests with slots on other ranks. Only then are the requests divided anew: each of them charges
+// new parts to other ranks, which must not be forgotten again.
 func (b *board) regroupEngines() {
 	engines := map[string][]*rank{}
 	for _, r := range b.ranks {
@@ -54,19 +54,24 @@ func (b *board) regroupEngines() {
 		}
 	}
 	for _, r := range b.ranks {
+		r.forgetKVFromOtherRanks()
 		r.setEngineRanks(engines[r.Engine])
 	}
 	for _, r := range b.ranks {
 		for i, slot := range r.slots {
 			if b.slots.records[slot].engineChoosesRank { // the request is unpinned
-				r.spreadAnew(&r.running[i])
+				r.spreadAnew(&r.running[i]) // divides its KV among the ranks of the engine
 			}
 		}
 	}
 }
 
-// spreadAnew divides the KV of an unpinned request, whose slot is on this rank, anew among the ranks of the engine. setEngineRanks must
-// have taken the parts of the request off all other ranks before.
+// forgetKVFromOtherRanks takes all KV of requests with slots on other ranks off this rank. The caller must then divide the KV of the
+// requests of all ranks anew.
+func (r *rank) forgetKVFromOtherRanks() { r.kv, r.kvFromOtherRanks = r.kv-r.kvFromOtherRanks, 0 }
+
+// spreadAnew divides the KV of an unpinned request, whose slot is on this rank, anew among the ranks of the engine. The parts of
+// the request must have been taken off all other ranks before (forgetKVFromOtherRanks).
 func (r *rank) spreadAnew(request *policy.Request) {
 	partBefore := request.Tokens() // the part of this rank
 	request.KVElsewhere = 0        // no part is on another rank now
@@ -75,10 +80,8 @@ func (r *rank) spreadAnew(request *policy.Request) {
 }
 
 // setEngineRanks sets the ranks among which the KV of unpinned requests with slots on this rank is divided. The engine may run an unpinned
-// request on any of these ranks, and does not report on which. setEngineRanks also takes all KV of requests with slots on other ranks off
-// this rank. The caller must then divide the KV of the requests of all ranks anew.
+// request on any of these ranks, and does not report on which. The caller must then divide the KV of the requests anew.
 func (r *rank) setEngineRanks(ranks []*rank) {
-	r.kv, r.kvFromOtherRanks = r.kv-r.kvFromOtherRanks, 0
 	r.engineRanks, r.kvParts = ranks, 1 // one part is for r itself, even if it has left the fleet and is not among the ranks
 	for _, other := range ranks {
 		if other != r {

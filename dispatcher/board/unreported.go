@@ -57,25 +57,26 @@ type estimate struct {
 // unreported says whether the engine reports the tokens of the answer only at its end.
 func (s *slotRecord) unreported() bool { return s.estimate.maxTokens > 0 }
 
-// measureTokenRate measures how fast the streams of each group get tokens. It lets the estimates for the unreported answers of the group
-// grow as fast: their engines report the number of tokens only at the end.
+// measureTokenRate measures how fast the streams of each group get tokens. Engines report the tokens of an unreported answer only at its
+// end, so the board estimates them: measureTokenRate lets these estimates grow as fast as the streams.
 func (b *board) measureTokenRate(now time.Time) {
 	for _, g := range b.groups {
 		elapsed := now.Sub(g.tokenRate.measuredAt)
 		if elapsed < measureEvery {
 			continue // the last measurement is still recent
 		}
-		if first := g.tokenRate.measuredAt.IsZero(); first {
-			elapsed = 0 // at the first measurement, the time since the last one is not known
+		if first := g.tokenRate.measuredAt.IsZero(); first { // there was no measurement before, from which the time could count
+			elapsed = 0
 		}
 		g.tokenRate.measuredAt = now
 		streams, tokens, unreported := b.countStreamTokens(g)
 		g.tokenRate.add(streams, tokens, elapsed)
 		if unreported > 0 {
-			// The tokens of streams show the steps of a barrier group. At each step, recordSteps estimates how much of the prompts is computed.
-			// Without streams or without a barrier, no step is reported, so growEstimates must estimate this by the elapsed time.
+			// An answer gets tokens only after its prompt is computed. In a barrier group with streams, steps are reported, and recordSteps has
+			// estimated at each step how much of the prompts is computed. Otherwise growEstimates must estimate this, too.
 			stepsReported := g.barrier && streams > 0
-			b.growEstimates(g, elapsed, now, stepsReported)
+			estimatePrompts := !stepsReported
+			b.growEstimates(g, elapsed, now, estimatePrompts)
 		}
 	}
 }
@@ -87,7 +88,8 @@ func (b *board) countStreamTokens(g *group) (streams int, tokens int64, unreport
 	for _, r := range g.steppingRanks {
 		for _, slot := range r.slots {
 			s := &b.slots.records[slot]
-			s.estimate.maxTokens = b.counts.maxUnreported(slot) // an upper bound for an unreported answer; 0: any other answer
+			// For an unreported answer, the largest possible number of its tokens; 0 for any other answer, so that s.unreported is false.
+			s.estimate.maxTokens = b.counts.maxUnreported(slot)
 			if s.unreported() {
 				unreported++
 				continue
@@ -104,10 +106,10 @@ func (b *board) countStreamTokens(g *group) (streams int, tokens int64, unreport
 }
 
 // growEstimates adds to each unreported answer of a group the tokens that it has probably got in the time elapsed since the last
-// measurement. An answer gets none while it waits in the engine's queue, or while a mixed rank still computes its prompt. If stepsReported
-// is false, growEstimates also estimates how much of the prompts is computed, by the rank's token budget for each step. Otherwise
-// estimatePromptProgress does this.
-func (b *board) growEstimates(g *group, elapsed time.Duration, now time.Time, stepsReported bool) {
+// measurement. An answer gets none while it waits in the engine's queue, or while a mixed rank still computes its prompt. If
+// estimatePrompts is true, growEstimates first estimates how much of the prompts is computed: the rank has a budget of prompt tokens for
+// each step.
+func (b *board) growEstimates(g *group, elapsed time.Duration, now time.Time, estimatePrompts bool) {
 	tokensPerSecond := g.tokenRate.perSecond() // tokens of one request
 	stepsPerSecond := tokensPerSecond          // a step brings about one token per request
 	for _, r := range g.steppingRanks {
@@ -118,21 +120,27 @@ func (b *board) growEstimates(g *group, elapsed time.Duration, now time.Time, st
 			if !s.unreported() || s.inEngineQueue {
 				continue
 			}
-			if !stepsReported {
+			if estimatePrompts {
 				budget -= r.computePrompt(s, budget)
 			}
 			if s.promptLeft > 0 {
 				continue // the prompt is not complete
 			}
-			if s.estimate.firstStep == 0 { // the prompt is complete, so the answer gets its first token now
-				s.estimate.firstStep, s.estimate.tokens = g.lastStep.Number+1, 1
-			}
 			// The request may have been bound after the last measurement. The time in which its prompt was computed is not left out: it is not
 			// known, and it is a part of one measurement only.
 			ran := min(elapsed, now.Sub(s.boundAt))
-			s.estimate.tokens = min(s.estimate.tokens+tokensPerSecond*ran.Seconds(), float64(s.estimate.maxTokens))
+			s.estimate.addTokens(tokensPerSecond*ran.Seconds(), g.lastStep.Number+1)
 		}
 	}
+}
+
+// addTokens adds tokens to the estimate of an answer whose prompt is computed, up to the largest possible number. nextStep is the number of
+// the step after the last reported one. An answer without tokens first gets one, in this step, because earlier steps computed its prompt.
+func (e *estimate) addTokens(tokens float64, nextStep uint32) {
+	if e.firstStep == 0 {
+		e.firstStep, e.tokens = nextStep, 1
+	}
+	e.tokens = min(e.tokens+tokens, float64(e.maxTokens))
 }
 
 // generated returns how many tokens the answer of a slot has: the reported number or, for an unreported answer, the estimate if that is
