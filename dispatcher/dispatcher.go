@@ -111,7 +111,8 @@ func (d *Dispatcher) SetFit(fit *predictor.Fit) error {
 // Policy returns the canonical name of the policy of the groups whose ranks step together.
 func (d *Dispatcher) Policy() string { return *d.policy.Load() }
 
-// Loads returns the present loads of all ranks; ok is false if ctx or the dispatcher ends first.
+// Loads returns the present loads of all ranks; ok is false if ctx ends first, or if the dispatcher has ended already. If the dispatcher
+// ends while Loads waits, the loads still come: before the end, the scheduler calls every function that the inbox has accepted.
 func (d *Dispatcher) Loads(ctx context.Context) (l board.Loads, ok bool) {
 	reply := make(chan board.Loads, 1)
 	if !d.inbox.push(func(r *scheduler) { reply <- r.loads() }) {
@@ -286,12 +287,13 @@ func (d *Dispatcher) Room(board, model string, within time.Duration) (n int, own
 	return free - int(p.waiting.Load()), ownRanks
 }
 
-// Free returns how many slots for a model were free on a board after the last turn of the scheduler. As in Room, ownRanks says that only
-// some ranks of the board list the model, so that n counts only these ranks.
+// Free returns how many slots for a model were free on a board after the last turn of the scheduler. ownRanks is true if only some ranks of
+// the board list the model: n then counts only their slots. For a board that never had a rank, n is MaxInt32, because its callers hold
+// prefills back while few slots are free, and such a board has no shortage that could pass.
 func (d *Dispatcher) Free(board, model string) (n int, ownRanks bool) {
 	v, ok := d.paces.Load(board)
 	if !ok {
-		return math.MaxInt32, false // the board never had a rank, so missing slots are not the problem
+		return math.MaxInt32, false // the board never had a rank, so a shortage of slots is not the problem
 	}
 	p, ownRanks := v.(*publicPace).ofModel(model)
 	return int(p.free.Load()), ownRanks

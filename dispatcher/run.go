@@ -146,7 +146,9 @@ func (r *scheduler) releaseSlot(s *Slot, outcome board.Outcome) {
 	r.release = board.Release{
 		Model: state.model, Slot: s.Slot, Outcome: outcome, Generated: s.generated.Load(), Started: s.started.Load(),
 		FirstStep: s.firstStep.Load(), LastStep: s.lastStep.Load(),
-		MaxUnreported: s.maxUnreported.Load(), // above 0 only for an answer whose engine reports its tokens at the end, if at all
+		// Above 0 only for an answer whose engine reports its tokens at the end, if at all: the largest number of tokens that the
+		// answer may have. The board has estimated the tokens of such an answer, and compares the estimate with Generated.
+		MaxUnreported: s.maxUnreported.Load(),
 	}
 	r.apply(&r.release)
 }
@@ -210,7 +212,7 @@ func (r *scheduler) carryOutOne(e *board.Effect, took time.Duration) {
 		r.bind(e, took)
 	case board.EffectRefuse:
 		r.answer(e.Entry, Result{Err: e.Err})
-	case board.EffectLeftEngineQueue: // the engine has begun a request of its own queue, by the board's estimate
+	case board.EffectLeftEngineQueue: // the engine has begun the request of Slot, which waited in its queue, by the board's estimate
 		r.byModel[e.Group.Model].slots[e.Slot].stillInEngineQueue.Store(false)
 	case board.EffectRound: // a policy has decided about the waiting entries of a group
 		r.recordRound(e, took)
@@ -222,11 +224,11 @@ func (r *scheduler) carryOutOne(e *board.Effect, took time.Duration) {
 		r.log.Error("dispatcher: the policy took a rank that was not offered", zap.String("policy", e.Policy), zap.Int32("worker", e.Worker))
 	case board.EffectFallback:
 		r.recordFallback(e)
-	case board.EffectSent: // held-back requests went to a group together; Count of its ranks now have prompts to compute
+	case board.EffectSent: // held-back requests went to a group together; Count is how many of its ranks now have prompts to compute
 		m.roundRanks.WithLabelValues(e.Label).Observe(float64(e.Count))
 	case board.EffectInEngineQueue: // a request was bound at its deadline to a rank without room, so it waits in the engine's queue
 		m.boundInEngineQueue.Inc()
-	case board.EffectQuarantine: // Count hand-offs of the Pair in a row have failed
+	case board.EffectQuarantine: // Count is how many hand-offs of the Pair have failed in a row
 		m.countQuarantine(e.Pair)
 		r.log.Warn("dispatcher: hand-offs of a prefill engine do not reach a decode engine, although both work with other engines; the pair is "+
 			"avoided",
@@ -245,11 +247,13 @@ func (r *scheduler) carryOutOne(e *board.Effect, took time.Duration) {
 			zap.Int32("id", e.Worker), zap.String("kept", e.Names[0]), zap.String("ignored", e.Names[1]))
 	case board.EffectPace: // a tick has counted the free slots anew
 		r.publishPaces(e)
-	case board.EffectEstimate: // an answer that does not stream has ended, and the board had estimated its length
+	case board.EffectEstimate: // an answer that does not stream has ended: Count is its number of tokens, which the board had estimated
 		m.estimateRatio.Observe(e.EstimatedTokens / float64(e.Count))
 	case board.EffectNames: // Listed has the model names that only some ranks list
 		r.stateOrNew(e.Group.Model).setListedNames(e.Listed)
-	case board.EffectWatchFirstEvents: // while Count is above 0, Slot.ReportStarted sends each first event to the board
+	case board.EffectWatchFirstEvents:
+		// Count is the number of suspected pairs of engines and of ranks that refuse requests. While it is above 0, Slot.ReportStarted sends each
+		// first event to the board.
 		r.stateOrNew(e.Group.Model).pace.suspectedPairsAndRefusingRanks.Store(int32(e.Count))
 	case board.EffectPolicy: // the barrier groups have a new policy
 		name := e.Policy
@@ -306,10 +310,12 @@ func (r *scheduler) recordFallback(e *board.Effect) {
 }
 
 // publishPaces publishes how many slots of a board are free and how soon others come free, for Dispatcher.Room. It does the same for each
-// model name that only some ranks list. It calls OnRoom if Room has become larger for any name.
+// model name that only some ranks list. Each publish says whether Room may return more than before. If any of them does, publishPaces calls
+// OnRoom, once.
 func (r *scheduler) publishPaces(e *board.Effect) {
 	b := r.stateOrNew(e.Group.Model)
 	moreRoom := b.pace.publish(&e.Pace)
+	// Both listedPaces and e.Named have one value for each such name, in the order in which the last EffectNames listed the names.
 	for i := range e.Named {
 		moreRoom = b.listedPaces[i].publish(&e.Named[i]) || moreRoom // publish comes first, because it must run for each name
 	}
@@ -318,9 +324,9 @@ func (r *scheduler) publishPaces(e *board.Effect) {
 	}
 }
 
-// stateOrNew returns the scheduler's state for the board of a model. If there is none, it creates the state, and publishes its pace for
-// Dispatcher.Room. The state's function reportStarted passes the first event of a slot to the board, unless the slot has been given back
-// before the function runs.
+// stateOrNew returns the scheduler's state for the board of a model. If there is none, it creates the state, and stores its pace in
+// Dispatcher.paces. The pace says how soon slots of the board come free: Dispatcher.Room reads it, on any goroutine. The state's
+// function reportStarted passes the first event of a slot to the board, unless the slot has been given back before the function runs.
 func (r *scheduler) stateOrNew(model string) *boardState {
 	b := r.byModel[model]
 	if b == nil {

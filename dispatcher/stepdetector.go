@@ -39,12 +39,15 @@ func newStepDetector(notify func()) *stepDetector {
 	return d
 }
 
-// onToken reports that a stream got tokens. streamFirst and streamLast hold the numbers of the steps in which the stream got its first and
-// its last tokens; onToken updates them. If the stream already has tokens of the current step, the new tokens are of the next step, and
-// onToken begins that step. Tokens that come too soon for a next step (see beginStep) count as tokens of the current step.
+// onToken reports that a stream got tokens. A stream gets tokens once per step. So if it has none of the current step yet, the new tokens
+// are of this step. Otherwise they are of the next step, and onToken begins that step, unless another stream is doing so at the same time.
+// Tokens that come too soon for a next step (see beginStep) count as tokens of the current step.
+//
+// streamFirst and streamLast hold the numbers of the steps in which the stream got its first and its last tokens; 0: it had none yet.
+// onToken updates them.
 func (d *stepDetector) onToken(streamFirst, streamLast *atomic.Uint32) {
 	current := d.currentStep.Load()
-	if before := streamLast.Load(); before != current {
+	if before := streamLast.Load(); before != current { // the stream has no tokens of the current step yet
 		if before == 0 { // these are the first tokens of the stream
 			streamFirst.Store(current)
 		}
@@ -52,9 +55,11 @@ func (d *stepDetector) onToken(streamFirst, streamLast *atomic.Uint32) {
 		return
 	}
 	if !d.mu.TryLock() {
-		return // another stream is just beginning this step; streamLast gets the new number with the next tokens
+		// Another stream is just beginning the next step, or the scheduler has the lock for a moment, and another stream will begin the step.
+		// So this stream need not wait: its streamLast stays one step behind until its next tokens come.
+		return
 	}
-	stillCurrent := d.currentStep.Load() == current // otherwise another stream began the next step before the lock was taken
+	stillCurrent := d.currentStep.Load() == current // false: another stream began the next step before this one got the lock
 	begun := stillCurrent && d.beginStep(time.Since(d.epoch))
 	d.mu.Unlock()
 	streamLast.Store(d.currentStep.Load()) // the step that this stream or another one has begun, or else the same step as before
