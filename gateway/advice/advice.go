@@ -187,8 +187,8 @@ func (a *Advisor) poolWaitSeconds() float64 {
 }
 
 // slotSeconds is how long, in s, an answer keeps its slot, by Little's law: slots in use divided by answers that end per second. If no
-// answer is known to have ended in the window, the result is backlogGoal. decodeNeed counts slotSeconds / backlogGoal slots for each
-// waiting request, at most one, and so counts a whole slot then.
+// answer is known to have ended in the window, the result is backlogGoal, the time within which waiting requests should be served. Each
+// waiting request then needs a slot of its own, because no slot is expected to serve a second one within this time.
 func (a *Advisor) slotSeconds() float64 {
 	used := 0.0
 	for i := range a.samples {
@@ -197,7 +197,7 @@ func (a *Advisor) slotSeconds() float64 {
 	if rate := a.endRate(); rate > 0 {
 		return used / rate
 	}
-	return backlogGoal.Seconds()
+	return backlogGoal.Seconds() // not known
 }
 
 // meanNeed is the mean need over the samples of the window, at the time of the last sample. Each side has two needs: for the requests that

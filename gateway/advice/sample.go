@@ -76,12 +76,15 @@ type need struct {
 // other side. Therefore needOf also computes what the other side would need otherwise: its need times the factor by which the ranks of the
 // short side must grow.
 func needOf(s *Sample, target, slotSeconds float64) need {
-	waitForDecode := 0 // requests in the arrival queue that wait for decode ranks, because the pool is full
+	// While hand-offs fill the pool, no prefill begins until a decode rank takes a hand-off. So all requests in the arrival queue then wait
+	// for decode ranks, and not for prefill ranks.
+	waitForDecode := 0
 	if s.PoolFull && s.Decode.Live > 0 {
 		waitForDecode = s.Prefill.Requests
 	}
+	promptsWaitForDecode := waitForDecode > 0
 	n := need{
-		at: s.At, decode: decodeNeed(&s.Decode, waitForDecode, target, slotSeconds), prefill: prefillNeed(s, waitForDecode > 0, target),
+		at: s.At, decode: decodeNeed(&s.Decode, waitForDecode, target, slotSeconds), prefill: prefillNeed(s, promptsWaitForDecode, target),
 	}
 	n.prefillIfDecodeSuffices = n.prefill * shortage(n.decode, s.Decode.Live)
 	n.decodeIfPrefillSuffices = n.decode * shortage(n.prefill, s.Prefill.Live)
@@ -117,7 +120,9 @@ func prefillNeed(s *Sample, promptsWaitForDecode bool, target float64) float64 {
 		busyRanks += p.WaitingSeconds / backlogGoal.Seconds()
 	}
 	ranks := busyRanks / target
-	if s.Decode.Pool == 0 { // waiting hand-offs fill the KV of prefill ranks, but only more decode ranks help
+	// The KV in use shows the need of prefill ranks only while no hand-off waits in the pool. A waiting hand-off keeps KV on its prefill rank,
+	// too, but only because decode ranks are missing.
+	if noHandoffWaits := s.Decode.Pool == 0; noHandoffWaits {
 		filledRanks := float64(p.Live) * kvShare(p.KVTokens, p.Capacity) // how many ranks the KV in use would fill
 		ranks = max(ranks, filledRanks/target)
 	}
