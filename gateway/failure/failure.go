@@ -88,18 +88,19 @@ func sideName(side string) string {
 // NoAnswer is the client's error for a call to an engine that failed without an answer: 503 if the engine could not be reached at all, 504
 // if it was silent, else 502.
 func NoAnswer(side string, err error) *openai.Error {
-	switch callErr, isCall := errors.AsType[*engine.Error](err); { // isCall: the transport failed, not the answer
+	const retryAfterSeconds = 1
+	switch callErr, isCall := errors.AsType[*engine.Error](err); { // isCall: the call itself failed, and not what the engine sent
 	case isCall && callErr.Phase == engine.PhaseConnect:
-		return openai.Unavailable(side+"_unavailable", sideName(side)+" cannot be reached; retry later", 1)
+		return openai.Unavailable(side+"_unavailable", sideName(side)+" cannot be reached; retry later", retryAfterSeconds)
 	case isCall && callErr.Timeout, errors.Is(err, sse.ErrSilent):
 		return openai.NewError(http.StatusGatewayTimeout, side+"_timeout", sideName(side)+" was silent for too long")
 	}
-	return BadGateway(side, cause(err))
+	return BadGateway(side, causeInWords(err))
 }
 
 // StreamBroke is the error at the end of an answer that the engine broke off.
 func StreamBroke(code string, err error) *openai.Error {
-	return openai.NewError(http.StatusBadGateway, code, "the engine's answer broke off: "+cause(err))
+	return openai.NewError(http.StatusBadGateway, code, "the engine's answer broke off: "+causeInWords(err))
 }
 
 // FromStream turns a failure that an engine reported in an event into the error that the client gets. Only a refusal of the request (4xx)
@@ -116,10 +117,11 @@ func FromStream(f sse.Failure) *openai.Error {
 	return e
 }
 
-// cause says in words for a client how a call failed. It names no addresses, which only the log may have.
-func cause(err error) string {
+// causeInWords says for a client how a call failed. It names no addresses, which only the log may have: so of an *engine.Error, whose
+// text has the address of the engine, it uses only the kind.
+func causeInWords(err error) string {
 	switch callErr, isCall := errors.AsType[*engine.Error](err); {
-	case !isCall:
+	case !isCall: // the proxy's own words, for example about an event that is not valid
 		return err.Error()
 	case callErr.Timeout:
 		return "silence for too long"
