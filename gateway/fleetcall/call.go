@@ -102,14 +102,15 @@ func (c *Caller) end() {
 }
 
 // carryOut makes a call. If the call pauses engines, the proxy first stops sending them requests. After the answers it forgets caches that
-// were emptied, and ends a pause if endsPause says so. It calls all engines at the same time, because vLLM ranks that step together also
-// pause together: none answers before all of them have got the call (0.32 and 0.33, DPEngineCoreProc._pause_complete in
-// v1/engine/core.py). connect limits the time to connect to an engine, and by is the operator's name in the log.
+// were emptied. It ends a pause if endsPause says so, except for the engines that did not resume: these go on getting no requests. It calls
+// all engines at the same time, because vLLM ranks that step together also pause together: none answers before all of them have got the
+// call (0.32 and 0.33, DPEngineCoreProc._pause_complete in v1/engine/core.py). connect limits the time to connect to an engine, and by is
+// the operator's name in the log.
 func (c *Caller) carryOut(p *checkedCall, s *config.FleetCall, connect time.Duration, by string) Result {
 	began := time.Now()
 	log := c.deps.Log.With(zap.String("path", p.Path), zap.String("method", p.Method), zap.String("group", p.Group), zap.String("by", by))
 	log.Info("an operator calls engines", zap.Int("engines", len(p.targets)))
-	pausesBefore := c.deps.Fleet.Now().Pauses()
+	pausesBefore := c.deps.Fleet.Now().Pauses() // shows endsPause whether this call has begun the pause
 	if p.does(config.CallPauses) {
 		c.deps.Fleet.Pause(p.Group, p.Path)
 	}

@@ -58,8 +58,8 @@ type target struct {
 	target *engine.Target
 }
 
-// hasRestarted says whether an engine at the address restarted after its pause began. All engines of the address are asked, because the
-// pause of a group covers only one that decodes.
+// hasRestarted says whether an engine at the address restarted after its pause began. Engines of two roles may share the address, and a
+// pause of a decode group covers only the one that decodes. So hasRestarted looks at all of them.
 func (t *target) hasRestarted(engines *roster.Snapshot) bool {
 	return slices.ContainsFunc(t.keys, func(key string) bool {
 		called := engines.Engine(key) // nil: the engine has left in the meantime
@@ -225,8 +225,10 @@ func (a *Answer) didNotAct() bool {
 	return !a.Done && !mayComeLater
 }
 
-// endsPause says by the engines' answers whether the pause of the called group ends: after a call that was to pause but paused no engine,
-// or one that resumes. unresumed are the keys of the engines that stay paused even then. before has the pauses before the call.
+// endsPause says by the engines' answers whether the pause of the called group ends. After a call that was to pause engines, it ends if the
+// call has begun it and no engine is paused; before has the pauses before the call, which show this. After a call that resumes, it ends if
+// an engine has resumed. unresumed are the keys of the engines that stay paused even then: they did not resume in this call or an earlier
+// one.
 func (p *checkedCall) endsPause(answers []Answer, before []roster.Pause) (ends bool, unresumed []string) {
 	switch {
 	case p.does(config.CallPauses):
@@ -239,14 +241,16 @@ func (p *checkedCall) endsPause(answers []Answer, before []roster.Pause) (ends b
 
 // endsNewPause says whether the pause that this call has begun ends at once: it is new, and every engine refused it. If one engine is
 // paused, or may be later, those that step with it must get no requests. A pause that covered the whole group before the call is not new.
-// What is left of earlier pauses, whose engines did not resume with their group, stays in force: unresumed has these engines.
+//
+// Engines that did not resume in earlier calls must stay paused: unresumed has them. It has those of all groups, because the end of this
+// pause also applies to what is left of other pauses: without the list, the engines of the called group would leave these, too.
 func (p *checkedCall) endsNewPause(answers []Answer, before []roster.Pause) (ends bool, unresumed []string) {
-	mayPause := func(a Answer) bool { return !a.didNotAct() } // now or later
+	mayPause := func(a Answer) bool { return !a.didNotAct() } // the engine is paused, or may be later
 	wasPaused := slices.ContainsFunc(before, func(pause roster.Pause) bool { return pause.Group == p.Group && isWhole(pause) })
 	if wasPaused || slices.ContainsFunc(answers, mayPause) {
 		return false, nil
 	}
-	for _, pause := range before {
+	for _, pause := range before { // a pause from whose group no engine has resumed has no such list
 		unresumed = slices.AppendSeq(unresumed, maps.Keys(pause.Unresumed))
 	}
 	return true, unresumed
