@@ -151,21 +151,24 @@ func (p *pump) endIncomplete() {
 
 // passToLoop passes the stream to the loop, and returns true. It returns false if the goroutine keeps the stream: the client's connection
 // or the stream does not allow it, or the loop is closed.
+//
+// The loop calls posted functions later, when it may have passed the stream to another goroutine. So each of them gets the value that
+// p.handovers had here, and does nothing if p.handovers has grown since.
 func (p *pump) passToLoop() bool {
 	if p.client.ClearWriteDeadline() != nil { // the connection is closed
 		return false
 	}
-	resp := p.Flow() // the response from which the loop may read
+	resp := p.Flow() // the stream's response, from which the loop may read from now on
 	if resp == nil { // the answer has ended, or bytes of it wait to be read
 		return false
 	}
-	handover := p.handovers // p.handovers grows as soon as the loop passes the stream to a goroutine
+	handover := p.handovers
 	p.resp = resp
 	fd, detached := resp.Detach(func() { p.loop.Post(func() { p.interrupt(handover) }) })
 	if !detached { // for example because the connection uses TLS
 		return false
 	}
-	// From here on, the loop owns the stream, and interrupt may even have passed it to another goroutine.
+	// From here on, the loop owns the stream, if it is not closed. interrupt may even have passed the stream to another goroutine by now.
 	if p.loop.Post(func() { p.startOnLoop(fd, handover) }) {
 		return true
 	}
@@ -173,9 +176,10 @@ func (p *pump) passToLoop() bool {
 	return !goroutineKeeps
 }
 
-// takeBackFromClosedLoop gives a stream that the loop did not accept back to this goroutine. It returns false if interrupt, which may have
-// been posted before the loop was closed, has passed the stream to another goroutine. Close waits until the loop has called all that was
-// posted and has ended. Only the loop changes p.handovers, so reading it is safe then.
+// takeBackFromClosedLoop gives a stream that the loop did not accept back to this goroutine, and returns true. It returns false if another
+// goroutine has the stream: after Detach, interrupt may have been posted just before the loop was closed. It has then passed the stream on,
+// and p.handovers is above handover, its value from before Detach. Close waits until the loop has called all that was posted and has ended.
+// Only the loop changes p.handovers, so reading it is safe then.
 func (p *pump) takeBackFromClosedLoop(handover int) bool {
 	p.loop.Close()
 	if interrupted := handover != p.handovers; interrupted {
@@ -326,7 +330,8 @@ func (p *pump) unpack(b []byte, now time.Time) readResult {
 }
 
 // awaitClient keeps the bytes that the client did not take, and watches the client's socket. Until the client has taken all of them,
-// nothing is read from the engine. engineWatch wakes the loop when the client has taken nothing for too long.
+// nothing is read from the engine. So engineWatch has no other use meanwhile, and serves as the timer of the client: it calls Expired when
+// the client has taken nothing for too long. If the sockets cannot be watched so, awaitClient passes the stream to a goroutine.
 func (p *pump) awaitClient(rest []byte) {
 	p.unsent = append([]byte(nil), rest...) // a copy, because the loop uses the memory of rest again
 	err := p.engineWatch.Pause()
@@ -334,10 +339,10 @@ func (p *pump) awaitClient(rest []byte) {
 		err = p.client.Socket(func(fd int) { p.clientWatch, _ = p.loop.Add(fd, p, forWriting) })
 	}
 	if addFailed := p.clientWatch == nil; err != nil || addFailed {
-		p.passWithoutRead() // the goroutine writes p.unsent without a watch
+		p.passWithoutRead() // the goroutine writes p.unsent with blocking calls
 		return
 	}
-	p.engineWatch.WakeAt(p.client.GiveUpAt()) // Expired then gives the client up
+	p.engineWatch.WakeAt(p.client.GiveUpAt()) // Expired gives the client up at this time
 }
 
 // writeUnsent writes to a client that takes bytes again. Once the client has all of them, it lets the loop read from the engine again.
@@ -457,10 +462,10 @@ func (p *pump) recoverOnLoop() {
 	if v == nil { // the code did not panic
 		return
 	}
-	v = fmt.Sprintf("%v, on a loop: %s", v, debug.Stack())
+	v = fmt.Sprintf("%v, on a loop: %s", v, debug.Stack()) // the stack of the first panic
 	p.leaveLoop()
 	go p.guard(func() {
-		p.resp.Reattach(nil) // gives the socket back to the response, which Panicked then closes; nil: no read has failed
-		panic(v)             // so that guard ends the stream, with the value and the stack of the first panic
+		p.resp.Reattach(nil) // gives the socket back to the response; nil: no read has failed
+		panic(v)             // guard catches it, as any panic of a goroutine, and ends the stream (Stream.Panicked)
 	})
 }
