@@ -91,23 +91,34 @@ func (p *Policy) predictCost(r *Request, i int) Terms {
 	return t
 }
 
-// waitMs is how long, in ms, a request waits at candidate i until its prefill begins. It waits for the prefills before it, for KV memory,
-// and in an arrival queue. These waits overlap, so the longest counts. TPMs is the prefill time per new token, in ms.
+// waitMs is how long, in ms, a request waits at candidate i until its prefill begins. At a local replica it waits for the prefills before
+// it, for KV memory and, while no replica takes a request, for its turn in this region's arrival queue. These waits overlap, so the longest
+// counts. TPMs is the prefill time per new token, in ms.
 func (p *Policy) waitMs(r *Request, i int) float64 {
 	candidate := &p.candidates[i]
-	countedTokens := p.charges[i].newTokens // of the requests that this round has counted at the candidate before this one
 	if candidate.Peer {
-		waitMs := max(candidate.TPMs*candidate.QueuedTokens, candidate.WaitMs, p.kvWaitMs(r, i))
-		// QueuedTokens is what the peer reported for one replica. The tokens of later requests come after that, and the replicas
-		// share them.
-		unseen := candidate.UnseenTokens + countedTokens
-		return waitMs + candidate.TPMs*unseen/float64(max(1, candidate.Replicas))
+		return p.peerWaitMs(r, i)
 	}
+	countedTokens := p.charges[i].newTokens // of the requests that this round has counted at the replica before this one
 	waitMs := candidate.TPMs * (candidate.QueuedTokens + countedTokens)
-	if p.openReplicas == 0 && candidate.KVTokenMs == 0 { // all replicas are full, and kvWaitMs does not know when KV is freed
-		waitMs = max(waitMs, float64(p.waitingAhead+1)*p.departureGapMs) // this region's queue lets one request go per gap, on average
+	allFull := p.openReplicas == 0
+	kvPaceUnknown := candidate.KVTokenMs == 0 // kvWaitMs cannot predict then when there is KV memory
+	if allFull && kvPaceUnknown {
+		turn := float64(p.waitingAhead + 1)         // place of this request among those that wait
+		waitMs = max(waitMs, turn*p.departureGapMs) // the arrival queue lets one request go per gap, on average
 	}
 	return max(waitMs, p.kvWaitMs(r, i))
+}
+
+// peerWaitMs is waitMs for a peer. The peer has reported the tokens before a new request (QueuedTokens) and the wait in its arrival queue
+// (WaitMs). These waits and the one for KV memory overlap, so the longest counts. Tokens that the report does not include yet come after
+// it, so their prefill time is added. All replicas of the peer share these tokens.
+func (p *Policy) peerWaitMs(r *Request, i int) float64 {
+	peer := &p.candidates[i]
+	reportedMs := max(peer.TPMs*peer.QueuedTokens, peer.WaitMs, p.kvWaitMs(r, i))
+	countedTokens := p.charges[i].newTokens // of the requests that this round has counted at the peer before this one
+	unseen := peer.UnseenTokens + countedTokens
+	return reportedMs + peer.TPMs*unseen/float64(max(1, peer.Replicas))
 }
 
 // kvWaitMs is how long, in ms, a request waits for KV memory at candidate i. After KVRoomMs, the KV cache has room for a prompt of 0

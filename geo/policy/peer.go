@@ -23,44 +23,52 @@ type Offer struct {
 
 // NewOffer sums up the local replicas; it skips peers. waiting is the number of requests in the arrival queue, and waitingTokens the
 // sum of their new tokens. The queue lets one request go per departureGapMs. seqs is the number of requests that the replicas can
-// decode at once. The prefill times per token and per prompt (TPMs, T0Ms, in ms) and Running are those of the replica that the next request
-// would probably get. QueuedTokens is that of the least busy replica or, if none is available, the mean of all, with the arrival queue.
+// decode at once. From the sums and from the replica that the next request would probably get, a peer predicts how long a request that it
+// forwards would take here.
 func NewOffer(local []Candidate, waiting int, waitingTokens, departureGapMs float64, seqs int) Offer {
 	o := Offer{Queue: waiting}
-	var queuedTokens, outstanding float64 // tokens queued at the replicas that a request may wait for; unfinished requests of all replicas
-	leastQueued, best := math.Inf(1), -1  // best is the replica that the next request would probably get
+	outstanding := 0.0         // unfinished requests of all replicas
+	queuedTokens := 0.0        // tokens that wait for their prefill at all replicas that a request may wait for
+	leastQueued := math.Inf(1) // the smallest number of such tokens at one of these replicas
+	next := -1                 // index of the replica that the next request would probably get; -1: there is none
 	for i := range local {
 		replica := &local[i]
 		if replica.Peer {
 			continue
 		}
 		outstanding += replica.Outstanding
-		if !replica.Why.Awaitable() { // a dead replica has an empty queue, behind which no request is served
+		// A replica that takes no request soon counts no further: its queue may be empty because it is dead.
+		if mayWaitFor := replica.Why.Awaitable(); !mayWaitFor {
 			continue
 		}
-		o.Replicas++
+		o.countReplica(replica)
 		queuedTokens += replica.QueuedTokens
-		if replica.Why == Available {
-			o.NAvail++
-			o.Free += min(replica.MaxSends, unlimited-o.Free) // the sum must not exceed unlimited, which stands for no bound
-		}
 		leastQueued = min(leastQueued, replica.QueuedTokens)
-		if best < 0 || preferred(replica, &local[best]) {
-			best = i
+		if next < 0 || preferred(replica, &local[next]) {
+			next = i
 		}
 	}
 	if o.Replicas == 0 { // no replica takes a request soon, so there are no times to report
 		return o
 	}
-	o.TPMs, o.T0Ms, o.Running = local[best].TPMs, local[best].T0Ms, local[best].Running
+	o.TPMs, o.T0Ms, o.Running = local[next].TPMs, local[next].T0Ms, local[next].Running
 	o.QueuedTokens = leastQueued
-	if o.NAvail == 0 { // a new request waits behind the arrival queue, which the replicas empty together
+	if o.NAvail == 0 { // none is available: the next request waits behind the arrival queue, which all replicas empty together
 		o.QueuedTokens = (queuedTokens + waitingTokens) / float64(o.Replicas)
 	}
 	o.QueueWaitMs = o.predictedWaitMs(departureGapMs)
 	o.setKVRoom(local, waitingTokens)
 	o.Load = (outstanding + float64(waiting)) / float64(max(1, seqs))
 	return o
+}
+
+// countReplica counts a replica for which a request may wait and, if it is available, how many requests it takes now.
+func (o *Offer) countReplica(replica *Candidate) {
+	o.Replicas++
+	if replica.Why == Available {
+		o.NAvail++
+		o.Free += min(replica.MaxSends, unlimited-o.Free) // the sum must not exceed unlimited, which stands for no bound
+	}
 }
 
 // predictedWaitMs is how long, in ms, a new request waits until its prefill begins: for the prefill of QueuedTokens and, if no replica
@@ -73,22 +81,23 @@ func (o *Offer) predictedWaitMs(departureGapMs float64) float64 {
 	return max(o.TPMs*o.QueuedTokens, turnMs)
 }
 
-// setKVRoom sets KVRoomMs and KVTokenMs, by which a peer predicts when there is KV memory for a request. It considers the available
-// replicas; if there are none, it considers all for which a request may wait, and counts the requests in the arrival queue before the next
-// request.
+// setKVRoom sets KVRoomMs, the time until a replica has room for a prompt of 0 tokens, and KVTokenMs, the time in which the replicas
+// together free one token. A peer predicts by both when there is KV memory for a request. setKVRoom considers the available replicas; if
+// there are none, it considers all for which a request may wait, and counts the requests in the arrival queue before the next request. If
+// nothing is known, both are 0.
 func (o *Offer) setKVRoom(local []Candidate, waitingTokens float64) {
 	freedPerMs := 0.0 // KV tokens that these replicas free per ms, together
 	o.KVRoomMs = math.Inf(1)
 	for i := range local {
 		replica := &local[i]
-		mayTake := !replica.Peer && replica.Why.Awaitable()
+		mayTake := !replica.Peer && replica.Why.Awaitable()    // it takes requests (Why is Available), or soon will
 		passedOver := o.NAvail > 0 && replica.Why != Available // while others are available, no request waits for this one
 		kvUnknown := replica.KVTokenMs == 0
 		if !mayTake || passedOver || kvUnknown {
 			continue
 		}
 		freedPerMs += 1 / replica.KVTokenMs
-		o.KVRoomMs = min(o.KVRoomMs, replica.KVRoomMs)
+		o.KVRoomMs = min(o.KVRoomMs, replica.KVRoomMs) // the next request goes to the replica that first has room
 	}
 	if freedPerMs == 0 { // it is known of no replica how fast its KV cache frees tokens
 		o.KVRoomMs = 0

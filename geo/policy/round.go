@@ -74,7 +74,7 @@ func (p *Policy) Done() bool {
 }
 
 // Next decides for the next request in the order of arrival, and counts the request at the chosen candidate. A request that waits
-// counts as ahead of later requests and, if the policy compares, also at the candidate for which it waits.
+// counts as ahead of later requests. If the policy compares all candidates, it also counts at the candidate for which it waits.
 func (p *Policy) Next(r *Request) Decision {
 	d := p.decide(r)
 	if d.Act == Hold {
@@ -118,8 +118,9 @@ func (p *Policy) addCharge(r *Request, i int) *charge {
 	return c
 }
 
-// decide makes the decision for a request, and counts nothing. Policies that compare consider all candidates. Other policies take
-// an available replica, and a peer only if no replica is available. A Decision without an Act is a Hold.
+// decide makes the decision for a request, and counts nothing. Policies that compare costs consider all candidates. Other policies take an
+// available local replica (Send), and a peer only if no replica is available (Forward). The request waits (Hold) if neither is available,
+// or for a while if a busy replica has much more of its prompt in the cache.
 func (p *Policy) decide(r *Request) Decision {
 	if p.rule.comparesAll {
 		return p.decideByCost(r)
@@ -128,25 +129,26 @@ func (p *Policy) decide(r *Request) Decision {
 		if patienceMs, holder := p.waitForHit(r, i); patienceMs > r.WaitedMs { // its patience for a cache hit is not used up
 			return Decision{Act: Hold, Candidate: holder, UntilMs: patienceMs}
 		}
-		p.moveTurn(i, amongReplicas)
+		p.moveTurn(i, amongReplicas) // matters only if the policy chooses each replica in turn (byTurn)
 		return Decision{Act: Send, Candidate: i}
 	}
 	return p.decideForPeer(r)
 }
 
-// decideForPeer makes the decision for a request for which no local replica is available: Forward to an available peer, or Hold. If the
-// request could be forwarded, but no peer takes it now, later requests of the round are not forwarded either. With peerMustBeCheaper, the
+// decideForPeer makes the decision for a request for which no local replica is available: Forward to an available peer, or Hold. Requests
+// are forwarded in the order of arrival. So if a request waits only for a peer to take it, later requests of the round are not forwarded
+// either (peersBlocked). A request that may not go to any available peer does not block them. With peerMustBeCheaper, the
 // peer must be cheaper than each local replica by MinGainMs, and by the time by which its predictions were too low lately (DistrustMs).
 func (p *Policy) decideForPeer(r *Request) Decision {
 	if r.LocalOnly || p.rule.neverForwards {
 		return Decision{Act: Hold, Candidate: noCandidate}
 	}
-	if p.peersBlocked || p.openPeers == 0 {
+	if p.peersBlocked || p.openPeers == 0 { // an earlier request must be forwarded first, or no peer takes a request
 		p.peersBlocked = true // no later request is forwarded before this one
 		return Decision{Act: Hold, Candidate: noCandidate}
 	}
 	i := p.choose(r, p.rule.choosePeer, amongPeers)
-	if i < 0 { // data residency forbids all peers that are available
+	if i < 0 { // data residency forbids all available peers for this request; later requests may still be forwarded
 		return Decision{Act: Hold, Candidate: noCandidate}
 	}
 	localMs := p.cheapestLocalMs(r)
@@ -189,15 +191,16 @@ type costed struct {
 	terms     Terms
 }
 
-// cheapest returns the cheapest local replica and the cheapest peer of those for which the request may wait. The cost of a peer includes
-// its distrust.
+// cheapest returns the cheapest local replica and the cheapest peer of those to which the request may go now or soon. The cost of a peer
+// includes DistrustMs, the time by which its predictions were too low lately. Without such a replica or peer, its candidate is noCandidate.
 func (p *Policy) cheapest(r *Request) (local, peer costed) {
 	local = costed{candidate: noCandidate, costMs: math.Inf(1)}
 	peer = local
 	mayForward := !p.rule.neverForwards && !r.LocalOnly
 	for i := range p.candidates {
 		candidate := &p.candidates[i]
-		if !candidate.Why.Awaitable() || r.barred(i) {
+		mayWaitFor := candidate.Why.Awaitable() // it takes requests (Why is Available), or soon will
+		if !mayWaitFor || r.barred(i) {         // barred: data residency forbids the candidate
 			continue
 		}
 		best, distrustMs := &local, 0.0
@@ -285,10 +288,10 @@ func (s *Settings) Parse(text string) (*Policy, error) {
 	}
 	f := &policyForms[slices.IndexFunc(policyForms, func(f policyForm) bool { return f.name == name })]
 	p := &Policy{name: f.name, rule: f.rule, settings: *s}
-	if f.changeDefaults != nil { // before the text is applied, which may change these settings again
+	if f.changeDefaults != nil { // the policy has defaults of its own, which the text may change again
 		f.changeDefaults(&p.settings)
 	}
-	before := p.settings
+	defaults := p.settings // for a text that names no settings
 	if err := namedargs.Apply(name, f.keys, &p.settings, set...); err != nil {
 		return nil, err
 	}
@@ -300,7 +303,7 @@ func (s *Settings) Parse(text string) (*Policy, error) {
 		return nil, fmt.Errorf("policy %s: patience=%g needs push=sp-p and a load above 0: without them it waits for replicas that are full for "+
 			"long", name, p.settings.Patience)
 	}
-	p.spec = namedargs.Text(name, f.keys, &p.settings, &before)
+	p.spec = namedargs.Text(name, f.keys, &p.settings, &defaults) // names only the settings that differ from the defaults
 	return p, nil
 }
 

@@ -32,13 +32,18 @@ type Costs struct {
 // Defaults returns the default settings. BatchWeight is for the policy `finish`.
 func Defaults() Settings {
 	return Settings{
-		Push:          SPE,                                  // a replica gets requests while fewer than MaxUnanswered wait for a first token
-		MaxUnanswered: 8, MaxOutstanding: 64, CreditMax: 32, // requests; the bounds of a replica by SPE, by SPO and by SPP
-		Tau: 4, // requests in the queue of a peer
+		Push:           SPE, // a replica gets requests while fewer than MaxUnanswered wait for a first token
+		MaxUnanswered:  8,   // by SPE: with so many requests that wait for a first token, a replica gets no more
+		MaxOutstanding: 64,  // by SPO: with so many unfinished requests of this region, a replica gets no more
+		CreditMax:      32,  // by SPP: a replica gets at most so many requests between two scrapes
+		Tau:            4,   // a peer with more requests in its arrival queue gets none
 		Costs: Costs{
-			WaitWeight: 1, PrefillWeight: 1, BatchWeight: 50, // factors
-			BatchMs: 0.06, MinGainMs: 10, // ms by which each request prolongs a decode step; ms by which a peer must be cheaper
-			TPMs: 0.0938, T0Ms: 150.72, // ms per new token and per prompt: Mistral-7B on an A100, from GORGO's Table 1
+			WaitWeight: 1, PrefillWeight: 1, // the predicted wait and the predicted prefill count as they are
+			BatchWeight: 50,     // each request in the decode batch costs so many times BatchMs
+			BatchMs:     0.06,   // ms by which each request prolongs a decode step
+			MinGainMs:   10,     // ms by which a peer must be cheaper than a local replica
+			TPMs:        0.0938, // ms per new token: Mistral-7B on an A100, from GORGO's Table 1
+			T0Ms:        150.72, // ms per prompt, from the same table
 		},
 	}
 }
