@@ -6,10 +6,10 @@ package board
 // With answers of 13 tokens and copies of 3 steps, about one request for five slots is sent ahead.
 
 // maxNewRequests returns how many more requests a policy may send to the rank now; 0 or below: none. It is one for each free slot and, if
-// the policy sends requests ahead, some more, but not on the ranks that needsFreeSlots names. On most ranks, a new request needs its slot
-// only when its KV has been copied. So as many more are sent as running requests will end during a copy. On an early rank (Early), requests
-// are bound before their prefill, and need no slot until the prefill ends. So as many more are sent as usually wait for their first token,
-// or a number from the config (BindAhead).
+// the policy sends requests ahead, some more, except on ranks for which needsFreeSlots is true. On most ranks, a new request needs its slot
+// only after its KV has been copied. There, as many requests are sent ahead as will probably end during a copy. On an early rank (Early),
+// requests are bound before their prefill, and need no slot until the prefill ends. There, as many are sent ahead as usually wait for their
+// first token, or a number from the config (BindAhead).
 func (r *rank) maxNewRequests(policy *policyInUse) int {
 	free := r.freeSlots()
 	if !policy.sendsAhead || r.needsFreeSlots() {
@@ -35,11 +35,11 @@ func (r *rank) needsFreeSlots() bool {
 	case r.Early && r.AtOnce: // the prefill engine keeps the KV only for a short time, so the rank must have a slot when the prefill ends
 		return true
 	case r.Mixed:
-		// The rank computes prompts itself, and might begin with a prompt sent ahead at once. But the policy wants all ranks to compute prompts
-		// in the same steps.
+		// The rank computes prompts itself, and might begin at once with a prompt that was sent ahead. But the policy wants all ranks to compute
+		// prompts in the same steps.
 		return true
 	}
-	return r.group == nil // the rank has left the fleet, and only a group knows how many requests can be sent ahead
+	return r.group == nil // nil: the rank has left the fleet, and without a group it is not known how many requests can be sent ahead
 }
 
 // admitsAny says whether the policy in force may send any request to the group now. A policy that sends entries at once may, whenever a

@@ -73,7 +73,7 @@ func (b *board) bindAvoiding(now time.Time) {
 		if r := b.emptiestRankFor(e, now); r != nil && b.bindTo(r, e, now) {
 			continue // the entry has left the pool, so the next one has the index i now
 		}
-		if mayGoAnywhereLater := len(e.Only) == 0; mayGoAnywhereLater {
+		if stopsAvoidingLater := len(e.Only) == 0; stopsAvoidingLater {
 			b.retryAvoidedAt = earlier(b.retryAvoidedAt, e.Entered.Add(avoidFor))
 		}
 		i++
@@ -188,10 +188,10 @@ func (b *board) bindPartlyListed(now time.Time, beforeRounds bool) {
 	}
 }
 
-// ranksForBoard returns the ranks to which the board itself, without a policy, may bind an entry that asks for the name: the ranks
-// that list it, in groups in which another rank does not. In the other groups, the policies decide. A rank is spared (gets no requests)
-// after its engine has refused several in a row. If every rank that lists the name is spared or down, ranksForBoard returns all of
-// them, and even spared ones may be used: updateSpared keeps at least one rank of the board in service, but not one for each name.
+// ranksForBoard returns the ranks to which the board itself, without a policy, may bind an entry that asks for the name: the ranks that
+// list it, in groups in which another rank does not. In the other groups, the policies decide. A rank is spared (gets no requests) after
+// its engine has refused several in a row. If every rank that lists the name is spared or down, ranksForBoard returns all of them, and even
+// spared ones may be used: updateSpared keeps at least one rank of the board in service, but not one for each name.
 func (p *namePlacement) ranksForBoard() (ranks []*rank, evenSpared bool) {
 	if anyInService := slices.ContainsFunc(p.ranks, (*rank).takesRequests); anyInService {
 		return p.partialGroupRanks, false

@@ -45,13 +45,14 @@ func (b *board) bindOverdue(e *pool.Entry, now time.Time) (bound bool) {
 // it keep the KV for longer. MaxEngineQueue 0 stands for a decode engine that cannot do this, or must not (Config.Beyond is 0): such an
 // engine gets no prompt at its deadline.
 func (r *rank) mayTakeOverdue(prompt int64) bool {
-	cannotExtendDeadline := r.MaxEngineQueue == 0
+	extendsDeadline := r.MaxEngineQueue != 0
 	// Orphans are KV room of ended requests that the engine may hold until it restarts. All other KV comes free sooner or later.
 	neverFits := r.Capacity > 0 && prompt > r.capacityWithoutOrphans()
-	if !r.takesRequests() || cannotExtendDeadline || neverFits {
+	if !r.takesRequests() || !extendsDeadline || neverFits {
 		return false
 	}
-	// A Limit above 0 is set while the engine has just started, or requests of other proxies may wait in its queue. Then the queue gets none.
+	// A Limit above 0 is set while the engine has just started, or requests of other proxies may wait in its queue. Then the queue must not
+	// get longer.
 	queueHasRoom := r.Limit == 0 && r.engineQueueLength() < r.MaxEngineQueue
 	return queueHasRoom || r.startsAtOnce(prompt)
 }
@@ -153,10 +154,10 @@ func (p *Throughput) recordEnd(inSlot time.Duration, kv int64) {
 	p.tokens += paceWeight * (float64(kv) - p.tokens)
 }
 
-// emitPace emits how many slots the board has, how many of them are free, how many entries wait, and the mean time for which requests keep
-// their slots. It counts all but this mean, which recordEnd updates when a request ends. For each model name that only some ranks list, it
-// emits the same about these ranks (a placement has the ranks of one name). It runs at the end of a Tick,
-// after its rounds: the effect wakes the callers that wait for Dispatcher.Room, and before the end they would read outdated numbers.
+// emitPace emits how many slots the board has, how many of them are free, how many entries wait, and for how long requests keep their
+// slots. The last number is a mean, which recordEnd updates when a request ends; emitPace counts the others. For each model name that only
+// some ranks list, it emits the same about these ranks (a placement has the ranks of one name). It runs at the end of a Tick, after its
+// rounds: the effect wakes the callers that wait for Dispatcher.Room, and before the end they would read outdated numbers.
 func (b *board) emitPace() {
 	b.pace.Slots, b.pace.Free = 0, 0
 	for _, g := range b.groups {

@@ -90,7 +90,8 @@ func newSlotRecord(r *rank, w waitingEntry, bound *Binding, now time.Time) slotR
 		newTokens: bound.NewTokens, discard: e.Discard, inEngineQueue: bound.InEngineQueue, boundAt: now, boundBeforePrefill: e.Early,
 		// Age is how many tokens the answer of a resumed request has from earlier ranks; 0: the request is new.
 		tokensFromEarlierRanks: clampTokens(e.Age),
-		// The prompt is not computed yet: a prefill engine (Early) or the rank itself (Mixed) computes it after the binding.
+		// If Early or Mixed is set, the prompt is not computed yet: a prefill engine (Early) or the rank itself (Mixed) computes it after the
+		// binding.
 		notDecoding: e.Early || r.Mixed,
 		// Some engines (Unpinned) run a request of the Responses API (Response) on a rank of their own choice. But if the entry is
 		// early (it is bound before its prefill), its KV goes to rank r, and so does the request.

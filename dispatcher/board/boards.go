@@ -173,7 +173,7 @@ func (l *Boards) setPolicy(spec string) error {
 	l.policySpec, l.policyName = spec, p.Name()
 	l.emit(Effect{Kind: EffectPolicy, Policy: l.policyName})
 	for _, b := range l.inOrder {
-		b.setPolicy() // each group builds a policy of its own from policySpec, because a policy has state; p only served to check the spec
+		b.setPolicy() // each barrier group builds its own policy from policySpec, because a policy has state; p is used for no decisions
 	}
 	return nil
 }

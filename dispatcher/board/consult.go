@@ -158,5 +158,5 @@ func (b *board) sortDecidingGroups() {
 	slices.SortStableFunc(b.decidingGroups, func(x, y *group) int { // in a tie, the group with the lower rank ID comes first
 		return cmp.Compare(x.kv*int64(len(y.steppingRanks)), y.kv*int64(len(x.steppingRanks))) // compares KV tokens per rank, without a division
 	})
-	b.endRounds() // b.nextGroup was an index in the list before this one
+	b.endRounds() // nextGroup was an index into the list before this one
 }

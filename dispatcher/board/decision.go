@@ -45,7 +45,7 @@ func (e *Explanation) Keep(c Alternative, chosen int32) {
 	for at > 0 && e.isBetter(&c, &e.best[at-1]) {
 		at--
 	}
-	free := e.makeRoom(chosen) // index of the rank that drops out or, while the list is not full, one more index (e.count grows)
+	free := e.makeRoom(chosen) // index of the rank that drops out or, while the list is not full, the new last index (e.count grows)
 	if c.Worker == chosen {
 		at = min(at, free) // the chosen rank is kept even if it is worse than all others
 	}

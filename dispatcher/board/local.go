@@ -37,10 +37,10 @@ func (l *Local) Allows(tokens, running, inFlight int) bool {
 // startLocalRounds prepares the rounds that choose a decode rank to compute the prompt of an entry itself. Each group's policy gets one
 // round, and may choose among the ranks that have to compute the fewest tokens of the prompt. The owner of the board then runs these rounds
 // by the events Decide and Decided, as it does after a Tick. If no decode rank may compute the prompt now, startLocalRounds refuses the
-// entry, and its caller lets a prefill engine compute the prompt.
+// entry, and a prefill engine computes the prompt.
 func (b *board) startLocalRounds(w waitingEntry, now time.Time) {
 	b.waiting[w.Entry.ID] = w // the rounds and refuse find the entry there, although it never enters the pool
-	// Otherwise the entries of the pool, which have waited for longer, get the free slots.
+	// Entries of the pool have waited for longer, so they get free slots first.
 	if poolIsEmpty := b.pool.Len() == 0; poolIsEmpty {
 		b.sortDecidingGroups() // leastLocal and the rounds look only at decidingGroups
 		b.leastLocalTokens = b.leastLocal(w, now)

@@ -75,7 +75,8 @@ func (b *board) findPartlyListedNames() {
 	for _, l := range b.listers {
 		rankCounts[l.lists]++
 	}
-	if len(b.listers) > 0 { // isListedNowhere reads it: all ranks or none list a name without a placement, and this list tells which
+	// A name without a placement is listed by all ranks or by none. So isListedNowhere looks only at the list of the first rank.
+	if len(b.listers) > 0 {
 		b.firstRankNames = b.listers[0].lists
 	}
 	for list := range rankCounts {

@@ -21,7 +21,7 @@ func (b *board) addOrphan(r *rank, s *slotRecord, now time.Time) {
 	// discharge has counted these tokens as released, but they are released only when the orphan is forgotten.
 	b.slots.released.kvTokens -= int64(s.prompt)
 	r.orphanedKV += int64(s.prompt)
-	if n := len(r.orphans); n == mostOrphans { // the list is full, so that the last orphan stands for this one, too
+	if n := len(r.orphans); n == mostOrphans { // the list is full, so the last orphan stands for this one, too
 		r.orphans[n-1] = orphan{r.orphans[n-1].tokens + int64(s.prompt), now}
 		return
 	}

@@ -115,9 +115,9 @@ func (p *pairs) dropQuiet(now time.Time) {
 	}
 }
 
-// updatePairCounts updates what depends on the suspected pairs: those of a prefill and a decode engine whose last hand-off has failed. It
-// counts the pairs that are quarantined, and emits whether streams must report their first events at once, because such an event shows that
-// a hand-off of its pair has worked. It must run after each change of the suspected pairs.
+// updatePairCounts updates what depends on the suspected pairs, the pairs of a prefill and a decode engine whose last hand-off has failed.
+// It counts those that are quarantined. It also emits whether streams must report their first events at once (updateFirstEventWatch): the
+// first event of a stream shows that a hand-off of its pair has worked. It must run after each change of the suspected pairs.
 func (b *board) updatePairCounts() {
 	p := &b.pairs
 	b.updateFirstEventWatch()

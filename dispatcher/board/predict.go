@@ -161,7 +161,7 @@ func (b *board) addPredictions(g *group, p *policyInUse) {
 		b.setTrueRemaining(s.Workers, int32(needs.Horizon)) // the oracle knows the real lengths, so it needs no scores
 		return
 	}
-	f.KeepScores() // keeps a sample of the predictions, until the real lengths are known, to which they are then compared
+	f.KeepScores() // from now on, a sample of the predictions is compared with the real lengths, once these are known
 	f.Update(s.Workers, t.predictor)
 }
 

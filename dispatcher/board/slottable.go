@@ -78,7 +78,7 @@ func (r *rank) correctPromptLeft(s *slotRecord, difference int32) {
 // moves to the index of the removed one, so that the lists have no gaps.
 func (b *board) discharge(slot int32) {
 	t := &b.slots
-	b.dropPromptLeft(t.records[slot].rank, slot) // a mixed rank will not compute the rest of the prompt; needs the record
+	b.dropPromptLeft(t.records[slot].rank, slot) // a mixed rank will not compute the rest of the prompt
 	s := t.records[slot]                         // a copy, because the next line clears the record
 	t.records[slot] = slotRecord{}
 	t.freeIndices = append(t.freeIndices, slot)

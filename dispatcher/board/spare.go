@@ -16,7 +16,7 @@ func (b *board) updateRefusals(s *slotRecord, refused bool, now time.Time) {
 	switch {
 	case refused:
 		if nowSpared := r.refusals.Fail(s.id, now); nowSpared {
-			b.decideNow = true // the next decision takes the rank out of service (updateSpared)
+			b.decideNow = true // from the next decision on, the rank gets no requests (updateSpared)
 			b.emit(Effect{Kind: EffectSpared, Group: GroupKey{Model: b.model}, Names: [2]string{r.Name}, Duration: r.refusals.OutageLength()})
 		}
 		b.updateFirstEventWatch() // streams must now report their first events at once, because such an event ends the row of refusals

@@ -403,8 +403,8 @@ func (g *group) roundStatus(now time.Time) *RoundStatus {
 // stepStatus returns the step times of the group, and what imbalance costs: the length of a step at the present loads, less its length if
 // all loads were equal, both by the step model. By this model, a step takes C0Ms without any load, and C1Ms for each KV token of the
 // fullest rank (loads.Max), because all ranks wait for it. MeanMs is the mean length of the steps or, if none was measured, the length at
-// the present loads. loads has the load of each rank as rank.stepLoad returns it, in KV tokens. If the cost of a
-// request is known (RequestMs), the loads include it, as KV tokens. The costs of prompts are shown, but imbalance is computed without them.
+// the present loads. loads has the load of each rank as rank.stepLoad returns it, in KV tokens. If the cost of a request is known
+// (RequestMs), the loads include it, as KV tokens. The costs of prompts are shown, but the cost of imbalance is computed without them.
 func (g *group) stepStatus(loads policy.Balance) *StepStatus {
 	m, source, r2 := g.steps.Model()
 	s := &StepStatus{

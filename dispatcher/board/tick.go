@@ -172,7 +172,7 @@ func (b *board) finishRound(took time.Duration, now time.Time) {
 
 // judgeRound lets the fallback policy take over if the policy in force panicked, broke a hard limit, or took longer than TickLimit. A slow
 // round has served its entries, so the group needs no other round now, but the fallback decides its next SlowRounds rounds
-// (fallbackRounds). After the other failures, entries were left that may have a rank, so the fallback decides at once, for one round of the
+// (fallbackRounds). After the other failures, entries may be left without a rank, so the fallback decides at once, in one more round of the
 // same group: judgeRound returns true. It also adapts the search budget of the policy to the duration of the round, and notes how many
 // entries the policy held back.
 func (b *board) judgeRound(g *group, took time.Duration) (fallbackNext bool) {

@@ -70,8 +70,8 @@ func (b *board) regroupEngines() {
 // requests of all ranks anew.
 func (r *rank) forgetKVFromOtherRanks() { r.kv, r.kvFromOtherRanks = r.kv-r.kvFromOtherRanks, 0 }
 
-// spreadAnew divides the KV of an unpinned request, whose slot is on this rank, anew among the ranks of the engine. The parts of
-// the request must have been taken off all other ranks before (forgetKVFromOtherRanks).
+// spreadAnew divides the KV of an unpinned request, whose slot is on this rank, anew among the ranks of the engine. The parts of the
+// request must have been taken off all other ranks before (forgetKVFromOtherRanks).
 func (r *rank) spreadAnew(request *policy.Request) {
 	partBefore := request.Tokens() // the part of this rank
 	request.KVElsewhere = 0        // no part is on another rank now

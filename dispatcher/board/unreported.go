@@ -65,7 +65,7 @@ func (b *board) measureTokenRate(now time.Time) {
 		if elapsed < measureEvery {
 			continue // the last measurement is still recent
 		}
-		if first := g.tokenRate.measuredAt.IsZero(); first { // there was no measurement before, from which the time could count
+		if first := g.tokenRate.measuredAt.IsZero(); first { // the time since the last measurement is not known
 			elapsed = 0
 		}
 		g.tokenRate.measuredAt = now
