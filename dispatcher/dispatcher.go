@@ -288,8 +288,8 @@ func (d *Dispatcher) Room(board, model string, within time.Duration) (n int, own
 }
 
 // Free returns how many slots for a model were free on a board after the last turn of the scheduler. ownRanks is true if only some ranks of
-// the board list the model: n then counts only their slots. For a board that never had a rank, n is MaxInt32, because its callers hold
-// prefills back while few slots are free, and such a board has no shortage that could pass.
+// the board list the model: n then counts only their slots. For a board that never had a rank, n is MaxInt32: the callers hold
+// prefills back while few slots are free, and must not do this there, because such a board has no slots that could come free.
 func (d *Dispatcher) Free(board, model string) (n int, ownRanks bool) {
 	v, ok := d.paces.Load(board)
 	if !ok {

@@ -325,8 +325,8 @@ func (r *scheduler) publishPaces(e *board.Effect) {
 }
 
 // stateOrNew returns the scheduler's state for the board of a model. If there is none, it creates the state, and stores its pace in
-// Dispatcher.paces. The pace says how soon slots of the board come free: Dispatcher.Room reads it, on any goroutine. The state's
-// function reportStarted passes the first event of a slot to the board, unless the slot has been given back before the function runs.
+// Dispatcher.paces. The pace says how soon slots of the board come free: Dispatcher.Room reads it, on any goroutine. The state's function
+// reportStarted passes the first event of a slot to the board, unless the slot has been given back before the function runs.
 func (r *scheduler) stateOrNew(model string) *boardState {
 	b := r.byModel[model]
 	if b == nil {

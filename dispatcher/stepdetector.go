@@ -55,8 +55,8 @@ func (d *stepDetector) onToken(streamFirst, streamLast *atomic.Uint32) {
 		return
 	}
 	if !d.mu.TryLock() {
-		// Another stream is just beginning the next step, or the scheduler has the lock for a moment, and another stream will begin the step.
-		// So this stream need not wait: its streamLast stays one step behind until its next tokens come.
+		// Another stream is just beginning the next step. This stream need not wait: its streamLast stays one step behind until its next tokens
+		// come. If instead the scheduler has the lock for a moment, another stream, or this one with its next tokens, begins the step.
 		return
 	}
 	stillCurrent := d.currentStep.Load() == current // false: another stream began the next step before this one got the lock

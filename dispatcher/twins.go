@@ -293,9 +293,12 @@ func (t *twins) resultsOf(key board.GroupKey, policy string, now time.Time) *ver
 	}
 	for _, found := range v.Against {
 		sums := group.against[found.Policy]
+		if sums.day != now.UTC().Format(time.DateOnly) { // todayRankHours still has the sum of an earlier day
+			sums.todayRankHours = 0
+		}
 		a := verdict.Against{
 			Policy: found.Policy, StepMs: found.StepMs, SavedMs: found.SavedMs, ErrorRatio: found.Error, Claimed: found.Claimed,
-			SavedSeconds: sums.savedSeconds, LostSeconds: sums.lostSeconds, Today: sums.rankHoursToday(now),
+			SavedSeconds: sums.savedSeconds, LostSeconds: sums.lostSeconds, Today: sums.todayRankHours,
 		}
 		if h := found.Hour; h.Seconds > 0 { // 0: too little traffic was replayed for a result
 			a.Hour = &verdict.Hour{AgeSeconds: now.Sub(h.To).Seconds(), Seconds: h.Seconds, StepMs: h.StepMs, SavedMs: h.SavedMs,
@@ -309,12 +312,4 @@ func (t *twins) resultsOf(key board.GroupKey, policy string, now time.Time) *ver
 		s.Against = append(s.Against, a)
 	}
 	return s
-}
-
-// rankHoursToday returns how many rank-hours were saved today (UTC), less those lost; 0: no verdict is of today.
-func (s *savings) rankHoursToday(now time.Time) float64 {
-	if s.day != now.UTC().Format(time.DateOnly) { // todayRankHours still has the sum of an earlier day
-		return 0
-	}
-	return s.todayRankHours
 }
