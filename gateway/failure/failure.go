@@ -89,7 +89,7 @@ func sideName(side string) string {
 // if it was silent, else 502.
 func NoAnswer(side string, err error) *openai.Error {
 	const retryAfterSeconds = 1
-	switch callErr, isCall := errors.AsType[*engine.Error](err); { // isCall: the call itself failed, and not what the engine sent
+	switch callErr, isCall := errors.AsType[*engine.Error](err); { // isCall: the HTTP call failed, and not the reading of its answer's events
 	case isCall && callErr.Phase == engine.PhaseConnect:
 		return openai.Unavailable(side+"_unavailable", sideName(side)+" cannot be reached; retry later", retryAfterSeconds)
 	case isCall && callErr.Timeout, errors.Is(err, sse.ErrSilent):

@@ -226,9 +226,9 @@ func (a *Answer) didNotAct() bool {
 }
 
 // endsPause says by the engines' answers whether the pause of the called group ends. After a call that was to pause engines, it ends if the
-// call has begun it and no engine is paused; before has the pauses before the call, which show this. After a call that resumes, it ends if
-// an engine has resumed. unresumed are the keys of the engines that stay paused even then: they did not resume in this call or an earlier
-// one.
+// call has begun it and every engine has refused the call. before has the pauses that were in force before the call. After a call that
+// resumes, it ends if an engine has resumed. unresumed are the keys of the engines that stay paused even then, because they did not resume
+// in this call or in an earlier one.
 func (p *checkedCall) endsPause(answers []Answer, before []roster.Pause) (ends bool, unresumed []string) {
 	switch {
 	case p.does(config.CallPauses):

@@ -158,7 +158,7 @@ func (p *pump) passToLoop() bool {
 	if p.client.ClearWriteDeadline() != nil { // the connection is closed
 		return false
 	}
-	resp := p.Flow() // the stream's response, from which the loop may read from now on
+	resp := p.Flow() // the stream's response, from which the loop may read
 	if resp == nil { // the answer has ended, or bytes of it wait to be read
 		return false
 	}
