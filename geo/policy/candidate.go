@@ -91,9 +91,10 @@ func (p *Policy) predictCost(r *Request, i int) Terms {
 	return t
 }
 
-// waitMs is how long, in ms, a request waits at candidate i until its prefill begins. At a local replica it waits for the prefills before
-// it, for KV memory and, while no replica takes a request, for its turn in this region's arrival queue. These waits overlap, so the longest
-// counts. TPMs is the prefill time per new token, in ms.
+// waitMs is how long, in ms, a request waits at candidate i until its prefill begins; for a peer, see peerWaitMs. At a local replica it
+// waits for the prefills before it and for KV memory. If no replica takes a request now, and it is not known how fast KV memory is freed,
+// its turn in this region's arrival queue counts, too. These waits overlap, so the longest counts. TPMs is the prefill time per new token,
+// in ms.
 func (p *Policy) waitMs(r *Request, i int) float64 {
 	candidate := &p.candidates[i]
 	if candidate.Peer {
@@ -111,8 +112,8 @@ func (p *Policy) waitMs(r *Request, i int) float64 {
 }
 
 // peerWaitMs is waitMs for a peer. The peer has reported the tokens before a new request (QueuedTokens) and the wait in its arrival queue
-// (WaitMs). These waits and the one for KV memory overlap, so the longest counts. Tokens that the report does not include yet come after
-// it, so their prefill time is added. All replicas of the peer share these tokens.
+// (WaitMs). These waits and the one for KV memory overlap, so the longest counts. Tokens that the report does not include yet are prefilled
+// after those that it includes, so their prefill time is added. All replicas of the peer share these tokens.
 func (p *Policy) peerWaitMs(r *Request, i int) float64 {
 	peer := &p.candidates[i]
 	reportedMs := max(peer.TPMs*peer.QueuedTokens, peer.WaitMs, p.kvWaitMs(r, i))

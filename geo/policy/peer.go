@@ -97,7 +97,7 @@ func (o *Offer) setKVRoom(local []Candidate, waitingTokens float64) {
 			continue
 		}
 		freedPerMs += 1 / replica.KVTokenMs
-		o.KVRoomMs = min(o.KVRoomMs, replica.KVRoomMs) // the next request goes to the replica that first has room
+		o.KVRoomMs = min(o.KVRoomMs, replica.KVRoomMs) // time until the first of the replicas has room
 	}
 	if freedPerMs == 0 { // it is known of no replica how fast its KV cache frees tokens
 		o.KVRoomMs = 0

@@ -120,7 +120,7 @@ func (p *Policy) addCharge(r *Request, i int) *charge {
 
 // decide makes the decision for a request, and counts nothing. Policies that compare costs consider all candidates. Other policies take an
 // available local replica (Send), and a peer only if no replica is available (Forward). The request waits (Hold) if neither is available,
-// or for a while if a busy replica has much more of its prompt in the cache.
+// or for a while if a busy replica has more of its prompt in the cache.
 func (p *Policy) decide(r *Request) Decision {
 	if p.rule.comparesAll {
 		return p.decideByCost(r)
@@ -136,8 +136,8 @@ func (p *Policy) decide(r *Request) Decision {
 }
 
 // decideForPeer makes the decision for a request for which no local replica is available: Forward to an available peer, or Hold. Requests
-// are forwarded in the order of arrival. So if a request waits only for a peer to take it, later requests of the round are not forwarded
-// either (peersBlocked). A request that may not go to any available peer does not block them. With peerMustBeCheaper, the
+// are forwarded in the order of arrival. So if no peer is available now, or cheap enough, later requests of the round are not forwarded
+// either (peersBlocked). A request that may not go to any of the available peers does not block later ones. With peerMustBeCheaper, the
 // peer must be cheaper than each local replica by MinGainMs, and by the time by which its predictions were too low lately (DistrustMs).
 func (p *Policy) decideForPeer(r *Request) Decision {
 	if r.LocalOnly || p.rule.neverForwards {
