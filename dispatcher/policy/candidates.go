@@ -10,7 +10,7 @@ type candidates struct {
 	nextInPool   int    // index in the pool of the first entry that chooseEntries has not looked at
 	taken        []bool // by index in the pool: the entry is a candidate, or is held back and must not become one
 
-	expectedGrowth  int64   // KV tokens that each request counts for in addition to its prompt, because it grows
+	extraPerRequest int64   // KV tokens that each request counts for in addition to its prompt, because it grows
 	tokensPerWaitMs float64 // KV tokens by which each ms of waiting lowers the cost of placing an entry
 }
 
@@ -24,15 +24,15 @@ type candidate struct {
 	waitCredit int64 // how much its wait lowers the cost of placing it, in units of 2^-fixedBits tokens
 }
 
-// reset empties the list for a new round. expectedGrowth is how many KV tokens each request counts for in addition to its prompt. ageWeight
-// is how many KV tokens each step of waiting takes off the cost of placing an entry. stepMs is the mean time of a step in ms; if it is 0
-// (unknown), waits do not count.
-func (k *candidates) reset(s *Snapshot, expectedGrowth int64, ageWeight, stepMs float64) {
+// reset empties the list for a new round. extraPerRequest is how many KV tokens each request counts for in addition to its prompt.
+// ageWeight is how many KV tokens each step of waiting takes off the cost of placing an entry. stepMs is the mean time of a step in ms; if
+// it is 0 (unknown), waits do not count.
+func (k *candidates) reset(s *Snapshot, extraPerRequest int64, ageWeight, stepMs float64) {
 	k.all = k.all[:0]
 	k.overdueCount, k.nextInPool = 0, 0
 	k.taken = sized(k.taken, len(s.Pool))
 	clear(k.taken)
-	k.expectedGrowth, k.tokensPerWaitMs = expectedGrowth, 0
+	k.extraPerRequest, k.tokensPerWaitMs = extraPerRequest, 0
 	if stepMs > 0 {
 		k.tokensPerWaitMs = ageWeight / stepMs
 	}
@@ -44,7 +44,7 @@ func (k *candidates) add(s *Snapshot, entry int, isOverdue bool) {
 	e := &s.Pool[entry]
 	k.taken[entry] = true
 	k.all = append(k.all, candidate{
-		entry: int32(entry), overdue: isOverdue, tokens: int64(e.Prompt), load: (int64(e.Prompt) + k.expectedGrowth) << fixedBits,
+		entry: int32(entry), overdue: isOverdue, tokens: int64(e.Prompt), load: (int64(e.Prompt) + k.extraPerRequest) << fixedBits,
 		// The wait credit is at most 2^30 tokens, so that it fits an int64 in these units.
 		waitCredit: int64(math.Ldexp(min(k.tokensPerWaitMs*float64(e.WaitMs), 1<<30), fixedBits)),
 	})

@@ -21,36 +21,48 @@ type envelope struct {
 	leastMarginStep []int32
 }
 
-// build computes, for each rank, the KV tokens that it holds now (heldTokens) and its projected load at each step from now to the horizon,
-// and the largest load of any rank at each step (peaks). With horizon 0, only the present step counts. A margin is a peak less the load of
-// a rank; build marks the margins as not computed, and minMargin computes them when it is asked.
+// build computes the KV tokens that each rank holds now (heldTokens), its projected load at each step from now to the horizon, and the
+// largest load of any rank at each step (peaks). With horizon 0, only the present step counts. Loads stand for step time, so they are
+// scaled by the rank's cost per token; heldTokens stands for memory, so it is not scaled.
 func (e *envelope) build(s *Snapshot, horizon int) {
-	n := len(s.Workers)
-	e.steps = horizon + 1
-	e.load, e.peaks = sized(e.load, n*e.steps), sized(e.peaks, e.steps)
-	e.leastMargin, e.leastMarginStep, e.heldTokens = sized(e.leastMargin, n), sized(e.leastMarginStep, n), sized(e.heldTokens, n)
-	clear(e.peaks)
+	e.reset(len(s.Workers), horizon+1)
 	for g := range s.Workers {
 		w := &s.Workers[g]
 		loads := e.loadsOf(g)
-		held := w.KVTokens() // of the requests in Running, and Others
-		e.heldTokens[g] = held
+		e.heldTokens[g] = w.KVTokens()
 		if horizon == 0 { // no projection: only the present step counts
-			loads[0] = held
+			loads[0] = e.heldTokens[g]
 		} else {
-			Project(loads, w.Running)
-			if w.Others > 0 { // KV tokens of other requests, such as those of other proxies: they stay at each step
-				for h := range loads {
-					loads[h] += w.Others
-				}
-			}
+			projectWorker(loads, w)
 		}
-		scale(loads, w.Cost) // loads stand for step time; heldTokens stands for memory, so it is not scaled
+		scale(loads, w.Cost)
 		peaks := e.peaks[:len(loads)]
 		for h, load := range loads {
 			peaks[h] = max(peaks[h], load)
 		}
+	}
+}
+
+// reset sizes the lists for n ranks and so many steps, and sets all peaks to 0. It marks the margins of all ranks as not computed, so that
+// minMargin computes them when it is asked.
+func (e *envelope) reset(n, steps int) {
+	e.steps = steps
+	e.load, e.peaks = sized(e.load, n*steps), sized(e.peaks, steps)
+	e.leastMargin, e.leastMarginStep, e.heldTokens = sized(e.leastMargin, n), sized(e.leastMarginStep, n), sized(e.heldTokens, n)
+	clear(e.peaks)
+	for g := range e.leastMarginStep {
 		e.leastMarginStep[g] = notComputed
+	}
+}
+
+// projectWorker writes to dst[h] how many KV tokens a worker will hold h steps from now. Its running requests grow and end (see Project).
+// Others, the KV tokens of other requests, such as those of other proxies, stay at each step.
+func projectWorker(dst []int64, w *Worker) {
+	Project(dst, w.Running)
+	if w.Others > 0 {
+		for h := range dst {
+			dst[h] += w.Others
+		}
 	}
 }
 

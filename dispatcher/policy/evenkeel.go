@@ -54,7 +54,7 @@ func (p *evenkeel) limits() limits {
 // part of their prompts, if these moves hardly raise the cost. Rounds with scarce KV room, and ranks that also prefill, are decided in
 // other ways.
 func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
-	p.gather.reset()
+	p.gather.reset() // the last round's reports of entries that were held back
 	p.heldBack.reset()
 	if !p.beginRound(s) { // no slot is free, or no entry waits
 		return dst
@@ -62,11 +62,12 @@ func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	if s.Aggregated { // ranks that also prefill have their own algorithm
 		return p.decideAggregated(s, dst)
 	}
-	// If the KV room will be full before the slots are, present loads do not show which rank will then be the slowest. Therefore
-	// entries are placed by the loads that full ranks will have, without a search.
+	// If the KV room will be full before the slots are, present loads do not show which rank will then be the slowest. Therefore entries are
+	// placed by the loads that full ranks will have, without a search. Without a search, it is not known which rank will have most requests.
+	// All ranks pad their batches to the batch of this rank, so the cost of the padding counts for each request.
 	if meanPrompt, scarce := p.roomIsScarce(s); scarce {
-		p.loads.build(s, requestTokensWithRow(p, s)) // placeByRoom does not know which rank will have most requests
-		p.placeByRoom(s, meanPrompt)
+		p.loads.build(s, requestTokensWithPadding(p, s))
+		p.placeForFullRanks(s, meanPrompt)
 		return p.appendAssignments(s, dst)
 	}
 	p.holdBack(s)
@@ -87,9 +88,11 @@ func (p *evenkeel) beginRound(s *Snapshot) bool {
 	if !anySlot || len(s.Pool) == 0 { // there is nothing to decide
 		return false
 	}
-	requestTokens := p.requestTokens(s) // without RowTokens, which arrange adds later for the rank with most requests
-	if s.Aggregated {                   // arrange does not run for ranks that also prefill
-		requestTokens = requestTokensWithRow(p, s)
+	// Some engines pad the batches of all ranks to the largest batch, so one more request on the rank with most requests lengthens each step.
+	// This cost (RowTokens) is left out of the loads here, because arrange counts it when it knows which rank has most requests.
+	requestTokens := p.requestTokens(s)
+	if s.Aggregated { // arrange does not run for ranks that also prefill, so the cost counts for each request
+		requestTokens = requestTokensWithPadding(p, s)
 	}
 	p.loads.build(s, requestTokens)
 	p.ranks.load(s, p.loads.heldTokens, p.set.watermark, noExtraSlots)
@@ -105,9 +108,10 @@ func (p *evenkeel) requestTokens(s *Snapshot) int64 {
 	return s.RequestTokens
 }
 
-// requestTokensWithRow returns requestTokens plus RowTokens, the cost of one more request on the rank with most requests; 0 if the setting
-// requests is off. It is for rounds that cannot tell which rank will have most requests, so that RowTokens counts on every rank.
-func requestTokensWithRow(p *evenkeel, s *Snapshot) int64 {
+// requestTokensWithPadding returns requestTokens plus RowTokens, the cost of one more request on the rank with most requests: some engines
+// pad the batches of all ranks to the largest batch. It is for rounds that cannot tell which rank will have most requests, so RowTokens
+// counts on every rank. It returns 0 if the setting requests is off.
+func requestTokensWithPadding(p *evenkeel, s *Snapshot) int64 {
 	if !p.set.countRequests {
 		return 0
 	}

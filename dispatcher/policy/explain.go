@@ -104,18 +104,15 @@ func (s *Snapshot) ranksAfter(assigned []Assignment) map[int32]rankLoad {
 	return ranks
 }
 
-// reasonFor returns why an entry was not placed: the first reason that applies. entry is its index in the pool, and after has the ranks at
-// the end of the round.
+// reasonFor returns why an entry was not placed: the first reason that applies. First comes what the policy held back on purpose. Then come
+// reasons that no round could change: no rank is up, or the entry is too large for every rank. Then come slots and room: a rank is reserved
+// for this entry, all slots were taken before the round, the entry would fit the rank that is reserved for another entry, or the round has
+// left no slot or no room. entry is the entry's index in the pool, and after has the ranks at the end of the round.
 func (l limits) reasonFor(s *Snapshot, after map[int32]rankLoad, entry int) string {
+	if reason := l.holdReason(entry); reason != "" {
+		return reason
+	}
 	tokens := int64(s.Pool[entry].Prompt)
-	if l.gather != nil && l.gather.isHeld(int32(entry)) { // on ranks that prefill: held so that several entries are sent together
-		return fmt.Sprintf("held for a round: it goes in %.3g ms, or sooner with others", l.gather.nextDecisionMs)
-	}
-	if l.heldBack != nil { // on ranks that only decode: held because the entry would make one rank much fuller than the others
-		if addsMs, held := l.heldBack.reason(entry); held {
-			return fmt.Sprintf("held back: each step would become %.3g ms longer", addsMs)
-		}
-	}
 	remaining := l.leftoverFor(s, after, tokens)
 	switch {
 	case !remaining.anyUp:
@@ -133,6 +130,20 @@ func (l limits) reasonFor(s *Snapshot, after map[int32]rankLoad, entry int) stri
 	default:
 		return fmt.Sprintf("fits no rank's room: %d tokens, the largest room beside a free slot is %d", tokens, remaining.largestRoom)
 	}
+}
+
+// holdReason returns why the policy held an entry (an index in the pool) back although a slot was free for it; empty: it did not. gather is
+// for ranks that prefill, and heldBack for ranks that only decode.
+func (l limits) holdReason(entry int) string {
+	if l.gather != nil && l.gather.isHeld(int32(entry)) { // held so that several entries are sent together
+		return fmt.Sprintf("held for a round: it goes in %.3g ms, or sooner with others", l.gather.nextDecisionMs)
+	}
+	if l.heldBack != nil { // held because the entry would make one rank much fuller than the others
+		if stepGrowthMs, held := l.heldBack.reason(entry); held {
+			return fmt.Sprintf("held back: each step would become %.3g ms longer", stepGrowthMs)
+		}
+	}
+	return ""
 }
 
 // leftover is what reasonFor must know to say why an entry was not placed: what the ranks that are up had for it before the round (Before)

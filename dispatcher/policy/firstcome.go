@@ -206,16 +206,18 @@ func rankWithLeast[N int32 | int64](r *ranks, values []N, from int, tokens int64
 }
 
 // largestF returns the rank with the largest score F of BR-0 for an entry of so many tokens, and this score; none: no rank has a slot and
-// room. F is the number of tokens, less the number of ranks times the tokens by which the rank would exceed the fullest one. In a tie, the
-// rank with the larger margin (the tokens by which it is below the fullest) wins.
+// room. F is the load that the entry adds to the rank (its tokens times the rank's cost per token), less the number of ranks times the part
+// of this load that is above the margin. The margin is by how much the rank is below the fullest rank: beyond it, all ranks wait for this
+// one. In a tie of F, the rank with the larger margin wins.
 func (p *firstCome) largestF(s *Snapshot, tokens int64) (int, float64) {
 	best, bestF := none, int64(0)
 	for g := range p.ranks.free {
 		if !p.ranks.fits(g, tokens) {
 			continue
 		}
-		margin := p.rankLoads.minMargin(g)
-		f := subset.F0(subset.Scaled(tokens, float64(s.Workers[g].Cost)), margin, len(s.Workers))
+		margin := p.rankLoads.minMargin(g) // that of the present step, the only one in rankLoads
+		added := subset.Scaled(tokens, float64(s.Workers[g].Cost))
+		f := subset.F0(added, margin, len(s.Workers))
 		if best == none || f > bestF || f == bestF && margin > p.rankLoads.minMargin(best) {
 			best, bestF = g, f
 		}

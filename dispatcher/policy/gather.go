@@ -54,32 +54,34 @@ func (r *gather) reset() {
 func (r *gather) isHeld(entry int32) bool {
 	at := slices.Index(r.poolIndex, entry)
 	isCandidate := at >= 0
-	// Since is when a slot was first free for the entry, in s after the snapshot, so it is 0 or less; NaN: no slot was free for it yet.
+	// Since is the time at which a slot was first free for the entry, in s. The time of the snapshot is 0, so earlier times are below 0; NaN
+	// (no slot was free for it yet) is not <= 0.
 	slotWasFree := isCandidate && r.waiting[at].Since <= 0
 	return slotWasFree && r.planner.Held() > 0
 }
 
 // decideAggregated decides a round for ranks that prefill and decode. The planner of package rounds chooses which entries are sent now, and
-// to which ranks; it holds the others back. The score of an assignment is the number of prompt tokens that its rank had yet to compute. For
-// HoldReport, decideAggregated also notes when to decide again, and which entries had a slot for the first time.
+// to which ranks; it holds the others back. It prefers ranks with a small backlog, the prompt tokens that they have yet to compute. So the
+// score of an assignment is the backlog that its rank had before the round. For HoldReport, decideAggregated also notes when to decide
+// again, and which entries had a slot for the first time.
 func (p *evenkeel) decideAggregated(s *Snapshot, dst []Assignment) []Assignment {
-	r := &p.gather
+	gather := &p.gather
 	p.fillGroup(s)
 	p.reserveForOverdue(s)
 	openSlots := int(p.ranks.openSlots)
-	r.fillCandidates(s, openSlots+openSlots/2) // 1.5 times the free slots, so that the planner can choose
-	const now = 0                              // the planner's times are in s, from the time of the snapshot
-	picks, next := r.planner.Decide(now, &r.group, r.waiting, rounds.Rule{Patience: p.set.patience, MaxHold: p.set.maxHoldS})
-	r.nextDecisionMs = next * 1000
-	r.noteFirstSendable(s, now)
+	gather.fillCandidates(s, openSlots+openSlots/2) // half as many again as there are free slots, so that the planner has a choice
+	const now = 0                                   // the planner's times are in s, from the time of the snapshot
+	picks, next := gather.planner.Decide(now, &gather.group, gather.waiting, rounds.Rule{Patience: p.set.patience, MaxHold: p.set.maxHoldS})
+	gather.nextDecisionMs = next * 1000
+	gather.noteFirstSendable(s, now)
 	for _, pick := range picks {
-		e := &s.Pool[r.poolIndex[pick.Candidate]]
+		e := &s.Pool[gather.poolIndex[pick.Candidate]]
 		stage := stageSubset // the planner chose for several entries together
-		if r.waiting[pick.Candidate].Urgent {
+		if gather.waiting[pick.Candidate].Urgent {
 			stage = stageGuard // an urgent entry (express or overdue) was sent at once, whatever the others do
 		}
-		dst = append(dst, Assignment{Entry: e.ID, Worker: s.Workers[pick.Rank].ID, Score: float64(r.group.Ranks[pick.Rank].Backlog),
-			Stage: stage})
+		backlog := gather.group.Ranks[pick.Rank].Backlog
+		dst = append(dst, Assignment{Entry: e.ID, Worker: s.Workers[pick.Rank].ID, Score: float64(backlog), Stage: stage})
 	}
 	return dst
 }
@@ -118,9 +120,10 @@ func (p *evenkeel) reserveForOverdue(s *Snapshot) {
 }
 
 // fillGroup fills in what the planner knows about the group. For each rank, these are its slots, its KV room, the prompt tokens that it has
-// yet to compute (Backlog), and its load at the start of the round. For all ranks, these are the seconds that a prompt token takes (Own),
-// the cost of a request in KV tokens (Request), the mean number of requests that waited for their first token in the last minute
-// (NotStarted), and the prompt tokens computed per second (Rate); below 0, the last two are not known. It also counts the requests that
+// yet to compute (Backlog), and its load at the start of the round. Own is by how many seconds one prompt token lengthens the step of the
+// rank that computes it, and Request is the cost of a request in KV tokens. Two values are means of the last minute, and below 0 if they
+// are not known: NotStarted, the number of requests that waited for their first token, and Rate, how many prompt tokens all ranks together
+// computed per second. Rate is not the inverse of Own, because much of the time goes to decodes. fillGroup also counts the requests that
 // decode (Decoding) and all slots (Slots). p.ranks must have the free slots and rooms already.
 func (p *evenkeel) fillGroup(s *Snapshot) {
 	group := &p.gather.group
@@ -131,7 +134,7 @@ func (p *evenkeel) fillGroup(s *Snapshot) {
 	for i := range s.Workers {
 		w := &s.Workers[i]
 		decoding := w.decoding()
-		rank := rounds.Rank{Slots: int(p.ranks.free[i]), Room: p.ranks.room[i], Backlog: w.Backlog, Load: float64(p.loads.initialLoad[i])}
+		rank := rounds.Rank{Slots: int(p.ranks.free[i]), Room: p.ranks.room[i], Backlog: w.Backlog, Load: float64(p.loads.initialLoadTokens[i])}
 		if decoding > 0 { // keep room for one mean answer, because running answers grow until one of them ends
 			rank.Room -= int64(s.MeanOutput)
 		}

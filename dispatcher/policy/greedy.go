@@ -151,17 +151,21 @@ func (p *greedy) placeSingle(s *Snapshot, dst []Assignment) []Assignment {
 	return p.admit(s, dst, g, position, score, stageSingle)
 }
 
-// bestSingle finds the position in line (from 0) of the entry that fits rank g and has the best score; in a tie, the earliest. The score F
-// rises with the length of the prompt up to a limit (the knee), and does not rise beyond it. Therefore the best prompt is the longest up to
-// the knee or the shortest beyond it. bestSingle looks the prompts up by place: an index in the order by length (sorted). A place stays in
-// this order when its entry leaves the line, so atOrBefore and atOrAfter go on to the nearest place whose entry is still in line.
+// bestSingle finds the entry that fits rank g and has the best score; at is its position, an index in the line (from 0). In a tie, the
+// earliest in line wins. The score F rises with the length of the prompt up to a limit (the knee), and does not rise beyond it. Therefore
+// the best prompt is the longest up to the knee or the shortest beyond it.
+//
+// bestSingle looks the prompts up by place: an index in the order by length (sorted). Entries that have left the line keep their places.
+// atOrBefore and atOrAfter return the nearest place whose entry is still in line, and one outside of sorted if there is none. F counts
+// tokens times the rank's cost per token, so lengths are scaled before they are compared with the knee. ok is false if no entry fits.
 func (p *greedy) bestSingle(s *Snapshot, g int) (at int32, best float64, ok bool) {
 	cost, knee, room := float64(s.Workers[g].Cost), p.rankScore.Knee(), p.ranks.room[g]
 	// The prompts that fit the rank come first in sorted: fitting is their number, and beyondKnee the place of the first one beyond the knee.
 	fitting := sort.Search(len(p.line.sorted), func(place int) bool { return p.line.prompt(place) > room })
 	beyondKnee := sort.Search(fitting, func(place int) bool { return subset.Scaled(p.line.prompt(place), cost) > knee })
 
-	// low and high are the places of the longest prompt up to the knee, and of the shortest prompt beyond it.
+	// low and high are the places of the longest prompt up to the knee, and of the shortest prompt beyond it. Below 0, there is no low;
+	// from fitting on, there is no high that fits.
 	low, high := p.line.atOrBefore(beyondKnee-1), p.line.atOrAfter(beyondKnee)
 	if low >= 0 {
 		best, ok = p.scoreAt(low, cost), true
@@ -174,7 +178,8 @@ func (p *greedy) bestSingle(s *Snapshot, g int) (at int32, best float64, ok bool
 	if !ok { // no entry fits the rank
 		return 0, 0, false
 	}
-	// Several prompts near the knee may share the best score. The one that is earliest in line wins.
+	// Several prompts near the knee may share the best score. The one that is earliest in line wins. Each of the two searches returns a
+	// position beyond the line if none of its prompts has this score.
 	return min(p.earliestUpToKnee(low, cost, best), p.earliestBeyondKnee(high, fitting, cost, best)), best, true
 }
 
@@ -183,9 +188,10 @@ func (p *greedy) scoreAt(place int, cost float64) float64 {
 	return p.rankScore.F(subset.Scaled(p.line.prompt(place), cost))
 }
 
-// earliestUpToKnee returns the position of the entry that is earliest in line among those that have the best score and are at the place low
-// or below; the sentinel, which is higher than all positions, if no such entry has the best score. Prompts of equal length are sorted by
-// position, so of each length it looks only at the first that is still in line.
+// earliestUpToKnee returns the lowest position in line of the entries that have the best score and a prompt up to the knee (the limit up to
+// which scores rise with length). It looks them up by place: an index in the order by length. low is the place of the longest such prompt;
+// -1: there is none. It returns the sentinel, which is higher than all positions, if no such entry has the best score. Prompts of equal
+// length are sorted by position, so of each length it looks only at the first that is still in line.
 func (p *greedy) earliestUpToKnee(low int, cost, best float64) int32 {
 	at := p.line.sentinel()
 	for low >= 0 && p.rankScore.Equal(p.scoreAt(low, cost), best) {
@@ -196,12 +202,15 @@ func (p *greedy) earliestUpToKnee(low int, cost, best float64) int32 {
 	return at
 }
 
-// earliestBeyondKnee does the same for the places from high on that are below fitting. high must be the first place of its length that is
-// still in line.
+// earliestBeyondKnee returns the lowest position in line of the entries that have the best score and a prompt beyond the knee (the limit up
+// to which scores rise with length). It looks them up by place: an index in the order by length. high is the place of the shortest such
+// prompt that is still in line, and fitting the number of prompts that fit the rank. It returns the sentinel, which is higher than all
+// positions, if no such entry has the best score. Prompts of equal length are sorted by position, so the first that is still in line stands
+// for its length.
 func (p *greedy) earliestBeyondKnee(high, fitting int, cost, best float64) int32 {
 	at := p.line.sentinel()
 	for high < fitting && p.rankScore.Equal(p.scoreAt(high, cost), best) {
-		at = min(at, p.line.position(high))
+		at = min(at, p.line.position(high)) // high is the first place of its length whose entry is in line
 		length := p.line.prompt(high)
 		equalCount := sort.Search(len(p.line.sorted)-high, func(i int) bool { return p.line.prompt(high+i) > length })
 		high = p.line.atOrAfter(high + equalCount) // the next longer length
@@ -210,8 +219,9 @@ func (p *greedy) earliestBeyondKnee(high, fitting int, cost, best float64) int32
 }
 
 // placeSubset is one step of stage 2: the next rank (see firstRank) takes the best subset of the first entries that fit it, at most window
-// of them. Tokens beyond the rank's margin may make a score negative, because all ranks wait for them (see setScore). If no subset has a
-// positive score, the rank takes the best single entry anyway, so that no slot stays empty while an entry fits.
+// of them. A subset scores its tokens, less a penalty for those beyond the rank's margin: the tokens by which the rank is below the fullest
+// rank. Beyond it, all ranks wait for this rank. If no subset has a score above 0, to place nothing would be better by the score. But then
+// the rank takes the best single entry anyway, so that no slot stays empty while an entry fits.
 func (p *greedy) placeSubset(s *Snapshot, dst []Assignment) []Assignment {
 	g := p.firstRank()
 	n := p.findCandidates(s, g)
@@ -227,7 +237,7 @@ func (p *greedy) placeSubset(s *Snapshot, dst []Assignment) []Assignment {
 		Limit:  p.ranks.room[g],
 	})
 	if isPositive := p.rankScore.Better(best.Score, 0); !isPositive {
-		best = p.bestOne(s, g, n)
+		best = p.bestOne(s, g, n) // a slot that stays empty would serve no request
 	}
 	for i := range n {
 		if isChosen := best.Mask>>i&1 == 1; isChosen {
@@ -250,10 +260,11 @@ func (p *greedy) findCandidates(s *Snapshot, g int) (n int) {
 }
 
 // bestOne returns a set that has only the candidate with the best score on rank g; in a tie, the earliest candidate. n is the number of
-// candidates, whose lengths are in p.tokens.
+// candidates, whose lengths are in p.tokens. setScore must have set p.rankScore to the score of rank g.
 func (p *greedy) bestOne(s *Snapshot, g, n int) (best subset.Set) {
 	for i := range n {
-		f := p.rankScore.F(p.loadOn(s, g, p.tokens[i]))
+		load := p.loadOn(s, g, p.tokens[i])
+		f := p.rankScore.F(load)
 		if i == 0 || p.rankScore.Better(f, best.Score) {
 			best = subset.Set{Mask: 1 << i, Score: f}
 		}
@@ -298,17 +309,22 @@ func (p *greedy) isBefore(a, b rankInTurn) bool {
 	return a.free > b.free
 }
 
-// setScore prepares p.rankScore, the score F on rank g, for many candidates. F depends on the rank's margin, the tokens by which it is
-// below the fullest rank: a token beyond the margin makes all ranks wait. BR-H has a margin for each step up to the horizon. BR-0 has that
-// of the present step, and each token beyond it takes the number of ranks off the score. To score a single entry, scoreOf is faster,
-// because SetBRH sorts the margins first.
+// setScore sets p.rankScore to the score F on rank g, which is prepared to score many candidates there. F of a load that is added to the
+// rank is high if the load fits below the rank's margin: how far the rank is below the fullest rank. With a margin m, it is as follows.
+//
+// BR-0: F(load) = load - ranks * max(0, load-m), with the margin of the present step, because all ranks wait for a token beyond it.
+//
+// BR-H: F(load) = sum over each step h up to the horizon of discounts[h] * (alpha*load - beta*max(0, load-m[h])).
+//
+// To score a single entry, scoreOf is faster, because SetBRH sorts the margins first.
 func (p *greedy) setScore(s *Snapshot, g int) {
 	if a := p.lookahead; a != nil {
 		a.marginsBuffer = p.envelope.margins(g, a.marginsBuffer)
 		p.rankScore.SetBRH(a.marginsBuffer, a.discounts, a.alpha, a.beta)
 		return
 	}
-	p.rankScore.SetBR0(p.envelope.minMargin(g), len(s.Workers))
+	margin := p.envelope.minMargin(g) // that of the present step, the only one of BR-0
+	p.rankScore.SetBR0(margin, len(s.Workers))
 }
 
 // scoreOf returns the score F of one entry of so many tokens on rank g. For BR-0, F is the load that the entry adds, less the number of

@@ -9,9 +9,9 @@ import (
 // is longer for every request. But requests end all the time, so a few steps later a rank may be empty enough to take the prompt without
 // becoming the fullest.
 type heldBack struct {
-	isHeld []bool    // by index in the pool: true if the last round held the entry back; empty: it held no entry back
-	count  int       // number of entries that the last round held back
-	addsMs []float32 // by index in the pool: how many ms longer the entry would have made each step
+	isHeld       []bool    // by index in the pool: true if the last round held the entry back; empty: it held no entry back
+	count        int       // number of entries that the last round held back
+	stepGrowthMs []float32 // by index in the pool: how many ms longer the entry would have made each step
 
 	// The fields below are used while holdBack tries which ranks take the entries. Entries that are held back count on no rank.
 	order []int32 // indices of entries in the pool, the longest prompt first
@@ -30,11 +30,11 @@ func (h *heldBack) reset() { h.isHeld, h.count = h.isHeld[:0], 0 }
 
 // reason returns how many ms longer each step would have become without holding this entry (an index in the pool) back. held is false if
 // the last round did not hold it back.
-func (h *heldBack) reason(entry int) (addsMs float64, held bool) {
+func (h *heldBack) reason(entry int) (stepGrowthMs float64, held bool) {
 	if entry >= len(h.isHeld) || !h.isHeld[entry] {
 		return 0, false
 	}
-	return float64(h.addsMs[entry]), true
+	return float64(h.stepGrowthMs[entry]), true
 }
 
 // holdBack decides which entries wait for a later round. It tries the entries on the least loaded ranks, the longest prompt first. An entry
@@ -67,13 +67,13 @@ func (p *evenkeel) holdBack(s *Snapshot) {
 			continue
 		}
 		load := h.loads[g] + p.loads.scaled(g, int64(e.Prompt))
-		addsMs := float64(s.C1Ms) * float64(max(0, load-peak))        // by how much the entry would lengthen each step
-		nextStepMs := float64(s.C0Ms) + float64(s.C1Ms)*float64(peak) // length of a step without the entry
-		othersLose := addsMs * p.set.holdSteps * float64(running)     // ms of waits if the entry is placed now
-		entryLoses := nextStepMs * (1 + float64(e.WaitMs)/stepMs)     // ms of waits if it is held back
+		stepGrowthMs := float64(s.C1Ms) * float64(max(0, load-peak))    // by how much the entry would lengthen each step
+		nextStepMs := float64(s.C0Ms) + float64(s.C1Ms)*float64(peak)   // length of a step without the entry
+		othersLose := stepGrowthMs * p.set.holdSteps * float64(running) // ms of waits if the entry is placed now
+		entryLoses := nextStepMs * (1 + float64(e.WaitMs)/stepMs)       // ms of waits if it is held back
 		if mayWait(p, s, e) && othersLose > entryLoses {
 			h.isHeld[entry] = true
-			h.addsMs[entry] = float32(addsMs)
+			h.stepGrowthMs[entry] = float32(stepGrowthMs)
 			h.count++
 			continue
 		}
@@ -101,11 +101,11 @@ func mayWait(p *evenkeel, s *Snapshot, e *Entry) bool {
 	return float64(e.WaitMs) < 1000*p.set.maxHoldS && !e.Express && !isOverdue(s, e)
 }
 
-// prepare makes the fields ready that holdBack changes. It marks no entry as held back, and makes addsMs long enough; only its values for
-// entries that are held back are read. It sorts the entries, the longest prompt first and, among equals, the oldest first. Then it copies
-// the loads and free slots that the ranks had before the round.
+// prepare makes the fields ready that holdBack changes. It marks no entry as held back. It makes stepGrowthMs long enough, and leaves its
+// values undefined, because they are read only for entries that are held back. It sorts the entries, the longest prompt first and, among
+// equals, the oldest first. Then it copies the loads (in KV tokens) and the free slots that the ranks had before the round.
 func (h *heldBack) prepare(s *Snapshot, p *evenkeel) {
-	h.isHeld, h.addsMs = sized(h.isHeld, len(s.Pool)), sized(h.addsMs, len(s.Pool))
+	h.isHeld, h.stepGrowthMs = sized(h.isHeld, len(s.Pool)), sized(h.stepGrowthMs, len(s.Pool))
 	clear(h.isHeld)
 	h.order = h.order[:0]
 	for i := range s.Pool {
@@ -114,7 +114,7 @@ func (h *heldBack) prepare(s *Snapshot, p *evenkeel) {
 	slices.SortFunc(h.order, func(a, b int32) int {
 		return cmp.Or(cmp.Compare(s.Pool[b].Prompt, s.Pool[a].Prompt), cmp.Compare(a, b))
 	})
-	h.loads = append(h.loads[:0], p.loads.initialLoad...)
+	h.loads = append(h.loads[:0], p.loads.initialLoadTokens...)
 	h.slots = append(h.slots[:0], p.ranks.free...)
 }
 

@@ -5,7 +5,7 @@ import "evenkeel/dispatcher/subset"
 // search is the memory of the search for better placements. fillSearch fills in the fields from ownRank on, for the placement that is about
 // to be changed.
 type search struct {
-	evaluationsLeft int        // changes that the search may still try in this round
+	evaluationsLeft int        // changes that the search may still try in this round; lowersCost takes one off
 	ownRank         int        // rank of the placement
 	ownLoad         int64      // load that the placement adds to ownRank
 	loadWithout     int64      // load of ownRank without the placement
@@ -62,12 +62,11 @@ func (p *evenkeel) lowersCost(peakAfter, gain int64) (worthwhile bool) {
 
 // tryReplacements tries each unplaced candidate (a rival) in place of the candidate of placement a. If that lowers the cost, the two are
 // exchanged, and the next rival is compared with the new candidate. A rival lowers the cost by its load, because it brings the rank closer
-// to the fullest one, and by the credit for its wait; it raises the cost if it raises the peak. An overdue candidate is never replaced.
+// to the fullest one, and by the credit for its wait. It raises the cost if it raises the peak. An overdue candidate is never replaced.
 // changed says whether any exchange was made. p.search must be filled for placement a, and is filled again after each exchange.
 func (p *evenkeel) tryReplacements(a int) (changed bool) {
 	l, search := &p.loads, &p.search
-	candidate := p.placed[a].candidate // present candidate of placement a
-	present := &p.candidates.all[candidate]
+	present := &p.candidates.all[p.placed[a].candidate]
 	if present.overdue {
 		return false
 	}
@@ -79,18 +78,27 @@ func (p *evenkeel) tryReplacements(a int) (changed bool) {
 		gain := rival.load + rival.waitCredit - present.load - present.waitCredit
 		rivalLoad := p.candidates.loadOn(l, p.unplaced[i], search.ownRank)
 		peakAfter := smoothedPeakWithOwn(p, search.loadWithout+rivalLoad)
-		if !p.lowersCost(peakAfter, gain) {
+		if !p.lowersCost(peakAfter, gain) { // spends one of evaluationsLeft
 			continue
 		}
-		l.changeLoad(search.ownRank, rivalLoad-search.ownLoad)
-		p.ranks.changeRoom(search.ownRank, present.tokens, rival.tokens)
-		present.placed, rival.placed = false, true
-		p.placed[a].candidate, p.unplaced[i] = p.unplaced[i], candidate
-		candidate, present = p.placed[a].candidate, rival
+		replaceCandidate(p, a, i)
+		present = rival
 		changed = true
 		p.fillSearch(a) // with the new candidate
 	}
 	return changed
+}
+
+// replaceCandidate exchanges the candidate of placement a with the i-th unplaced one, and updates the load and the KV room of the rank.
+// p.search must be filled for placement a.
+func replaceCandidate(p *evenkeel, a, i int) {
+	l, g := &p.loads, p.search.ownRank
+	indexOut, indexIn := p.placed[a].candidate, p.unplaced[i]
+	out, in := &p.candidates.all[indexOut], &p.candidates.all[indexIn]
+	l.changeLoad(g, p.candidates.loadOn(l, indexIn, g)-p.search.ownLoad)
+	p.ranks.changeRoom(g, out.tokens, in.tokens)
+	out.placed, in.placed = false, true
+	p.placed[a].candidate, p.unplaced[i] = indexIn, indexOut
 }
 
 // smoothedPeakWithOwn returns the smoothed peak (see the type smoothedPeak) that results if the load of p.search.ownRank changes to
@@ -112,23 +120,23 @@ func (p *evenkeel) smoothedPeakAfter(ownChange int64, b int, changeB int64) int6
 	return l.smoothed.value(largest, l.smoothed.powerMeanTerm+ownRise+riseB)
 }
 
-// trySwaps tries to exchange the candidate of placement a with that of each later placement on another rank. changed says whether any
-// exchange lowered the cost. p.search must be filled for placement a, so that search.ownRank is the rank of a. It is filled again after
-// each exchange, because a then has another candidate.
+// trySwaps tries to exchange the candidate of placement a with that of each later placement (b) on another rank. changed says whether any
+// exchange lowered the cost. p.search must be filled for placement a: search.ownRank is its rank. It is filled again after each exchange,
+// because a then has another candidate. Each exchange that is tried spends one evaluation.
 func (p *evenkeel) trySwaps(a int) (changed bool) {
-	l, search := &p.loads, &p.search
+	search := &p.search
 	for b := a + 1; b < len(p.placed) && search.evaluationsLeft > 0; b++ {
-		g := int(p.placed[b].rank)
+		rankA, rankB := search.ownRank, int(p.placed[b].rank)
 		indexA, indexB := p.placed[a].candidate, p.placed[b].candidate
 		candidateA, candidateB := &p.candidates.all[indexA], &p.candidates.all[indexB]
-		fits := candidateB.tokens-candidateA.tokens <= p.ranks.room[search.ownRank] && candidateA.tokens-candidateB.tokens <= p.ranks.room[g]
-		if g == search.ownRank || g == p.ranks.reserved || !fits { // the reserved rank is kept free for an overdue entry
+		fits := candidateB.tokens-candidateA.tokens <= p.ranks.room[rankA] && candidateA.tokens-candidateB.tokens <= p.ranks.room[rankB]
+		if rankB == rankA || rankB == p.ranks.reserved || !fits { // the reserved rank is kept free for an overdue entry
 			continue
 		}
-		changeA := p.candidates.loadOn(l, indexB, search.ownRank) - search.ownLoad // of the load of the rank of a
-		changeB := p.candidates.loadOn(l, indexA, g) - p.candidates.loadOn(l, indexB, g)
+		changeA, changeB := swapChanges(p, indexA, indexB, rankB) // of the loads of the two ranks
+		peakAfter := p.smoothedPeakAfter(changeA, rankB, changeB)
 		const noGain = 0 // the same candidates stay placed, so only the peak can change the cost
-		if !p.lowersCost(p.smoothedPeakAfter(changeA, g, changeB), noGain) {
+		if !p.lowersCost(peakAfter, noGain) {
 			continue
 		}
 		p.exchange(a, b)
@@ -162,8 +170,10 @@ func (p *evenkeel) exchange(a, b int) {
 }
 
 // tryMoves tries to move placement a to a free slot of each other rank. A move takes the candidate's load off its present rank and adds it
-// to the other, so it lowers the cost if the smoothed peak (about the largest load) falls. changed says whether any move lowered the cost.
-// p.search must be filled for placement a. It is filled again after each move, because the next move begins from the new rank.
+// to the other, so it lowers the cost if the smoothed peak falls: a mean of the largest load and of a power mean of all loads. Each move
+// that is tried spends one evaluation. changed says whether any move lowered the cost. p.search must be filled for placement a: with its
+// rank (ownRank), and with the load that it adds there (ownLoad). It is filled again after each move, because the next move begins from the
+// new rank.
 func (p *evenkeel) tryMoves(a int) (changed bool) {
 	l, search := &p.loads, &p.search
 	if p.ranks.openSlots == 0 { // there is nowhere to move to
@@ -179,8 +189,9 @@ func (p *evenkeel) tryMoves(a int) (changed bool) {
 			continue
 		}
 		added := p.candidates.loadOn(l, p.placed[a].candidate, g)
-		const noGain = 0 // the same candidates stay placed, so only the peak can change the cost
-		if !p.lowersCost(p.smoothedPeakAfter(-search.ownLoad, g, added), noGain) {
+		peakAfter := p.smoothedPeakAfter(-search.ownLoad, g, added)
+		const noGain = 0                      // the same candidates stay placed, so only the peak can change the cost
+		if !p.lowersCost(peakAfter, noGain) { // takes one off evaluationsLeft
 			continue
 		}
 		p.relocate(a, g)

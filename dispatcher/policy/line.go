@@ -80,20 +80,24 @@ func (l *line) putLongestFirst(pool []Entry) {
 func (l *line) sentinel() int32 { return int32(len(l.entryAt)) }
 
 // remove takes the entry at position p out of the line; all other positions stay the same. If the entries are also sorted by length,
-// searches by length then skip its place.
+// searches by length then skip its place in this order. Such a search follows skipUp to longer prompts, and skipDown to shorter ones: the
+// value of an element is the element itself while its entry is in line, and else leads to the next one. Element k of skipUp stands for
+// place k, and element k+1 of skipDown for place k, because element 0 is its end.
 func (l *line) remove(p int32) {
 	l.next[l.prev[p]], l.prev[l.next[p]] = l.next[p], l.prev[p]
 	l.waiting--
 	if l.sortedByLength {
 		place := l.placeOf[p]
-		l.skipUp[place] = place + 1
-		l.skipDown[place+1] = place // elements of skipDown are places plus 1, so this leads from the place to the one below it
+		l.skipUp[place] = place + 1 // from this place to the one above it
+		l.skipDown[place+1] = place // from the element of this place to the element of the place below it
 	}
 }
 
-// sortByLength sorts the entries that are still in line by the length of their prompts, so that bestSingle can look them up by length.
-// Entries of the same length stay in the order of their positions. A place is an index in this order. Entries that leave the line later
-// keep their places, and skipUp and skipDown lead searches past them.
+// sortByLength sorts the entries that are still in line by the length of their prompts, so that bestSingle can look them up by length. A
+// place is an index in this order. An element of sorted has the length in its upper 32 bits and the position in line in its lower 32 bits,
+// so that entries of the same length stay in the order of their positions. firstEqual has, for each place, the first place with the same
+// length. Entries that leave the line later keep their places. skipUp and skipDown lead searches past them: each has an element for every
+// place, and one more as its end.
 func (l *line) sortByLength(pool []Entry) {
 	l.sorted = l.sorted[:0]
 	for p := l.next[l.sentinel()]; p != l.sentinel(); p = l.next[p] {

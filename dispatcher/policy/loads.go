@@ -39,16 +39,16 @@ const growthShare = 0.25
 // loads has the loads of all ranks in a round. It keeps the three largest loads ready, because the search often asks for the largest load
 // of all ranks but two.
 type loads struct {
-	load        []int64    // by rank: load with the expected growth of its requests, scaled by its cost, in units of 2^-fixedBits tokens
-	top         [3]topLoad // the three largest loads, the largest first
-	cost        []float32  // by rank: step time per KV token, as a multiple of the group's mean
-	heldTokens  []int64    // by rank: KV tokens when the round began, not scaled by cost
-	initialLoad []int64    // by rank: load when the round began, in KV tokens scaled by cost: KV and requests, without growth
+	load              []int64    // by rank: load with the expected growth of its requests, scaled by its cost, in units of 2^-fixedBits tokens
+	top               [3]topLoad // the three largest loads, the largest first
+	cost              []float32  // by rank: step time per KV token, as a multiple of the group's mean
+	heldTokens        []int64    // by rank: KV tokens when the round began, not scaled by cost
+	initialLoadTokens []int64    // by rank: load when the round began, in KV tokens scaled by cost: KV and requests, without growth
 
-	// expectedGrowth is requestWeight plus the KV tokens that each request is expected to add. They are counted because a rank with many short
-	// requests grows faster than a rank with a few long ones.
-	expectedGrowth int64
-	requestWeight  int64 // KV tokens that each request counts for in addition to those that it holds, because it lengthens each step
+	// extraPerRequest is how many KV tokens each request counts for in load, in addition to those that it holds: requestWeight, and the tokens
+	// that it is expected to add. The latter count because a rank with many short requests grows faster than a rank with a few long ones.
+	extraPerRequest int64
+	requestWeight   int64 // KV tokens that each request counts for in addition to those that it holds, because it lengthens each step
 
 	smoothed smoothedPeak
 }
@@ -59,15 +59,18 @@ type topLoad struct {
 	rank int32
 }
 
-// build computes two loads of each rank from a snapshot, both scaled by the rank's cost. initialLoad, in KV tokens, is what lengthens a
-// step now: the KV that the rank holds and, for each request, requestWeight tokens. load also has the growth that is expected of each
-// request: the share growthShare of the mean answer. The search adds and subtracts loads all the time, so load is in units of 2^-fixedBits
-// tokens, in which sums are exact.
+// build computes two loads of each rank from a snapshot, both scaled by the rank's cost. initialLoadTokens is what lengthens a step now:
+// the KV that the rank holds and, for each request, requestWeight. It is in whole KV tokens. load also has the tokens that each request is
+// expected to add: the share growthShare of the mean answer. The search adds to load and subtracts from it all the time, so load is in
+// units of 2^-fixedBits tokens, in which sums are exact. build also finds the three largest loads (top), and drops the smoothed peak of the
+// last round, which startSmoothing sets when a search begins.
 func (l *loads) build(s *Snapshot, requestWeight int64) {
 	n := len(s.Workers)
-	l.load, l.cost, l.heldTokens, l.initialLoad = sized(l.load, n), sized(l.cost, n), sized(l.heldTokens, n), sized(l.initialLoad, n)
-	l.requestWeight, l.expectedGrowth = requestWeight, int64(s.MeanOutput*growthShare)+requestWeight
-	l.smoothed = smoothedPeak{}
+	l.load, l.cost = sized(l.load, n), sized(l.cost, n)
+	l.heldTokens, l.initialLoadTokens = sized(l.heldTokens, n), sized(l.initialLoadTokens, n)
+	expectedGrowth := int64(s.MeanOutput * growthShare) // tokens that a running request is expected to add
+	l.requestWeight, l.extraPerRequest = requestWeight, expectedGrowth+requestWeight
+	l.smoothed = smoothedPeak{} // no search has begun yet
 	for g := range s.Workers {
 		w := &s.Workers[g]
 		l.cost[g] = w.Cost
@@ -75,8 +78,9 @@ func (l *loads) build(s *Snapshot, requestWeight int64) {
 			l.cost[g] = 1
 		}
 		l.heldTokens[g] = w.KVTokens()
-		l.initialLoad[g] = l.scaled(g, l.heldTokens[g]+l.requestWeight*int64(len(w.Running)))
-		l.load[g] = l.scaled(g, (l.heldTokens[g]+l.expectedGrowth*int64(len(w.Running)))<<fixedBits)
+		requests := int64(len(w.Running))
+		l.initialLoadTokens[g] = l.scaled(g, l.heldTokens[g]+l.requestWeight*requests)
+		l.load[g] = l.scaled(g, (l.heldTokens[g]+l.extraPerRequest*requests)<<fixedBits)
 	}
 	l.rescan()
 }
@@ -133,7 +137,7 @@ func (l *loads) presentSmoothedPeak() int64 {
 
 // fullest returns the largest load when the round began, in KV tokens, without expected growth. It determines how long a step takes now.
 func (l *loads) fullest() (largest int64) {
-	for _, load := range l.initialLoad {
+	for _, load := range l.initialLoadTokens {
 		largest = max(largest, load)
 	}
 	return largest

@@ -40,9 +40,10 @@ func (r *residents) move(i, from, to int32) {
 const maxNearLooks = 1024
 
 // preferPrefixRanks moves placements to ranks whose prefix caches hold more of their prompts (hits), so that less KV must be copied to the
-// ranks. It is for ranks that only decode. The load of the fullest rank never rises, but the loads of the other ranks may become less
-// equal. With the setting near=0.01, a move that saves the copy of a whole prompt may raise the smoothed peak of the loads by 1 % of a
-// step, and a move that saves half of it by 0.5 %. If the round leaves no slot free, no placement is moved.
+// ranks. It is for ranks that only decode. It never lets the load of the fullest rank rise, but the loads of the other ranks may become
+// less equal, and the setting near limits by how much. With near=0.01, a move that saves the copy of a whole prompt may raise the smoothed
+// peak (a mean of the largest load and a power mean of all loads) by 1 % of a step, and a move that saves half of it by 0.5 %. The number
+// of hits and placements that it may look at is bounded (maxNearLooks). If the round leaves no slot free, no placement is moved.
 func (p *evenkeel) preferPrefixRanks(s *Snapshot) {
 	anyHits := len(s.Waits) > 0 // on ranks that only decode, Waits is empty if no prompt has hits
 	if p.set.nearShare == 0 || !anyHits || p.ranks.openSlots == 0 {
@@ -69,15 +70,23 @@ type nearSearch struct {
 }
 
 // newNearSearch returns the limits that moves to ranks with prefix hits must keep, given the present loads. No load may exceed the present
-// peak. The smoothed peak, a mean of the largest load and a power mean of all loads, may rise by the allowance: the length of a step times
-// the setting near (nearShare).
+// peak, the largest load. The smoothed peak, a mean of the largest load and a power mean of all loads, may rise by the allowance: the
+// length of a step times the setting near (nearShare). Loads are in units of 2^-fixedBits KV tokens, and so is the length of a step: it is
+// the load that would take as long.
 func newNearSearch(p *evenkeel, s *Snapshot) nearSearch {
 	smoothedPeak := float64(p.loads.presentSmoothedPeak())
-	step := smoothedPeak // length of a step, expressed in the units of loads
-	if s.C1Ms > 0 {
-		step += math.Ldexp(float64(s.C0Ms)/float64(s.C1Ms), fixedBits) // plus the part of a step that does not depend on the load
-	}
+	step := smoothedPeak + loadOfFixedTime(s)
 	return nearSearch{evenkeel: p, s: s, peak: p.loads.peak(), smoothedPeak: smoothedPeak, allowance: step * p.set.nearShare}
+}
+
+// loadOfFixedTime returns the load that would take as long as the part of a step that does not depend on the load (C0Ms), in units of
+// 2^-fixedBits KV tokens; 0: the time per token (C1Ms) is not known.
+func loadOfFixedTime(s *Snapshot) float64 {
+	if s.C1Ms <= 0 {
+		return 0
+	}
+	tokens := float64(s.C0Ms) / float64(s.C1Ms)
+	return math.Ldexp(tokens, fixedBits)
 }
 
 // hits returns the ranks that have a part of a candidate's prompt in their prefix cache. candidate is an index in p.candidates.all.
@@ -96,14 +105,14 @@ func (p *nearSearch) tokensHeld(candidate int32, g int) int {
 }
 
 // moveNearHits moves the candidate of placement a to the rank where the most tokens need not be copied (see bestMove). It takes a free slot
-// there or, if swapWith is a placement on that rank, exchanges the candidates of both.
+// there or, if swapWith is a placement on that rank, exchanges the candidates of both. If no rank is better, it changes nothing.
 func (p *nearSearch) moveNearHits(a int) {
 	p.fillSearch(a) // bestMove, exchange and relocate read the rank and the load of placement a in p.search
 	rank, swapWith := p.bestMove(a)
 	if swapWith != none {
-		p.exchange(a, swapWith)
+		p.exchange(a, swapWith) // each placement stays on its rank and gets the other's candidate, so placementsOn does not change
 	} else if rank != none {
-		p.placementsOn.move(int32(a), p.placed[a].rank, int32(rank))
+		p.placementsOn.move(int32(a), p.placed[a].rank, int32(rank)) // before relocate changes the rank of the placement
 		p.relocate(a, rank)
 	}
 }
@@ -111,7 +120,7 @@ func (p *nearSearch) moveNearHits(a int) {
 // bestMove returns the rank to which placement a should move: the one where the most tokens need not be copied (are spared), compared with
 // its present rank; none: no move spares any. swapWith is the placement on that rank with which it must exchange candidates; none: it takes
 // a free slot. A move must keep the limits of the nearSearch (see affords). Each hit, and each placement that could be exchanged, spends
-// one evaluation. p.search must be filled for placement a.
+// one evaluation. p.search must be filled for placement a: with its rank (ownRank), and with the load that it adds there (ownLoad).
 func (p *nearSearch) bestMove(a int) (rank, swapWith int) {
 	candidate := p.placed[a].candidate
 	heldHere := p.tokensHeld(candidate, p.search.ownRank)
@@ -128,7 +137,8 @@ func (p *nearSearch) bestMove(a int) (rank, swapWith int) {
 			continue
 		}
 		fits := p.ranks.fits(g, p.candidates.all[candidate].tokens)
-		if fits && p.affords(-p.search.ownLoad, g, p.candidates.loadOn(&p.loads, candidate, g), p.shareOf(candidate, spared)) {
+		ownChange, changeThere := -p.search.ownLoad, p.candidates.loadOn(&p.loads, candidate, g) // of the loads, by a move to a free slot
+		if fits && p.affords(ownChange, g, changeThere, p.shareOf(candidate, spared)) {
 			mostSpared, rank, swapWith = spared, g, none
 			continue
 		}
@@ -140,9 +150,9 @@ func (p *nearSearch) bestMove(a int) (rank, swapWith int) {
 }
 
 // bestSwap looks for the placement on rank g with which placement a should exchange its candidate, so that each candidate goes to the
-// other's rank. It takes the exchange that spares the copy of the most tokens of both candidates together, if these are more than
-// sparedSoFar, which the best move so far spares. spared is what the candidate of a spares on rank g. swapWith is the placement found, or
-// none.
+// other's rank. The candidate of a needs spared fewer tokens copied there. That of the other placement may need fewer or more, and both
+// numbers count together. bestSwap takes the exchange that spares the most tokens, if these are more than sparedSoFar, which the best move
+// so far spares. The more it spares, the less level the loads may become by it (see canSwap). swapWith is the placement found, or none.
 func (p *nearSearch) bestSwap(a, g, spared, sparedSoFar int) (mostSpared, swapWith int) {
 	mostSpared, swapWith = sparedSoFar, none
 	for b := p.placementsOn.first[g]; b != none && p.search.evaluationsLeft > 0; b = p.placementsOn.next[b] {
@@ -178,8 +188,10 @@ func (p *nearSearch) sparedOnOwnRank(b, g int) int {
 	return p.tokensHeld(candidate, p.search.ownRank) - p.tokensHeld(candidate, g)
 }
 
-// canSwap says whether placements a and b may exchange their candidates: both must find room, and the loads must not become too unequal for
-// the number of prompt tokens that need not be copied (spared). p.search must be filled for placement a. rankB is the rank of b.
+// canSwap says whether placements a and b may exchange their candidates. Both must find room, and the loads must stay within the limits of
+// affords: no load may exceed the peak from before the moves, and the smoothed peak may rise in proportion to the share of the prompt that
+// need not be copied. spared is the number of tokens of both prompts that need not be copied. p.search must be filled for placement a.
+// rankB is the rank of b.
 func (p *nearSearch) canSwap(a, b, rankB, spared int) bool {
 	rankA := p.search.ownRank
 	indexA, indexB := p.placed[a].candidate, p.placed[b].candidate
@@ -187,6 +199,6 @@ func (p *nearSearch) canSwap(a, b, rankB, spared int) bool {
 	if candidateB.tokens-candidateA.tokens > p.ranks.room[rankA] || candidateA.tokens-candidateB.tokens > p.ranks.room[rankB] {
 		return false
 	}
-	changeA, changeB := swapChanges(p.evenkeel, indexA, indexB, rankB)
+	changeA, changeB := swapChanges(p.evenkeel, indexA, indexB, rankB) // of the loads of rankA and rankB
 	return p.affords(changeA, rankB, changeB, p.shareOf(indexA, spared))
 }

@@ -43,9 +43,9 @@ func Held(p Policy) int {
 // auto is the value of a setting that the policy computes itself: horizon and gamma from the mean output, age_weight from the loads.
 const auto = -1
 
-// ageWeightFor returns how many KV tokens each step of waiting takes off the cost of placing an entry. For auto, this is a share of the KV
-// tokens that a request holds on average: a fixed weight would count the wait too much if prompts are short, and too little if they are
-// long.
+// ageWeightFor returns how many KV tokens each step of waiting takes off the cost of placing an entry. For auto, these are the KV tokens
+// that a request holds on average, divided by ageDivisor: a fixed weight would count the wait too much if prompts are short, and too little
+// if they are long.
 func ageWeightFor(weight float64, s *Snapshot) float64 {
 	if weight != auto {
 		return weight
@@ -61,13 +61,13 @@ func ageWeightFor(weight float64, s *Snapshot) float64 {
 		}
 		requests = len(s.Pool)
 	}
-	return float64(tokens) / float64(max(1, requests)) / ageShare
+	return float64(tokens) / float64(max(1, requests)) / ageDivisor
 }
 
-// ageShare is by what the mean KV tokens of a request are divided to get the weight of one step of waiting: about 15 tokens in Azure's
+// ageDivisor is by what the mean KV tokens of a request are divided to get the weight of one step of waiting: about 15 tokens in Azure's
 // trace of conversations, and 160 in Mooncake's. A weight that is a third larger or smaller changed the idle time in these traces by a few
 // tenths of a percentage point.
-const ageShare = 80
+const ageDivisor = 80
 
 // maxHorizon is the longest horizon that a user may set, in decode steps. It bounds the memory of a policy.
 const maxHorizon = 512

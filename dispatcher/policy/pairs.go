@@ -1,10 +1,11 @@
 package policy
 
-// pair is by how much the cost changes if one candidate is placed on one rank. The cost is the number of ranks times the largest load, less
-// the loads and the wait credits of the placed candidates.
+// pair is by how much the cost changes if one candidate is placed on one rank. The cost is the number of ranks times the largest load (the
+// peak), less the loads and the wait credits of the placed candidates. A pair is kept while other candidates are placed, and may then be
+// out of date.
 type pair struct {
-	change   int64
-	peakRise int64 // rise of the largest load, from when bestPair began until change was computed; notComputed: change is not valid
+	change         int64
+	computedAtRise int64 // by how much the peak had risen, since bestPair began, when change was computed; notComputed: change is not valid
 }
 
 const notComputed = -1 // stands for a value that must be computed before it is used
@@ -17,7 +18,7 @@ func (p *evenkeel) bestPair(from, to int) {
 	pairs := sized(p.start.pairs, (to-from)*ranks) // the pairs of the first candidate with each rank, then those of the next candidate
 	p.start.pairs = pairs
 	for i := range pairs {
-		pairs[i].peakRise = notComputed
+		pairs[i].computedAtRise = notComputed
 	}
 	var peakRise int64 // rise of the largest load since this call began
 	for len(p.placed) < p.wanted {
@@ -37,44 +38,53 @@ func (p *evenkeel) bestPair(from, to int) {
 		before := p.loads.peak()
 		p.placeOn(int32(candidate), rank)
 		peakRise += p.loads.peak() - before
-		// The load of this rank has changed, so its pairs with all candidates must be computed anew. For all other pairs, only the
-		// largest load may have changed, and bestRank knows by its rise how far they can have fallen.
+		// The load of this rank has changed, so its pairs with all candidates must be computed anew. For all other pairs, only the peak may have
+		// changed, and pair.leastNow tells by its rise how low they can be now.
 		for i := rank; i < len(pairs); i += ranks {
-			pairs[i].peakRise = notComputed
+			pairs[i].computedAtRise = notComputed
 		}
 	}
 }
 
-// bestRank returns the rank on which a candidate changes the cost least, and this change; none: the candidate fits no rank. The cost is the
-// number of ranks times the largest load (the peak), less the loads and the wait credits of the placed candidates. The peak follows from
-// the loads that candidates have on their ranks (loadOn), which are scaled by the ranks' costs. The loads that are subtracted (c.load) are
-// those on a rank of cost 1, so that no rank gains by being slow.
-//
-// candidate is an index in p.candidates.all, pairs has the pair of the candidate with each rank, and peakRise is the rise of the peak since
-// bestPair began. A pair is computed anew only if it could be the best: since it was computed, its change can have fallen by at most the
-// rise of the peak times the number of ranks.
+// bestRank returns the rank on which a candidate changes the cost least, and this change; none: the candidate fits no rank. In a tie, the
+// rank with the smaller load wins. candidate is an index in p.candidates.all, pairs has the pair of the candidate with each rank, and
+// peakRise is the rise of the peak (the largest load) since bestPair began. A pair is out of date if the peak has risen since it was
+// computed. bestRank then computes it anew, except if the change cannot have become low enough to be the least (leastNow).
 func (p *evenkeel) bestRank(candidate int32, pairs []pair, peakRise int64) (best int, least int64) {
 	l := &p.loads
-	c, rankCount := &p.candidates.all[candidate], int64(len(l.load))
+	tokens, rankCount := p.candidates.all[candidate].tokens, int64(len(l.load))
 	best = none
 	for _, rank := range p.ranks.hadSlots {
 		g := int(rank)
-		if !p.ranks.fits(g, c.tokens) {
+		if !p.ranks.fits(g, tokens) {
 			continue
 		}
 		known := &pairs[g]
-		if known.peakRise != peakRise {
-			leastChange := known.change - rankCount*(peakRise-known.peakRise)
-			if known.peakRise != notComputed && best != none && leastChange > least {
+		if isCurrent := known.computedAtRise == peakRise; !isCurrent {
+			if known.computedAtRise != notComputed && best != none && known.leastNow(rankCount, peakRise) > least {
 				continue
 			}
-			peakWith := max(l.peak(), l.load[g]+p.candidates.loadOn(l, candidate, g))
-			known.change = rankCount*(peakWith-l.peak()) - c.load - c.waitCredit
-			known.peakRise = peakRise
+			*known = pair{change: costChangeOf(p, candidate, g), computedAtRise: peakRise}
 		}
 		if best == none || known.change < least || known.change == least && l.load[g] < l.load[best] {
 			best, least = g, known.change
 		}
 	}
 	return best, least
+}
+
+// leastNow returns a bound below which the change cannot be now, if it was computed before the peak rose further. A placement costs the
+// number of ranks times the rise of the peak that it causes. It causes less of a rise now if the peak has risen without it, but at most by
+// this rise.
+func (k *pair) leastNow(rankCount, peakRise int64) int64 {
+	return k.change - rankCount*(peakRise-k.computedAtRise)
+}
+
+// costChangeOf returns by how much the cost changes if a candidate is placed on rank g now. The peak follows from the load that the
+// candidate has on this rank (loadOn), which is scaled by the rank's cost. The load that is subtracted (c.load) is that on a rank of cost
+// 1, so that no rank gains by being slow.
+func costChangeOf(p *evenkeel, candidate int32, g int) int64 {
+	l, c := &p.loads, &p.candidates.all[candidate]
+	peakWith := max(l.peak(), l.load[g]+p.candidates.loadOn(l, candidate, g))
+	return int64(len(l.load))*(peakWith-l.peak()) - c.load - c.waitCredit
 }

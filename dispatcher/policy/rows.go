@@ -20,25 +20,30 @@ const noRequestLimit = 0 // as a limit of requests per rank: a rank may get as m
 type searchResult struct {
 	placed        int     // number of entries that were placed
 	overduePlaced int     // overdue entries that were placed; placed counts them, too
-	load          float64 // step length in KV tokens: the largest load, plus RowTokens per request of the rank with most requests
+	stepTokens    float64 // step length in KV tokens: the largest load, plus RowTokens per request of the rank with most requests
 }
 
-// arrange places the entries of the round and improves the placements by a search. RowTokens is what one more request on the rank with most
-// requests costs, in KV tokens. If it is set, arrange also searches with two limits of requests per rank, and keeps the result with the
-// shortest step. A result with a limit counts only if it places no fewer entries, and no fewer overdue entries, than the best result so
-// far. Each search drops the placements of the one before. So if the best are not those of the last search, arrange repeats the search that
-// made them.
+// arrange places the entries of the round, and improves the placements by a search. Entries for which the search has made room fill the
+// slots that are left (fillUp). RowTokens is the cost, in KV tokens, of one more request on the rank with most requests. If it is set,
+// fewer requests on this rank make steps shorter, so arrange also searches with limits of requests per rank.
 func arrange(p *evenkeel, s *Snapshot) {
 	budget := p.budget(s)
-	limitsMayHelp := s.RowTokens > 0 && p.set.countRequests
-	if !limitsMayHelp { // the largest number of requests costs nothing or is not to count
-		placeAndImprove(p, s, budget)
-		p.fillUp(s)
-		return
+	limitsMayHelp := s.RowTokens > 0 && p.set.countRequests // otherwise the largest number of requests costs nothing or is not to count
+	if limitsMayHelp {
+		budget = max(1, budget/searchCount) // up to searchCount searches share the evaluations of the round
 	}
-	budget = max(1, budget/searchCount) // up to searchCount searches share the evaluations of the round
 	placeAndImprove(p, s, budget)
 	p.fillUp(s)
+	if limitsMayHelp {
+		tryRequestLimits(p, s, budget)
+	}
+}
+
+// tryRequestLimits searches with two limits of requests per rank, and keeps the placements that make the step shortest (stepTokens): those
+// of a limit, or those that arrange has made without one. A result with a limit counts only if it places no fewer entries, and no fewer
+// overdue entries, than the best result so far. Each search drops the placements of the one before. So if the best are not those of the
+// last search, tryRequestLimits repeats the search that made them.
+func tryRequestLimits(p *evenkeel, s *Snapshot, budget int) {
 	best, bestLimit := resultOf(p, s), int32(noRequestLimit)
 	presentLimit := bestLimit // limit under which the present placements were made
 	for _, limit := range requestLimits(p, s) {
@@ -48,7 +53,8 @@ func arrange(p *evenkeel, s *Snapshot) {
 		arrangeWithLimit(p, s, limit, budget)
 		presentLimit = limit
 		result := resultOf(p, s)
-		if placesNoFewer := result.placed >= best.placed && result.overduePlaced >= best.overduePlaced; placesNoFewer && result.load < best.load {
+		placesNoFewer := result.placed >= best.placed && result.overduePlaced >= best.overduePlaced
+		if placesNoFewer && result.stepTokens < best.stepTokens {
 			best, bestLimit = result, limit
 		}
 	}
@@ -63,18 +69,18 @@ func placeAndImprove(p *evenkeel, s *Snapshot, budget int) {
 	p.improve(budget)
 }
 
-// arrangeWithLimit begins the round anew, with at most limit requests on each rank, or noRequestLimit. A rank that already runs more gets
-// no entry under the limit. The search may try budget changes of placements. Slots that are still free after it may be filled beyond the
-// limit, so that the limit keeps no slot free.
+// arrangeWithLimit begins the round anew, and searches with at most limit requests on each rank, or noRequestLimit. A rank that already
+// runs more gets no entry under the limit. The search may try budget changes of placements. During the search, the slots beyond the limit
+// are closed. They are opened again after it, and filled while entries fit, so that the limit keeps no slot free.
 func arrangeWithLimit(p *evenkeel, s *Snapshot, limit int32, budget int) {
 	p.placed = p.placed[:0]
 	p.loads.build(s, p.loads.requestWeight)
 	p.ranks.load(s, p.loads.heldTokens, p.set.watermark, noExtraSlots)
 	wantedWithAllSlots := p.placeable(s) // before any slot is closed
 	closeSlotsBeyond(p, s, limit)
-	placeAndImprove(p, s, budget) // this sets p.wanted to what can be placed without the closed slots
+	placeAndImprove(p, s, budget)
 	reopenSlots(p)
-	p.wanted = wantedWithAllSlots
+	p.wanted = wantedWithAllSlots // place has set this number of placements to make, but without the slots that were closed
 	p.fillUp(s)
 }
 
@@ -105,9 +111,10 @@ func reopenSlots(p *evenkeel) {
 	}
 }
 
-// requestLimits returns the two limits of requests per rank that arrange tries. The first gives all ranks equally many requests or, if a
-// rank already runs more, is the number of that rank. The second is halfway between the first and the largest number of requests on a rank
-// when entries are placed without a limit.
+// requestLimits returns the two limits of requests per rank that tryRequestLimits tries. The first makes the largest number of requests on
+// a rank as small as it can be: it gives all ranks equally many requests or, if a rank already runs more, is the number of that rank. Such
+// a strict limit may leave the loads far from level. So the second limit is halfway between the first and the largest number of requests on
+// a rank when entries are placed without a limit.
 func requestLimits(p *evenkeel, s *Snapshot) [2]int32 {
 	sum, most := 0, 0
 	for g := range s.Workers {
@@ -147,6 +154,6 @@ func resultOf(p *evenkeel, s *Snapshot) (result searchResult) {
 		}
 	}
 	mostRequests := slices.Max(requestsByRank(p, s))
-	result.load = inTokens(p.loads.peak()) + float64(s.RowTokens)*float64(mostRequests)
+	result.stepTokens = inTokens(p.loads.peak()) + float64(s.RowTokens)*float64(mostRequests)
 	return result
 }

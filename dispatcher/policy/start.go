@@ -38,18 +38,18 @@ const leastExtra = 32
 func (p *evenkeel) place(s *Snapshot) {
 	p.wanted = p.placeable(s)
 	p.overdueEntries = appendOverdue(s, p.overdueEntries[:0])
-	p.candidates.reset(s, p.loads.expectedGrowth, ageWeightFor(p.set.ageWeight, s), p.stepMs(s))
+	p.candidates.reset(s, p.loads.extraPerRequest, ageWeightFor(p.set.ageWeight, s), p.stepMs(s))
 	copy(p.candidates.taken, p.heldBack.isHeld) // entries that are held back must not become candidates
 	p.candidates.chooseEntries(s, p.overdueEntries, &p.ranks, p.wanted, p.extraCandidates(p.wanted))
 
 	p.start.way = chooseWay(p)                // before the placements change the number of open slots
 	overdueCount := p.candidates.overdueCount // the overdue candidates come first
 	if overdueCount > 0 {
-		reserveForTooLarge(p, s)
+		reserveForTooLarge(p, s) // before the others could take the room of the reserved rank
 		placeRange(p, s, 0, overdueCount, onlyRange)
-		reserveForLeftOut(p, s)
+		reserveForLeftOut(p, s) // for one that had room at first, but was left over; does nothing if a rank is reserved already
 	}
-	placeRange(p, s, overdueCount, len(p.candidates.all), goOnInPool)
+	placeRange(p, s, overdueCount, len(p.candidates.all), thenPool) // if these leave slots free, later entries of the pool get them
 
 	p.unplaced = p.unplaced[:0]
 	for i := range p.candidates.all {
@@ -80,22 +80,23 @@ func chooseWay(p *evenkeel) way {
 	return byCandidate // the fastest way, for many placements
 }
 
-// The values of the parameter goesOn.
+// The values of the parameter mayGoOn.
 const (
-	onlyRange  = false // place only the candidates of the range
-	goOnInPool = true  // if none of them fits, go on with later entries of the pool
+	onlyRange = false // place only the candidates of the range
+	thenPool  = true  // when no more of them fits, go on with later entries of the pool, which are not candidates yet
 )
 
-// placeRange places the candidates with the indices from `from` to `to`-1 in the chosen way. goesOn is onlyRange or goOnInPool. bestPair
-// need not know it, because there are fewer entries than slots then, and all entries that fit are candidates.
-func placeRange(p *evenkeel, s *Snapshot, from, to int, goesOn bool) {
+// placeRange places the candidates with the indices from `from` to `to`-1 in the chosen way. mayGoOn says whether, if none of them fits,
+// later entries of the pool may take the slots that are left: thenPool or onlyRange. bestPair need not know it: chooseWay takes byPair only
+// if there are more slots than entries, and then all entries that fit are candidates.
+func placeRange(p *evenkeel, s *Snapshot, from, to int, mayGoOn bool) {
 	switch p.start.way {
 	case byWorker:
-		p.workerFirst(s, from, to, goesOn)
+		p.workerFirst(s, from, to, mayGoOn)
 	case byPair:
 		p.bestPair(from, to)
 	case byCandidate:
-		p.candidateFirst(s, from, to, goesOn)
+		p.candidateFirst(s, from, to, mayGoOn)
 	}
 }
 
@@ -108,7 +109,7 @@ func (p *evenkeel) placeable(s *Snapshot) int {
 // fillUp places entries for which improve has made room, so that no slot stays free while a waiting entry fits.
 func (p *evenkeel) fillUp(s *Snapshot) {
 	if p.ranks.openSlots > 0 && len(p.placed) < p.wanted {
-		p.workerFirst(s, 0, len(p.candidates.all), goOnInPool)
+		p.workerFirst(s, 0, len(p.candidates.all), thenPool)
 	}
 }
 
@@ -136,13 +137,13 @@ func reserveForLeftOut(p *evenkeel, s *Snapshot) {
 }
 
 // workerFirst takes the rank with the smallest load, places the candidate there that changes the cost least, and repeats this until
-// p.wanted entries are placed. The candidates are those with the indices from `from` to `to`-1. If it goes on in the pool, a rank that no
-// such candidate fits gets a later entry of the pool.
-func (p *evenkeel) workerFirst(s *Snapshot, from, to int, goesOn bool) {
-	order := p.sortByGain(from, to)
+// p.wanted entries are placed. The cost is the sum over the ranks of the tokens by which each is below the fullest rank. The candidates are
+// those with the indices from `from` to `to`-1. If none of them fits a rank, and mayGoOn is true, the rank gets a later entry of the pool.
+func (p *evenkeel) workerFirst(s *Snapshot, from, to int, mayGoOn bool) {
+	order := p.sortByGain(from, to) // gain: by how much a candidate lowers the cost if the fullest rank does not become fuller
 	p.start.noneFits = sized(p.start.noneFits, len(p.loads.load))
 	clear(p.start.noneFits)
-	for len(p.placed) < p.wanted && (len(order) > 0 || goesOn) {
+	for len(p.placed) < p.wanted && (len(order) > 0 || mayGoOn) {
 		g := p.leastLoaded()
 		if g == none { // no slot is free any more, or nothing fits a rank with a free slot
 			return
@@ -153,11 +154,11 @@ func (p *evenkeel) workerFirst(s *Snapshot, from, to int, goesOn bool) {
 			continue
 		}
 		candidate := none
-		if goesOn {
+		if mayGoOn {
 			candidate = p.candidates.addFromPool(s, p.ranks.room[g])
 		}
-		if candidate == none { // leastLoaded must choose another rank from now on
-			p.start.noneFits[g] = true
+		if candidate == none {
+			p.start.noneFits[g] = true // leastLoaded leaves this rank out from now on
 			continue
 		}
 		p.placeOn(int32(candidate), g)
@@ -225,13 +226,13 @@ func (p *evenkeel) bestCandidateFor(g int, order []ranked) int {
 
 // candidateFirst is for many placements at once. It takes one candidate after the other (see inPlacingOrder), and places it on the rank
 // with the smallest load that has room for it, until p.wanted entries are placed. The candidates are those with the indices from `from` to
-// `to`-1. Then, if it goes on in the pool, it places later entries of the pool in the same way.
-func (p *evenkeel) candidateFirst(s *Snapshot, from, to int, goesOn bool) {
-	sortedCount := 0 // onlyRange: the range has the overdue candidates, which stay in the order of their waits
-	if goesOn {
-		sortedCount = p.wanted - len(p.placed) // the oldest candidates, as many as are still wanted: the longest prompts first
+// `to`-1. If mayGoOn is true, it then places later entries of the pool in the same way.
+func (p *evenkeel) candidateFirst(s *Snapshot, from, to int, mayGoOn bool) {
+	longestFirstCount := 0 // the overdue candidates, which are placed without the rest of the pool, stay in the order of their waits
+	if mayGoOn {
+		longestFirstCount = p.wanted - len(p.placed) // the oldest candidates, as many as are still wanted: the longest prompts first
 	}
-	order := inPlacingOrder(p, from, to, sortedCount)
+	order := inPlacingOrder(p, from, to, longestFirstCount)
 	p.buildHeap()
 	for _, o := range order {
 		if len(p.placed) >= p.wanted {
@@ -242,7 +243,15 @@ func (p *evenkeel) candidateFirst(s *Snapshot, from, to int, goesOn bool) {
 			p.heapUpdate(g)
 		}
 	}
-	for goesOn && len(p.placed) < p.wanted {
+	if mayGoOn {
+		placeFromPool(p, s)
+	}
+}
+
+// placeFromPool places entries of the pool that are no candidates yet, the oldest first, until p.wanted entries are placed or none of them
+// fits any rank. Each goes to the rank with the smallest load that has room for it. The heap of candidateFirst must be built.
+func placeFromPool(p *evenkeel, s *Snapshot) {
+	for len(p.placed) < p.wanted {
 		candidate := p.candidates.addFromPool(s, p.ranks.largestRoom())
 		if candidate == none { // no waiting entry fits any rank
 			return
@@ -253,9 +262,9 @@ func (p *evenkeel) candidateFirst(s *Snapshot, from, to int, goesOn bool) {
 	}
 }
 
-// inPlacingOrder returns the unplaced candidates of a range as candidateFirst takes them: first the first sortedCount candidates, the
+// inPlacingOrder returns the unplaced candidates of a range as candidateFirst takes them: first the first longestFirstCount candidates, the
 // longest prompt first, because short prompts then level the loads that long ones leave; then the others in their order.
-func inPlacingOrder(p *evenkeel, from, to, sortedCount int) []ranked {
+func inPlacingOrder(p *evenkeel, from, to, longestFirstCount int) []ranked {
 	order := p.start.order[:0]
 	for i := from; i < to; i++ {
 		if !p.candidates.all[i].placed {
@@ -263,7 +272,7 @@ func inPlacingOrder(p *evenkeel, from, to, sortedCount int) []ranked {
 		}
 	}
 	p.start.order = order
-	slices.SortFunc(order[:min(len(order), sortedCount)], largestFirst)
+	slices.SortFunc(order[:min(len(order), longestFirstCount)], largestFirst)
 	return order
 }
 

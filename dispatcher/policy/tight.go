@@ -12,12 +12,12 @@ type tight struct {
 }
 
 // maxTightWork bounds the work of a round in which room is short: the number of placed entries times the number of ranks, because
-// placeByRoom looks at each rank for each entry.
+// placeForFullRanks looks at each rank for each entry.
 const maxTightWork = 1 << 16
 
 // roomIsScarce says whether the waiting entries would fill the KV room of the ranks before they fill the slots. It also returns false if a
-// rank's room is unlimited, or if so many entries find room that placeByRoom would take too long (maxTightWork). meanPrompt is the mean
-// prompt length of an entry, in tokens.
+// rank's room is unlimited, or if so many entries find room that placeForFullRanks would take too long (maxTightWork). meanPrompt is the
+// mean prompt length of an entry, in tokens.
 func (p *evenkeel) roomIsScarce(s *Snapshot) (meanPrompt float64, scarce bool) {
 	room, slots, waitingTokens := 0.0, 0.0, 0.0
 	for _, g := range p.ranks.hadSlots {
@@ -38,17 +38,18 @@ func (p *evenkeel) roomIsScarce(s *Snapshot) (meanPrompt float64, scarce bool) {
 	return meanPrompt, roomGoesFirst && work <= maxTightWork
 }
 
-// placeByRoom places the overdue entries and then the oldest of the others, while they find room. It compares the loads that the ranks will
-// have when their room is full (projectFullLoads), because then the rank with most requests will be the slowest. It looks at each rank for
-// each entry, so it places at most maxTightWork entries divided by the number of ranks, and leaves the rest to the next round. meanPrompt
-// is the mean prompt length of the pool, in tokens.
-func (p *evenkeel) placeByRoom(s *Snapshot, meanPrompt float64) {
+// placeForFullRanks places the overdue entries and then the oldest of the others, while they find room. It compares the loads that the
+// ranks will have when their room is full (projectFullLoads), because then the rank with most requests will be the slowest, and keeps these
+// loads level. It looks at each rank for each entry, so it places at most maxTightWork entries divided by the number of ranks, and leaves
+// the rest to the next round. meanPrompt is the mean prompt length of the pool, in tokens.
+func (p *evenkeel) placeForFullRanks(s *Snapshot, meanPrompt float64) {
 	const noAgeWeight, noStepMs = 0, 0 // waits do not count, because entries are taken in order of their waits
-	p.candidates.reset(s, p.loads.expectedGrowth, noAgeWeight, noStepMs)
-	p.tight.meanPrompt = meanPrompt
+	p.candidates.reset(s, p.loads.extraPerRequest, noAgeWeight, noStepMs)
+	p.tight.meanPrompt = meanPrompt // read by projectFullLoads and placeEvenly
 	p.projectFullLoads(s)
-	maxPlaced := maxTightWork / len(p.ranks.hadSlots) // bounds the work
-	placeOverdueByRoom(p, s, maxPlaced)
+	rankCount := len(p.ranks.hadSlots) // ranks that can take entries
+	maxPlaced := maxTightWork / rankCount
+	placeOverdueForFullRanks(p, s, maxPlaced)
 	room := p.ranks.largestRoom()
 	for i := 0; i < len(s.Pool) && p.ranks.openSlots > 0 && len(p.placed) < maxPlaced; i++ {
 		if int64(s.Pool[i].Prompt) <= room && !p.candidates.taken[i] {
@@ -59,16 +60,16 @@ func (p *evenkeel) placeByRoom(s *Snapshot, meanPrompt float64) {
 	}
 }
 
-// placeOverdueByRoom places the overdue entries, the longest wait first, while they find room, until maxPlaced entries are placed. For the
-// first one that lacks room, it reserves a rank, on which requests end but none begins. An entry that had room at first, but lacks a slot
-// now, gets no reservation, because that would not help it.
-func placeOverdueByRoom(p *evenkeel, s *Snapshot, maxPlaced int) {
+// placeOverdueForFullRanks places the overdue entries, the longest wait first, while they find room, until maxPlaced entries are placed.
+// For the first one that lacks room, it reserves a rank, on which requests end but none begins. An entry that had room at first, but lacks
+// a slot now, gets no reservation, because that would not help it.
+func placeOverdueForFullRanks(p *evenkeel, s *Snapshot, maxPlaced int) {
 	p.overdueEntries = appendOverdue(s, p.overdueEntries[:0])
-	room := p.ranks.largestRoom()
+	room := p.ranks.largestRoom() // of the ranks with a free slot, in tokens; no entry fits it if no slot is free
 	roomAtFirst := room
 	for _, w := range p.overdueEntries {
 		tokens := int64(s.Pool[w.entry].Prompt)
-		lacksOnlySlot := p.ranks.openSlots <= 0 && tokens <= roomAtFirst // it would have fitted at first
+		lacksOnlySlot := p.ranks.openSlots <= 0 && tokens <= roomAtFirst // it had room before other entries took all slots
 		lacksRoom := tokens > room && !lacksOnlySlot
 		switch {
 		case tokens <= room && len(p.placed) < maxPlaced:
@@ -83,14 +84,16 @@ func placeOverdueByRoom(p *evenkeel, s *Snapshot, maxPlaced int) {
 }
 
 // projectFullLoads computes the load that each rank will have when entries of mean length have filled its room, in KV tokens times the
-// rank's cost per token. It is the present load, the tokens that fill the room, and the expected growth of the entries that fit in there.
+// rank's cost per token. It is the present load, plus the tokens that fill the room, plus what each entry that fits in there counts for
+// beyond its prompt (extraPerRequest).
 func (p *evenkeel) projectFullLoads(s *Snapshot) {
 	t := &p.tight
 	t.fullLoad = sized(t.fullLoad, len(s.Workers))
 	for _, g := range p.ranks.hadSlots {
-		room := max(0, float64(p.ranks.room[g])) // below 0: the rank holds more than its budget
-		growthPerToken := float64(p.loads.expectedGrowth) / t.meanPrompt
-		t.fullLoad[g] = inTokens(p.loads.load[g]) + room*(1+growthPerToken)*float64(p.loads.cost[g])
+		room := max(0, float64(p.ranks.room[g]))                         // below 0: the rank holds more than its budget
+		extraPerToken := float64(p.loads.extraPerRequest) / t.meanPrompt // both are KV tokens of one entry, not scaled by a rank's cost
+		presentLoad := inTokens(p.loads.load[g])                         // scaled by the rank's cost already
+		t.fullLoad[g] = presentLoad + room*(1+extraPerToken)*float64(p.loads.cost[g])
 	}
 }
 
@@ -105,11 +108,12 @@ func (p *evenkeel) placeEvenly(s *Snapshot, entry int, isOverdue bool) {
 }
 
 // correctGrowth corrects fullLoad of rank g for an entry of so many tokens that was placed there. For the room that the entry takes,
-// projectFullLoads has counted the growth of tokens/meanPrompt entries of mean length. But it is one entry, and grows as one.
+// projectFullLoads has counted extraPerRequest (growth and requestWeight) for tokens/meanPrompt entries of mean length. But it is one
+// entry, so it must count once.
 func (t *tight) correctGrowth(g int, tokens int64, l *loads) {
 	entriesCounted := float64(tokens) / t.meanPrompt
-	growthNotCounted := float64(l.expectedGrowth) * (1 - entriesCounted) // below 0 for an entry longer than the mean
-	t.fullLoad[g] += growthNotCounted * float64(l.cost[g])
+	extraNotCounted := float64(l.extraPerRequest) * (1 - entriesCounted) // below 0 for an entry longer than the mean
+	t.fullLoad[g] += extraNotCounted * float64(l.cost[g])
 }
 
 // rankForEvenLoads returns the rank for an entry of so many tokens that makes the loads of the full ranks most equal; none: the entry fits

@@ -17,30 +17,36 @@ type Weigher interface {
 	Weigh(s *Snapshot, i int, a Assignment, tokens int64, dst []float64) (lowerIsBetter, ok bool)
 }
 
-// Weigh writes, for each rank, by how many KV tokens the cost falls if the entry is bound there. The cost is by how many tokens the ranks
-// are below the fullest rank, summed over all ranks (see Cost and tokensSaved). A rank that could not take the entry gets NaN. A larger
-// value is better, so lowerIsBetter is false. ok is false if the last round made no i-th placement. Weigh changes no loads.
+// Weigh writes, for each rank, by how many KV tokens the cost falls if the entry is bound there and not left out. The cost is by how many
+// tokens the ranks are below the fullest rank, summed over all ranks (see Cost and tokensSaved). A rank that could not take the entry gets
+// NaN. A larger value is better, so lowerIsBetter is false. ok is false if the last round made no i-th placement. Weigh changes no loads.
 func (p *evenkeel) Weigh(_ *Snapshot, i int, _ Assignment, tokens int64, dst []float64) (lowerIsBetter, ok bool) {
 	if i >= len(p.placed) {
 		return false, false
 	}
 	fillNaN(dst)
 	p.fillSearch(i) // fills p.search with the chosen rank (ownRank), its load without the entry, and the loads of the other ranks
-	l, search, candidate := &p.loads, &p.search, p.placed[i].candidate
+	candidate := p.placed[i].candidate
 	peakWithoutEntry := peakWithout(p, p.placed[i]) // largest load of a rank if the entry is on no rank
 	for _, rank := range p.ranks.hadSlots {
 		g := int(rank)
-		peakWith := l.peak() // largest load with the entry on the rank that the policy chose
-		if g != search.ownRank {
-			if !p.ranks.fits(g, tokens) { // the score stays NaN
-				continue
-			}
-			loadWith := l.load[g] + p.candidates.loadOn(l, candidate, g)
-			peakWith = max(search.otherRanks.largestWithout(g), search.loadWithout, loadWith)
+		if g != p.search.ownRank && !p.ranks.fits(g, tokens) { // the score stays NaN; the chosen rank has taken the entry already
+			continue
 		}
-		dst[g] = l.tokensSaved(p.candidates.all[candidate].load, peakWith, peakWithoutEntry)
+		dst[g] = p.loads.tokensSaved(p.candidates.all[candidate].load, peakIfOn(p, candidate, g), peakWithoutEntry)
 	}
 	return false, true
+}
+
+// peakIfOn returns the largest load of a rank if a placed candidate were on rank g, and not on its own rank. p.search must be filled for
+// its placement.
+func peakIfOn(p *evenkeel, candidate int32, g int) int64 {
+	l, search := &p.loads, &p.search
+	if g == search.ownRank { // the candidate is there already
+		return l.peak()
+	}
+	loadWith := l.load[g] + p.candidates.loadOn(l, candidate, g)
+	return max(search.otherRanks.largestWithout(g), search.loadWithout, loadWith)
 }
 
 // Weigh writes for each rank the score F (see scoreOf) that the entry of assignment a would have there; NaN for a rank that could not take
