@@ -49,24 +49,26 @@ func (e *Engines) Begin() (preempted bool) {
 	return preempted
 }
 
-// Due returns when the engines or the boards next have something to do, in ms since Began, and whether a step is in progress.
+// Due returns when the engines or the boards next have something to do, in ms since Began (the caller then calls Turn and Begin), and
+// whether a step is in progress (busy). A rank may keep the KV of ended answers for a while. If its group is idle and a request waits for
+// the room of this KV, the time at which the rank drops it counts, too.
 func (e *Engines) Due() (next float64, busy bool) {
 	next = e.Driver.Next()
 	for _, g := range e.Groups {
 		if g.Ends < Never {
 			busy = true
 			next = min(next, g.Ends)
-		} else { // each new step frees KV of ended answers; without a step, a request that waits for this KV needs a turn of its own
-			next = min(next, e.nextEndedKVExpiry(g))
+		} else { // a rank frees such KV when a step begins; without steps, a request gets the room only if the caller acts at that time
+			next = min(next, e.nextRoomFromEndedKV(g))
 		}
 	}
 	return next, busy
 }
 
-// nextEndedKVExpiry returns when a rank of the group next frees KV that it keeps of ended answers, in ms. Only ranks on which a request
+// nextRoomFromEndedKV returns when a rank of the group next frees KV that it keeps of ended answers, in ms. Only ranks on which a request
 // waits for KV room count; Never: there is no such rank. It is needed only while no step is in progress, because ranks otherwise free such
 // KV at each step.
-func (e *Engines) nextEndedKVExpiry(g *Group) float64 {
+func (e *Engines) nextRoomFromEndedKV(g *Group) float64 {
 	waitsForRoom := func(q Request) bool { return !q.Reserved }
 	next := Never
 	for _, r := range g.Ranks {
@@ -89,9 +91,9 @@ func (e *Engines) Place(r *Rank, q Request) {
 	}
 }
 
-// Put puts a request on a rank when the simulation begins, with the tokens that the request has got already. Only a request with a
-// reservation counts in the rank's KV now; reserveKV counts the others when there is room. setCounts shows the boards the tokens that the
-// request has got.
+// Put puts a request on a rank when the simulation begins, with the tokens that the request has got already. The rank's KV includes the
+// request only if its KV room is reserved (Reserved). Otherwise the request waits for room, and reserveKV adds it later. setCounts shows
+// the boards the tokens that the request has got; without a token (FirstStep 0), the counts stay zero.
 func (e *Engines) Put(r *Rank, q Request) {
 	e.Driver.resetCounts(q.Slot)
 	if q.Reserved {
@@ -148,28 +150,31 @@ func (e *Engines) reserveKV(r *Rank, step int64) {
 // was preempted.
 func (e *Engines) startStep(g *Group) (preempted bool) {
 	anyActive := false
-	g.nextStepBegun = false // it said that the engines have begun this step already; from now on, Ends says so
+	// finishStep sets nextStepBegun, because real engines begin the next step before the proxy reads the tokens of the last one. From now on,
+	// Ends says whether a step is in progress. If no request is active, none is, whatever finishStep expected.
+	g.nextStepBegun = false
 	for _, r := range g.Ranks {
 		preempted = e.prepareRank(r, g.Step) || preempted
 		anyActive = anyActive || r.Active > 0
 	}
-	if anyActive { // otherwise the group is idle until a request gets a slot
+	if anyActive { // otherwise Ends stays Never: the group is idle until a request gets a slot
 		g.Ends = e.Now + e.Length(g)
 	}
 	return preempted
 }
 
-// prepareRank pulls KV of waiting requests, gives them slots, and preempts requests while the rank's KV exceeds its capacity. First, the KV
-// of ended answers that the rank no longer keeps makes room. limitRunning postpones active requests beyond MaxRunning to the next step. It
-// must run before requests are pulled, because a rank with MaxRunning pulls KV only while it runs fewer, and again afterwards, because the
-// requests that have just got slots may be too many.
+// prepareRank prepares a rank for a step: the rank frees the KV of ended answers that it no longer keeps, pulls KV of waiting requests,
+// gives them slots, and preempts requests while its KV exceeds its capacity. With MaxRunning, limitRunning lets at most so many active
+// requests take part in the step, and postpones the others to the next one. If so many run already, the rank pulls no KV in this step.
+// preempted says whether any request was preempted.
 func (e *Engines) prepareRank(r *Rank, step int64) (preempted bool) {
 	r.EndedKV.Expire(e.Instant(e.Now))
-	running := r.limitRunning(step)
-	if r.MaxRunning == 0 || running < r.MaxRunning {
+	running := r.limitRunning(step) // 0 without MaxRunning
+	isFull := r.MaxRunning != 0 && running >= r.MaxRunning
+	if !isFull {
 		e.reserveKV(r, step)
 		e.assignSlots(r)
-		r.limitRunning(step)
+		r.limitRunning(step) // again, because with the requests that have just got slots, too many may be active
 	}
 	for i, tooMuch := r.toPreempt(); tooMuch; i, tooMuch = r.toPreempt() {
 		e.Preempt(r, i)
@@ -202,21 +207,15 @@ func (e *Engines) finishStep(g *Group) {
 			if q.DecodesFrom > step { // the request's first token comes in a later step
 				continue
 			}
-			hasToken := q.FirstStep != 0
-			showsStep := hasToken && !stepReported // one report per step is enough
+			isFirstToken := q.FirstStep == 0
+			showsStep := !isFirstToken && !stepReported // one report per step is enough
 			if showsStep {
 				g.Number++
 			}
-			q.Gen++
-			q.Left--
-			if !hasToken { // this is the request's first token
-				q.FirstStep = g.Number
-			}
-			e.setCounts(q.Slot, max(0, q.Gen-int32(e.ReportDelaySteps)), q.FirstStep) // the boards may see the token count of an earlier step
-			e.Token(q)
+			e.giveToken(g, q)
 			r.KV++
 			tokens++
-			if showsStep {
+			if showsStep { // after the token was counted, because the boards learn from the report how many tokens there are
 				stepReported = true
 				e.reportStep(&g.StepCounter, e.Now)
 			}
@@ -224,6 +223,18 @@ func (e *Engines) finishStep(g *Group) {
 	}
 	e.Stepped(g, tokens)
 	e.releaseFinished(g)
+}
+
+// giveToken gives a request its next token, and shows the boards how many it has. With ReportDelaySteps, they see the number of an earlier
+// step. The step of the first token is kept in FirstStep, as the proxy counts steps (Number).
+func (e *Engines) giveToken(g *Group, q *Request) {
+	q.Gen++
+	q.Left--
+	if isFirstToken := q.FirstStep == 0; isFirstToken {
+		q.FirstStep = g.Number
+	}
+	e.setCounts(q.Slot, max(0, q.Gen-int32(e.ReportDelaySteps)), q.FirstStep)
+	e.Token(q)
 }
 
 // releaseFinished releases the requests of a group that have all their tokens.

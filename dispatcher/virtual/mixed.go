@@ -191,8 +191,9 @@ func (g *Mixed) kvGrowth(r *MixedRank) (kv int64) {
 }
 
 // schedule decides the work of the i-th rank in the step that begins, and returns it. It first preempts requests if KV room is short. The
-// token budget goes first to the running requests. If newPrompts is true, the rest goes to requests that the rank admits now. Between the
-// steps of the Interval, a rank must not compute prompts (see mayCompute), so it only decodes.
+// token budget goes first to the running requests. If newPrompts is true, the rest goes to requests that the rank admits now. With
+// Interval, a rank may compute prompts only in every Interval-th step. In the steps between, it only decodes, except if it has nothing to
+// decode, or if its last step with prompts has left requests waiting (see mayCompute).
 func (g *Mixed) schedule(i int, newPrompts bool) (work step.Rank) {
 	r := &g.Ranks[i]
 	mayCompute := g.mayCompute(r)
@@ -204,7 +205,9 @@ func (g *Mixed) schedule(i int, newPrompts bool) (work step.Rank) {
 	if mayAdmit {
 		work.Prompt += g.admit(i, budget)
 	}
-	if mayCompute { // only a step that may compute prompts shows whether all waiting requests fit, which mayCompute asks in later steps
+	// mayCompute reads leftWaiting in later steps. A step that may not compute prompts admits no request, so it does not show whether all of
+	// them fit.
+	if mayCompute {
 		r.leftWaiting = len(r.Waiting) > 0
 	}
 	return work

@@ -64,7 +64,7 @@ func (m *MixedEngines) Send(g *MixedGroup, rank int, q MixedRequest, delay float
 // due, the boards decide, and steps begin.
 func (m *MixedEngines) Turn(deliver func()) {
 	for _, g := range m.Groups {
-		if g.Ends <= m.Now {
+		if g.Ends <= m.Now { // false for an idle group, whose Ends is Never
 			g.stepReported = false // the boards do not know of this step yet
 			g.Finish()             // one of the tokens that this brings may report the step to the boards, see reportToken
 		}
@@ -77,7 +77,7 @@ func (m *MixedEngines) Turn(deliver func()) {
 	deliver()
 	m.Tick(m.Now)
 	for _, g := range m.Groups {
-		g.Begin(m.Now)
+		g.Begin(m.Now) // does nothing while a step is in progress
 	}
 }
 
@@ -94,11 +94,11 @@ func (m *MixedEngines) Due() float64 {
 }
 
 // reportToken reports a token of a request to the boards, as a stream would: how many tokens the request has (Gen), and which step brought
-// the first of them. Number counts the steps as the proxy sees them in the streams: only the time between two tokens of a stream shows a
-// step. So in each step of the engines, the first request that gets a token after its first one raises Number and reports the step. Turn
-// resets stepReported at the end of each step.
+// the first of them. Then it passes the token to the caller (Token). Number counts the steps as the proxy sees them in the streams: only
+// the time between two tokens of a stream shows a step. So in each step of the engines, the first request that gets a token after its first
+// one raises Number and reports the step. Turn resets stepReported at the end of each step.
 func (m *MixedEngines) reportToken(g *MixedGroup, rank int, q *MixedRequest) {
-	isFirst := q.firstStep == 0
+	isFirst := q.firstStep == 0                // Number begins at 1, so 0 says that the request has no token yet
 	reportsStep := !isFirst && !g.stepReported // a first token does not show a new step, because requests may begin at any time
 	if reportsStep {
 		g.Number++
