@@ -70,9 +70,9 @@ func NewClaim(cfg Config, engine Engine, hooks Hooks, log *zap.Logger) *Claim {
 // wallClock returns the time now without its monotonic part, so that only the wall clock counts in a difference.
 func wallClock(now time.Time) time.Time { return now.Round(0) }
 
-// Run runs the claim until ctx ends: it makes the calls that are due, each in the background, and waits for an answer, a change from
-// outside, or the time at which something is due. It does not release a lease that is held at the end: the lease expires. To release it,
-// call Leave before.
+// Run runs the claim until ctx ends. It makes the calls that are due, each in the background: calls of the store, AskBack, which asks the
+// holder to give the scope back, and questions to the other members for votes. Then it waits for an answer, a change from outside, or the
+// time at which something is due. It does not release a lease that is held at the end: the lease expires. To release it, call Leave before.
 func (c *Claim) Run(ctx context.Context) {
 	defer close(c.done)
 	results := make(chan result)
@@ -85,9 +85,9 @@ func (c *Claim) Run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
-		call, wake := c.nextCall(ctx, storeCallRuns, begin)
+		call, wake := c.checkMachine(ctx, storeCallRuns, begin) // it begins the questions for votes itself
 		if call != None {
-			storeCallRuns = storeCallRuns || call != AskBack // AskBack is a call to a proxy, not to the store
+			storeCallRuns = storeCallRuns || call != AskBack // AskBack asks another proxy for the scope; all other calls go to the store
 			begin(func() result { return c.makeCall(ctx, call) })
 			continue // find out again what is due and when, now that the call is under way
 		}
@@ -113,16 +113,19 @@ func (c *Claim) Run(ctx context.Context) {
 	}
 }
 
-// nextCall returns the call to make now, or None and when to look again. It also asks the other members for votes, if that is due, and
-// publishes the view. While a call of the store is under way (storeCallRuns), it returns None, because the machine makes one such call at a
-// time.
-func (c *Claim) nextCall(ctx context.Context, storeCallRuns bool, begin func(func() result)) (call Call, wake time.Time) {
+// checkMachine looks at the machine once. It returns the call to make now, or None and when to look again. While a call of the store is
+// under way (storeCallRuns), it returns None, because the machine makes one such call at a time. If votes of the other members are due, it
+// asks for them itself: begin runs each question in the background, and passes the answer to Run. It also notes if the computer was
+// suspended, since renewals from before that no longer count, and publishes the machine's view: whether this proxy admits now, and in which
+// phase it is.
+func (c *Claim) checkMachine(ctx context.Context, storeCallRuns bool, begin func(func() result)) (call Call, wake time.Time) {
 	now := time.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.detectSuspension(now)
 	if storeCallRuns {
-		wake = c.machine.nextTimer(now, now.Add(c.retry))
+		latest := now.Add(c.retry) // the answer to the call wakes Run earlier
+		wake = c.machine.nextTimer(now, latest)
 	} else {
 		call, wake = c.machine.Next(now)
 	}
@@ -166,11 +169,12 @@ func (c *Claim) totalSuspension(now time.Time) time.Duration {
 }
 
 // detectSuspension tells the machine if the computer was suspended since the last call of detectSuspension, and logs it. Renewals from
-// before a suspension no longer prove that the lease is held. A suspension of at most c.retry is ignored, because Times allows for
-// clocks that differ in speed. detectSuspension is called with c.mu held.
+// before a suspension no longer prove that the lease is held. A suspension of at most c.retry is ignored, because the waits of a lease
+// (Times) allow for clocks that differ in speed. detectSuspension is called with c.mu held.
 func (c *Claim) detectSuspension(now time.Time) {
 	total := c.totalSuspension(now)
-	if suspendedFor := total - c.lastTotalSuspension; suspendedFor > c.retry {
+	tolerated := c.retry // far less than the difference of clocks that Times allows for
+	if suspendedFor := total - c.lastTotalSuspension; suspendedFor > tolerated {
 		c.log.Warn("the machine stood still, or its clock was set: this proxy admits nothing until it has renewed the lease",
 			zap.Duration("for", suspendedFor))
 		c.machine.Suspended(now)

@@ -76,7 +76,7 @@ type Machine struct {
 	cfg Config
 
 	rec                 Record    // the lease, as read or acquired last
-	hasRead             bool      // rec is valid; false before the first look, and after this proxy has lost or released its lease
+	recValid            bool      // rec is valid; false before the first look, and after this proxy has lost or released its lease
 	acquireInDoubt      bool      // rec may be out of date, because a failed acquisition may have written the lease
 	recChangedAt        time.Time // when this proxy last saw the Stamp or Expiry of rec change, or last saw that rec has not expired
 	nextCall            time.Time // earliest time of the next call
@@ -90,7 +90,7 @@ type Machine struct {
 	epoch           int64     // the epoch of the lease that is held, or was held last
 	maxEpochSeen    int64     // highest epoch that was read, held, or named by a proxy or by a guard in front of an engine
 	renewed         time.Time // when the last successful acquisition or renewal was sent; zero: no proof that the lease is still held
-	admitsUntil     time.Time // end of admission, because neither the last renewal nor the votes count any longer
+	admitsUntil     time.Time // end of admission: from then on, neither the last renewal nor the promises of the other members (votes) count
 	admitsNotBefore time.Time // start of admission: until then, an earlier owner may still admit
 	storeAway       bool      // the last call of the store failed, or took too long
 
@@ -135,14 +135,14 @@ func (m *Machine) startAcquire() Call {
 	return Acquire
 }
 
-// nextTimer returns when the caller must look at the machine again if no event comes earlier. This is the next of four times, or latest, if
-// that is earlier. At three of them the view changes: a holder begins to admit requests, it must stop, or its last renewal no longer
-// counts. At the fourth, the other members must be asked for votes: their promises not to admit, by which a holder may go on without
-// renewals.
+// nextTimer returns when the caller must look at the machine again if no event comes earlier: the next of four times, or latest, if that is
+// earlier. At three of them the view changes: a holder begins to admit requests, it must stop, or its last renewal no longer counts. At the
+// fourth, the holder must ask the other members for votes. A vote is a member's promise not to admit for a while. With the votes of all other
+// members, a holder may go on to admit even if the store confirms no renewal.
 func (m *Machine) nextTimer(now, latest time.Time) time.Time {
 	next := latest
 	if m.held { // without a lease, only the outcome of a call changes the view
-		renewalEnds := m.renewed.Add(m.cfg.RenewDeadline)
+		renewalEnds := m.renewed.Add(m.cfg.RenewDeadline) // after that, only votes let the holder admit
 		for _, t := range []time.Time{m.admitsFrom(), m.admitsUntil, renewalEnds, m.votesDueAt()} {
 			if t.After(now) && t.Before(next) {
 				next = t
@@ -199,7 +199,7 @@ func (m *Machine) startDelay() time.Duration { return max(m.cfg.StartDelay, m.re
 // the proxy to which the scope belongs, may take it when the last holder's lease ends. Another proxy waits for RankDelay more, multiplied
 // by its TakeoverRank, and also for Step if the lease was released or never held.
 func (m *Machine) acquirableFrom() (at time.Time, ok bool) {
-	recordIsKnown := m.hasRead && !m.acquireInDoubt
+	recordIsKnown := m.recValid && !m.acquireInDoubt
 	mayOwn := m.canServe && !m.stopping && !m.excluded()
 	holderIsAlive := m.rec.Expiry == NotExpired // by the store's own clock, which counts more than the time that leaseEnds computes
 	if !recordIsKnown || !mayOwn || holderIsAlive {
@@ -254,7 +254,7 @@ func (m *Machine) wantsBack() bool {
 	if !m.cfg.Home || !couldOwn {
 		return false
 	}
-	isHeld := m.hasRead && m.rec.Holder != "" && m.rec.Expiry != Expired
+	isHeld := m.recValid && m.rec.Holder != "" && m.rec.Expiry != Expired
 	holder, self := Dispatcher(m.rec.Holder), Dispatcher(m.cfg.Self) // the ids of the proxies, without the names of their processes
 	return isHeld && holder != self
 }
@@ -341,8 +341,9 @@ func (m *Machine) ObserveEpoch(epoch int64) {
 }
 
 // Refused records that a guard in front of an engine refuses this proxy's epoch, because the guard has seen the higher epoch that is given.
-// From now on the lease is released, to be acquired again with a higher epoch. If no release succeeds within Step, it is kept. Within the
-// Duration of a lease, only the first refusal counts.
+// A holder cannot raise its epoch. Only an acquisition gets a new one, above all that were seen, so the lease must be released first.
+// Refused sets tryReleaseUntil: until this time, Next returns Release, and nothing is admitted. After a release, this proxy or another
+// acquires the lease. If no release succeeds within Step, the lease is kept. Within the Duration of a lease, only the first refusal counts.
 func (m *Machine) Refused(now time.Time, epoch int64) {
 	mayRelease := m.held && !m.storeAway && !now.Before(m.admitsFrom()) // not while the store is away, or an earlier owner may still admit
 	tooSoon := now.Before(m.refusedAt.Add(m.cfg.Duration))
@@ -364,8 +365,9 @@ func (m *Machine) Suspended(now time.Time) {
 	}
 }
 
-// View returns the state of the machine at the time now. It changes nothing. A proxy that holds the lease admits in the phase Owner: until
-// the last renewal has run out, and longer if all other members vote for it, which means that they promise not to admit meanwhile.
+// View returns the state of the machine at the time now. It changes nothing. A proxy that holds the lease admits in the phase Owner. A
+// renewal lets it admit for the time RenewDeadline. So do votes, the promises of all other members not to admit meanwhile, from the time at
+// which the oldest of them was requested. admitsUntil is when both have run out.
 func (m *Machine) View(now time.Time) View {
 	v := View{Phase: Watching, MembersDiffer: m.membersDiffer(), StoreAway: m.storeAway, Holder: m.rec.Holder, Epoch: m.rec.Epoch}
 	if m.held { // the epoch of this proxy's own lease, which the record may not show
@@ -376,7 +378,7 @@ func (m *Machine) View(now time.Time) View {
 		v.Phase = Giving
 	case m.held && !now.Before(m.admitsUntil): // the last renewal and the votes have run out
 		v.Phase = Fenced
-	case m.held && m.storeLostLease && !m.hasVotes(now): // the store has lost the lease, and not all members have voted
+	case m.held && m.storeLostLease && !m.hasVotes(now): // the store has lost the lease, so the renewal proves nothing, and votes are missing
 		v.Phase = Fenced
 	case m.held && now.Before(m.admitsFrom()):
 		v.Phase = Starting

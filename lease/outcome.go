@@ -5,20 +5,20 @@ import (
 	"time"
 )
 
-// setStoreAway sets storeAway after a call of the store: whether the store fails, or answers more slowly than a quarter of
+// noteIfStoreAway sets storeAway after a call of the store: whether the store fails, or answers more slowly than a quarter of
 // RenewDeadline. An owner stops after RenewDeadline without a renewal, and must get several answers in this time.
-func (m *Machine) setStoreAway(sent, now time.Time, err error) {
+func (m *Machine) noteIfStoreAway(sent, now time.Time, err error) {
 	refused := errors.Is(err, ErrLost) || errors.Is(err, ErrTaken) // the store works, and says that the lease has changed
 	failed := err != nil && !refused
 	slow := now.Sub(sent) > m.cfg.RenewDeadline/4
 	m.storeAway = failed || slow
 }
 
-// Looked records the result of a Look, which read the lease: the call was sent at sent and answered at now. If the store had lost this
-// proxy's lease (storeLostLease), the record shows whether this proxy may acquire it again. If an acquisition got no answer, the record
-// shows whether it succeeded.
+// Looked records the result of a Look, which read the lease: the call was sent at sent and answered at now. The record matters in two
+// cases. If the store had lost this proxy's lease (storeLostLease), it shows whether another proxy has acquired the lease since. If an
+// acquisition by this proxy got no answer, it shows whether the acquisition succeeded.
 func (m *Machine) Looked(sent, now time.Time, rec Record, err error) {
-	m.setStoreAway(sent, now, err)
+	m.noteIfStoreAway(sent, now, err)
 	if err != nil {
 		m.nextCall = sent.Add(m.cfg.Retry)
 		return
@@ -26,26 +26,28 @@ func (m *Machine) Looked(sent, now time.Time, rec Record, err error) {
 	m.setRecord(now, rec)
 	m.scheduleNextCall(sent, now)
 	switch {
-	case m.storeLostLease && m.noOtherHeld(): // acquire the lease again, once all members have promised not to admit (hasVotes)
-		if m.hasVotes(now) {
+	case m.storeLostLease && !m.noOtherHeld(): // another proxy has held the lease since
+		m.stopHolding(now)
+	case m.storeLostLease:
+		if m.hasVotes(now) { // all other members have promised not to admit, so acquire the lease again at once
 			m.nextCall = now
 		}
-	case m.storeLostLease: // another proxy has held the lease since
-		m.stopHolding(now)
 	case m.acquiredUnknowingly(): // the acquisition succeeded, although no answer came
 		holdAsRead(m, sent, now)
 	}
 }
 
-// holdAsRead records that this proxy holds the lease that it has just read: the answer to its acquisition was lost. So it is not known when
-// the last holder's lease ended, and this proxy waits for a start delay from now on before it admits.
+// holdAsRead records that this proxy holds the lease that it has just read: the answer to its acquisition was lost. It is not known when
+// the last holder's lease ended. So this proxy admits no requests to the scope before a start delay from now on is over, nor before it has
+// renewed the lease.
 func holdAsRead(m *Machine, sent, now time.Time) {
 	start := now.Add(m.startDelay())
-	if m.blindAcquirePending { // the store may not have known the last holder, which may have renewed the lease just before
+	// When the acquisition was sent, the store may not have known the last holder, which may have renewed the lease just before.
+	if m.blindAcquirePending {
 		start = start.Add(m.leaseLastsAtMost()) // so wait for a whole lease, too
 	}
 	m.startHolding(sent, start, m.rec.Epoch)
-	m.renewed, m.admitsUntil = time.Time{}, time.Time{} // the age of the lease is not known until it is renewed
+	m.renewed, m.admitsUntil = time.Time{}, time.Time{} // the age of the lease is not known, so nothing is admitted until it is renewed
 	m.nextCall = now                                    // renew the lease at once
 }
 
@@ -57,23 +59,27 @@ func (m *Machine) acquiredUnknowingly() bool {
 	return !m.held && isOurs && isNew && !m.storeForgotEpochs()
 }
 
-// setRecord stores the lease that a look or an acquisition returned, and notes when it changed. It also ends this proxy's promise to admit
-// nothing for a while, if the lease shows that the owner to whom the promise was given has stopped.
+// setRecord stores the lease that a look or an acquisition returned, and notes when it changed. It also ends this proxy's promise to
+// another owner: to admit nothing for a while. The promise is over if the record shows that the lease was released. An owner stops
+// admission before it releases the lease, so then the owner to whom the promise was given has stopped. This must be known: the epoch of the
+// release is the one in the promise or, if it is not known to whom an earlier process of this proxy gave the promise, this process has seen
+// the lease held before it was released.
 func (m *Machine) setRecord(now time.Time, rec Record) {
-	changed := !m.hasRead || rec.Stamp != m.rec.Stamp || rec.Expiry != m.rec.Expiry
+	changed := !m.recValid || rec.Stamp != m.rec.Stamp || rec.Expiry != m.rec.Expiry
 	if changed || rec.Expiry == NotExpired { // if the store itself measures the holder's time, a renewal need not change Stamp
 		m.recChangedAt = now
 	}
-	lastReadHeld := m.hasRead && m.rec.Holder != "" && m.rec.Epoch == rec.Epoch // the last look saw a holder with this epoch
-	m.rec, m.hasRead, m.acquireInDoubt = rec, true, false
+	sawHolder := m.recValid && m.rec.Holder != "" && m.rec.Epoch == rec.Epoch // at the last look, the lease was held with this epoch
+	m.rec, m.recValid, m.acquireInDoubt = rec, true, false
 	m.maxEpochSeen = max(m.maxEpochSeen, rec.Epoch)
-	if m.releasedByHolder() && m.givenPromise.endsWithRelease(rec.Epoch, lastReadHeld) {
+	if m.releasedByHolder() && m.givenPromise.endsWithRelease(rec.Epoch, sawHolder) {
 		m.givenPromise = promise{}
 	}
 }
 
-// scheduleNextCall sets the time of the next call: now if a Release or an AskBack is due, otherwise one interval after the last call
-// was sent, or earlier if the lease may be acquired earlier. sent is when the last call was sent.
+// scheduleNextCall sets the time of the next call: now if a Release is due, or an AskBack, which asks the holder of a scope that belongs to
+// this proxy to give it back. Otherwise it is one interval after the last call was sent, or earlier if the lease may be acquired earlier.
+// sent is when the last call was sent.
 func (m *Machine) scheduleNextCall(sent, now time.Time) {
 	interval := m.cfg.Retry
 	if now.Before(m.lookOftenUntil) { // the holder is about to release the lease
@@ -84,7 +90,7 @@ func (m *Machine) scheduleNextCall(sent, now time.Time) {
 	switch {
 	case m.releaseDue(now):
 		m.nextCall = now
-	case m.held: // an owner has nothing to ask for or to acquire
+	case m.held: // an owner has nothing to ask for or to acquire, so it renews the lease after the interval
 	case m.mayAskBack(now):
 		m.nextCall = now
 	case mayAcquire && at.Before(m.nextCall):
@@ -98,10 +104,11 @@ func (m *Machine) releaseDue(now time.Time) bool {
 }
 
 // Acquired records the outcome of Acquire. sent is when the call was sent; the lease counts from then on. A new holder waits until the
-// owner before it must have stopped, and then admits. If the store has lost the lease of an owner (storeLostLease), the owner may acquire
-// it again by the votes of all other members, which are promises not to admit. It then continues to admit without a wait.
+// owner before it must have stopped, and then admits. It is different if the store has lost the lease of this proxy while it admitted
+// (storeLostLease). Next returns Acquire then only after all other members have voted for this proxy: they have promised not to admit. So
+// there is no other owner to wait for, and this proxy continues to admit.
 func (m *Machine) Acquired(sent, now time.Time, rec Record, err error) {
-	m.setStoreAway(sent, now, err)
+	m.noteIfStoreAway(sent, now, err)
 	if err != nil {
 		m.acquireInDoubt = true // a failed acquisition may still have written the lease
 		m.scheduleNextCall(sent, now)
@@ -110,13 +117,13 @@ func (m *Machine) Acquired(sent, now time.Time, rec Record, err error) {
 		}
 		return
 	}
-	admitsNotBefore := m.admitsFromIfAcquired(now) // an earlier owner may still admit until then
+	admissionStart := m.admitsFromIfAcquired(now) // an earlier owner may still admit until then
 	reacquiredInTime := m.storeLostLease && now.Before(m.admitsUntil)
-	if reacquiredInTime { // all other members have promised not to admit, so there is no other owner to wait for
-		admitsNotBefore = m.admitsNotBefore // the start of admission with the lost lease, which lies in the past
+	if reacquiredInTime {
+		admissionStart = m.admitsNotBefore // the start of admission with the lost lease, which lies in the past
 	}
 	m.setRecord(now, rec)
-	m.startHolding(sent, admitsNotBefore, rec.Epoch)
+	m.startHolding(sent, admissionStart, rec.Epoch)
 	m.scheduleNextCall(sent, now)
 }
 
@@ -131,15 +138,16 @@ func (m *Machine) startHolding(sent, admitsNotBefore time.Time, epoch int64) {
 }
 
 // Renewed records the outcome of Renew; sent is when the call was sent. If the store no longer has this proxy's lease (ErrLost), the proxy
-// stops holding it, unless it may acquire it again by the votes of all other members. After any other error the lease still counts as
-// held, and the next call renews it again.
+// stops holding it. Or, if the other members can vote for it (mayReclaim), it acquires the lease again when all of them have promised not
+// to admit. After any other error the lease still counts as held, and the next call renews it again.
 func (m *Machine) Renewed(sent, now time.Time, err error) {
-	m.setStoreAway(sent, now, err)
+	m.noteIfStoreAway(sent, now, err)
 	m.scheduleNextCall(sent, now)
 	switch {
 	case !m.held: // the lease was lost before the answer came
-	case errors.Is(err, ErrLost) && m.mayReclaim(now): // look at the lease again (hasRead), and ask for votes, both at once
-		m.storeLostLease, m.hasRead = true, false
+	case errors.Is(err, ErrLost) && m.mayReclaim(now): // look at the lease, and ask the other members for votes, both at once
+		m.storeLostLease = true
+		m.recValid = false // the record was read before the loss, so it does not show who has held the lease since
 		m.nextCall, m.nextVotes = now, now
 	case errors.Is(err, ErrLost):
 		m.stopHolding(now)
@@ -168,10 +176,10 @@ func recordRenewal(m *Machine, sent, now time.Time) {
 // lease. After any other error, it tries again. If the process stops, it does so until the lease has expired. Otherwise (GiveBack, Refused)
 // it does so until tryReleaseUntil, and then renews the lease and remains the owner.
 func (m *Machine) Released(sent, now time.Time, err error) {
-	m.setStoreAway(sent, now, err)
+	m.noteIfStoreAway(sent, now, err)
 	if err == nil {
-		// As long as the store has the lease with this epoch, and no higher one is seen than up to now, no later holder is known,
-		// and releasedByHolder trusts the release.
+		// releasedByHolder compares with both epochs later. If the record still has the first, and no epoch above the second was seen, then no
+		// later holder is known, and the last one has stopped.
 		m.lastReleased.epoch, m.lastReleased.maxEpochSeen = m.epoch, m.maxEpochSeen
 	}
 	expired := m.stopping && now.Sub(m.renewed) > m.cfg.Duration
@@ -187,7 +195,7 @@ func (m *Machine) Released(sent, now time.Time, err error) {
 func (m *Machine) stopHolding(now time.Time) {
 	m.held, m.storeLostLease = false, false
 	m.tryReleaseUntil, m.admitsUntil = time.Time{}, time.Time{}
-	m.hasRead = false
+	m.recValid = false
 	m.nextCall = now
 }
 
@@ -225,28 +233,31 @@ func (m *Machine) Next(now time.Time) (call Call, wake time.Time) {
 	return Look, now
 }
 
-// letGoIfOver records that this proxy no longer holds the lease, if it cannot go on to hold it. A holder whose lease the store has lost
-// needs the votes of all other members in time. A holder whose process stops, while an earlier owner may still admit, leaves the lease to
-// expire: after a release, the next holder would admit at once.
+// letGoIfOver records that this proxy no longer holds the lease, if it cannot go on to hold it. There are two cases. If the store has lost
+// the lease (storeLostLease), the other members must vote for this proxy before its time of admission ends (admitsUntil). And if the
+// process stops before this proxy may admit (admitsFrom), an earlier owner may still send requests to the engines. A release would let the
+// next holder admit at once, so the lease is not released: it expires.
 func letGoIfOver(m *Machine, now time.Time) {
-	if m.storeLostLease && !now.Before(m.admitsUntil) { // the members did not vote in time
-		hadRead := m.hasRead
+	if votesTooLate := m.storeLostLease && !now.Before(m.admitsUntil); votesTooLate {
+		recWasValid := m.recValid
 		m.stopHolding(now)
-		m.hasRead = hadRead // stopHolding forgets the last look, but a look since the store lost the lease remains valid
+		m.recValid = recWasValid // stopHolding drops the record, but one that was read since the store lost the lease remains valid
 	}
-	if m.held && m.stopping && now.Before(m.admitsFrom()) {
+	if m.held && m.stopping && now.Before(m.admitsFrom()) { // an earlier owner may still admit
 		m.stopHolding(now)
 	}
 }
 
-// holdersCall returns the next call of a proxy that holds the lease. If the store has lost the lease (storeLostLease), for example with its
-// data, the holder acquires it again, once a look shows no other holder and all other members have voted for it: they promise not to admit.
+// holdersCall returns the next call of a proxy that holds the lease. Usually it is Renew. If the store has lost the lease (storeLostLease),
+// for example with its data, no renewal can succeed. Then the holder acquires it again, once a look shows no other holder and all other
+// members have voted for it: they promise not to admit.
 func holdersCall(m *Machine, now time.Time) Call {
 	switch {
 	case m.releaseDue(now):
 		return Release
 	case m.storeLostLease:
-		noOtherInStore := m.hasRead && !m.acquireInDoubt && m.noOtherHeld() // by the last look
+		recIsCurrent := m.recValid && !m.acquireInDoubt // an acquisition without an answer may have written the lease since the last look
+		noOtherInStore := recIsCurrent && m.noOtherHeld()
 		if noOtherInStore && m.hasVotes(now) {
 			return m.startAcquire()
 		}

@@ -95,7 +95,8 @@ func (m *Machine) GivePromise(now time.Time, ask Vote) error {
 // checkVote returns an error with the reason if this proxy must not give its promise to the asking owner. Both must have the same fixed
 // list of members, because a proxy that is not on it could take the lease without a promise. The owner must be another member. And its
 // epoch must not be over: this proxy must not hold a lease with this epoch or a later one, and must not have read at the last look that
-// another process holds, or held, a later one.
+// another process holds, or held, a later one. Members are the ids of proxies. A holder's identity names one process of a proxy, and
+// Dispatcher returns the id in it.
 func checkVote(m *Machine, ask Vote) error {
 	self, owner := Dispatcher(m.cfg.Self), Dispatcher(ask.Holder)
 	switch {
@@ -105,9 +106,9 @@ func checkVote(m *Machine, ask Vote) error {
 		return fmt.Errorf("%w: %q is not another member", ErrNoVote, owner)
 	}
 	ownsLater := m.held && m.epoch >= ask.Epoch
-	// A later epoch of the asking owner itself is no obstacle: it has acquired the lease again, and may not know it if the answer was
-	// lost.
-	sawOthersLater := m.hasRead && m.rec.Epoch > ask.Epoch && m.rec.Holder != ask.Holder
+	// A later epoch of the same process is no obstacle: it has acquired the lease again, and may not know it if the answer was lost. An
+	// earlier process of the same proxy is another holder, so the whole identities are compared.
+	sawOthersLater := m.recValid && m.rec.Epoch > ask.Epoch && m.rec.Holder != ask.Holder
 	if ownsLater || sawOthersLater {
 		return fmt.Errorf("%w: epoch %d is over", ErrNoVote, ask.Epoch)
 	}
@@ -201,12 +202,14 @@ func isAdmissionTime(m *Machine, now time.Time) bool {
 }
 
 // noOtherHeld reports whether, by the last look, no other proxy has held the lease since this one did. It is called after the store has
-// lost this proxy's lease.
+// lost this proxy's lease. So a lease that has not expired is a later one. A lease without a holder was not acquired since if its epoch is
+// not above this proxy's: each acquisition raises the epoch. Any other record names the last holder, which is this process if no other has
+// acquired the lease.
 func (m *Machine) noOtherHeld() bool {
-	if m.rec.Expiry == NotExpired { // the store knows a live lease, which must be a later one, because it has lost this proxy's
+	if m.rec.Expiry == NotExpired {
 		return false
 	}
-	noHolderSince := m.rec.Holder == "" && m.rec.Epoch <= m.epoch // each acquisition would have raised the epoch
-	lastHolderIsThis := m.rec.Holder == m.cfg.Self                // no acquisition by another process has replaced this holder
+	noHolderSince := m.rec.Holder == "" && m.rec.Epoch <= m.epoch
+	lastHolderIsThis := m.rec.Holder == m.cfg.Self
 	return noHolderSince || lastHolderIsThis
 }
