@@ -46,13 +46,14 @@ func Decisions(last []*receipt.Receipt, now time.Time) []Decision {
 	return all
 }
 
-// why returns short sentences: how the engines of the request's last attempt were chosen, and why that attempt failed if it did.
+// why returns short sentences: how the engines of the request's last attempt were chosen, and why that attempt failed if it did. A request
+// with several prompts or several answers is served in parts (legs), each of which has attempts of its own.
 func why(r *receipt.Receipt) string {
-	var all []string
-	say := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)+".") }
+	var sentences []string
+	say := func(format string, args ...any) { sentences = append(sentences, fmt.Sprintf(format, args...)+".") }
 	if listed := len(r.Attempts); listed > 0 {
 		a := &r.Attempts[listed-1]
-		if attempts := listed + r.LeftOut; attempts > 1 { // LeftOut: attempts that the receipt does not list
+		if attempts := listed + r.LeftOut; attempts > 1 { // LeftOut counts attempts that the receipt does not list
 			say("It had %d attempts or legs", attempts)
 		}
 		if a.Peer != "" {
@@ -62,16 +63,16 @@ func why(r *receipt.Receipt) string {
 			sayPrefill(say, p)
 		}
 		if d := a.Decode; d != nil {
-			all = append(all, whyRank(d)...)
+			sentences = append(sentences, whyRank(d)...)
 		}
 		if a.Cause != "" {
-			say("It failed%s: %s", onEngine(a.FailedOn), a.Cause)
+			say("It failed%s: %s", onEngine(a.FailedOn), a.Cause) // onEngine is empty if the engine is not known
 		}
 	}
-	if len(all) == 0 && r.State != receipt.Ended {
+	if len(sentences) == 0 && r.State != receipt.Ended {
 		return "It is in this phase: " + r.State + "."
 	}
-	return strings.Join(all, " ")
+	return strings.Join(sentences, " ")
 }
 
 // sayPrefill says why a request got its prefill engine or group.

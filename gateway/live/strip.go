@@ -57,32 +57,25 @@ const (
 const stripForm = 1
 
 // stripOf makes the strip from the bins of the last quarter of an hour. For each bin it has the requests that ended and failed, the loads
-// of the groups, and what happened to engines and the proxy. Counts are differences from the bin before. If the bins cover the whole time,
-// the first one only serves as the bin before the second one, and is not shown.
+// of the groups, and what happened to engines and the proxy. Counts are differences from the bin before.
 func stripOf(bins []detect.Sample) Strip {
 	s := Strip{Form: stripForm, EveryMs: detect.BinLength.Milliseconds(), AtMs: []int64{}, Requests: []int64{}, Failures: []FailureLine{},
 		Lines: []GroupLine{}, Events: []Event{}}
-	beginOf := func(b *detect.Sample) int64 { return b.At.Truncate(detect.BinLength).UnixMilli() }
-	firstShown := 0
-	if n := len(bins); n > 0 && beginOf(&bins[n-1])-beginOf(&bins[0]) >= detect.BinsKeptFor.Milliseconds() {
-		firstShown = 1
-	}
-	shown := len(bins) - firstShown
+	before, shown := binsToShow(bins)
 	var refusals burstFinder
 	var examined *detect.Sample // the last bin at which the whole proxy was examined, and not only its counts; nil: none yet
-	if firstShown == 1 && bins[0].Examined {
-		examined = &bins[0]
+	if before != nil && before.Examined {
+		examined = before
 	}
 	for i := range shown {
-		b := &bins[firstShown+i]
-		s.AtMs = append(s.AtMs, beginOf(b))
-		before := b // without a bin before it, a bin counts from itself, so that its counts are 0
-		if firstShown+i > 0 {
-			before = &bins[firstShown+i-1]
+		b := &shown[i]
+		if before == nil { // the first bin counts from itself, so that its counts are 0
+			before = b
 		}
+		s.AtMs = append(s.AtMs, beginOfBin(b))
 		s.Requests = append(s.Requests, int64(b.Ended-min(b.Ended, before.Ended))) // a difference below 0 counts as 0
-		refused := s.addFailures(i, shown, b, before)
-		s.addLoads(i, shown, b)
+		refused := s.addFailures(i, len(shown), b, before)
+		s.addLoads(i, len(shown), b)
 		if b.Examined { // otherwise the states of engines are not known at this bin
 			s.Events = append(s.Events, eventsBetween(examined, b)...)
 			examined = b
@@ -90,11 +83,25 @@ func stripOf(bins []detect.Sample) Strip {
 		if refusals.burstBegins(refused, s.Requests[i]) {
 			s.Events = append(s.Events, Event{b.At.UnixMilli(), "refused", "A burst of requests was refused with a 429"})
 		}
+		before = b
 	}
 	s.sortLines()
 	s.Events = s.Events[max(0, len(s.Events)-maxEvents):] // the newest ones
 	return s
 }
+
+// binsToShow returns the bins that the strip shows. If the bins cover the whole time of the strip, the first of them is not shown. It is
+// the bin before the first one that is shown, whose counts are differences from it. before is nil if no such bin is known.
+func binsToShow(bins []detect.Sample) (before *detect.Sample, shown []detect.Sample) {
+	n := len(bins)
+	if n > 0 && beginOfBin(&bins[n-1])-beginOfBin(&bins[0]) >= detect.BinsKeptFor.Milliseconds() {
+		return &bins[0], bins[1:]
+	}
+	return nil, bins
+}
+
+// beginOfBin returns the Unix time in ms at which the bin of a sample begins.
+func beginOfBin(b *detect.Sample) int64 { return b.At.Truncate(detect.BinLength).UnixMilli() }
 
 // burstFinder finds the bins in which a burst of refusals begins.
 type burstFinder struct {

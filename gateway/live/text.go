@@ -140,11 +140,11 @@ func (s *sheet) traffic(d *Document) {
 	}
 }
 
-// adviceText is the sentence of an advice. Advice is a mean over the last minute, so it may call the ranks enough although many requests
-// wait now. In this case another sentence is shown.
+// adviceText is the sentence of an advice on the number of ranks. Advice is a mean over the last minute, so it may call the ranks enough
+// although many requests wait now. In this case, adviceText says that the advice is not known.
 func adviceText(a *advice.Advice, incidents []detect.Incident) string {
 	manyWait := slices.ContainsFunc(incidents, func(in detect.Incident) bool { return in.UntilMs == 0 && in.Crowded }) // 0: it lasts
-	callsRanksEnough := len(a.Steps) > 0 && a.Steps[0].Reason == "balanced"
+	callsRanksEnough := len(a.Steps) > 0 && a.Steps[0].Reason == advice.ReasonBalanced
 	if manyWait && callsRanksEnough {
 		return "not known: many requests wait now, though the ranks were not too busy in the mean of the last minute"
 	}

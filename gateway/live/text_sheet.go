@@ -54,9 +54,9 @@ func (s *sheet) command(command string) {
 	s.row("…") // the rest of the command is left out
 }
 
-// breakAt returns the index at which the first line of a command ends if it has at most width columns, and the quote that is open there.
-// The line ends after its last space outside of quotes; if it has none, at the last character that fits. quote is the quote that is open
-// where the command begins; 0: none.
+// breakAt returns the index at which the first line of a command ends, and the quote that is open there (0: none). The command must be
+// wider than width columns, which is the most that its first line may have. The line ends after its last space outside of quotes; if it has
+// none, after the last character that fits. quote is the quote that is open where the command begins; 0: none.
 func breakAt(command string, width int, quote rune) (end int, open rune) {
 	used, afterSpace := 0, 0 // columns so far; index after the last space outside of quotes, 0: there is none
 	open = quote
