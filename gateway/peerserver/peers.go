@@ -41,7 +41,7 @@ type Peers struct {
 	peers       *geo.Peers
 	server      *edge.Server
 	listener    *edge.Listener
-	refreshing  chan struct{}                         // a lock for RefreshDecodeLoad, so that older numbers never replace newer ones
+	refreshLock chan struct{}                         // a lock for RefreshDecodeLoad, so that older numbers never replace newer ones
 	decodeLoads atomic.Pointer[map[string]decodeLoad] // the last result of RefreshDecodeLoad, by model
 	shares      shares
 	warned      atomic.Int64 // Unix time in ns of the last warning about a peer with another version
@@ -81,13 +81,32 @@ const (
 // no other proxies.
 func New(d Deps) (*Peers, error) {
 	set := d.Config.Settings()
-	c := &set.Geo
-	if !c.On() {
+	if !set.Geo.On() {
 		return nil, nil
 	}
-	r := &Peers{deps: d, refreshing: make(chan struct{}, 1)}
-	var err error
-	limits, cfg := &set.Limits, *c // cfg is a copy, completed with values of other config keys
+	r := &Peers{deps: d, refreshLock: make(chan struct{}, 1)}
+	cfg, err := r.geoConfig(set)
+	if err != nil {
+		return nil, err
+	}
+	if r.peers, err = geo.New(cfg); err != nil {
+		return nil, err
+	}
+	d.Owner.SetPeers(r.peers)
+	r.decodeLoads.Store(&map[string]decodeLoad{})
+	limits := &set.Limits
+	r.server = edge.NewServer(edge.Options{
+		Handler: r.handle, Log: d.Log, MaxBody: limits.Body, MaxHead: limits.Head,
+		Concurrency: limits.Connections + 1, // one more than the listener's own limit, which then is reached first
+		ReadTimeout: limits.ReadTimeout, IdleTimeout: limits.IdleTimeout, Authenticate: r.checkSender, Answer: r.answerRefused, Bodies: d.Bodies,
+	})
+	return r, nil
+}
+
+// geoConfig returns a copy of the part geo of the config, completed with values of other parts, with what peers are told about this proxy,
+// with the keys, and with the way to each peer.
+func (r *Peers) geoConfig(set *reload.Settings) (geo.Config, error) {
+	d, limits, cfg := &r.deps, &set.Limits, set.Geo
 	cfg.FirstByte = firstByte
 	cfg.Idle = limits.EventTimeout
 	cfg.Connect = limits.ConnectTimeout
@@ -102,32 +121,22 @@ func New(d Deps) (*Peers, error) {
 		cfg.Tenure = r.probeAnswer
 		cfg.OnProbe = r.recordProbe
 	}
-	if d.Owner.Has(owner.Groups) { // like SetPeers below, Has allows a nil Owner
+	if d.Owner.Has(owner.Groups) { // proxies of this region share its decode groups; Has allows a nil Owner
 		cfg.Siblings = true
-		// A proxy of this region may let a request wait in its queue and prefill it before the first event comes.
-		firstEventOfSibling := limits.ProbeTimeout + set.Prefill.Queue.Timeout
-		cfg.Whole = firstEventOfSibling
+		// Whole limits the wait for the first event of such a proxy, which may queue and prefill the request before this event.
+		cfg.Whole = limits.ProbeTimeout + set.Prefill.Queue.Timeout
 	}
-	if cfg.Keys, err = c.ReadKeys(); err != nil {
-		return nil, err
+	var err error
+	if cfg.Keys, err = set.Geo.ReadKeys(); err != nil {
+		return cfg, err
 	}
-	cfg.Peers = slices.Clone(c.Peers)
+	cfg.Peers = slices.Clone(set.Geo.Peers) // a copy, because setTarget changes the elements
 	for i := range cfg.Peers {
 		if err := r.setTarget(&cfg.Peers[i]); err != nil {
-			return nil, err
+			return cfg, err
 		}
 	}
-	if r.peers, err = geo.New(cfg); err != nil {
-		return nil, err
-	}
-	d.Owner.SetPeers(r.peers)
-	r.decodeLoads.Store(&map[string]decodeLoad{})
-	r.server = edge.NewServer(edge.Options{
-		Handler: r.handle, Log: d.Log, MaxBody: limits.Body, MaxHead: limits.Head,
-		Concurrency: limits.Connections + 1, // one more than the listener's own limit, which then is reached first
-		ReadTimeout: limits.ReadTimeout, IdleTimeout: limits.IdleTimeout, Authenticate: r.checkSender, Answer: r.answerRefused, Bodies: d.Bodies,
-	})
-	return r, nil
+	return cfg, nil
 }
 
 // setTarget fills in how calls to a peer are made: the address, and the certificates of both sides.
@@ -196,8 +205,8 @@ func (r *Peers) refreshRegularly(ctx context.Context) {
 // first, it changes nothing. The dispatcher answers only after it has read the lists of ranks that were published to it before.
 func (r *Peers) RefreshDecodeLoad(ctx context.Context) {
 	select {
-	case r.refreshing <- struct{}{}: // takes the lock, which is a channel, so that the end of ctx ends the wait
-		defer func() { <-r.refreshing }()
+	case r.refreshLock <- struct{}{}: // takes the lock, which is a channel, so that the end of ctx ends the wait
+		defer func() { <-r.refreshLock }()
 	case <-ctx.Done():
 		return
 	}
@@ -273,7 +282,8 @@ type ranksByModels struct {
 	free int // how many more requests the ranks take now
 }
 
-// groupByModels sums up the ranks of a board, with one entry for all ranks that list the same models.
+// groupByModels sums up the ranks of a board, with one entry for all ranks that list the same models. Equal lists share one *board.Names,
+// so their pointers can stand for the lists.
 func groupByModels(workers []board.WorkerStatus) (groups []ranksByModels) {
 	byList := map[*board.Names][]board.WorkerStatus{}
 	for i := range workers {
@@ -405,11 +415,11 @@ func (r *Peers) giveBack(sender string, ask geo.HandBack) (h geo.HandedBack, err
 // the prompts that have begun here are on a decode rank, unless another group of this proxy can decode them. A prompt that gets no rank in
 // time is prefilled again, and the KV of its first prefill stays on the engine until the hold timeout.
 func (r *Peers) waitForDecodeRanks(ctx context.Context, group string) {
-	// The asking proxy waits for an answer for a third of the lease (the limit of a call in package lease). Half of that is for this
-	// wait.
-	ctx, cancel := context.WithTimeout(ctx, r.deps.Config.Settings().HA.Lease/6)
+	askLimit := r.deps.Config.Settings().HA.Lease / 3 // so long the asking proxy waits for an answer (limit of a call in package lease)
+	ctx, cancel := context.WithTimeout(ctx, askLimit/2)
 	defer cancel()
-	r.RefreshDecodeLoad(ctx) // counts no slots for a group that takes no new requests, so that these wait or go to another proxy
+	// The decode loads now count no slots for the group, so that no more prompts for it begin here: requests wait or go to another proxy.
+	r.RefreshDecodeLoad(ctx)
 	engines := r.deps.Fleet.Now()
 	const anyModel = ""
 	// The boards for which this proxy has no other group that could decode the prompts.

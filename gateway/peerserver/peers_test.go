@@ -359,8 +359,8 @@ func TestWhatIsDecodedHereGoesByName(t *testing.T) {
 // caller does.
 func TestALookWaitsForTheLookBefore(t *testing.T) {
 	w := newWing(t)
-	w.refreshing <- struct{}{}
-	defer func() { <-w.refreshing }()
+	w.refreshLock <- struct{}{}
+	defer func() { <-w.refreshLock }()
 	before := w.Peers.decodeLoads.Load()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
