@@ -118,7 +118,7 @@ func (r *Reader) CacheKeys(s *Source) prefill.Prompt {
 	if s.Req.Endpoint == mooncake.Tokens && openai.HasMedia(s.Body, s.Req.Endpoint) {
 		return prefill.Prompt{Bytes: len(clientPrompt), Salted: salted, Media: true}
 	}
-	if takesIDs(s.Req.Endpoint) {
+	if takesTextOrIDs(s.Req.Endpoint) {
 		ids, isIDs := index.PromptTokens(nil, clientPrompt)
 		if isIDs {
 			keys := h.Tokens(nil, tokenRoot, ids, blockTokens)
@@ -135,6 +135,7 @@ func (r *Reader) CacheKeys(s *Source) prefill.Prompt {
 			return prefill.Prompt{Keys: keys, BlockTokens: blockTokens, Tokens: n, Salted: salted}
 		}
 	}
+	// Media says that the number of bytes does not tell the length in tokens. So it is also set if the answer so far follows.
 	return prefill.Prompt{Keys: text.Keys, Bytes: text.Bytes, Salted: salted, Media: textIsPart}
 }
 
@@ -155,12 +156,15 @@ func (r *Reader) scopeOf(s *Source) (scope index.Scope, canBeShared bool) {
 	return scope, r.salts.Shared(scope.Salt)
 }
 
-// hashText hashes the bytes of a prompt that is not a list of token ids: a text, or the messages of a chat with its tools.
+// hashText hashes the bytes of a prompt that is not a list of token ids: a text, or the messages of a chat with its tools. At the endpoints
+// Responses and Messages, engines put another text before the prompt. Prompts share KV only if this text is the same, too, so it is added
+// to the salt of the scope, of which hashText has a copy.
 func (s *Source) hashText(h *index.Hasher, scope index.Scope, written json.RawMessage) index.Text {
-	isText := takesIDs(s.Req.Endpoint)                    // such an endpoint takes token ids or a text, and CacheKeys has hashed ids already
-	if !isText && !s.Req.Endpoint.IsChatOrCompletions() { // the endpoint is Responses or Messages
-		scope.Salt += openai.TextBeforePrompt(s.Body, s.Req.Endpoint) // prompts share KV only if the text before them is the same
-		isText = len(written) > 0 && written[0] == '"'                // the input of a response may be one string
+	endpoint := s.Req.Endpoint
+	isText := takesTextOrIDs(endpoint) // CacheKeys calls hashText only if the prompt is not token ids
+	if isResponsesOrMessages := !isText && !endpoint.IsChatOrCompletions(); isResponsesOrMessages {
+		scope.Salt += openai.TextBeforePrompt(s.Body, endpoint)
+		isText = len(written) > 0 && written[0] == '"' // the input of a response may be one string
 	}
 	root := scope.Root(index.Bytes, index.BlockBytes)
 	if isText {
@@ -170,26 +174,26 @@ func (s *Source) hashText(h *index.Hasher, scope index.Scope, written json.RawMe
 	return h.Chat(nil, root, written, tools)
 }
 
-// takesIDs says whether a prompt at the endpoint is a text or token ids, and not a conversation.
-func takesIDs(endpoint mooncake.Endpoint) bool {
+// takesTextOrIDs says whether a prompt at the endpoint is a text or token ids, and not a conversation.
+func takesTextOrIDs(endpoint mooncake.Endpoint) bool {
 	return endpoint == mooncake.Completions || endpoint == mooncake.Tokens || endpoint == mooncake.Generate
 }
 
-// countTokens returns the number of a prompt's tokens, if it is known. ok is also false if the number does not matter: the prompt has at
-// most maxTokens bytes, and a token has at least one byte, or the engine is asked to truncate the prompt. It may ask an engine, and waits
-// for it.
+// countTokens returns the number of a prompt's tokens. It may ask an engine, and waits for it. ok is false if the number cannot be found
+// out before the engine serves the prompt. It is also false if the number does not matter, because the prompt surely fits: it has at most
+// maxTokens bytes, and a token has at least one byte.
 func (r *Reader) countTokens(s *Source, maxTokens int) (tokens int, ok bool) {
 	if limit, has := s.Body.Get("truncate_prompt_tokens"); has && !rawjson.IsNull(limit) {
 		return 0, false // the engine truncates the prompt, so only the engine knows the length
 	}
 	ids, isIDs := index.PromptTokens(nil, s.clientPrompt())
-	// Other endpoints than completions may have media, for which an engine adds tokens to the ids. PromptTokens is 0 then.
+	// A completion has no media. At other endpoints, PromptTokens is set only for token ids without media, to which an engine adds no tokens.
 	withoutMedia := s.Req.Endpoint == mooncake.Completions || s.Req.PromptTokens > 0
 	if isIDs && withoutMedia {
 		return len(ids), true
 	}
-	if Bytes(s.Req, s.Changes) <= maxTokens {
-		return 0, false // the prompt fits in any case
+	if fits := Bytes(s.Req, s.Changes) <= maxTokens; fits { // in any case, whatever its number of tokens is
+		return 0, false
 	}
 	if !s.Req.Endpoint.IsChatOrCompletions() || openai.HasMedia(s.Body, s.Req.Endpoint) {
 		return 0, false // tokenizeBody knows no other endpoints, and does not count pictures or sound

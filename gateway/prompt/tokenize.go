@@ -125,7 +125,8 @@ func (r *Reader) askForIDs(model string, body []byte) ([]int32, error) {
 // postTokenize sends a body of tokenizeBody to an engine, and returns the token ids of its answer. The whole call must end within
 // prefill.index.tokenize_timeout.
 func (r *Reader) postTokenize(target *engine.Target, body []byte) ([]int32, error) {
-	call, timeout := r.Client.NewCall(target).Repeat(), r.Settings().Prefill.Index.TokenizeTimeout
+	call := r.Client.NewCall(target).Repeat() // sent a second time if the connection was stale, which does no harm at this path
+	timeout := r.Settings().Prefill.Index.TokenizeTimeout
 	timer := time.AfterFunc(timeout, call.Abort)
 	defer timer.Stop()
 	resp, err := call.Do(http.MethodPost, "/tokenize", []engine.Header{{Name: "Content-Type", Value: "application/json"}}, [][]byte{body},
@@ -205,8 +206,9 @@ func (t *tokenizer) beginCall(now time.Time) (call uint64, ok bool) {
 // failuresUntilPause is the number of failures in a row after which engines are asked only from time to time.
 const failuresUntilPause = 1
 
-// endCall records the outcome of a call. stopped says that engines will not be asked for a while from now on, resumed that they will be
-// asked again. If an engine refuses a prompt, nothing changes, because the prompt may be at fault.
+// endCall records the outcome of a call in the circuit, which stops calls after failures. While calls are stopped, it lets only one of them
+// through from time to time, as a trial. stopped says that this outcome stops calls, and resumed that it lets all calls through again. If
+// an engine refuses a prompt, the call counts neither as a success nor as a failure, because the prompt may be at fault.
 func (t *tokenizer) endCall(call uint64, now time.Time, err error) (stopped, resumed bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -219,10 +221,11 @@ func (t *tokenizer) endCall(call uint64, now time.Time, err error) (stopped, res
 		t.circuit.Succeed()
 		return false, !wasInService
 	case refusesPrompt:
-		t.circuit.Neutral(call)
+		t.circuit.Neutral(call) // if the call was the trial, the next call becomes the trial
 		return false, false
 	}
-	return t.circuit.Fail(call, now) && wasInService, false // a failed trial while engines are not asked stops nothing new
+	takenOut := t.circuit.Fail(call, now) // also true if a trial has failed, after which calls stay stopped
+	return takenOut && wasInService, false
 }
 
 var errNotAsked = errors.New("engines did not tell token ids a moment ago")
