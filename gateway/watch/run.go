@@ -76,9 +76,9 @@ func (w *Watch) Run(ctx context.Context) {
 	}
 }
 
-// CheckOnce takes one sample of the proxy. If the proxy does not answer within a second, this sample is missing. With every fifth sample
-// (samplesPerBin), and whenever wantsSnapshot is true, it also takes a Snapshot, which begins and ends incidents, and calls show with it.
-// If the whole state of the proxy is not known within snapshotTimeout, only the sample is kept.
+// CheckOnce takes one sample of the proxy. If the proxy does not answer within a second, this sample is missing. With the first sample,
+// with every fifth one after it (samplesPerBin), and whenever wantsSnapshot is true, it also takes a Snapshot, which begins and ends
+// incidents, and calls show with it. If the whole state of the proxy is not known within snapshotTimeout, only the sample is kept.
 func (w *Watch) CheckOnce(parent context.Context) {
 	ctx, cancel := context.WithTimeout(parent, detect.SampleInterval)
 	defer cancel()
@@ -86,7 +86,7 @@ func (w *Watch) CheckOnce(parent context.Context) {
 	if !ok { // the proxy did not answer in time
 		return
 	}
-	endsBin := w.samples%samplesPerBin == 0
+	endsBin := w.samples%samplesPerBin == 0 // the first sample also ends a bin, in which it is the only one
 	w.samples++
 	takesSnapshot := endsBin || w.wantsSnapshot != nil && w.wantsSnapshot()
 	if !takesSnapshot {
