@@ -54,7 +54,7 @@ func (p *evenkeel) limits() limits {
 // part of their prompts, if these moves hardly raise the cost. Rounds with scarce KV room, and ranks that also prefill, are decided in
 // other ways.
 func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
-	p.gather.reset() // the last round's reports of entries that were held back
+	p.gather.reset() // drops the last round's report of entries that were held back
 	p.heldBack.reset()
 	if !p.beginRound(s) { // no slot is free, or no entry waits
 		return dst
@@ -64,7 +64,7 @@ func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	}
 	// If the KV room will be full before the slots are, present loads do not show which rank will then be the slowest. Therefore entries are
 	// placed by the loads that full ranks will have, without a search. Without a search, it is not known which rank will have most requests.
-	// All ranks pad their batches to the batch of this rank, so the cost of the padding counts for each request.
+	// So the cost of one more request on that rank (RowTokens) counts for each request on every rank.
 	if meanPrompt, scarce := p.roomIsScarce(s); scarce {
 		p.loads.build(s, requestTokensWithPadding(p, s))
 		p.placeForFullRanks(s, meanPrompt)

@@ -123,8 +123,8 @@ func (p *evenkeel) reserveForOverdue(s *Snapshot) {
 // yet to compute (Backlog), and its load at the start of the round. Own is by how many seconds one prompt token lengthens the step of the
 // rank that computes it, and Request is the cost of a request in KV tokens. Two values are means of the last minute, and below 0 if they
 // are not known: NotStarted, the number of requests that waited for their first token, and Rate, how many prompt tokens all ranks together
-// computed per second. Rate is not the inverse of Own, because much of the time goes to decodes. fillGroup also counts the requests that
-// decode (Decoding) and all slots (Slots). p.ranks must have the free slots and rooms already.
+// computed per second. fillGroup also counts the requests that decode (Decoding) and all slots (Slots). p.ranks must have the free slots
+// and rooms already.
 func (p *evenkeel) fillGroup(s *Snapshot) {
 	group := &p.gather.group
 	*group = rounds.Group{

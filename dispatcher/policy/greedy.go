@@ -189,9 +189,9 @@ func (p *greedy) scoreAt(place int, cost float64) float64 {
 }
 
 // earliestUpToKnee returns the lowest position in line of the entries that have the best score and a prompt up to the knee (the limit up to
-// which scores rise with length). It looks them up by place: an index in the order by length. low is the place of the longest such prompt;
-// -1: there is none. It returns the sentinel, which is higher than all positions, if no such entry has the best score. Prompts of equal
-// length are sorted by position, so of each length it looks only at the first that is still in line.
+// which scores rise with length). It looks them up by place: an index in the order by length. low is the place of the longest prompt up to
+// the knee that is still in line; -1: there is none. It returns the sentinel, which is higher than all positions, if no such entry has the
+// best score. Prompts of equal length are sorted by position, so of each length it looks only at the first that is still in line.
 func (p *greedy) earliestUpToKnee(low int, cost, best float64) int32 {
 	at := p.line.sentinel()
 	for low >= 0 && p.rankScore.Equal(p.scoreAt(low, cost), best) {
@@ -203,10 +203,10 @@ func (p *greedy) earliestUpToKnee(low int, cost, best float64) int32 {
 }
 
 // earliestBeyondKnee returns the lowest position in line of the entries that have the best score and a prompt beyond the knee (the limit up
-// to which scores rise with length). It looks them up by place: an index in the order by length. high is the place of the shortest such
-// prompt that is still in line, and fitting the number of prompts that fit the rank. It returns the sentinel, which is higher than all
-// positions, if no such entry has the best score. Prompts of equal length are sorted by position, so the first that is still in line stands
-// for its length.
+// to which scores rise with length). It looks them up by place: an index in the order by length. high is the place of the shortest prompt
+// beyond the knee that is still in line, and fitting the number of prompts that fit the rank. It returns the sentinel, which is higher than
+// all positions, if no such entry has the best score. Prompts of equal length are sorted by position, so the first that is still in line
+// stands for its length.
 func (p *greedy) earliestBeyondKnee(high, fitting int, cost, best float64) int32 {
 	at := p.line.sentinel()
 	for high < fitting && p.rankScore.Equal(p.scoreAt(high, cost), best) {
@@ -220,8 +220,8 @@ func (p *greedy) earliestBeyondKnee(high, fitting int, cost, best float64) int32
 
 // placeSubset is one step of stage 2: the next rank (see firstRank) takes the best subset of the first entries that fit it, at most window
 // of them. A subset scores its tokens, less a penalty for those beyond the rank's margin: the tokens by which the rank is below the fullest
-// rank. Beyond it, all ranks wait for this rank. If no subset has a score above 0, to place nothing would be better by the score. But then
-// the rank takes the best single entry anyway, so that no slot stays empty while an entry fits.
+// rank. Beyond it, all ranks wait for this rank. If no subset has a score above 0, none is better by the score than placing nothing. But
+// then the rank takes the best single entry anyway, so that no slot stays empty while an entry fits.
 func (p *greedy) placeSubset(s *Snapshot, dst []Assignment) []Assignment {
 	g := p.firstRank()
 	n := p.findCandidates(s, g)
@@ -309,10 +309,11 @@ func (p *greedy) isBefore(a, b rankInTurn) bool {
 	return a.free > b.free
 }
 
-// setScore sets p.rankScore to the score F on rank g, which is prepared to score many candidates there. F of a load that is added to the
-// rank is high if the load fits below the rank's margin: how far the rank is below the fullest rank. With a margin m, it is as follows.
+// setScore sets p.rankScore to the score F on rank g, which is prepared to score many candidates there. The margin m is how far the rank is
+// below the fullest rank. Each token of a load that is added to the rank raises F, and each token beyond the margin also lowers it, because
+// all ranks wait for this token.
 //
-// BR-0: F(load) = load - ranks * max(0, load-m), with the margin of the present step, because all ranks wait for a token beyond it.
+// BR-0: F(load) = load - ranks * max(0, load-m), with the margin of the present step.
 //
 // BR-H: F(load) = sum over each step h up to the horizon of discounts[h] * (alpha*load - beta*max(0, load-m[h])).
 //

@@ -122,21 +122,22 @@ func (p *evenkeel) smoothedPeakAfter(ownChange int64, b int, changeB int64) int6
 
 // trySwaps tries to exchange the candidate of placement a with that of each later placement (b) on another rank. changed says whether any
 // exchange lowered the cost. p.search must be filled for placement a: search.ownRank is its rank. It is filled again after each exchange,
-// because a then has another candidate. Each exchange that is tried spends one evaluation.
+// because a then has another candidate. Each exchange that is tried spends one evaluation. This is a hot loop, so it repeats the formula of
+// swapChanges instead of calling it.
 func (p *evenkeel) trySwaps(a int) (changed bool) {
-	search := &p.search
+	l, search := &p.loads, &p.search
 	for b := a + 1; b < len(p.placed) && search.evaluationsLeft > 0; b++ {
-		rankA, rankB := search.ownRank, int(p.placed[b].rank)
+		g := int(p.placed[b].rank)
 		indexA, indexB := p.placed[a].candidate, p.placed[b].candidate
 		candidateA, candidateB := &p.candidates.all[indexA], &p.candidates.all[indexB]
-		fits := candidateB.tokens-candidateA.tokens <= p.ranks.room[rankA] && candidateA.tokens-candidateB.tokens <= p.ranks.room[rankB]
-		if rankB == rankA || rankB == p.ranks.reserved || !fits { // the reserved rank is kept free for an overdue entry
+		fits := candidateB.tokens-candidateA.tokens <= p.ranks.room[search.ownRank] && candidateA.tokens-candidateB.tokens <= p.ranks.room[g]
+		if g == search.ownRank || g == p.ranks.reserved || !fits { // the reserved rank is kept free for an overdue entry
 			continue
 		}
-		changeA, changeB := swapChanges(p, indexA, indexB, rankB) // of the loads of the two ranks
-		peakAfter := p.smoothedPeakAfter(changeA, rankB, changeB)
+		changeA := p.candidates.loadOn(l, indexB, search.ownRank) - search.ownLoad // of the load of the rank of a
+		changeB := p.candidates.loadOn(l, indexA, g) - p.candidates.loadOn(l, indexB, g)
 		const noGain = 0 // the same candidates stay placed, so only the peak can change the cost
-		if !p.lowersCost(peakAfter, noGain) {
+		if !p.lowersCost(p.smoothedPeakAfter(changeA, g, changeB), noGain) {
 			continue
 		}
 		p.exchange(a, b)
@@ -170,10 +171,10 @@ func (p *evenkeel) exchange(a, b int) {
 }
 
 // tryMoves tries to move placement a to a free slot of each other rank. A move takes the candidate's load off its present rank and adds it
-// to the other, so it lowers the cost if the smoothed peak falls: a mean of the largest load and of a power mean of all loads. Each move
-// that is tried spends one evaluation. changed says whether any move lowered the cost. p.search must be filled for placement a: with its
-// rank (ownRank), and with the load that it adds there (ownLoad). It is filled again after each move, because the next move begins from the
-// new rank.
+// to the other, so it lowers the cost if the smoothed peak falls, which is a mean of the largest load and a power mean of all loads. Each
+// move that is tried spends one evaluation. changed says whether any move lowered the cost. p.search must be filled for placement a: with
+// its rank (ownRank), and with the load that it adds there (ownLoad). It is filled again after each move, because the next move begins from
+// the new rank.
 func (p *evenkeel) tryMoves(a int) (changed bool) {
 	l, search := &p.loads, &p.search
 	if p.ranks.openSlots == 0 { // there is nowhere to move to
@@ -190,8 +191,8 @@ func (p *evenkeel) tryMoves(a int) (changed bool) {
 		}
 		added := p.candidates.loadOn(l, p.placed[a].candidate, g)
 		peakAfter := p.smoothedPeakAfter(-search.ownLoad, g, added)
-		const noGain = 0                      // the same candidates stay placed, so only the peak can change the cost
-		if !p.lowersCost(peakAfter, noGain) { // takes one off evaluationsLeft
+		const noGain = 0 // the same candidates stay placed, so only the peak can change the cost
+		if !p.lowersCost(peakAfter, noGain) {
 			continue
 		}
 		p.relocate(a, g)

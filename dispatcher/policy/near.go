@@ -82,11 +82,11 @@ func newNearSearch(p *evenkeel, s *Snapshot) nearSearch {
 // loadOfFixedTime returns the load that would take as long as the part of a step that does not depend on the load (C0Ms), in units of
 // 2^-fixedBits KV tokens; 0: the time per token (C1Ms) is not known.
 func loadOfFixedTime(s *Snapshot) float64 {
-	if s.C1Ms <= 0 {
-		return 0
+	if s.C1Ms > 0 {
+		tokens := float64(s.C0Ms) / float64(s.C1Ms)
+		return math.Ldexp(tokens, fixedBits)
 	}
-	tokens := float64(s.C0Ms) / float64(s.C1Ms)
-	return math.Ldexp(tokens, fixedBits)
+	return 0
 }
 
 // hits returns the ranks that have a part of a candidate's prompt in their prefix cache. candidate is an index in p.candidates.all.
@@ -137,8 +137,7 @@ func (p *nearSearch) bestMove(a int) (rank, swapWith int) {
 			continue
 		}
 		fits := p.ranks.fits(g, p.candidates.all[candidate].tokens)
-		ownChange, changeThere := -p.search.ownLoad, p.candidates.loadOn(&p.loads, candidate, g) // of the loads, by a move to a free slot
-		if fits && p.affords(ownChange, g, changeThere, p.shareOf(candidate, spared)) {
+		if fits && p.affords(-p.search.ownLoad, g, p.candidates.loadOn(&p.loads, candidate, g), p.shareOf(candidate, spared)) {
 			mostSpared, rank, swapWith = spared, g, none
 			continue
 		}
@@ -150,9 +149,10 @@ func (p *nearSearch) bestMove(a int) (rank, swapWith int) {
 }
 
 // bestSwap looks for the placement on rank g with which placement a should exchange its candidate, so that each candidate goes to the
-// other's rank. The candidate of a needs spared fewer tokens copied there. That of the other placement may need fewer or more, and both
-// numbers count together. bestSwap takes the exchange that spares the most tokens, if these are more than sparedSoFar, which the best move
-// so far spares. The more it spares, the less level the loads may become by it (see canSwap). swapWith is the placement found, or none.
+// other's rank. spared is how many fewer tokens must be copied for the candidate of a on rank g. For the other candidate it may be fewer or
+// more, and both numbers count together. bestSwap takes the exchange that spares the most tokens, if these are more than sparedSoFar, which
+// the best move so far spares. The more it spares, the less level the loads may become by it (see canSwap). swapWith is the placement
+// found, or none.
 func (p *nearSearch) bestSwap(a, g, spared, sparedSoFar int) (mostSpared, swapWith int) {
 	mostSpared, swapWith = sparedSoFar, none
 	for b := p.placementsOn.first[g]; b != none && p.search.evaluationsLeft > 0; b = p.placementsOn.next[b] {
@@ -189,9 +189,9 @@ func (p *nearSearch) sparedOnOwnRank(b, g int) int {
 }
 
 // canSwap says whether placements a and b may exchange their candidates. Both must find room, and the loads must stay within the limits of
-// affords: no load may exceed the peak from before the moves, and the smoothed peak may rise in proportion to the share of the prompt that
-// need not be copied. spared is the number of tokens of both prompts that need not be copied. p.search must be filled for placement a.
-// rankB is the rank of b.
+// affords: no load may exceed the peak from before the moves, and the smoothed peak may rise in proportion to spared. spared is how many
+// fewer tokens must be copied for both candidates together; it counts as a share of the prompt of a's candidate. p.search must be filled
+// for placement a. rankB is the rank of b.
 func (p *nearSearch) canSwap(a, b, rankB, spared int) bool {
 	rankA := p.search.ownRank
 	indexA, indexB := p.placed[a].candidate, p.placed[b].candidate

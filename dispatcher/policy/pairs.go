@@ -48,8 +48,9 @@ func (p *evenkeel) bestPair(from, to int) {
 
 // bestRank returns the rank on which a candidate changes the cost least, and this change; none: the candidate fits no rank. In a tie, the
 // rank with the smaller load wins. candidate is an index in p.candidates.all, pairs has the pair of the candidate with each rank, and
-// peakRise is the rise of the peak (the largest load) since bestPair began. A pair is out of date if the peak has risen since it was
-// computed. bestRank then computes it anew, except if the change cannot have become low enough to be the least (leastNow).
+// peakRise is the rise of the peak (the largest load) since bestPair began. A pair is out of date if it is notComputed, or if the peak has
+// risen since it was computed. bestRank then computes it anew, except if a change that was computed cannot have become low enough to be the
+// least (leastNow).
 func (p *evenkeel) bestRank(candidate int32, pairs []pair, peakRise int64) (best int, least int64) {
 	l := &p.loads
 	tokens, rankCount := p.candidates.all[candidate].tokens, int64(len(l.load))
@@ -73,9 +74,9 @@ func (p *evenkeel) bestRank(candidate int32, pairs []pair, peakRise int64) (best
 	return best, least
 }
 
-// leastNow returns a bound below which the change cannot be now, if it was computed before the peak rose further. A placement costs the
-// number of ranks times the rise of the peak that it causes. It causes less of a rise now if the peak has risen without it, but at most by
-// this rise.
+// leastNow returns the least value that the change can have now, if it was computed before the peak rose further. A placement costs the
+// number of ranks times the rise of the peak that it causes. If the peak has risen by x without it, the placement causes a rise that is
+// smaller by at most x.
 func (k *pair) leastNow(rankCount, peakRise int64) int64 {
 	return k.change - rankCount*(peakRise-k.computedAtRise)
 }

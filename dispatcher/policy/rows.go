@@ -80,7 +80,7 @@ func arrangeWithLimit(p *evenkeel, s *Snapshot, limit int32, budget int) {
 	closeSlotsBeyond(p, s, limit)
 	placeAndImprove(p, s, budget)
 	reopenSlots(p)
-	p.wanted = wantedWithAllSlots // place has set this number of placements to make, but without the slots that were closed
+	p.wanted = wantedWithAllSlots // place has set p.wanted without the slots that were closed
 	p.fillUp(s)
 }
 

@@ -137,8 +137,9 @@ func reserveForLeftOut(p *evenkeel, s *Snapshot) {
 }
 
 // workerFirst takes the rank with the smallest load, places the candidate there that changes the cost least, and repeats this until
-// p.wanted entries are placed. The cost is the sum over the ranks of the tokens by which each is below the fullest rank. The candidates are
-// those with the indices from `from` to `to`-1. If none of them fits a rank, and mayGoOn is true, the rank gets a later entry of the pool.
+// p.wanted entries are placed. The cost is the sum over the ranks of the tokens by which each is below the fullest rank, less the wait
+// credits of the placed candidates. The candidates are those with the indices from `from` to `to`-1. If none of them fits a rank, and
+// mayGoOn is true, the rank gets a later entry of the pool.
 func (p *evenkeel) workerFirst(s *Snapshot, from, to int, mayGoOn bool) {
 	order := p.sortByGain(from, to) // gain: by how much a candidate lowers the cost if the fullest rank does not become fuller
 	p.start.noneFits = sized(p.start.noneFits, len(p.loads.load))

@@ -47,7 +47,7 @@ func (p *evenkeel) placeForFullRanks(s *Snapshot, meanPrompt float64) {
 	p.candidates.reset(s, p.loads.extraPerRequest, noAgeWeight, noStepMs)
 	p.tight.meanPrompt = meanPrompt // read by projectFullLoads and placeEvenly
 	p.projectFullLoads(s)
-	rankCount := len(p.ranks.hadSlots) // ranks that can take entries
+	rankCount := len(p.ranks.hadSlots) // only ranks that had a free slot are looked at
 	maxPlaced := maxTightWork / rankCount
 	placeOverdueForFullRanks(p, s, maxPlaced)
 	room := p.ranks.largestRoom()

@@ -17,9 +17,10 @@ type Weigher interface {
 	Weigh(s *Snapshot, i int, a Assignment, tokens int64, dst []float64) (lowerIsBetter, ok bool)
 }
 
-// Weigh writes, for each rank, by how many KV tokens the cost falls if the entry is bound there and not left out. The cost is by how many
-// tokens the ranks are below the fullest rank, summed over all ranks (see Cost and tokensSaved). A rank that could not take the entry gets
-// NaN. A larger value is better, so lowerIsBetter is false. ok is false if the last round made no i-th placement. Weigh changes no loads.
+// Weigh writes, for each rank, by how many KV tokens the cost falls if the entry is bound there, compared with no rank. The cost is by how
+// many tokens the ranks are below the fullest rank, summed over all ranks (see Cost and tokensSaved). A rank that could not take the entry
+// gets NaN. A larger value is better, so lowerIsBetter is false. ok is false if the last round made no i-th placement. Weigh changes no
+// loads.
 func (p *evenkeel) Weigh(_ *Snapshot, i int, _ Assignment, tokens int64, dst []float64) (lowerIsBetter, ok bool) {
 	if i >= len(p.placed) {
 		return false, false
