@@ -124,7 +124,7 @@ func (c *Claim) checkMachine(ctx context.Context, storeCallRuns bool, begin func
 	defer c.mu.Unlock()
 	c.detectSuspension(now)
 	if storeCallRuns {
-		latest := now.Add(c.retry) // the answer to the call wakes Run earlier
+		latest := now.Add(c.retry) // an answer to the call wakes Run earlier
 		wake = c.machine.nextTimer(now, latest)
 	} else {
 		call, wake = c.machine.Next(now)
@@ -173,8 +173,7 @@ func (c *Claim) totalSuspension(now time.Time) time.Duration {
 // (Times) allow for clocks that differ in speed. detectSuspension is called with c.mu held.
 func (c *Claim) detectSuspension(now time.Time) {
 	total := c.totalSuspension(now)
-	tolerated := c.retry // far less than the difference of clocks that Times allows for
-	if suspendedFor := total - c.lastTotalSuspension; suspendedFor > tolerated {
+	if suspendedFor := total - c.lastTotalSuspension; suspendedFor > c.retry {
 		c.log.Warn("the machine stood still, or its clock was set: this proxy admits nothing until it has renewed the lease",
 			zap.Duration("for", suspendedFor))
 		c.machine.Suspended(now)

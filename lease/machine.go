@@ -137,8 +137,8 @@ func (m *Machine) startAcquire() Call {
 
 // nextTimer returns when the caller must look at the machine again if no event comes earlier: the next of four times, or latest, if that is
 // earlier. At three of them the view changes: a holder begins to admit requests, it must stop, or its last renewal no longer counts. At the
-// fourth, the holder must ask the other members for votes. A vote is a member's promise not to admit for a while. With the votes of all other
-// members, a holder may go on to admit even if the store confirms no renewal.
+// fourth, the holder must ask the other members for votes. A vote is a member's promise not to admit for a while. With the votes of all
+// other members, a holder may go on to admit even if the store confirms no renewal.
 func (m *Machine) nextTimer(now, latest time.Time) time.Time {
 	next := latest
 	if m.held { // without a lease, only the outcome of a call changes the view
@@ -342,8 +342,9 @@ func (m *Machine) ObserveEpoch(epoch int64) {
 
 // Refused records that a guard in front of an engine refuses this proxy's epoch, because the guard has seen the higher epoch that is given.
 // A holder cannot raise its epoch. Only an acquisition gets a new one, above all that were seen, so the lease must be released first.
-// Refused sets tryReleaseUntil: until this time, Next returns Release, and nothing is admitted. After a release, this proxy or another
-// acquires the lease. If no release succeeds within Step, the lease is kept. Within the Duration of a lease, only the first refusal counts.
+// Refused sets tryReleaseUntil: as long as this is set, nothing is admitted, and until this time Next returns Release. After a release,
+// this proxy or another acquires the lease. If no release succeeds within Step, the lease is kept. Within the Duration of a lease, only the
+// first refusal counts.
 func (m *Machine) Refused(now time.Time, epoch int64) {
 	mayRelease := m.held && !m.storeAway && !now.Before(m.admitsFrom()) // not while the store is away, or an earlier owner may still admit
 	tooSoon := now.Before(m.refusedAt.Add(m.cfg.Duration))

@@ -14,9 +14,9 @@ func (m *Machine) noteIfStoreAway(sent, now time.Time, err error) {
 	m.storeAway = failed || slow
 }
 
-// Looked records the result of a Look, which read the lease: the call was sent at sent and answered at now. The record matters in two
-// cases. If the store had lost this proxy's lease (storeLostLease), it shows whether another proxy has acquired the lease since. If an
-// acquisition by this proxy got no answer, it shows whether the acquisition succeeded.
+// Looked records the result of a Look, which read the lease: the call was sent at sent and answered at now. If the store had lost this
+// proxy's lease (storeLostLease), the record shows whether another proxy has acquired the lease since. If an acquisition by this proxy got
+// no answer, the record shows whether the acquisition succeeded.
 func (m *Machine) Looked(sent, now time.Time, rec Record, err error) {
 	m.noteIfStoreAway(sent, now, err)
 	if err != nil {
@@ -26,12 +26,12 @@ func (m *Machine) Looked(sent, now time.Time, rec Record, err error) {
 	m.setRecord(now, rec)
 	m.scheduleNextCall(sent, now)
 	switch {
-	case m.storeLostLease && !m.noOtherHeld(): // another proxy has held the lease since
-		m.stopHolding(now)
-	case m.storeLostLease:
+	case m.storeLostLease && m.noOtherHeld():
 		if m.hasVotes(now) { // all other members have promised not to admit, so acquire the lease again at once
 			m.nextCall = now
 		}
+	case m.storeLostLease: // another proxy has held the lease since
+		m.stopHolding(now)
 	case m.acquiredUnknowingly(): // the acquisition succeeded, although no answer came
 		holdAsRead(m, sent, now)
 	}
@@ -59,11 +59,9 @@ func (m *Machine) acquiredUnknowingly() bool {
 	return !m.held && isOurs && isNew && !m.storeForgotEpochs()
 }
 
-// setRecord stores the lease that a look or an acquisition returned, and notes when it changed. It also ends this proxy's promise to
-// another owner: to admit nothing for a while. The promise is over if the record shows that the lease was released. An owner stops
-// admission before it releases the lease, so then the owner to whom the promise was given has stopped. This must be known: the epoch of the
-// release is the one in the promise or, if it is not known to whom an earlier process of this proxy gave the promise, this process has seen
-// the lease held before it was released.
+// setRecord stores the lease that a look or an acquisition returned, and notes when it changed. It also ends this proxy's promise to admit
+// nothing for a while, if the record shows that the owner to whom the promise was given has stopped: an owner stops admission before it
+// releases the lease. endsWithRelease says which releases show this.
 func (m *Machine) setRecord(now time.Time, rec Record) {
 	changed := !m.recValid || rec.Stamp != m.rec.Stamp || rec.Expiry != m.rec.Expiry
 	if changed || rec.Expiry == NotExpired { // if the store itself measures the holder's time, a renewal need not change Stamp
@@ -90,7 +88,7 @@ func (m *Machine) scheduleNextCall(sent, now time.Time) {
 	switch {
 	case m.releaseDue(now):
 		m.nextCall = now
-	case m.held: // an owner has nothing to ask for or to acquire, so it renews the lease after the interval
+	case m.held: // an owner has nothing to ask for or to acquire, so its next call comes after the interval
 	case m.mayAskBack(now):
 		m.nextCall = now
 	case mayAcquire && at.Before(m.nextCall):
@@ -137,9 +135,9 @@ func (m *Machine) startHolding(sent, admitsNotBefore time.Time, epoch int64) {
 	clear(m.votes)
 }
 
-// Renewed records the outcome of Renew; sent is when the call was sent. If the store no longer has this proxy's lease (ErrLost), the proxy
-// stops holding it. Or, if the other members can vote for it (mayReclaim), it acquires the lease again when all of them have promised not
-// to admit. After any other error the lease still counts as held, and the next call renews it again.
+// Renewed records the outcome of Renew; sent is when the call was sent. If the store no longer has this proxy's lease (ErrLost), there are
+// two cases. If the other members can vote for this proxy (mayReclaim), it acquires the lease again when all of them have promised not to
+// admit. Otherwise it stops holding the lease. After any other error the lease still counts as held, and the next call renews it again.
 func (m *Machine) Renewed(sent, now time.Time, err error) {
 	m.noteIfStoreAway(sent, now, err)
 	m.scheduleNextCall(sent, now)
