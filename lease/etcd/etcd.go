@@ -13,7 +13,6 @@ import (
 	"strconv"
 	"time"
 
-	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
@@ -79,8 +78,11 @@ func New(client *clientv3.Client, name, identity string, duration time.Duration,
 
 // Look reads all three keys at one revision of the store: "owner" exists while the holder's etcd lease lasts, "last" names the last holder,
 // and "terms" has the base, the duration and the members of its lease. An acquisition writes all three. A release deletes "owner" and
-// empties "last". Look also stores what the next write compares with: the revisions of the store and of "last", the base, and the etcd
-// lease if this process is the holder.
+// empties "last".
+//
+// An epoch is the revision of the acquisition plus the base, which keeps epochs rising after the store has lost its data and counts
+// revisions from 1 again. Stamp is the revision of the last write to "last". Look also stores what the next calls need: the revisions of
+// the store and of "last", the base, and the etcd lease if this process is the holder.
 func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 	response, err := e.client.Txn(ctx).Then(clientv3.OpGet(e.ownerKey), clientv3.OpGet(e.lastKey), clientv3.OpGet(e.termsKey)).Commit()
 	if err != nil {
@@ -102,13 +104,20 @@ func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 		return lease.Record{Members: terms.Members}, nil
 	}
 	e.lastKeyRev = last[0].ModRevision
+	// Only acquisitions write "terms", so its revision is that of the last acquisition. A lease of an older evenkeel version has no
+	// such key; then the last acquisition was at the revision of "last" or before, because releases and some renewals write "last",
+	// too.
+	acquiredAt := e.lastKeyRev
+	if len(stored) > 0 {
+		acquiredAt = stored[0].ModRevision
+	}
 	rec := lease.Record{
-		Holder: string(last[0].Value), Epoch: e.base + revisionOfAcquisition(owner, last, stored), Stamp: strconv.FormatInt(e.lastKeyRev, 10),
+		Holder: string(last[0].Value), Epoch: e.base + acquiredAt, Stamp: strconv.FormatInt(e.lastKeyRev, 10),
 		Duration: time.Duration(terms.Seconds) * time.Second, Members: terms.Members,
 	}
 	switch {
 	case len(owner) > 0: // the holder's etcd lease has not expired
-		rec.Holder, rec.Expiry = string(owner[0].Value), lease.NotExpired
+		rec.Holder, rec.Epoch, rec.Expiry = string(owner[0].Value), e.base+owner[0].CreateRevision, lease.NotExpired
 		if rec.Holder == e.identity { // the answer to the acquisition, with the id of the etcd lease, may have been lost
 			e.held = clientv3.LeaseID(owner[0].Lease)
 		}
@@ -116,21 +125,6 @@ func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 		rec.Expiry = lease.Expired
 	}
 	return rec, nil
-}
-
-// revisionOfAcquisition returns the revision of the store at which the last acquisition wrote the keys. Each key is given as a list with
-// the key or, if it does not exist, an empty list; last exists. An epoch is this revision plus the base, which keeps epochs rising after
-// the store has lost its data and counts revisions from 1 again. Only acquisitions create "owner" or write "terms". A lease of an older
-// evenkeel version has no key "terms". Without both, the last acquisition was at the revision of "last" or before, because releases and
-// some renewals write "last", too.
-func revisionOfAcquisition(owner, last, terms []*mvccpb.KeyValue) int64 {
-	switch {
-	case len(owner) > 0:
-		return owner[0].CreateRevision
-	case len(terms) > 0:
-		return terms[0].ModRevision
-	}
-	return last[0].ModRevision
 }
 
 // Acquire takes the lease, if no proxy holds it and it was not written since Look. It writes three keys at once: "owner", which etcd
@@ -228,8 +222,7 @@ func (e *Engine) Release(ctx context.Context, epoch int64) error {
 }
 
 // explainRefusal reads the lease after a write failed because a key had changed. It returns ErrLost if this proxy no longer holds the
-// lease. Otherwise, an earlier call of this proxy has changed the key. Then it returns an error that says that the next call will succeed:
-// Look has also stored the present revision of the key, with which the next write compares.
+// lease. Otherwise, an earlier call of this proxy has changed the key. Then it returns an error that says that the next call will succeed.
 func (e *Engine) explainRefusal(ctx context.Context, epoch int64) error {
 	rec, err := e.Look(ctx) // also stores lastKeyRev and base, so that the next write compares with them
 	if err != nil {
