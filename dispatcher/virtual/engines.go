@@ -215,7 +215,7 @@ func (e *Engines) finishStep(g *Group) {
 			e.giveToken(g, q)
 			r.KV++
 			tokens++
-			if showsStep { // after the token was counted, because the boards learn from the report how many tokens there are
+			if showsStep { // after giveToken, because the boards get the token counts together with the step
 				stepReported = true
 				e.reportStep(&g.StepCounter, e.Now)
 			}

@@ -418,7 +418,7 @@ func (r *Peers) waitForDecodeRanks(ctx context.Context, group string) {
 	askLimit := r.deps.Config.Settings().HA.Lease / 3 // so long the asking proxy waits for an answer (limit of a call in package lease)
 	ctx, cancel := context.WithTimeout(ctx, askLimit/2)
 	defer cancel()
-	// The decode loads now count no slots for the group, so that no more prompts for it begin here: requests wait or go to another proxy.
+	// The group takes no new requests, so the new decode loads count no slots for it. Requests then wait or go to another proxy.
 	r.RefreshDecodeLoad(ctx)
 	engines := r.deps.Fleet.Now()
 	const anyModel = ""

@@ -157,8 +157,8 @@ func (r *Reader) scopeOf(s *Source) (scope index.Scope, canBeShared bool) {
 }
 
 // hashText hashes the bytes of a prompt that is not a list of token ids: a text, or the messages of a chat with its tools. At the endpoints
-// Responses and Messages, engines put another text before the prompt. Prompts share KV only if this text is the same, too, so it is added
-// to the salt of the scope, of which hashText has a copy.
+// Responses and Messages, a request has another text that comes before the prompt. Prompts share KV only if this text is the same, too, so
+// it is added to the salt of the scope, of which hashText has a copy.
 func (s *Source) hashText(h *index.Hasher, scope index.Scope, written json.RawMessage) index.Text {
 	endpoint := s.Req.Endpoint
 	isText := takesTextOrIDs(endpoint) // CacheKeys calls hashText only if the prompt is not token ids

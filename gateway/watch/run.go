@@ -86,7 +86,7 @@ func (w *Watch) CheckOnce(parent context.Context) {
 	if !ok { // the proxy did not answer in time
 		return
 	}
-	endsBin := w.samples%samplesPerBin == 0 // the first sample also ends a bin, in which it is the only one
+	endsBin := w.samples%samplesPerBin == 0 // also with the first sample
 	w.samples++
 	takesSnapshot := endsBin || w.wantsSnapshot != nil && w.wantsSnapshot()
 	if !takesSnapshot {
