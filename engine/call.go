@@ -247,8 +247,8 @@ func (k *Call) Disconnect(limit time.Duration) {
 }
 
 // newError makes the Error of a call that failed in this phase. c is the connection that was used; nil: there was none yet. After Abort or
-// Disconnect, the error is ErrAborted instead of cause. If cause is a timeout and the time that Disconnect allows is over, the engine has
-// not closed its half of the connection in time. newError then also sets closeIgnored, which IgnoredClose reports.
+// Disconnect, the error is ErrAborted instead of cause. If cause is a timeout and Disconnect has closed evenkeel's half of the connection,
+// the engine has not closed its own half in time. newError then also sets closeIgnored, which IgnoredClose reports.
 func (k *Call) newError(phase Phase, c *conn, cause error) *Error {
 	failure := &Error{Target: k.target.ID, Phase: phase, Timeout: isTimeout(cause), Err: cause}
 	if c != nil {
@@ -257,8 +257,8 @@ func (k *Call) newError(phase Phase, c *conn, cause error) *Error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.aborted { // Abort or Disconnect was called
-		// Another deadline may have ended the wait right before Abort or Disconnect, or before the time that Disconnect allows was over.
-		ignoresClose := failure.Timeout && c != nil && c.closeOverdue()
+		// After Abort, too, cause may be a timeout: of a wait that ended right before.
+		ignoresClose := failure.Timeout && c != nil && c.awaitsClose()
 		k.closeIgnored = k.closeIgnored || ignoresClose
 		failure.Aborted, failure.Timeout, failure.Err = true, false, ErrAborted
 	}

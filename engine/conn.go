@@ -64,7 +64,6 @@ type conn struct {
 	mu              sync.Mutex
 	readDeadline    time.Time     // until when reads may wait, for example for the response head; zero: only idleLimit bounds them
 	halfClosed      bool          // halfClose was called, and readDeadline bounds all reads from now on
-	closeDue        time.Time     // when the limit of halfClose is over; zero: evenkeel's half was not closed alone
 	idleLimit       time.Duration // longest wait of one read of the body; 0: for ever
 	appliedDeadline time.Time     // the deadline that the socket has; zero: it must be set again
 }
@@ -331,15 +330,14 @@ func (c *conn) halfClose(limit time.Duration) {
 		c.close() // this connection cannot close one half alone
 		return
 	}
-	c.closeDue = time.Now().Add(limit)
 	c.shortenWaitLocked(limit)
 }
 
-// closeOverdue says that the time is over in which the engine should have closed its half of the connection after halfClose.
-func (c *conn) closeOverdue() bool {
+// awaitsClose says that halfClose was called, so that the engine should close its half of the connection, too.
+func (c *conn) awaitsClose() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return !c.closeDue.IsZero() && !time.Now().Before(c.closeDue)
+	return c.halfClosed
 }
 
 // awaitBody replaces the deadline of the head by idle, the limit of each read of the body; 0: no limit. If halfClose was called, because

@@ -141,45 +141,33 @@ func TestDisconnectWithoutHalves(t *testing.T) {
 	require.ErrorIs(t, err, ErrAborted, "left before it was made")
 }
 
-// endsOnTimeout ends the call as soon as a read has timed out, before the call learns of it.
-type endsOnTimeout struct {
+// abortsOnTimeout aborts the call as soon as a read has timed out, before the call learns of it.
+type abortsOnTimeout struct {
 	net.Conn
-	end func()
+	abort func()
 }
 
-func (c *endsOnTimeout) Read(p []byte) (int, error) {
+func (c *abortsOnTimeout) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if isTimeout(err) {
-		c.end()
+		c.abort()
 	}
 	return n, err
 }
 
-func (c *endsOnTimeout) CloseWrite() error { return nil }
-
-// When the wait for the answer timed out, nobody had asked the engine to close its half, so it ignored nothing.
-func TestATimeoutRightBeforeTheEndIsNoIgnoredClose(t *testing.T) {
-	for _, tt := range []struct {
-		name string
-		end  func(*Call)
-	}{
-		{"aborted", (*Call).Abort},
-		{"left", func(k *Call) { k.Disconnect(time.Hour) }},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			var k *Call
-			c := NewClient(Options{Dial: func(context.Context, string, string) (net.Conn, error) {
-				ours, theirs := net.Pipe()
-				go func() { _, _ = io.Copy(io.Discard, theirs) }()
-				return &endsOnTimeout{ours, func() { tt.end(k) }}, nil
-			}})
-			defer c.Close()
-			k = c.NewCall(target(t, "http://engine.test:8000"))
-			_, err := k.Do("POST", "/", nil, nil, Deadlines{FirstByte: 10 * time.Millisecond})
-			require.Equal(t, Error{Target: "e0", Phase: PhaseHead, Sent: true, Aborted: true, Err: ErrAborted}, *asError(t, err))
-			require.False(t, k.IgnoredClose())
-		})
-	}
+// Nobody has asked the engine to close its half, so it has ignored nothing.
+func TestAnAbortRightAfterATimeoutIsNoIgnoredClose(t *testing.T) {
+	var k *Call
+	c := NewClient(Options{Dial: func(context.Context, string, string) (net.Conn, error) {
+		ours, theirs := net.Pipe()
+		go func() { _, _ = io.Copy(io.Discard, theirs) }()
+		return &abortsOnTimeout{ours, func() { k.Abort() }}, nil
+	}})
+	defer c.Close()
+	k = c.NewCall(target(t, "http://engine.test:8000"))
+	_, err := k.Do("POST", "/", nil, nil, Deadlines{FirstByte: 10 * time.Millisecond})
+	require.Equal(t, Error{Target: "e0", Phase: PhaseHead, Sent: true, Aborted: true, Err: ErrAborted}, *asError(t, err))
+	require.False(t, k.IgnoredClose())
 }
 
 // A call that was ended before it is made sends nothing, also where a connection
