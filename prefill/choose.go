@@ -439,7 +439,7 @@ func (r *Request) asRetry() *Request {
 	retry.Returned = true        // like a request that another region gave back, it is accepted even if the queue is full
 	retry.Remote = nil           // it stays in this region
 	retry.Exclude = nil          // AcquireAnother sets it anew, and MoveIfSooner gets the engines to avoid from its caller
-	retry.LeaseOwner = nil       // the audit does not check that the other lease ends
+	retry.LeaseOwner = nil       // the audit does not check that the lease of the other candidate ends
 	retry.Deadline = time.Time{} // a request whose decode rank is chosen is served even after its deadline
 	return &retry
 }
