@@ -20,10 +20,10 @@ const abortWait = 5 * time.Second
 
 // abortByName lets the client of a job end the request by its name. The client still gets the part of the answer that exists by then.
 type abortByName struct {
-	requested     atomic.Bool // the client has ended the request by name
-	endpoint      mooncake.Endpoint
-	leaveAsClient func() // makes the job end as if its client had left
-	outputMode    []byte // the output_mode of the request, which an answer without tokens repeats
+	requested         atomic.Bool // the client has ended the request by name
+	endpoint          mooncake.Endpoint
+	endAsIfClientLeft func() // makes the job end as if its client had left
+	outputMode        []byte // the output_mode of the request, which an answer without tokens repeats
 
 	mu   sync.Mutex
 	rank *roster.Rank // the rank to which the request was sent last; nil: no rank has it
@@ -49,7 +49,7 @@ func (a *abortByName) noteSent(rank *roster.Rank, headers []engine.Header) {
 	}
 	a.mu.Unlock()
 	if a.requested.Load() {
-		a.leaveAsClient()
+		a.endAsIfClientLeft()
 	}
 }
 
@@ -75,14 +75,14 @@ func (a *abortByName) abort(srv *Server) {
 	rank, id := a.rank, a.id
 	a.mu.Unlock()
 	if rank == nil {
-		a.leaveAsClient()
+		a.endAsIfClientLeft()
 		return
 	}
-	time.AfterFunc(abortWait, a.leaveAsClient) // has an effect only if the engine has not ended the answer by then
+	time.AfterFunc(abortWait, a.endAsIfClientLeft) // has an effect only if the engine has not ended the answer by then
 	if err := a.abortAt(srv, rank, id); err != nil {
 		srv.Log.Warn("an engine was not told to end a request that its client has ended, so that the engine is left instead",
 			zap.String("id", id), zap.String("engine", rank.Target.ID), zap.Error(err))
-		a.leaveAsClient()
+		a.endAsIfClientLeft()
 	}
 }
 

@@ -14,11 +14,15 @@ import (
 )
 
 // placeAggregated waits in the pool until the dispatcher binds the request to a rank that prefills and decodes. It tells the dispatcher how
-// much of the prompt each rank holds in its prefix cache. The lease counts as sent from the binding on, although the caller sends the
-// request only after that.
+// much of the prompt each rank holds in its prefix cache. It returns the slot on the rank, or why there is none.
 func (j *job) placeAggregated(lease *prefill.Lease) (*dispatcher.Slot, *failure.Fault) {
 	sought := local.Prompt{Prompt: j.prefixKeys(), Model: lease.Candidate.Board}
-	tokens := setAggregatedLength(j, &sought)
+	// The length is counted if an engine has reported it, or if the client has sent the prompt as token ids.
+	isCounted := j.promptTokens > 0 || j.req.PromptTokens > 0
+	if !bytesShowLength(j, &sought, isCounted) { // otherwise Tokens stays 0, and LocalRanks estimates the length from the bytes
+		sought.Tokens = cmp.Or(sought.Prompt.Tokens, j.estimatedTokens())
+	}
+	tokens := lengthOf(j, &sought, isCounted)
 	var hits []board.Hit // for each rank that holds a part of the prompt, the number of tokens that it need not compute
 	for _, offer := range j.srv.LocalRanks.Offers(&sought, j.avoid.ranks()) {
 		if cached := tokens - offer.New; cached > 0 { // offer.New is the number of tokens that the rank would have to compute
@@ -31,26 +35,24 @@ func (j *job) placeAggregated(lease *prefill.Lease) (*dispatcher.Slot, *failure.
 		return j.srv.Dispatcher.EnqueueAggregated(entry, hits)
 	})
 	if fault == nil {
-		lease.MarkSent()
+		lease.MarkSent() // the caller sends the request next; for the scheduler, the prefill begins with the binding
 		cached := max(0, tokens-int(slot.NewTokens))
 		j.record.Report(journal.Event{Kind: journal.PlacedAggregated, Slot: slot, Tokens: cached})
 	}
 	return slot, fault
 }
 
-// setAggregatedLength returns the length of the prompt in tokens: a count, or else an estimate. It stores the length in sought, unless
-// LocalRanks is to estimate it from the bytes of the prompt, by the number of tokens per byte that it has learned.
-func setAggregatedLength(j *job, sought *local.Prompt) (tokens int) {
-	// The length is counted if an engine has reported it, or if the client has sent the prompt as token ids.
-	counted := j.promptTokens > 0 || j.req.PromptTokens > 0
-	// The bytes are those of the client's text. They leave out images and sound, and the answer so far of a resumed request.
-	bytesShowLength := !counted && !j.life.Resumed() && !sought.Media && sought.Bytes > 0
-	if !bytesShowLength {
-		sought.Tokens = cmp.Or(sought.Prompt.Tokens, j.estimatedTokens())
-	}
+// bytesShowLength says whether the number of tokens in the prompt is best estimated from its bytes: no exact count is known, and the bytes
+// are those of the whole prompt. Images and sound are not among these bytes, and neither is the answer so far of a resumed request.
+func bytesShowLength(j *job, sought *local.Prompt, isCounted bool) bool {
+	return !isCounted && !j.life.Resumed() && !sought.Media && sought.Bytes > 0
+}
+
+// lengthOf returns the length of the prompt in tokens: the count, or else an estimate, which is at most the context length of the model.
+func lengthOf(j *job, sought *local.Prompt, isCounted bool) (tokens int) {
 	tokens = j.srv.LocalRanks.Length(sought)
-	isEstimate := sought.Prompt.Tokens == 0 && !counted
-	if isEstimate && j.model.MaxLen > 0 {
+	countedForHashes := sought.Prompt.Tokens > 0 // prefixKeys has the token ids of the prompt, and so their number
+	if isEstimate := !countedForHashes && !isCounted; isEstimate && j.model.MaxLen > 0 {
 		// No rank would take a longer prompt, although an engine may count fewer tokens than the estimate.
 		tokens = min(tokens, j.model.MaxLen)
 	}

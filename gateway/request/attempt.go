@@ -53,8 +53,8 @@ func (j *job) awaitRetry(retry lifecycle.Retry, fault *failure.Fault) bool {
 }
 
 // askRetryBudget asks the budget that retry names for another attempt. granted says whether the attempt may be made, and wait how long to
-// pause before it. If retry.Pause is above 0, the pause is random, up to the base pause doubled so often. Otherwise the budget says how
-// long to pause.
+// pause before it: a random time. It grows with retry.Pause, or, if Pause is 0, with the number of attempts that the budget has counted
+// (retry.N). If both are 0, there is no pause.
 func (j *job) askRetryBudget(retry lifecycle.Retry, fault *failure.Fault) (wait time.Duration, granted bool) {
 	switch retry.Budget {
 	case lifecycle.NoMore: // granted stays false
@@ -63,32 +63,38 @@ func (j *job) askRetryBudget(retry lifecycle.Retry, fault *failure.Fault) (wait 
 	case lifecycle.OfUnsent:
 		wait, granted = j.srv.Prefill.RetryUnsent(retry.N)
 	case lifecycle.Counted:
-		return askCountedBudget(j, retry, fault)
+		return askCountedBudget(j, retry, fault) // with the pause, which also depends on the answer of this budget
 	}
 	if retry.Pause > 0 {
-		wait = prefill.Backoff(j.srv.Settings().Prefill.Retry.Base, retry.Pause+1)
+		wait = pauseBefore(j, retry)
 	}
 	return wait, granted
 }
 
+// pauseBefore returns a random pause before an attempt, for a retry whose Pause is above 0. The longest possible pause is the base pause,
+// doubled as often as Pause says. Backoff doubles it once less than its argument says, hence the 1.
+func pauseBefore(j *job, retry lifecycle.Retry) time.Duration {
+	return prefill.Backoff(j.srv.Settings().Prefill.Retry.Base, retry.Pause+1)
+}
+
 // askCountedBudget asks the budget that all requests share, which keeps failures from multiplying. There are two exceptions. A request that
 // an engine refused has run on no engine, so if another rank can take it, the budget is not asked. And if the client has a part of the
-// answer (Despite), and no engine answered this attempt, an empty budget does not end the answer.
+// answer (retry.Despite), and no engine answered this attempt, an empty budget does not end the answer. In both cases the attempts that
+// count (retry.N) must still be fewer than prefill.retry allows.
 func askCountedBudget(j *job, retry lifecycle.Retry, fault *failure.Fault) (wait time.Duration, granted bool) {
 	conf := &j.srv.Settings().Prefill.Retry
 	attemptsLeft := retry.N < conf.Attempts
 	wasRefused := retry.Pause > 0 // with this budget, the lifecycle sets Pause only after the first refusals of a request
-	pauseAfterRefusal := func() time.Duration { return prefill.Backoff(conf.Base, retry.Pause+1) }
 	if wasRefused && anotherRankTakes(j, fault) {
-		return pauseAfterRefusal(), attemptsLeft
+		return pauseBefore(j, retry), attemptsLeft
 	}
 	wait, granted = j.srv.Prefill.Retry(retry.N, fault.Status, fault.Err)
-	goesOnDespiteBudget := retry.Despite && fault.Status == 0
-	switch {
-	case !granted && goesOnDespiteBudget && attemptsLeft:
+	noEngineAnswered := fault.Status == 0
+	if !granted && retry.Despite && noEngineAnswered && attemptsLeft {
 		return prefill.Backoff(conf.Base, retry.N+1), true // the budget names no pause for this; it doubles with each attempt
-	case wasRefused:
-		wait = pauseAfterRefusal()
+	}
+	if wasRefused {
+		wait = pauseBefore(j, retry)
 	}
 	return wait, granted
 }
@@ -134,7 +140,9 @@ func endAfterClientLeft(c client, call *engine.Call, grace time.Duration, earlie
 }
 
 // callFailedEvent makes the event that reports a failed call to the request's lifecycle. Besides the failure, the event has what may show
-// that the request itself makes engines fail: the engine says that it has failed (Faulty), or its connection broke (BrokenConn).
+// that the request itself makes engines fail: the engine says that it has failed (Faulty), or its connection broke (BrokenConn). After a
+// break, Down names the engines whose connections broke earlier under this request, and that are down since: if one of the same role is
+// among them, the lifecycle makes no further attempt. MostLosses is how often engines may give this request back for want of KV memory.
 func (j *job) callFailedEvent(fault *failure.Fault) lifecycle.Event {
 	event := lifecycle.Event{Kind: lifecycle.CallFailed, End: fault.CallEnd, MostLosses: fault.MostLosses}
 	if kvLost := errors.Is(fault.Err, failure.ErrUndelivered); kvLost { // never the fault of the request, however many engines report it
@@ -261,14 +269,16 @@ func (a *avoided) noteFailure(engines Engines, worker int32, fault *failure.Faul
 		sameQueue, othersExist := engines.SharingQueueWith(worker, avoidedSoFar)
 		a.noteRefusal(worker, sameQueue, othersExist)
 	case fault.Reason == lifecycle.Stuck: // the worker's core stood still, and so did its whole group, whose workers step together
-		var noneAvoided []int32                                   // matters only for the second result
-		group, _ := engines.SharingQueueWith(worker, noneAvoided) // the workers of one group share a queue
-		const wholeHost = false                                   // other engines on the host go on
-		a.decode = append(engines.FailingWith(worker, wholeHost, a.decode), group...)
+		const wholeHost = false                                     // other engines on the host go on
+		a.decode = engines.FailingWith(worker, wholeHost, a.decode) // the list so far, with the workers that may fail with this one
+		// The workers that share a queue with this one are those of its group, or of its engine if no other group takes requests.
+		var noneAvoided []int32 // matters only for the second result
+		group, _ := engines.SharingQueueWith(worker, noneAvoided)
+		a.decode = append(a.decode, group...)
 		a.haltedCores++ // watchCore counts its retries by this number
 	default:
-		wholeHost := fault.Reason == lifecycle.Failed // a 500 may come from a broken driver or disk; a crash concerns one engine
-		a.decode = engines.FailingWith(worker, wholeHost, a.decode)
+		wholeHost := fault.Reason == lifecycle.Failed               // a 500 may come from a broken driver or disk; a crash concerns one engine
+		a.decode = engines.FailingWith(worker, wholeHost, a.decode) // the list so far, with the workers that may fail with this one
 	}
 }
 

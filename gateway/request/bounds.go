@@ -44,9 +44,10 @@ func (j *job) maxEchoed() int {
 		return j.promptTokens
 	}
 	tokenIDs := j.req.PromptTokens // how many token ids the client has sent; 0: the prompt is text
-	// A token of text has at least one byte, so the text has at most as many tokens as bytes. j.changes has the prompt of a leg.
-	bytes := prompt.Bytes(j.req, j.changes)
-	return max(tokenIDs, bytes)
+	// A token of text has at least one byte, so the text has at most as many tokens as bytes. If the job is a leg of a fan-out (one of
+	// several prompts), j.changes has the leg's own prompt.
+	textBytes := prompt.Bytes(j.req, j.changes)
+	return max(tokenIDs, textBytes) // an upper bound is enough, so it does not matter which of the two the prompt has
 }
 
 // maxStreamBytes is how many bytes a stream with the given number of tokens may have. alternatives is how many alternatives come with each
@@ -87,8 +88,8 @@ const maxFinishers = 1024
 // the first event; 0 or less: the time is over.
 func (u *upstreamCall) streamLimits(first time.Duration) sse.Limits {
 	l := &u.job.srv.Settings().Limits
-	gap := l.EventTimeout // how long the engine may be silent between two events
-	if u.noEarlyText {    // after its first event the engine may send nothing more until it has computed the whole answer
+	gap := l.EventTimeout  // how long the engine may be silent between two events
+	if u.mayHoldTextBack { // after its first event the engine may send nothing more until it has computed the whole answer
 		wholeAnswerTimeout := l.ProbeTimeout // as for an answer that comes in one piece
 		gap = max(gap, wholeAnswerTimeout)
 	}
@@ -106,17 +107,21 @@ func (u *upstreamCall) streamLimits(first time.Duration) sse.Limits {
 // for a request that is passed through, which has only the limit ByProbe.
 func timeoutOf(limit lifecycle.Timeout, settings *fleet.Settings, profile *mooncake.Profile) time.Duration {
 	switch limit {
-	case lifecycle.ByProbe, lifecycle.ByWhole: // after ByWhole, the caller goes on waiting while the rank shows signs of life
+	case lifecycle.ByProbe: // an engine computes the prompt
 		return settings.Limits.ProbeTimeout
-	case lifecycle.ByFirstEvent, lifecycle.ByHold: // with ByHold, the caller ends the wait earlier if the KV may be freed earlier
+	case lifecycle.ByWhole: // an engine computes a whole answer; after this time, the caller waits on while the rank shows signs of life
+		return settings.Limits.ProbeTimeout
+	case lifecycle.ByFirstEvent: // an engine has the prompt's KV and is to send its first event
 		return profile.FirstEventTimeout
-	case lifecycle.ByCallback:
+	case lifecycle.ByHold: // the same wait, which the caller ends earlier if the prefill engine may free the KV earlier
+		return profile.FirstEventTimeout
+	case lifecycle.ByCallback: // a decode engine is to say where the KV goes
 		return settings.Bind.CallbackTimeout
-	case lifecycle.ByGrace:
+	case lifecycle.ByGrace: // a call whose result is not needed any more is to end
 		return settings.Bind.Grace
-	case lifecycle.ByConfirm:
+	case lifecycle.ByConfirm: // the prefill engine is to answer before the client gets the first event
 		return settings.Bind.Confirm
-	case lifecycle.NoTimeout:
+	case lifecycle.NoTimeout: // other code ends the wait
 	}
 	return handoff.Forever
 }
@@ -128,32 +133,32 @@ const stuckFactor = 16
 var errStuck = errors.New("its core gave no sign of life for first_event_timeout, and has had the prompt for many times as long as it " +
 	"takes to compute it: there was no event on any of its streams, and no gauge moved")
 
-// watchCore ends a call that waits for its first event if the core of the rank stands still. A core counts as standing still if the prompt
-// takes far longer than predicted, and if for first_event_timeout no stream of the rank had an event and none of its gauges moved. A core
-// that is only slow keeps the request. The call that watchCore ends fails as Stuck (see correctIfStuck), and the request gets another
-// attempt, for which the lifecycle does not ask the retry budget again.
+// watchCore ends a call that waits for its first event if the core of the rank (the process that computes) stands still. A core counts as
+// standing still if the prompt takes far longer than predicted, and if for first_event_timeout no stream of the rank had an event and none
+// of its gauges moved. A core that is only slow keeps the request. The call that watchCore ends fails as Stuck (see correctIfStuck). The
+// request then gets another attempt, for which the lifecycle does not ask the retry budget again.
 //
 // The request also stays if no rank of another group or engine takes requests, or as long as prefill.retry allows no further attempt. This
 // limit has two reasons. Many requests may wait at the same core, and another group must not get all of them at one moment. And if the
 // prompt itself makes cores stand still, it reaches no more cores than it has attempts. limits.probe_timeout ends the wait in any case.
 func watchCore(s *stream) (stop func()) {
-	if s.upstream.slot.ComputeMs <= 0 || s.upstream.noEarlyText || s.job.incoming.ToDecode != nil {
+	if s.upstream.slot.ComputeMs <= 0 || s.upstream.mayHoldTextBack || s.job.incoming.ToDecode != nil {
 		return func() {} // no time was predicted, or no text may come before the whole answer, or the caller named the rank
 	}
-	silence := s.upstream.rank.Profile.FirstEventTimeout
+	silence := s.upstream.rank.Profile.FirstEventTimeout // a core without a sign of life for this long stands still
 	predicted := float64(s.upstream.slot.ComputeMs) * float64(time.Millisecond)
 	firstCheck := silence + time.Duration(stuckFactor*predicted) // after many times the predicted time, and a further silence
-	soon := silence / 4                                          // until the next check, if the core stands still but the call goes on
+	soon := silence / 4                                          // the retry budget may grant an attempt by then
 	check := newCoreCheck(s)
-	halted := &atomic.Bool{}
+	halted := &atomic.Bool{} // the core stands still, and another attempt was granted
 	s.upstream.coreHalted = halted
 	return handoff.Repeat(firstCheck, func() (nextCheck time.Duration) {
 		if lastSign := s.upstream.rank.Signs.LastSign(); lastSign.After(s.upstream.began) && time.Since(lastSign) < silence {
-			return silence - time.Since(lastSign) // the core of the rank works, so the call goes on
+			return silence - time.Since(lastSign) // the core of the rank works, so look again when it could have been silent for too long
 		}
-		alreadyGranted := halted.Load() // a retry that the budget has granted is not asked for again
+		alreadyGranted := halted.Load()
 		switch otherCoreExists, retryGranted := check.mayLeave(alreadyGranted); {
-		case !otherCoreExists:
+		case !otherCoreExists: // the request has nowhere to go
 			return silence
 		case !retryGranted:
 			return soon
@@ -181,6 +186,7 @@ func newCoreCheck(s *stream) coreCheck {
 // mayLeave says whether a rank of another group or engine, which the request does not avoid, takes requests, and whether the retry budget
 // grants another attempt. If the budget has granted it before (alreadyGranted), it is not asked again.
 func (c coreCheck) mayLeave(alreadyGranted bool) (otherCoreExists, retryGranted bool) {
+	// The ranks of one group share a queue, and they also step together. So a rank that does not share the queue has another core.
 	if _, otherCoreExists = c.job.srv.Engines().SharingQueueWith(c.worker, c.avoided); !otherCoreExists || alreadyGranted {
 		return otherCoreExists, alreadyGranted
 	}
@@ -221,13 +227,16 @@ func (u *upstreamCall) correctTokensToCompute(computedNothing bool) {
 	if u.tokensToCompute == 0 { // corrected before, or nothing was noted
 		return
 	}
-	computed := u.tokensToCompute // stays if nothing more exact is known, as with a hand-off
+	// After a hand-off, the announced number stays, less than one block. It also stays for a request that is passed through, if no count
+	// came: then it is the most that the engine may have computed.
+	computed := u.tokensToCompute
 	switch usage, _ := u.answer.Filter.Usage(); {
 	case computedNothing:
 		computed = 0
 	case (u.computesPrompt || u.job.passthrough != nil) && usage.Prompt > 0: // the engine has computed the whole prompt, and counted it
 		computed = int64(usage.Prompt)
-	// No count came, so an upper bound counts: a token per byte of the prompt, and one block more.
+	// No count came, so an upper bound counts: a token per byte of the client's prompt. One block more leaves room for tokens that the
+	// engine adds, e.g. those of its chat template.
 	case u.computesPrompt:
 		computed = int64(prompt.Bytes(u.job.req, u.job.changes)) + handoff.BlockTokens
 	}

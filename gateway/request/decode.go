@@ -31,16 +31,18 @@ func (s *stream) decode(h *handoff.Handoff, until lifecycle.Timeout) (_ *failure
 	s.upstream.announceTokensToCompute()
 	if fault := s.open(h, until); fault != nil {
 		noteIfBlocksLeak(s, h, fault)
-		// A client that leaves ends only calls without a hand-off and calls for an answer in one piece. Any other call stays open
-		// until its first event (see open).
-		endsWithClient := h == nil || s.upstream.unstreamed
-		return fault, endsWithClient && j.client.Left()
+		return fault, s.upstream.mayEndWithClient(h) && j.client.Left()
 	}
 	slot.ReportStarted()
 	j.noteKVArrived(h, s)
 	s.noteFirstEvent()
 	return nil, false
 }
+
+// mayEndWithClient says whether the proxy may end the decode call when the client leaves before the first event: a call without a hand-off
+// at once, and a call for an answer in one piece when its pull of KV is over (see limitOnePiece). Any other call stays open until its first
+// event (see open).
+func (u *upstreamCall) mayEndWithClient(h *handoff.Handoff) bool { return h == nil || u.unstreamed }
 
 // noteIfBlocksLeak notes whether the decode engine of a call that failed may keep KV blocks for ever: the prefill engine may have freed the
 // KV by now, while the decode engine still waits for it. The dispatcher learns this when the slot is released, and counts the blocks as
@@ -54,8 +56,9 @@ func noteIfBlocksLeak(s *stream, h *handoff.Handoff, fault *failure.Fault) {
 
 // decodeDuringPrefill does what decode does, for a request whose prefill runs at the same time. No engine was sent the prompt of the lease
 // yet. The prefill call and the decode call are a pair, and the end of one ends the other. pair is their number in the request's lifecycle.
-// until limits the wait for the decode engine's callback, if the engine calls back. clientQuit says that the client has left, and that the
-// rank's blocks for the request are not written to any more, or count as lost. It is false if nothing was sent to the rank (NotOurs).
+// until limits the wait for the decode engine's callback, if the engine calls back. clientQuit says that the client has left, and that no
+// engine uses the slot any more: the rank's blocks for the request are not written to, or the dispatcher counts them as lost
+// (awaitPrefillIfClientLeft).
 func (s *stream) decodeDuringPrefill(lease *prefill.Lease, pair int, until lifecycle.Timeout) (fault *failure.Fault, clientQuit bool) {
 	j, slot := s.job, s.upstream.slot
 	j.record.Report(journal.Event{Kind: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "decode", Early: true})
@@ -65,13 +68,14 @@ func (s *stream) decodeDuringPrefill(lease *prefill.Lease, pair int, until lifec
 	}
 	j.client.OnGone(s.upstream.prefillCall.clientLeft) // from now on, the lifecycle learns at once if the client leaves
 	if fault = s.openDuringPrefill(); fault != nil {
-		s.upstream.takePrefillAnswer()
+		s.upstream.copyPrefillAnswer() // also after a failure, the request and its record get what the prefill engine has reported
 		return fault, s.upstream.awaitPrefillIfClientLeft(fault)
 	}
 	slot.ReportStarted()
 	var noHandoff *handoff.Handoff
 	j.noteKVArrived(noHandoff, s)
-	j.record.Report(journal.Event{Kind: journal.Coupled, Took: s.upstream.takePrefillAnswer(), Slot: slot})
+	calledBackAfter := s.upstream.copyPrefillAnswer()
+	j.record.Report(journal.Event{Kind: journal.Coupled, Took: calledBackAfter, Slot: slot})
 	s.noteFirstEvent()
 	if s.upstream.slot == nil { // the whole answer came with its first event, so the slot is released already
 		const abandoned = false
@@ -107,16 +111,17 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Timeout) *failure.Faul
 		// keepTurn needs it: only this process of the engine will have the KV of the answer
 		j.decodeProcess = j.srv.Engines().ProcessAt(s.upstream.rank.Instance).Process
 	}
-	silence, pullEndsBy, stop := limitWait(s, h, until)
+	maxSilence, pullEndsBy, stop := limitWait(s, h, until)
 	defer stop()
 	id := j.callID(idOfDecode, j.record.Attempts)
 	body := s.upstream.decodeBody(kv, id)
-	fault = s.upstream.sendDecode(h.SetRequestID(engine.JSONHeaders(id)), body, silence)
-	if fault = correctIfStuck(s, fault); fault != nil {
+	fault = s.upstream.sendDecode(h.SetRequestID(engine.JSONHeaders(id)), body, maxSilence)
+	if fault = correctIfStuck(s, fault); fault != nil { // Stuck, if limitWait has let watchCore end the call
 		s.upstream.noteSendFailed(fault, pullEndsBy)
 		return fault
 	}
-	if err := s.readFirst(s.upstream.began.Add(silence)); err != nil {
+	firstEventBy := s.upstream.began.Add(maxSilence)
+	if err := s.readFirst(firstEventBy); err != nil {
 		return correctIfStuck(s, s.decodeFault(err))
 	}
 	if s.countIfLate(h) { // the client must not get an answer that may be made of wrong KV
@@ -150,8 +155,9 @@ func (u *upstreamCall) decodeBody(kv json.RawMessage, id string) [][]byte {
 }
 
 // noteSendFailed is called after a decode call that got no answer with status 200. It reports the call to the monitor, if the engine is to
-// blame. If the proxy ended the call because its client left, and the pull of the KV is over by now (pullEndsBy), the fault then says so:
-// only the answer is lost.
+// blame. If the proxy ended the call because its client left, and the pull of the KV is over by now (pullEndsBy), the fault then says that
+// the engine has read the KV (Through), so that the prefill engine counts as rid of it. Only a call for an answer in one piece can end so
+// late without a status: the first event of a stream shows by itself that the pull is over.
 func (u *upstreamCall) noteSendFailed(fault *failure.Fault, pullEndsBy time.Time) {
 	if fault.BlamedEngine != "" {
 		u.job.srv.Monitor.ReportFailure(fault.BlamedEngine, fault.Err)
@@ -163,52 +169,60 @@ func (u *upstreamCall) noteSendFailed(fault *failure.Fault, pullEndsBy time.Time
 }
 
 // limitWait limits how long the rank may take for the first event, or for an answer in one piece. h is the hand-off (nil: the rank computes
-// the prompt itself), and until names the limit. The caller must end the call if the engine sends nothing for as long as silence. silence
-// is handoff.Forever if a watch that limitWait has started limits the wait instead. The caller calls stop to end this watch. pullEndsBy is
+// the prompt itself), and until names the limit. The caller must end the call if the engine sends nothing for as long as maxSilence. It is
+// handoff.Forever if a watch that limitWait has started limits the wait instead. The caller calls stop to end this watch. pullEndsBy is
 // when the pull of the hand-off's KV is certainly over.
-func limitWait(s *stream, h *handoff.Handoff, until lifecycle.Timeout) (silence time.Duration, pullEndsBy time.Time, stop func()) {
-	j, profile, unstreamed := s.job, s.upstream.rank.Profile, s.upstream.unstreamed
-	if unstreamed { // the pull of KV is over when a stream's first event would come; LimitOnePiece limits the call
+func limitWait(s *stream, h *handoff.Handoff, until lifecycle.Timeout) (maxSilence time.Duration, pullEndsBy time.Time, stop func()) {
+	profile := s.upstream.rank.Profile
+	if s.upstream.unstreamed { // the pull of KV is over when a stream's first event would come; limitOnePiece limits the call
 		until = lifecycle.ByFirstEvent
 	}
-	silence = s.upstream.limitByHold(h, timeoutOf(until, j.srv.Settings(), profile))
-	pullEndsBy = s.upstream.began.Add(silence)
+	maxSilence = s.upstream.limitByHold(h, timeoutOf(until, s.job.srv.Settings(), profile))
+	pullEndsBy = s.upstream.began.Add(maxSilence)
 	holdIsRenewed := h != nil && profile.Renews()
-	switch { // what limits the wait
-	case unstreamed: // nothing arrives before all of the answer is computed
-		ignoreClient := func() {}
-		if h != nil { // the pull of KV must not be cut, so the call outlives its client until the pull is over for certain
-			const noGrace = 0
-			ignoreClient = endAfterClientLeft(j.client, s.upstream.call, noGrace, pullEndsBy)
-		}
-		stopLimit := handoff.LimitOnePiece(s.upstream.rank, s.upstream.call, j.srv.Settings(), s.upstream.maxTokens)
-		return handoff.Forever, pullEndsBy, func() { stopLimit(); ignoreClient() }
+	switch {
+	case s.upstream.unstreamed:
+		return handoff.Forever, pullEndsBy, limitOnePiece(s, h, pullEndsBy)
 	// A request beyond the rank's slots waits in the engine's own queue, so its time limit starts only once it has a slot. This is safe
 	// only if the hold on the KV is renewed meanwhile. Otherwise the KV must be pulled in time, even if the request waits in that queue.
 	case s.upstream.slot.InEngineQueue && holdIsRenewed:
-		return handoff.Forever, pullEndsBy, handoff.LimitFromSlot(s.upstream.slot, s.upstream.call, silence)
-	case h == nil && profile.Aggregated(): // a core that stands still may be found before silence is over
-		return silence, pullEndsBy, watchCore(s)
+		return handoff.Forever, pullEndsBy, handoff.LimitFromSlot(s.upstream.slot, s.upstream.call, maxSilence)
+	case h == nil && profile.Aggregated(): // watchCore may find a core that stands still before maxSilence is over
+		return maxSilence, pullEndsBy, watchCore(s)
 	}
 	nothingToStop := func() {}
-	return silence, pullEndsBy, nothingToStop
+	return maxSilence, pullEndsBy, nothingToStop
 }
 
-// limitByHold shortens the limit silence to the time for which the prefill engine certainly keeps the KV of a hand-off: after that, a first
-// event would prove nothing. If heartbeats of the decode engine renew the hold, the time is not fixed, and a watch ends the call instead.
-func (u *upstreamCall) limitByHold(h *handoff.Handoff, silence time.Duration) time.Duration {
+// limitOnePiece limits the wait for an answer in one piece, from which nothing arrives before all of it is computed. It ends the call when
+// the rank should have computed the answer and shows no sign of life. If the client leaves, it also ends the call of a hand-off, but not
+// before pullEndsBy, because a pull of KV must not be cut. stop ends both.
+func limitOnePiece(s *stream, h *handoff.Handoff, pullEndsBy time.Time) (stop func()) {
+	ignoreClient := func() {} // without a hand-off, takeKV has set what happens when the client leaves
+	if h != nil {
+		const noGrace = 0
+		ignoreClient = endAfterClientLeft(s.job.client, s.upstream.call, noGrace, pullEndsBy)
+	}
+	stopLimit := handoff.LimitOnePiece(s.upstream.rank, s.upstream.call, s.job.srv.Settings(), s.upstream.maxTokens)
+	return func() { stopLimit(); ignoreClient() }
+}
+
+// limitByHold shortens maxSilence, the limit of the wait for the first event, to the time for which the prefill engine certainly keeps the
+// KV of a hand-off (its hold): after that, a first event would prove nothing. If heartbeats of the decode engine renew the hold, the time
+// is not fixed. Then maxSilence stays, and a watch ends the call of a stream when the hold has run out.
+func (u *upstreamCall) limitByHold(h *handoff.Handoff, maxSilence time.Duration) time.Duration {
 	switch {
 	case h == nil: // the prefill engine holds no KV for this call
-		return silence
+		return maxSilence
 	case !u.rank.Profile.Renews(): // the prefill engine frees the KV at a fixed time
-		return min(silence, h.FirstEventBy().Sub(u.began))
+		return min(maxSilence, h.FirstEventBy().Sub(u.began))
 	}
-	h.Lease.Renewed()
-	h.NoteExpiries(u.job.srv.Monitor)
-	if !u.unstreamed { // an answer in one piece has no first event, so it does not show when its pull of KV was over
-		u.pull.OnExpiry(u.call.Expire) // ends the wait when the KV may be gone
+	h.Lease.Renewed()                 // tells the scheduler that the decode engine renews the hold from now on
+	h.NoteExpiries(u.job.srv.Monitor) // notes how many hand-offs have expired so far, with which countIfLate compares
+	if !u.unstreamed {                // an answer in one piece has no first event, so it does not show when its pull of KV was over
+		u.pull.OnExpiry(u.call.Expire) // the watch: it ends the wait when the KV may be gone
 	}
-	return silence
+	return maxSilence
 }
 
 // takeHandoff returns the kv_transfer_params of a hand-off, by which the decode engine fetches the KV. It fails if the engine process that
@@ -232,27 +246,30 @@ func (u *upstreamCall) takeHandoff(h *handoff.Handoff) (json.RawMessage, *failur
 	return kv, nil
 }
 
-// sendDecode sends the decode request. silence is how long the engine may send nothing. It is handoff.Forever if other code limits the
-// wait.
-func (u *upstreamCall) sendDecode(headers []engine.Header, body [][]byte, silence time.Duration) (fault *failure.Fault) {
+// sendDecode sends the decode request, and returns when the head of the answer has come. maxSilence is how long the engine may send
+// nothing; it is handoff.Forever if other code limits the wait.
+func (u *upstreamCall) sendDecode(headers []engine.Header, body [][]byte, maxSilence time.Duration) (fault *failure.Fault) {
 	j := u.job
 	if u.slot.InEngineQueue {
 		u.countedWithoutSlot = true
 		u.rank.Traffic.AddSentWithoutSlot(1) // so that the alarm about ranks with too many requests expects one more
 	}
-	// Without early text, no tokens can be counted before the end. MarkNonStreaming makes the board estimate them by the pace of other
-	// streams. If a prefill runs beside the decode call, MarkNonStreaming is called when that prefill has ended.
-	if noEarlyEvents := u.unstreamed || u.noEarlyText; noEarlyEvents && u.prefillCall == nil {
+	// If all text may come only at the end of the answer, no tokens can be counted before. MarkNonStreaming makes the board estimate
+	// them by the pace of other streams. If a prefill runs beside the decode call, the rank computes no tokens before that prefill has
+	// ended, so concurrentPrefill.acceptAnswer calls MarkNonStreaming then.
+	if textMayComeLast := u.unstreamed || u.mayHoldTextBack; textMayComeLast && u.prefillCall == nil {
 		u.slot.MarkNonStreaming(u.maxTokens)
 	}
 	call := upstream.Call{
 		Call: u.call, Kind: lifecycle.Decode, Engine: u.rank.Instance, Scope: u.rank.Scope, Path: j.req.Endpoint.Path(),
 		InEngineQueue: u.slot.InEngineQueue, Aggregated: u.alsoPrefills(),
-		Limits: engine.Deadlines{Connect: j.srv.Settings().Limits.ConnectTimeout, FirstByte: silence, Idle: silence}, Log: j.srv.Log,
+		Limits: engine.Deadlines{Connect: j.srv.Settings().Limits.ConnectTimeout, FirstByte: maxSilence, Idle: maxSilence}, Log: j.srv.Log,
 	}
-	j.byName.noteSent(u.rank, headers) // from now on, an abort by the client goes to this rank
-	if u.resp, fault = call.Open(j.record.WithTraceHeaders(headers), body); fault != nil && fault.Status != 0 {
-		fault.Frees = j.srv.Engines().RejectionFrees(u.rank) // whether such a refusal also makes the prefill engine free the KV
+	j.namedAbort.noteSent(u.rank, headers) // from now on, an abort by the client goes to this rank
+	u.resp, fault = call.Open(j.record.WithTraceHeaders(headers), body)
+	if engineRefused := fault != nil && fault.Status != 0; engineRefused {
+		// Some engines that refuse a request also make the prefill engine free the KV. No other failure tells the prefill engine anything.
+		fault.Frees = j.srv.Engines().RejectionFrees(u.rank)
 	}
 	return fault
 }
@@ -268,7 +285,9 @@ func lateKVFault() *failure.Fault {
 // (handoff.Forever). If the call fails, the prefill call is told, and openDuringPrefill returns why.
 func (s *stream) openDuringPrefill() *failure.Fault {
 	j, profile, prefillCall := s.job, s.upstream.rank.Profile, s.upstream.prefillCall
-	var noHandoff *handoff.Handoff // it sets no limit for the time until the KV is read
+	// The KV comes without a hand-off, so no time is set by which it must be read. The request still counts as one that pulls KV: if the
+	// rank meanwhile reads wrong KV for another request, this one may get that KV from the prefix cache, which countIfLate finds out.
+	var noHandoff *handoff.Handoff
 	s.upstream.pull = noHandoff.AwaitFirstEvent(s.upstream.rank, s.upstream.began, s.upstream.unstreamed)
 	defer s.upstream.pull.End()
 	salt := s.upstream.pull.Salt() // keeps the engine from using wrong KV of its prefix cache; empty: no KV there is known to be wrong
@@ -291,14 +310,15 @@ func (s *stream) openDuringPrefill() *failure.Fault {
 func checkBegunPair(s *stream) *failure.Fault {
 	j, prefillCall := s.job, s.upstream.prefillCall
 	counted := s.upstream.answer.Filter.Prompt() // prompt tokens as the decode engine counted them
-	fault := prefillCall.firstEventCame(counted)
+	kvFault := prefillCall.firstEventCame(counted)
 	if s.state == ended { // the whole answer came at once, so its KV is also checked as at the end of an answer
-		fault = prefillCall.confirmKV(counted, j.client.Gone())
+		kvFault = prefillCall.confirmKV(counted, j.client.Gone()) // it also returns a fault that firstEventCame has found
 	}
+	if kvFault != nil {
+		return s.upstream.failDuringPrefill(lifecycle.Died, kvFault)
+	}
+	fault := ignoredAnswerFault(lifecycle.Decode, j.checkPromptCount(j.resume.decodeMustCount, counted))
 	if fault != nil {
-		return s.upstream.failDuringPrefill(lifecycle.Died, fault)
-	}
-	if fault = ignoredAnswerFault(lifecycle.Decode, j.checkPromptCount(j.resume.decodeMustCount, counted)); fault != nil {
 		// The engine began an answer anew that it should have continued. It has the KV and has not failed, so the prefill call only
 		// learns that the decode call is over.
 		const abandoned = false
@@ -383,9 +403,9 @@ func (u *upstreamCall) blameForFailure(reason lifecycle.DecodeFailure, fault *fa
 	}
 }
 
-// takePrefillAnswer copies the prefill engine's answer, if it has come, into the request and its record. It returns how long the decode
+// copyPrefillAnswer copies the prefill engine's answer, if it has come, into the request and its record. It returns how long the decode
 // engine took to call back the proxy, to say where the KV goes; 0: it has not called back, as with most connectors.
-func (u *upstreamCall) takePrefillAnswer() (calledBackAfter time.Duration) {
+func (u *upstreamCall) copyPrefillAnswer() (calledBackAfter time.Duration) {
 	j, p := u.job, u.prefillCall
 	j.mu.Lock()
 	answered, probed, took, prefiller := p.pairState().PrefillAnswered(), p.probed, p.prefillTook, p.lastLease.Candidate.ID
@@ -410,7 +430,7 @@ func (u *upstreamCall) takePrefillAnswer() (calledBackAfter time.Duration) {
 // fault is returned, nothing was sent, and the lease is given back.
 func (u *upstreamCall) beginPrefill(lease *prefill.Lease, pair int, until lifecycle.Timeout) *failure.Fault {
 	p := newConcurrentPrefill(u, lease, pair)
-	p.waitLimit = until
+	p.waitLimit = until // how long the first wait, for the callback, may last
 	u.prefillCall = p
 	begun := false // p.run has been started, and reports the end of the prefill itself
 	defer onPanic(func() {
@@ -421,8 +441,8 @@ func (u *upstreamCall) beginPrefill(lease *prefill.Lease, pair int, until lifecy
 	fault := p.prepareRendezvous()
 	if fault == nil {
 		lease.DetachOwner() // the prefill may outlive the request, so p gives the lease back, and not the request
-		err := u.job.srv.prefillCalls.Run(anyNumber, p.run)
-		if begun = err == nil; !begun {
+		err := u.job.srv.prefillCalls.Run(anyNumberAtOnce, p.run)
+		if begun = err == nil; !begun { // the proxy shuts down; without a prefill, the decode call of the attempt cannot be made either
 			fault = failure.NewFault(lifecycle.CallEnd{Call: lifecycle.Decode, Reason: lifecycle.Leaving}, failure.Leaving, err)
 		}
 	}
@@ -440,7 +460,7 @@ func newConcurrentPrefill(u *upstreamCall, lease *prefill.Lease, pair int) *conc
 		// The request, as the prefill engine gets it.
 		job: j, pairNumber: pair, id: pairRequestID(j.id, j.record.Attempts), body: j.body, changes: j.changes,
 		promptEstimate: j.estimatedTokens(), maxTokens: u.maxTokens,
-		noEarlyEvents: u.unstreamed || u.noEarlyText, streamed: !u.unstreamed,
+		noEarlyEvents: u.unstreamed || u.mayHoldTextBack, streamed: !u.unstreamed,
 		// The decode side.
 		decodeCall: u.call, rank: u.rank, slot: u.slot,
 		// The prefill side. heldLease becomes nil when the lease is given back, and lastLease still names the engine then.
@@ -455,8 +475,8 @@ func newConcurrentPrefill(u *upstreamCall, lease *prefill.Lease, pair int) *conc
 // reportNotSent reports to the lifecycle that neither call of the pair was sent. The lifecycle then gives the lease back.
 func (p *concurrentPrefill) reportNotSent() { p.report(lifecycle.Event{Kind: lifecycle.NotSent}, nil) }
 
-// anyNumber is the limit for Background.Run if any number of functions may run at once.
-const anyNumber = math.MaxInt
+// anyNumberAtOnce is the limit for Background.Run if any number of functions may run at once.
+const anyNumberAtOnce = math.MaxInt
 
 // pairRequestID is the X-Request-Id of both calls of an attempt. No id may be the beginning of another id, because SGLang ends every
 // request whose id begins with the one that it is told to abort. The letter at the end ensures this for the attempts 1 and 10.
@@ -464,9 +484,9 @@ func pairRequestID(request string, attempt int) string {
 	return "ek-" + request + "-" + strconv.Itoa(attempt) + "b"
 }
 
-// prepareRendezvous decides how the two engines find each other: by a callback of the decode engine (CallsBack), or by the address that the
-// prefill engine has reported (Keeps). For SGLang, NewRendezvous has set all that the engines need. prepareRendezvous fails if the proxy
-// does not listen for callbacks yet, or if the address is not known yet.
+// prepareRendezvous decides how the two engines find each other. That depends on the connector: the decode engine calls the proxy back
+// (CallsBack), or it knows the address of the prefill engine, which keeps the KV for it (Keeps). For SGLang, NewRendezvous has set all that
+// the engines need. prepareRendezvous fails if the proxy does not listen for callbacks yet, or if the address is not known yet.
 func (p *concurrentPrefill) prepareRendezvous() *failure.Fault {
 	srv, candidate, rank := p.job.srv, p.heldLease.Candidate, p.rank
 	longestPrompt := rank.Context // in tokens; 0: not known
@@ -486,9 +506,10 @@ func (p *concurrentPrefill) prepareRendezvous() *failure.Fault {
 		p.rendezvous.Metaserver = p.callback.URL
 	case p.traits.Keeps:
 		if p.rendezvous.Coordinates = srv.Fleet.Coordinates(candidate); p.rendezvous.Coordinates == nil {
-			// The address was known when the attempt began (bindOrder). Another attempt follows (Unlearned), so the client
-			// hardly ever gets an error for this, and Leaving only stands for one.
-			return failure.NewFault(lifecycle.CallEnd{Call: lifecycle.Decode, Reason: lifecycle.Unlearned}, failure.Leaving, errAddressUnknown)
+			// The address was known when the attempt began (bindOrder). Another attempt follows (Unlearned), and the client gets an
+			// error only if its own time limit ends before it. There is no error for just this case.
+			standIn := failure.Leaving
+			return failure.NewFault(lifecycle.CallEnd{Call: lifecycle.Decode, Reason: lifecycle.Unlearned}, standIn, errAddressUnknown)
 		}
 	}
 	return nil

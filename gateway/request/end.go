@@ -18,9 +18,9 @@ import (
 	"evenkeel/gateway/upstream"
 )
 
-// endFailed ends the answer's present call before the answer was whole. answer is the error for the client, and err the cause. If the
-// answer has begun, the request's lifecycle decides what follows: the answer may still go on at another engine. If the client has nothing
-// of it, the code that waits for the first event gets the fault and decides.
+// endFailed ends the answer's present call before the answer was whole. why is the reason for the lifecycle, answer the error for the
+// client, and err the cause. If the answer has begun, the request's lifecycle decides what follows: the answer may still go on at another
+// engine. If the client has nothing of it, the code that waits for the first event gets the fault and decides.
 func (s *stream) endFailed(why lifecycle.Reason, answer *openai.Error, err error) {
 	if s.state >= ended { // the end was handled already
 		return
@@ -42,21 +42,24 @@ func (s *stream) endFailed(why lifecycle.Reason, answer *openai.Error, err error
 		return
 	}
 	event := s.job.callFailedEvent(s.upstream.fault)
+	// By Faulty, the lifecycle counts the engines that failed at this request, and after two it makes no further attempt. In an event of an
+	// answer that has begun, any 5xx says so, and not only 500. An engine that was taken out of service (Moved) does not count.
 	engineSaysItFailed := comesFromStatus(why) && answer.Status/100 == 5
 	event.Faulty = engineSaysItFailed && !s.upstream.fault.Moved
 	s.step(event)
 }
 
-// setFault describes in s.upstream.fault how the present call has ended.
+// setFault describes in s.upstream.fault how the present call has ended. The progress is that of a call whose answer has begun. If it has
+// not begun, the code that waits for the first event corrects the progress (decodeFault), or makes a fault of its own.
 func setFault(s *stream, why lifecycle.Reason, answer *openai.Error, err error) {
 	kind := lifecycle.Decode
 	if s.job.passthrough != nil {
 		kind = lifecycle.Sole
 	}
 	begun := !s.firstAt.IsZero()
-	endedByDrain := begun && s.upstream.endedByDrain()
-	// Through: the engine has read the KV. Open: its answer began with status 200.
-	end := lifecycle.CallEnd{Call: kind, Progress: lifecycle.Through, Reason: why, Open: true, Moved: endedByDrain}
+	engineWasDrained := begun && s.upstream.endedByDrain()
+	// Through: the engine has read the KV. Open: its answer began with status 200. Moved: the engine was taken out of service meanwhile.
+	end := lifecycle.CallEnd{Call: kind, Progress: lifecycle.Through, Reason: why, Open: true, Moved: engineWasDrained}
 	fault := failure.NewFault(end, answer, err)
 	fault.Status, fault.BlamedEngine = s.upstream.answer.Filter.Failure().Status, s.upstream.rank.Instance
 	s.upstream.fault = fault
@@ -79,13 +82,14 @@ func comesFromStatus(why lifecycle.Reason) bool {
 	return why >= lifecycle.Rejected && why != lifecycle.Preempted
 }
 
-// endWhole reports to the request's lifecycle that the engine has sent all of the answer. If the answer came at once, the code that waits
-// for its first event has not returned yet, so the end of the answer is written here.
+// endWhole reports to the request's lifecycle that the engine has sent all of the answer. After an answer that has begun, the lifecycle
+// returns the effect EndWhole, which writes the end of the answer. But the whole answer may come at once, while the code that waits for the
+// first event has not returned yet. Then the lifecycle does not know of a begun answer, so endWhole writes the end itself.
 func (s *stream) endWhole() {
 	if s.state >= ended { // the end was handled already
 		return
 	}
-	if s.firstAt.IsZero() { // the whole answer came at once
+	if cameAtOnce := s.firstAt.IsZero(); cameAtOnce {
 		s.finishAnswer(nil)
 	}
 	s.step(lifecycle.Event{Kind: lifecycle.Ends})
@@ -127,7 +131,7 @@ func (s *stream) finishAnswer(fail *openai.Error) {
 	if s.state >= ended {
 		return
 	}
-	if fail != nil && s.job.client.Left() { // whatever failed, the request ended because its client left
+	if fail != nil && s.job.client.Left() { // whatever failed, the request ended because its client left, or ended it by name
 		fail = leftError(s.job)
 	}
 	s.state, s.endError = ended, fail
@@ -144,9 +148,16 @@ func (s *stream) finishAnswer(fail *openai.Error) {
 	if answer.Assembler != nil || s.upstream.unstreamed || s.job.isLeg {
 		return // only a stream has an end of its own, and a fan-out writes one end for all its legs
 	}
-	fail = cmp.Or(fail, failure.NoError)
-	errorType := fail.TypeFor(s.job.req.Endpoint.Path())
-	answer.out = answer.Ending(answer.out, s.endError != nil, fail.Message, errorType, fail.Code)
+	writeStreamEnd(s)
+}
+
+// writeStreamEnd writes the end of a stream for the client: an error event if the answer ended with an error (s.endError), and the events
+// that end each stream of the client's endpoint.
+func writeStreamEnd(s *stream) {
+	failed, reported := s.endError != nil, cmp.Or(s.endError, failure.NoError) // NoError has no message and no code
+	errorType := reported.TypeFor(s.job.req.Endpoint.Path())
+	answer := s.upstream.answer
+	answer.out = answer.Ending(answer.out, failed, reported.Message, errorType, reported.Code)
 }
 
 // logBrokenAnswer logs an answer that ends with an error. It logs nothing of a request that is passed through, whose receipt has the error.
@@ -193,26 +204,28 @@ func (s *stream) Close() {
 		return
 	}
 	s.job.client.OnGone(nil)
-	s.endFailed(lifecycle.Left, failure.ClientGone, nil) // does nothing if the answer has ended; otherwise the client's side has ended first
-	s.finishAnswer(failure.ClientGone)                   // does nothing, unless a panic has kept the lifecycle from ending the answer
+	var noCause error
+	s.endFailed(lifecycle.Left, failure.ClientGone, noCause) // if the answer has not ended, the client's side has ended first
+	s.finishAnswer(failure.ClientGone)                       // has an effect only after a panic, because of which the answer has no end
 	s.recordEnd()
-	s.job.releaseResumeBytes()     // does nothing, unless a panic came before the lifecycle knew of the kept bytes
-	s.giveBackAll(board.Cancelled) // mostly call and buffers; only a panic can have left the slot, for which Cancelled is the report
+	s.job.releaseResumeBytes()     // has an effect only after a panic, if the lifecycle did not know of the kept bytes yet
+	s.giveBackAll(board.Cancelled) // the call and the buffers, and after a panic also the slot, which then counts as Cancelled
 }
 
 // recordEnd writes into the record and the metrics how the request's answer ended, and concludes the request. A leg of a fan-out is not
 // concluded: the fan-out concludes the client's request once, when all its legs have ended.
 func (s *stream) recordEnd() {
 	now, j, tokens := time.Now(), s.job, s.tokens()
-	if j.passthrough != nil {
+	if j.passthrough != nil { // the request went to one engine unchanged, so there is no rank, pace or prefix cache to report on
 		j.passthrough.Duration.Observe(now.Sub(j.record.Arrival).Seconds())
 		j.record.EndAttempt(s.endError)
 		j.srv.Conclude(j.incoming, s.endError)
 		return
 	}
 	j.record.Report(journal.Event{Kind: journal.Relayed, Took: now.Sub(s.firstAt), Tokens: tokens})
-	timed := !s.upstream.unstreamed && !s.upstream.noEarlyText // the arrival of events shows when the tokens were computed
-	if tokens > 1 && s.endError == nil && timed {
+	// The arrival of events shows when the tokens were computed, unless all text may have come at the end.
+	eventsShowPace := !s.upstream.unstreamed && !s.upstream.mayHoldTextBack
+	if tokens > 1 && s.endError == nil && eventsShowPace {
 		j.record.Report(journal.Event{Kind: journal.Paced, Took: s.lastTokenAt.Sub(s.firstTokenAt), Tokens: tokens})
 	}
 	compareTokenCounts(s)
@@ -232,7 +245,7 @@ func (s *stream) recordEnd() {
 // serves as the load of the ranks. So compareTokenCounts learns how many tokens the engine puts in a chunk, and counts an answer that is
 // off by over 1 %. It leaves out answers without a final count, and answers that are not counted chunk by chunk.
 func compareTokenCounts(s *stream) {
-	if s.endError != nil || s.upstream.unstreamed || s.upstream.noEarlyText {
+	if s.endError != nil || s.upstream.unstreamed || s.upstream.mayHoldTextBack {
 		return
 	}
 	s.upstream.rank.Traffic.Learn(s.upstream.answer.Filter.TokensPerChunk)
@@ -313,18 +326,22 @@ func (s *stream) releaseSlot(kind board.Kind) {
 			s.job.srv.metrics.ignoredCloses.Inc()
 		}
 	}
-	// The decode call is over. A prefill call beside it must learn this: it may still run, and need not go on for a client that is
-	// gone. If no event came, failDuringPrefill has told it.
-	if s.upstream.prefillCall != nil && !s.firstAt.IsZero() {
-		abandoned := kind == board.Cancelled
-		s.upstream.prefillCall.answerEnded(abandoned)
-	}
+	s.endPrefillBeside(kind)
 	outcome := s.slotOutcome(kind)
 	if outcome.Kept {
 		keepTurn(s)
 	}
 	s.job.srv.Dispatcher.Release(s.upstream.slot, outcome)
 	s.upstream.slot = nil
+}
+
+// endPrefillBeside tells a prefill call that runs beside the decode call that the decode call is over. The prefill call may still run, and
+// need not go on for a client that is gone. If the decode call has ended without a first event, failDuringPrefill has told it already.
+func (s *stream) endPrefillBeside(kind board.Kind) {
+	if firstEventCame := !s.firstAt.IsZero(); firstEventCame && s.upstream.prefillCall != nil {
+		abandoned := kind == board.Cancelled
+		s.upstream.prefillCall.answerEnded(abandoned)
+	}
 }
 
 // endAccounting removes a call that is over from the counts of its engine's traffic: the prompt tokens that the engine may have to compute,
@@ -398,7 +415,7 @@ func (r *executor) settleLease(disposition lifecycle.Disposition) {
 		handoff.SettleLease(r.lease, disposition, r.fault)
 		endedByClient := r.fault != nil && r.fault.Reason == lifecycle.Left
 		if endedByClient && disposition == lifecycle.Free { // the engine has aborted the prefill, and keeps nothing
-			r.job.noteFreedAfterLeaving()
+			r.job.noteEnginesFreeIfLeft()
 		}
 	}
 }
@@ -411,9 +428,9 @@ func (r *executor) settleKV(disposition lifecycle.Disposition) {
 	switch disposition {
 	case lifecycle.Discard:
 		j.discard(r.handoff)
-	case lifecycle.MaybeRead, lifecycle.MaybeRunning:
+	case lifecycle.MaybeRead, lifecycle.MaybeRunning: // MaybeRunning: the decode engine may also still work on the request
 		j.maybeRead = append(j.maybeRead, r.handoff)
-	default:
+	default: // Free: the KV is free; Orphan: the prefill engine frees it at its hold timeout
 		var noFault *failure.Fault // the prefill engine has not failed
 		handoff.SettleLease(r.handoff.Lease, disposition, noFault)
 	}
@@ -438,16 +455,18 @@ func (r *executor) settleMaybeRead(disposition lifecycle.Disposition) {
 	handoff.SettleLease(oldest.Lease, disposition, noFault)
 }
 
-// settleCall takes a call that is over out of the counts of its engine. If the client has left, the record notes that the engine holds
-// nothing for it any more. Before the answer has begun, settleCall also gives back what the stream of the call holds. Later the client may
-// still have to read the end of the answer from the stream, so Close does that.
+// settleCall takes a call that is over out of the counts of its engine (see endAccounting). If the client has left, the record notes that
+// the engine holds nothing for it any more. Before the answer has begun, settleCall also gives back what the stream of the call holds.
+// Later the client may still have to read the end of the answer from the stream, so Close does that.
 func (r *executor) settleCall(disposition lifecycle.Disposition) {
 	j := r.job
 	if r.stream != nil { // nil: a panic came before the stream was made
 		r.stream.upstream.endAccounting(disposition)
 	}
-	if disposition == lifecycle.Cancelled || j.passthrough != nil { // only these calls may have ended because the client left
-		j.noteFreedAfterLeaving()
+	// A decode call that ended because the client left is Cancelled. The dispositions of a call that was passed through (Free, Spent) say only
+	// whether the engine computed tokens, so any of them may come after the client has left.
+	if disposition == lifecycle.Cancelled || j.passthrough != nil {
+		j.noteEnginesFreeIfLeft() // does nothing if the client has not left
 	}
 	if r.stream != nil && !r.answerBegun {
 		r.stream.giveBackAll(boardKinds[disposition])
@@ -457,7 +476,7 @@ func (r *executor) settleCall(disposition lifecycle.Disposition) {
 // discard frees the KV of a hand-off that no decode will use. If the client has left, the record notes the moment when the KV is free.
 func (j *job) discard(h *handoff.Handoff) {
 	if j.client.Left() {
-		j.srv.discards.Discard(h, j.noteFreedAfterLeaving)
+		j.srv.discards.Discard(h, j.noteEnginesFreeIfLeft)
 	} else {
 		j.srv.discards.Discard(h, nil)
 	}

@@ -160,9 +160,9 @@ func (f *fannedOut) abandon(ctx *fasthttp.RequestCtx, whole *job, fail *openai.E
 }
 
 // enterQueue puts the legs into the arrival queue together, except those whose prompt a decode rank computes itself. These keep their slots
-// in boundSlot. The whole request may go to another proxy: the decision about its first leg counts for all legs, and a request of which a
-// leg is served here stays here. There are three results: forward is the way to the other proxy, or err says why the legs got no place, or
-// both are nil and the legs that are in the queue have their tickets.
+// in boundSlot. The whole request may go to another proxy, but not if a leg is bound here: so no slot is held when it goes. There are three
+// results: forward is the way to the other proxy, or err says why the legs got no place, or both are nil and the legs that are in the queue
+// have their tickets.
 func (f *fannedOut) enterQueue() (forward *geo.Forward, err error) {
 	queued := f.bindLocalLegs()
 	if len(queued) == 0 { // decode ranks here have taken all legs
@@ -174,17 +174,23 @@ func (f *fannedOut) enterQueue() (forward *geo.Forward, err error) {
 		arrivals[i] = l.job.arrivalRequest()
 	}
 	tickets, err := f.srv.Prefill.EnterAll(arrivals)
-	goesElsewhere := errors.Is(err, prefill.ErrElsewhere) // decided at once, so the legs are not in the queue
-	if mayBeDecidedLater := err == nil && query != nil; mayBeDecidedLater {
-		goesElsewhere = f.awaitForwarding(&tickets[0])
-	}
-	if goesElsewhere {
+	if f.goesElsewhere(query, tickets, err) {
 		return chosenForward(query)
 	}
 	for i := range tickets {
 		queued[i].job.ticket = &tickets[i]
 	}
 	return nil, err
+}
+
+// goesElsewhere says whether another proxy should have the whole request. err is the result of entering the queue: it may say so at once,
+// and then no leg is in the queue. Otherwise, if there is a query, goesElsewhere waits for the decision about the first leg, which counts
+// for all legs. If that sends the request away, the queue has taken the legs out, so their tickets are of no use.
+func (f *fannedOut) goesElsewhere(query *geo.RoutingQuery, tickets []prefill.Ticket, err error) bool {
+	if mayBeDecidedLater := err == nil && query != nil; mayBeDecidedLater {
+		return f.awaitForwarding(&tickets[0])
+	}
+	return errors.Is(err, prefill.ErrElsewhere)
 }
 
 // bindLocalLegs binds each leg to a decode rank that computes its prompt itself, if there is one, and returns the other legs. If a central
@@ -521,8 +527,8 @@ func (f *fannedOut) allowCancelByName(whole *job) {
 // answer for a good one. If no rank has the leg, or the rank does not end it, the leg ends as if the client had left. A leg that is aborted
 // before its answer has begun gets an answer without tokens, which repeats outputMode.
 func (f *fannedOut) newAbort(l *fanOutLeg) *abortByName {
-	abort := &abortByName{endpoint: f.req.Endpoint, leaveAsClient: l.clientShare.MarkGone, outputMode: f.outputMode}
-	l.job.byName = abort
+	abort := &abortByName{endpoint: f.req.Endpoint, endAsIfClientLeft: l.clientShare.MarkGone, outputMode: f.outputMode}
+	l.job.namedAbort = abort
 	l.job.filterOptions.Aborted = abort.requested.Load // whether the client has aborted the answer
 	return abort
 }

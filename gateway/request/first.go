@@ -128,8 +128,9 @@ func (s *stream) decodeFault(err error) *failure.Fault {
 	default:
 		fault = reportedFault(s, err)
 	}
-	fault.Progress, fault.Open = lifecycle.Headed, true
-	if s.upstream.answer.Filter.Started() || answerTooLarge {
+	fault.Progress, fault.Open = lifecycle.Headed, true // the head of the answer has come, which does not show that the KV was read
+	firstEventCame := s.upstream.answer.Filter.Started()
+	if firstEventCame || answerTooLarge { // both consist of tokens that were computed from the KV
 		fault.Progress = lifecycle.Through // the engine had read the KV before the call broke
 	}
 	return fault
@@ -158,12 +159,15 @@ func tooLargeFault(s *stream, err error) *failure.Fault {
 // engine refused the request with a 4xx, the client gets this refusal. Every other failure is one of the engine.
 func reportedFault(s *stream, err error) *failure.Fault {
 	fault := s.upstream.fault
-	if fault.Reason == lifecycle.Unusable { // Unusable is for answers that have begun, but the client has nothing of this one
+	// After Unusable, the request would end, because the client has a part of the answer. Here it has nothing, so another engine may be
+	// tried, as after Garbled.
+	if fault.Reason == lifecycle.Unusable {
 		fault.Reason = lifecycle.Garbled
 	}
 	if errors.Is(err, errRefusal) { // name the engine and its status in the log
 		err = fmt.Errorf("engine %s: %w: %s", s.upstream.rank.Target.ID, err, s.logText(s.endError))
 	}
+	// If the engine's message says that the KV did not arrive, the error gets a mark, by which the request is not taken for the cause.
 	fault.Err = failure.MarkUndelivered(err, s.upstream.answer.Filter.Failure().Message)
 	fault.MostLosses = maxRecomputes(s.upstream.rank.Profile) // how often engines may give this request back for want of KV memory
 	switch {

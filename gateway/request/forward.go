@@ -25,11 +25,11 @@ import (
 
 // forwardToPeer forwards the request to another proxy, the peer. There are three results. The peer answers the client (PeerAnswers). The
 // peer refuses the request, or the client has left, and the request ends with the error (PeerRefuses). Or the peer gives the request back
-// before the client has anything, which the event says, without an error. The request then takes its old place in the queue. It is served
-// here, or evenkeel decides again where it goes.
+// before the client has anything (RegionReturns or SiblingReturns, without an error). The request then takes its old place in the queue. It
+// is served here, or evenkeel decides again where it goes.
 func (j *job) forwardToPeer(ctx *fasthttp.RequestCtx, forward *geo.Forward) (lifecycle.EventKind, *openai.Error) {
 	peer := &forwarded{forward, j}
-	handedOver := false // from then on, Stream ends the forward
+	handedOver := false // Stream has the forward, and ends it
 	defer onPanic(func() {
 		if !handedOver {
 			forward.AbortByClient() // closes the connection to the peer
@@ -38,26 +38,28 @@ func (j *job) forwardToPeer(ctx *fasthttp.RequestCtx, forward *geo.Forward) (lif
 	})
 	if j.client.Left() { // the client has left, so the peer is sent nothing, and the request ends as if the peer had refused it
 		peer.DropUnsent()
-		j.noteFreedAfterLeaving() // no engine works for the request
+		j.noteEnginesFreeIfLeft() // no engine works for the request
 		return lifecycle.PeerRefuses, failure.ClientGone
 	}
 	j.record.Report(journal.Event{Kind: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(),
 		Call: "forward", Peer: peer.PeerID()})
-	j.client.OnGone(peer.AbortByClient)
+	j.client.OnGone(peer.AbortByClient) // removed as soon as the forward has ended
 	whole, returned := peer.Send(peer.request(ctx))
-	if returned != nil {
-		j.client.OnGone(nil) // the forward has ended
+	if returned != nil { // the forward has ended without an answer
+		j.client.OnGone(nil)
 		return j.handleReturned(returned)
 	}
 	edge.StopKeepAlive(ctx) // the peer's answer begins, so the client gets no more comments
-	if whole != nil {
-		j.client.OnGone(nil) // the answer has come
+	if answerIsWhole := whole != nil; answerIsWhole {
+		j.client.OnGone(nil)
 		peer.answerInOnePiece(ctx, whole)
-	} else { // the first event of a stream has come, and a client that leaves still ends the forward
-		peer.noteAnswerStarted(ctx)
-		handedOver = true
-		j.srv.Stream(ctx, peer.ContentType(), peer, j.maxAnswerTokens(j.model.MaxLen))
+		return lifecycle.PeerAnswers, nil
 	}
+	// The first event of a stream has come. A client that leaves still ends the forward, until peer.Close removes the callback.
+	peer.noteAnswerStarted(ctx)
+	handedOver = true
+	tokensToCome := j.maxAnswerTokens(j.model.MaxLen)
+	j.srv.Stream(ctx, peer.ContentType(), peer, tokensToCome)
 	return lifecycle.PeerAnswers, nil
 }
 
@@ -102,7 +104,7 @@ func (j *job) forwardedHeaders(ctx *fasthttp.RequestCtx) (headers []engine.Heade
 // served here; after a proxy of this region did (SiblingReturns), evenkeel decides again where it goes.
 func (j *job) handleReturned(returned *geo.Failure) (lifecycle.EventKind, *openai.Error) {
 	if returned.ClientLeft || j.client.Left() { // no proxy gets the request any more
-		j.noteFreedAfterLeaving() // the forward has ended, so no engine works for the request any more
+		j.noteEnginesFreeIfLeft() // the forward has ended, so no engine works for the request any more
 		return lifecycle.PeerRefuses, failure.ClientGone
 	}
 	if returned.Relay != nil { // the other proxy answered with an error that the client gets
@@ -230,7 +232,7 @@ func (f *forwarded) Close() {
 	tokens := f.Events()
 	f.Forward.Close()
 	if !f.Whole() {
-		j.noteFreedAfterLeaving() // if the client has left: the forward has ended, so no engine works for the request any more
+		j.noteEnginesFreeIfLeft() // if the client has left: the forward has ended, so no engine works for the request any more
 	}
 	j.record.Report(journal.Event{Kind: journal.Relayed, Took: time.Since(f.FirstAt()), Tokens: tokens})
 	j.record.EndAttempt(fail)

@@ -85,7 +85,7 @@ func (j *job) recordFetch(turn *handback.Turn, fault *failure.Fault) {
 // keepTurn remembers which KV the decode engine keeps after a complete answer, so that the next turn of the conversation can fetch it.
 func keepTurn(s *stream) {
 	j, profile, transcript := s.job, s.upstream.rank.Profile, &s.upstream.answer.Transcript
-	if !offersTurn(s) {
+	if !nextTurnMayFetchKV(s) {
 		return
 	}
 	scope, prompt, ok := turnScope(j)
@@ -99,7 +99,7 @@ func keepTurn(s *stream) {
 	}
 	tokens, err := profile.ReadHandBack(transcript.HandBack, engines.HostsOf(s.upstream.rank.Instance))
 	ids := slices.Concat(prompt, transcript.IDs)
-	if err != nil || tokens > len(ids) { // no more tokens than the prompt and the answer have can be kept
+	if err != nil || tokens > len(ids) { // the engine cannot keep more tokens than the prompt and the answer have together
 		j.srv.Log.Warn("what a decode engine says of the KV that it keeps is not used", zap.Inline(j),
 			zap.String("engine", s.upstream.rank.Target.ID),
 			zap.Int("tokens", tokens), zap.Error(err))
@@ -113,12 +113,14 @@ func keepTurn(s *stream) {
 	}, now, maxBytes)
 }
 
-// offersTurn says whether a prefill engine may fetch the KV of the answer for the next turn, and whether all tokens of the KV are known.
-func offersTurn(s *stream) bool {
+// nextTurnMayFetchKV says whether the KV of the answer can be offered to the conversation's next turn: a prefill engine may fetch it, and
+// all tokens of the KV are known.
+func nextTurnMayFetchKV(s *stream) bool {
 	transcript := &s.upstream.answer.Transcript
 	// The profile lets prefill engines fetch the KV, and the answer says how (transcript.HandBack).
 	offersKV := s.upstream.rank.Profile.HandBack == mooncake.HandBackFetched && len(transcript.HandBack) > 0
-	afterHandoff := !s.upstream.computesPrompt && s.upstream.prefillCall == nil // a prefill engine has handed the prompt's KV over
-	tokensKnown := transcript.Exact() && !s.job.life.Resumed()                  // of a resumed answer, the transcript has only the last part
+	// The rank got the prompt's KV by a hand-off: it has not computed the prompt, and no prefill call ran beside the decode call.
+	afterHandoff := !s.upstream.computesPrompt && s.upstream.prefillCall == nil
+	tokensKnown := transcript.Exact() && !s.job.life.Resumed() // of a resumed answer, the transcript has only the last part
 	return offersKV && afterHandoff && tokensKnown
 }

@@ -76,16 +76,19 @@ func (srv *Server) Serve(
 	return nil
 }
 
-// newJob makes the job of a client's request. From then on only jobs hold the request's body, and drop it when they no longer need it.
+// newJob makes the job of a client's request. From then on only jobs hold the request's body, and drop it when they no longer need it. At
+// some endpoints the client may name its answer in the request, or evenkeel names it. The filter then writes this id into the answer, and
+// the client can end the request by it (see allowCancelByName).
 func (srv *Server) newJob(in *Incoming, req *openai.Request, model roster.Route, conn *edge.Conn) *job {
 	j := &job{srv: srv, req: req, body: req.Body, client: conn, id: in.Record.ID, model: model, incoming: in, record: in.Record}
 	req.Body, req.Prompts = mooncake.Body{}, nil
 	const unchanged, unknown = -1, -1 // the engine's index of a choice stays; the number of cached tokens is not known yet
 	j.filterOptions = sse.Options{Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs,
 		Choice: unchanged, Cached: unknown, Form: sse.FormOf(req.Endpoint.Path())}
-	switch req.Endpoint { // the client can end a request to these endpoints by the id of its answer
+	switch req.Endpoint { // the answers of these endpoints have such ids, which are read from the request, or made from j.id
 	case mooncake.Tokens:
-		j.filterOptions.TokenIDs, j.filterOptions.ID = true, openai.NameTokens(&j.body, in.Record.ClientID, j.id)
+		j.filterOptions.TokenIDs = true // the answers of this endpoint are token ids
+		j.filterOptions.ID = openai.NameTokens(&j.body, in.Record.ClientID, j.id)
 	case mooncake.Generate:
 		j.filterOptions.ID = openai.NameGenerate(&j.body, j.id)
 	}
@@ -97,11 +100,11 @@ func (srv *Server) newJob(in *Incoming, req *openai.Request, model roster.Route,
 func answerClient(ctx *fasthttp.RequestCtx, s *stream) {
 	srv := s.job.srv
 	if s.job.req.Stream {
-		tokens := s.upstream.maxTokens
-		if s.state == ended { // the whole answer came at once, so no more tokens come
-			tokens = 0
+		tokensToCome := s.upstream.maxTokens // at most; Stream gives only an answer that may be long to an event loop
+		if s.state == ended {                // the whole answer came at once
+			tokensToCome = 0
 		}
-		srv.Stream(ctx, s.upstream.contentType(), s, tokens)
+		srv.Stream(ctx, s.upstream.contentType(), s, tokensToCome)
 		return
 	}
 	answer, fail := s.collect()
@@ -131,7 +134,9 @@ func (srv *Server) ServePassthrough(ctx *fasthttp.RequestCtx, in *Incoming, req 
 		h.Set(attemptsHeader, strconv.Itoa(in.Record.Attempts))
 	}
 	if !s.upstream.unstreamed {
-		srv.Stream(ctx, s.upstream.resp.ContentType(), s, withoutLoop) // it is not known how many tokens will come
+		// An event loop carries only an answer of which it is known how many tokens may come, which is not known here. So the goroutine of
+		// the client's connection reads the answer.
+		srv.Stream(ctx, s.upstream.resp.ContentType(), s, withoutLoop)
 		return nil
 	}
 	if meta := s.upstream.resp.Header(metadataHeader); len(meta) > 0 {
@@ -328,7 +333,9 @@ func (c *chargedBody) Close() error {
 }
 
 // allowCancelByName lets the client end the job by the name of its answer, if the endpoint has such names. For a fan-out,
-// fannedOut.allowCancelByName does the same.
+// fannedOut.allowCancelByName does the same. When the client asks for the end, the register (srv.Running) calls abort. This notes the wish
+// (requested), by which the filter then takes an early end of the answer for a good one. Then it tells the engine to end the request. If
+// no engine can be told, it ends the job as if the client had left (endAsIfClientLeft).
 func allowCancelByName(j *job, conn *edge.Conn) {
 	if j.filterOptions.ID == nil {
 		return
@@ -338,24 +345,25 @@ func allowCancelByName(j *job, conn *edge.Conn) {
 	conn.OnGone(jobClient.MarkGone)
 	j.client = jobClient
 	// An answer without tokens repeats the request's output_mode (see answerAborted).
-	j.byName = &abortByName{endpoint: j.req.Endpoint, leaveAsClient: jobClient.MarkGone, outputMode: openai.OutputMode(&j.body)}
-	j.filterOptions.Aborted = j.byName.requested.Load
-	forget := j.srv.Running.Register(j.incoming.Record.Key, string(j.filterOptions.ID), func() { j.byName.abort(j.srv) })
+	j.namedAbort = &abortByName{endpoint: j.req.Endpoint, endAsIfClientLeft: jobClient.MarkGone, outputMode: openai.OutputMode(&j.body)}
+	j.filterOptions.Aborted = j.namedAbort.requested.Load
+	forget := j.srv.Running.Register(j.incoming.Record.Key, string(j.filterOptions.ID), func() { j.namedAbort.abort(j.srv) })
 	j.incoming.forgetName = func() {
 		forget()
 		conn.OnGone(nil) // removes jobClient.MarkGone; the job itself only sets and removes callbacks of jobClient
 	}
 }
 
-// answerAborted gives an answer without tokens to a client that has ended its request, by the id of its answer, before a rank began the
-// answer. Such a client still waits, although the job has failed (with fail) as if the client had left. answerAborted also concludes the
-// request with fail. For any other request it does nothing and returns false.
+// answerAborted is called when a job has failed with fail before its answer began. If the client has ended the request by the id of its
+// answer, that was no failure: evenkeel has ended the job as if the client had left, but the client is still there and waits. So it gets an
+// answer without tokens, and the request is concluded with fail. For any other request answerAborted does nothing and returns false.
 func answerAborted(ctx *fasthttp.RequestCtx, j *job, conn client, fail *openai.Error) bool {
 	if !failedOnlyByAbort(j, conn, fail) {
 		return false
 	}
 	if j.req.Stream { // the client expects events, even if all of them are known: the finish_reason, the usage and the end
-		events := &readyEvents{bytes.NewReader(emptyAnswer(j)), func() { j.srv.Conclude(j.incoming, fail) }}
+		conclude := func() { j.srv.Conclude(j.incoming, fail) } // called when the events are written, or the client has left
+		events := &readyEvents{bytes.NewReader(emptyAnswer(j)), conclude}
 		j.srv.Stream(ctx, []byte("text/event-stream"), events, withoutLoop) // no engine sends the events, so no event loop can read them
 		return true
 	}

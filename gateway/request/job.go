@@ -47,7 +47,7 @@ type job struct {
 	filterOptions sse.Options     // which parts of the engine's answer the client gets, and in which form
 	incoming      *Incoming       // the client's request as it was admitted
 	record        *journal.Record // the record of incoming; a leg of a fan-out has a record of its own
-	byName        *abortByName    // lets the client end the request by name; nil: the request has no name
+	namedAbort    *abortByName    // lets the client end the request by name; nil: the request has no name
 
 	decodeProcess int             // the decode engine's process when the decode call was made
 	promptTokens  int             // prompt tokens as an engine counted them, after a resume with the answer so far; 0: none has counted yet
@@ -143,10 +143,10 @@ func (j *job) promptHash() uint64 {
 
 // localDecode is the state of a job that a decode rank may serve without a prefill engine.
 type localDecode struct {
-	decided           bool             // whyLocal has decided once, so that a failed attempt on a decode rank is not repeated
-	emptyAnswerTokens int              // tokens of a prompt that was not handed off, because its answer ends at once; 0: this has not happened
-	boundSlot         *dispatcher.Slot // the slot that a leg got beforehand, together with the other legs; nil: it got none
-	promptHashes      *prefill.Prompt  // hashes of the prompt for prefix caches, kept until the KV is on a rank; nil: none are needed
+	decided            bool             // whyLocal has decided once, so that a failed attempt on a decode rank is not repeated
+	tokensNotHandedOff int              // tokens of a prompt that was not handed off, because its answer ends at once; 0: there was none
+	boundSlot          *dispatcher.Slot // the slot that a leg got beforehand, together with the other legs; nil: it got none
+	promptHashes       *prefill.Prompt  // hashes of the prompt for prefix caches, kept until the KV is on a rank; nil: none are needed
 }
 
 // resumption is what a job keeps so that another engine can continue an answer that its engine lost.
@@ -238,9 +238,9 @@ func (j *job) enterPhase(phase journal.Phase, call string) {
 	j.record.Report(journal.Event{Kind: journal.Entered, Phase: phase, Left: j.client.Left(), Call: call})
 }
 
-// noteFreedAfterLeaving notes in the record, if the client has left, that the request holds nothing on engines any more. The record then
+// noteEnginesFreeIfLeft notes in the record, if the client has left, that the request holds nothing on engines any more. The record then
 // shows how long engines held something for a client that was gone. If the client has not left, nothing is noted.
-func (j *job) noteFreedAfterLeaving() {
+func (j *job) noteEnginesFreeIfLeft() {
 	if j.client.Left() {
 		j.record.Report(journal.Event{Kind: journal.Freed, At: j.client.GoneAt()})
 	}
@@ -251,15 +251,15 @@ func (j *job) noteFreedAfterLeaving() {
 func bodyIsKept(j *job) bool { return j.resume.chargedBytes > 0 }
 
 // failedOnlyByAbort says whether the job failed only because the client of conn, which still waits for the answer, has ended the request by
-// name. The error of such a job has the status of a client that has left, because leaveAsClient has ended the job.
+// name. The error of such a job has the status of a client that has left, because endAsIfClientLeft has ended the job.
 func failedOnlyByAbort(j *job, conn client, fail *openai.Error) bool {
-	return j.byName.endedByClient() && !conn.Left() && fail.Status == failure.ClientGone.Status
+	return j.namedAbort.endedByClient() && !conn.Left() && fail.Status == failure.ClientGone.Status
 }
 
 // leftError returns the error that ends the answer of a client that has left. A client that ended its request by name counts as one that
 // has left, but its connection is open, so it gets an error of its own.
 func leftError(j *job) *openai.Error {
-	if j.byName.endedByClient() {
+	if j.namedAbort.endedByClient() {
 		return errNotAborted
 	}
 	return failure.ClientGone

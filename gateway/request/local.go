@@ -57,7 +57,7 @@ func (j *job) bindLocal() *dispatcher.Slot {
 	// The leg has entered the arrival queue with the other legs, and waits there for a prefill engine.
 	queued := j.ticket != nil
 	// Follows: a central proxy decides where requests are served. TriedHere: every attempt here has failed. In both cases evenkeel
-	// first asks which proxy gets the request, while the request is in the arrival queue.
+	// first asks which proxy gets the request (j.query), while the request is in the arrival queue.
 	asksFirst := j.query != nil && j.life.MayAsk() && (j.srv.Settings().Geo.Follows() || j.life.TriedHere())
 	if queued || asksFirst {
 		return nil
@@ -68,22 +68,23 @@ func (j *job) bindLocal() *dispatcher.Slot {
 	if why == "" || j.client.Left() || !j.srv.LocalRanks.AnyComputes(j.model.Board) {
 		return nil
 	}
-	sought, known := j.localPrompt()
-	if !known { // without a length, no limit on the new tokens could be checked
+	sought, lengthKnown := j.localPrompt()
+	if !lengthKnown { // no limit on the new tokens could be checked
 		return nil
 	}
 	tokens := j.srv.LocalRanks.Length(&sought)
 	rule := j.srv.localRule(conf, &sought, why, tokens)
-	hits := map[int32]int{}
-	for _, offer := range j.srv.LocalRanks.Offers(&sought, j.avoid.ranks()) {
-		if rule.Allows(offer.New, 0, 0) { // asked as if the rank were idle, because only the dispatcher knows what runs there; it checks again
-			rule.Ranks = append(rule.Ranks, board.LocalRank{Worker: offer.Rank, Tokens: offer.New})
-			hits[offer.Rank] = offer.Hit
-		}
-	}
+	hits := addAllowedRanks(j, rule, &sought)
 	if len(rule.Ranks) == 0 { // too much of the prompt is new to every rank
 		return nil
 	}
+	return j.askForLocalSlot(rule, hits, why, tokens)
+}
+
+// askForLocalSlot asks the dispatcher for a slot on one of the rule's ranks, and returns nil if it gives none at once. why is the reason
+// that whyLocal gave, for the metrics. tokens is the length of the prompt. hits has, for each rank, how many of them its prefix cache has,
+// for the record.
+func (j *job) askForLocalSlot(rule *board.Local, hits map[int32]int, why string, tokens int) *dispatcher.Slot {
 	entry := &pool.Entry{ID: j.srv.nextID(), Model: j.model.Board, Name: j.model.Name, Prompt: tokens, Key: j.promptHash(),
 		Arrival: j.record.Arrival, Entered: time.Now(), Response: j.req.Endpoint == mooncake.Responses}
 	result := <-j.srv.Dispatcher.EnqueueLocal(entry, rule)
@@ -97,17 +98,33 @@ func (j *job) bindLocal() *dispatcher.Slot {
 	return result.Slot
 }
 
-// localPrompt describes the prompt for the search of a decode rank that computes it. known is false if its length in tokens is not known,
-// because it has images or sound. If sought.Tokens is 0, LocalRanks.Length estimates the length from the bytes. The count of a prefill
-// engine that handed nothing off (emptyAnswerTokens) counts only for the next attempt.
-func (j *job) localPrompt() (sought local.Prompt, known bool) {
-	sought = local.Prompt{Prompt: j.prefixKeys(), Model: j.model.Board, Tokens: j.local.emptyAnswerTokens}
-	j.local.emptyAnswerTokens = 0
+// addAllowedRanks adds to the rule the ranks that may compute the prompt, as far as the number of its new tokens decides. It returns, by
+// the number of the rank, how many tokens of the prompt each of them has in its prefix cache.
+func addAllowedRanks(j *job, rule *board.Local, sought *local.Prompt) (hits map[int32]int) {
+	hits = map[int32]int{}
+	for _, offer := range j.srv.LocalRanks.Offers(sought, j.avoid.ranks()) {
+		// The rule is asked as if the rank were idle, because only the dispatcher knows what runs there. It checks again.
+		const noneRunning, noneInFlight = 0, 0
+		if rule.Allows(offer.New, noneRunning, noneInFlight) {
+			rule.Ranks = append(rule.Ranks, board.LocalRank{Worker: offer.Rank, Tokens: offer.New})
+			hits[offer.Rank] = offer.Hit
+		}
+	}
+	return hits
+}
+
+// localPrompt describes the prompt for the search of a decode rank that computes it. Its length may be an estimate. lengthKnown is false if
+// not even an estimate is good, because the prompt has images or sound. If sought.Tokens is 0, LocalRanks.Length estimates the length from
+// the bytes. The count of a prefill engine that handed nothing off (tokensNotHandedOff) is used only once, for this attempt.
+func (j *job) localPrompt() (sought local.Prompt, lengthKnown bool) {
+	sought = local.Prompt{Prompt: j.prefixKeys(), Model: j.model.Board, Tokens: j.local.tokensNotHandedOff}
+	j.local.tokensNotHandedOff = 0
+	clientSentIDs := j.req.PromptTokens > 0
 	switch {
 	case sought.Tokens > 0: // the prefill engine that handed nothing off has counted the tokens
 	case sought.Media:
 		return sought, false
-	case sought.Bytes == 0 || j.req.PromptTokens > 0: // there are no bytes, or the client has sent token ids, whose number is exact
+	case sought.Bytes == 0 || clientSentIDs: // LocalRanks has no bytes for an estimate, or the number of the ids is exact
 		sought.Tokens = cmp.Or(sought.Prompt.Tokens, j.estimatedTokens())
 	}
 	return sought, true
@@ -128,23 +145,24 @@ func (j *job) ranksWithPrefix(boardName string, tokens int) (hits []board.Hit) {
 
 // whyLocal returns why a decode rank may compute the prompt now; empty: no decode rank may. localShort says that it may if little of the
 // prompt is new to the rank, which the caller must check (localRule). The reasons localShort and localAsked are returned only at the first
-// call. Later calls follow a failed attempt. Then a decode rank may compute the prompt only if the endpoint takes no hand-off, or if the
-// prefill engine handed nothing off because its first token ended the answer (emptyAnswerTokens has the length of the prompt then).
+// call. Later calls follow a failed attempt, after which another rank is not tried in the same way.
 func (l *localDecode) whyLocal(conf *prefill.Disaggregation, in *Incoming, resumed bool) string {
 	switch {
-	case resumed, in.namesEngines(): // namesEngines: the caller has chosen the engines
+	case resumed: // a lost answer goes on only with a prefill engine
 		return ""
-	case l.emptyAnswerTokens > 0:
+	case in.namesEngines(): // the caller has chosen the engines
+		return ""
+	case l.tokensNotHandedOff > 0: // prefill engines hand nothing off, because the first token of the answer ends it
 		return localNoHandOff
-	case in.NoHandOff:
+	case in.NoHandOff: // the endpoint takes no hand-off
 		return localEndpoint
-	case l.decided:
+	case l.decided: // for an earlier attempt, which has failed; now even a client that asked for no disaggregation gets a prefill engine
 		return ""
 	}
-	l.decided = true // later attempts find decided set and return before this line
+	l.decided = true
 	switch {
 	case in.Batch: // all ranks of the group would wait for this prompt, and a batch request must not delay other requests
-	case in.Disaggregate == DisaggregateNever:
+	case in.Disaggregate == DisaggregateNever: // the caller wants no prefill engine
 		return localAsked
 	case in.Disaggregate == DisaggregateAuto, in.Disaggregate == "" && conf.Mode == prefill.DisaggregateConditional:
 		return localShort
@@ -190,7 +208,8 @@ func (j *job) noteKVArrived(h *handoff.Handoff, s *stream) {
 		sought.Keys = nil // no later turn asks for these keys; the prompt's length is still used for estimates
 	}
 	j.srv.LocalRanks.NoteHeld(s.upstream.rank.Worker, &sought, j.promptTokens, s.upstream.began)
-	if !s.upstream.computesPrompt { // a long prompt has thousands of keys, and only checkPrefixCache needs them once more
+	// A long prompt has thousands of hashes. Only checkPrefixCache needs them once more, and only if the rank has computed the prompt.
+	if !s.upstream.computesPrompt {
 		j.local.promptHashes = nil
 	}
 	// Moved learns how long hand-offs take. An answer in one piece does not show when the KV was there.
@@ -200,7 +219,8 @@ func (j *job) noteKVArrived(h *handoff.Handoff, s *stream) {
 }
 
 // takeDecodeCounts takes the prompt's length and its token ids from the decode engine. It is called if no earlier prefill has reported
-// them: the rank computes the prompt itself, or the prefill runs beside the decode call.
+// them: the rank computes the prompt itself, or the prefill runs beside the decode call. With them, keepForResume decides anew what of a
+// streamed answer's request stays in memory, in case the engine loses the answer.
 func (j *job) takeDecodeCounts(s *stream) {
 	j.promptTokens = cmp.Or(s.upstream.answer.Filter.Prompt(), prompt.Tokens(j.req, j.changes))
 	if s.upstream.slot != nil { // nil: all of the answer came at once, and the slot is released
@@ -209,12 +229,13 @@ func (j *job) takeDecodeCounts(s *stream) {
 	const unknown = -1 // no prefill engine has reported how many tokens it found in its prefix cache
 	j.resume.promptTokens, j.cachedTokens = j.promptTokens, unknown
 	j.record.PromptTokens = j.promptTokens
-	if !s.upstream.unstreamed {
-		if needsPromptIDs(j.req, s.upstream.rank.Profile) && len(s.upstream.answer.Transcript.PromptIDs) > 0 {
-			j.resume.promptIDs = slices.Clone(s.upstream.answer.Transcript.PromptIDs)
-		}
-		j.keepForResume(s.upstream.rank) // decide again, because the prompt's length and token ids are known now
+	if s.upstream.unstreamed { // no other engine can continue an answer in one piece, so nothing is kept for that
+		return
 	}
+	if needsPromptIDs(j.req, s.upstream.rank.Profile) && len(s.upstream.answer.Transcript.PromptIDs) > 0 {
+		j.resume.promptIDs = slices.Clone(s.upstream.answer.Transcript.PromptIDs) // a copy, because other requests use the transcript's memory
+	}
+	j.keepForResume(s.upstream.rank) // with token ids, the answer may go on from them, and their bytes are charged, too
 }
 
 // checkPrefixCache notes how many prompt tokens the engine found in its prefix cache, which its final usage says. LocalRanks compares this

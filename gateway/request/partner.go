@@ -105,7 +105,7 @@ func (p *concurrentPrefill) calledBack(callback metaserver.Callback, took time.D
 	defer p.job.mu.Unlock()
 	p.calledBackAfter, p.rendezvous.Callback = took, callback.KV
 	if callback.Err == nil {
-		p.lastLease.CalledBack(took) // the scheduler learns how long callbacks take
+		p.lastLease.CalledBack(took) // the scheduler learns how long callbacks take; heldLease may be nil, if the lease was given back
 	}
 	event := lifecycle.Event{Kind: lifecycle.CalledBack}
 	var fault *failure.Fault
@@ -121,12 +121,13 @@ func (p *concurrentPrefill) calledBack(callback metaserver.Callback, took time.D
 	case callback.Empty: // the decode engine has the whole prompt
 		event.Kind = lifecycle.NeedsNothing
 	}
-	p.step(event, fault)
+	p.step(event, fault) // does what follows, for example ends the decode call after Miscalled
 	return p.pairState().PrefillDue()
 }
 
 // awaitLateCallback waits a little longer for the callback after the decode call has ended. A decode engine that calls back has allocated
-// KV blocks, and it frees them only when a prefill has ended. So a prefill is needed if the callback comes.
+// KV blocks, and it frees them only when a prefill has ended. So a prefill is needed if the callback comes and names blocks. It is not
+// needed after an empty callback (the engine has the KV of the whole prompt), or if the lifecycle finds that none is needed.
 func (p *concurrentPrefill) awaitLateCallback() (prefillNeeded bool) {
 	grace := p.timeout(lifecycle.ByGrace)
 	p.stopListeningAfter(grace)
@@ -138,9 +139,10 @@ func (p *concurrentPrefill) awaitLateCallback() (prefillNeeded bool) {
 			event.Kind = lifecycle.CalledLate
 		}
 	case <-time.After(grace):
-	case <-p.callback.Ended():
+	case <-p.callback.Ended(): // no callback can come any more: the grace is over, or the effect Forget was carried out
 	}
-	return p.report(event, nil)
+	prefillNeeded = p.report(event, nil)
+	return prefillNeeded
 }
 
 // moveToAnother looks for another prefill engine after the last one did not take the prompt, and moves the prefill to that engine. It
@@ -212,17 +214,24 @@ func (p *concurrentPrefill) step(event lifecycle.Event, fault *failure.Fault) (g
 	hadFailed := p.pairState().Failed
 	var buffer [8]lifecycle.Effect
 	effects := p.job.stepLocked(event, buffer[:0])
-	if !hadFailed && p.pairState().Failed { // because of this event, one call ends the other, or the answer is withheld
-		if p.endFault = fault; fault == nil { // the lifecycle compared the prompt's length at both engines, and saw that KV is missing
-			p.endFault = failure.NewFault(lifecycle.CallEnd{Progress: lifecycle.Through, Reason: lifecycle.Incomplete},
-				failure.BadGateway("prefill", errPrefillBroke.Error()), errPrefillBroke)
-		}
+	failsNow := !hadFailed && p.pairState().Failed // because of this event, one call ends the other, or the client must not get the answer
+	if failsNow {
+		p.endFault = fault
+	}
+	if failsNow && fault == nil { // of all events without a fault, only a comparison of the prompt's lengths at both engines can fail the pair
+		p.endFault = missingKVFault()
 	}
 	for _, effect := range effects {
 		goesOn = p.do(effect, fault) || goesOn
 	}
 	p.closeIfDecodeEnded()
 	return goesOn
+}
+
+// missingKVFault returns the fault of a pair whose prefill engine has counted fewer prompt tokens than the decode engine: KV is missing.
+func missingKVFault() *failure.Fault {
+	return failure.NewFault(lifecycle.CallEnd{Progress: lifecycle.Through, Reason: lifecycle.Incomplete},
+		failure.BadGateway("prefill", errPrefillBroke.Error()), errPrefillBroke)
 }
 
 // closeIfDecodeEnded closes decodeOver if the decode call has ended, so that waits for this end are over. It is called with the job's mutex
@@ -247,33 +256,34 @@ func (p *concurrentPrefill) doAfterPanic(effect lifecycle.Effect) {
 // lease back, fault is the reason.
 func (p *concurrentPrefill) do(effect lifecycle.Effect, fault *failure.Fault) (goesOn bool) {
 	switch effect.Kind {
-	case lifecycle.EndDecode:
+	case lifecycle.EndDecode: // the proxy closes the decode call
 		p.decodeCall.Disconnect(upstream.NoticeTimeout)
-	case lifecycle.AbortDecode:
+	case lifecycle.AbortDecode: // the decode engine is told to abort the request
 		p.abort(p.rank.Target)
 	case lifecycle.AbortPrefill: // at the engine that was asked last, even if its lease was given back, so that p.heldLease is nil
 		p.abort(p.lastLease.Candidate.Target)
-		if p.prefillCall != nil {
+		if p.prefillCall != nil { // the engine ignores an abort that comes before the request itself
 			p.repeatAbort(p.lastLease.Candidate.Target, p.timeout(effect.Until))
 		}
-	case lifecycle.HangUp:
+	case lifecycle.HangUp: // the proxy closes the prefill call
 		if p.prefillCall != nil {
 			p.prefillCall.Disconnect(upstream.NoticeTimeout)
 		}
-	case lifecycle.Settle: // gives the lease back; lastLease still says which engine was asked
+	case lifecycle.Settle: // gives the lease back, with the fault as the reason; lastLease still says which engine was asked
 		handoff.SettleLease(p.heldLease, effect.Disposition, fault)
 		p.heldLease = nil
-	case lifecycle.AwaitFirst:
+	case lifecycle.AwaitFirst: // the time limit for the first event begins
 		p.startFirstTimer(effect.Until)
-	case lifecycle.AwaitPrefill:
+	case lifecycle.AwaitPrefill: // the goroutine of the decode call will wait (awaitPrefill)
 		p.prefillWait = p.timeout(effect.Until)
-	case lifecycle.StopWaiting:
+	case lifecycle.StopWaiting: // the time limit for the first event is lifted
 		if p.firstTimer != nil {
 			p.firstTimer.Stop()
 			p.firstTimer = nil
 		}
 	case lifecycle.Forget: // no callback is expected any more
-		p.stopListeningAfter(0)
+		const noGrace = 0
+		p.stopListeningAfter(noGrace)
 	case lifecycle.DrainBeside: // only the end of this prefill frees the blocks of the decode engine; no client waits for it
 		cause := drainLate
 		if p.pairState().ClientLeft {
@@ -282,11 +292,11 @@ func (p *concurrentPrefill) do(effect lifecycle.Effect, fault *failure.Fault) (g
 		p.job.srv.metrics.drains.WithLabelValues(cause).Inc()
 		p.waitLimit = effect.Until
 		return true
-	case lifecycle.CountLoss:
+	case lifecycle.CountLoss: // the request has lost its decode rank before the first event
 		p.job.srv.metrics.countRebind(p.endFault)
-	case lifecycle.LeakBlocks:
+	case lifecycle.LeakBlocks: // the decode engine may keep KV blocks for ever
 		p.blocksMayLeak = true
-	case lifecycle.WaitGone:
+	case lifecycle.WaitGone: // the client has left; after this time, the lifecycle lets the decode call end
 		time.AfterFunc(p.timeout(effect.Until), func() { p.report(lifecycle.Event{Kind: lifecycle.ClientWaited}, clientLeftFault()) })
 	case lifecycle.SendBeside, lifecycle.Seek: // the prefill call is sent, or another prefill engine is looked for
 		p.waitLimit = effect.Until
@@ -339,7 +349,7 @@ const abortEvery = 250 * time.Millisecond
 func (p *concurrentPrefill) abort(target *engine.Target) {
 	srv := p.job.srv
 	// Run fails only while the proxy shuts down: then its connections close, and engines notice that
-	_ = srv.prefillCalls.Run(anyNumber, func() {
+	_ = srv.prefillCalls.Run(anyNumberAtOnce, func() {
 		if err := upstream.Abort(srv.Client, target, p.id, srv.Log); err != nil {
 			srv.Log.Warn("an engine did not accept an abort, so it ends the request at its own timeout", zap.Inline(p.job),
 				zap.String("engine", target.ID), zap.Error(err))
@@ -395,17 +405,17 @@ func clientLeftFault() *failure.Fault {
 
 // firstEventCame reports the decode call's first event. counted is how many prompt tokens the decode engine has counted; 0: it has reported
 // no count. With some connectors the KV may still be incomplete at the first event. Then firstEventCame waits a short time
-// (lifecycle.ByConfirm) for the prefill engine's answer. Confirmed reports the end of this wait, whether or not the answer has come: at
-// the end of the decode engine's answer, confirmKV waits for it once more. firstEventCame returns why the decode engine's answer may be
-// wrong; nil: nothing shows that it is.
+// (lifecycle.ByConfirm) for the prefill engine's answer. The event Confirmed only reports that this wait is over, whether or not the answer
+// has come: at the end of the decode engine's answer, confirmKV waits for it once more. firstEventCame returns why the decode engine's
+// answer may be wrong; nil: nothing shows that it is.
 func (p *concurrentPrefill) firstEventCame(counted int) *failure.Fault {
 	p.withLock(func() {
 		// If the event came so late that the prefill engine may have freed the KV, the decode call counts as not begun, with errLateFirstEvent.
-		// Before the prefill engine has answered, answeredAt is zero and the lifecycle does not look at tooLate.
+		// Before the prefill engine has answered, answeredAt is zero, and tooLate means nothing: the lifecycle then does not look at it.
 		tooLate := time.Since(p.answeredAt) > p.kvValidFor()
 		p.step(lifecycle.Event{Kind: lifecycle.Began, Prompt: counted, Expired: tooLate}, unbegunFault(errLateFirstEvent))
 	})
-	p.awaitPrefill()
+	p.awaitPrefill() // does nothing if Began has brought no effect AwaitPrefill
 	p.report(lifecycle.Event{Kind: lifecycle.Confirmed}, nil)
 	return p.pairFault()
 }
@@ -474,15 +484,14 @@ func (p *concurrentPrefill) clientLeft() {
 }
 
 // awaitEndOrLeak is called after the client has left. It waits a limited time for the end of the prefill call. If the call has not ended by
-// then, the decode engine may keep KV blocks to which the prefill engine still writes. SGLang keeps no such blocks: it ends a call that was
-// aborted.
+// then, the decode engine may keep KV blocks to which the prefill engine still writes (mayLeak). The caller has the dispatcher count them.
 func (p *concurrentPrefill) awaitEndOrLeak() (mayLeak bool) {
 	if p.awaitEnd(p.timeout(lifecycle.ByGrace)) {
 		return false
 	}
 	p.job.mu.Lock()
 	defer p.job.mu.Unlock()
-	return p.pairState().MayLeakBlocks()
+	return p.pairState().MayLeakBlocks() // false with SGLang, which frees the blocks of a call that was aborted
 }
 
 // prefillEngine returns the prefill engine that was asked last.

@@ -33,7 +33,9 @@ func (r *executor) doPassthrough(effect lifecycle.Effect) (event lifecycle.Event
 	switch effect.Kind {
 	case lifecycle.Remember: // the engine does not have the endpoint
 		p.Engines.NoteMissingEndpoint(p.chosen.Instance, p.Path)
-	case lifecycle.Recall: // the client may get the error of the call before the last one
+	// The last call shows only that its engine lacks the endpoint, or that a second connection to it broke. So the error for the client
+	// becomes that of the call before.
+	case lifecycle.Recall:
 		if r.fault = p.earlierFault; r.fault != nil { // nil: no engine failed before
 			r.lastError = r.fault.ClientError
 		}
@@ -70,7 +72,9 @@ func (r *executor) sendOver(redial bool, until lifecycle.Timeout) lifecycle.Even
 	j.record.Report(journal.Event{Kind: journal.Attempted})
 	j.record.Report(journal.Event{Kind: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "pass", Engine: p.chosen.ID})
 	rank := &roster.Rank{Instance: p.chosen.Instance, Target: p.chosen.Target, Traffic: p.chosen.Traffic}
-	unchanged := sse.Options{Form: sse.Verbatim, Choice: -1, Cached: sse.OwnCached} // the client gets the events as the engine sends them
+	const engineChoice = -1 // the engine's index of a choice stays
+	// The client gets the events as the engine sends them.
+	unchanged := sse.Options{Form: sse.Verbatim, Choice: engineChoice, Cached: sse.OwnCached}
 	r.stream = newSlotlessStream(j, rank, unchanged)
 	fault := callPassthrough(r.stream, redial, until)
 	if fault == nil {
@@ -78,9 +82,11 @@ func (r *executor) sendOver(redial bool, until lifecycle.Timeout) lifecycle.Even
 	}
 	if r.stream.upstream.endedByDrain() && !j.client.Left() { // a drain has ended the call
 		fault = failure.NewFault(fault.CallEnd, j.srv.drainedError(drainedMessage), failure.ErrMoved)
-		fault.Moved = true
+		fault.Moved = true // the engine has not failed, and the lifecycle lets another one have the request
 	}
-	p.earlierFault = r.fault // kept for Recall, before callFailed replaces r.fault: the client may get this error and not that of this call
+	// If this engine turns out not to have the endpoint, or a second connection to it breaks, the client gets the error of the call before
+	// (Recall). So that error is kept, before callFailed replaces it by this one.
+	p.earlierFault = r.fault
 	return r.callFailed(fault)
 }
 
@@ -175,15 +181,16 @@ func readPassthroughStart(s *stream, call *upstream.Call) *failure.Fault {
 	s.upstream.answer.Reader.Reset(sse.Limits{Event: limits.EventBytes, Bytes: int64(limits.AnswerBytes), First: call.Limits.FirstByte,
 		Gap: limits.EventTimeout})
 	for !s.upstream.answer.Filter.Started() && s.state == flowing {
-		_ = s.fill() // s.upstream.fault has the error, too, and is read below
+		_ = s.fill() // ends the stream at any failure, with the same error in s.upstream.fault
 	}
-	// Without a first event, endFailed has ended the stream, and has set upstream.fault.
+	answerBegan := s.upstream.answer.Filter.Started() // otherwise s.upstream.fault says why not
+	engineReportedFailure := s.upstream.answer.Filter.Failure().Status > 0
 	switch {
-	case s.upstream.answer.Filter.Started():
+	case answerBegan:
 		s.firstAt = time.Now()
 		s.job.enterPhase(journal.Streaming, "")
 		return nil
-	case s.upstream.answer.Filter.Failure().Status > 0: // the first event reports a failure, from which ClientError was made
+	case engineReportedFailure: // by an event, from which the fault's ClientError was made
 		return failure.UnusableAnswer(lifecycle.Sole, lifecycle.Erred, s.upstream.fault.ClientError, errEngineReported)
 	}
 	return call.FaultOf(s.upstream.fault.Err) // the answer could not be read, for example because the connection broke

@@ -49,11 +49,7 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 	j.enterPhase(journal.Pooled, "")
 	entry, region := poolEntry(j, candidate, tokens)
 	wait := poolWait{job: j, entry: entry, region: region, waiting: true}
-	wait.ownedBoard = entry.Model // this is the name of the board, i.e. of the decode ranks that may take the request
-	if !candidate.Aggregated {
-		markOfRegion := roster.BoardIn("", region) // what the name of a board in the region ends with; empty for the own region
-		wait.ownedBoard = strings.TrimSuffix(entry.Model, markOfRegion)
-	}
+	wait.ownedBoard = boardForOwner(entry, candidate, region)
 	wait.bound = enqueue(entry)
 	queued = true // from now on the entry holds the place in the pool
 	defer onPanic(func() { wait.end(lifecycle.Leaving, nil) })
@@ -65,6 +61,18 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 	}
 	j.record.Report(journal.Event{Kind: journal.Placed, Slot: wait.result.Slot, Took: time.Since(entry.Entered)})
 	return wait.result.Slot, nil
+}
+
+// boardForOwner returns the name by which the owner of the entry's board (the ranks that may decode it) is looked up. In another region,
+// the name of a board of decode ranks ends with a mark of the region, which the owners do not know, so it is cut off. The name of a board
+// of ranks that also prefill stays as it is.
+func boardForOwner(entry *pool.Entry, candidate prefill.Candidate, region string) string {
+	boardName := entry.Model
+	if candidate.Aggregated {
+		return boardName
+	}
+	markOfRegion := roster.BoardIn("", region) // what the name of a board in the region ends with; empty for the own region
+	return strings.TrimSuffix(boardName, markOfRegion)
 }
 
 // A poolWait is the wait of a request in the pool for a decode rank.
@@ -144,8 +152,10 @@ func poolEntry(j *job, candidate prefill.Candidate, tokens int) (entry *pool.Ent
 		region, prefiller = candidate.Region, ""
 	}
 	isUrgent := j.incoming.Priority > 0 && !j.incoming.Batch // no policy may hold the request back (Express)
+	boardName := engines.BoardFor(candidate, j.model.Name, region)
 	entry = &pool.Entry{
-		ID: j.srv.nextID(), Model: engines.BoardFor(candidate, j.model.Name, region), Name: j.model.Name, Prompt: tokens,
+		// For the pool, a board (decode ranks of one base model) is a model. Name is the model or LoRA adapter that the client asked for.
+		ID: j.srv.nextID(), Model: boardName, Name: j.model.Name, Prompt: tokens,
 		Age: j.resume.answerTokens, Key: j.promptHash(), Arrival: j.record.Arrival, Entered: time.Now(),
 		// The ranks that may take the request, those to avoid, and those that may take it only if no other rank can at once.
 		Only: j.incoming.ToDecode, Avoid: j.avoid.ranks(), Last: j.avoid.lastChoice, Prefiller: prefiller,
@@ -170,9 +180,9 @@ func (j *job) firstTokenDeadline() time.Time {
 }
 
 // unplacedFault returns the fault of a request that got no decode rank. ownerChanged says that another proxy owns the decode group now.
-// region is where the request must be decoded; empty: in the proxy's own region. The KV of a hand-off cannot be sent to another region. So
-// for a region other than the own one that has lost its ranks, the reason is RanksLost: the lifecycle then has the prompt prefilled again
-// in another region, once.
+// region is where the request must be decoded; empty: in the proxy's own region. If another region has lost its ranks, the reason is
+// RanksLost: the KV of the hand-off cannot be sent to ranks elsewhere, so the lifecycle has the prompt prefilled again elsewhere, once. In
+// the proxy's own region, the reason stays NoRank.
 func (j *job) unplacedFault(err error, tokens int, region string, ownerChanged bool) *failure.Fault {
 	unlisted := errors.Is(err, board.ErrNotListed) // no engine lists the model any more
 	if ownerChanged && !unlisted {                 // a model that no engine lists has no owner, which also looks like a change
@@ -183,9 +193,10 @@ func (j *job) unplacedFault(err error, tokens int, region string, ownerChanged b
 		answer = cmp.Or(j.unlistedAnswer, answer)
 	}
 	why := lifecycle.NoRank
-	regionTakenOver := errors.Is(err, board.ErrWithdrawn) // place withdrew the entry, because another proxy owns the region now
+	// poolWait.await withdraws an entry if another proxy took over its decode group (handled above), or its region.
+	regionTakenOver := errors.Is(err, board.ErrWithdrawn)
 	ranksGone := regionTakenOver || errors.Is(err, board.ErrNoWorkers)
-	if region != "" && ranksGone {
+	if inOtherRegion := region != ""; inOtherRegion && ranksGone {
 		why = lifecycle.RanksLost
 	}
 	return failure.NewFault(lifecycle.CallEnd{Reason: why}, answer, err)

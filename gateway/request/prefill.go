@@ -42,19 +42,21 @@ type probeCall struct {
 func newProbeCall(j *job, lease *prefill.Lease, until lifecycle.Timeout) *probeCall {
 	srv, candidate := j.srv, lease.Candidate
 	limits := &srv.Settings().Limits
-	c := &probeCall{srv: srv, process: srv.Engines().ProcessAt(candidate.Instance), began: time.Now(), Call: upstream.Call{
-		Call: upstream.NewCall(srv.Client, candidate.Profile, candidate.Target), Engine: candidate.Instance, Path: j.req.Endpoint.Path(),
-		Log: srv.Log,
-		Limits: engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: timeoutOf(until, srv.Settings(), candidate.Profile),
-			Idle: limits.EventTimeout},
-	}}
+	deadlines := engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: timeoutOf(until, srv.Settings(), candidate.Profile),
+		Idle: limits.EventTimeout}
+	c := &probeCall{srv: srv, process: srv.Engines().ProcessAt(candidate.Instance), began: time.Now()}
+	engineCall := upstream.NewCall(srv.Client, candidate.Profile, candidate.Target)
+	c.Call = upstream.Call{Call: engineCall, Engine: candidate.Instance, Path: j.req.Endpoint.Path(), Log: srv.Log, Limits: deadlines}
 	if j.life.NeedsNewConnections() {
-		c.Fresh() // the call opens a new connection
+		engineCall.Fresh() // the call opens a new connection
 	}
-	c.entry = srv.Fleet.TrackProbe(&lease.Candidate, c.Call.Call)
+	c.entry = srv.Fleet.TrackProbe(&lease.Candidate, engineCall)
 	c.Tracked = c.entry // by its entry, the call finds out whether it was ended because its engine is down
 	return c
 }
+
+// engineCall returns the call as package engine knows it, by which any goroutine can end it.
+func (c *probeCall) engineCall() *engine.Call { return c.Call.Call }
 
 // untrack takes the call off the list of calls that the fleet may end.
 func (c *probeCall) untrack() { c.srv.Fleet.Untrack(c.entry) }
@@ -64,7 +66,8 @@ func (c *probeCall) answerBy() time.Time { return c.began.Add(c.Limits.FirstByte
 
 // reportEnd tells the engine's monitor how the call has ended, and returns the fault with its reason set. A nil fault means that the engine
 // has answered. stopped says that the proxy ended the call (then the fault came with the reason HungUp), or never sent it. clientLeft says
-// that the client had left. If the proxy closes the connection before the answer begins, the engine aborts the request.
+// that the client had left. A call that the proxy ended becomes Left if the client had left, Moved if its engine went out of service, and
+// otherwise stays HungUp.
 func (c *probeCall) reportEnd(fault *failure.Fault, stopped, clientLeft bool) *failure.Fault {
 	if engineAnswered := fault == nil || fault.Status != 0; engineAnswered {
 		c.srv.Monitor.Answered(c.Engine)
@@ -74,19 +77,23 @@ func (c *probeCall) reportEnd(fault *failure.Fault, stopped, clientLeft bool) *f
 		return fault
 	}
 	switch {
-	case stopped && clientLeft:
+	case stopped && clientLeft: // the lifecycle blames no engine for the reason Left
 		fault.Reason, fault.ClientError, fault.Err = lifecycle.Left, failure.ClientGone, nil
 	case stopped && c.entry.MustMove(): // the engine is taken out of service or paused, so the request moves to another one
 		fault.Reason = lifecycle.Moved
+		clearBlame(fault, c.srv)
 	case fault.Reason == lifecycle.HungUp: // the proxy ended the call for another reason, which says nothing about the engine
+		clearBlame(fault, c.srv)
 	default: // the engine could not be reached, was silent, or broke the call off
 		c.srv.Monitor.ReportFailure(fault.BlamedEngine, fault.Err)
 	}
-	if fault.Reason == lifecycle.Moved || fault.Reason == lifecycle.HungUp {
-		// The proxy ended the call, so the engine has not failed. If the client gets this error, it may send the request again.
-		fault.ClientError, fault.Err, fault.BlamedEngine = c.srv.movedOutError(), failure.ErrMoved, ""
-	}
 	return fault
+}
+
+// clearBlame changes the fault of a call that the proxy itself has ended: no engine is to blame. If the client gets the error, it may send
+// the request again.
+func clearBlame(fault *failure.Fault, srv *Server) {
+	fault.ClientError, fault.Err, fault.BlamedEngine = srv.movedOutError(), failure.ErrMoved, ""
 }
 
 // reportUnpairedEnd does what reportEnd does, for a prefill call that is not under way beside a decode call. It also writes into the
@@ -116,7 +123,7 @@ func putAnswerBack(buffer *[]byte, answer []byte) {
 // that is returned together with a fault must only be discarded.
 func (j *job) runProbe(lease *prefill.Lease, until lifecycle.Timeout) (*handoff.Handoff, *failure.Fault) {
 	began := time.Now()
-	transfer, fault := transferNames(j, lease.Candidate)
+	transfer, fault := transferNames(j, lease.Candidate) // the ids by which both engines will know the transfer of the KV, if they need any
 	if fault != nil {
 		return nil, fault
 	}
@@ -134,7 +141,7 @@ func (j *job) runProbe(lease *prefill.Lease, until lifecycle.Timeout) (*handoff.
 		defer func() { putAnswerBack(buffer, answer) }()
 		answer, fault = call.Read(resp, *buffer, mooncake.MaxProbeAnswer, call.answerBy())
 	}
-	fault = call.reportUnpairedEnd(j, fault) // no decode call runs beside this call
+	fault = call.reportUnpairedEnd(j, fault) // to the monitor and the record; unpaired: no decode call runs beside this call
 	j.recordFetch(fetched, fault)
 	if fault != nil {
 		return nil, fault
@@ -142,17 +149,17 @@ func (j *job) runProbe(lease *prefill.Lease, until lifecycle.Timeout) (*handoff.
 	return j.acceptAnswer(lease, call.process, transfer, answer, answered)
 }
 
-// transferNames returns the names that a prefill request must give the engine for the transfer of the KV; nil: the engine needs none. It
-// fails if the engine's bootstrap server, which has one of the names, does not answer.
+// transferNames returns the names that a prefill request must give the engine for the transfer of the KV: an id of the transfer, and how
+// the decode engine finds the prefill engine. nil: the engine needs none. It fails if the engine's bootstrap server, which knows the name
+// of the engine, does not answer: then the engine cannot be named (Unnamed), or could not even be connected to (Unreachable).
 func transferNames(j *job, candidate prefill.Candidate) (*mooncake.BootstrapInfo, *failure.Fault) {
 	info, err := j.srv.Fleet.BootstrapInfo(candidate)
 	if err != nil {
-		fault := failure.NewFault(lifecycle.CallEnd{Reason: lifecycle.Unnamed},
-			failure.BadGateway("prefill", "its bootstrap server does not answer"), err)
-		if prefill.Unsent(err) {
-			fault.Reason = lifecycle.Unreachable
+		why := lifecycle.Unnamed
+		if neverConnected := prefill.Unsent(err); neverConnected {
+			why = lifecycle.Unreachable // such attempts have a retry budget of their own
 		}
-		return nil, fault
+		return nil, failure.NewFault(lifecycle.CallEnd{Reason: why}, failure.BadGateway("prefill", "its bootstrap server does not answer"), err)
 	}
 	if info != nil {
 		info.TransferID = j.callID(idOfTransfer, j.record.Attempts)
@@ -160,30 +167,31 @@ func transferNames(j *job, candidate prefill.Candidate) (*mooncake.BootstrapInfo
 	return info, nil
 }
 
-// openProbe sends the prefill request of runProbe, and returns the engine's response once its head has come. fetched is the earlier turn of
-// the conversation whose KV the engine fetches for the request; nil: it fetches none.
+// openProbe sends the prefill request of runProbe, and returns the engine's response once its head has come. transfer has the names that
+// the request gives the engine for the transfer of the KV; nil: none. fetched is the earlier turn of the conversation whose KV the engine
+// fetches for the request; nil: it fetches none.
 //
 // If the client leaves, the call may go on for limits.probe_grace. An engine that finishes a prefill pins the KV before it sends its
 // answer, and only the answer names that KV. If the connection is closed before, the KV stays pinned until the hold timeout (vllm#50425).
-// If the answer comes within the grace, the hand-off is discarded. A call that takes longer is aborted, which frees the KV at once, unless
-// the prefill ends in the same instant. The engine's KV budget is not charged for this rare case: to charge for every aborted probe would
-// keep requests away from engines that are empty.
+// A call that takes longer is aborted, which frees the KV at once, unless the prefill ends in the same instant. The engine's KV budget is
+// not charged for this rare case: to charge for every aborted probe would keep requests away from engines that are empty.
 func openProbe(j *job, call *probeCall, lease *prefill.Lease, transfer *mooncake.BootstrapInfo) (resp *engine.Response,
 	fetched *handback.Turn, fault *failure.Fault) {
-	profile := lease.Candidate.Profile
-	markSentIfEarly(lease)
-	var atAnyTime time.Time // the call may end as soon as the grace is over
-	ignoreClient := endAfterClientLeft(j.client, call.Call.Call, j.srv.Settings().Limits.ProbeGrace, atAnyTime)
+	markSentIfBoundEarly(lease)
+	var noEarliest time.Time // the call may end as soon as the grace is over
+	ignoreClient := endAfterClientLeft(j.client, call.engineCall(), j.srv.Settings().Limits.ProbeGrace, noEarliest)
 	changes, fetched := j.fetchTurn(lease)
 	headers := j.record.WithTraceHeaders(engine.JSONHeaders(j.callID(idOfPrefill, j.record.Attempts)))
-	resp, fault = call.Open(headers, profile.ProbeBody(&j.body, j.req.Endpoint, changes, transfer, nil))
-	ignoreClient()
+	var newParts [][]byte // ProbeBody appends the parts of the body to it
+	body := lease.Candidate.Profile.ProbeBody(&j.body, j.req.Endpoint, changes, transfer, newParts)
+	resp, fault = call.Open(headers, body)
+	ignoreClient() // from now on the answer is read even if the client leaves, because only the answer names the KV that must be discarded
 	return resp, fetched, fault
 }
 
-// markSentIfEarly marks a lease as sent right before its prefill call, if its profile is Early: then requests usually get their decode rank
-// before their prefill, so the lease is not marked when it is granted, as all others are.
-func markSentIfEarly(lease *prefill.Lease) {
+// markSentIfBoundEarly marks a lease as sent right before its prefill call, if its profile is Early. Requests to such engines usually get
+// their decode rank before their prefill, so a lease there does not count as sent when it is granted, as all others do.
+func markSentIfBoundEarly(lease *prefill.Lease) {
 	if lease.Candidate.Profile.Early() {
 		lease.MarkSent()
 	}
@@ -207,19 +215,26 @@ func (j *job) acceptAnswer(lease *prefill.Lease, process roster.ProcessID, trans
 	lease.Answered(prefill.Usage{PromptTokens: probed.PromptTokens, CachedTokens: probed.CachedTokens}, expires)
 	h := &handoff.Handoff{Handoff: mooncake.NewHandoff(probed.KV, answered.Add(budget), expires), Lease: lease,
 		Maker: j.srv.Fleet.MakerOf(process, candidate, probed.EngineID)}
-	addRequest(h, j, &probed)
+	describeRequest(h, j, &probed)
 	if probed.Coordinates != nil { // the address at which decode engines reach this prefill engine
 		j.srv.Fleet.StoreCoordinates(candidate, process, probed.Coordinates)
 	}
-	// The engine now holds the KV (Through), so after a fault the hand-off is discarded.
-	if fail := prompt.CheckContext(j.model, j.req, j.promptTokens, j.resume.answerTokens); fail != nil { // longer than the model takes
-		return h, failure.NewFault(lifecycle.CallEnd{Progress: lifecycle.Through, Reason: lifecycle.TooLong}, fail, nil)
-	}
-	return h, ignoredAnswerFault(lifecycle.Prefill, j.checkPromptCount(j.resume.prefillMustCount, probed.PromptTokens))
+	return h, checkPrefilled(j, probed.PromptTokens)
 }
 
-// addRequest adds to a hand-off what is to be known of its request when the hand-off is used or discarded, maybe in a later attempt.
-func addRequest(h *handoff.Handoff, j *job, probed *mooncake.ProbeAnswer) {
+// checkPrefilled returns the fault of a prefill whose engine has handed the KV over, but whose prompt is longer than the model takes, or
+// lacks the answer so far of a resumed request. counted is the number of prompt tokens that the engine has counted. The engine holds the KV
+// (Through), so the hand-off must be discarded after a fault.
+func checkPrefilled(j *job, counted int) *failure.Fault {
+	if tooLong := prompt.CheckContext(j.model, j.req, j.promptTokens, j.resume.answerTokens); tooLong != nil {
+		return failure.NewFault(lifecycle.CallEnd{Progress: lifecycle.Through, Reason: lifecycle.TooLong}, tooLong, nil)
+	}
+	return ignoredAnswerFault(lifecycle.Prefill, j.checkPromptCount(j.resume.prefillMustCount, counted))
+}
+
+// describeRequest writes into a hand-off what is to be known of its request when the hand-off is used or discarded, maybe in a later
+// attempt: its ids, its body with changes, its model, and the length of its prompt.
+func describeRequest(h *handoff.Handoff, j *job, probed *mooncake.ProbeAnswer) {
 	h.Request, h.ID, h.Arrival, h.Attempt = j, j.id, j.record.Arrival, j.record.Attempts
 	h.Model, h.Endpoint, h.Body, h.Changes, h.Prompt = j.model, j.req.Endpoint, j.body, j.changes, j.promptTokens
 	if probed.ReusesRequestID { // the decode request must have the id of the prefill request
@@ -235,8 +250,10 @@ func (srv *Server) readProbe(candidate prefill.Candidate, transfer *mooncake.Boo
 	if err == nil {
 		err = srv.checkCounts(candidate, &probed, estimate)
 	}
-	namesNoRequest := probed.ReusesRequestID // a hand-off that names no request needs a decode request with the same id
-	if err == nil && namesNoRequest && srv.Engines().HandoffsNameRequests(candidate) {
+	// With some versions of an engine, the decode request must have the id of the prefill request, because the hand-off does not name the
+	// prefill request. With other versions, the hand-off must name it.
+	handoffNamesNoRequest := probed.ReusesRequestID
+	if err == nil && handoffNamesNoRequest && srv.Engines().HandoffsNameRequests(candidate) {
 		err = fmt.Errorf("%w: remote_request_id is missing, which decode engines of its version wait for", mooncake.ErrBadHandoff)
 	}
 	return probed, err
@@ -311,7 +328,7 @@ func ignoredAnswerFault(kind lifecycle.CallKind, fail *openai.Error) *failure.Fa
 // estimate is used.
 func (j *job) noteEmptyAnswer(tokens int) {
 	if j.changes.IgnoreEOS {
-		j.local.emptyAnswerTokens = cmp.Or(tokens, j.estimatedTokens()) // above 0: whyLocal permits local computing
+		j.local.tokensNotHandedOff = cmp.Or(tokens, j.estimatedTokens()) // above 0: whyLocal permits local computing
 		return
 	}
 	changes := *j.changes // a copy, because hand-offs and prefill calls of earlier attempts may still use the old changes
@@ -345,14 +362,15 @@ func (p *concurrentPrefill) runProbe() (tryAnother bool) {
 		return false
 	}
 	defer call.untrack()
-	p.process = call.process
+	p.process = call.process // acceptAnswer stores the address of the engine for just this process
 	lease.MarkSent()
-	answer, fault := call.SendAndRead(p.headers, lease.Candidate.Profile.EarlyProbe(&p.body, p.changes, p.rendezvous, p.streamed, nil),
-		mooncake.MaxProbeAnswer, call.answerBy())
+	var newParts [][]byte // EarlyProbe appends the parts of the body to it
+	body := lease.Candidate.Profile.EarlyProbe(&p.body, p.changes, p.rendezvous, p.streamed, newParts)
+	answer, fault := call.SendAndRead(p.headers, body, mooncake.MaxProbeAnswer, call.answerBy())
 	answered := time.Now()
 	hungUp := fault != nil && fault.Reason == lifecycle.HungUp // the proxy has ended the call
 	if hungUp {
-		p.awaitEndOfWrites()
+		p.awaitEndOfWrites() // the prefill engine may still write KV to the decode engine
 	}
 	const clientLeft = false // does not matter here: the lifecycle learns it from the event ClientGone
 	fault = call.reportEnd(fault, hungUp, clientLeft)
@@ -369,14 +387,16 @@ func (p *concurrentPrefill) probeEnded(answer []byte, answered time.Time, fault 
 	switch {
 	case fault == nil:
 		fault = p.acceptAnswer(answer, answered)
-	case fault.Status != 0 && p.pairState().PrefillAborting(): // evenkeel asked the engine to abort, so the engine has not failed
+	// evenkeel asked the engine to abort the prefill. An error status is its answer to that, so the engine has not failed. A broken
+	// connection is no answer, so it stays a failure.
+	case fault.Status != 0 && p.pairState().PrefillAborting():
 		fault = p.abortedFault()
 	}
 	if fault == nil {
 		return false
 	}
-	fault.Kept = p.traits.Keeps
-	p.lastRefusal = fault // reported if no other engine takes the prompt
+	fault.Kept = p.traits.Keeps // such an engine may hold the KV until its hold timeout, which the disposition of the lease must show
+	p.lastRefusal = fault       // reported if no other engine takes the prompt
 	attemptsLeft := len(p.tried) < p.job.srv.Settings().Prefill.Retry.Attempts
 	return p.step(lifecycle.Event{Kind: lifecycle.PrefillFailed, Again: attemptsLeft}, fault)
 }
@@ -385,9 +405,11 @@ func (p *concurrentPrefill) probeEnded(answer []byte, answered time.Time, fault 
 // if the prefill is not needed any more.
 func (p *concurrentPrefill) newCallIfDue(lease *prefill.Lease) (call *probeCall) {
 	p.withLock(func() {
-		if p.step(lifecycle.Event{Kind: lifecycle.ProbeDue}, nil) {
+		var noFault *failure.Fault
+		stillNeeded := p.step(lifecycle.Event{Kind: lifecycle.ProbeDue}, noFault)
+		if stillNeeded {
 			call = newProbeCall(p.job, lease, p.waitLimit)
-			p.prefillCall = call.Call.Call
+			p.prefillCall = call.engineCall()
 		}
 	})
 	return call
@@ -435,13 +457,19 @@ func (p *concurrentPrefill) acceptAnswer(answer []byte, at time.Time) *failure.F
 	}
 	promptTokens := cmp.Or(probed.PromptTokens, p.promptEstimate)
 	p.heldLease.Answered(prefill.Usage{PromptTokens: promptTokens, CachedTokens: probed.CachedTokens}, at.Add(candidate.Profile.KVHoldTimeout))
-	// If the client has left, PrefillDone may end the decode call, which has gone on only until the end of the prefill.
-	var whyDecodeEnds *failure.Fault // nil: PrefillDone does not end the decode call, or finds the reason itself
+	p.reportPrefillDone(probed.PromptTokens)
+	return nil
+}
+
+// reportPrefillDone reports to the lifecycle that the prefill engine has answered. counted is the number of prompt tokens that the engine
+// has counted; 0: it reported none. PrefillDone may end the decode call for one of two reasons. If the client has left, the decode call has
+// gone on only until now, and step gets this reason here. If the two engines have counted the prompt differently, step makes the fault.
+func (p *concurrentPrefill) reportPrefillDone(counted int) {
+	var whyDecodeEnds *failure.Fault
 	if p.pairState().ClientLeft {
 		whyDecodeEnds = clientLeftFault()
 	}
-	p.step(lifecycle.Event{Kind: lifecycle.PrefillDone, Prompt: probed.PromptTokens}, whyDecodeEnds)
-	return nil
+	p.step(lifecycle.Event{Kind: lifecycle.PrefillDone, Prompt: counted}, whyDecodeEnds)
 }
 
 // readAnswer reads the answer of the candidate's engine, and returns a fault if the answer is a refusal, or is not usable. It is called
@@ -469,7 +497,8 @@ func (p *concurrentPrefill) readAnswer(candidate prefill.Candidate, answer []byt
 }
 
 // prefillOnly lets a prefill engine answer a request for the logprobs of its prompt and for at most one token. Only the engine that
-// computes the prompt knows these logprobs, and nothing is left to decode. So the request needs no hand-off and no slot.
+// computes the prompt knows these logprobs, and nothing is left to decode. So the request needs no hand-off and no slot. until limits the
+// wait for the answer. The returned stream has the whole answer.
 func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Timeout) (*stream, *failure.Fault) {
 	call := newProbeCall(j, lease, until)
 	defer call.untrack()
@@ -480,6 +509,7 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Timeout) (*strea
 	s := newPrefillOnlyStream(j, lease.Candidate)
 	if err := processAll(s, answer); err != nil {
 		reported := s.upstream.answer.Filter.Failure()
+		// Only the buffers are given back: there is no slot, with which Failed would be reported.
 		s.giveBackAll(board.Failed)
 		if fault := failure.FaultOfRefusal(reported, lifecycle.Prefill, err); fault != nil { // the engine refused the request
 			return nil, fault
@@ -501,10 +531,10 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Timeout) (*strea
 // askPrefillOnly sends the request of prefillOnly to the engine of the lease, by this call, and returns the whole answer. If the client
 // leaves meanwhile, the call ends.
 func askPrefillOnly(j *job, lease *prefill.Lease, call *probeCall) ([]byte, *failure.Fault) {
-	markSentIfEarly(lease)
+	markSentIfBoundEarly(lease)
 	j.client.OnGone(func() { call.Disconnect(upstream.NoticeTimeout) })
 	var noKV json.RawMessage // the engine computes the prompt itself
-	const noSalt = ""        // its prefix cache has no blocks that must not be used
+	const noSalt = ""        // a salt keeps a decode rank from wrong KV in its prefix cache, which a prefill engine does not have
 	body := lease.Candidate.Profile.DecodeBody(&j.body, j.req.Endpoint, j.changes, noKV, noSalt, j.req.Stream, nil)
 	const isAnswer = true
 	answer, fault := call.SendAndRead(j.record.WithTraceHeaders(engine.JSONHeaders(j.callID(idOfPrefill, j.record.Attempts))), body,

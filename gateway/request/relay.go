@@ -25,31 +25,37 @@ import (
 // newStream prepares the call to the rank of the slot, and the stream of its answer. It sends nothing yet. If the engine will stream, it
 // decides which parts of the request stay in memory so that a lost answer can go on. It registers the call so that a drain can end it.
 func (j *job) newStream(slot *dispatcher.Slot) *stream {
+	s := &stream{job: j, upstream: newDecodeCall(j, slot)}
+	filterOptions := s.upstream.filterOptions()
+	if !s.upstream.unstreamed {
+		j.keepForResume(s.upstream.rank)
+	}
+	assembler := assemblerForClient(s)
+	s.upstream.trackForDrains()
+	if recordsAnswer := prepareTranscript(s); recordsAnswer { // it depends on what keepForResume has decided
+		filterOptions.Transcript = &s.upstream.answer.Transcript
+	}
+	s.upstream.answer.reset(filterOptions)
+	s.upstream.answer.Assembler = assembler // after reset, so that the new answer keeps it
+	return s
+}
+
+// newDecodeCall prepares the call to the rank of the slot, and takes the buffers for its answer. It sends nothing yet.
+func newDecodeCall(j *job, slot *dispatcher.Slot) upstreamCall {
 	rank := j.srv.Engines().Rank(slot.Worker)
 	call := upstream.NewCall(j.srv.Client, rank.Profile, rank.Target)
 	if j.life.NeedsNewConnections() {
 		call.Fresh() // the call opens a new connection
 	}
-	s := &stream{job: j, upstream: upstreamCall{job: j,
+	u := upstreamCall{job: j,
 		slot: slot, rank: rank, call: call, began: time.Now(), computesPrompt: slot.NewTokens > 0, maxTokens: j.maxAnswerTokens(rank.Context),
 		answer: buffersPool.Get().(*buffers),
-	}}
+	}
 	// Whether a request that wants no stream is passed on as it is. A lost answer always goes on as a stream.
 	passesOnNonStream := j.req.Passthrough || rank.Profile.NonStream == mooncake.NonStreamPassthrough
-	s.upstream.unstreamed = !j.life.Resumed() && !j.req.Stream && passesOnNonStream
-	s.upstream.noEarlyText = j.buffersText(rank.Profile)
-	filterOptions := s.upstream.filterOptions()
-	if !s.upstream.unstreamed {
-		j.keepForResume(rank)
-	}
-	assembler := assemblerForClient(s)
-	s.upstream.trackForDrains()
-	if recordsAnswer := prepareTranscript(s); recordsAnswer {
-		filterOptions.Transcript = &s.upstream.answer.Transcript
-	}
-	s.upstream.answer.reset(filterOptions)
-	s.upstream.answer.Assembler = assembler
-	return s
+	u.unstreamed = !j.life.Resumed() && !j.req.Stream && passesOnNonStream
+	u.mayHoldTextBack = j.buffersText(rank.Profile)
+	return u
 }
 
 // assemblerForClient returns an assembler, which joins the events of the engine to one piece for the client. It returns nil if there is
@@ -76,9 +82,11 @@ func prepareTranscript(s *stream) (recordsAnswer bool) {
 	j, transcript := s.job, &s.upstream.answer.Transcript
 	keepText := mooncake.ByText(j.resume.method)
 	transcript.Reset(keepText)
+	// An answer in one piece that is lost has given the client nothing, so no part of it is needed for another attempt.
 	if s.upstream.unstreamed || j.resume.retention == lifecycle.KeepNothing {
 		return false
 	}
+	// Early: the rank is bound before the prefill, so no prefill engine has reported anything before the decode call.
 	transcript.KeepPrompt = s.upstream.computesPrompt || s.upstream.rank.Profile.Early()
 	return true
 }
@@ -89,11 +97,13 @@ func (u *upstreamCall) filterOptions() sse.Options {
 	options.TokensPerChunk = u.rank.Traffic.TokensPerChunk()
 	// a beam search answers with several texts, each of which may be as long as the context
 	options.MaxTokens, options.Context = u.maxTokens, prompt.ContextLimit(u.rank.Context)*max(1, u.job.req.Beams)
+	// Only the engine that computed the prompt knows how many tokens of it were cached. A decode engine takes the KV that it pulled for
+	// cached, so the client gets the prefill engine's count instead. An SGLang decode engine reports the right count by itself.
 	options.Cached = u.job.cachedTokens
-	if u.computesPrompt || u.rank.Profile.Connector == mooncake.SGLang { // the decode engine reports its own count
+	if u.computesPrompt || u.rank.Profile.Connector == mooncake.SGLang {
 		options.Cached = sse.OwnCached
 	}
-	if u.unstreamed { // the answer comes as if it were one event that has the choices and the usage
+	if u.unstreamed { // the answer is handled as one event; with ContinuousUsage, the usage may stay in an event that also has the choices
 		options.ContinuousUsage, options.Unstreamed = true, true
 	}
 	return options
@@ -117,7 +127,8 @@ func (s *stream) noteFirstEvent() {
 	// The engine's traffic has counted an estimate of the prompt tokens that the engine would compute. Now it gets their real number.
 	const computedNothing = false // the answer has begun, so the engine has computed what it did not get of the prompt's KV
 	s.upstream.correctTokensToCompute(computedNothing)
-	if s.upstream.slot != nil { // nil: the whole answer came at once, so it does not run any more, and its slot is free
+	answerRuns := s.upstream.slot != nil // otherwise the whole answer came with this event, and its end has given the slot back
+	if answerRuns {
 		s.upstream.countedRunning = true
 		s.upstream.rank.Traffic.Begin()
 	}
@@ -133,14 +144,14 @@ func (s *stream) noteFirstEvent() {
 }
 
 // fill waits for the engine's next bytes, and turns the events that these bytes complete into bytes for the client. If the call was lost,
-// fill first lets another engine continue the answer. It returns an error only before the first data event. Even then, it returns none for
-// an answer that is Unusable, because endError says why. A later error becomes the last event that the client gets.
+// fill instead lets another engine continue the answer. It returns an error only if the body broke or ended before the first data event
+// (see errorBeforeFirstEvent). A later failure becomes the last event that the client gets, or another engine continues the answer.
 func (s *stream) fill() error {
 	if s.state == lost {
 		s.continueAnswer()
 		return nil
 	}
-	limitNextRead(s)
+	limitNextRead(s) // the engine counts as silent after this time
 	readBuffer := readPool.Get().(*[4 << 10]byte)
 	n, err := s.upstream.resp.Read(readBuffer[:])
 	s.feed(readBuffer[:n], time.Now())
@@ -153,10 +164,16 @@ func (s *stream) fill() error {
 		return nil //nolint:nilerr // the end of the stream is not part of the answer
 	}
 	s.bodyEnded(err)
+	return errorBeforeFirstEvent(s, err)
+}
+
+// errorBeforeFirstEvent returns err, with which the engine's body has ended, if fill must return it to the code that waits for the first
+// event. Otherwise bodyEnded has handled it, and the result is nil.
+func errorBeforeFirstEvent(s *stream, err error) error {
 	switch fault := s.upstream.fault; {
 	case fault == nil: // the answer was whole
 		return nil
-	case fault.Reason == lifecycle.Unusable: // bodyEnded has found out why the answer cannot be used, and set endError
+	case fault.Reason == lifecycle.Unusable: // bodyEnded has set endError, from which the waiting code learns why the answer is of no use
 		return nil
 	case s.upstream.answer.Filter.Started(): // the client gets the error as an event
 		return nil
@@ -201,9 +218,11 @@ func (s *stream) bodyEnded(err error) {
 		s.endFailed(lifecycle.Unusable, kvFault.ClientError, errors.New(kvFault.ClientError.Code))
 	case s.upstream.endedByDrain():
 		s.endFailed(lifecycle.Moved, s.job.srv.movedOutError(), failure.ErrMoved)
-	case errors.Is(err, io.EOF): // the body ended, but the answer lacks its end
+	// The body ended, but the answer lacks its end. The lifecycle counts this against the engine, as any failure of a call. Only a break
+	// (below) also goes to the monitor, which then checks whether the engine can be reached.
+	case errors.Is(err, io.EOF):
 		s.endFailed(lifecycle.Garbled, failure.StreamBroke("upstream_incomplete", errNotWhole), errNotWhole)
-	default:
+	default: // the connection broke, or the engine was silent for too long
 		s.job.srv.Monitor.ReportFailure(s.upstream.rank.Instance, err)
 		s.endFailed(reasonOfBreak(err), failure.StreamBroke("upstream_broken", err), err)
 	}
@@ -231,11 +250,11 @@ func writeLackingUsage(s *stream) {
 }
 
 // passthroughBodyEnded does what bodyEnded does, for a request that is passed through. From its first event on, such an answer is complete
-// wherever its body ends, except within an event. If no event has come, the client gets nothing of this error itself: readPassthroughStart
-// finds it in the fault of the stream.
+// wherever its body ends, except within an event. Any other answer has failed. If no event has come, readPassthroughStart finds the error
+// in the fault of the stream, and callPassthrough reports it to the monitor. So this function reports only a failure after the first event.
 func passthroughBodyEnded(s *stream, err error) {
 	err = cmp.Or(s.upstream.answer.Err(), err) // the reader's own error comes first: after it, the rest of the body was not read
-	begun, bodyComplete := s.upstream.answer.Filter.Started(), errors.Is(err, io.EOF)
+	bodyComplete := errors.Is(err, io.EOF)
 	switch {
 	case bodyComplete && s.upstream.answer.Closed() == sse.Complete:
 		s.endWhole()
@@ -245,11 +264,12 @@ func passthroughBodyEnded(s *stream, err error) {
 	case bodyComplete: // no event has come
 		err = errNoData
 	}
+	begun := s.upstream.answer.Filter.Started()
 	answer := openai.NewError(http.StatusBadGateway, "upstream_broken", failure.NoAnswer(failure.Engine, err).Message)
 	switch {
 	case begun && s.upstream.endedByDrain():
 		answer = s.job.srv.drainedError(drainedMessage)
-	case begun && !s.job.client.Left(): // the engine has failed; if no event has come, callPassthrough reports it
+	case begun && !s.job.client.Left(): // the engine has failed; if the client has left, this may be why the body ended
 		s.job.srv.Monitor.ReportFailure(s.upstream.rank.Instance, err)
 	}
 	s.endFailed(lifecycle.Broke, answer, err)
@@ -325,11 +345,11 @@ func endPreempted(s *stream) {
 
 // countProgress reports events with tokens. tokens is how many tokens the engine has generated so far. The slot gets this number, which the
 // dispatcher's next round reads. The engine's traffic only learns that events came, which shows that the engine works. The metrics get the
-// gaps between the events.
+// gaps between the events. With the first token, the body of the request may become useless, and is then dropped.
 func (s *stream) countProgress(tokens, events int) {
-	if s.upstream.slot != nil { // nil: a prefill engine answers
+	if s.upstream.slot != nil { // nil: the answer takes no slot, because a prefill engine gives it or it is passed through
 		// The tokens of an answer in one piece come all at once. MarkNonStreaming keeps the dispatcher from seeing decode steps in
-		// that. The prefill call also marks the slot, but only when the prefill engine has answered.
+		// that. The slot is marked already, unless a prefill runs beside the call and its engine has not answered yet.
 		if s.upstream.unstreamed {
 			s.upstream.slot.MarkNonStreaming(s.upstream.maxTokens)
 		}

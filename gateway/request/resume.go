@@ -26,15 +26,16 @@ var errIgnoredResume = errors.New("the engine did not go on with the answer so f
 func (s *stream) continueAnswer() {
 	j, fault, moved := s.job, s.upstream.fault, s.upstream.endedByDrain() // fault: why the answer was lost
 	if kvIsWrong(s) || j.client.Left() {
+		// The lifecycle breaks the answer off, with the error of the KV if that was wrong.
 		s.step(lifecycle.Event{Kind: lifecycle.GivenUp})
 		return
 	}
 	cause := "lost in the middle: " + fault.ClientError.Code
 	j.record.Report(journal.Event{Kind: journal.AttemptEnded, Cause: cause, On: s.upstream.failedEngine(), Answer: fault.ClientError})
-	tier := s.planContinuation()
+	tier := s.planContinuation()   // how the answer goes on; it is a label of the metrics
 	var attemptError *openai.Error // how the next attempt failed; nil: it did not fail, or there is none
 	switch tier {
-	case lifecycle.Broken: // the answer cannot go on, so it is broken off
+	case lifecycle.Broken: // the answer cannot go on, so the lifecycle breaks it off
 		s.step(lifecycle.Event{Kind: lifecycle.GivenUp})
 	case lifecycle.Concluding: // planContinuation has written the end into the stream, so the answer is whole
 	default: // another engine continues the answer
@@ -42,7 +43,7 @@ func (s *stream) continueAnswer() {
 		var next *stream
 		if next, attemptError = j.serve(nil); attemptError == nil { // nil: no other proxy may continue the answer
 			s.takeOver(next)
-		} else {
+		} else { // serve has brought the lifecycle to its end, so endLoss only has to write the end of the answer
 			tier = lifecycle.Broken
 		}
 	}
@@ -79,9 +80,9 @@ func (m *metrics) countLoss(fault *failure.Fault, moved bool, tier lifecycle.Tie
 	counter.WithLabelValues(tier).Inc()
 }
 
-// endLoss logs whether a lost answer goes on, and ends the stream if the attempt to continue it has failed. fault is why the answer was
-// lost. tier says how it goes on; lifecycle.Broken: not at all. attemptError is how the attempt to continue it failed; nil: it did not
-// fail, or no attempt was made.
+// endLoss logs whether a lost answer goes on. If the attempt to continue it has failed, it also ends the answer that the client reads, with
+// an error. fault is why the answer was lost. tier says how it goes on; lifecycle.Broken: not at all. attemptError is how the attempt to
+// continue it failed; nil: it did not fail, or no attempt was made.
 func endLoss(s *stream, fault *failure.Fault, tier lifecycle.Tier, attemptError *openai.Error) {
 	j := s.job
 	switch {
@@ -105,20 +106,29 @@ func (s *stream) planContinuation() lifecycle.Tier {
 	joinTranscript(s) // earlierTranscript then has all of the answer so far, which lostAnswer reads
 	loss := lostAnswer(s)
 	plan := loss.Plan()
-	engineHasFinished := loss.Finished // it has sent a finish_reason, so only the usage and the end are missing
-	switch {
-	case plan.Tier == lifecycle.Broken:
-		return plan.Tier
-	case plan.Tier == lifecycle.Concluding && engineHasFinished:
-		s.writeEnding(plan.AnswerSoFar.Head, "")
-		return plan.Tier
-	}
-	applyPlan(s, &plan)
-	if plan.Tier == lifecycle.Concluding { // the answer has all tokens that it may have, but no finish_reason yet
-		s.resetForEnd(s.job.resume.answerTokens) // applyPlan has set the number of tokens, and what the filter must know of earlier parts
-		s.writeEnding(plan.AnswerSoFar.Head, "length")
+	switch plan.Tier {
+	case lifecycle.Broken:
+	case lifecycle.Concluding:
+		engineHasFinished := loss.Finished
+		writeConclusion(s, &plan, engineHasFinished)
+	default:
+		applyPlan(s, &plan)
 	}
 	return plan.Tier
+}
+
+// writeConclusion writes the end of a lost answer that needs no more tokens. engineHasFinished says that the engine has sent a
+// finish_reason, so that only the usage and the end are missing. Otherwise the answer has all tokens that it may have, so its finish_reason
+// is length.
+func writeConclusion(s *stream, plan *lifecycle.Plan, engineHasFinished bool) {
+	if engineHasFinished {
+		const finishSent = ""
+		s.writeEnding(plan.AnswerSoFar.Head, finishSent)
+		return
+	}
+	applyPlan(s, plan) // sets the number of tokens, and what the filter must know of earlier parts
+	s.resetForEnd(s.job.resume.answerTokens)
+	s.writeEnding(plan.AnswerSoFar.Head, "length")
 }
 
 // joinTranscript appends the part of the answer that the lost call has sent to the parts of earlier calls.
@@ -139,37 +149,46 @@ func applyPlan(s *stream, plan *lifecycle.Plan) {
 	if plan.ClientHasNothing { // the answer is assembled from its start
 		s.upstream.answer.Assembler = newAssembler(j)
 	}
-	// What the client has: the filter makes the new events go on from there, with the same id and with counts that include it.
-	s.earlierTranscript, j.filterOptions.Continuation = plan.AnswerSoFar, plan.Continuation
+	// The part of the answer that the client has. The filter makes the new events go on after it, with the same id, and adds its counts.
+	s.earlierTranscript = plan.AnswerSoFar
+	j.filterOptions.Continuation = plan.Continuation
 	resume.answerTokens = plan.AnswerSoFar.Completed // its number of tokens
-	// What engines must count; 0: any number.
-	resume.prefillMustCount, resume.decodeMustCount = plan.PrefillCount, plan.DecodeCount
+	// How many tokens the new prompt has. Each engine must count as many prompt tokens as the plan says; 0: it may count any number.
 	j.promptTokens = resume.promptTokens + resume.answerTokens
-	// A text may be split into other tokens than those that were generated.
-	j.record.Inexact = j.record.Inexact || plan.Tier == lifecycle.ByText
-	// What engines get.
+	resume.prefillMustCount = plan.PrefillCount
+	resume.decodeMustCount = plan.DecodeCount
+	if goesOnByText := plan.Tier == lifecycle.ByText; goesOnByText { // a text may be split into other tokens than those that were generated
+		j.record.Inexact = true
+	}
+	// What engines get instead of parts of the body, now with the part of the answer that goes into the prompt.
 	changes := *j.changes // a copy, because prefill calls of earlier attempts may still read the old changes
-	changes.Resume, j.changes = plan.Resume, &changes
+	changes.Resume = plan.Resume
+	j.changes = &changes
 }
 
-// lostAnswer returns the facts about a lost answer that decide how it goes on. Facts that only the body of the request shows are left out
-// if the body is not in memory any more. resume.retention says how long it is kept: until the end of the answer (KeepAll), until the first
-// token (KeepStart), or only until the answer begins (KeepNothing). When the body is dropped, retention becomes KeepNothing.
+// lostAnswer returns the facts about a lost answer that decide how it goes on (see Loss.Plan). Facts that only the body of the request
+// shows are left out if the body is not in memory any more. resume.retention says how long it is kept: until the end of the answer
+// (KeepAll), until the first token (KeepStart), or only until the answer begins (KeepNothing). When the body is dropped, retention becomes
+// KeepNothing.
 func lostAnswer(s *stream) lifecycle.Loss {
 	j, resume := s.job, &s.job.resume
+	mayBeServedAgain := j.life.Losses() < maxRecomputes(s.upstream.rank.Profile) && j.req.Endpoint.CanResume()
 	loss := lifecycle.Loss{
+		// What has come of the answer, and whether another attempt is allowed and possible.
 		AnswerSoFar: s.earlierTranscript, Finished: s.upstream.answer.Filter.Finished(), Retention: resume.retention, Streamed: j.req.Stream,
-		MayResume: j.life.Losses() < maxRecomputes(s.upstream.rank.Profile) && j.req.Endpoint.CanResume(),
-		Method:    resume.method, PromptIDs: resume.promptIDs, PromptTokens: resume.promptTokens, MaxAnswerTokens: j.maxWholeAnswer(),
+		MayResume: mayBeServedAgain,
+		// What the prompt of such an attempt is made of, and how many tokens may follow.
+		Method: resume.method, PromptIDs: resume.promptIDs, PromptTokens: resume.promptTokens, MaxAnswerTokens: j.maxWholeAnswer(),
 		TokenLimit: j.req.Limit, TokenLimitKey: cmp.Or(j.req.MaxTokensKey, "max_tokens"),
 	}
-	if resume.retention == lifecycle.KeepAll { // the answer may go on after the part that the client has
-		loss.MayExtendPrompt, loss.HasTools = !openai.CannotResume(&j.body, j.req.Endpoint), openai.HasTools(&j.body)
+	if resume.retention == lifecycle.KeepAll { // the answer may go on after the part that the client has, unless the request forbids this
+		loss.MayExtendPrompt = !openai.CannotResume(&j.body, j.req.Endpoint)
+		loss.HasTools = openai.HasTools(&j.body)
 		if resume.method == mooncake.ResumeText { // the next prompt is the text of this prompt and of the answer
 			loss.PromptText = textBeforeAnswer(j)
 		}
 	}
-	if resume.retention != lifecycle.KeepNothing {
+	if resume.retention != lifecycle.KeepNothing { // the answer may at least begin anew
 		loss.TokensVisible = j.tokensVisible()
 	}
 	return loss
@@ -198,15 +217,17 @@ func (j *job) maxWholeAnswer() int {
 }
 
 // takeOver lets this stream go on with the call of next. next is the stream of the attempt that continues the answer, and has read its
-// first events already. From now on s gives back what next held, and next must not.
+// first events already. This stream keeps what belongs to the client's whole answer: its assembler, and the times of its first event and
+// token. It takes over the call, with slot and buffers, and how far the call has come. From now on s gives these back, and next must not.
 func (s *stream) takeOver(next *stream) {
-	assembler := s.upstream.answer.Assembler
-	s.detach() // gives back the connection and the buffers of the lost call; its slot was given back before
+	assembler := s.upstream.answer.Assembler // saved, because detach empties the buffers; nil: the client gets the events
+	s.detach()                               // gives back the connection and the buffers of the lost call; its slot was given back before
 	s.upstream = next.upstream
 	s.upstream.answer.Assembler = assembler
-	s.state, s.endError, next.state = next.state, next.endError, givenBack
-	s.earlierTokens = s.job.resume.answerTokens
-	if !next.lastTokenAt.IsZero() { // zero: next has no token yet
+	s.state, s.endError = next.state, next.endError
+	next.state = givenBack                      // so that next gives nothing back
+	s.earlierTokens = s.job.resume.answerTokens // the filter of next counts only the tokens of its own call
+	if !next.lastTokenAt.IsZero() {             // zero: next has no token yet
 		s.lastTokenAt = next.lastTokenAt
 	}
 	if assembler != nil { // the client gets the answer in one piece; otherwise it gets the events as they are
@@ -351,27 +372,33 @@ func (s *stream) dropRequestBody() {
 // token ids (Tokens, Generate), resumeMethod also stores the ids of the prompt in j.resume.
 func (j *job) resumeMethod(profile *mooncake.Profile) string {
 	storePromptIDs(j)
-	method, textMethod := profile.ChatResume, mooncake.ChatResumeContinue // textMethod replaces a method by ids if these are not known
-	switch j.req.Endpoint {
-	case mooncake.Completions:
-		method, textMethod = mooncake.ResumePrompt, mooncake.ResumeText
-	case mooncake.Tokens, mooncake.Generate: // the answers of these endpoints go on only from token ids
-		method, textMethod = mooncake.ResumePrompt, ""
-	}
+	method, methodWithoutIDs := methodsOf(j.req.Endpoint, profile)
 	// With echo, the answer repeats the prompt. The decode engine is then not asked for token ids, so those of the answer are not
 	// known.
 	idsUnknown := j.resume.promptIDs == nil || openai.Echoes(&j.body)
 	switch {
-	case method == mooncake.ChatResumeNone, !j.req.Endpoint.CanResume():
+	case method == mooncake.ChatResumeNone, !j.req.Endpoint.CanResume(): // ChatResumeNone: the profile allows no chat to go on
 		return ""
 	case mooncake.ByText(method): // such a method needs no token ids
 	case idsUnknown:
-		method = textMethod
+		method = methodWithoutIDs
 	}
 	if method == mooncake.ResumeText && j.parts().Text() == nil { // the prompt is no text
 		return ""
 	}
 	return method
+}
+
+// methodsOf returns how a lost answer of an endpoint is best continued, and how if the token ids are not known; empty: not at all then. For
+// chats the profile decides, and its method may need no token ids.
+func methodsOf(endpoint mooncake.Endpoint, profile *mooncake.Profile) (best, withoutIDs string) {
+	switch endpoint {
+	case mooncake.Completions:
+		return mooncake.ResumePrompt, mooncake.ResumeText
+	case mooncake.Tokens, mooncake.Generate: // the answers of these endpoints go on only from token ids
+		return mooncake.ResumePrompt, ""
+	}
+	return profile.ChatResume, mooncake.ChatResumeContinue
 }
 
 // storePromptIDs stores the token ids of the prompt in j.resume, if the endpoint is one whose requests have them. At other endpoints, an

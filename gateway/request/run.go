@@ -49,8 +49,8 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (*stream, *openai.Error) {
 func beginServing(j *job, mayForward bool) {
 	j.life.MustServeHere = !mayForward
 	j.life.NoHandOff = j.incoming.NoHandOff
-	j.byName.noteNoRank() // the rank that lost the answer does not have the request any more, so the client's abort must not go there
-	j.mu.Lock()           // after a lost answer, prefill calls of earlier attempts may still run and use life
+	j.namedAbort.noteNoRank() // the rank that lost the answer does not have the request any more, so the client's abort must not go there
+	j.mu.Lock()               // after a lost answer, prefill calls of earlier attempts may still run and use life
 	j.recorder.Begin(&j.life)
 	j.mu.Unlock()
 	j.avoid.prefill = nil // to continue a lost answer, every prefill engine may be asked
@@ -96,17 +96,17 @@ func (r *executor) run(event lifecycle.Event) (*stream, *openai.Error) {
 				return nil, r.clientError(effect.Error)
 			}
 			event = r.do(effect)
-			if leavesCallback(effect.Kind) {
-				j.client.OnGone(nil) // the call or wait is over, so a client that leaves need not end it any more
+			if leavesOnGoneSet(effect.Kind) { // do has set it, so that a client that leaves ends the call or wait of this effect
+				j.client.OnGone(nil) // the call or wait is over
 			}
 		}
 	}
 }
 
-// leavesCallback says whether an effect of this kind may leave a callback for the client's departure (OnGone) that must be removed once
+// leavesOnGoneSet says whether an effect of this kind may leave a callback for the client's departure (OnGone) that must be removed once
 // the effect is over. The kinds up to Forward leave none, with one exception: the callback of Forward must stay, because the answer of
 // another proxy may be under way.
-func leavesCallback(kind lifecycle.EffectKind) bool { return kind > lifecycle.Forward }
+func leavesOnGoneSet(kind lifecycle.EffectKind) bool { return kind > lifecycle.Forward }
 
 // giveBackAfterPanic gives back, after a panic, all that the remaining effects would have given back, and all that the request still holds.
 func (r *executor) giveBackAfterPanic(remaining []lifecycle.Effect) {
@@ -121,13 +121,13 @@ func (r *executor) giveBackAfterPanic(remaining []lifecycle.Effect) {
 		j.releaseResumeBytes()
 	}
 	// In a pair of calls that run at the same time, the prefill call is made before the decode call is sent. So without a prefill call,
-	// neither of them has begun (Idle).
+	// neither of them has begun (Idle), and the lifecycle then only gives the lease of the pair back.
 	hasPrefillCall := r.stream != nil && r.stream.upstream.prefillCall != nil
 	panicked := lifecycle.Event{Kind: lifecycle.Panicked, Idle: !hasPrefillCall}
 	for _, effect := range slices.Concat(remaining, j.step(panicked, nil)) {
-		switch {
+		switch isOfPair := effect.Pair > 0; { // pairs are numbered from 1
 		case effect.Kind == lifecycle.SendBoth: // after a panic, no new call is sent
-		case effect.Pair > 0 && hasPrefillCall: // the effect is about a call of the pair, so the prefill call carries it out
+		case isOfPair && hasPrefillCall: // the effect is about a call of the pair, so the prefill call carries it out
 			r.stream.upstream.prefillCall.doAfterPanic(effect)
 		case onlyGivesBack(effect.Kind):
 			r.do(effect)
@@ -142,18 +142,18 @@ func onlyGivesBack(kind lifecycle.EffectKind) bool {
 	return kind == lifecycle.Settle || kind == lifecycle.Resolve
 }
 
-// do carries out one effect. For most effects it does not wait, and returns the zero event. If it must wait for the end of an effect, it
-// returns the event that says how the effect ended.
+// do carries out one effect. For most effects it does not wait, and returns the zero event, which run does not report. If it must wait for
+// the end of an effect, it returns the event that says how the effect ended.
 func (r *executor) do(effect lifecycle.Effect) lifecycle.Event {
 	j := r.job
 	switch effect.Kind {
 	// Which proxy serves the request.
 	case lifecycle.Question: // while the request is in the arrival queue, evenkeel asks which proxy should serve it
-		if j.query == nil { // not nil: offerElsewhere, handleReturned or routingQuery has made this question already
+		if j.query == nil { // not nil after a Restart, after another region gave the request back, and for a leg: the question is made already
 			const mustStay = false
 			j.query = j.newRoutingQuery(mustStay)
 		}
-	case lifecycle.Restart: // offerElsewhere has made the question for the next wait in the arrival queue
+	case lifecycle.Restart: // after Offer: the question that Offer has made is asked in the next wait in the arrival queue
 		j.query = r.nextQuery
 	case lifecycle.Offer: // Group: another proxy owns the decode group now; otherwise every attempt here failed
 		return r.offerElsewhere(effect.Group)
@@ -221,6 +221,7 @@ func (r *executor) tryLocal() lifecycle.Event {
 	}
 	r.prepareStream()
 	answerInOnePiece := r.stream.upstream.unstreamed // it has no event before its end, so the lifecycle lets the first event take longer
+	// Copied: newStream keeps the body in memory, in case the answer is lost, and the lifecycle says when to give this memory back.
 	return lifecycle.Event{Kind: lifecycle.LocalBound, Copied: bodyIsKept(r.job), NoEarlyEvents: answerInOnePiece}
 }
 
@@ -306,7 +307,7 @@ func (r *executor) sendProbe(until lifecycle.Timeout) lifecycle.Event {
 // event says that there is a slot (Bound), or how the wait failed.
 func (r *executor) enqueue(effect lifecycle.Effect) lifecycle.Event {
 	j := r.job
-	if effect.Permit { // a hand-off waits a second time, for another rank: its first wait has used up its place in the pool
+	if needsPlace := effect.Permit; needsPlace { // a hand-off waits a second time, and its first wait has used up its place in the pool
 		j.srv.Places.Reserve()
 	}
 	var fault *failure.Fault
@@ -315,13 +316,15 @@ func (r *executor) enqueue(effect lifecycle.Effect) lifecycle.Event {
 	}
 	r.prepareStream()
 	call := &r.stream.upstream
-	// With noEarlyEvents, the lifecycle lets the first event take as long as the whole answer may take.
-	noEarlyEvents := call.unstreamed    // an answer in one piece has no event before its end
-	if effect.Bind == lifecycle.Early { // in a pair of calls, this also counts for a stream whose engine may send no text before the end
-		noEarlyEvents = noEarlyEvents || call.noEarlyText
-	}
+	noEarlyEvents := hasNoEarlyEvents(call, effect.Bind)
 	return lifecycle.Event{Kind: lifecycle.Bound, Copied: bodyIsKept(j), NoEarlyEvents: noEarlyEvents,
 		MayIgnoreAbort: mayIgnoreAbort(noEarlyEvents, call.rank.Profile, j.req.Endpoint)}
+}
+
+// hasNoEarlyEvents says whether the lifecycle must let the first event take as long as the whole answer may take: the answer comes in one
+// piece. If the call will run beside its prefill call (Early), it may also be a stream whose engine sends no text before the end.
+func hasNoEarlyEvents(call *upstreamCall, bind lifecycle.Bind) bool {
+	return call.unstreamed || bind == lifecycle.Early && call.mayHoldTextBack
 }
 
 // awaitSlot waits in the pool until the dispatcher gives the request a slot on a decode rank. bind says when the prompt is prefilled.
@@ -352,17 +355,17 @@ func (r *executor) prepareStream() {
 func (r *executor) isAggregated() bool { return r.lease != nil && r.lease.Candidate.Aggregated }
 
 // beganEvent returns the event that reports whether an answer has begun: First if fault is nil, else the event of the fault. clientQuit
-// says that the call ended because the client left, and that no engine uses the slot any more.
+// says that the call ended because the client left, and that no engine uses the slot any more. If an answer had come whole before its
+// fault was found, beganEvent also gives back its buffers.
 func (r *executor) beganEvent(fault *failure.Fault, clientQuit bool) lifecycle.Event {
 	if fault == nil {
-		return lifecycle.Event{Kind: lifecycle.First, Copied: bodyIsKept(r.job)}
+		return lifecycle.Event{Kind: lifecycle.First, Copied: bodyIsKept(r.job)} // Copied: the kept body must be given back later
 	}
 	fault.Moved = r.stream.upstream.endedByDrain()
 	event := r.callFailed(fault)
 	event.Quit = clientQuit
-	// If the whole answer had come before the fault was found, the lifecycle has given back slot and call. Only the connection and the
-	// buffers are left.
-	if slotIsFree := r.stream.upstream.slot == nil; slotIsFree {
+	// The lifecycle has then given back slot and call at the end of the answer. Only the connection and the buffers are left.
+	if cameWhole := r.stream.upstream.slot == nil; cameWhole {
 		r.stream.giveBackAll(board.Failed) // Failed has no effect: it would be reported with the slot
 	}
 	return event
@@ -373,14 +376,14 @@ func (r *executor) beganEvent(fault *failure.Fault, clientQuit bool) lifecycle.E
 func (r *executor) callFailed(fault *failure.Fault) lifecycle.Event {
 	j := r.job
 	r.fault, r.lastError = fault, fault.ClientError
-	j.byName.noteNoRank()                   // the call is over, so no rank has the request that the client could have aborted
+	j.namedAbort.noteNoRank()               // the call is over, so no rank has the request that the client could have aborted
 	if fault.Reason == lifecycle.Unlisted { // leaseError gives this to the client if no other engine has the model
 		j.unlistedAnswer = fault.ClientError
 	}
 	if r.stream != nil {
 		r.stream.upstream.fault = fault // failedEngine reads it
 	}
-	failedEngine := r.failedEngine()
+	failedEngine := r.failedEngine() // for the record, which names only an engine that is at fault
 	usedStaleConnection := fault.Reason == lifecycle.Stale && r.lease != nil
 	if usedStaleConnection { // this says nothing about the prefill engine of the lease, so the next attempt may use it again
 		j.avoid.forgetLastPrefill()
@@ -388,7 +391,7 @@ func (r *executor) callFailed(fault *failure.Fault) lifecycle.Event {
 	j.record.Report(journal.Event{Kind: journal.AttemptEnded, Cause: fault.Cause(), On: failedEngine, Status: fault.Status,
 		Answer: fault.ClientError})
 	event := j.callFailedEvent(fault)
-	event.Engine = r.calledEngine()
+	event.Engine = r.calledEngine() // the lifecycle decides by itself whether this engine is at fault
 	return event
 }
 
@@ -424,14 +427,15 @@ func (r *executor) prefillEngine() prefill.Candidate {
 	return r.lease.Candidate
 }
 
-// reportOutcome notes that an engine failed or served the request, or that the next attempts avoid a rank. Every failure of a prefill call
-// was counted when its lease was given back, so ReportFailure for such a call only means: this failure was a 500, and the request may have
-// caused it.
+// reportOutcome notes that an engine failed or served the request, or that the next attempts avoid a rank. The failure of a prefill call is
+// counted elsewhere, when its lease is given back. So the lifecycle reports such a failure here only for a 500, which the request may have
+// caused instead of the engine.
 func (r *executor) reportOutcome(effect lifecycle.Effect) {
 	is500OfPrefill := effect.Kind == lifecycle.ReportFailure && effect.Call == lifecycle.Prefill
-	is500OfAggregated := r.isAggregated() && effect.Blame == lifecycle.Disputed // the engine or the request may have caused it
+	// The decode call to a rank that also prefills has a lease, too. Disputed: a 500 that the engine or the request may have caused.
+	is500OfAggregated := r.isAggregated() && effect.Blame == lifecycle.Disputed
 	if is500OfPrefill || is500OfAggregated {
-		r.noteUnexplained500()
+		r.noteUnexplained500() // if the request turns out to be the cause, this takes back what the lease has counted
 	}
 	if !is500OfPrefill { // the outcome is that of a decode call
 		r.stream.reportDecodeOutcome(effect)
@@ -471,7 +475,7 @@ func (r *executor) offerElsewhere(groupMoved bool) lifecycle.Event {
 		return notOffered
 	}
 	r.nextQuery = query
-	if r.fault == nil { // no call failed, so callFailed has not ended the attempt in the record: the arrival queue had no engine (lastError)
+	if noCallFailed := r.fault == nil; noCallFailed { // the arrival queue had no engine; after a call, callFailed has ended the attempt
 		j.record.EndAttempt(r.lastError)
 	}
 	return lifecycle.Event{Kind: lifecycle.Offered}
@@ -543,7 +547,8 @@ func (r *executor) clientError(which lifecycle.Error) *openai.Error {
 
 // settle gives back one resource that the request holds, or leaves it to a new owner. disposition says which: Pass means that a new owner
 // gives it back, and every other disposition is a way to give it back now. Of a lease or a hand-off, the disposition says what becomes of
-// the KV on the prefill engine, for example Free: the engine has no KV of the request, or has freed it.
+// the KV on the prefill engine, for example Free: the engine has no KV of the request, or has freed it. Of a slot or a call to a rank, it
+// says how the request ended there. Most other resources are only given back (Back).
 func (r *executor) settle(resource lifecycle.Resource, disposition lifecycle.Disposition) {
 	j := r.job
 	switch resource {
@@ -555,17 +560,17 @@ func (r *executor) settle(resource lifecycle.Resource, disposition lifecycle.Dis
 		r.settleLease(disposition)
 	case lifecycle.KV: // the hand-off
 		r.settleKV(disposition)
-	case lifecycle.MaybeReadKV: // a hand-off of an earlier attempt
+	case lifecycle.MaybeReadKV: // a hand-off of an earlier attempt, which a decode engine may have read, so that no other one may get it
 		r.settleMaybeRead(disposition)
 	case lifecycle.Slot:
 		r.settleSlot(disposition)
 	case lifecycle.Call:
-		if j.passthrough != nil {
+		if j.passthrough != nil { // the engine of such a call, and its tokens, are counted apart
 			r.endPassthroughCall(disposition)
 		}
 		r.settleCall(disposition)
-	case lifecycle.LeaseOwner:
-		if j.leaseOwner != nil { // the job makes no more calls, so the audit reports leases that were not given back
+	case lifecycle.LeaseOwner: // by the owner, the audit finds leases that are never given back
+		if j.leaseOwner != nil { // the job makes no more calls, so the audit now reports leases that it still holds
 			j.srv.Prefill.Ended(j.leaseOwner)
 			j.leaseOwner = nil
 		}

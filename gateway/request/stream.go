@@ -74,7 +74,7 @@ type upstreamCall struct {
 	unstreamed         bool // the engine sends its answer in one piece, not as events
 	computesPrompt     bool // the rank computes the prompt itself
 	blocksMayLeak      bool // the engine may keep the request's KV blocks for ever, because it waits for KV that never comes
-	noEarlyText        bool // the engine may send no text before the whole answer is computed (see buffersText)
+	mayHoldTextBack    bool // the engine may send no text before the whole answer is computed (see buffersText)
 	countedWithoutSlot bool // the engine's traffic counts the request as one without a slot, until endAccounting
 	noUsage            bool // the engine sent no usage, so evenkeel writes the usage
 	countedRunning     bool // the first event has come, and the engine's traffic counts the answer as running until endAccounting
@@ -175,7 +175,7 @@ func (s *stream) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
 	s.readAt = now
 	dst, effects := s.upstream.answer.Feed(dst, data, now)
 	hasTokens := effects.Events > 0 // tokens are a sign that the core of the engine's rank works
-	// A read of the loop empties the socket, or has so many bytes that it counts as one that did not.
+	// A small read of the loop has emptied the socket. Of a large read, ObserveRead assumes by itself that it may have left bytes unread.
 	const leftUnread = false
 	s.upstream.rank.ObserveRead(&s.upstream.lastRead, s.job.req.Endpoint, len(data), leftUnread, hasTokens, now)
 	if hasTokens {

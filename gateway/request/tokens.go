@@ -48,18 +48,18 @@ func emptyAnswer(j *job) []byte {
 	return answer
 }
 
-// emptyEvents returns the events of an answer without tokens. They are made as if an engine had sent nothing but the end of an answer,
-// which the filter then changes to what the client asked for.
+// emptyEvents returns the events of an answer without tokens, for a request that its client has ended by name (j.namedAbort). They are made
+// as if an engine had sent nothing but the end of an answer, which the filter then changes to what the client asked for.
 func emptyEvents(j *job) (events [][]byte) {
 	// The filter replaces the empty id. At /inference/v1/generate, the answer repeats the output_mode of the request.
-	head, options := sse.Head{ID: []byte(`""`), Mode: j.byName.outputMode}, j.filterOptions
+	head, options := sse.Head{ID: []byte(`""`), Mode: j.namedAbort.outputMode}, j.filterOptions
 	options.Continuation, options.Transcript = nil, nil // no part of the answer comes from other calls
 	options.Cached = sse.OwnCached                      // the filter leaves the usage below as it is
 	options.MaxTokens, options.Context = 0, 0           // no limits
 	const unknown = -1
 	usage := sse.Usage{Prompt: j.estimatedTokens(), Total: j.estimatedTokens(), Cached: unknown}
-	const defaultSize = 0 // the largest size that an event may have by default
-	filter, framer := sse.NewFilter(options), sse.NewFramer(defaultSize)
+	const useDefaultLimit = 0 // the events are short, so any limit of their size will do
+	filter, framer := sse.NewFilter(options), sse.NewFramer(useDefaultLimit)
 	framer.Feed(ending(j.req.Endpoint, head, "abort", usage))
 	for e, ok := framer.Next(); ok; e, ok = framer.Next() {
 		out, _ := filter.Event(e, nil)

@@ -37,10 +37,10 @@ func (j *job) awaitLease() (*prefill.Lease, *geo.Forward, error) {
 			j.srv.Places.Release()
 		}
 	})
-	lease = avoidBlocked(j, lease) // exchanges the lease if KV of its engine lately did not arrive
+	lease = moveOffBlockedEngine(j, lease) // exchanges the lease if KV of its engine lately did not arrive
 	j.record.Report(journal.Event{Kind: journal.Chose, Lease: lease})
-	wasOpenWhoServes := j.life.MayAsk() // the lease means that it is this proxy; the engines of the attempts before may be tried again
-	if wasOpenWhoServes {
+	// Until now, another proxy might have got the request. With the lease it begins anew at this proxy, whose engines may all be tried again.
+	if servingProxyWasOpen := j.life.MayAsk(); servingProxyWasOpen {
 		j.avoid.prefill = nil
 	}
 	if query != nil { // the answer to the query was that the request stays here
@@ -62,27 +62,29 @@ func forwardInstead(query *geo.RoutingQuery, err error) (*geo.Forward, error) {
 	return nil, err
 }
 
-// avoidBlocked exchanges a lease for one on another prefill engine if a decode engine of the board lately got no KV from the chosen one,
-// and if the other engine ends the prefill at most bind.lead later. Otherwise it returns the lease as it is. Only a request that is bound
-// to a decode rank before its prefill needs this: the best rank may belong to the decode engine that got no KV.
-func avoidBlocked(j *job, lease *prefill.Lease) *prefill.Lease {
+// moveOffBlockedEngine exchanges a lease for one on another prefill engine if a decode engine of the board lately got no KV from the chosen
+// one (which is then blocked), and if the other engine ends the prefill at most bind.lead later. Otherwise it returns the lease as it is.
+// Only a request that is bound to a decode rank before its prefill needs this: it is not known yet which rank it will get, and the best one
+// may belong to the decode engine that got no KV.
+func moveOffBlockedEngine(j *job, lease *prefill.Lease) *prefill.Lease {
 	candidate := lease.Candidate
 	if !candidate.Profile.Early() {
 		return lease
 	}
-	blocked := j.srv.Dispatcher.Blocked(candidate.Board)
-	if !slices.Contains(blocked, candidate.Instance) {
+	blockedEngines := j.srv.Dispatcher.Blocked(candidate.Board) // prefill engines whose KV lately did not reach a decode engine of the board
+	if !slices.Contains(blockedEngines, candidate.Instance) {
 		return lease
 	}
-	leastGain := -j.srv.Settings().Bind.Lead // negative: the prefill may end later by Bind.Lead
-	return cmp.Or(lease.MoveIfSooner(leastGain, blocked), lease)
+	// MoveIfSooner asks by how much sooner the prefill must end at the other engine. Negative: it may end later by as much.
+	leastGain := -j.srv.Settings().Bind.Lead
+	return cmp.Or(lease.MoveIfSooner(leastGain, blockedEngines), lease) // it returns nil if no other engine is good enough
 }
 
 // leaseError returns the error for the client of a request that left the arrival queue without a lease. If the client has left, it also
-// notes the time at which nothing is held for it any more (see noteFreedAfterLeaving).
+// notes the time at which nothing is held for it any more (see noteEnginesFreeIfLeft).
 func (j *job) leaseError(err error) *openai.Error {
 	if j.client.Left() {
-		j.noteFreedAfterLeaving()
+		j.noteEnginesFreeIfLeft()
 		return failure.ClientGone
 	}
 	// The client gets the error in the words of the engine that did not have the model.
