@@ -141,8 +141,9 @@ func endAfterClientLeft(c client, call *engine.Call, grace time.Duration, earlie
 
 // callFailedEvent makes the event that reports a failed call to the request's lifecycle. Besides the failure, the event has what may show
 // that the request itself makes engines fail: the engine says that it has failed (Faulty), or its connection broke (BrokenConn). After a
-// break, Down names the engines whose connections broke earlier under this request, and that are down since: if one of the same role is
-// among them, the lifecycle makes no further attempt. MostLosses is how often engines may give this request back for want of KV memory.
+// break, Down names the engines whose connections broke earlier under this request, and that are down since: if another engine of the same
+// role is among them, the lifecycle makes no further attempt. MostLosses is how often engines may give this request back for want of KV
+// memory.
 func (j *job) callFailedEvent(fault *failure.Fault) lifecycle.Event {
 	event := lifecycle.Event{Kind: lifecycle.CallFailed, End: fault.CallEnd, MostLosses: fault.MostLosses}
 	if kvLost := errors.Is(fault.Err, failure.ErrUndelivered); kvLost { // never the fault of the request, however many engines report it

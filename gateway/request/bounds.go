@@ -111,7 +111,7 @@ func timeoutOf(limit lifecycle.Timeout, settings *fleet.Settings, profile *moonc
 		return settings.Limits.ProbeTimeout
 	case lifecycle.ByWhole: // an engine computes a whole answer; after this time, the caller waits on while the rank shows signs of life
 		return settings.Limits.ProbeTimeout
-	case lifecycle.ByFirstEvent: // an engine has the prompt's KV and is to send its first event
+	case lifecycle.ByFirstEvent: // the prompt is computed, and a decode engine is to send its first event
 		return profile.FirstEventTimeout
 	case lifecycle.ByHold: // the same wait, which the caller ends earlier if the prefill engine may free the KV earlier
 		return profile.FirstEventTimeout
@@ -148,7 +148,7 @@ func watchCore(s *stream) (stop func()) {
 	silence := s.upstream.rank.Profile.FirstEventTimeout // a core without a sign of life for this long stands still
 	predicted := float64(s.upstream.slot.ComputeMs) * float64(time.Millisecond)
 	firstCheck := silence + time.Duration(stuckFactor*predicted) // after many times the predicted time, and a further silence
-	soon := silence / 4                                          // the retry budget may grant an attempt by then
+	soon := silence / 4                                          // until the next check, if the core stands still but the call goes on
 	check := newCoreCheck(s)
 	halted := &atomic.Bool{} // the core stands still, and another attempt was granted
 	s.upstream.coreHalted = halted
@@ -160,7 +160,7 @@ func watchCore(s *stream) (stop func()) {
 		switch otherCoreExists, retryGranted := check.mayLeave(alreadyGranted); {
 		case !otherCoreExists: // the request has nowhere to go
 			return silence
-		case !retryGranted:
+		case !retryGranted: // by the next check, the retry budget may grant an attempt
 			return soon
 		}
 		halted.Store(true)
@@ -186,7 +186,8 @@ func newCoreCheck(s *stream) coreCheck {
 // mayLeave says whether a rank of another group or engine, which the request does not avoid, takes requests, and whether the retry budget
 // grants another attempt. If the budget has granted it before (alreadyGranted), it is not asked again.
 func (c coreCheck) mayLeave(alreadyGranted bool) (otherCoreExists, retryGranted bool) {
-	// The ranks of one group share a queue, and they also step together. So a rank that does not share the queue has another core.
+	// The ranks that share a queue with this one are those of its group, or those of its engine if no other group takes requests. So every
+	// other rank has another core.
 	if _, otherCoreExists = c.job.srv.Engines().SharingQueueWith(c.worker, c.avoided); !otherCoreExists || alreadyGranted {
 		return otherCoreExists, alreadyGranted
 	}
@@ -227,8 +228,8 @@ func (u *upstreamCall) correctTokensToCompute(computedNothing bool) {
 	if u.tokensToCompute == 0 { // corrected before, or nothing was noted
 		return
 	}
-	// After a hand-off, the announced number stays, less than one block. It also stays for a request that is passed through, if no count
-	// came: then it is the most that the engine may have computed.
+	// After a hand-off, the announced number stays: one block, and the engine computes less than that. It also stays for a request that is
+	// passed through, if no count came: then it is the most that the engine may have computed.
 	computed := u.tokensToCompute
 	switch usage, _ := u.answer.Filter.Usage(); {
 	case computedNothing:

@@ -156,8 +156,8 @@ func (u *upstreamCall) decodeBody(kv json.RawMessage, id string) [][]byte {
 
 // noteSendFailed is called after a decode call that got no answer with status 200. It reports the call to the monitor, if the engine is to
 // blame. If the proxy ended the call because its client left, and the pull of the KV is over by now (pullEndsBy), the fault then says that
-// the engine has read the KV (Through), so that the prefill engine counts as rid of it. Only a call for an answer in one piece can end so
-// late without a status: the first event of a stream shows by itself that the pull is over.
+// the engine has read the KV (Through), so that the prefill engine counts as rid of it. This is only for an answer in one piece. The call
+// for a stream does not end because its client leaves, and its first event shows that the pull is over.
 func (u *upstreamCall) noteSendFailed(fault *failure.Fault, pullEndsBy time.Time) {
 	if fault.BlamedEngine != "" {
 		u.job.srv.Monitor.ReportFailure(fault.BlamedEngine, fault.Err)
@@ -195,8 +195,8 @@ func limitWait(s *stream, h *handoff.Handoff, until lifecycle.Timeout) (maxSilen
 }
 
 // limitOnePiece limits the wait for an answer in one piece, from which nothing arrives before all of it is computed. It ends the call when
-// the rank should have computed the answer and shows no sign of life. If the client leaves, it also ends the call of a hand-off, but not
-// before pullEndsBy, because a pull of KV must not be cut. stop ends both.
+// the rank should have computed the answer and shows no sign of life (see handoff.RemainingWait). If the client leaves, it also ends the
+// call of a hand-off, but not before pullEndsBy, because a pull of KV must not be cut. After stop was called, it does not end the call.
 func limitOnePiece(s *stream, h *handoff.Handoff, pullEndsBy time.Time) (stop func()) {
 	ignoreClient := func() {} // without a hand-off, takeKV has set what happens when the client leaves
 	if h != nil {
@@ -268,7 +268,7 @@ func (u *upstreamCall) sendDecode(headers []engine.Header, body [][]byte, maxSil
 	j.namedAbort.noteSent(u.rank, headers) // from now on, an abort by the client goes to this rank
 	u.resp, fault = call.Open(j.record.WithTraceHeaders(headers), body)
 	if engineRefused := fault != nil && fault.Status != 0; engineRefused {
-		// Some engines that refuse a request also make the prefill engine free the KV. No other failure tells the prefill engine anything.
+		// Some decode engines that refuse a request also make the prefill engine free the KV.
 		fault.Frees = j.srv.Engines().RejectionFrees(u.rank)
 	}
 	return fault
@@ -485,8 +485,8 @@ func pairRequestID(request string, attempt int) string {
 }
 
 // prepareRendezvous decides how the two engines find each other. That depends on the connector: the decode engine calls the proxy back
-// (CallsBack), or it knows the address of the prefill engine, which keeps the KV for it (Keeps). For SGLang, NewRendezvous has set all that
-// the engines need. prepareRendezvous fails if the proxy does not listen for callbacks yet, or if the address is not known yet.
+// (CallsBack), or it is told the address of the prefill engine, which keeps the KV for it (Keeps). For SGLang, NewRendezvous has set all
+// that the engines need. prepareRendezvous fails if the proxy does not listen for callbacks yet, or if the address is not known yet.
 func (p *concurrentPrefill) prepareRendezvous() *failure.Fault {
 	srv, candidate, rank := p.job.srv, p.heldLease.Candidate, p.rank
 	longestPrompt := rank.Context // in tokens; 0: not known

@@ -151,8 +151,8 @@ func (s *stream) finishAnswer(fail *openai.Error) {
 	writeStreamEnd(s)
 }
 
-// writeStreamEnd writes the end of a stream for the client: an error event if the answer ended with an error (s.endError), and the events
-// that end each stream of the client's endpoint.
+// writeStreamEnd writes the end of a stream for the client: an error event if the answer ended with an error (s.endError), and what else
+// ends a stream of the client's endpoint.
 func writeStreamEnd(s *stream) {
 	failed, reported := s.endError != nil, cmp.Or(s.endError, failure.NoError) // NoError has no message and no code
 	errorType := reported.TypeFor(s.job.req.Endpoint.Path())

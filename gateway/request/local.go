@@ -82,8 +82,8 @@ func (j *job) bindLocal() *dispatcher.Slot {
 }
 
 // askForLocalSlot asks the dispatcher for a slot on one of the rule's ranks, and returns nil if it gives none at once. why is the reason
-// that whyLocal gave, for the metrics. tokens is the length of the prompt. hits has, for each rank, how many of them its prefix cache has,
-// for the record.
+// that whyLocal gave, for the metrics. tokens is the length of the prompt. hits has, for each rank, how many tokens of the prompt its
+// prefix cache has, for the record.
 func (j *job) askForLocalSlot(rule *board.Local, hits map[int32]int, why string, tokens int) *dispatcher.Slot {
 	entry := &pool.Entry{ID: j.srv.nextID(), Model: j.model.Board, Name: j.model.Name, Prompt: tokens, Key: j.promptHash(),
 		Arrival: j.record.Arrival, Entered: time.Now(), Response: j.req.Endpoint == mooncake.Responses}
@@ -145,10 +145,11 @@ func (j *job) ranksWithPrefix(boardName string, tokens int) (hits []board.Hit) {
 
 // whyLocal returns why a decode rank may compute the prompt now; empty: no decode rank may. localShort says that it may if little of the
 // prompt is new to the rank, which the caller must check (localRule). The reasons localShort and localAsked are returned only at the first
-// call. Later calls follow a failed attempt, after which another rank is not tried in the same way.
+// call. Later calls follow a failed attempt. Then a decode rank may compute the prompt only if it cannot be handed off (localEndpoint,
+// localNoHandOff).
 func (l *localDecode) whyLocal(conf *prefill.Disaggregation, in *Incoming, resumed bool) string {
 	switch {
-	case resumed: // a lost answer goes on only with a prefill engine
+	case resumed: // a lost answer goes on by way of the arrival queue
 		return ""
 	case in.namesEngines(): // the caller has chosen the engines
 		return ""
@@ -233,7 +234,7 @@ func (j *job) takeDecodeCounts(s *stream) {
 		return
 	}
 	if needsPromptIDs(j.req, s.upstream.rank.Profile) && len(s.upstream.answer.Transcript.PromptIDs) > 0 {
-		j.resume.promptIDs = slices.Clone(s.upstream.answer.Transcript.PromptIDs) // a copy, because other requests use the transcript's memory
+		j.resume.promptIDs = slices.Clone(s.upstream.answer.Transcript.PromptIDs) // a copy, because later requests use the transcript's memory
 	}
 	j.keepForResume(s.upstream.rank) // with token ids, the answer may go on from them, and their bytes are charged, too
 }

@@ -181,7 +181,7 @@ func readPassthroughStart(s *stream, call *upstream.Call) *failure.Fault {
 	s.upstream.answer.Reader.Reset(sse.Limits{Event: limits.EventBytes, Bytes: int64(limits.AnswerBytes), First: call.Limits.FirstByte,
 		Gap: limits.EventTimeout})
 	for !s.upstream.answer.Filter.Started() && s.state == flowing {
-		_ = s.fill() // ends the stream at any failure, with the same error in s.upstream.fault
+		_ = s.fill() // after any failure, the stream has ended, and s.upstream.fault says why
 	}
 	answerBegan := s.upstream.answer.Filter.Started() // otherwise s.upstream.fault says why not
 	engineReportedFailure := s.upstream.answer.Filter.Failure().Status > 0

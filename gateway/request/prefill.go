@@ -66,8 +66,8 @@ func (c *probeCall) answerBy() time.Time { return c.began.Add(c.Limits.FirstByte
 
 // reportEnd tells the engine's monitor how the call has ended, and returns the fault with its reason set. A nil fault means that the engine
 // has answered. stopped says that the proxy ended the call (then the fault came with the reason HungUp), or never sent it. clientLeft says
-// that the client had left. A call that the proxy ended becomes Left if the client had left, Moved if its engine went out of service, and
-// otherwise stays HungUp.
+// that the client had left. The reason of such a call becomes Left if the client had left, and else Moved if its engine went out of service
+// or is paused.
 func (c *probeCall) reportEnd(fault *failure.Fault, stopped, clientLeft bool) *failure.Fault {
 	if engineAnswered := fault == nil || fault.Status != 0; engineAnswered {
 		c.srv.Monitor.Answered(c.Engine)
@@ -90,8 +90,8 @@ func (c *probeCall) reportEnd(fault *failure.Fault, stopped, clientLeft bool) *f
 	return fault
 }
 
-// clearBlame changes the fault of a call that the proxy itself has ended: no engine is to blame. If the client gets the error, it may send
-// the request again.
+// clearBlame changes the fault of a call that the proxy itself has ended, or has not sent: no engine is to blame. The error for the client
+// says that the request may be sent again.
 func clearBlame(fault *failure.Fault, srv *Server) {
 	fault.ClientError, fault.Err, fault.BlamedEngine = srv.movedOutError(), failure.ErrMoved, ""
 }
@@ -123,7 +123,7 @@ func putAnswerBack(buffer *[]byte, answer []byte) {
 // that is returned together with a fault must only be discarded.
 func (j *job) runProbe(lease *prefill.Lease, until lifecycle.Timeout) (*handoff.Handoff, *failure.Fault) {
 	began := time.Now()
-	transfer, fault := transferNames(j, lease.Candidate) // the ids by which both engines will know the transfer of the KV, if they need any
+	transfer, fault := transferNames(j, lease.Candidate) // for the transfer of the KV; nil: the engine needs none
 	if fault != nil {
 		return nil, fault
 	}
@@ -151,7 +151,7 @@ func (j *job) runProbe(lease *prefill.Lease, until lifecycle.Timeout) (*handoff.
 
 // transferNames returns the names that a prefill request must give the engine for the transfer of the KV: an id of the transfer, and how
 // the decode engine finds the prefill engine. nil: the engine needs none. It fails if the engine's bootstrap server, which knows the name
-// of the engine, does not answer: then the engine cannot be named (Unnamed), or could not even be connected to (Unreachable).
+// of the engine, does not answer (Unnamed), or cannot even be connected to (Unreachable).
 func transferNames(j *job, candidate prefill.Candidate) (*mooncake.BootstrapInfo, *failure.Fault) {
 	info, err := j.srv.Fleet.BootstrapInfo(candidate)
 	if err != nil {
@@ -173,11 +173,12 @@ func transferNames(j *job, candidate prefill.Candidate) (*mooncake.BootstrapInfo
 //
 // If the client leaves, the call may go on for limits.probe_grace. An engine that finishes a prefill pins the KV before it sends its
 // answer, and only the answer names that KV. If the connection is closed before, the KV stays pinned until the hold timeout (vllm#50425).
-// A call that takes longer is aborted, which frees the KV at once, unless the prefill ends in the same instant. The engine's KV budget is
-// not charged for this rare case: to charge for every aborted probe would keep requests away from engines that are empty.
+// If the answer comes within the grace, the hand-off is discarded. A call that takes longer is aborted, which frees the KV at once, unless
+// the prefill ends in the same instant. The engine's KV budget is not charged for this rare case: to charge for every aborted probe would
+// keep requests away from engines that are empty.
 func openProbe(j *job, call *probeCall, lease *prefill.Lease, transfer *mooncake.BootstrapInfo) (resp *engine.Response,
 	fetched *handback.Turn, fault *failure.Fault) {
-	markSentIfBoundEarly(lease)
+	markSentIfNotYet(lease)
 	var noEarliest time.Time // the call may end as soon as the grace is over
 	ignoreClient := endAfterClientLeft(j.client, call.engineCall(), j.srv.Settings().Limits.ProbeGrace, noEarliest)
 	changes, fetched := j.fetchTurn(lease)
@@ -185,13 +186,13 @@ func openProbe(j *job, call *probeCall, lease *prefill.Lease, transfer *mooncake
 	var newParts [][]byte // ProbeBody appends the parts of the body to it
 	body := lease.Candidate.Profile.ProbeBody(&j.body, j.req.Endpoint, changes, transfer, newParts)
 	resp, fault = call.Open(headers, body)
-	ignoreClient() // from now on the answer is read even if the client leaves, because only the answer names the KV that must be discarded
+	ignoreClient() // from now on the answer is read even if the client leaves, because only the answer names the KV
 	return resp, fetched, fault
 }
 
-// markSentIfBoundEarly marks a lease as sent right before its prefill call, if its profile is Early. Requests to such engines usually get
-// their decode rank before their prefill, so a lease there does not count as sent when it is granted, as all others do.
-func markSentIfBoundEarly(lease *prefill.Lease) {
+// markSentIfNotYet marks a lease as sent right before its prefill call, if the profile of its engine is Early. Requests to such an engine
+// usually get their decode rank before their prefill, so a lease on it does not count as sent when it is granted, as all others do.
+func markSentIfNotYet(lease *prefill.Lease) {
 	if lease.Candidate.Profile.Early() {
 		lease.MarkSent()
 	}
@@ -463,7 +464,8 @@ func (p *concurrentPrefill) acceptAnswer(answer []byte, at time.Time) *failure.F
 
 // reportPrefillDone reports to the lifecycle that the prefill engine has answered. counted is the number of prompt tokens that the engine
 // has counted; 0: it reported none. PrefillDone may end the decode call for one of two reasons. If the client has left, the decode call has
-// gone on only until now, and step gets this reason here. If the two engines have counted the prompt differently, step makes the fault.
+// gone on only until now, and step gets this reason here. If the decode engine has counted more tokens, so that KV is missing, step makes
+// the fault.
 func (p *concurrentPrefill) reportPrefillDone(counted int) {
 	var whyDecodeEnds *failure.Fault
 	if p.pairState().ClientLeft {
@@ -509,7 +511,7 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Timeout) (*strea
 	s := newPrefillOnlyStream(j, lease.Candidate)
 	if err := processAll(s, answer); err != nil {
 		reported := s.upstream.answer.Filter.Failure()
-		// Only the buffers are given back: there is no slot, with which Failed would be reported.
+		// This gives back the buffers. Failed has no effect, because it would be reported with a slot, and there is none.
 		s.giveBackAll(board.Failed)
 		if fault := failure.FaultOfRefusal(reported, lifecycle.Prefill, err); fault != nil { // the engine refused the request
 			return nil, fault
@@ -531,10 +533,10 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Timeout) (*strea
 // askPrefillOnly sends the request of prefillOnly to the engine of the lease, by this call, and returns the whole answer. If the client
 // leaves meanwhile, the call ends.
 func askPrefillOnly(j *job, lease *prefill.Lease, call *probeCall) ([]byte, *failure.Fault) {
-	markSentIfBoundEarly(lease)
+	markSentIfNotYet(lease)
 	j.client.OnGone(func() { call.Disconnect(upstream.NoticeTimeout) })
 	var noKV json.RawMessage // the engine computes the prompt itself
-	const noSalt = ""        // a salt keeps a decode rank from wrong KV in its prefix cache, which a prefill engine does not have
+	const noSalt = ""        // its prefix cache has no blocks that must not be used
 	body := lease.Candidate.Profile.DecodeBody(&j.body, j.req.Endpoint, j.changes, noKV, noSalt, j.req.Stream, nil)
 	const isAnswer = true
 	answer, fault := call.SendAndRead(j.record.WithTraceHeaders(engine.JSONHeaders(j.callID(idOfPrefill, j.record.Attempts))), body,

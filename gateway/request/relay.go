@@ -86,7 +86,7 @@ func prepareTranscript(s *stream) (recordsAnswer bool) {
 	if s.upstream.unstreamed || j.resume.retention == lifecycle.KeepNothing {
 		return false
 	}
-	// Early: the rank is bound before the prefill, so no prefill engine has reported anything before the decode call.
+	// Early: the rank is usually bound before the prefill, and then no prefill engine has reported anything before the decode call.
 	transcript.KeepPrompt = s.upstream.computesPrompt || s.upstream.rank.Profile.Early()
 	return true
 }

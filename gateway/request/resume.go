@@ -107,7 +107,7 @@ func (s *stream) planContinuation() lifecycle.Tier {
 	loss := lostAnswer(s)
 	plan := loss.Plan()
 	switch plan.Tier {
-	case lifecycle.Broken:
+	case lifecycle.Broken: // nothing is to be prepared
 	case lifecycle.Concluding:
 		engineHasFinished := loss.Finished
 		writeConclusion(s, &plan, engineHasFinished)

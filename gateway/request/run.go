@@ -96,7 +96,7 @@ func (r *executor) run(event lifecycle.Event) (*stream, *openai.Error) {
 				return nil, r.clientError(effect.Error)
 			}
 			event = r.do(effect)
-			if leavesOnGoneSet(effect.Kind) { // do has set it, so that a client that leaves ends the call or wait of this effect
+			if leavesOnGoneSet(effect.Kind) { // do may have set it, so that a client that leaves ends the call or wait of this effect
 				j.client.OnGone(nil) // the call or wait is over
 			}
 		}
@@ -364,7 +364,7 @@ func (r *executor) beganEvent(fault *failure.Fault, clientQuit bool) lifecycle.E
 	fault.Moved = r.stream.upstream.endedByDrain()
 	event := r.callFailed(fault)
 	event.Quit = clientQuit
-	// The lifecycle has then given back slot and call at the end of the answer. Only the connection and the buffers are left.
+	// If the answer had come whole, the lifecycle gave back slot and call at its end. Only the connection and the buffers are left.
 	if cameWhole := r.stream.upstream.slot == nil; cameWhole {
 		r.stream.giveBackAll(board.Failed) // Failed has no effect: it would be reported with the slot
 	}
