@@ -152,5 +152,6 @@ func (c *Config) checkSingle(role string, e Engine) error {
 	}
 	standIn.checkEngine("$", role, &e, bad)
 	c.checkCanCallBack(role, &e, bad) // of c, because standIn lacks the address for callbacks (bind)
+	c.checkUnlistedRegion("$", e.Region, bad)
 	return found.join()
 }

@@ -177,6 +177,7 @@ func (c *Config) checkDiscoveredSettings(path, role, scheme string, e Engine, ba
 	e.URL = scheme + "://" + net.JoinHostPort("found", "1") // a placeholder for the address that a source finds
 	c.fillEngineDefaults(role, &e)
 	c.checkEngine(path, role, &e, bad)
+	c.checkUnlistedRegion(path, e.Region, bad)
 }
 
 var errNoEngines = errors.New("the file is empty; write prefill: and decode:, or aggregated:, with [] for a side that is meant to have " +

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -212,4 +213,39 @@ func TestTheHAExampleIsWhatItSays(t *testing.T) {
 		groups[e.Group] = true
 	}
 	require.Len(t, groups, 2)
+}
+
+// No proxy of this region owns a decode group of another region, so requests to such an engine would be withdrawn from the pool at once.
+func TestWithOwnersOfGroupsAnEngineIsOfThisRegion(t *testing.T) {
+	file := filepath.Join(configs, "ha.yaml")
+	c, err := Load(file)
+	require.NoError(t, err)
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	alone := Default()
+	require.NoError(t, alone.Validate())
+	for region, refused := range map[string]bool{"": false, c.Geo.Self.Region: false, "elsewhere": true} {
+		for _, role := range Roles {
+			e := Engine{URL: "http://e:1", Profile: "ascend", Region: region, Ranks: 1}
+			if role == "aggregated" {
+				e.Profile = DefaultAggregated
+			}
+			check := func(err error) {
+				if refused {
+					require.ErrorContains(t, err, "region: elsewhere is another region than geo.self.region", role)
+					return
+				}
+				require.NoError(t, err, "%s of region %q", role, region)
+			}
+			_, err := c.CompleteFound(role, e)
+			check(err)
+			_, err = c.Complete(role, e)
+			check(err)
+			_, err = Parse(file, fmt.Appendf(text[:len(text):len(text)],
+				"\ndiscovery: {dns: [{name: e, role: %s, port: 1, ranks: 1, region: %q}]}\n", role, region))
+			check(err)
+			_, err = alone.CompleteFound(role, e)
+			require.NoError(t, err, "no groups have owners")
+		}
+	}
 }
