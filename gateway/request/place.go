@@ -3,13 +3,11 @@ package request
 import (
 	"cmp"
 	"errors"
-	"strings"
 	"time"
 
 	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/failure"
-	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/lifecycle"
@@ -49,7 +47,6 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 	j.enterPhase(journal.Pooled, "")
 	entry, region := poolEntry(j, candidate, tokens)
 	wait := poolWait{job: j, entry: entry, region: region, waiting: true}
-	wait.ownedBoard = boardForOwner(entry, candidate, region)
 	wait.bound = enqueue(entry)
 	queued = true // from now on the entry holds the place in the pool
 	defer onPanic(func() { wait.end(lifecycle.Leaving, nil) })
@@ -63,24 +60,11 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 	return wait.result.Slot, nil
 }
 
-// boardForOwner returns the name by which the owner of the entry's board (the ranks that may decode it) is looked up. In another region,
-// the name of a board of decode ranks ends with a mark of the region, which the owners do not know, so it is cut off. The name of a board
-// of ranks that also prefill stays as it is.
-func boardForOwner(entry *pool.Entry, candidate prefill.Candidate, region string) string {
-	boardName := entry.Model
-	if candidate.Aggregated {
-		return boardName
-	}
-	markOfRegion := roster.BoardIn("", region) // what the name of a board in the region ends with; empty for the own region
-	return strings.TrimSuffix(boardName, markOfRegion)
-}
-
 // A poolWait is the wait of a request in the pool for a decode rank.
 type poolWait struct {
 	job          *job
 	entry        *pool.Entry
 	region       string                   // where the request must be decoded; empty: in the proxy's own region
-	ownedBoard   string                   // name of the board without its region, as OwnsGroupFor takes it
 	bound        <-chan dispatcher.Result // brings the result of the wait, once
 	result       dispatcher.Result        // what bound has brought
 	waiting      bool                     // bound has not brought the result yet
@@ -93,7 +77,8 @@ func (w *poolWait) await() *failure.Fault {
 	j := w.job
 	losses := j.srv.Owner.Losses()
 	for w.waiting {
-		w.ownerChanged = !j.srv.Engines().OwnsGroupFor(w.ownedBoard, j.model.Name)
+		// Decode groups have owners only if all engines are of this region. Then no name of a board has the mark of another region.
+		w.ownerChanged = !j.srv.Engines().OwnsGroupFor(w.entry.Model, j.model.Name)
 		regionLost := w.region != "" && !j.srv.Owner.Admits(w.region)
 		if w.ownerChanged || regionLost {
 			w.withdraw() // result may have a slot; before the decode call is sent, the ownership is checked again
