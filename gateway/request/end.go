@@ -326,7 +326,7 @@ func (s *stream) releaseSlot(kind board.Kind) {
 			s.job.srv.metrics.ignoredCloses.Inc()
 		}
 	}
-	s.endPrefillBeside(kind)
+	endPrefillBeside(s, kind)
 	outcome := s.slotOutcome(kind)
 	if outcome.Kept {
 		keepTurn(s)
@@ -337,7 +337,7 @@ func (s *stream) releaseSlot(kind board.Kind) {
 
 // endPrefillBeside tells a prefill call that runs beside the decode call that the decode call is over. The prefill call may still run, and
 // need not go on for a client that is gone. If the decode call has ended without a first event, failDuringPrefill has told it already.
-func (s *stream) endPrefillBeside(kind board.Kind) {
+func endPrefillBeside(s *stream, kind board.Kind) {
 	if firstEventCame := !s.firstAt.IsZero(); firstEventCame && s.upstream.prefillCall != nil {
 		abandoned := kind == board.Cancelled
 		s.upstream.prefillCall.answerEnded(abandoned)

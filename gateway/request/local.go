@@ -78,13 +78,13 @@ func (j *job) bindLocal() *dispatcher.Slot {
 	if len(rule.Ranks) == 0 { // too much of the prompt is new to every rank
 		return nil
 	}
-	return j.askForLocalSlot(rule, hits, why, tokens)
+	return askForLocalSlot(j, rule, hits, why, tokens)
 }
 
 // askForLocalSlot asks the dispatcher for a slot on one of the rule's ranks, and returns nil if it gives none at once. why is the reason
 // that whyLocal gave, for the metrics. tokens is the length of the prompt. hits has, for each rank, how many tokens of the prompt its
 // prefix cache has, for the record.
-func (j *job) askForLocalSlot(rule *board.Local, hits map[int32]int, why string, tokens int) *dispatcher.Slot {
+func askForLocalSlot(j *job, rule *board.Local, hits map[int32]int, why string, tokens int) *dispatcher.Slot {
 	entry := &pool.Entry{ID: j.srv.nextID(), Model: j.model.Board, Name: j.model.Name, Prompt: tokens, Key: j.promptHash(),
 		Arrival: j.record.Arrival, Entered: time.Now(), Response: j.req.Endpoint == mooncake.Responses}
 	result := <-j.srv.Dispatcher.EnqueueLocal(entry, rule)
