@@ -195,7 +195,7 @@ func (d *chooser) preferGood(m *model, p *policy.Policy, r *Request, eligible []
 // behind it. If the candidate is busy, the request waits for it (waitFor).
 func (d *chooser) admit(r *Request, c *candidate, indicators *policy.Engine) waitReason {
 	if !d.canStart(r, c) { // the candidate is busy
-		d.waitFor(c, ledger.WeightOf(indicators, r.promptBytes()))
+		waitFor(d, c, ledger.WeightOf(indicators, r.promptBytes()))
 		return onlyThisWaits
 	}
 	if r.HasPlace { // a retry has its place in the pool already
@@ -212,7 +212,7 @@ func (d *chooser) admit(r *Request, c *candidate, indicators *policy.Engine) wai
 
 // waitFor counts the prompt of a request that waits for a busy candidate on this candidate until the end of the round, so that the requests
 // behind it go to other candidates if those are better for them.
-func (d *chooser) waitFor(c *candidate, prompt ledger.Weight) {
+func waitFor(d *chooser, c *candidate, prompt ledger.Weight) {
 	isFirstOfRound := c.load.Waiting == (ledger.Sums{}) // endRound empties the sums
 	if isFirstOfRound {
 		d.waitedFor = append(d.waitedFor, c)

@@ -257,7 +257,7 @@ func (f *Filter) readChoice(b []byte, i int) (end int) {
 				o.Pos = f.readOffsets(b, o.Val)
 			}
 		default:
-			f.markChoiceMember(&o)
+			markChoiceMember(f, &o)
 		}
 	}
 	if f.isTokensForm && !hasText { // at /inference/v1/generate a choice may have token ids alone, which then are its content
@@ -268,7 +268,7 @@ func (f *Filter) readChoice(b []byte, i int) (end int) {
 }
 
 // markChoiceMember marks the current member of a choice, from which readChoice reads nothing, if it may have to change for the client.
-func (f *Filter) markChoiceMember(choice *rawjson.Object) {
+func markChoiceMember(f *Filter, choice *rawjson.Object) {
 	switch string(choice.Key) {
 	case "index":
 		if f.options.Choice >= 0 { // the client gets this index instead

@@ -163,14 +163,14 @@ func (e *Entry) fillFromSGLang(body []byte) (isSGLang bool) {
 		e.Bootstrap = e.wholeNumber(reported.Bootstrap, "disaggregation_bootstrap_port", math.MaxUint16)
 		return true
 	}
-	e.fillFromAggregatedSGLang(reported.Budget, &reported.Holds)
+	e.fillPromptSettings(reported.Budget, &reported.Holds)
 	return true
 }
 
-// fillFromAggregatedSGLang fills in what only concerns an engine that prefills and decodes: the tokens per step of a rank (budget), and a
+// fillPromptSettings fills in what only concerns an engine that prefills and decodes: the tokens per step of a rank (budget), and a
 // note for each flag by which the engine delays prompts. evenkeel delays prompts for such engines itself, so the notes say how to start the
 // engine without this delay.
-func (e *Entry) fillFromAggregatedSGLang(budget engine.Number, holds *engine.Holds) {
+func (e *Entry) fillPromptSettings(budget engine.Number, holds *engine.Holds) {
 	if budget != "-1" { // -1: prompts are not cut into chunks
 		e.Budget = e.wholeNumber(budget, "chunked_prefill_size", engine.MostStep)
 	}
