@@ -232,8 +232,8 @@ func (p *pullCheck) setSettledTokens(t *Traffic) {
 // earlier calls returned. The first scrape of an engine process only sets base. For example, the engine says that it did not pull 1,000
 // tokens, and this proxy knows that it had to compute 200 of them itself, so base is 800. If a later scrape says 1,500, and the engine had
 // to compute 300 by then, 1,500 - 300 - 800 = 400 tokens are missing. For base, only settledTokens count as computed, which the engine has
-// surely counted by the scrape. Later, all computedTokens count, also those of requests that it may not have counted yet. So the result may
-// be too small for a while, but never too large.
+// surely counted by the scrape. Later, all computedTokens count, also those of requests that it may not have counted yet. So the results
+// may be too small, but never too large: tokens that it had counted at the first scrape, and that were settled only later, stay in base.
 func (p *pullCheck) newlyNotPulled(s *Sample, t *Traffic) float64 {
 	const allRanks = -1
 	notPulled, ok := s.NotPulledTokens(allRanks)

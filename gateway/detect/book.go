@@ -113,9 +113,9 @@ type subject struct {
 func (f *Finding) subject() subject { return subject{f.Kind, f.Where} }
 
 // Observe updates the incidents with all findings of this moment, and ignores those beyond maxFindings. Each finding goes to the incident
-// that it continues or whose cause it shares, or begins a new incident. If the list is full of incidents that harm as much, the finding is
-// unplaced: only its sentence is kept. A finding of a kind that comes and goes stays in its incident for a while after it was found last
-// (withExpectedBack). An incident without findings ends.
+// that it continues or whose cause it shares, or begins a new incident. If the list is full of incidents that harm at least as much, the
+// finding is unplaced: only its sentence is kept. A finding of a kind that comes and goes stays in its incident for a while after it was
+// found last (withExpectedBack). An incident without findings ends.
 func (b *Book) Observe(now time.Time, found []Finding) {
 	found = slices.Clone(found[:min(maxFindings, len(found))]) // a copy, because it is sorted and merged in place
 	slices.SortStableFunc(found, func(x, y Finding) int {      // causes before their effects, and what has lasted longer first

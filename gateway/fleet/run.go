@@ -185,7 +185,7 @@ func (f *Fleet) resolveAndApply(events ...roster.Event) {
 	for _, e := range events {
 		for _, added := range enginesIn(e) {
 			lookups.Go(func() { // before the events are applied, because hand-offs may name these hosts from then on
-				before := f.Now().Engine(added.Key()) // the engine that added replaces; nil: none
+				before := f.Now().Engine(added.Key()) // the engine in whose place added comes; nil: none
 				f.deps.resolveHosts(added, before)
 			})
 		}

@@ -233,8 +233,8 @@ func (h *Handoff) holdOn(r *roster.Rank, now time.Time, onePiece bool) mooncake.
 	runsOnThisRank := r.EngineHonoursRank(h.Endpoint) // else the signs of this rank prove nothing about the request's hold
 	gaugesShowRenewals := r.Profile.Renews() && r.Signs.HasGauges() && runsOnThisRank
 	switch {
-	// The answer comes long after its KV was pulled, and nothing shows when that was. A fixed end of the hold would refuse good answers, too.
-	// With gauges, signs of life can prolong the hold instead.
+	// An answer in one piece comes long after its KV was pulled. Nothing shows when that was, so with a hold that ends at a fixed time, good
+	// answers would be refused, too. Where gauges show that the hold is renewed, its end moves with them (below).
 	case onePiece && !gaugesShowRenewals:
 		return unlimited
 	case !runsOnThisRank: // nothing can prove renewals, so the hold ends at a fixed time
