@@ -279,8 +279,8 @@ func (d *Dispatcher) Room(board, model string, within time.Duration) (n int, own
 	if slots == 0 { // no rank takes requests now: a shortage of slots is not the reason to hold prefills back
 		return math.MaxInt, ownRanks
 	}
-	// Number of slots that come free in this time: each does so once per meanSlotSeconds, the mean time for which a request has its slot. A
-	// mean below 1 ms counts as 1 ms, so that the division is safe.
+	// Number of slots that come free in this time: each does so once per meanSlotSeconds, the mean time for which a request has its
+	// slot. A mean below 1 ms counts as 1 ms, so that the division is safe.
 	freed := within.Seconds() * float64(slots) / max(math.Float64frombits(p.meanSlotSeconds.Load()), 1e-3)
 	// At least 1, so that prefills never stop, and at most MaxInt32, because a larger float64 may not fit an int.
 	free := max(1, int(min(float64(p.free.Load())+freed, math.MaxInt32)))

@@ -120,7 +120,8 @@ func (r *scheduler) readAllProgress() {
 
 // enqueue gives the boards a new entry. Until the boards answer, r.waiting has the entry's slot and the channel of its caller.
 func (r *scheduler) enqueue(w waitingEntry) {
-	// A prompt that a decode rank may compute itself (Local) is decided about at once, so the board needs the progress of its requests now.
+	// A prompt that a decode rank may compute itself (Local) is decided about at once, so the board needs the progress of its requests
+	// now.
 	if b := r.byModel[w.Entry.Model]; b != nil && w.Local != nil {
 		r.readProgress(b)
 	}
@@ -134,8 +135,8 @@ func (r *scheduler) enqueue(w waitingEntry) {
 // then on, another request may get the slot number.
 func (r *scheduler) releaseSlot(s *Slot, outcome board.Outcome) {
 	state := s.board // what the scheduler keeps for the board of the slot
-	// The board decides whether the engine now begins a request of its own queue. That depends on the KV of the running requests, which grows
-	// with their tokens, so the board needs their progress before the release.
+	// The board decides whether the engine now begins a request of its own queue. That depends on the KV of the running requests, which
+	// grows with their tokens, so the board needs their progress before the release.
 	if state.inEngineQueue > 0 {
 		r.readProgress(state)
 	}
@@ -252,8 +253,8 @@ func (r *scheduler) carryOutOne(e *board.Effect, took time.Duration) {
 	case board.EffectNames: // Listed has the model names that only some ranks list
 		r.stateOrNew(e.Group.Model).setListedNames(e.Listed)
 	case board.EffectWatchFirstEvents:
-		// Count is the number of suspected pairs of engines and of ranks that refuse requests. While it is above 0, Slot.ReportStarted sends each
-		// first event to the board.
+		// Count is the number of suspected pairs of engines and of ranks that refuse requests. While it is above 0,
+		// Slot.ReportStarted sends each first event to the board.
 		r.stateOrNew(e.Group.Model).pace.suspectedPairsAndRefusingRanks.Store(int32(e.Count))
 	case board.EffectPolicy: // the barrier groups have a new policy
 		name := e.Policy

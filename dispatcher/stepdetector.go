@@ -13,8 +13,8 @@ import (
 // happens raises the step number. The other streams then find the new number, and need not read the clock.
 type stepDetector struct {
 	currentStep atomic.Uint32 // number of the current step, from 1
-	// minLength is the shortest length of a step, in ns. A token that comes sooner after the start of a step begins no new step: its stream
-	// only catches up.
+	// minLength is the shortest length of a step, in ns. A token that comes sooner after the start of a step begins no new step: its
+	// stream only catches up.
 	minLength atomic.Int64
 
 	mu    sync.Mutex // held by the stream that begins a step; other streams do not wait for the lock
@@ -55,8 +55,9 @@ func (d *stepDetector) onToken(streamFirst, streamLast *atomic.Uint32) {
 		return
 	}
 	if !d.mu.TryLock() {
-		// Another stream is just beginning the next step. This stream need not wait: its streamLast stays one step behind until its next tokens
-		// come. If instead the scheduler has the lock for a moment, another stream, or this one with its next tokens, begins the step.
+		// Another stream is just beginning the next step. This stream need not wait: its streamLast stays one step behind until its
+		// next tokens come. If instead the scheduler has the lock for a moment, another stream, or this one with its next tokens,
+		// begins the step.
 		return
 	}
 	stillCurrent := d.currentStep.Load() == current // false: another stream began the next step before this one got the lock

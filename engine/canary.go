@@ -25,8 +25,8 @@ const (
 func (w *watch) sendCanaries(ctx context.Context, ranks []*Target, ask canaryRequest, limit time.Duration) error {
 	ctx, stop := context.WithTimeout(ctx, limit)
 	defer stop()
-	// crossCheck compares the engine's gauges with what this proxy knows of its own requests, so canaries are counted here, too. A canary does
-	// not wait for a free slot, so each rank may run one request more than it has slots.
+	// crossCheck compares the engine's gauges with what this proxy knows of its own requests, so canaries are counted here, too. A
+	// canary does not wait for a free slot, so each rank may run one request more than it has slots.
 	w.traffic.AddSentWithoutSlot(1)
 	defer w.traffic.AddSentWithoutSlot(-1)
 	results := make(chan error, len(ranks)) // for each rank why its canary failed; nil: it did not
@@ -47,8 +47,8 @@ func (w *watch) sendCanaries(ctx context.Context, ranks []*Target, ask canaryReq
 	var errs []error
 	for range ranks {
 		errs = append(errs, <-results)
-		// Even a canary that failed counts as computed, because the engine may have computed it. Without this count, crossCheck could report
-		// its tokens as KV that the engine should have pulled from a prefill engine.
+		// Even a canary that failed counts as computed, because the engine may have computed it. Without this count, crossCheck
+		// could report its tokens as KV that the engine should have pulled from a prefill engine.
 		const expected, computed = canaryTokens, canaryTokens
 		w.traffic.SettleComputed(expected, computed)
 	}

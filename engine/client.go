@@ -22,8 +22,8 @@ type Options struct {
 	IdleTimeout time.Duration // how long an idle connection may be used again; default 4 s
 	ReadBuffer  int           // size of a connection's read buffer in bytes, which also bounds the response head; default 8 KiB
 	Dial        func(ctx context.Context, network, address string) (net.Conn, error)
-	// Lookup resolves the name of an engine, to notice when the name gets another address. nil: the system's resolver, or no look-ups if Dial
-	// is set.
+	// Lookup resolves the name of an engine, to notice when the name gets another address. nil: the system's resolver, or no look-ups
+	// if Dial is set.
 	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
 }
 
@@ -90,6 +90,7 @@ func (c *Client) dial(ctx context.Context, t *Target) (*conn, error) {
 
 const (
 	answerLimit = 1 << 20 // most bytes of an answer about health or models
-	// perRankLimit is how many bytes an answer of SGLang may have that says something about each rank, such as the rank's settings or load.
+	// perRankLimit is how many bytes an answer of SGLang may have that says something about each rank, such as the rank's settings or
+	// load.
 	perRankLimit = 16 << 20
 )

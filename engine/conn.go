@@ -118,8 +118,8 @@ func (c *conn) exchange(d Deadlines, head []byte, body [][]byte) (mayReuse bool,
 		return writeErr == nil && !hasClose(&c.head), PhaseHead, nil
 	case c.answered || writeErr == nil: // the request was written, or at least the engine has begun to answer it
 		return false, PhaseHead, readErr
-	// A deadline of evenkeel stopped the write: sendWhileReadingHead sets it in the past once the read has failed, or the time for the answer
-	// is over for write and read alike. So the error of the read is the cause.
+	// A deadline of evenkeel stopped the write: sendWhileReadingHead sets it in the past once the read has failed, or the time for the
+	// answer is over for write and read alike. So the error of the read is the cause.
 	case errors.Is(writeErr, os.ErrDeadlineExceeded):
 		return false, PhaseWrite, readErr
 	default: // no deadline stopped the write, so its own error is the cause

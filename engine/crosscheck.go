@@ -69,8 +69,8 @@ func checkOverfull(w *watch, s *Sample) {
 	scrapes := &w.scrapes
 	ranks := w.in.Canaries // each rank gets canaries, so these are all ranks of the engine
 	running := runningOnFullestRank(s, ranks)
-	// allowedRunning becomes the configured slots. If their number was lowered, it keeps the old number until the requests that were admitted
-	// under it have ended.
+	// allowedRunning becomes the configured slots. If their number was lowered, it keeps the old number until the requests that were
+	// admitted under it have ended.
 	scrapes.updateAllowedRunning(w.in.Slots, running)
 	excess := 0.0
 	if w.in.Slots > 0 { // 0: the number of slots is not known

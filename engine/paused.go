@@ -19,12 +19,12 @@ import (
 
 // The reasons that an engine gives if it is alive but takes no requests.
 var (
-	// ErrReforming is the answer of vLLM while it changes the number of its ranks. vLLM sends it before it reads the request, so the request
-	// may be repeated (ScalingMiddleware in entrypoints/serve/elastic_ep/middleware.py, 0.32 and 0.33).
+	// ErrReforming is the answer of vLLM while it changes the number of its ranks. vLLM sends it before it reads the request, so the
+	// request may be repeated (ScalingMiddleware in entrypoints/serve/elastic_ep/middleware.py, 0.32 and 0.33).
 	ErrReforming = errors.New("its group re-forms, because vLLM changes the number of its ranks (elastic EP)")
-	// ErrPaused is the answer of vLLM 0.33 and later to a request that comes while it is paused. The core has run nothing of the request
-	// (_reject_add_while_paused in v1/engine/core.py). Older versions do not send this answer. An engine that was paused with mode=keep does
-	// not send it either: its requests wait until it is resumed.
+	// ErrPaused is the answer of vLLM 0.33 and later to a request that comes while it is paused. The core has run nothing of the
+	// request (_reject_add_while_paused in v1/engine/core.py). Older versions do not send this answer. An engine that was paused with
+	// mode=keep does not send it either: its requests wait until it is resumed.
 	ErrPaused = errors.New("it is paused, and POST /resume ends that (vLLM)")
 	// ErrRetired is the answer of the API server of a rank that vLLM has removed from its group. The other ranks
 	// continue without it (entrypoints/serve/elastic_ep/middleware.py, 0.33).
@@ -222,8 +222,9 @@ func (w *watch) recordRefusal(why error) {
 // from 0, so the rank rankCount and all higher ones are lost. The caller holds m.mu.
 func recordLostRanks(w *watch, rankCount int) {
 	r := &w.restrictions
-	// If the watch assumed another number, tryLostRankIfDue may have put a lost rank back into service. The refused request was then the try
-	// of this rank, and the next try comes later. If there was no such try yet, retryDelay is 0, and doubling does not change it.
+	// If the watch assumed another number, tryLostRankIfDue may have put a lost rank back into service. The refused request was then
+	// the try of this rank, and the next try comes later. If there was no such try yet, retryDelay is 0, and doubling does not change
+	// it.
 	assumedOther := r.ranksLeft != rankCount
 	if assumedOther {
 		r.retryDelay = min(2*r.retryDelay, maxRetryDelay)
@@ -332,8 +333,8 @@ func (w *watch) publish(next Status) {
 // fillRestrictions sets Halt, Lost and Accused of a status: why the engine or some of its ranks get no new requests. The caller holds m.mu.
 func (w *watch) fillRestrictions(next *Status) {
 	next.Halt, next.Lost = w.restrictions.haltReason, w.restrictions.lostRanks(w.in.Ranks)
-	// An operator may have stopped requests (Held), and may also have paused the engine for it. Then Held has the reason. A halt of another
-	// kind stays: the group of the engine re-forms, or it has met a fault, which Held does not explain.
+	// An operator may have stopped requests (Held), and may also have paused the engine for it. Then Held has the reason. A halt of
+	// another kind stays: the group of the engine re-forms, or it has met a fault, which Held does not explain.
 	isHeld := w.in.Held != nil
 	if isHeld && (next.Halt == nil || errors.Is(next.Halt, ErrPaused)) {
 		next.Halt = w.in.Held

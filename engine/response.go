@@ -109,7 +109,8 @@ func (r *Response) ReadInto(buf []byte, limit int) ([]byte, error) {
 	if r.conn != nil && r.body.framing == byLength && r.body.bytesLeft > limit { // by its Content-Length, so that nothing need be read
 		return nil, r.failTooLarge(limit)
 	}
-	// One byte more than the body, so that the read that finds the end needs no larger buffer; a Content-Length may be wrong, hence 1 MiB.
+	// One byte more than the body, so that the read that finds the end needs no larger buffer; a Content-Length may be wrong, hence 1
+	// MiB.
 	if size := min(r.expectedLength(), limit, 1<<20) + 1; cap(buf) < size {
 		buf = make([]byte, 0, size)
 	}

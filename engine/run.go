@@ -336,8 +336,8 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 // what this proxy knows of its own requests: for example, whether a rank runs more requests than it has slots, and how many prompt tokens
 // the engine computed although it should have pulled their KV.
 func scrapeAndCrossCheck(ctx context.Context, w *watch, timeout time.Duration) (*Sample, error) {
-	// Settled tokens are those that the engine has counted, because their requests have got their first event or will get none. They are
-	// taken before the scrape, so that the scraped counters include them.
+	// Settled tokens are those that the engine has counted, because their requests have got their first event or will get none. They
+	// are taken before the scrape, so that the scraped counters include them.
 	w.scrapes.pulls.setSettledTokens(w.traffic)
 	began := time.Now()
 	sample, err := w.scrape(ctx, timeout)

@@ -89,11 +89,11 @@ type Instance struct {
 	// Canaries are the ranks that get a request for one token if it is doubtful whether the engine still
 	// computes; empty: the monitor sends no such requests.
 	Canaries []*Target
-	// Canary makes the body of a canary, a request for one token; the body names the rank. If Canary is nil, a canary is a plain completion,
-	// and a header names the rank.
+	// Canary makes the body of a canary, a request for one token; the body names the rank. If Canary is nil, a canary is a plain
+	// completion, and a header names the rank.
 	Canary func(model string, rank int) []byte
-	// Held is set while an operator has stopped requests to the engine; nil: it gets requests. While it is set, the engine counts as down only
-	// if no connection can be made, or if it refuses the API key. Other bad or missing answers do not count.
+	// Held is set while an operator has stopped requests to the engine; nil: it gets requests. While it is set, the engine counts as
+	// down only if no connection can be made, or if it refuses the API key. Other bad or missing answers do not count.
 	Held *Held
 }
 
@@ -128,8 +128,8 @@ type Status struct {
 	Out    error
 	Wedged bool
 
-	// Accused is why no new request should go to the engine for now: its core gives no sign of life, or several requests failed and it is not
-	// known yet whether the engine is at fault.
+	// Accused is why no new request should go to the engine for now: its core gives no sign of life, or several requests failed and it
+	// is not known yet whether the engine is at fault.
 	Accused error
 
 	// Moved is set once the engine's name resolves to another address than before.

@@ -269,9 +269,9 @@ func applyCanary(w *watch, outcome string, err error) {
 	if outcome != canaryNotSent {
 		w.m.metrics.canaries.WithLabelValues(w.in.ID, outcome).Inc()
 	}
-	// A canary that was not sent proves nothing, but if no request waits any more and no canary is sent, the suspicion of silence might never
-	// end. A vouched canary needs nothing here: streams sent tokens, which are signs of life, and checkSilence ends the suspicion by them. In
-	// any case the silence must be over: no rank has been silent for longer than its waiting requests allow (a share of 1).
+	// A canary that was not sent proves nothing, but if no request waits any more and no canary is sent, the suspicion of silence might
+	// never end. A vouched canary needs nothing here: streams sent tokens, which are signs of life, and checkSilence ends the suspicion
+	// by them. In any case the silence must be over: no rank has been silent for longer than its waiting requests allow (a share of 1).
 	mayEndSilence := outcome == canaryPassed || outcome == canaryNotSent
 	if mayEndSilence && w.traffic.maxSilenceShare(time.Now()) <= 1 {
 		s.silentSince = time.Time{}

@@ -112,8 +112,8 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 
 // newService returns the part that takes the proxy out of service and back.
 func newService(g *Gateway) *service.Service {
-	// MoveCalls ends the calls to engines. Usually their requests then go on at other engines. But before it calls endAllCalls, the service
-	// ends the context that requests need for that, so here they end.
+	// MoveCalls ends the calls to engines. Usually their requests then go on at other engines. But before it calls endAllCalls, the
+	// service ends the context that requests need for that, so here they end.
 	endAllCalls := func() (calls int) {
 		everywhere := func(roster.Location) bool { return true }
 		return g.fleet.MoveCalls(everywhere)

@@ -89,8 +89,8 @@ func TestTheLiveDocumentTellsTheProxy(t *testing.T) {
 	require.Equal(t, 4, ranks)
 	require.True(t, held, "%s is none of the ranks", ranked)
 
-	// A rank whose engine is dead takes no part in the steps of its group: where it counted as idle, level ranks beside a dead one seemed
-	// to lose a part of every step.
+	// A rank whose engine is dead takes no part in the steps of its group: where it counted as idle, level ranks beside a dead one
+	// seemed to lose a part of every step.
 	t.Run("a rank that is dead enters no mean and no sum", func(t *testing.T) {
 		for range 8 {
 			c.Endless()

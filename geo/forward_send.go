@@ -47,7 +47,8 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 	if mayStart := f.SetCarrier(call); !mayStart { // one of these has happened already
 		return nil, engine.ErrAborted
 	}
-	// Idle limits the silence in the answer. SetDeadline below replaces it, so that many short silences together do not exceed the deadline.
+	// Idle limits the silence in the answer. SetDeadline below replaces it, so that many short silences together do not exceed the
+	// deadline.
 	limits := engine.Deadlines{Connect: ps.cfg.Connect, FirstByte: untilDeadline, Idle: untilDeadline}
 	resp, err := call.Do(r.Method, r.Target, f.headers(r, now, deadline), r.Body, limits)
 	if err != nil {

@@ -189,7 +189,8 @@ func localOffer(ps *Peers, model string, l *prefill.Local) policy.Offer {
 	candidates := localCandidates(nil, &settings, l, running, decodes) // nil: a list of its own, because s.candidates is that of a round
 	departureGapMs := s.departureGap.Ms()                              // mean time between two departures of requests from the arrival queue
 	o := policy.NewOffer(candidates, l.Waiting, float64(l.Tokens), departureGapMs, maxRunning)
-	// FitN tells operators from how many prefills the engines' prefill times were learned. It is the number of the engine with the most.
+	// FitN tells operators from how many prefills the engines' prefill times were learned. It is the number of the engine with the
+	// most.
 	for i := range l.Prefillers {
 		o.FitN = max(o.FitN, l.Prefillers[i].Samples)
 	}

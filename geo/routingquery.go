@@ -114,9 +114,9 @@ func (q *RoutingQuery) Where(h *prefill.Here) prefill.Where {
 		ps.startRound(s, h, running, !noRanks)
 	}
 	maySendBack := q.ask.LocalOnly && q.ask.InboundHop != nil // another proxy sent it, and it may not be forwarded once more
-	// Siblings are proxies with the same engines, and each decode group has one of them as its owner. If no rank of the groups that this
-	// proxy owns takes requests for the model (noRanks), and the request may not be sent on, no forward is booked: the proxy that sent the
-	// request gets it back, and asks again who decodes the model.
+	// Siblings are proxies with the same engines, and each decode group has one of them as its owner. If no rank of the groups that
+	// this proxy owns takes requests for the model (noRanks), and the request may not be sent on, no forward is booked: the proxy that
+	// sent the request gets it back, and asks again who decodes the model.
 	if ps.cfg.Siblings && noRanks && maySendBack {
 		return prefill.ToThere
 	}
@@ -264,8 +264,8 @@ func localCandidates(dst []policy.Candidate, set *policy.Settings, l *prefill.Lo
 		maxSends, why := set.JudgeReplica(&replica)
 		dst = append(dst, policy.Candidate{
 			ID: prefiller.ID, Why: why, MaxSends: maxSends,
-			// The time to the first token, in ms: the round trip to an engine on another site, the prefill per new token and per prompt,
-			// and the correction by recent errors of such predictions.
+			// The time to the first token, in ms: the round trip to an engine on another site, the prefill per new token and
+			// per prompt, and the correction by recent errors of such predictions.
 			RTTMs: prefiller.RTTMs, TPMs: prefiller.TPMs, T0Ms: prefiller.T0Ms, ResidualMs: prefiller.ResidualMs,
 			// When the KV cache has room: ms until a prompt of 0 tokens has room, and further ms for each token of the prompt.
 			KVRoomMs: prefiller.Room.InMs, KVTokenMs: prefiller.Room.TokenMs,
@@ -349,8 +349,8 @@ func (q *RoutingQuery) policyRequest(s *modelState, h *prefill.Here) policy.Requ
 	s.barred = slices.Grow(s.barred[:0], len(s.candidates))[:len(s.candidates)]
 	for i := range s.candidates {
 		s.hits[i], s.barred[i] = 0, false
-		// A local candidate and its engine have the same index. Within a round there are as many of both, because all its requests have the
-		// same engines. len(h.Prefillers) is only checked so that a mistake in this causes no panic.
+		// A local candidate and its engine have the same index. Within a round there are as many of both, because all its requests
+		// have the same engines. len(h.Prefillers) is only checked so that a mistake in this causes no panic.
 		isLocal := i < s.localCount && i < len(h.Prefillers)
 		if isLocal {
 			prefiller := &h.Prefillers[i]
@@ -499,8 +499,9 @@ func RingKeyOf(session uint64, address string) uint64 {
 // groups.
 func (q *RoutingQuery) ownerSibling(s *modelState) int {
 	return q.soonest(s, func(p *peer, i int) bool {
-		// For the policy, a sibling offers only the models that it decodes (see policyView), and no request may wait for a peer that does not
-		// offer the model (NotOffered). So a sibling for which requests may wait is the owner. Draining does not show it: ask decodesModel.
+		// For the policy, a sibling offers only the models that it decodes (see policyView), and no request may wait for a peer
+		// that does not offer the model (NotOffered). So a sibling for which requests may wait is the owner. Draining does not show
+		// it: ask decodesModel.
 		why := s.candidates[i].Why
 		drainsAsOwner := why == policy.Draining && p.decodesModel(q.ask.Model)
 		isOwner := why.Awaitable() || drainsAsOwner

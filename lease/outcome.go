@@ -176,8 +176,8 @@ func recordRenewal(m *Machine, sent, now time.Time) {
 func (m *Machine) Released(sent, now time.Time, err error) {
 	m.noteIfStoreAway(sent, now, err)
 	if err == nil {
-		// releasedByHolder compares with both epochs later. If the record still has the first, and no epoch above the second was seen, then no
-		// later holder is known, and the last one has stopped.
+		// releasedByHolder compares with both epochs later. If the record still has the first, and no epoch above the second was
+		// seen, then no later holder is known, and the last one has stopped.
 		m.lastReleased.epoch, m.lastReleased.maxEpochSeen = m.epoch, m.maxEpochSeen
 	}
 	expired := m.stopping && now.Sub(m.renewed) > m.cfg.Duration

@@ -12,9 +12,9 @@ import (
 
 // An error of ReadProbe wraps one of these, or ErrUnknownHost.
 var (
-	// ErrNoHandoff means that the prefill engine answered 200, but keeps no KV blocks for a decode engine. If FinishReason is "stop", the
-	// first token ended the answer. Otherwise the engine preempted the request and gave its blocks to another request, and a new probe may
-	// succeed.
+	// ErrNoHandoff means that the prefill engine answered 200, but keeps no KV blocks for a decode engine. If FinishReason is "stop",
+	// the first token ended the answer. Otherwise the engine preempted the request and gave its blocks to another request, and a new
+	// probe may succeed.
 	ErrNoHandoff = errors.New("mooncake: the prefill engine returned no hand-off")
 	// ErrBadHandoff means that the answer has no hand-off that is valid for this connector.
 	ErrBadHandoff = errors.New("mooncake: the prefill engine returned a malformed hand-off")
@@ -42,10 +42,10 @@ type ProbeAnswer struct {
 
 	Coordinates *KVAddress // where decode engines reach a prefill engine that pushes KV; nil: not reported
 
-	// ReusesRequestID says that the decode request must have the X-Request-Id of the probe. The decode engine uses its own request's id to
-	// tell the prefill engine that it has pulled the KV, or into which blocks to write the KV. The prefill engine finds its request only by
-	// the same id, because the hand-off has no request id or the engine ignores it. With another id, the prefill engine would keep its blocks
-	// until the hold timeout or, if it pushes, write nothing.
+	// ReusesRequestID says that the decode request must have the X-Request-Id of the probe. The decode engine uses its own request's id
+	// to tell the prefill engine that it has pulled the KV, or into which blocks to write the KV. The prefill engine finds its request
+	// only by the same id, because the hand-off has no request id or the engine ignores it. With another id, the prefill engine would
+	// keep its blocks until the hold timeout or, if it pushes, write nothing.
 	ReusesRequestID bool
 }
 

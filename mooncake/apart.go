@@ -8,8 +8,8 @@ package mooncake
 // keyLayouts has a layout for each endpoint whose keys differ from those of completions. A body of SGLang's /generate has its prompt
 // either in text or in input_ids.
 var keyLayouts = [Endpoints]*keyLayout{
-	// extra_args is dropped, because vLLM takes kv_transfer_params from it, which could name the KV of another client's request. Keys that
-	// begin with an underscore are dropped, because SamplingParams uses them internally (vLLM 0.32.0, sampling_params.py).
+	// extra_args is dropped, because vLLM takes kv_transfer_params from it, which could name the KV of another client's request. Keys
+	// that begin with an underscore are dropped, because SamplingParams uses them internally (vLLM 0.32.0, sampling_params.py).
 	Tokens: newKeyLayout(map[string]keyLocation{"prompt": {"token_ids", false}}, []string{
 		"n", "max_tokens", "min_tokens", "seed", "logprobs", "prompt_logprobs", "stop", "stop_token_ids", "bad_words", "allowed_token_ids",
 		"logit_bias", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos", "structured_outputs",

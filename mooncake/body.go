@@ -324,8 +324,8 @@ func (b *Body) completionKey(key string, inParams bool) string {
 func (b *Body) spliceWithLayout(dst [][]byte, drop func(completionKey string) bool, set []Member) [][]byte {
 	const inBody, inParams = false, true // where a member is: in the body itself, or in its sampling_params
 	outer, params := b.layout.split(set)
-	// A body without sampling_params gets one, which may be empty. A sampling_params that is not an object is passed on unchanged, so that
-	// the engine refuses it, unless a member must be set in it.
+	// A body without sampling_params gets one, which may be empty. A sampling_params that is not an object is passed on unchanged, so
+	// that the engine refuses it, unless a member must be set in it.
 	oldParams, exists := b.Get(paramsKey)
 	writesParams := !exists || oldParams[0] == '{' || len(params) > 0
 	if writesParams {

@@ -116,8 +116,8 @@ func (p *Profile) sglangBody(b *Body, changes *Patch, r *Rendezvous, rank int, s
 	}
 	addRank("routed_dp_rank", rank)
 	addRank("disagg_prefill_dp_rank", r.PrefillRank)
-	// drop says which of the client's keys are left out. If the request continues an answer that broke off, the answer so far is a part of
-	// the prompt, to which echo, for example, must not apply.
+	// drop says which of the client's keys are left out. If the request continues an answer that broke off, the answer so far is a part
+	// of the prompt, to which echo, for example, must not apply.
 	drop = changes.resumeOrNil().dropForLongerPrompt(drop)
 	return b.Splice(dst, drop, members)
 }

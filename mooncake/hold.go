@@ -15,8 +15,8 @@ import "time"
 // nixl/base_scheduler.py and base_worker.py.
 type Hold struct {
 	keptUntil time.Time // the KV is certainly kept up to this time
-	// keptAfterSign is how long the prefill engine keeps the KV after a sign of life of the core, once heartbeats certainly go out. 0: nothing
-	// renews the hold.
+	// keptAfterSign is how long the prefill engine keeps the KV after a sign of life of the core, once heartbeats certainly go out. 0:
+	// nothing renews the hold.
 	keptAfterSign time.Duration
 	heartbeat     time.Duration // the time between heartbeats
 	signsSince    time.Time     // since this time, the core has given signs of life without a gap
@@ -37,11 +37,11 @@ func (p *Profile) Hold(now, until time.Time) Hold {
 	k := Hold{keptUntil: until, signsSince: now}
 	if p.Renews() {
 		k.heartbeat = p.KVHoldTimeout / 6
-		// A heartbeat keeps the KV for 2/3 of the timeout. At a sign of life, the last heartbeat is at most 1/6 of the timeout old, so at least
-		// 1/2 of the timeout is left.
+		// A heartbeat keeps the KV for 2/3 of the timeout. At a sign of life, the last heartbeat is at most 1/6 of the timeout old,
+		// so at least 1/2 of the timeout is left.
 		k.keptAfterSign = p.KVHoldTimeout/2 - p.clockMargin()
-		// Heartbeats for this request go out only once the decode engine has accepted it, so the first sign counts only after this delay. A
-		// sixth of the clock margin is assumed to be enough for it.
+		// Heartbeats for this request go out only once the decode engine has accepted it, so the first sign counts only after this
+		// delay. A sixth of the clock margin is assumed to be enough for it.
 		acceptDelay := p.clockMargin() / 6
 		k.nextCountedFrom, k.signsNeeded = now.Add(acceptDelay), signsUntilRenewal
 	}

@@ -157,8 +157,8 @@ func (p *Profile) probeBody(b *Body, changes *Patch, params json.RawMessage, dst
 	drop := resume.dropForLongerPrompt(droppedFromProbe(b)) // a prompt that contains the answer so far must not be truncated a second time
 	members := addOneToken(b, changes, make([]Member, 0, 12))
 	members = p.addAgainstEOS(changes, members)
-	// Only bodies of the endpoints Tokens and Generate have a layout. One of Tokens has token ids as its prompt. One of Generate does not come
-	// here, because this endpoint is SGLang's own, and its probes come from sglangBody.
+	// Only bodies of the endpoints Tokens and Generate have a layout. One of Tokens has token ids as its prompt. One of Generate does
+	// not come here, because this endpoint is SGLang's own, and its probes come from sglangBody.
 	promptIsTokenIDs := b.layout != nil
 	if p.returnTokenIDs() && !promptIsTokenIDs {
 		members = append(members, Member{"return_token_ids", jsonTrue})
@@ -189,8 +189,8 @@ func droppedFromProbe(b *Body) (drop func(key string) bool) {
 	if asksTooManyLogprobs(b) {
 		drop = dropOnProbeExceptLogprobs
 	}
-	// vLLM 0.32.0 refuses an invalid output_mode (GenerateRequest in entrypoints/scale_out/token_in_token_out/protocol.py). The valid value
-	// derender does not stay, because with it the prefill engine would parse its one token as an answer.
+	// vLLM 0.32.0 refuses an invalid output_mode (GenerateRequest in entrypoints/scale_out/token_in_token_out/protocol.py). The valid
+	// value derender does not stay, because with it the prefill engine would parse its one token as an answer.
 	mode, hasMode := b.Get("output_mode")
 	if modeStays := hasMode && string(mode) != `"derender"`; modeStays {
 		dropOthers := drop

@@ -111,8 +111,8 @@ var chatResumes = []string{ChatResumeNone, ChatResumeVLLM, ChatResumeAscend, Cha
 // of the chat.
 const (
 	HandBackNone = "none" // the decode engine keeps no KV of answers
-	// The decode engine keeps the KV (vLLM's bidirectional_kv_xfer), and evenkeel counts its memory as used, but asks no prefill engine to
-	// fetch it.
+	// The decode engine keeps the KV (vLLM's bidirectional_kv_xfer), and evenkeel counts its memory as used, but asks no prefill engine
+	// to fetch it.
 	HandBackCounted = "counted"
 	HandBackFetched = "fetched" // as HandBackCounted, and prefill engines with this profile are asked to fetch the KV
 )
@@ -160,8 +160,8 @@ type Profile struct {
 	ClampsMaxTokens *bool `yaml:"clamps_max_tokens"`
 	BootstrapPort   int   `yaml:"bootstrap_port"` // port of the bootstrap server, for vllm-mooncake and sglang
 	NameRanks       *bool `yaml:"name_ranks"`     // sglang: requests name their rank in the body; nil: true
-	// GivesBack says whether the recompute scheduler of vllm-ascend's decode engine may be on, which ends answers early for lack of memory.
-	// nil: true.
+	// GivesBack says whether the recompute scheduler of vllm-ascend's decode engine may be on, which ends answers early for lack of
+	// memory. nil: true.
 	GivesBack  *bool         `yaml:"gives_back"`
 	HandBack   string        `yaml:"hand_back"`
 	DecoderTTL time.Duration `yaml:"decoder_kv_blocks_ttl"` // how long a decode engine keeps the KV of an ended answer, with HandBack
@@ -216,7 +216,8 @@ func (p *Profile) setConnectorDefaults() {
 			hold = 30 * time.Second // vLLM's lease since mid 2026
 		}
 		setDefault(&p.KVHoldTimeout, hold)
-		// A prefill request (probe) that ends with the end-of-sequence token returns no hand-off. With min_tokens 1, it does not end so.
+		// A prefill request (probe) that ends with the end-of-sequence token returns no hand-off. With min_tokens 1, it does not
+		// end so.
 		setDefault(&p.ProbeMinTokens, MinTokensOne)
 	}
 	if p.Ascend() { // most tutorials of vllm-ascend turn on its recompute scheduler, which interrupts answers

@@ -25,15 +25,16 @@ type Entry struct {
 
 	Prefiller string // prefill engine that has the request's KV, or will have it; empty: failures of the hand-off are recorded for no engine
 
-	// Early: the request gets its rank before its prefill. It has no hand-off that expires: Deadline, if set, is the deadline of its client.
-	// The pool's TTL counts from Arrival or, for a resumed request, from Entered.
+	// Early: the request gets its rank before its prefill. It has no hand-off that expires: Deadline, if set, is the deadline of its
+	// client. The pool's TTL counts from Arrival or, for a resumed request, from Entered.
 	Early bool
 
-	// Aggregated: its rank prefills and decodes it. It has no hand-off that expires: Deadline, if set, is the time by which it must have been
-	// sent to the rank. Aggregated entries stay in the order in which they came to the pool.
+	// Aggregated: its rank prefills and decodes it. It has no hand-off that expires: Deadline, if set, is the time by which it must
+	// have been sent to the rank. Aggregated entries stay in the order in which they came to the pool.
 	Aggregated bool
 
-	// Express: no policy holds this request back. A policy may hold others back, to send them together or until a rank is below the fullest.
+	// Express: no policy holds this request back. A policy may hold others back, to send them together or until a rank is below the
+	// fullest.
 	Express bool
 
 	Prompt int    // tokens of the prompt, as the prefill engine counted them
@@ -46,21 +47,21 @@ type Entry struct {
 	Entered  time.Time // when the prefill was finished; the TTL and waits count from this time
 	Deadline time.Time // when the hand-off expires; zero: never
 
-	// Discard marks a hand-off whose answer no client reads: it is decoded only to make its prefill engine free the KV. It is admitted like
-	// any other entry, but it has no place in the Semaphore, and the pool's TTL does not end its wait. If no rank pulled its KV, the KV
-	// would stay on the prefill engine until the deadline.
+	// Discard marks a hand-off whose answer no client reads: it is decoded only to make its prefill engine free the KV. It is admitted
+	// like any other entry, but it has no place in the Semaphore, and the pool's TTL does not end its wait. If no rank pulled its KV,
+	// the KV would stay on the prefill engine until the deadline.
 	Discard bool
 
-	// Avoid are the workers that failed the request. While another worker is up, the entry waits for that worker, but only for a bounded
-	// time.
+	// Avoid are the workers that failed the request. While another worker is up, the entry waits for that worker, but only for a
+	// bounded time.
 	Avoid []int32
 
-	// Last are workers that may take the entry only if no other worker can take it at once, because workers of the same engine have refused
-	// it.
+	// Last are workers that may take the entry only if no other worker can take it at once, because workers of the same engine have
+	// refused it.
 	Last []int32
 
-	// Only are the workers that may take the entry, even if they are in Avoid; empty: any worker may. The entry waits for them as long as
-	// it may stay in the pool.
+	// Only are the workers that may take the entry, even if they are in Avoid; empty: any worker may. The entry waits for them as long
+	// as it may stay in the pool.
 	Only []int32
 
 	// Pool.Add sets the fields below.

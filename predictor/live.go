@@ -42,8 +42,8 @@ func (l *Live) Used(slot int32, id uint64, age int32, p Prediction) {
 		}
 		l.resolve(w, age) // the request did not end within that horizon
 	}
-	// If a prediction about another request still waits here, that request has left the slot without a report of its end. Its outcome will
-	// never be known, so its prediction is replaced.
+	// If a prediction about another request still waits here, that request has left the slot without a report of its end. Its outcome
+	// will never be known, so its prediction is replaced.
 	*w = awaited{id: id, age: age, pending: true, Prediction: p}
 }
 

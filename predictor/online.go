@@ -12,9 +12,9 @@ const (
 	KeyOutputsMost = 64   // output lengths that are remembered per key, which stands for equal prompts
 	KeysMost       = 4096 // keys with enough outputs to predict from; as many keys again may still have too few
 
-	// LengthOutputsMost is the number of last outputs of one length bucket: all buckets together have as many as there are of all requests.
-	// With 64 outputs, as for a key, predictions are worse than without length buckets: on Mooncake's trace, with a horizon of 80 steps,
-	// the Brier score is 0.157, compared to 0.149 with 512 outputs and 0.150 without buckets (less is better).
+	// LengthOutputsMost is the number of last outputs of one length bucket: all buckets together have as many as there are of all
+	// requests. With 64 outputs, as for a key, predictions are worse than without length buckets: on Mooncake's trace, with a horizon
+	// of 80 steps, the Brier score is 0.157, compared to 0.149 with 512 outputs and 0.150 without buckets (less is better).
 	LengthOutputsMost = OutputsMost / LengthBuckets
 )
 

@@ -7,9 +7,9 @@ type Rules struct {
 	Tau   float64 // a prediction is used only if the request ends within the horizon with at least this probability
 	Every int     // a request is predicted anew each time it has got so many tokens; 0 or less: only when r̂ falls below 1
 
-	// DecrementAnchor follows the paper to the letter: r̂ counts down from H with each token even if the last prediction was not used. This
-	// makes policies expect an end of the request that was not predicted. With the predictor survival, the share of idle time is 0.6
-	// percentage points larger.
+	// DecrementAnchor follows the paper to the letter: r̂ counts down from H with each token even if the last prediction was not used.
+	// This makes policies expect an end of the request that was not predicted. With the predictor survival, the share of idle time is
+	// 0.6 percentage points larger.
 	DecrementAnchor bool
 }
 

@@ -75,8 +75,8 @@ func Score(rows []Row) Scores {
 func auc(rows []Row) float64 {
 	sorted := slices.Clone(rows)
 	slices.SortFunc(sorted, func(a, b Row) int { return cmp.Compare(a.P, b.P) })
-	// wins is the number of pairs in which the row that ended has the larger P; a tie counts as half. ended and others are how many rows of
-	// smaller P ended, and did not end.
+	// wins is the number of pairs in which the row that ended has the larger P; a tie counts as half. ended and others are how many
+	// rows of smaller P ended, and did not end.
 	var wins, ended, others float64
 	for i := 0; i < len(sorted); {
 		var tiedEnded, tiedOthers float64                                  // rows with the same P that ended, and that did not end

@@ -449,8 +449,8 @@ func (r *Request) asRetry() *Request {
 func (d *chooser) prefiller(c *candidate) Prefiller {
 	p := Prefiller{Region: c.Region, Unanswered: c.load.Leases[ledger.Probing]}
 	p.Held = c.load.FetchablePrompts() // prompts that are computed now, or whose KV a decode engine may still fetch
-	// ran is how many requests the engine ran at the last scrape that found none waiting. endedLessSent is how many of this proxy's probes
-	// have ended since then, less those that were sent. From both, Takes may estimate how many more requests the engine can run.
+	// ran is how many requests the engine ran at the last scrape that found none waiting. endedLessSent is how many of this proxy's
+	// probes have ended since then, less those that were sent. From both, Takes may estimate how many more requests the engine can run.
 	ran, endedLessSent := c.load.SinceIdle()
 	p.Ran, p.Answered = int(math.Ceil(ran)), endedLessSent
 	// On a group of ranks that prefill and decode, only unsent requests count: a request that runs there already keeps no other one

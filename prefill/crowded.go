@@ -99,8 +99,8 @@ func (d *chooser) handoffWouldExpire(c *candidate, model string) bool {
 	if err != nil {                     // the profile does not say it
 		return false
 	}
-	// slotsWithinHold is how many hand-offs would get a slot within the hold, in addition to those that wait already. onlySomeRanks: not all
-	// ranks of the board list the model. Only their slots count then, and only hand-offs of the model wait for these.
+	// slotsWithinHold is how many hand-offs would get a slot within the hold, in addition to those that wait already. onlySomeRanks:
+	// not all ranks of the board list the model. Only their slots count then, and only hand-offs of the model wait for these.
 	slotsWithinHold, onlySomeRanks := d.cfg.Decode(c.Board, model, hold)
 	handoffsAhead := 0 // those of the unanswered probes, each of which will need a slot before this one
 	for _, other := range d.candidates {

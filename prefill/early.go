@@ -120,8 +120,8 @@ func (d *chooser) predictedEndMs(l *Lease) float64 {
 	if !c.Live || !c.configured || !c.circuit.Allows(d.now) || c.load.Stalled(d.now) {
 		return math.Inf(1)
 	}
-	// currentEnds is when the engine ends the prompt that it computes now. afterCurrent is the time for the prompts behind it, up to the
-	// lease's own, and for the round trip.
+	// currentEnds is when the engine ends the prompt that it computes now. afterCurrent is the time for the prompts behind it, up to
+	// the lease's own, and for the round trip.
 	currentEnds, afterCurrent := l.predictEnd(d.now)
 	untilCurrentEnds := max(0, currentEnds.Sub(d.now)) // 0 if the present prompt is overdue
 	return float64(afterCurrent+untilCurrentEnds) / float64(time.Millisecond)

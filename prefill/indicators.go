@@ -64,8 +64,8 @@ func (d *chooser) setIndicators(v *policy.Engine, c *candidate, latency policy.L
 	load := &c.load
 	v.ID, v.Order, v.Ring = c.ID, c.order, c.ring
 	v.RTTMs = c.rttMs()
-	// The predicted time of a prefill has a fixed part T0Ms, and grows by TPMs per new token and by Beta2 per pair of tokens that attention
-	// compares.
+	// The predicted time of a prefill has a fixed part T0Ms, and grows by TPMs per new token and by Beta2 per pair of tokens that
+	// attention compares.
 	v.T0Ms, v.TPMs, v.Beta2 = latency.T0Ms, latency.TPMs, latency.Beta2
 
 	// The work that comes before this request:

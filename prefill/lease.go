@@ -90,7 +90,8 @@ func (l *Lease) bookAnswer(u Usage, expires time.Time) *cache.SuspicionChange {
 // the first answer of another step, or once no probe is unanswered.
 func (l *Lease) learnPrefillTime(u Usage) {
 	s := l.scheduler
-	// The timer also sees by oldestUnanswered whether the engine has answered this probe before an older one: it then cannot be measured.
+	// The timer also sees by oldestUnanswered whether the engine has answered this probe before an older one: it then cannot be
+	// measured.
 	oldestUnanswered := l.chargedTo.load.NextSent(&l.inFlight) // when the oldest of the other probes was sent; zero: all are answered
 	for _, sample := range l.chargedTo.computeTimer.Answered(l.timedAnswer(u), oldestUnanswered, s.now) {
 		s.fit.Learn(l.model, l.chargedTo.Hardware, sample)

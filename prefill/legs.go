@@ -31,8 +31,8 @@ func (s *Scheduler) EnterAll(legs []Request) ([]Ticket, error) {
 	if err == nil {
 		return tickets, nil
 	}
-	// The legs that were served before the error give back their leases, and their places in the pool (Places; nil: it has no bound). This is
-	// done without the scheduler's lock, because Lease.Release and Places.Release may take it.
+	// The legs that were served before the error give back their leases, and their places in the pool (Places; nil: it has no bound).
+	// This is done without the scheduler's lock, because Lease.Release and Places.Release may take it.
 	for _, served := range tickets {
 		if served.lease != nil {
 			served.lease.Release()

@@ -279,8 +279,8 @@ func (s series) exportLearned(scheduler *state, now time.Time) {
 	for reason, n := range stats.Evictions {
 		s.count(evictionsDesc, float64(n), index.Reason(reason).String())
 	}
-	// Only maxNamedModels models have their own series: base models come first, then LoRA adapters, and a model that is named "other" comes
-	// last. An adapter is not in rank, and so has the rank 0 between the two.
+	// Only maxNamedModels models have their own series: base models come first, then LoRA adapters, and a model that is named "other"
+	// comes last. An adapter is not in rank, and so has the rank 0 between the two.
 	const first, last = -1, 1
 	rank := map[string]int{other: last}
 	for _, c := range scheduler.candidates {

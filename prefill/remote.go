@@ -31,7 +31,8 @@ func (d *chooser) askRegions(m *model, r *Request, waitingSince time.Time) Where
 // candidate is open (Prefiller.Open). At the end, the candidates whose prompts would wait for a decode slot are marked as not open, too.
 // The result's Prefillers are valid until the next call.
 func (d *chooser) localState(m *model, r *Request) Local {
-	// Waiting and Tokens leave out retries, which have their place in the pool already, and batch requests, which use only what others leave.
+	// Waiting and Tokens leave out retries, which have their place in the pool already, and batch requests, which use only what others
+	// leave.
 	local := Local{Waiting: m.queue.OnlineFirstAttempts(), Tokens: int(m.queue.Tokens()), Prefillers: d.prefillers[:0]}
 	local.ArrivalsPerS = m.throughput.ArrivalsPerS(d.now)
 	local.TTFTMs = m.throughput.TTFTMs()
@@ -67,8 +68,8 @@ func (d *chooser) measuredPrefiller(m *model, c *candidate, hasPlace bool) Prefi
 		onlyGateKeepsAway := !gateOpen && hasPlace // the gate opens when the KV cache has room, which is predicted
 		prefiller.KVGateWillOpen = onlyGateKeepsAway
 	}
-	// residual is by how much a prefill recently took longer than predicted. Each unanswered probe will probably take longer by this, too, and
-	// so will the prompt of this request.
+	// residual is by how much a prefill recently took longer than predicted. Each unanswered probe will probably take longer by this,
+	// too, and so will the prompt of this request.
 	prefiller.ResidualMs = float64(prefiller.Unanswered+1) * c.residual.Ms(d.now)
 	prefiller.Samples = d.fit.Samples(m.name, c.Hardware)
 	return prefiller

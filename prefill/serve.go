@@ -90,8 +90,8 @@ func (d *chooser) serveHere(m *model, p *policy.Policy, r *Request, waitingSince
 		p = d.steering.WithoutLatency(p)
 	}
 	query := policy.Query{ID: r.ID, Key: r.Session, Cursor: m.cursor}
-	// A request of a hot class is kept off the engines that hold its prefix, even off the engine of its session: filterHot removes them from
-	// eligible and from d.view.
+	// A request of a hot class is kept off the engines that hold its prefix, even off the engine of its session: filterHot removes them
+	// from eligible and from d.view.
 	eligible, hotspot := d.filterHot(p, &query, r, m, eligible) // hotspot is the state of the class: steer.OK, Alarm or Filter
 	choice, affinity := d.chooseFromView(p, &query)             // affinity is steer.Kept if the session stays, so that no policy was asked
 	c, indicators := eligible[choice.Index], &d.view[choice.Index]
@@ -142,7 +142,8 @@ func (d *chooser) rememberSession(r *Request, c *candidate) {
 // cannot take the request, or not in this round. preferGood then removes candidates that could, but are worse than others; it always leaves
 // one.
 func (d *chooser) applyFilters(m *model, p *policy.Policy, r *Request) ([]*candidate, waitReason) {
-	// If no circuit allows the request, filterCircuit keeps all live candidates that the request may go to: circuitsIgnored is then true.
+	// If no circuit allows the request, filterCircuit keeps all live candidates that the request may go to: circuitsIgnored is then
+	// true.
 	eligible, circuitsIgnored := d.filterCircuit(r, m.candidates)
 	eligible = d.filterGate(eligible) // the KV gate of an engine is closed while its KV cache is full
 	if len(eligible) == 0 {

@@ -157,8 +157,8 @@ func (w *waiter) deliverResult(lease *Lease, err error) {
 	w.lease, w.err = lease, err
 	close(w.done)
 	if w.regionDecision != nil {
-		// The result decides about the request's other legs, too: they stay here if this leg was served or refused here, and leave if it
-		// goes to another region.
+		// The result decides about the request's other legs, too: they stay here if this leg was served or refused here, and leave
+		// if it goes to another region.
 		w.regionDecision.announce()
 	}
 	if w.onResult != nil {

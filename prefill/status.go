@@ -206,7 +206,8 @@ type LineStatus struct {
 	T0Ms     float64 `json:"t0_ms"`
 	Beta2Ms  float64 `json:"beta2_ms"`
 
-	// How much longer a prompt takes for each request that runs beside it, such as a decode: per token (in ms/token), and per prompt (ms).
+	// How much longer a prompt takes for each request that runs beside it, such as a decode: per token (in ms/token), and per prompt
+	// (ms).
 	BesideTPMs float64 `json:"beside_tp_ms"`
 	BesideT0Ms float64 `json:"beside_t0_ms"`
 

@@ -18,9 +18,9 @@ type Options struct {
 	TokenIDs        bool // the client set return_token_ids
 	Unstreamed      bool // the engine does not stream: its whole answer is one event
 
-	// Cached is the prefill engine's cached_tokens. It replaces the count of the decode engine, which is wrong, because that engine counts the
-	// KV that it pulled as cached. If it is -1, the number is not known, and the decode engine's count is removed. If it is OwnCached, the
-	// decode engine computed the prompt itself, so its count is right.
+	// Cached is the prefill engine's cached_tokens. It replaces the count of the decode engine, which is wrong, because that engine
+	// counts the KV that it pulled as cached. If it is -1, the number is not known, and the decode engine's count is removed. If it is
+	// OwnCached, the decode engine computed the prompt itself, so its count is right.
 	Cached int
 
 	// TokensPerChunk is the average number of tokens in a chunk of this decode engine. It estimates the
@@ -71,7 +71,8 @@ const (
 	usualMarks   = 16  // initial capacity for marks, the members of one event that may have to change: enough for most events
 	maxKeptMarks = 256 // largest capacity for marks that a filter keeps for its next stream: 7 KiB of memory, more only for a rare event
 
-	// maxDetails bounds the prompt_tokens_details, in bytes, that a filter keeps until its stream ends. Those of engines have a few counts.
+	// maxDetails bounds the prompt_tokens_details, in bytes, that a filter keeps until its stream ends. Those of engines have a few
+	// counts.
 	maxDetails = 1 << 10
 )
 
@@ -205,8 +206,8 @@ var (
 )
 
 const (
-	// allowedExtraTokens is how many tokens an answer may have beyond its limit, because an engine with speculative decoding may stop a few
-	// tokens late.
+	// allowedExtraTokens is how many tokens an answer may have beyond its limit, because an engine with speculative decoding may stop a
+	// few tokens late.
 	allowedExtraTokens = 32
 	// chunksPerToken bounds how many chunks an engine's parsers of tool calls and reasoning may make of one token.
 	chunksPerToken = 4
@@ -496,7 +497,8 @@ const (
 	// minChunks is the least number of chunks a stream must have for its average to count: a parser of
 	// tool calls may hold back a whole call and send it as one chunk.
 	minChunks = 4
-	// maxPerChunk is the largest average of a stream, in tokens per chunk: speculative decoding makes about 8 tokens in one decode step.
+	// maxPerChunk is the largest average of a stream, in tokens per chunk: speculative decoding makes about 8 tokens in one decode
+	// step.
 	maxPerChunk = 8
 )
 

@@ -49,8 +49,8 @@ func (t *Transcript) recordGenerated(f *Filter, s *formFacts, b []byte) {
 func (t *Transcript) recordGeneratedIDs(s *formFacts, b []byte) Growth {
 	idsBefore := len(t.IDs)
 	listed, allTokens := countListed(b, s.idsAt), s.usage.Completion // ids in this event, and tokens so far by the engine's count
-	// consistent is false if the event lists neither all tokens nor just the new ones. In the first event with tokens all of them are new, so
-	// that grows is GrowthUnknown.
+	// consistent is false if the event lists neither all tokens nor just the new ones. In the first event with tokens all of them are
+	// new, so that grows is GrowthUnknown.
 	grows, consistent := growthOf(listed, allTokens, idsBefore)
 	if grows != GrowthUnknown { // all later events must grow in the same way
 		consistent = consistent && (t.Grows == GrowthUnknown || t.Grows == grows)
@@ -252,8 +252,8 @@ func editsToJoinReason(edits []edit, reason rawjson.Object, earlierTokens int) [
 // tokens; nil: they sent none. grows says whether each event has the whole answer so far or only the new part.
 func joinedMember(key string, before, v []byte, grows Growth, earlierTokens int) string {
 	switch {
-	// weight_versions lists which model weights made which tokens. Even without before, its token numbers must count from the start of the
-	// whole answer, as joinSpans makes them do.
+	// weight_versions lists which model weights made which tokens. Even without before, its token numbers must count from the start of
+	// the whole answer, as joinSpans makes them do.
 	case key == "weight_versions" && v[0] == '[':
 		return joinSpans(before, v, earlierTokens)
 	case before == nil: // there is nothing to join with

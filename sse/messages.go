@@ -44,7 +44,8 @@ func readMessage(b []byte, cached int) (s formFacts) {
 	if s.readable { // otherwise what was read is not used
 		s.noteMessageKind(kind)
 		if kind == "message" { // an answer in one piece: b itself is the message
-			// The loop has added the edits of its usage already. appendEdited skips the second ones, because their place is replaced by then.
+			// The loop has added the edits of its usage already. appendEdited skips the second ones, because their place is
+			// replaced by then.
 			s.readAnswer(rawjson.ObjectAt(b, at), cached)
 		}
 	}

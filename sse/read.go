@@ -34,7 +34,8 @@ type Filter struct {
 	heldCount  int    // events that were held back so far, at most maxHeldEvents
 	eventCount int    // events for the client so far, including those that are held back
 
-	// The flags are declared together to save memory: a flag between other fields would take eight bytes, and every stream has a filter.
+	// The flags are declared together to save memory: a flag between other fields would take eight bytes, and every stream has a
+	// filter.
 
 	continuousUsage bool // the client gets the usage of every chunk
 	isTokensForm    bool // the answer is one of /inference/v1/generate
@@ -324,7 +325,8 @@ func (f *Filter) readDelta(choice *rawjson.Object) (hasMembers bool) {
 	for o.Next() {
 		if string(o.Key) == "role" {
 			f.facts.hasRole = true
-			// The mark lets editMarked remove the role, because the client has it from the first engine. Third level: a member of a delta.
+			// The mark lets editMarked remove the role, because the client has it from the first engine. Third level: a member
+			// of a delta.
 			f.markIfContinued(roleValue, thirdLevel, &o)
 			continue
 		}

@@ -202,8 +202,9 @@ func (c *demoCmd) meanStepNote(runs []report.Run) string {
 // back gets a note on these times, because only it uses them.
 func (c *demoCmd) aggregatedNotes(trials []*trial) []string {
 	notes := c.engineNotes()
-	// Besides PrefillBase, the prompts of a step take perOwn * (prompt tokens of the rank with the most) + perShared * (mean of the ranks'
-	// prompt tokens). If all ranks compute equally many, both numbers are the same, and each token of a rank takes the sum of the two times.
+	// Besides PrefillBase, the prompts of a step take perOwn * (prompt tokens of the rank with the most) + perShared * (mean of the
+	// ranks' prompt tokens). If all ranks compute equally many, both numbers are the same, and each token of a rank takes the sum of
+	// the two times.
 	perOwn, perShared := c.PrefillPerToken, c.PrefillShared
 	perPromptToken := perOwn + perShared
 	for _, t := range trials {

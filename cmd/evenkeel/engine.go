@@ -145,8 +145,8 @@ func (c *engineCmd) config() (refengine.Config, error) {
 		KVEvents: refengine.KVEvents{Encoding: c.KVEventsEncoding},
 		SGLang: refengine.SGLangOptions{BootstrapTimeout: c.SGLang.BootstrapTimeout, WaitingTimeout: c.SGLang.WaitingTimeout,
 			BarrierMetrics: c.SGLang.BarrierMetrics},
-		// Answers always say how many prompt tokens were cached. vLLM does so only with --enable-prompt-tokens-details, which evenkeel asks
-		// operators to set.
+		// Answers always say how many prompt tokens were cached. vLLM does so only with --enable-prompt-tokens-details, which
+		// evenkeel asks operators to set.
 		Answers: refengine.Answers{
 			PromptTokensDetails: true, ErrorShape: refengine.ErrorShape(c.ErrorShape), OldMetricNames: c.OldMetricNames,
 		},

@@ -140,8 +140,8 @@ func (c *surveyCmd) preparePlan(ctx context.Context, std streams, client *engine
 	r.Program = trials.Program{
 		Version: v, Commit: commit, Go: runtime.Version(), System: runtime.GOOS + "/" + runtime.GOARCH, CPUs: runtime.GOMAXPROCS(0),
 	}
-	// A load is sent in pairs of blocks of requests: one block straight to the engine, and one through evenkeel. Even if the engine is slow,
-	// leastPairs of them are sent, so the costs in the plan are at least those of so many pairs.
+	// A load is sent in pairs of blocks of requests: one block straight to the engine, and one through evenkeel. Even if the engine is
+	// slow, leastPairs of them are sent, so the costs in the plan are at least those of so many pairs.
 	_, leastPairs := c.pairsPerLoad()
 	r.Plan(std.out, trials.Costs(loads, expected, perRoute, leastPairs))
 	return r, entry, nil
@@ -313,8 +313,8 @@ func (c *surveyCmd) newPlayer(ctx context.Context, r *trials.Report, g *gateway.
 	return &trials.Player{
 		Engine: *r.Engine, APIKey: os.Getenv(engineKeyEnv),
 		URLs: map[trials.Way]string{trials.Straight: engineURL, trials.Ours: "http://" + g.Addr()},
-		// A load is sent to each of the two URLs for Each, in at most Pairs pairs of blocks. At least Least pairs are sent, even if they take
-		// longer than Each.
+		// A load is sent to each of the two URLs for Each, in at most Pairs pairs of blocks. At least Least pairs are sent, even if
+		// they take longer than Each.
 		Each: c.timePerRoute(), Pairs: mostPairs, Least: leastPairs,
 		Bound:   trials.Patience,                                                   // how long answers are waited for
 		Told:    func(now load.Progress, what string) { bar.showTrial(now, what) }, // called whenever there is progress

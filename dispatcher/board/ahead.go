@@ -18,7 +18,8 @@ func (r *rank) maxNewRequests(policy *policyInUse) int {
 	configured := policy.shared.cfg.BindAhead // number of requests to send ahead to an early rank; AheadAuto: the learned number
 	switch {
 	case !r.Early:
-		// Only requests that run can end during the copy. Those in the queue of the engine are in r.slots, too, but they do not run.
+		// Only requests that run can end during the copy. Those in the queue of the engine are in r.slots, too, but they do not
+		// run.
 		running := min(len(r.slots), r.Slots)
 		return free + r.group.handoffDelay.extraSlots(running)
 	case configured == AheadAuto:
@@ -35,8 +36,8 @@ func (r *rank) needsFreeSlots() bool {
 	case r.Early && r.AtOnce: // the prefill engine keeps the KV only for a short time, so the rank must have a slot when the prefill ends
 		return true
 	case r.Mixed:
-		// The rank computes prompts itself, and might begin at once with a prompt that was sent ahead. But the policy wants all ranks to compute
-		// prompts in the same steps.
+		// The rank computes prompts itself, and might begin at once with a prompt that was sent ahead. But the policy wants all
+		// ranks to compute prompts in the same steps.
 		return true
 	}
 	return r.group == nil // nil: the rank has left the fleet, and without a group it is not known how many requests can be sent ahead

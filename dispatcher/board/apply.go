@@ -16,8 +16,8 @@ func (e Withdraw) apply(l *Boards) { l.withdraw(e.Entry) }
 func (e *Release) apply(l *Boards) {
 	b := l.boards[e.Model]
 	s := &b.slots.records[e.Slot]
-	// Above 0: the answer is unreported, and release must know this (s.unreported). The record may not say so yet, because countStreamTokens
-	// sets this only at measurements, and the engine may have begun the answer after the last one.
+	// Above 0: the answer is unreported, and release must know this (s.unreported). The record may not say so yet, because
+	// countStreamTokens sets this only at measurements, and the engine may have begun the answer after the last one.
 	s.estimate.maxTokens = e.MaxUnreported
 	generated, firstStep, lastStep := e.Generated, e.FirstStep, e.LastStep
 	hasEstimate := s.estimate.firstStep != 0 // by the estimate, the unreported answer has a token; other answers never have an estimate
@@ -32,7 +32,8 @@ func (e *Release) apply(l *Boards) {
 // brought its first and its last token by the estimate. The rank of the request must have a group.
 func (s *slotRecord) estimatedEnd() (generated int32, firstStep, lastStep uint32) {
 	firstStep, lastStep = s.estimate.firstStep, s.rank.group.lastStep.Number
-	// If the first token came in the step under way, it came after the last reported step. The answer then began and ended in this step.
+	// If the first token came in the step under way, it came after the last reported step. The answer then began and ended in this
+	// step.
 	if isAfter(firstStep, lastStep) {
 		lastStep = firstStep
 	}

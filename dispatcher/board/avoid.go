@@ -209,8 +209,8 @@ func (b *board) bindToPlacement(p *namePlacement, e *pool.Entry, now time.Time) 
 	ranks, evenSpared := p.ranksForBoard()
 	for _, r := range ranks {
 		takes := r.takesRequests() || evenSpared && r.Up
-		// The policy of the rank's group does not choose the rank, but it decides whether a slot must be free: if it sends entries at once, the
-		// engine queues them.
+		// The policy of the rank's group does not choose the rank, but it decides whether a slot must be free: if it sends entries
+		// at once, the engine queues them.
 		if takes && (r.group.policyInForce().Immediate() || r.freeSlots() > 0) {
 			full = false
 			if b.hasRoomFor(e, r, now) && (best == nil || suitsBetter(e, r, best)) { // suitsBetter compares refusals and loads

@@ -51,8 +51,8 @@ func (r *rank) mayTakeOverdue(prompt int64) bool {
 	if !r.takesRequests() || !extendsDeadline || neverFits {
 		return false
 	}
-	// A Limit above 0 is set while the engine has just started, or requests of other proxies may wait in its queue. Then the queue must not
-	// get longer.
+	// A Limit above 0 is set while the engine has just started, or requests of other proxies may wait in its queue. Then the queue must
+	// not get longer.
 	queueHasRoom := r.Limit == 0 && r.engineQueueLength() < r.MaxEngineQueue
 	return queueHasRoom || r.startsAtOnce(prompt)
 }
@@ -168,8 +168,8 @@ func (b *board) emitPace() {
 	b.pace.Waiting = b.pool.Len() - b.discardedWaiting // no client waits for a discarded entry: it only makes its prefill engine free the KV
 	for i, placement := range b.sortedPlacements {
 		b.sortedPaces[i] = placement.paceOfName(&b.pace) // takes over only the means from b.pace, and counts the rest anew
-		// Entries that ask for this name cannot take the slots of ranks that do not list it. So if more of them wait than slots are free on
-		// the ranks that list it, the surplus does not count for the whole board.
+		// Entries that ask for this name cannot take the slots of ranks that do not list it. So if more of them wait than slots are
+		// free on the ranks that list it, the surplus does not count for the whole board.
 		b.pace.Waiting -= max(0, placement.waitingForName-b.sortedPaces[i].Free)
 	}
 	b.emit(Effect{Kind: EffectPace, Group: GroupKey{Model: b.model}, Pace: b.pace, Named: b.sortedPaces})

@@ -25,15 +25,15 @@ func (b *board) bind(g *group, p *policyInUse, a policy.Assignment, now time.Tim
 		return FaultRoom
 	}
 	b.pool.Remove(w.Entry)
-	// If a policy sends an entry ahead of a free slot (ahead.go), the entry waits in the queue of the engine, and is counted there. Entries of
-	// a policy that sends all entries at once are not counted one by one: every request beyond the slots counts as queued.
+	// If a policy sends an entry ahead of a free slot (ahead.go), the entry waits in the queue of the engine, and is counted there.
+	// Entries of a policy that sends all entries at once are not counted one by one: every request beyond the slots counts as queued.
 	sentAhead := !p.Immediate() && r.freeSlots() <= 0
 	if sentAhead {
 		r.engineQueued++
 	}
 	bound := Binding{Policy: p.name, Stage: a.Stage, Score: a.Score, InEngineQueue: sentAhead}
-	// An entry with Local has no hand-off: the rank computes the part of the prompt that is not in its prefix cache. Of all ranks, only those
-	// that have to compute the fewest tokens (leastLocalTokens) may take the entry, so rank r is one of these.
+	// An entry with Local has no hand-off: the rank computes the part of the prompt that is not in its prefix cache. Of all ranks, only
+	// those that have to compute the fewest tokens (leastLocalTokens) may take the entry, so rank r is one of these.
 	if w.Local != nil {
 		bound.NewTokens = int32(b.leastLocalTokens)
 	}
@@ -50,7 +50,8 @@ func (b *board) admit(r *rank, w waitingEntry, bound Binding, now time.Time) {
 	if e.Early { // the prefill has yet to begin, and the caller may move it to an engine on which it ends at least one step (StepMs) sooner
 		bound.StepMs = r.group.stepMs()
 	}
-	// Full says that the entry may have to wait in the queue of the engine. It must be computed before the entry takes the slot and the room.
+	// Full says that the entry may have to wait in the queue of the engine. It must be computed before the entry takes the slot and the
+	// room.
 	bound.Full = bound.InEngineQueue || !r.hasKVRoom(int64(w.prompt())) || r.freeSlots() <= 0
 	if r.Mixed {
 		b.chargeMixed(r, w, &bound, now) // also sets bound.Slot
@@ -90,8 +91,8 @@ func newSlotRecord(r *rank, w waitingEntry, bound *Binding, now time.Time) slotR
 		newTokens: bound.NewTokens, discard: e.Discard, inEngineQueue: bound.InEngineQueue, boundAt: now, boundBeforePrefill: e.Early,
 		// Age is how many tokens the answer of a resumed request has from earlier ranks; 0: the request is new.
 		tokensFromEarlierRanks: clampTokens(e.Age),
-		// If Early or Mixed is set, the prompt is not computed yet: a prefill engine (Early) or the rank itself (Mixed) computes it after the
-		// binding.
+		// If Early or Mixed is set, the prompt is not computed yet: a prefill engine (Early) or the rank itself (Mixed) computes it
+		// after the binding.
 		notDecoding: e.Early || r.Mixed,
 		// Some engines (Unpinned) run a request of the Responses API (Response) on a rank of their own choice. But if the entry is
 		// early (it is bound before its prefill), its KV goes to rank r, and so does the request.

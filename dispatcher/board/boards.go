@@ -30,7 +30,8 @@ func New(cfg Config) (*Boards, error) {
 		allBoards: &allBoards{cfg: cfg, fit: cfg.Predictor.Fit, predictors: map[PredictorKey]*predictorState{}},
 		boards:    map[string]*board{},
 	}
-	// The twin replays the last minutes under other policies. The boards make learners learn the output lengths that these policies read.
+	// The twin replays the last minutes under other policies. The boards make learners learn the output lengths that these policies
+	// read.
 	for _, spec := range cfg.Twin {
 		l.twinNeeds = append(l.twinNeeds, needsOf(l.buildPolicy(spec).Policy))
 	}

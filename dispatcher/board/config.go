@@ -15,8 +15,8 @@ import (
 // PredictorConfig is the section `predictor` of the config file: where predictions of output lengths come from. This package opens no
 // files: the caller reads the files that the fields name.
 type PredictorConfig struct {
-	// Kind is the kind of predictor that learns for every model from the start. Policies whose spec names no predictor use it. Empty: each
-	// policy has its own default kind, which learns from the time when the policy first decides.
+	// Kind is the kind of predictor that learns for every model from the start. Policies whose spec names no predictor use it. Empty:
+	// each policy has its own default kind, which learns from the time when the policy first decides.
 	Kind predictor.Kind `yaml:"kind"`
 	// File has the fit that `evenkeel fit` wrote. The caller reads it into Fit, and reads it again when it changes.
 	File string `yaml:"file"`
@@ -68,9 +68,9 @@ type Worker struct {
 	Engine string
 	Lists  *Names // model names that a request may ask for on this rank; nil: not known, so any name
 	Slots  int    // requests that the rank decodes at one time (max_num_seqs)
-	// MaxEngineQueue is how many requests may wait in the engine's own queue without a slot or KV room, if Limit is 0. The board binds a
-	// hand-off to this queue when its deadline comes before a slot is free. 0: no request, because this engine does not make the prefill
-	// engine keep the KV for longer.
+	// MaxEngineQueue is how many requests may wait in the engine's own queue without a slot or KV room, if Limit is 0. The board binds
+	// a hand-off to this queue when its deadline comes before a slot is free. 0: no request, because this engine does not make the
+	// prefill engine keep the KV for longer.
 	MaxEngineQueue int
 	// Limit is how many slots may be used now, while the engine has just started or may run requests of other proxies; 0: all slots.
 	Limit    int
@@ -82,20 +82,20 @@ type Worker struct {
 	KeepsKVFor time.Duration
 	// Up says whether the rank takes requests. If it does not, it still takes part in the steps of its group, unless it is down.
 	Up bool
-	// Down: the engine does not answer, or goes on without this rank. The rank then takes no part in the steps of its group, and is left out
-	// of its sums and means. Up is false while Down is true.
+	// Down: the engine does not answer, or goes on without this rank. The rank then takes no part in the steps of its group, and is
+	// left out of its sums and means. Up is false while Down is true.
 	Down bool
 	// Awaited: the rank takes no requests now, but soon will, so requests wait for it. Up is false while Awaited is true.
 	Awaited bool
 
-	// Unpinned: the engine runs a request of the Responses API on any of its ranks, whichever rank the request names, and does not report on
-	// which.
+	// Unpinned: the engine runs a request of the Responses API on any of its ranks, whichever rank the request names, and does not
+	// report on which.
 	Unpinned bool
-	// Early: the connector of the engine must know the decode rank before the prefill begins, so entries get a slot before their prefill. All
-	// ranks of a model are early, or none is.
+	// Early: the connector of the engine must know the decode rank before the prefill begins, so entries get a slot before their
+	// prefill. All ranks of a model are early, or none is.
 	Early bool
-	// AtOnce: the prefill engine does not keep the KV of an early entry for long, so the decode rank must have a slot for the entry when its
-	// prefill ends.
+	// AtOnce: the prefill engine does not keep the KV of an early entry for long, so the decode rank must have a slot for the entry
+	// when its prefill ends.
 	AtOnce bool
 	// Mixed: the rank is one of an engine whose role is aggregated. It prefills and decodes, so its entries come without a hand-off.
 	// All ranks of a model are mixed, or none is.
@@ -104,8 +104,8 @@ type Worker struct {
 	Budget int
 	// Interval: a mixed rank computes prompts only in every Interval-th step; 0 and 1: in every step.
 	Interval int
-	// Process identifies the operating system's process of the engine. A changed number shows that the engine has restarted, and has lost all
-	// KV; 0: not known.
+	// Process identifies the operating system's process of the engine. A changed number shows that the engine has restarted, and has
+	// lost all KV; 0: not known.
 	Process uint64
 }
 
@@ -116,35 +116,35 @@ type StepModel = step.Model
 // default that its comment names.
 type Config struct {
 	Policy string `yaml:"policy"` // policy of the groups whose ranks step together; "" = DefaultPolicy
-	// Window is how long the board waits for more slots after the first slot of a burst has come free, before it decides about all of them; 0
-	// = off.
+	// Window is how long the board waits for more slots after the first slot of a burst has come free, before it decides about all of
+	// them; 0 = off.
 	Window time.Duration `yaml:"window"`
 	// TickLimit: after a round that took longer, the policy FallbackSpec decides the next SlowRounds rounds; 0 = DefaultTickLimit.
 	TickLimit time.Duration `yaml:"tick_limit"`
 	StepModel StepModel     `yaml:"step_model"` // step model of every barrier group until one is learned; zero: unknown
-	// Beyond is how many requests without a free slot or KV room a rank gets when their hand-offs reach their deadlines. These requests wait
-	// in the engine's own queue. The boards do not read Beyond but Worker.MaxEngineQueue. The fleet sets that to Beyond for engines that make
-	// prefill engines keep the KV of queued requests.
+	// Beyond is how many requests without a free slot or KV room a rank gets when their hand-offs reach their deadlines. These requests
+	// wait in the engine's own queue. The boards do not read Beyond but Worker.MaxEngineQueue. The fleet sets that to Beyond for
+	// engines that make prefill engines keep the KV of queued requests.
 	Beyond int `yaml:"beyond_slots"`
 	// Twin has the policies that the twin compares with the present policy, by replaying the last minutes under each of them.
 	Twin verdict.Policies `yaml:"twin"`
 
 	DensePolicy string        `yaml:"-"` // policy of ranks without a barrier; "" = DefaultDense
 	TTL         time.Duration `yaml:"-"` // longest time that an entry may wait in the pool; 0 = until the deadline of its hand-off
-	// Predictor says where predictions of output lengths come from; zero: policies get the kinds that they ask for, which begin without any
-	// data.
+	// Predictor says where predictions of output lengths come from; zero: policies get the kinds that they ask for, which begin without
+	// any data.
 	Predictor PredictorConfig `yaml:"-"`
 	Explain   bool            `yaml:"-"` // whether to write into the trace of each entry why its rank was chosen
 
 	// Seed is the random seed of the policies whose spec names no seed; 0: each policy uses its own default seed.
 	Seed uint64 `yaml:"-"`
 
-	// BindAhead is how many requests an early rank (Worker.Early) may have beyond its slots, because a request needs no slot of the decode
-	// engine while it is still being prefilled. AheadAuto: the board learns the number.
+	// BindAhead is how many requests an early rank (Worker.Early) may have beyond its slots, because a request needs no slot of the
+	// decode engine while it is still being prefilled. AheadAuto: the board learns the number.
 	BindAhead int `yaml:"-"`
 
-	// Parse builds a policy from its spec, for tests that have policies of their own; nil: the parser of this package, which uses Predictor
-	// and Seed.
+	// Parse builds a policy from its spec, for tests that have policies of their own; nil: the parser of this package, which uses
+	// Predictor and Seed.
 	Parse func(spec string) (policy.Policy, error) `yaml:"-"`
 }
 

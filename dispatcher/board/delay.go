@@ -18,7 +18,8 @@ type handoffDelay struct {
 }
 
 const (
-	// delayWindow is the number of requests over which a least delay is taken. No request is sent ahead before so many requests have ended.
+	// delayWindow is the number of requests over which a least delay is taken. No request is sent ahead before so many requests have
+	// ended.
 	delayWindow = 64
 	// Each request moves a mean by the share meanWeight of the difference between its own value and the mean.
 	meanWeight = 1.0 / 64
@@ -38,8 +39,8 @@ func (d *handoffDelay) learn(boundAt, first, last uint32) {
 	if d.requests == 0 {
 		d.meanDecodeSteps = decodeSteps // the first request sets the mean
 	}
-	// If this request is the first one of a new window, the window before becomes the last one. There is none before the very first window,
-	// so the least delay of the last one is 0 then, and extraSlots does not read it.
+	// If this request is the first one of a new window, the window before becomes the last one. There is none before the very first
+	// window, so the least delay of the last one is 0 then, and extraSlots does not read it.
 	if windowBegins := d.requests%delayWindow == 0; windowBegins {
 		d.leastInLastWindow, d.leastInThisWindow = d.leastInThisWindow, delay
 	}

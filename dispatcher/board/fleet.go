@@ -35,8 +35,8 @@ func (b *board) setWorkers(ws []Worker) {
 	}
 	b.regroupEngines() // finds the ranks of each engine
 	b.regroup()        // finds the groups of ranks for which one policy decides
-	// While a rank refuses requests, streams must report the first events of answers, which show that a rank takes requests again. Such ranks
-	// may have left the fleet or restarted, so they are counted anew.
+	// While a rank refuses requests, streams must report the first events of answers, which show that a rank takes requests again. Such
+	// ranks may have left the fleet or restarted, so they are counted anew.
 	if b.refusingRanks > 0 {
 		b.updateFirstEventWatch()
 	}

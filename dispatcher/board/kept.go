@@ -16,7 +16,8 @@ func (b *board) keepKV(r *rank, s *slotRecord, generated int, now time.Time) {
 		b.keepKVOn(r, tokens, now)
 		return
 	}
-	// The request is unpinned: it ran on one of these ranks, but the engine did not report on which. So an equal part counts for each of them.
+	// The request is unpinned: it ran on one of these ranks, but the engine did not report on which. So an equal part counts for each
+	// of them.
 	part := tokens / int64(len(r.engineRanks))
 	for _, other := range r.engineRanks {
 		if other.KeepsKVFor > 0 { // if the request ran on a rank that keeps no KV, its KV is free already
@@ -59,8 +60,8 @@ func (b *board) correctKept(r *rank, e Gauged) {
 	b.refreshLoad(r)
 	counted := r.keptKV.AddedBefore(e.At) // KV that was kept before the gauge was read; the tokens of requests are added below
 	for i, slot := range r.slots {
-		// Three kinds of requests do not count: those that were bound after the gauge was read, those whose KV may not have come yet, and those
-		// that may run on another rank of the engine.
+		// Three kinds of requests do not count: those that were bound after the gauge was read, those whose KV may not have come
+		// yet, and those that may run on another rank of the engine.
 		if s := &b.slots.records[slot]; s.boundAt.Before(e.At) && b.firstEventCame(slot) && !s.engineChoosesRank {
 			counted += r.running[i].Tokens()
 		}

@@ -57,9 +57,9 @@ func (r *rank) computeMs() float32 {
 	if decodeMs <= 0 || m.OwnPromptMs+m.SharedPromptMs+m.PrefillMs <= 0 {
 		return 0
 	}
-	// A step that computes prompts takes longer than a decode step: by PrefillMs, by OwnPromptMs for each prompt token of this rank, and by
-	// SharedPromptMs for each prompt token of the mean over all ranks. All ranks are assumed to compute as many prompt tokens as this one.
-	// OwnPromptMs is for a rank with the mean hardware of the group, and costFactor is above 1 for slower hardware.
+	// A step that computes prompts takes longer than a decode step: by PrefillMs, by OwnPromptMs for each prompt token of this rank,
+	// and by SharedPromptMs for each prompt token of the mean over all ranks. All ranks are assumed to compute as many prompt tokens as
+	// this one. OwnPromptMs is for a rank with the mean hardware of the group, and costFactor is above 1 for slower hardware.
 	promptTokens := max(1, r.promptTokensPerStep())
 	stepMs := float64(decodeMs) + m.PrefillMs + (m.OwnPromptMs*r.costFactor()+m.SharedPromptMs)*float64(promptTokens)
 	promptSteps := math.Ceil(float64(r.backlog) / float64(promptTokens))

@@ -14,8 +14,8 @@ const (
 	// pairLimit is the number of hand-offs in a row without a first event after which a pair of engines is quarantined.
 	pairLimit = 3
 
-	// pairMemory is how long a pair stays suspected without a new failure. For a pair that was quarantined, the time begins at the end of the
-	// quarantine. A pair that is quiet for so long is forgotten, because one of its two engines may have left the fleet.
+	// pairMemory is how long a pair stays suspected without a new failure. For a pair that was quarantined, the time begins at the end
+	// of the quarantine. A pair that is quiet for so long is forgotten, because one of its two engines may have left the fleet.
 	pairMemory = 5 * time.Minute
 )
 
@@ -36,8 +36,8 @@ func (b *board) recordHandoffEnd(s *slotRecord, o Outcome, now time.Time) {
 	case s.prefiller == "": // the request had no hand-off
 	case o.Lost:
 		b.recordLost(s, now)
-	// The end of this request says nothing about its pair. If the request was the trial of a quarantined pair, the next hand-off is the trial
-	// instead.
+	// The end of this request says nothing about its pair. If the request was the trial of a quarantined pair, the next hand-off is the
+	// trial instead.
 	case !s.started:
 		if health := b.pairs.suspected[s.link()]; health != nil {
 			health.circuit.Neutral(s.id)

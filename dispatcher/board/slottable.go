@@ -15,7 +15,8 @@ func (b *board) charge(r *rank, s slotRecord) (slot int32) {
 	slot = t.store(&s)
 	t.charged.add(&s)
 	r.slots = append(r.slots, slot)
-	// Age is how many tokens the answer has so far: at the start, those that earlier ranks generated before the request was resumed here.
+	// Age is how many tokens the answer has so far: at the start, those that earlier ranks generated before the request was resumed
+	// here.
 	r.running = append(r.running, policy.Request{Prompt: s.prompt, Age: s.tokensFromEarlierRanks, Key: s.key, ID: s.id, Slot: slot})
 	request := &r.running[s.pos]
 	if s.engineChoosesRank { // the engine may run the request on any of its ranks, so each of them is charged with an equal part

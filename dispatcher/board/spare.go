@@ -45,7 +45,8 @@ func (b *board) recordAccepted(s *slotRecord) {
 		b.emit(Effect{Kind: EffectUnspared, Group: GroupKey{Model: b.model}, Names: [2]string{r.Name}})
 	}
 	r.refusals.Succeed()
-	// The rank gets requests again. updateSpared, which otherwise sets this, returns early if this was the last rank that refused requests.
+	// The rank gets requests again. updateSpared, which otherwise sets this, returns early if this was the last rank that refused
+	// requests.
 	r.sparedAfterRefusals = false
 	b.updateFirstEventWatch() // one rank fewer refuses requests, so streams may no longer have to report their first events
 }

@@ -36,8 +36,8 @@ type board struct {
 	entriesArrived bool // an entry came since the last Tick
 	// decideNow: an event other than an arrival has made it possible that a rank takes a waiting entry, so the next Tick runs rounds.
 	decideNow bool
-	// windowEnds is when the board decides about the slots that came free in a burst: Config.Window after the first of them. Zero: no burst is
-	// under way.
+	// windowEnds is when the board decides about the slots that came free in a burst: Config.Window after the first of them. Zero: no
+	// burst is under way.
 	windowEnds time.Time
 	// heldGroupStepped: a group began a step while its policy holds entries back, so the policy must decide about them again.
 	heldGroupStepped bool
@@ -55,13 +55,15 @@ type board struct {
 	sortedPlacements []*namePlacement // values of partlyListedNames, sorted by name
 	sortedNames      []string         // names of sortedPlacements, in the same order
 	sortedPaces      []Throughput     // paces of sortedPlacements, in the same order
-	// nameOutageEnds is when the first waiting entry is refused because all ranks that list its model name are down; zero: no such entry
-	// waits.
+	// nameOutageEnds is when the first waiting entry is refused because all ranks that list its model name are down; zero: no such
+	// entry waits.
 	nameOutageEnds time.Time
-	// retryAvoidedAt is when the first waiting entry may go to a rank that has failed it before (Entry.Avoid); zero: no entry waits for that.
+	// retryAvoidedAt is when the first waiting entry may go to a rank that has failed it before (Entry.Avoid); zero: no entry waits for
+	// that.
 	retryAvoidedAt time.Time
 	refusingRanks  int // number of ranks whose engines refused their last request (429 or 503)
-	// retrySparedAt is when a rank that gets no requests, because it refused several, may get one as a trial; zero: there is no such rank.
+	// retrySparedAt is when a rank that gets no requests, because it refused several, may get one as a trial; zero: there is no such
+	// rank.
 	retrySparedAt time.Time
 	// keptEmptierUntil is when the first rank that is kept emptier after preemptions (tight.go) may be filled as usual again; zero:
 	// there is no such rank.
@@ -89,11 +91,11 @@ type board struct {
 
 	// State of the rounds of the current tick: one round for each group in decidingGroups.
 	//
-	// localEntry is the request whose prompt a decode rank may compute itself. The rounds then decide about this request only; nil: they
-	// decide about the pool.
+	// localEntry is the request whose prompt a decode rank may compute itself. The rounds then decide about this request only; nil:
+	// they decide about the pool.
 	localEntry *pool.Entry
-	// leastLocalTokens is the smallest number of tokens of localEntry's prompt that any rank would have to compute. The policy may choose only
-	// among the ranks with this number.
+	// leastLocalTokens is the smallest number of tokens of localEntry's prompt that any rank would have to compute. The policy may
+	// choose only among the ranks with this number.
 	leastLocalTokens   int
 	nextGroup          int   // index in decidingGroups of the group that decides next
 	fallbackNext       bool  // the policy of the current group has failed, so the fallback policy decides for this group next
@@ -112,8 +114,8 @@ type rank struct {
 	running []policy.Request // the request of each slot in slots, in the same order, in the form that policies see
 	// kv is the number of KV tokens on the rank, with Others and kvFromOtherRanks. The tokens of answers are as of the last refresh.
 	kv int64
-	// engineQueued is the number of slots whose requests wait in the engine's own queue, as of the last refresh. Since then, requests may have
-	// left the queue.
+	// engineQueued is the number of slots whose requests wait in the engine's own queue, as of the last refresh. Since then, requests
+	// may have left the queue.
 	engineQueued     int
 	recentlyEnded    []endedRequest // requests that were released, but were part of a step that the step model has not learned yet
 	notDecodingSlots int            // number of slots whose requests do not decode yet (slotRecord.notDecoding), as of the last refresh
@@ -125,20 +127,20 @@ type rank struct {
 	emptyAnswers        uint64 // complete answers that the engine ended without any text
 	answersWithoutUsage uint64 // complete answers for which the engine reported no token usage
 	promptsSent         uint64 // prompts that were sent to the rank so far; 0 if the rank does not prefill
-	// promptsToCompute has the slots whose prompts the rank has yet to compute, in the order in which it computes them. A preempted request
-	// computes its prompt again.
+	// promptsToCompute has the slots whose prompts the rank has yet to compute, in the order in which it computes them. A preempted
+	// request computes its prompt again.
 	promptsToCompute []int32
 	stepPromptTokens int64 // prompt tokens that the rank computes in the current step, by estimate
 
-	// engineRanks has the ranks of the same engine. The engine may run an unpinned request (unpinned.go) on any of them, so its KV is divided
-	// among all of them.
+	// engineRanks has the ranks of the same engine. The engine may run an unpinned request (unpinned.go) on any of them, so its KV is
+	// divided among all of them.
 	engineRanks      []*rank
 	unpinnedSlots    int   // number of slots whose requests are unpinned
 	kvParts          int64 // number of ranks among which the KV of an unpinned request is divided, 1 or more
 	kvFromOtherRanks int64 // KV tokens charged here for unpinned requests whose slots are on other ranks; they are part of kv
 	orphans          []orphan
-	// orphanedKV is the number of KV tokens that the engine may still hold of requests that ended before their KV had come (orphans.go). They
-	// are not part of kv.
+	// orphanedKV is the number of KV tokens that the engine may still hold of requests that ended before their KV had come
+	// (orphans.go). They are not part of kv.
 	orphanedKV int64
 	keptKV     kept.KV // KV that the engine keeps of ended answers for their next turns (kept.go); not part of kv
 
@@ -217,8 +219,8 @@ type roundCounts struct {
 
 // recentSteps has sums over the steps of a group. Each new step scales the older sums down, so that they describe about the last minute.
 type recentSteps struct {
-	// waitedSeconds is the sum over all requests: the seconds that each waited for its first token, without the time in which a policy held it
-	// back.
+	// waitedSeconds is the sum over all requests: the seconds that each waited for its first token, without the time in which a policy
+	// held it back.
 	waitedSeconds float64
 	promptTokens  float64 // sum of the prompt tokens that the ranks computed
 	seconds       float64 // sum of the lengths of the steps, in seconds
@@ -251,8 +253,8 @@ func (s *recentSteps) means() (waiting, promptTokensPerSecond float32) {
 type waitingEntry struct {
 	Enqueue
 	restricted bool // the entry may not go to every rank; board.restrictedCount counts such entries
-	// sendableSince is when a mixed rank first had a slot and KV room for the entry, so that only its policy has held it back since then.
-	// Zero: no rank had both yet.
+	// sendableSince is when a mixed rank first had a slot and KV room for the entry, so that only its policy has held it back since
+	// then. Zero: no rank had both yet.
 	sendableSince time.Time
 }
 
@@ -319,11 +321,11 @@ type Binding struct {
 	Stage uint8
 	Score float64
 	Wait  time.Duration // time that the entry waited in the pool
-	// InEngineQueue: the rank has no slot or no KV room for the entry yet, so the entry waits in the engine's own queue. Keys, metrics and
-	// headers call such requests those beyond the slots.
+	// InEngineQueue: the rank has no slot or no KV room for the entry yet, so the entry waits in the engine's own queue. Keys, metrics
+	// and headers call such requests those beyond the slots.
 	InEngineQueue bool
-	// Full: the rank has no slot or no KV room for the entry. Unlike InEngineQueue, Full is also set under policies that send every entry at
-	// once.
+	// Full: the rank has no slot or no KV room for the entry. Unlike InEngineQueue, Full is also set under policies that send every
+	// entry at once.
 	Full      bool
 	NewTokens int32         // prompt tokens that the rank computes itself; 0: the KV comes from a prefill engine
 	Held      time.Duration // part of Wait in which the policy held the entry back, to send it together with others
@@ -340,14 +342,14 @@ type Binding struct {
 type Local struct {
 	Ranks []LocalRank // the policy may choose only among these ranks
 
-	// Threshold is the largest number of tokens of one prompt that a rank may compute. 0: as many as the rank computes in the time that a
-	// hand-off would take (see BreakEven).
+	// Threshold is the largest number of tokens of one prompt that a rank may compute. 0: as many as the rank computes in the time that
+	// a hand-off would take (see BreakEven).
 	Threshold int
-	// BreakEven is the number of prompt tokens that an idle rank computes in the time of a hand-off. Each request that runs on the rank makes
-	// the computation longer, by an eighth of its time on an idle rank.
+	// BreakEven is the number of prompt tokens that an idle rank computes in the time of a hand-off. Each request that runs on the rank
+	// makes the computation longer, by an eighth of its time on an idle rank.
 	BreakEven float64
-	// InFlight is the largest number of prompt tokens that a rank may have to compute at one time: those of this prompt, and of the prompts
-	// that it has not finished.
+	// InFlight is the largest number of prompt tokens that a rank may have to compute at one time: those of this prompt, and of the
+	// prompts that it has not finished.
 	InFlight int
 }
 
@@ -457,7 +459,8 @@ type slotRecord struct {
 	notDecoding bool
 	promptLeft  int32          // prompt tokens that a mixed rank has yet to compute
 	progress    promptProgress // how many prompt tokens the last steps computed, on a mixed rank
-	// tokensBeforePreemption is the number of tokens that the answer had when a mixed rank preempted the request; 0: it was not preempted.
+	// tokensBeforePreemption is the number of tokens that the answer had when a mixed rank preempted the request; 0: it was not
+	// preempted.
 	tokensBeforePreemption int32
 	estimate               estimate
 }

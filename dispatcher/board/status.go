@@ -120,23 +120,25 @@ type RoundStatus struct {
 
 // StepStatus says how long the steps of a group take, and how much of this time imbalance costs.
 type StepStatus struct {
-	// MeanMs is the mean length of a step or, if none was measured, the length at the present loads by the step model in use; 0: unknown.
+	// MeanMs is the mean length of a step or, if none was measured, the length at the present loads by the step model in use; 0:
+	// unknown.
 	MeanMs float32 `json:"mean_ms"`
 	C0Ms   float64 `json:"c0_ms"` // part of the step time that does not depend on the load, by the step model in use
 	C1Ms   float64 `json:"c1_ms"` // time that one KV token on the fullest rank adds to a step; 0: unknown
-	// RequestMs is the time that one request on the fullest rank adds to a step beside its KV tokens; 0: the steps do not surely show it yet.
+	// RequestMs is the time that one request on the fullest rank adds to a step beside its KV tokens; 0: the steps do not surely show
+	// it yet.
 	RequestMs   float64 `json:"request_ms"`
 	OwnPromptMs float64 `json:"own_prefill_ms"` // time that one prompt token adds to a step if the slowest rank computes it; 0: unknown
 	// SharedPromptMs is the time that one prompt token on any rank adds to a step, times the number of ranks.
 	SharedPromptMs float64 `json:"shared_prefill_ms"`
 	PrefillMs      float64 `json:"prefill_step_ms"` // time that a step takes longer if any rank computes a prompt in it
-	// RequestTokens is how many KV tokens policies count for each request beside the request's own KV: half in the load of its rank, and half
-	// on the rank with the most requests. It is set even while no step model is good enough to be used.
+	// RequestTokens is how many KV tokens policies count for each request beside the request's own KV: half in the load of its rank,
+	// and half on the rank with the most requests. It is set even while no step model is good enough to be used.
 	RequestTokens int64 `json:"request_tokens"`
 	// Source is where the step model in use comes from: learned or configured. Empty: there is no model.
 	Source string `json:"source"`
-	// Bottleneck says which ranks a step waits for: the fullest rank, or two ranks, one with the most KV and one with the most requests.
-	// Empty: the steps do not show it.
+	// Bottleneck says which ranks a step waits for: the fullest rank, or two ranks, one with the most KV and one with the most
+	// requests. Empty: the steps do not show it.
 	Bottleneck step.Bottleneck `json:"requests_of"`
 	Samples    uint64          `json:"samples"` // number of steps from which the step model was learned
 	// R2 is the share of the variance of step times that the learned model explains, 0 to 1, even if that model is not in use.
@@ -162,8 +164,8 @@ type WorkerStatus struct {
 	Name    string `json:"name"`
 	Group   string `json:"group"`
 	Barrier bool   `json:"barrier"`
-	// State is absent, down, late, out, starting, up, paused, halted, unowned, broken, lost, draining or odd. The fleet fills this field in,
-	// and not the board.
+	// State is absent, down, late, out, starting, up, paused, halted, unowned, broken, lost, draining or odd. The fleet fills this
+	// field in, and not the board.
 	State string `json:"state,omitempty"`
 	Why   string `json:"why,omitempty"` // reason for which the rank takes no requests; the fleet fills this field in
 	Up    bool   `json:"up"`
@@ -172,10 +174,11 @@ type WorkerStatus struct {
 	Removed bool `json:"removed"` // true: the rank has left the fleet, but some of its slots are not released yet
 	Slots   int  `json:"slots"`
 	Limit   int  `json:"limit"` // number of slots that may be used now; 0 while the rank is not up
-	// Used is the number of requests that have slots. It can be above slots under a policy that sends every request to its rank at once, or
-	// because of dispatch.beyond_slots.
+	// Used is the number of requests that have slots. It can be above slots under a policy that sends every request to its rank at
+	// once, or because of dispatch.beyond_slots.
 	Used int `json:"used"`
-	// InEngineQueue is the number of used slots whose requests wait in the engine's own queue, because no slot or no KV room is free for them.
+	// InEngineQueue is the number of used slots whose requests wait in the engine's own queue, because no slot or no KV room is free
+	// for them.
 	InEngineQueue int    `json:"beyond_slots"`
 	Running       int    `json:"running"`
 	Transferring  int    `json:"transferring"`          // requests that have a slot but no first event of their answer yet
@@ -186,8 +189,8 @@ type WorkerStatus struct {
 	KVTokens      int64  `json:"kv_tokens"`
 	// Unread is the part of kv_tokens that belongs to requests that do not decode yet, so that no decode step reads it.
 	Unread int64 `json:"unread_kv_tokens,omitempty"`
-	// Others is the number of KV tokens on the rank of requests that other proxies sent. It is above 0 only for a while after this proxy has
-	// taken over the rank.
+	// Others is the number of KV tokens on the rank of requests that other proxies sent. It is above 0 only for a while after this
+	// proxy has taken over the rank.
 	Others   int64 `json:"others_kv_tokens"`
 	Capacity int64 `json:"capacity"` // KV tokens that the rank has room for; 0: unlimited
 	// Tight: the engine preempted requests for lack of KV room, so for a minute the rank gets less KV than usual.
@@ -197,8 +200,8 @@ type WorkerStatus struct {
 	Mixed   bool   `json:"mixed,omitempty"`          // true: the rank prefills and decodes, because its engine is aggregated
 	Backlog int64  `json:"backlog_tokens,omitempty"` // prompt tokens that the rank has yet to compute
 	Prompts uint64 `json:"prompts,omitempty"`        // prompts that were sent to the rank so far; 0 if it does not prefill
-	// Orphans is the number of KV tokens of requests that ended before a prefill engine had written their KV. The rank's engine may still hold
-	// room for them.
+	// Orphans is the number of KV tokens of requests that ended before a prefill engine had written their KV. The rank's engine may
+	// still hold room for them.
 	Orphans int64 `json:"orphan_kv_tokens,omitempty"`
 	// Kept is the number of KV tokens of ended answers that the rank's engine keeps for the next turns of their chats.
 	Kept  int64 `json:"kept_kv_tokens,omitempty"`

@@ -83,7 +83,8 @@ func (g *group) generated() int64 {
 // false). The work of each rank is multiplied by its Cost, because the same work takes longer on slower hardware.
 func (b *board) learnLastStep(g *group, newTokens int64) {
 	g.stepRanks = g.stepRanks[:0]
-	// Every request that got a token counts in requests: those that the step decoded (work.decodes), and those whose prompt it completed.
+	// Every request that got a token counts in requests: those that the step decoded (work.decodes), and those whose prompt it
+	// completed.
 	requests, promptsSure := 0, true
 	for _, r := range g.steppingRanks {
 		work := b.reconstructWork(r, g.lastStep.Number)
@@ -178,8 +179,9 @@ func (b *board) rememberEnded(slot, generated int32, firstStep, lastStep uint32)
 		g.learnFromEnded(s, generated, firstStep, lastStep)
 	}
 	r, kv := s.rank, int64(s.prompt)+int64(generated)
-	// The engine may have run the request on any of its ranks, so its KV was charged in equal parts to all of them. Only the part of this rank
-	// is remembered. When the model learns the last step of the request, it misses the parts of the other ranks, which is a small error.
+	// The engine may have run the request on any of its ranks, so its KV was charged in equal parts to all of them. Only the part of
+	// this rank is remembered. When the model learns the last step of the request, it misses the parts of the other ranks, which is a
+	// small error.
 	if s.engineChoosesRank {
 		kv /= r.kvParts
 	}

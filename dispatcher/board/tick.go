@@ -178,8 +178,8 @@ func (b *board) finishRound(took time.Duration, now time.Time) {
 func (b *board) judgeRound(g *group, took time.Duration) (fallbackNext bool) {
 	p := g.policyInForce()
 	g.heldEntries = policy.Held(p.Policy)
-	// The fallback is in force for some rounds after a slow round (fallbackRounds above 0). It is not judged, because no other policy could
-	// replace it. The one round after another failure does not come here: finishRound does not let it be judged.
+	// The fallback is in force for some rounds after a slow round (fallbackRounds above 0). It is not judged, because no other policy
+	// could replace it. The one round after another failure does not come here: finishRound does not let it be judged.
 	if p == &g.fallbackPolicy {
 		g.fallbackRounds--
 		return false

@@ -11,8 +11,8 @@ import (
 // several tokens per step, and groups without a barrier.
 
 const (
-	// measureEvery is the shortest time between two measurements of the streams of a group. It is as long as several steps, because each
-	// measurement takes time.
+	// measureEvery is the shortest time between two measurements of the streams of a group. It is as long as several steps, because
+	// each measurement takes time.
 	measureEvery = 100 * time.Millisecond
 	// rateMemory is the age at which a measurement counts for only about a third (1/e) in the mean.
 	rateMemory = 10 * time.Second
@@ -72,8 +72,9 @@ func (b *board) measureTokenRate(now time.Time) {
 		streams, tokens, unreported := b.countStreamTokens(g)
 		g.tokenRate.add(streams, tokens, elapsed)
 		if unreported > 0 {
-			// An answer gets tokens only after its prompt is computed. In a barrier group with streams, steps are reported, and recordSteps has
-			// estimated at each step how much of the prompts is computed. Otherwise growEstimates must estimate this, too.
+			// An answer gets tokens only after its prompt is computed. In a barrier group with streams, steps are reported, and
+			// recordSteps has estimated at each step how much of the prompts is computed. Otherwise growEstimates must estimate
+			// this, too.
 			stepsReported := g.barrier && streams > 0
 			estimatePrompts := !stepsReported
 			b.growEstimates(g, elapsed, now, estimatePrompts)
@@ -88,7 +89,8 @@ func (b *board) countStreamTokens(g *group) (streams int, tokens int64, unreport
 	for _, r := range g.steppingRanks {
 		for _, slot := range r.slots {
 			s := &b.slots.records[slot]
-			// For an unreported answer, the largest possible number of its tokens; 0 for any other answer, so that s.unreported is false.
+			// For an unreported answer, the largest possible number of its tokens; 0 for any other answer, so that s.unreported
+			// is false.
 			s.estimate.maxTokens = b.counts.maxUnreported(slot)
 			if s.unreported() {
 				unreported++
@@ -126,8 +128,8 @@ func (b *board) growEstimates(g *group, elapsed time.Duration, now time.Time, es
 			if s.promptLeft > 0 {
 				continue // the prompt is not complete
 			}
-			// The request may have been bound after the last measurement. The time in which its prompt was computed is not left out: it is not
-			// known, and it is a part of one measurement only.
+			// The request may have been bound after the last measurement. The time in which its prompt was computed is not left
+			// out: it is not known, and it is a part of one measurement only.
 			ran := min(elapsed, now.Sub(s.boundAt))
 			s.estimate.addTokens(tokensPerSecond*ran.Seconds(), g.lastStep.Number+1)
 		}

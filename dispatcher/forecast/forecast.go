@@ -105,8 +105,8 @@ func (f *Running) advance(request *policy.Request) {
 	if predictAnew {
 		f.needPrediction = append(f.needPrediction, request)
 	}
-	// Here, r̂ is the old value, counted down by the new tokens, or 0 for a new request. If the request must be predicted anew, predictAll
-	// replaces Rhat before the policy reads it.
+	// Here, r̂ is the old value, counted down by the new tokens, or 0 for a new request. If the request must be predicted anew,
+	// predictAll replaces Rhat before the policy reads it.
 	request.Rhat = f.rhatForPolicy(e)
 }
 

@@ -15,8 +15,8 @@ type envelope struct {
 	peaks      []int64 // largest load at step h; E(h) in the paper
 	heldTokens []int64 // by rank: KV tokens that it holds now, not scaled by cost
 
-	// leastMargin is the smallest margin of each rank over all steps when it was last measured, and leastMarginStep the step of that margin;
-	// notComputed: it must be measured anew. See minMargin.
+	// leastMargin is the smallest margin of each rank over all steps when it was last measured, and leastMarginStep the step of that
+	// margin; notComputed: it must be measured anew. See minMargin.
 	leastMargin     []int64
 	leastMarginStep []int32
 }

@@ -62,9 +62,9 @@ func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	if s.Aggregated { // ranks that also prefill have their own algorithm
 		return p.decideAggregated(s, dst)
 	}
-	// If the KV room will be full before the slots are, present loads do not show which rank will then be the slowest. Therefore entries are
-	// placed by the loads that full ranks will have, without a search. Without a search, it is not known which rank will have most requests.
-	// So the cost of one more request on that rank (RowTokens) counts for each request on every rank.
+	// If the KV room will be full before the slots are, present loads do not show which rank will then be the slowest. Therefore
+	// entries are placed by the loads that full ranks will have, without a search. Without a search, it is not known which rank will
+	// have most requests. So the cost of one more request on that rank (RowTokens) counts for each request on every rank.
 	if meanPrompt, scarce := p.roomIsScarce(s); scarce {
 		p.loads.build(s, requestTokensWithPadding(p, s))
 		p.placeForFullRanks(s, meanPrompt)
@@ -88,8 +88,8 @@ func (p *evenkeel) beginRound(s *Snapshot) bool {
 	if !anySlot || len(s.Pool) == 0 { // there is nothing to decide
 		return false
 	}
-	// Some engines pad the batches of all ranks to the largest batch, so one more request on the rank with most requests lengthens each step.
-	// This cost (RowTokens) is left out of the loads here, because arrange counts it when it knows which rank has most requests.
+	// Some engines pad the batches of all ranks to the largest batch, so one more request on the rank with most requests lengthens each
+	// step. This cost (RowTokens) is left out of the loads here, because arrange counts it when it knows which rank has most requests.
 	requestTokens := p.requestTokens(s)
 	if s.Aggregated { // arrange does not run for ranks that also prefill, so the cost counts for each request
 		requestTokens = requestTokensWithPadding(p, s)

@@ -79,8 +79,8 @@ func (p *firstCome) Decide(s *Snapshot, dst []Assignment) []Assignment {
 		if !p.engineQueues { // an engine's queue takes any number of entries
 			p.ranks.charge(g, tokens)
 		}
-		// p.ranks has what is still free on a rank. rankLoads and requests have what the rules compare, and must count the entry for the
-		// next choice. heldTokens are KV tokens, and a load is KV tokens times the rank's cost per token.
+		// p.ranks has what is still free on a rank. rankLoads and requests have what the rules compare, and must count the entry
+		// for the next choice. heldTokens are KV tokens, and a load is KV tokens times the rank's cost per token.
 		p.rankLoads.heldTokens[g] += tokens
 		p.rankLoads.addLoad(g, subset.Scaled(tokens, float64(s.Workers[g].Cost)))
 		p.requests[g]++

@@ -54,8 +54,8 @@ func (r *gather) reset() {
 func (r *gather) isHeld(entry int32) bool {
 	at := slices.Index(r.poolIndex, entry)
 	isCandidate := at >= 0
-	// Since is the time at which a slot was first free for the entry, in s. The time of the snapshot is 0, so earlier times are below 0; NaN
-	// (no slot was free for it yet) is not <= 0.
+	// Since is the time at which a slot was first free for the entry, in s. The time of the snapshot is 0, so earlier times are below
+	// 0; NaN (no slot was free for it yet) is not <= 0.
 	slotWasFree := isCandidate && r.waiting[at].Since <= 0
 	return slotWasFree && r.planner.Held() > 0
 }

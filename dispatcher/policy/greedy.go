@@ -160,7 +160,8 @@ func (p *greedy) placeSingle(s *Snapshot, dst []Assignment) []Assignment {
 // tokens times the rank's cost per token, so lengths are scaled before they are compared with the knee. ok is false if no entry fits.
 func (p *greedy) bestSingle(s *Snapshot, g int) (at int32, best float64, ok bool) {
 	cost, knee, room := float64(s.Workers[g].Cost), p.rankScore.Knee(), p.ranks.room[g]
-	// The prompts that fit the rank come first in sorted: fitting is their number, and beyondKnee the place of the first one beyond the knee.
+	// The prompts that fit the rank come first in sorted: fitting is their number, and beyondKnee the place of the first one beyond the
+	// knee.
 	fitting := sort.Search(len(p.line.sorted), func(place int) bool { return p.line.prompt(place) > room })
 	beyondKnee := sort.Search(fitting, func(place int) bool { return subset.Scaled(p.line.prompt(place), cost) > knee })
 

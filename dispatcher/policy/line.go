@@ -16,9 +16,9 @@ type line struct {
 	sorted     []uint64 // by place: prompt tokens<<32 | position, ascending
 	placeOf    []int32  // by position: the entry's place
 	firstEqual []int32  // by place: lowest place with a prompt of the same length
-	// skipUp and skipDown lead a search by length past the places whose entries have left the line, to longer and to shorter prompts. With n
-	// places, the elements of skipUp are the places and, as its end, n. The elements of skipDown are the places plus 1 and, as its end, 0.
-	// When the entry at place 3 has left, skipUp[3] is 4, and skipDown[4] is 3, which stands for place 2.
+	// skipUp and skipDown lead a search by length past the places whose entries have left the line, to longer and to shorter prompts.
+	// With n places, the elements of skipUp are the places and, as its end, n. The elements of skipDown are the places plus 1 and, as
+	// its end, 0. When the entry at place 3 has left, skipUp[3] is 4, and skipDown[4] is 3, which stands for place 2.
 	skipUp, skipDown chain
 	sortedByLength   bool // true if sortByLength was called in this round
 }

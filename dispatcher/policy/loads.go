@@ -45,8 +45,9 @@ type loads struct {
 	heldTokens        []int64    // by rank: KV tokens when the round began, not scaled by cost
 	initialLoadTokens []int64    // by rank: load when the round began, in KV tokens scaled by cost: KV and requests, without growth
 
-	// extraPerRequest is how many KV tokens each request counts for in load, in addition to those that it holds: requestWeight, and the tokens
-	// that it is expected to add. The latter count because a rank with many short requests grows faster than a rank with a few long ones.
+	// extraPerRequest is how many KV tokens each request counts for in load, in addition to those that it holds: requestWeight, and the
+	// tokens that it is expected to add. The latter count because a rank with many short requests grows faster than a rank with a few
+	// long ones.
 	extraPerRequest int64
 	requestWeight   int64 // KV tokens that each request counts for in addition to those that it holds, because it lengthens each step
 

@@ -5,8 +5,8 @@ import "math"
 // Requirements says which optional parts of a Snapshot a policy reads. The board or the simulator fills them in. A policy that does not get
 // them still works, but decides worse.
 type Requirements struct {
-	// Predictor is the kind of predictor that sets Request.Rhat: none, survival, exact or, only in simulations, oracle. Empty: the policy does
-	// not read Rhat, and the next four fields have no meaning.
+	// Predictor is the kind of predictor that sets Request.Rhat: none, survival, exact or, only in simulations, oracle. Empty: the
+	// policy does not read Rhat, and the next four fields have no meaning.
 	Predictor       string
 	Horizon         int     // horizon H of Rhat, in decode steps; when it changes, every running request is predicted anew
 	Tau             float64 // least probability of an end within the horizon; below it, Rhat is H (see predictor.Rules)

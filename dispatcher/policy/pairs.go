@@ -38,8 +38,8 @@ func (p *evenkeel) bestPair(from, to int) {
 		before := p.loads.peak()
 		p.placeOn(int32(candidate), rank)
 		peakRise += p.loads.peak() - before
-		// The load of this rank has changed, so its pairs with all candidates must be computed anew. For all other pairs, only the peak may have
-		// changed, and pair.leastNow tells by its rise how low they can be now.
+		// The load of this rank has changed, so its pairs with all candidates must be computed anew. For all other pairs, only the
+		// peak may have changed, and pair.leastNow tells by its rise how low they can be now.
 		for i := rank; i < len(pairs); i += ranks {
 			pairs[i].computedAtRise = notComputed
 		}

@@ -15,21 +15,22 @@ type Snapshot struct {
 	C0Ms     float32  // step model of the group: ms of a step that do not depend on the load
 	C1Ms     float32  // step model: ms per KV token of the fullest rank; 0: unknown
 	Budget   int32    // most changes of placements that a searching policy may try in this round; 0: the policy's own limit
-	// RequestTokens is the cost of a request in KV tokens: so many more KV tokens would lengthen a step as much as one more request on the
-	// fullest rank does, apart from the request's own KV tokens. 0: a request costs nothing apart from its KV tokens.
+	// RequestTokens is the cost of a request in KV tokens: so many more KV tokens would lengthen a step as much as one more request on
+	// the fullest rank does, apart from the request's own KV tokens. 0: a request costs nothing apart from its KV tokens.
 	RequestTokens int64
-	// RowTokens is the cost, in KV tokens, of one more request on the rank with most requests, whatever KV this rank has. Some engines pad the
-	// batches of all ranks to the largest batch. 0: the largest batch costs nothing extra.
+	// RowTokens is the cost, in KV tokens, of one more request on the rank with most requests, whatever KV this rank has. Some engines
+	// pad the batches of all ranks to the largest batch. 0: the largest batch costs nothing extra.
 	RowTokens  int64
 	MeanOutput float64 // mean number of tokens of a finished answer; 0: unknown, too few answers were seen
 
 	Early       bool    // entries are bound to ranks before their prefill begins, so their KV arrives later
 	Aggregated  bool    // the ranks prefill and decode, so entries come without KV
 	OwnPromptMs float32 // if Aggregated: ms that a prompt token adds to a step on the rank that computes it; 0: unknown
-	// NotStarted is the mean number of requests that waited for their first token during about the last minute of steps, on ranks that also
-	// prefill or in the pool. Requests that the policy held back do not count. Below 0: not known.
+	// NotStarted is the mean number of requests that waited for their first token during about the last minute of steps, on ranks that
+	// also prefill or in the pool. Requests that the policy held back do not count. Below 0: not known.
 	NotStarted float32
-	// PromptRate is how many prompt tokens all ranks together computed per second of these steps of the last minute. Below 0: not known.
+	// PromptRate is how many prompt tokens all ranks together computed per second of these steps of the last minute. Below 0: not
+	// known.
 	PromptRate float32
 	Waits      []EntryDetails // one per entry of Pool; empty unless Aggregated, or unless the policy reads Hits and some prompt has hits
 }
@@ -113,11 +114,11 @@ type Assignment struct {
 type Policy interface {
 	// Name is the canonical form of the text that Parse was given, e.g. "br0:window=8".
 	Name() string
-	// Immediate says that the policy binds every entry at once, even to a rank without a free slot, where the engine queues it. Other policies
-	// are pooled: entries wait in the pool until a slot is free.
+	// Immediate says that the policy binds every entry at once, even to a rank without a free slot, where the engine queues it. Other
+	// policies are pooled: entries wait in the pool until a slot is free.
 	Immediate() bool
-	// MaxAgeMs is the configured wait in ms after which the policy's starvation guard takes an entry; 0: it has no guard. The board computes
-	// Snapshot.MaxAgeMs from it.
+	// MaxAgeMs is the configured wait in ms after which the policy's starvation guard takes an entry; 0: it has no guard. The board
+	// computes Snapshot.MaxAgeMs from it.
 	MaxAgeMs() float32
 	// Decide appends the assignments of the round to dst. It reuses the memory of earlier rounds, so it hardly allocates, and only one
 	// goroutine at a time may call it.

@@ -10,10 +10,10 @@ import (
 // A Weigher is a policy that can also score the ranks that it did not choose. Only decision traces show these scores, so they are not
 // computed in Decide but afterwards, and only for traces.
 type Weigher interface {
-	// Weigh writes one score for each rank into dst: the score of the entry if it were bound there, while all other assignments of the round
-	// stay as they are; NaN for a rank that could not take the entry. The entry is that of a, the i-th assignment of the last Decide; tokens
-	// are its KV tokens, and s is the snapshot of that Decide. lowerIsBetter says that smaller scores are better; ok is false if the policy
-	// compares nothing.
+	// Weigh writes one score for each rank into dst: the score of the entry if it were bound there, while all other assignments of the
+	// round stay as they are; NaN for a rank that could not take the entry. The entry is that of a, the i-th assignment of the last
+	// Decide; tokens are its KV tokens, and s is the snapshot of that Decide. lowerIsBetter says that smaller scores are better; ok is
+	// false if the policy compares nothing.
 	Weigh(s *Snapshot, i int, a Assignment, tokens int64, dst []float64) (lowerIsBetter, ok bool)
 }
 
@@ -80,9 +80,9 @@ func (p *firstCome) Weigh(s *Snapshot, _ int, a Assignment, tokens int64, dst []
 		return false, false
 	}
 	fillNaN(dst)
-	// The chosen rank counts the entry already, but its value must be the one without it. For ruleLeastF, the entry is taken off the loads,
-	// because it may be in the largest load, from which the margins of all ranks follow. heldTokens and requests change one rank only, so the
-	// loop subtracts the entry there.
+	// The chosen rank counts the entry already, but its value must be the one without it. For ruleLeastF, the entry is taken off the
+	// loads, because it may be in the largest load, from which the margins of all ranks follow. heldTokens and requests change one rank
+	// only, so the loop subtracts the entry there.
 	load := subset.Scaled(tokens, float64(s.Workers[chosen].Cost))
 	p.rankLoads.removeLoad(chosen, load)
 	for g := range s.Workers {

@@ -39,13 +39,14 @@ type Candidate struct {
 type Group struct {
 	Ranks    []Rank
 	Decoding int // number of requests on the ranks that decode
-	// NotStarted is the mean number of requests that waited for their first token in the last minute, without those that were held back; below
-	// 0: not known.
+	// NotStarted is the mean number of requests that waited for their first token in the last minute, without those that were held
+	// back; below 0: not known.
 	NotStarted float64
 	// Rate is the number of prompt tokens that all ranks together computed per second, in the last minute; below 0: not known.
 	Rate  float64
 	Slots int // slots of all ranks, free or not
-	// Own is the time that one prompt token adds to a step on the rank that computes it, in s; 0: not known, so no request is held back.
+	// Own is the time that one prompt token adds to a step on the rank that computes it, in s; 0: not known, so no request is held
+	// back.
 	Own float64
 	// Request is the cost of one more request, as the number of KV tokens that would make a step longer by the same time.
 	Request float64
@@ -106,7 +107,8 @@ func (p *Planner) Decide(now float64, g *Group, waiting []Candidate, rule Rule) 
 	}
 	p.sendUrgent(g, waiting)
 	for {
-		// First, place the candidates that are not sent. While one rank computes the uneven tokens of this round, the other ranks wait.
+		// First, place the candidates that are not sent. While one rank computes the uneven tokens of this round, the other ranks
+		// wait.
 		p.ranksBefore = append(p.ranksBefore[:0], p.ranks...) // for unplace; with the candidates that are sent already
 		placed, unevenTokens := p.placeAll(now, g, waiting, rule)
 		if placed == 0 { // no candidate is left, or no rank has room: only an event can change this
@@ -118,7 +120,8 @@ func (p *Planner) Decide(now float64, g *Group, waiting []Candidate, rule Rule) 
 			p.sendRound()
 			return p.picks, math.Inf(1)
 		}
-		// Third, hold the round back. Only candidates that make no rank's backlog larger than the largest one are sent: they lengthen no step.
+		// Third, hold the round back. Only candidates that make no rank's backlog larger than the largest one are sent: they
+		// lengthen no step.
 		longestHeld := p.longestHeld(now, waiting)
 		p.unplace()
 		if anySent := p.sendHidden(g, waiting, p.largestBacklog()); !anySent {

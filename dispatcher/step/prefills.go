@@ -23,8 +23,8 @@ const UsualOwnPromptMs = 0.02
 
 const (
 	fitPrefills = 100 // number of steps with a prefill from which on the line that is fitted to them is used
-	// Expected time of a step before the first line is known, in ms and in ms per prompt token. They decide only which steps are outliers, and
-	// which rank counts as the slowest.
+	// Expected time of a step before the first line is known, in ms and in ms per prompt token. They decide only which steps are
+	// outliers, and which rank counts as the slowest.
 	guessC0Ms, guessTokenMs = 20, 0.1
 )
 

@@ -253,7 +253,8 @@ func (s *weightSearch) refinement(best int, least float64) float64 {
 	if smallerIsZero, largerIsMissing := weightIndex <= 1, weightIndex == weightCount-1; smallerIsZero || largerIsMissing {
 		return 1
 	}
-	// bestCandidate leaves out a candidate with which larger loads would make steps shorter. The error of such a neighbour may be below least.
+	// bestCandidate leaves out a candidate with which larger loads would make steps shorter. The error of such a neighbour may be below
+	// least.
 	smaller := max(least, s.candidates[best-1].minSquaredError(&s.window))
 	larger := max(least, s.candidates[best+1].minSquaredError(&s.window))
 	return math.Exp2(lowestOfParabola(smaller, least, larger) / weightsPerDoubling) // neighbours differ by the factor 2^(1/weightsPerDoubling)

@@ -45,13 +45,14 @@ type Times struct {
 var bounds = [...]float64{.005, .01, .015, .02, .03, .04, .05, .06, .08, .1, .15, .2, .3, .5, 1, 2}
 
 const (
-	// A step is usual if its length is from leastUsualRatio to mostUsualRatio times the median length. The model learns only from usual steps.
-	// Other lengths come from an engine that stood still, or from a step whose report was missed.
+	// A step is usual if its length is from leastUsualRatio to mostUsualRatio times the median length. The model learns only from usual
+	// steps. Other lengths come from an engine that stood still, or from a step whose report was missed.
 	leastUsualRatio = 0.4
 	mostUsualRatio  = 2.5
 	// If a reported step brings more than severalStepsFrom times the usual tokens, the report covers several steps.
 	severalStepsFrom = 1.3
-	// In the search for the weight of a request, a step's distance from the line counts as at most maxDeviations times the mean distance.
+	// In the search for the weight of a request, a step's distance from the line counts as at most maxDeviations times the mean
+	// distance.
 	maxDeviations = 4
 	// A reported step that brings less than lateTokensBelow times the usual tokens is no step: the tokens of a few requests came late.
 	lateTokensBelow = 0.4
@@ -86,8 +87,8 @@ func (s *Times) Add(length time.Duration) {
 // Sample is one reported step: its length, and the work of each rank in it.
 type Sample struct {
 	Ranks []Rank // work of all ranks of the group that are not down
-	// Tokens is how many tokens each request got, usually 1. If tokens come late, several steps are reported as one, with the sum of their
-	// lengths and tokens.
+	// Tokens is how many tokens each request got, usually 1. If tokens come late, several steps are reported as one, with the sum of
+	// their lengths and tokens.
 	Tokens float64
 	Length time.Duration
 }
@@ -146,9 +147,9 @@ func (s *Times) learnPlainLength(length time.Duration) (usualLength bool) {
 		return isUsual(length, s.medianLength.value)
 	}
 	s.medianPlainLength.add(length)
-	// When steps become much shorter, the median follows slowly, and Least would stay too long for the step detector to find them. Therefore a
-	// single short step counts at once. With twice its length, Least is at most 0.8 of it (leastUsualRatio), so that the detector finds steps
-	// of this length.
+	// When steps become much shorter, the median follows slowly, and Least would stay too long for the step detector to find them.
+	// Therefore a single short step counts at once. With twice its length, Least is at most 0.8 of it (leastUsualRatio), so that the
+	// detector finds steps of this length.
 	s.assumedPlain = min(s.medianPlainLength.value, 2*length)
 	return isUsual(length, s.medianPlainLength.value)
 }
@@ -331,8 +332,8 @@ func (s *Times) Line() Line {
 	if l.InForce {
 		return l
 	}
-	// A line that is not good enough for policies may still be good enough for a replay. C0Ms is left out, because a replay computes it from
-	// the steps that it replays.
+	// A line that is not good enough for policies may still be good enough for a replay. C0Ms is left out, because a replay computes it
+	// from the steps that it replays.
 	if learned, r2 := s.fit(); s.n >= fitSteps && learned.C1Ms > 0 && s.slopeIsSure(r2) {
 		l.C1Ms, l.RequestMs = learned.C1Ms, learned.RequestMs
 	}

@@ -45,8 +45,8 @@ func Discounts(horizon int, gamma float64) []float64 {
 
 // Score is the score F of one rank, prepared so that it can be computed fast for many values of w. SetBR0 or SetBRH must be called first.
 type Score struct {
-	// isBR0: the score is that of the policy BR-0, with whole numbers below 2^53, which are exact in a float64. False: it is that of the
-	// policy BR-H.
+	// isBR0: the score is that of the policy BR-0, with whole numbers below 2^53, which are exact in a float64. False: it is that of
+	// the policy BR-H.
 	isBR0   bool
 	workers int   // only for BR-0: number of ranks in the group
 	margin  int64 // only for BR-0: number of tokens by which the rank is below the fullest rank

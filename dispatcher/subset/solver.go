@@ -16,8 +16,8 @@ const enumerable = 4096
 type Problem struct {
 	// Tokens has the prompt tokens of each candidate, in the order of preference for ties; at most MaxItems, and none negative.
 	Tokens []int64
-	// Cost is the cost of a KV token on the rank, as a multiple of the mean of its group: a candidate adds Scaled(tokens, Cost) to the load of
-	// the rank.
+	// Cost is the cost of a KV token on the rank, as a multiple of the mean of its group: a candidate adds Scaled(tokens, Cost) to the
+	// load of the rank.
 	Cost  float64
 	Cap   int   // largest number of candidates in the set: the free slots of the rank
 	Limit int64 // largest sum of Tokens in the set: the KV room of the rank, or Unlimited

@@ -10,7 +10,8 @@ type account struct {
 	judgedUntil   time.Time // steps before this time are already counted in a verdict
 	windowsJudged int       // number of windows judged so far; with fewer than minWindowsJudged, the errors of replays are not known
 	stepError     errorSpread
-	// variances has, by policy, the random variance of the mean step length over one second of traffic, as share of the squared step length.
+	// variances has, by policy, the random variance of the mean step length over one second of traffic, as share of the squared step
+	// length.
 	variances         map[string]*ewma
 	bias              bias
 	hoursCountedUntil time.Time        // traffic before this time is already counted in the field hours
@@ -227,7 +228,8 @@ func (h *hour) add(other, inForce *policyReplays, newSeconds, deviationOfSecond 
 	newShare := other.newSteps.ms / otherReplays / h.otherSteps.ms
 	// The random error of a mean is inversely proportional to the square root of the time over which it is taken.
 	newDeviation := other.stepMs.deviationOfMean(deviationOfSecond) / math.Sqrt(newSeconds)
-	// A mean of two independent means with the weights 1-s and s has the variance (1-s)^2 * variance of one + s^2 * variance of the other.
+	// A mean of two independent means with the weights 1-s and s has the variance (1-s)^2 * variance of one + s^2 * variance of the
+	// other.
 	h.variance = (1-newShare)*(1-newShare)*h.variance + newShare*newShare*newDeviation*newDeviation
 }
 

@@ -26,7 +26,8 @@ func NewReplay(w *Window, model, spec string, seed uint64) (*Replay, error) {
 		return nil, err
 	}
 	// b is the copy of the boards with which the replay begins. It comes from the checkpoint startedFrom, which an earlier replay has
-	// saved; nil: from the real boards. placedByOther says that another policy than the replayed one has placed the requests of b on ranks.
+	// saved; nil: from the real boards. placedByOther says that another policy than the replayed one has placed the requests of b on
+	// ranks.
 	b, startedFrom, placedByOther, err := w.startBoards(model, spec)
 	if err != nil {
 		return nil, err
@@ -116,7 +117,8 @@ func (r *Replay) buildEngines(groups []board.GroupView, w *Window) error {
 		if atStart == nil || atEnd == nil || !atEnd.Line.Known() {
 			return fmt.Errorf("the time of a step of %s is not known yet", v.Key.Name)
 		}
-		// Learned has sums over all steps that were learned from so far. So those at the end, less those at the start, are the window's.
+		// Learned has sums over all steps that were learned from so far. So those at the end, less those at the start, are the
+		// window's.
 		shiftedLine := atEnd.Line.ThroughStepsSince(atStart.Line.Learned)
 		if err := r.engines.addGroup(v, shiftedLine); err != nil {
 			return err

@@ -204,7 +204,8 @@ func (w *Window) learnHistory(model string) *history {
 		history:     &history{answers: make([]answer, 0, arrivals), index: make(map[uint64]int32, arrivals), resumptions: map[*arrival]bool{}},
 		mayComeBack: map[failedRequest]int32{}, // requests that lost their rank and have not come back so far
 	}
-	// Both calls fill answers, and index, by which answerOf finds an answer. The second also fills resumptions, mayComeBack and knownSteps.
+	// Both calls fill answers, and index, by which answerOf finds an answer. The second also fills resumptions, mayComeBack and
+	// knownSteps.
 	l.addPresent(w.Segments[0].Boards, model)
 	w.eachEvent(model, l.recordArrival, l.recordDeparture)
 	for _, c := range w.End.Charges(model) { // requests that still run at the end of the window get at least as many tokens as they have now

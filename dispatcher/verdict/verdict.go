@@ -34,11 +34,12 @@ type Twin struct {
 	AgeSeconds    float64 `json:"age_seconds"`    // seconds since the end of the traffic (the window) that was replayed
 	WindowSeconds float64 `json:"window_seconds"` // length of the replayed traffic in seconds, without its first part, which is not measured
 	Policy        string  `json:"policy"`         // policy in force at the end of the window
-	// mean length in ms of the real steps in the window, over all groups of the model, because the policy decides which group gets a request
+	// mean length in ms of the real steps in the window, over all groups of the model, because the policy decides which group gets a
+	// request
 	StepMs     float64 `json:"step_ms"`
 	TwinStepMs float64 `json:"twin_step_ms"` // mean length in ms of the steps in replays of the window under the policy in force
-	// share of a step by which twin_step_ms may be wrong: twice the deviation of the last windows, or the deviation of this window if it is
-	// larger
+	// share of a step by which twin_step_ms may be wrong: twice the deviation of the last windows, or the deviation of this window if
+	// it is larger
 	ErrorRatio float64   `json:"error_ratio"`
 	Replays    int       `json:"replays"` // number of replays of each policy; step lengths are means over them
 	Against    []Against `json:"against"` // one comparison for each policy listed in dispatch.twin, except the policy in force
@@ -52,7 +53,8 @@ type Against struct {
 	SavedMs float64 `json:"saved_ms"` // how many ms shorter steps are under the policy in force, by the replays; below 0: longer
 	// share of a step by which step_ms may be wrong, by chance or because the replay of the policy in force was wrong
 	ErrorRatio float64 `json:"error_ratio"`
-	// the difference can be relied on: it exceeds its own error and the error of the policy in force; only such differences are added up
+	// the difference can be relied on: it exceeds its own error and the error of the policy in force; only such differences are added
+	// up
 	Claimed bool `json:"claimed"`
 	// seconds of step time that the policy in force has saved since the start; only claimed differences count
 	SavedSeconds float64 `json:"saved_seconds"`

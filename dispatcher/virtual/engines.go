@@ -128,7 +128,8 @@ func (e *Engines) reserveKV(r *Rank, step int64) {
 	for i := range r.Requests {
 		q := &r.Requests[i]
 		if !q.Reserved {
-			// A rank with MaxRunning pulls KV only when a step begins, and only for requests that had come by then (EarliestStep).
+			// A rank with MaxRunning pulls KV only when a step begins, and only for requests that had come by then
+			// (EarliestStep).
 			cameTooLate := r.MaxRunning > 0 && q.EarliestStep > step
 			if cameTooLate || !r.hasRoomFor(int64(q.Prompt)) {
 				return
@@ -150,8 +151,8 @@ func (e *Engines) reserveKV(r *Rank, step int64) {
 // was preempted.
 func (e *Engines) startStep(g *Group) (preempted bool) {
 	anyActive := false
-	// finishStep sets nextStepBegun, because real engines begin the next step before the proxy reads the tokens of the last one. From now on,
-	// Ends says whether a step is in progress. If no request is active, none is, whatever finishStep expected.
+	// finishStep sets nextStepBegun, because real engines begin the next step before the proxy reads the tokens of the last one. From
+	// now on, Ends says whether a step is in progress. If no request is active, none is, whatever finishStep expected.
 	g.nextStepBegun = false
 	for _, r := range g.Ranks {
 		preempted = e.prepareRank(r, g.Step) || preempted

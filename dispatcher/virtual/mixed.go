@@ -205,8 +205,8 @@ func (g *Mixed) schedule(i int, newPrompts bool) (work step.Rank) {
 	if mayAdmit {
 		work.Prompt += g.admit(i, budget)
 	}
-	// mayCompute reads leftWaiting in later steps. A step that may not compute prompts admits no request, so it does not show whether all of
-	// them fit.
+	// mayCompute reads leftWaiting in later steps. A step that may not compute prompts admits no request, so it does not show whether
+	// all of them fit.
 	if mayCompute {
 		r.leftWaiting = len(r.Waiting) > 0
 	}

@@ -274,8 +274,8 @@ func (d *Handler) checkForEngines(req *openai.Request, route roster.Route, serve
 	if fail := req.CheckSplit(route.PromptLogprobs); fail != nil {
 		return fail
 	}
-	// PrefillOnly (set by CheckSplit): a prefill engine alone would answer the request, with the logprobs of its prompt. But SGLang's server
-	// exits when it gets a request without a bootstrap room.
+	// PrefillOnly (set by CheckSplit): a prefill engine alone would answer the request, with the logprobs of its prompt. But SGLang's
+	// server exits when it gets a request without a bootstrap room.
 	if route.SGLang && req.PrefillOnly {
 		return errNoPromptLogprobs
 	}

@@ -76,8 +76,8 @@ type need struct {
 // other side. Therefore needOf also computes what the other side would need otherwise: its need times the factor by which the ranks of the
 // short side must grow.
 func needOf(s *Sample, target, slotSeconds float64) need {
-	// While hand-offs fill the pool, no prefill begins until a decode rank takes a hand-off. So all requests in the arrival queue then wait
-	// for decode ranks, and not for prefill ranks.
+	// While hand-offs fill the pool, no prefill begins until a decode rank takes a hand-off. So all requests in the arrival queue then
+	// wait for decode ranks, and not for prefill ranks.
 	waitForDecode := 0
 	if s.PoolFull && s.Decode.Live > 0 {
 		waitForDecode = s.Prefill.Requests
@@ -120,8 +120,8 @@ func prefillNeed(s *Sample, promptsWaitForDecode bool, target float64) float64 {
 		busyRanks += p.WaitingSeconds / backlogGoal.Seconds()
 	}
 	ranks := busyRanks / target
-	// The KV in use shows the need of prefill ranks only while no hand-off waits in the pool. A waiting hand-off keeps KV on its prefill rank,
-	// too, but only because decode ranks are missing.
+	// The KV in use shows the need of prefill ranks only while no hand-off waits in the pool. A waiting hand-off keeps KV on its
+	// prefill rank, too, but only because decode ranks are missing.
 	if noHandoffWaits := s.Decode.Pool == 0; noHandoffWaits {
 		filledRanks := float64(p.Live) * kvShare(p.KVTokens, p.Capacity) // how many ranks the KV in use would fill
 		ranks = max(ranks, filledRanks/target)

@@ -22,17 +22,17 @@ type Bind struct {
 	Allow     []string `yaml:"allow"`     // addresses or ranges that may send callbacks; empty: those of the decode engines
 
 	Lead time.Duration `yaml:"lead"` // time from the choice of the decode rank until a prefill engine can start
-	// Ahead is how many requests a decode rank may have beyond its slots, because a request needs no slot during its prefill: a number, or
-	// auto.
+	// Ahead is how many requests a decode rank may have beyond its slots, because a request needs no slot during its prefill: a number,
+	// or auto.
 	Ahead           string        `yaml:"ahead"`
 	CallbackTimeout time.Duration `yaml:"callback_timeout"`
 
-	// Grace and Confirm are constants except in tests. Grace is how long a callback is still accepted after its timeout. A prefill call whose
-	// client has left, or whose answer is not confirmed yet, may run on for the same time. Most prefills end within this time, so slots are
-	// held only shortly for requests that no client needs.
+	// Grace and Confirm are constants except in tests. Grace is how long a callback is still accepted after its timeout. A prefill call
+	// whose client has left, or whose answer is not confirmed yet, may run on for the same time. Most prefills end within this time, so
+	// slots are held only shortly for requests that no client needs.
 	Grace time.Duration `yaml:"-"`
-	// Confirm is how long the first token of an SGLang answer is held back until its prefill has ended well. The token and the end of the
-	// prefill come within milliseconds of each other, and no client notices a single delay of 0.1 s.
+	// Confirm is how long the first token of an SGLang answer is held back until its prefill has ended well. The token and the end of
+	// the prefill come within milliseconds of each other, and no client notices a single delay of 0.1 s.
 	Confirm time.Duration `yaml:"-"`
 }
 

@@ -60,12 +60,12 @@ type Admin struct {
 	Listen    string `yaml:"listen"`
 	TokenFile string `yaml:"token_file"` // required unless Listen is a loopback address
 	TLS       TLS    `yaml:"tls"`
-	// WorkerHosts are the hosts whose engines an operator may add while the proxy runs. If the list is empty, any host is allowed, except
-	// addresses at which no engine can be (see cannotBeEngine). Engines of the file may have any host.
+	// WorkerHosts are the hosts whose engines an operator may add while the proxy runs. If the list is empty, any host is allowed,
+	// except addresses at which no engine can be (see cannotBeEngine). Engines of the file may have any host.
 	WorkerHosts []string `yaml:"worker_hosts"`
 
-	// Receipts is how many receipts, the records of how one request was served, are kept for GET /decisions. 0: none are kept, and the reasons
-	// of decisions are not recorded.
+	// Receipts is how many receipts, the records of how one request was served, are kept for GET /decisions. 0: none are kept, and the
+	// reasons of decisions are not recorded.
 	Receipts      int   `yaml:"receipts"`
 	ReceiptsBytes int64 `yaml:"receipts_bytes"` // memory that all receipts together may take, in bytes
 }
@@ -122,16 +122,15 @@ type Engine struct {
 	Profile string `yaml:"profile"`
 	Ranks   int    `yaml:"ranks"`
 	First   int    `yaml:"first_rank"` // number of the first rank in the rank header; above 0 only on later nodes of dp_mode hybrid
-	// Region is another proxy's region. The engine is used while this proxy owns that region, or always if this proxy is geo.central. Empty:
-	// the engine is of this proxy's own region.
+	// Region is another proxy's region. The engine is used while this proxy owns that region, or always if this proxy is geo.central.
+	// Empty: the engine is of this proxy's own region.
 	Region string `yaml:"region"`
-	// The following keys are for prefill engines only.
-	// KVEventsPort is the port at which the first rank publishes its KV events. 0: the port that the engine reports, or prefill.kv_events.port
-	// if it reports none.
+	// The following keys are for prefill engines only. KVEventsPort is the port at which the first rank publishes its KV events. 0: the
+	// port that the engine reports, or prefill.kv_events.port if it reports none.
 	KVEventsPort int `yaml:"kv_events_port"`
 	KVReplayPort int `yaml:"kv_replay_port"`
-	// The following keys are for connector nixl-push with bind: arrival. They say where decode engines reach this prefill engine. Without
-	// them, evenkeel takes the values from the engine's first answer.
+	// The following keys are for connector nixl-push with bind: arrival. They say where decode engines reach this prefill engine.
+	// Without them, evenkeel takes the values from the engine's first answer.
 	KVEngineID string `yaml:"kv_engine_id"`
 	KVHost     string `yaml:"kv_host"`
 	KVPort     int    `yaml:"kv_port"`  // port of the engine's NIXL side channel
@@ -172,9 +171,9 @@ type Advice struct {
 	Interval time.Duration `yaml:"interval"` // time between two samples of the load; 0: no advice is given
 	Target   float64       `yaml:"target"`   // share of the ranks' capacity that should be in use, above 0, at most 1
 
-	// Window and Calm are constants except in tests. The number of needed ranks is a mean over Window, so a shorter peak asks for no engine,
-	// because an engine takes longer than a minute to start. Removal of a rank is advised only if the rank was not needed during all of Calm,
-	// because a rank that is missed ten minutes later costs more than its removal saves.
+	// Window and Calm are constants except in tests. The number of needed ranks is a mean over Window, so a shorter peak asks for no
+	// engine, because an engine takes longer than a minute to start. Removal of a rank is advised only if the rank was not needed
+	// during all of Calm, because a rank that is missed ten minutes later costs more than its removal saves.
 	Window time.Duration `yaml:"-"`
 	Calm   time.Duration `yaml:"-"`
 }
@@ -191,8 +190,8 @@ type Pool struct {
 type Health struct {
 	// Interval is the time between two health checks of an engine. Every tenth check also reads the engine's settings and gauges.
 	Interval time.Duration `yaml:"interval"`
-	// Canary is the time limit of the request for one token (two from SGLang) that tests whether a suspicious engine still computes. 0: there
-	// is no such test.
+	// Canary is the time limit of the request for one token (two from SGLang) that tests whether a suspicious engine still computes. 0:
+	// there is no such test.
 	Canary    time.Duration `yaml:"canary"`
 	SlowStart time.Duration `yaml:"slow_start"` // how long an engine that recovers may use only a part of its slots; 0: it may use all at once
 }
@@ -222,15 +221,16 @@ type Limits struct {
 	ChatTemplate bool     `yaml:"allow_chat_template"`
 	MediaHosts   []string `yaml:"media_hosts"` // hosts that media URLs in requests may name; other http and https URLs are refused
 
-	// Answers, AnswersPerPrompt and StopStrings limit one request. PassedThrough limits how many requests are passed through at the same time.
+	// Answers, AnswersPerPrompt and StopStrings limit one request. PassedThrough limits how many requests are passed through at the
+	// same time.
 	Answers          int `yaml:"answers"` // number of answers to all prompts of one request together
 	AnswersPerPrompt int `yaml:"answers_per_prompt"`
 	StopStrings      int `yaml:"stop_strings"`
 	PassedThrough    int `yaml:"passed_through"`
 
-	// ClientLag and ClientBacklog are constants except in tests. ClientLag bounds how long all writes of one answer together may wait for the
-	// client, because a slow client keeps its slot from other requests. ClientBacklog bounds the bytes that the kernel buffers for a slow
-	// client. It has room for about a thousand events. By default, the kernel would buffer megabytes per client.
+	// ClientLag and ClientBacklog are constants except in tests. ClientLag bounds how long all writes of one answer together may wait
+	// for the client, because a slow client keeps its slot from other requests. ClientBacklog bounds the bytes that the kernel buffers
+	// for a slow client. It has room for about a thousand events. By default, the kernel would buffer megabytes per client.
 	ClientLag     time.Duration `yaml:"-"`
 	ClientBacklog int           `yaml:"-"`
 }
@@ -320,8 +320,8 @@ func (c *Config) ProfilesInUse(role string) []string {
 		add(d.Role, d.Profile)
 	}
 	for _, k := range c.Discovery.Kubernetes {
-		// Without a profile, there is no role either: each pod names its role, and gets the default profile of that role. DefaultAggregated,
-		// that of aggregated pods, is added by addNameable.
+		// Without a profile, there is no role either: each pod names its role, and gets the default profile of that role.
+		// DefaultAggregated, that of aggregated pods, is added by addNameable.
 		add(k.Role, cmp.Or(k.Profile, DefaultProfile))
 	}
 	if enginesNameProfiles := len(c.Discovery.Files)+len(c.Discovery.Kubernetes) > 0; enginesNameProfiles {

@@ -37,8 +37,8 @@ type Detector struct {
 	overload       bool // many requests wait: an effect of a cause whose harm is waiting or failing, and otherwise itself a cause
 	manyWait       bool // many requests wait, and missing engines may be the reason
 	getsNoRequests bool // the engine gets no requests; one such finding may replace another at the same engine
-	// the finding means that an engine gets no requests, but other engines may do its work: it is bad only while requests fail or wait, or
-	// while more than half of the engines of the role are away
+	// the finding means that an engine gets no requests, but other engines may do its work: it is bad only while requests fail or wait,
+	// or while more than half of the engines of the role are away
 	takesEngineAway  bool
 	slowsTokens      bool          // the finding makes tokens slower: it is bad if they are much slower, and many requests are affected
 	unspecific       bool          // kinds with the same harm say more about the cause, so they come first

@@ -85,8 +85,8 @@ func (r *Ring) tokenTimes(record *RankAt) (tokenMs float64, spanMs [spans]float6
 		tooFewTokens := spanMs[i] == 0
 		aStreamRan := bySpan[i].streamMs >= float64(span.Milliseconds()) // streamMs is summed over all streams, which need not run all the time
 		if isSlow := tooFewTokens && aStreamRan; isSlow {                // without a stream, the rank was idle, and not slow
-			// From so few tokens no mean can be computed, so the mean of the whole minute stands for that of the span. It is from more tokens, or
-			// very large if even the minute has hardly any.
+			// From so few tokens no mean can be computed, so the mean of the whole minute stands for that of the span. It is
+			// from more tokens, or very large if even the minute has hardly any.
 			spanMs[i] = minute.streamMs / float64(max(1, minute.tokens))
 		}
 	}

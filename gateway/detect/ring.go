@@ -284,7 +284,8 @@ func recovered(window []Sample) bool {
 		}
 		failed, ended := fault.Failed-first.Failed, fault.Ended-first.Ended // up to the last failure
 		endedSince := last.Ended - fault.Ended                              // after the last failure
-		// At the earlier share of failures, endedSince * failed/ended requests would have failed since. The comparison needs no division.
+		// At the earlier share of failures, endedSince * failed/ended requests would have failed since. The comparison needs no
+		// division.
 		enoughWouldHaveFailed := endedSince*failed >= enoughFailures*ended
 		return last.At.Sub(fault.At) >= calmFor && enoughWouldHaveFailed
 	}

@@ -226,8 +226,8 @@ func (r *round) mayTakeIn(o *incident, f *member, since time.Time) bool {
 	if len(members) == 0 { // the incident has ended
 		return false
 	}
-	// If the cause is over, and the incident got no finding in this round yet, at most effects of the cause go on. Then it takes in only
-	// effects, and findings of engines that it is about already. A finding of another engine would change its description.
+	// If the cause is over, and the incident got no finding in this round yet, at most effects of the cause go on. Then it takes in
+	// only effects, and findings of engines that it is about already. A finding of another engine would change its description.
 	atMostEffectsGoOn := r.causeIsOver[o] && len(r.newMembers[o]) == 0
 	if atMostEffectsGoOn && !f.isOnlyEffect() && !o.hasEngine(f) {
 		return false

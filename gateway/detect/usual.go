@@ -25,7 +25,8 @@ const (
 	slowMs          = 5             // a slow step also takes this many ms longer than usual
 	acceptedAfter   = 2 * time.Hour // if steps are slow for longer than this, they become the usual ones
 	fewShare        = 0.6           // a step gives few tokens if they are less than this share of the usual number
-	// few tokens per step count only if each token also takes this many times as long as usual: else only the size of chunks has changed
+	// few tokens per step count only if each token also takes this many times as long as usual: else only the size of chunks has
+	// changed
 	fewTimes = 1.3
 )
 

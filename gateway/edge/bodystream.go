@@ -34,8 +34,8 @@ type BodyStream struct {
 	log        *zap.Logger
 	chunkConn  io.Writer // the client's connection, to which Read itself writes large chunks; nil: it writes none
 	headConn   *headConn // sends the last pieces of the answer in one write; nil: each piece is a write of its own
-	// headWritten says that the head of the answer is written, or that fasthttp writes it before it calls Read. Only then may Read write to
-	// the connection itself: large chunks, and the comments of keepAlive.
+	// headWritten says that the head of the answer is written, or that fasthttp writes it before it calls Read. Only then may Read
+	// write to the connection itself: large chunks, and the comments of keepAlive.
 	headWritten bool
 	keepAlive   *KeepAlive
 	err         error // why reading from src has ended; nil: it has not

@@ -63,9 +63,9 @@ func StartKeepAlive(ctx *fasthttp.RequestCtx, interval time.Duration, since time
 	}
 	isHTTP10 := !ctx.Request.Header.IsHTTP11() // without chunks, only the end of the connection ends the body
 	closeWanted := ctx.Request.Header.ConnectionClose() || ctx.Response.ConnectionClose()
-	// Once a comment has sent the head, fasthttp cannot end the answer. evenkeel then takes the connection from fasthttp, writes the answer
-	// and waits for the client's next request itself. It waits at the client's socket, where a request over TLS cannot be read, so with
-	// TLS the connection is closed instead.
+	// Once a comment has sent the head, fasthttp cannot end the answer. evenkeel then takes the connection from fasthttp, writes the
+	// answer and waits for the client's next request itself. It waits at the client's socket, where a request over TLS cannot be read,
+	// so with TLS the connection is closed instead.
 	canReadNext := !ctx.IsTLS()
 	k := &KeepAlive{
 		interval: interval, comment: comment, log: log, client: h.client, conn: ctx.Conn(), header: &ctx.Response.Header, server: h.server,

@@ -31,14 +31,15 @@ type Options struct {
 
 	// Bodies, if set, bounds the memory of all request bodies together, and the share of each caller.
 	Bodies *Quota
-	// Refused, if set, is called for every request that is refused before the handler is called. The head is empty if it could not be read.
+	// Refused, if set, is called for every request that is refused before the handler is called. The head is empty if it could not be
+	// read.
 	Refused func(h *fasthttp.RequestHeader, r Refusal)
 
 	MaxHead int // most bytes of request line and headers (default 16 KiB); a longer head gets 431
 	MaxBody int // most bytes of a body (default 32 MiB); a longer body gets 413
 
-	// ReadTimeout bounds the time from a request's first byte to its last (default 30 s); a slower client gets 408. A large body gets more
-	// time, as long as its bytes arrive at MinUploadRate (default 256 KiB per second): 32 MiB may take 128 s more.
+	// ReadTimeout bounds the time from a request's first byte to its last (default 30 s); a slower client gets 408. A large body gets
+	// more time, as long as its bytes arrive at MinUploadRate (default 256 KiB per second): 32 MiB may take 128 s more.
 	ReadTimeout   time.Duration
 	MinUploadRate int
 	// IdleTimeout is how long a connection stays open between requests (default 120 s, because common clients close an idle

@@ -156,8 +156,8 @@ func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 		}
 		var tryOther bool
 		outcome, tryOther, err = d.discardOn(placed.Slot, h, try)
-		// A decode request that must have the id of the prefill request is not sent again after a call that broke: an engine may still run the
-		// first request of this id.
+		// A decode request that must have the id of the prefill request is not sent again after a call that broke: an engine may
+		// still run the first request of this id.
 		idInUse := h.ReusedRequestID != "" && outcome == discardFailed
 		mayTryAgain := tryOther && !idInUse && try < discardTries
 		if err == nil || !mayTryAgain {
@@ -178,8 +178,8 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	slotOutcome := board.Outcome{Kind: board.Failed}
 	defer func() { d.Dispatcher.Release(slot, slotOutcome) }()
 	now := time.Now()
-	// After FirstEventBy, too little time is left to pull the KV before the prefill engine's hold timeout. A hand-off can be that late if a
-	// try on another rank has failed before.
+	// After FirstEventBy, too little time is left to pull the KV before the prefill engine's hold timeout. A hand-off can be that late
+	// if a try on another rank has failed before.
 	if !now.Before(h.FirstEventBy()) {
 		return discardExpired, false, mooncake.ErrExpired
 	}
@@ -251,13 +251,14 @@ func (d *Discarder) judgeFault(
 		slotOutcome.Kind = board.Cancelled
 		return discardUnplaced, true
 	case fault.Status == 0: // the engine gave no answer
-		// Lost counts the failure against this pair of prefill and decode engine: the decode engine may have got the hand-off, which may be why
-		// the call broke. A call that the proxy itself ended (HungUp) shows nothing about the pair.
+		// Lost counts the failure against this pair of prefill and decode engine: the decode engine may have got the hand-off,
+		// which may be why the call broke. A call that the proxy itself ended (HungUp) shows nothing about the pair.
 		slotOutcome.Lost = fault.Progress != lifecycle.Unsent && fault.Reason != lifecycle.HungUp
-		// Orphaned tells the board that the rank may hold KV blocks for ever. Before FirstEventBy the prefill engine certainly has the KV for
-		// which the rank waits. After that it may have freed the KV.
+		// Orphaned tells the board that the rank may hold KV blocks for ever. Before FirstEventBy the prefill engine certainly has
+		// the KV for which the rank waits. After that it may have freed the KV.
 		slotOutcome.Orphaned = !time.Now().Before(h.FirstEventBy()) && LeaksBlocks(rank, fault)
-		// Silent: the rank sent nothing until the timeout. If the hand-off is the cause, the next rank's slot would be held for as long.
+		// Silent: the rank sent nothing until the timeout. If the hand-off is the cause, the next rank's slot would be held for as
+		// long.
 		tryOther = fault.Reason != lifecycle.Silent
 		return discardFailed, tryOther
 	case fault.Reason == lifecycle.Paused: // the part of the engine that would free the KV never saw the request

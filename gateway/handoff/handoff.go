@@ -29,8 +29,8 @@ type Handoff struct {
 	Avoid  []int32          // decode workers that failed to decode the hand-off
 	params json.RawMessage  // the kv_transfer_params; nil: not taken yet
 
-	// The fields below describe the request in the attempt that made the hand-off. The request may be in a later attempt when the hand-off is
-	// used.
+	// The fields below describe the request in the attempt that made the hand-off. The request may be in a later attempt when the
+	// hand-off is used.
 	Request         zapcore.ObjectMarshaler // the request's fields for the log
 	ID              string                  // request id
 	ReusedRequestID string                  // X-Request-Id that a decode request must have; empty: any new one
@@ -233,8 +233,8 @@ func (h *Handoff) holdOn(r *roster.Rank, now time.Time, onePiece bool) mooncake.
 	runsOnThisRank := r.EngineHonoursRank(h.Endpoint) // else the signs of this rank prove nothing about the request's hold
 	gaugesShowRenewals := r.Profile.Renews() && r.Signs.HasGauges() && runsOnThisRank
 	switch {
-	// An answer in one piece comes long after its KV was pulled. Nothing shows when that was, so with a hold that ends at a fixed time, good
-	// answers would be refused, too. Where gauges show that the hold is renewed, its end moves with them (below).
+	// An answer in one piece comes long after its KV was pulled. Nothing shows when that was, so with a hold that ends at a fixed time,
+	// good answers would be refused, too. Where gauges show that the hold is renewed, its end moves with them (below).
 	case onePiece && !gaugesShowRenewals:
 		return unlimited
 	case !runsOnThisRank: // nothing can prove renewals, so the hold ends at a fixed time
@@ -279,8 +279,8 @@ func (h *Handoff) MayHaveExpired(ctx context.Context, m Monitor, pull *engine.Pe
 	freed, known := m.ExpiredNow(ctx, h.Lease.Candidate.Instance)
 	_, leftSinceStart := h.Lease.Unfetched() // hand-offs that this proxy has left to the hold timeout, also those that are still held
 	freedSince := freed - h.expiredBefore
-	// When this hand-off was sent, ownExpiredBefore of the hand-offs that this proxy had left were freed. The engine has freed at most all
-	// others since.
+	// When this hand-off was sent, ownExpiredBefore of the hand-offs that this proxy had left were freed. The engine has freed at most
+	// all others since.
 	ownFreedAtMost := float64(leftSinceStart - h.ownExpiredBefore)
 	if !known || freedSince <= ownFreedAtMost {
 		return false

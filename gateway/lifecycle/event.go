@@ -22,8 +22,8 @@ type Event struct {
 	Down       []string   // engines whose connections broke earlier under this request, and that are down since
 	MostLosses int        // limit of Losses: lost answers that go on, and requests that an engine without KV room gives back
 
-	// The fields of this group belong to a pair: the prefill call and the decode call that run at the same time, because the attempt has bound
-	// its decode rank before the prefill.
+	// The fields of this group belong to a pair: the prefill call and the decode call that run at the same time, because the attempt
+	// has bound its decode rank before the prefill.
 	Traits         ConnectorTraits // set in Turn: how the connector of the engines works
 	Idle           bool            // only in Panicked: neither call of the last pair had begun
 	MayIgnoreAbort bool            // only in Bound: the engines may ignore an abort, and notice a closed connection late
@@ -61,8 +61,8 @@ const (
 	NotOffered                      // after the attempts here, no other dispatcher may serve the request
 	Panicked                        // the code that carries out effects panicked
 
-	// Events of a request that one engine serves alone (Passthrough). Such a request also has the event First when its whole answer or the
-	// first event of it has come, and CallFailed when its call ended without an answer.
+	// Events of a request that one engine serves alone (Passthrough). Such a request also has the event First when its whole answer or
+	// the first event of it has come, and CallFailed when its call ended without an answer.
 	Chosen   // an engine was chosen for the passed-through request
 	NoneLeft // every engine that may serve the passed-through request was tried
 	NoRoute  // no engine that serves the model has the request's endpoint
@@ -115,8 +115,8 @@ const (
 	Restart                    // the next attempts may use all prefill engines again, also those that failed
 	Drop                       // the request will not be sent to the dispatcher that was chosen for it
 	Avoid                      // the next attempts avoid the decode rank of this attempt
-	// ReportFailure counts a failure against the engine of a call. A prefill engine's failures are counted when its lease is given back, so
-	// for a prefill engine ReportFailure only notes a 500 until its cause is known.
+	// ReportFailure counts a failure against the engine of a call. A prefill engine's failures are counted when its lease is given
+	// back, so for a prefill engine ReportFailure only notes a 500 until its cause is known.
 	ReportFailure
 	ReportSuccess // the decode engine served the request
 	Resolve       // the cause of earlier 500s of engines is known, or will stay unknown, so their engines are blamed or cleared
@@ -207,8 +207,8 @@ type Error uint8
 const (
 	OfAttempt Error = iota // the error of the last attempt, or of the wait in the arrival queue
 	OfClient               // the client has left; this error only goes to the record of the request
-	// OfRanks: no engine may serve the request. Either only a decode rank that also prefills may do so (NoHandOff), and no rank prefills this
-	// prompt; or the request is to be passed through, and no engine was found for it.
+	// OfRanks: no engine may serve the request. Either only a decode rank that also prefills may do so (NoHandOff), and no rank
+	// prefills this prompt; or the request is to be passed through, and no engine was found for it.
 	OfRanks
 	OfOwner // another dispatcher should serve the request, but the request cannot be sent there
 	OfPeer  // the error with which the other dispatcher refused the forwarded request
@@ -228,8 +228,8 @@ const (
 	Copy                        // the body of the request in memory, which is counted and kept so that a lost answer can go on
 	Seat                        // permission to run as one of a limited number of passed-through requests
 	Body                        // the body of a passed-through request; the code that writes an error to the client gives it back
-	// Call is a call to an engine. It counts the tokens to compute against the engine, and a drain may end it. A call to a decode rank is
-	// given back with the same disposition as its slot, the call of a passed-through request with Free or Spent.
+	// Call is a call to an engine. It counts the tokens to compute against the engine, and a drain may end it. A call to a decode rank
+	// is given back with the same disposition as its slot, the call of a passed-through request with Free or Spent.
 	Call
 	Memory // memory set aside for an answer in one piece, until the answer is written
 	resources
@@ -238,8 +238,8 @@ const (
 // The following dispositions also say how a resource is given back. The tables of verdict.go do not use them.
 const (
 	Back Disposition = Spent + 1 + iota // the resource is given back
-	// Pass gives the resource a new owner, which gives it back later: a place goes to the pool's entry, memory to the answer, and a lease to
-	// the hand-off, or to the Pair of an attempt whose two calls run at the same time.
+	// Pass gives the resource a new owner, which gives it back later: a place goes to the pool's entry, memory to the answer, and a
+	// lease to the hand-off, or to the Pair of an attempt whose two calls run at the same time.
 	Pass
 	Failing   // the slot is given back because its engine did not begin the answer, or broke it off
 	Cancelled // the slot is given back because the client left, or because the request was never sent to the engine
@@ -274,8 +274,9 @@ type Retry struct {
 // ConnectorTraits describes how the connectors that bind a decode rank before the prefill differ.
 type ConnectorTraits struct {
 	CallsBack bool // the decode engine calls back to say where the KV goes, and the prefill waits for this
-	// Aborts: the proxy can tell an engine to abort a request, by the request's id. The engine then reuses the request's blocks at once. If
-	// the abort comes while the prefill engine writes the KV, the KV may be incomplete although both calls end without an error.
+	// Aborts: the proxy can tell an engine to abort a request, by the request's id. The engine then reuses the request's blocks at
+	// once. If the abort comes while the prefill engine writes the KV, the KV may be incomplete although both calls end without an
+	// error.
 	Aborts bool
 	Keeps  bool // the prefill engine keeps the KV until the decode engine has read it, or until the hold timeout
 	// LeaksBlocks: the decode engine keeps blocks for a prefill that never comes, and no call can free them. vLLM's watchdog for

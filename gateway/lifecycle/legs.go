@@ -67,8 +67,8 @@ func newPair(t ConnectorTraits, noEarlyEvents, mayIgnoreAbort bool) Pair {
 	if t.CallsBack { // only the callback says where the KV goes
 		p.prefill = awaitsCallback
 	}
-	// Keeps: the prefill engine keeps the KV until the decode engine has read it. Of the connectors in Traits, only nixl-push works so, and
-	// its decode engine reserves blocks as soon as it gets the request.
+	// Keeps: the prefill engine keeps the KV until the decode engine has read it. Of the connectors in Traits, only nixl-push works so,
+	// and its decode engine reserves blocks as soon as it gets the request.
 	reservesBlocksAtOnce := t.Keeps
 	if reservesBlocksAtOnce {
 		p.decodeBlocks = blocksAwaitKV // no callback will report the blocks
@@ -177,7 +177,8 @@ func (p *Pair) stepPrefill(e Event, dst []Effect) []Effect {
 // any more.
 func (p *Pair) handlePrefillDue(dst []Effect) []Effect {
 	// Each connector of a pair has one of the traits Aborts, Keeps and CallsBack. With CallsBack, only the end of the prefill frees the
-	// blocks of the decode engine, so the prefill is sent even after the end of the decode call. With the other two it is then not needed.
+	// blocks of the decode engine, so the prefill is sent even after the end of the decode call. With the other two it is then not
+	// needed.
 	decodeGone := p.DecodeEnded() && (p.traits.Aborts || p.traits.Keeps)
 	// With Aborts, a client that left before the prefill was sent has ended the decode call (handleClientLeft). With Keeps that
 	// call goes on: its first event shows that both engines can free their blocks.
@@ -347,16 +348,17 @@ func (p *Pair) ConfirmTimeout() Timeout {
 // ends the decode call (failIfKVMissing).
 func (p *Pair) handlePrefillDone(e Event, dst []Effect) []Effect {
 	p.prefill, p.prefillPromptTokens = answered, e.Prompt
-	// The connectors have three kinds of prefill engines. One kind keeps the KV until the decode engine has read it. Another can be told
-	// to abort, and neither keeps nor writes any KV after its answer. The third answers when it has written all KV to the decode engine.
+	// The connectors have three kinds of prefill engines. One kind keeps the KV until the decode engine has read it. Another can be
+	// told to abort, and neither keeps nor writes any KV after its answer. The third answers when it has written all KV to the decode
+	// engine.
 	keepsKV, canAbort := p.traits.Keeps, p.traits.Aborts
 	answersAfterWriting := !keepsKV && !canAbort
 	decodeHasKV := answersAfterWriting || p.AnswerBegun()
 	switch {
 	case decodeHasKV, canAbort && p.DecodeEnded(): // the prefill engine has no KV any more
 		dst = p.settleLease(Free, dst)
-	// After its client had left, the decode call waited only for this answer, and now ends. With other connectors it waits for its first
-	// event instead (handleClientLeft).
+	// After its client had left, the decode call waited only for this answer, and now ends. With other connectors it waits for its
+	// first event instead (handleClientLeft).
 	case canAbort && p.ClientLeft:
 		dst = p.settleLease(Free, dst)
 		dst = p.fail(e.End, dst)
@@ -422,8 +424,8 @@ func (p *Pair) handleDecodeFailed(reason DecodeFailure, dst []Effect) []Effect {
 		dst = append(dst, Effect{Kind: CountLoss})
 	}
 	engineMayHaveRequest := reason == Died
-	// Aborts: the prefill engine was told to abort just now, and may write KV until it has done so. The decode call is closed only after
-	// this wait, or its engine could reuse pages that are still written.
+	// Aborts: the prefill engine was told to abort just now, and may write KV until it has done so. The decode call is closed only
+	// after this wait, or its engine could reuse pages that are still written.
 	prefillMayWrite := !p.Failed && engineMayHaveRequest && p.traits.Aborts
 	if prefillMayWrite {
 		dst = append(dst, Effect{Kind: AwaitPrefill, Until: ByGrace})
@@ -493,8 +495,8 @@ func (p *Pair) endCalledPrefill(decodeMayHaveRequest bool, dst []Effect) (_ []Ef
 	noCallbackWillCome := p.decodeBlocks == blocksUnknown && !decodeMayHaveRequest
 	mayBreakOff := !p.ClientLeft // after the client has left, the prefill runs to its end, which frees the blocks of the decode engine
 	switch {
-	// The prefill engine must not write to a decode engine that has dropped the request. If the prompt is prefilled already, no prefill call
-	// is left, and HangUp does nothing.
+	// The prefill engine must not write to a decode engine that has dropped the request. If the prompt is prefilled already, no prefill
+	// call is left, and HangUp does nothing.
 	case (underWay || prefilled) && mayBreakOff:
 		leaks = decodeMayHaveRequest && !prefillEnded
 		return append(dst, Effect{Kind: HangUp}), leaks

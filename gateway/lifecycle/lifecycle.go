@@ -44,8 +44,8 @@ const (
 //
 // While an answer streams, the Lifecycle gets no events. The end of the stream is the next event.
 type Lifecycle struct {
-	// MustServeHere says that no other dispatcher may serve the request: it is one part of a fanned-out request, or its client has a part of
-	// the answer.
+	// MustServeHere says that no other dispatcher may serve the request: it is one part of a fanned-out request, or its client has a
+	// part of the answer.
 	MustServeHere bool
 	NoHandOff     bool // only a decode rank that also prefills the prompt may serve the request
 
@@ -162,8 +162,8 @@ func (l *Lifecycle) stepAttempt(e Event, dst []Effect) []Effect {
 		return l.takeHandOff(&e, dst)
 	case l.state == Pooled && e.Kind == Bound:
 		return l.stepBound(&e, dst)
-	// The whole answer came at once. The code that reads it reports the end (Ends) before the code that waits for the first event goes on
-	// and reports that event (First).
+	// The whole answer came at once. The code that reads it reports the end (Ends) before the code that waits for the first event goes
+	// on and reports that event (First).
 	case awaitsFirst && e.Kind == Ends:
 		dst = append(dst, Effect{Kind: ReportSuccess})
 		return l.held.settleSlotAndCall(dst, Finish) // the slot is free, whatever the prefill engine reports
@@ -230,8 +230,8 @@ func (l *Lifecycle) stepBound(e *Event, dst []Effect) []Effect {
 		return l.sendDecode(e, dst)
 	}
 	l.held.has[Lease] = false // from now on the pair holds the lease, and gives it back
-	// NoEarlyEvents is not about the early bind: the answer may have no event before its end, so the pair waits longer. MayIgnoreAbort makes
-	// the pair close a call that an abort may not end.
+	// NoEarlyEvents is not about the early bind: the answer may have no event before its end, so the pair waits longer. MayIgnoreAbort
+	// makes the pair close a call that an abort may not end.
 	l.pairs = append(l.pairs, newPair(l.traits, e.NoEarlyEvents, e.MayIgnoreAbort))
 	numberOfPair := len(l.pairs) // pairs are counted from 1
 	timeLimit := NoTimeout
@@ -248,8 +248,9 @@ func (l *Lifecycle) beginAnswer(e *Event, dst []Effect) []Effect {
 	l.noteKeptBody(e)                     // e says whether the body stays in memory, so that a lost answer can go on
 	dst = l.held.settle(dst, KV, Free)    // the decode engine has read the KV, so the prefill engine has freed it
 	dst = l.held.settle(dst, Lease, Free) // held only if the engine that answers also computed the prompt
-	// Failed attempts may have left hand-offs that an engine may have read. They are discarded, for which an engine gets the request once
-	// more. If the request may be what breaks engines, no further engine gets it, and the hand-offs expire at their prefill engines.
+	// Failed attempts may have left hand-offs that an engine may have read. They are discarded, for which an engine gets the request
+	// once more. If the request may be what breaks engines, no further engine gets it, and the hand-offs expire at their prefill
+	// engines.
 	dst = l.held.settleAfterAttempts(dst, l.tries.mayBreakEngines())
 	dst = l.tries.resolve500(Engine, dst) // Engine: an earlier 500, if there was one, is counted against the engine that sent it
 	return append(dst, Effect{Kind: AnswerIt})
@@ -513,8 +514,8 @@ func (l *Lifecycle) stepAnswerLost(e Event, dst []Effect) []Effect {
 	if verdict.Next != NoRoom { // a rank that had no room has not failed, so the next attempt may use it again
 		dst = append(dst, Effect{Kind: Avoid})
 	}
-	// Before the answer goes on, the prefill engine of an early attempt may have to confirm the KV of the part that came. Until limits this
-	// wait.
+	// Before the answer goes on, the prefill engine of an early attempt may have to confirm the KV of the part that came. Until limits
+	// this wait.
 	return append(dst, Effect{Kind: GoOn, Until: l.confirmTimeout()})
 }
 

@@ -97,8 +97,8 @@ func (l *Lifecycle) passthroughCallFailed(e Event, dst []Effect) []Effect {
 	case verdict.Next == Over: // the request is at fault
 		return l.failPassthrough(OfAttempt, dst)
 	}
-	// Two verdicts are left. Again: another engine may get the request. Elsewhere: the engine may have failed because of the request, so no
-	// other engine gets it.
+	// Two verdicts are left. Again: another engine may get the request. Elsewhere: the engine may have failed because of the request,
+	// so no other engine gets it.
 	mayBreakEngines := verdict.Next != Again
 	return l.noteFailedEngine(mayBreakEngines, dst)
 }

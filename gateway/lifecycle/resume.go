@@ -87,8 +87,8 @@ func (l *Loss) Plan() Plan {
 		return l.planAfter(fromStart, Repeated, noResume)
 	case l.canContinue(&soFar):
 		return l.continuePlan(&soFar)
-	// The client gets the answer in one piece, so it has nothing yet, not even the head. After the first token, only KeepAll still has the
-	// body, with which the answer begins again.
+	// The client gets the answer in one piece, so it has nothing yet, not even the head. After the first token, only KeepAll still has
+	// the body, with which the answer begins again.
 	case l.Retention == KeepAll && !l.Streamed:
 		fromStart.Head = sse.Head{}
 		p := l.planAfter(fromStart, Repeated, noResume)
@@ -213,8 +213,8 @@ func (l *Loss) resumable(soFar *sse.Transcript) bool {
 		return false
 	case firstEventUnseen, hasMoreThanText, soFar.Unread: // Unread: an event could not be read, so its part of the answer is missing
 		return false
-	// The next engine makes its own tokens of the text, which may differ from those that the client sees. And the text does not have the
-	// request's tools.
+	// The next engine makes its own tokens of the text, which may differ from those that the client sees. And the text does not have
+	// the request's tools.
 	case mooncake.ByText(l.Method):
 		return !l.TokensVisible && !l.HasTools
 	}

@@ -17,8 +17,8 @@ type tries struct {
 	enginesFailed      int32 // number of engines that reported a failure of their own at the request
 	enginesAsked       int32 // number of engines that were tried, if the request is passed through
 	brokenConns        []BrokenConn
-	// unexplained500 is the engine whose 500 has no known cause yet; empty: there is none. The request may be the cause: old vLLM answers
-	// prompts that are too long with 500.
+	// unexplained500 is the engine whose 500 has no known cause yet; empty: there is none. The request may be the cause: old vLLM
+	// answers prompts that are too long with 500.
 	unexplained500 string
 	causes500      bool // the request is the cause of all its 500s, because two engines answered it with 500
 }
@@ -76,8 +76,8 @@ func (t *tries) nextAttempt(next NextStep, e *Event) Retry {
 	case Unreached: // the attempt reached no engine
 		t.unreached++
 		return Retry{Budget: OfUnsent, N: int(t.unreached)}
-	// The engine took no requests for a short time, had closed the connection, or refused the request: it has most likely computed nothing,
-	// so the first attempts that end so do not count.
+	// The engine took no requests for a short time, had closed the connection, or refused the request: it has most likely computed
+	// nothing, so the first attempts that end so do not count.
 	case Held, Redial, Untaken:
 		if retry, uncounted := t.uncountedAttempt(next, e); uncounted {
 			return retry
@@ -102,7 +102,8 @@ func (t *tries) uncountedAttempt(next NextStep, e *Event) (_ Retry, uncounted bo
 		return Retry{Budget: Freely}, true
 	case next == Untaken && t.refusals < uncountedRefusals: // an engine refused the request
 		t.refusals++
-		// The refusal does not count, but the budget must allow another attempt. It counts attempts from 1, and perhaps none has counted yet.
+		// The refusal does not count, but the budget must allow another attempt. It counts attempts from 1, and perhaps none has
+		// counted yet.
 		attempts := max(1, int(t.counted))
 		return Retry{Budget: Counted, N: attempts, Pause: int(t.refusals)}, true
 	}
@@ -116,8 +117,8 @@ func (t *tries) countedAttempt(e *Event) Retry {
 	if mayBreakEngines := t.noteFailure(e); mayBreakEngines {
 		return Retry{Budget: NoMore}
 	}
-	// Despite makes the code that asks the budget check whether an engine answered this attempt. If none did, a client that has a part of
-	// the answer gets another attempt even if the budget is empty.
+	// Despite makes the code that asks the budget check whether an engine answered this attempt. If none did, a client that has a part
+	// of the answer gets another attempt even if the budget is empty.
 	clientHasPart := t.resumed > 0
 	return Retry{Budget: Counted, N: int(t.counted), Despite: clientHasPart}
 }

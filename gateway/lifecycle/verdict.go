@@ -76,8 +76,8 @@ const (
 	Odd       // any status that has no reason of its own
 	Preempted // the engine ran out of KV memory and gave the request back
 	Paused    // the engine takes no requests while its group of ranks re-forms, or none for this rank; its core saw nothing
-	// Unlisted is a 404 of an engine that does not serve the model of the request, although its list of models had it. The engine has looked
-	// at nothing else of the request.
+	// Unlisted is a 404 of an engine that does not serve the model of the request, although its list of models had it. The engine has
+	// looked at nothing else of the request.
 	Unlisted
 
 	reasons // number of reasons
@@ -293,8 +293,8 @@ func (e CallEnd) dispositionOfKV(usual Disposition) Disposition {
 		kv = MaybeRunning
 	case usual == MaybeRead && refusalFreesKV:
 		kv = Free
-	// The table has no entry (unsaid), which is a bug. Orphan is safe: no engine is told to fetch KV that may not be there, and an engine
-	// that has it frees it at its hold timeout.
+	// The table has no entry (unsaid), which is a bug. Orphan is safe: no engine is told to fetch KV that may not be there, and an
+	// engine that has it frees it at its hold timeout.
 	case usual == unsaid && e.Call == Prefill:
 		kv = Orphan
 	case usual == unsaid: // a bug, too; the decode engine may have the request

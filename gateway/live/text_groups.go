@@ -60,8 +60,8 @@ func groupSummary(g *Group, t *detect.Traffic) string {
 	if g.ModelMs > 0 { // 0: there is no step model
 		text += fmt.Sprintf(", %.1f %% of %.1f ms lost", 100*g.LostShare, g.ModelMs)
 	}
-	// If tokens come much more slowly than one per step, the streams do not run in common steps, and the step time means little. Without
-	// samples of TPOT, common steps are assumed.
+	// If tokens come much more slowly than one per step, the streams do not run in common steps, and the step time means little.
+	// Without samples of TPOT, common steps are assumed.
 	const muchSlower = 3 // a stream that gets a token per step has a TPOT of about one step
 	haveCommonSteps := t.TPOT.Samples == 0 || t.TPOT.P50Ms <= muchSlower*g.StepMs
 	if g.StepMs > 0 && haveCommonSteps {

@@ -12,8 +12,8 @@ import "time"
 
 // A Handler is called on its loop's goroutine. It must not block.
 type Handler interface {
-	// Ready is called when the watched socket can be read or written. ended says that the other side sends no more, or that the connection
-	// has failed. The bytes that can be read then are the last ones.
+	// Ready is called when the watched socket can be read or written. ended says that the other side sends no more, or that the
+	// connection has failed. The bytes that can be read then are the last ones.
 	Ready(w *Watch, ended bool, now time.Time)
 	// Expired is called when the time set by WakeAt has come.
 	Expired(w *Watch, now time.Time)

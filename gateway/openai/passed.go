@@ -128,8 +128,8 @@ func (p *parser) checkMediaInObject(b json.RawMessage, i int, forPlugin bool) (e
 		}
 		switch v := object.Value(); {
 		case mediaKeys[key]:
-			// If the value has parts itself, their bytes are counted already. They are taken out of the count again, because checkPart below
-			// counts the bytes of the whole value.
+			// If the value has parts itself, their bytes are counted already. They are taken out of the count again, because
+			// checkPart below counts the bytes of the whole value.
 			isPart, p.mediaBytes = true, bytesBefore
 		case key == "type" && isString(v):
 			kind := rawjson.Unquote(v)

@@ -45,7 +45,8 @@ type Request struct {
 	ReturnTokenIDs  bool
 
 	N int // answers for each prompt, 1 or more
-	// TopLogprobs is how many of the likeliest tokens the client wants to see at each position of the answer. AllTokens: the whole vocabulary.
+	// TopLogprobs is how many of the likeliest tokens the client wants to see at each position of the answer. AllTokens: the whole
+	// vocabulary.
 	TopLogprobs    int
 	Prompts        []json.RawMessage // the prompts, if the body has a list of several; nil: there is one prompt, in the body
 	MaxTokens      int               // the limit of the answer that the client gave, in tokens; 0: not given
@@ -236,8 +237,8 @@ func (p *parser) checkCounts() *Error {
 		return badRequest(CodeInvalidValue, "min_tokens", "\"min_tokens\" is %d, above the %d tokens the answer may have",
 			p.minTokens, req.Limit)
 	}
-	// With min_tokens, an engine crashes at a stop token outside of the vocabulary. The ids can be checked only if the size of the vocabulary
-	// is configured.
+	// With min_tokens, an engine crashes at a stop token outside of the vocabulary. The ids can be checked only if the size of the
+	// vocabulary is configured.
 	if p.hasStopTokenIDs && p.minTokens > 0 && p.limits.VocabSize <= 0 {
 		return badRequest(CodeUnsupported, "stop_token_ids",
 			"\"stop_token_ids\" together with \"min_tokens\" needs a model whose vocabulary size is configured here")

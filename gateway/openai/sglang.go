@@ -51,8 +51,8 @@ func (r *Request) CheckForSGLang(vocabulary int) *Error {
 			"\"prompt_logprobs\" is not supported: the engines of this model tell them only with \"echo\" and \"logprobs\"")
 	}
 	if r.Endpoint == mooncake.Chat {
-		// The request has no prompt_logprobs. So if the field is true, it is because of "echo", for which vLLM computes logprobs of the prompt.
-		// SGLang has no echo in chats.
+		// The request has no prompt_logprobs. So if the field is true, it is because of "echo", for which vLLM computes logprobs of
+		// the prompt. SGLang has no echo in chats.
 		r.PromptLogprobs = false
 	}
 	if r.Endpoint == mooncake.Chat && r.ReturnTokenIDs {

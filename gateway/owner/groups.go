@@ -58,8 +58,9 @@ func (s *siblings) updateClaims(all map[string]*Scope, engines map[string]Engine
 	for name, scope := range all {
 		leaseMembers, holder := scope.claim.Members(), lease.Dispatcher(scope.view.Load().Holder) // holder: the id of the proxy
 		s.mu.Lock()
-		// place is that of this proxy in the order; 0 is the first. isHome: this proxy should own the group now, so its claim asks the holder
-		// of the lease for it. If the holder is gone or about to leave, a proxy that has just started becomes the home sooner.
+		// place is that of this proxy in the order; 0 is the first. isHome: this proxy should own the group now, so its claim asks
+		// the holder of the lease for it. If the holder is gone or about to leave, a proxy that has just started becomes the home
+		// sooner.
 		place, isHome := s.live.TakeoverRank(name, holder, now, s.set.configMembers, leaseMembers)
 		s.mu.Unlock()
 		canServe := !isShuttingDown && engines[name].halfAnswer() // at least half of the group's engines answer

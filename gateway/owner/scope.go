@@ -167,8 +167,8 @@ func (s *Set) recordOwnership(scope *Scope, epoch int64, now time.Time) (sinceOt
 	if isTakeover := scope.claim == nil || epoch != scope.lastOwnedEpoch; isTakeover {
 		sinceOtherOwner = s.recordTakeover(scope, epoch, now) // sets epochBegan to now
 	}
-	// Requests of other proxies may run for a time after ownedSince. After a takeover this is now. If this proxy only lost the scope for a
-	// moment, and got it again with the same epoch, the time does not begin anew: it still counts from the takeover.
+	// Requests of other proxies may run for a time after ownedSince. After a takeover this is now. If this proxy only lost the scope
+	// for a moment, and got it again with the same epoch, the time does not begin anew: it still counts from the takeover.
 	scope.ownedSince = scope.epochBegan
 	return sinceOtherOwner
 }
@@ -208,7 +208,8 @@ func (scope *Scope) Enter() (leave func(), ok bool) {
 	if scope == nil { // this proxy does not share the engines, so it need not own them
 		return func() {}, true
 	}
-	// The request is counted before CheckOwned is asked. If the scope is lost after that, waitForWrites waits until the request is written.
+	// The request is counted before CheckOwned is asked. If the scope is lost after that, waitForWrites waits until the request is
+	// written.
 	scope.sending.Add(1)
 	leave = sync.OnceFunc(func() { scope.sending.Add(-1) })
 	if err := scope.CheckOwned(); err != nil {

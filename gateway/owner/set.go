@@ -49,11 +49,11 @@ type Deps struct {
 
 	// Engines returns, by name, the scopes that have engines, with the number of their engines.
 	Engines func() map[string]EngineCounts
-	// Load returns what this proxy's own requests hold on the ranks of a scope (ours). If askEngines is true, it also asks the engines what
-	// all requests hold there (all); silent lists the ranks that do not report it.
+	// Load returns what this proxy's own requests hold on the ranks of a scope (ours). If askEngines is true, it also asks the engines
+	// what all requests hold there (all); silent lists the ranks that do not report it.
 	Load func(ctx context.Context, scope string, askEngines bool) (ours, all []geo.Resident, silent []string)
-	// Publish makes fleet and dispatcher act on the present answers of Admits and RankQuota. Once it has returned, no new request is bound to
-	// a scope that does not admit.
+	// Publish makes fleet and dispatcher act on the present answers of Admits and RankQuota. Once it has returned, no new request is
+	// bound to a scope that does not admit.
 	Publish func(ctx context.Context)
 }
 
@@ -71,8 +71,8 @@ func (r EngineCounts) halfAnswer() bool { return r.All > 0 && 2*r.Up >= r.All }
 
 // succession decides which proxy should own which scope.
 type succession interface {
-	// updateClaims tells each claim at which place this proxy is among the proxies that should own the scope, and whether enough engines
-	// answer.
+	// updateClaims tells each claim at which place this proxy is among the proxies that should own the scope, and whether enough
+	// engines answer.
 	updateClaims(all map[string]*Scope, engines map[string]EngineCounts, now time.Time)
 	// checkHandBack returns nil if this proxy may give a scope to the proxy that asks for it.
 	checkHandBack(scope *Scope, sender string, ask geo.HandBack) error
@@ -213,7 +213,8 @@ func (s *Set) UnreadyReason(now time.Time) string {
 		v := scope.view.Load()
 		isOurs := v.Admits
 		storeAnswers := !v.StoreAway // so a group without an owner soon gets one
-		// A lease admits for RenewDeadline after its last renewal, so a group whose owner was seen in this time may still have this owner.
+		// A lease admits for RenewDeadline after its last renewal, so a group whose owner was seen in this time may still have this
+		// owner.
 		mayHaveOwner := now.Before(lastSeen.Add(s.times.RenewDeadline))
 		if isOurs || storeAnswers || mayHaveOwner {
 			return ""

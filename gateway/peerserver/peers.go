@@ -61,7 +61,8 @@ type Deps struct {
 	Owner      *owner.Set // nil: this proxy owns all engines
 	Bodies     *edge.Quota
 	Fail       func(*fasthttp.RequestCtx, *openai.Error) // answers a request with an error
-	// Serve answers a client's request that another proxy forwarded. That proxy has already checked the client's identity and permissions.
+	// Serve answers a client's request that another proxy forwarded. That proxy has already checked the client's identity and
+	// permissions.
 	Serve func(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *Hop, arrival time.Time)
 }
 

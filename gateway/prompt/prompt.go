@@ -187,7 +187,8 @@ func (r *Reader) countTokens(s *Source, maxTokens int) (tokens int, ok bool) {
 		return 0, false // the engine truncates the prompt, so only the engine knows the length
 	}
 	ids, isIDs := index.PromptTokens(nil, s.clientPrompt())
-	// A completion has no media. At other endpoints, PromptTokens is set only for token ids without media, to which an engine adds no tokens.
+	// A completion has no media. At other endpoints, PromptTokens is set only for token ids without media, to which an engine adds no
+	// tokens.
 	withoutMedia := s.Req.Endpoint == mooncake.Completions || s.Req.PromptTokens > 0
 	if isIDs && withoutMedia {
 		return len(ids), true

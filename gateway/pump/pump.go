@@ -168,7 +168,8 @@ func (p *pump) passToLoop() bool {
 	if !detached { // for example because the connection uses TLS
 		return false
 	}
-	// From here on, the loop owns the stream, if it is not closed. interrupt may even have passed the stream to another goroutine by now.
+	// From here on, the loop owns the stream, if it is not closed. interrupt may even have passed the stream to another goroutine by
+	// now.
 	if p.loop.Post(func() { p.startOnLoop(fd, handover) }) {
 		return true
 	}

@@ -71,8 +71,8 @@ type source struct {
 	load     func() (*config.Config, error) // parses the file, applies what overrides it, and validates the result
 	lastRead digest                         // version of the file that was last read, even if it was refused
 	inForce  digest                         // version of the file that is in force
-	// refusedFiles has the digests of the files that a refused config names: the config is tried again when one of them changes. nil: the last
-	// version was not refused.
+	// refusedFiles has the digests of the files that a refused config names: the config is tried again when one of them changes. nil:
+	// the last version was not refused.
 	refusedFiles map[string]digest
 	at           time.Time // time since which the version inForce is in force
 	last         *Reload   // result of the last reload; nil: there was none
@@ -84,9 +84,9 @@ type Deps struct {
 	Registerer prometheus.Registerer
 	Started    time.Time
 
-	// Prepare checks a new config with all components of the proxy, and changes nothing. fit is nil if the fit file has not changed. apply
-	// puts the config in force: first in components that may still refuse it, then it calls commit, and then in components that read the
-	// settings in force.
+	// Prepare checks a new config with all components of the proxy, and changes nothing. fit is nil if the fit file has not changed.
+	// apply puts the config in force: first in components that may still refuse it, then it calls commit, and then in components that
+	// read the settings in force.
 	Prepare func(old, next *Settings, fit *predictor.Fit) (apply func(commit func()) error, err error)
 	// ReloadTrust reads the certificate authorities of engines again, if changed says that their file has changed.
 	ReloadTrust func(changed func(file string) bool) (bool, error)

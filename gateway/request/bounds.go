@@ -186,8 +186,8 @@ func newCoreCheck(s *stream) coreCheck {
 // mayLeave says whether a rank of another group or engine, which the request does not avoid, takes requests, and whether the retry budget
 // grants another attempt. If the budget has granted it before (alreadyGranted), it is not asked again.
 func (c coreCheck) mayLeave(alreadyGranted bool) (otherCoreExists, retryGranted bool) {
-	// The ranks that share a queue with this one are those of its group, or those of its engine if no other group takes requests. So every
-	// other rank has another core.
+	// The ranks that share a queue with this one are those of its group, or those of its engine if no other group takes requests. So
+	// every other rank has another core.
 	if _, otherCoreExists = c.job.srv.Engines().SharingQueueWith(c.worker, c.avoided); !otherCoreExists || alreadyGranted {
 		return otherCoreExists, alreadyGranted
 	}
@@ -228,8 +228,8 @@ func (u *upstreamCall) correctTokensToCompute(computedNothing bool) {
 	if u.tokensToCompute == 0 { // corrected before, or nothing was noted
 		return
 	}
-	// After a hand-off, the announced number stays: one block, and the engine computes less than that. It also stays for a request that is
-	// passed through, if no count came: then it is the most that the engine may have computed.
+	// After a hand-off, the announced number stays: one block, and the engine computes less than that. It also stays for a request that
+	// is passed through, if no count came: then it is the most that the engine may have computed.
 	computed := u.tokensToCompute
 	switch usage, _ := u.answer.Filter.Usage(); {
 	case computedNothing:

@@ -170,8 +170,9 @@ func TestRandomLivesOfBoundRequests(t *testing.T) {
 					c.Limits.ProbeTimeout = 3 * time.Second
 					c.Bind.CallbackTimeout, c.Bind.Grace = 500*time.Millisecond, 500*time.Millisecond
 					c.Bind.Confirm = patience // on a busy machine a prefill's answer comes late
-					// After the grace a decode call is ended although the prefill engine may still write to its blocks. On a busy machine an
-					// engine may need longer than half a second to answer an abort. Layerwise uses up the grace for callbacks that never come.
+					// After the grace a decode call is ended although the prefill engine may still write to its blocks.
+					// On a busy machine an engine may need longer than half a second to answer an abort. Layerwise uses
+					// up the grace for callbacks that never come.
 					if connector != mooncake.AscendLayerwise {
 						c.Bind.Grace = patience
 					}

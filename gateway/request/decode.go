@@ -184,7 +184,8 @@ func limitWait(s *stream, h *handoff.Handoff, until lifecycle.Timeout) (maxSilen
 	case s.upstream.unstreamed:
 		return handoff.Forever, pullEndsBy, limitOnePiece(s, h, pullEndsBy)
 	// A request beyond the rank's slots waits in the engine's own queue, so its time limit starts only once it has a slot. This is safe
-	// only if the hold on the KV is renewed meanwhile. Otherwise the KV must be pulled in time, even if the request waits in that queue.
+	// only if the hold on the KV is renewed meanwhile. Otherwise the KV must be pulled in time, even if the request waits in that
+	// queue.
 	case s.upstream.slot.InEngineQueue && holdIsRenewed:
 		return handoff.Forever, pullEndsBy, handoff.LimitFromSlot(s.upstream.slot, s.upstream.call, maxSilence)
 	case h == nil && profile.Aggregated(): // watchCore may find a core that stands still before maxSilence is over
@@ -285,8 +286,9 @@ func lateKVFault() *failure.Fault {
 // (handoff.Forever). If the call fails, the prefill call is told, and openDuringPrefill returns why.
 func (s *stream) openDuringPrefill() *failure.Fault {
 	j, profile, prefillCall := s.job, s.upstream.rank.Profile, s.upstream.prefillCall
-	// The KV comes without a hand-off, so no time is set by which it must be read. The request still counts as one that pulls KV: if the
-	// rank meanwhile reads wrong KV for another request, this one may get that KV from the prefix cache, which countIfLate finds out.
+	// The KV comes without a hand-off, so no time is set by which it must be read. The request still counts as one that pulls KV: if
+	// the rank meanwhile reads wrong KV for another request, this one may get that KV from the prefix cache, which countIfLate finds
+	// out.
 	var noHandoff *handoff.Handoff
 	s.upstream.pull = noHandoff.AwaitFirstEvent(s.upstream.rank, s.upstream.began, s.upstream.unstreamed)
 	defer s.upstream.pull.End()
@@ -506,8 +508,8 @@ func (p *concurrentPrefill) prepareRendezvous() *failure.Fault {
 		p.rendezvous.Metaserver = p.callback.URL
 	case p.traits.Keeps:
 		if p.rendezvous.Coordinates = srv.Fleet.Coordinates(candidate); p.rendezvous.Coordinates == nil {
-			// The address was known when the attempt began (bindOrder). Another attempt follows (Unlearned), and the client gets an
-			// error only if its own time limit ends before it. There is no error for just this case.
+			// The address was known when the attempt began (bindOrder). Another attempt follows (Unlearned), and the client
+			// gets an error only if its own time limit ends before it. There is no error for just this case.
 			standIn := failure.Leaving
 			return failure.NewFault(lifecycle.CallEnd{Call: lifecycle.Decode, Reason: lifecycle.Unlearned}, standIn, errAddressUnknown)
 		}

@@ -42,8 +42,8 @@ func (s *stream) endFailed(why lifecycle.Reason, answer *openai.Error, err error
 		return
 	}
 	event := s.job.callFailedEvent(s.upstream.fault)
-	// By Faulty, the lifecycle counts the engines that failed at this request, and after two it makes no further attempt. In an event of an
-	// answer that has begun, any 5xx says so, and not only 500. An engine that was taken out of service (Moved) does not count.
+	// By Faulty, the lifecycle counts the engines that failed at this request, and after two it makes no further attempt. In an event
+	// of an answer that has begun, any 5xx says so, and not only 500. An engine that was taken out of service (Moved) does not count.
 	engineSaysItFailed := comesFromStatus(why) && answer.Status/100 == 5
 	event.Faulty = engineSaysItFailed && !s.upstream.fault.Moved
 	s.step(event)
@@ -58,7 +58,8 @@ func setFault(s *stream, why lifecycle.Reason, answer *openai.Error, err error) 
 	}
 	begun := !s.firstAt.IsZero()
 	engineWasDrained := begun && s.upstream.endedByDrain()
-	// Through: the engine has read the KV. Open: its answer began with status 200. Moved: the engine was taken out of service meanwhile.
+	// Through: the engine has read the KV. Open: its answer began with status 200. Moved: the engine was taken out of service
+	// meanwhile.
 	end := lifecycle.CallEnd{Call: kind, Progress: lifecycle.Through, Reason: why, Open: true, Moved: engineWasDrained}
 	fault := failure.NewFault(end, answer, err)
 	fault.Status, fault.BlamedEngine = s.upstream.answer.Filter.Failure().Status, s.upstream.rank.Instance
@@ -269,8 +270,8 @@ func (s *stream) collect() ([]byte, *openai.Error) {
 	case s.endError != nil:
 		return nil, s.endError
 	case s.upstream.unstreamed:
-		// The buffer has the engine's body as one event, because readWhole makes an event of it. The body is copied, because Close gives
-		// the buffer to other requests.
+		// The buffer has the engine's body as one event, because readWhole makes an event of it. The body is copied, because Close
+		// gives the buffer to other requests.
 		return bytes.TrimSpace(bytes.TrimPrefix(bytes.Clone(s.upstream.answer.out), []byte("data:"))), nil
 	}
 	body, err := s.upstream.answer.Assembler.JSON(nil)
@@ -463,8 +464,8 @@ func (r *executor) settleCall(disposition lifecycle.Disposition) {
 	if r.stream != nil { // nil: a panic came before the stream was made
 		r.stream.upstream.endAccounting(disposition)
 	}
-	// A decode call that ended because the client left is Cancelled. The dispositions of a call that was passed through (Free, Spent) say only
-	// whether the engine computed tokens, so any of them may come after the client has left.
+	// A decode call that ended because the client left is Cancelled. The dispositions of a call that was passed through (Free, Spent)
+	// say only whether the engine computed tokens, so any of them may come after the client has left.
 	if disposition == lifecycle.Cancelled || j.passthrough != nil {
 		j.noteEnginesFreeIfLeft() // does nothing if the client has not left
 	}

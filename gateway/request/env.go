@@ -114,8 +114,8 @@ type Server struct {
 	Prompts      *prompt.Reader
 	discards     *handoff.Discarder
 	prefillCalls service.Background // prefill calls that run at the same time as their decode call
-	// finishing does work that is left after a client has its answer: it reads bodies to their ends, and ends the other legs after one has
-	// failed.
+	// finishing does work that is left after a client has its answer: it reads bodies to their ends, and ends the other legs after one
+	// has failed.
 	finishing    service.Background
 	openRequests atomic.Int64 // client requests being served
 	ids          atomic.Uint64

@@ -134,8 +134,8 @@ func (srv *Server) ServePassthrough(ctx *fasthttp.RequestCtx, in *Incoming, req 
 		h.Set(attemptsHeader, strconv.Itoa(in.Record.Attempts))
 	}
 	if !s.upstream.unstreamed {
-		// An event loop carries only an answer of which it is known how many tokens may come, which is not known here. So the goroutine of
-		// the client's connection reads the answer.
+		// An event loop carries only an answer of which it is known how many tokens may come, which is not known here. So the
+		// goroutine of the client's connection reads the answer.
 		srv.Stream(ctx, s.upstream.resp.ContentType(), s, withoutLoop)
 		return nil
 	}

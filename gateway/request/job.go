@@ -37,7 +37,8 @@ type job struct {
 	srv  *Server
 	req  *openai.Request
 	body mooncake.Body // empty once a decode engine has the request and no retry can need the body
-	// changes are what engines get instead of parts of the body; nil: the request is passed through, or its legs have changes of their own.
+	// changes are what engines get instead of parts of the body; nil: the request is passed through, or its legs have changes of their
+	// own.
 	changes       *mooncake.Patch
 	passthrough   *Passthrough    // set for a request that one engine serves alone; nil: the prompt is prefilled and decoded
 	client        client          // the connection that the answer goes to
@@ -113,8 +114,8 @@ type Passthrough struct {
 
 // EngineChooser chooses the engine for a request that is passed through.
 type EngineChooser interface {
-	// Choose looks for an engine that is not in tried, and returns Chosen, NoneLeft or NoRoute. It counts one more call as running on the
-	// engine that it chose.
+	// Choose looks for an engine that is not in tried, and returns Chosen, NoneLeft or NoRoute. It counts one more call as running on
+	// the engine that it chose.
 	Choose(model, path string, tried []string) (roster.SoleEngine, lifecycle.EventKind, *openai.Error)
 	// AddRunning adds to the number of calls that run on an engine.
 	AddRunning(instance string, calls int)
@@ -166,8 +167,8 @@ type resumption struct {
 type Incoming struct {
 	Record *journal.Record
 	Options
-	// CorrectEstimate replaces the estimated tokens that were charged to the caller's limits: tokens is how many tokens prompts and answers
-	// really had. If tokens is negative, their number is not known, and the estimate stays.
+	// CorrectEstimate replaces the estimated tokens that were charged to the caller's limits: tokens is how many tokens prompts and
+	// answers really had. If tokens is negative, their number is not known, and the estimate stays.
 	CorrectEstimate func(tokens int)
 	Priority        int               // requests with a higher Priority leave the arrival queue first
 	Batch           bool              // the request runs only on capacity that online requests leave free

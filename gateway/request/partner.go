@@ -410,8 +410,9 @@ func clientLeftFault() *failure.Fault {
 // answer may be wrong; nil: nothing shows that it is.
 func (p *concurrentPrefill) firstEventCame(counted int) *failure.Fault {
 	p.withLock(func() {
-		// If the event came so late that the prefill engine may have freed the KV, the decode call counts as not begun, with errLateFirstEvent.
-		// Before the prefill engine has answered, answeredAt is zero, and tooLate means nothing: the lifecycle then does not look at it.
+		// If the event came so late that the prefill engine may have freed the KV, the decode call counts as not begun, with
+		// errLateFirstEvent. Before the prefill engine has answered, answeredAt is zero, and tooLate means nothing: the lifecycle
+		// then does not look at it.
 		tooLate := time.Since(p.answeredAt) > p.kvValidFor()
 		p.step(lifecycle.Event{Kind: lifecycle.Began, Prompt: counted, Expired: tooLate}, unbegunFault(errLateFirstEvent))
 	})

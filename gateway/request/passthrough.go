@@ -84,8 +84,8 @@ func (r *executor) sendOver(redial bool, until lifecycle.Timeout) lifecycle.Even
 		fault = failure.NewFault(fault.CallEnd, j.srv.drainedError(drainedMessage), failure.ErrMoved)
 		fault.Moved = true // the engine has not failed, and the lifecycle lets another one have the request
 	}
-	// If this engine turns out not to have the endpoint, or a second connection to it breaks, the client gets the error of the call before
-	// (Recall). So that error is kept, before callFailed replaces it by this one.
+	// If this engine turns out not to have the endpoint, or a second connection to it breaks, the client gets the error of the call
+	// before (Recall). So that error is kept, before callFailed replaces it by this one.
 	p.earlierFault = r.fault
 	return r.callFailed(fault)
 }

@@ -139,7 +139,8 @@ func poolEntry(j *job, candidate prefill.Candidate, tokens int) (entry *pool.Ent
 	isUrgent := j.incoming.Priority > 0 && !j.incoming.Batch // no policy may hold the request back (Express)
 	boardName := engines.BoardFor(candidate, j.model.Name, region)
 	entry = &pool.Entry{
-		// For the pool, a board (decode ranks of one base model) is a model. Name is the model or LoRA adapter that the client asked for.
+		// For the pool, a board (decode ranks of one base model) is a model. Name is the model or LoRA adapter that the client
+		// asked for.
 		ID: j.srv.nextID(), Model: boardName, Name: j.model.Name, Prompt: tokens,
 		Age: j.resume.answerTokens, Key: j.promptHash(), Arrival: j.record.Arrival, Entered: time.Now(),
 		// The ranks that may take the request, those to avoid, and those that may take it only if no other rank can at once.

@@ -251,8 +251,8 @@ func (srv *Server) readProbe(candidate prefill.Candidate, transfer *mooncake.Boo
 	if err == nil {
 		err = srv.checkCounts(candidate, &probed, estimate)
 	}
-	// With some versions of an engine, the decode request must have the id of the prefill request, because the hand-off does not name the
-	// prefill request. With other versions, the hand-off must name it.
+	// With some versions of an engine, the decode request must have the id of the prefill request, because the hand-off does not name
+	// the prefill request. With other versions, the hand-off must name it.
 	handoffNamesNoRequest := probed.ReusesRequestID
 	if err == nil && handoffNamesNoRequest && srv.Engines().HandoffsNameRequests(candidate) {
 		err = fmt.Errorf("%w: remote_request_id is missing, which decode engines of its version wait for", mooncake.ErrBadHandoff)

@@ -218,8 +218,8 @@ func (s *stream) bodyEnded(err error) {
 		s.endFailed(lifecycle.Unusable, kvFault.ClientError, errors.New(kvFault.ClientError.Code))
 	case s.upstream.endedByDrain():
 		s.endFailed(lifecycle.Moved, s.job.srv.movedOutError(), failure.ErrMoved)
-	// The body ended, but the answer lacks its end. The lifecycle counts this against the engine, as any failure of a call. Only a break
-	// (below) also goes to the monitor, which then checks whether the engine can be reached.
+	// The body ended, but the answer lacks its end. The lifecycle counts this against the engine, as any failure of a call. Only a
+	// break (below) also goes to the monitor, which then checks whether the engine can be reached.
 	case errors.Is(err, io.EOF):
 		s.endFailed(lifecycle.Garbled, failure.StreamBroke("upstream_incomplete", errNotWhole), errNotWhole)
 	default: // the connection broke, or the engine was silent for too long
@@ -401,7 +401,8 @@ func (s *stream) Torn() bool { return s.upstream.answer.Reader.Torn() }
 // Next returns all complete events that have arrived, and waits if there are none. They are valid until the next call. io.EOF means the end
 // of the answer, even if the answer is not complete.
 func (s *stream) Next() ([]byte, error) {
-	// Next waits for the first event. Then it goes on while more bytes have arrived that can go out in the same write, up to maxBatchBytes.
+	// Next waits for the first event. Then it goes on while more bytes have arrived that can go out in the same write, up to
+	// maxBatchBytes.
 	for len(s.upstream.answer.out) == 0 || s.state == flowing && len(s.upstream.answer.out) < maxBatchBytes && s.upstream.resp.Arrived() {
 		if s.state >= ended {
 			return nil, io.EOF

@@ -149,7 +149,8 @@ func applyPlan(s *stream, plan *lifecycle.Plan) {
 	if plan.ClientHasNothing { // the answer is assembled from its start
 		s.upstream.answer.Assembler = newAssembler(j)
 	}
-	// The part of the answer that the client has. The filter makes the new events go on after it, with the same id, and adds its counts.
+	// The part of the answer that the client has. The filter makes the new events go on after it, with the same id, and adds its
+	// counts.
 	s.earlierTranscript = plan.AnswerSoFar
 	j.filterOptions.Continuation = plan.Continuation
 	resume.answerTokens = plan.AnswerSoFar.Completed // its number of tokens

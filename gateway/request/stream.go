@@ -175,7 +175,8 @@ func (s *stream) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
 	s.readAt = now
 	dst, effects := s.upstream.answer.Feed(dst, data, now)
 	hasTokens := effects.Events > 0 // tokens are a sign that the core of the engine's rank works
-	// A small read of the loop has emptied the socket. Of a large read, ObserveRead assumes by itself that it may have left bytes unread.
+	// A small read of the loop has emptied the socket. Of a large read, ObserveRead assumes by itself that it may have left bytes
+	// unread.
 	const leftUnread = false
 	s.upstream.rank.ObserveRead(&s.upstream.lastRead, s.job.req.Endpoint, len(data), leftUnread, hasTokens, now)
 	if hasTokens {

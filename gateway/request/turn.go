@@ -39,7 +39,8 @@ func (j *job) awaitLease() (*prefill.Lease, *geo.Forward, error) {
 	})
 	lease = moveOffBlockedEngine(j, lease) // exchanges the lease if KV of its engine lately did not arrive
 	j.record.Report(journal.Event{Kind: journal.Chose, Lease: lease})
-	// Until now, another proxy might have got the request. With the lease it begins anew at this proxy, whose engines may all be tried again.
+	// Until now, another proxy might have got the request. With the lease it begins anew at this proxy, whose engines may all be tried
+	// again.
 	if servingProxyWasOpen := j.life.MayAsk(); servingProxyWasOpen {
 		j.avoid.prefill = nil
 	}
@@ -108,7 +109,8 @@ func (j *job) awaitTurn() (*prefill.Lease, error) {
 			return nil, context.Canceled
 		}
 		arrival := j.arrivalRequest()
-		// A leg that enters alone makes a further attempt. The client may have the first token of another leg by now, so no deadline holds.
+		// A leg that enters alone makes a further attempt. The client may have the first token of another leg by now, so no
+		// deadline holds.
 		if j.isLeg {
 			arrival.Deadline = time.Time{}
 		}

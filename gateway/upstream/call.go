@@ -76,8 +76,8 @@ type Call struct {
 	Limits        engine.Deadlines
 	Log           *zap.Logger
 
-	// Tracked finds out whether the call was ended because its engine is down, and returns the error of a broken connection in this case.
-	// It returns any other error unchanged. nil: the call is not ended for this reason.
+	// Tracked finds out whether the call was ended because its engine is down, and returns the error of a broken connection in this
+	// case. It returns any other error unchanged. nil: the call is not ended for this reason.
 	Tracked interface{ Cause(err error) error }
 
 	RefusalBody []byte // the beginning of the body that came with an error status

@@ -295,9 +295,9 @@ func (s *Settings) Parse(text string) (*Policy, error) {
 	if err := namedargs.Apply(name, f.keys, &p.settings, set...); err != nil {
 		return nil, err
 	}
-	// With patience, a request waits for a busy replica with a cache hit. To keep this replica from being full for long, both are needed: the
-	// push mode SPP (sp-p), which sends a replica only what it can begin, and a BatchWeight (load) above 0, by which a replica with a larger
-	// decode batch costs more.
+	// With patience, a request waits for a busy replica with a cache hit. To keep this replica from being full for long, both are
+	// needed: the push mode SPP (sp-p), which sends a replica only what it can begin, and a BatchWeight (load) above 0, by which a
+	// replica with a larger decode batch costs more.
 	waitsForFullReplicas := p.settings.Push != SPP || p.settings.BatchWeight == 0
 	if p.settings.Patience > 0 && waitsForFullReplicas {
 		return nil, fmt.Errorf("policy %s: patience=%g needs push=sp-p and a load above 0: without them it waits for replicas that are full for "+

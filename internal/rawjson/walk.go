@@ -97,8 +97,8 @@ func nestEnd(b []byte, i int) int {
 // following Next need not search for it. A caller that stores -1 in Pos ends the iteration.
 type Object struct {
 	Text []byte
-	// Pos is where the following Next starts. 0: the end of the value at Val is not known yet. After the last member it is the end of the
-	// object, and -1 if the object is malformed.
+	// Pos is where the following Next starts. 0: the end of the value at Val is not known yet. After the last member it is the end of
+	// the object, and -1 if the object is malformed.
 	Pos int
 
 	Open  int    // offset of the opening brace

@@ -155,10 +155,10 @@ func (s Socket) Ask(parts [][]byte, onSent func()) (n int, err error) {
 	t := ioOpPool.Get().(*ioOp)
 	defer t.recycle()
 	t.kind, t.parts, t.onSent = ask, parts, onSent
-	// RawConn.Read calls the function step up to two times. The first call comes at once, and writes the request. If it returns false, Read
-	// waits until there is input, and calls step again, which then only returns true. Go's poller, with which Read waits, forgets earlier
-	// events before the first call. So it notices each answer that comes after the writing, but not bytes that came before. Therefore the
-	// caller of Ask must check Quiet first.
+	// RawConn.Read calls the function step up to two times. The first call comes at once, and writes the request. If it returns false,
+	// Read waits until there is input, and calls step again, which then only returns true. Go's poller, with which Read waits, forgets
+	// earlier events before the first call. So it notices each answer that comes after the writing, but not bytes that came before.
+	// Therefore the caller of Ask must check Quiet first.
 	pollerErr := s.raw.Read(t.stepOrWait)
 	if neverWritten := !t.stepped; neverWritten { // the poller failed before the first call
 		return 0, pollerErr

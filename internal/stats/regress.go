@@ -38,8 +38,9 @@ func Regress(rows [][]float64, y []float64) (r Regression, ok bool) {
 		residual += math.Pow(y[k]-r.At(x), 2)
 		total += math.Pow(y[k]-mean, 2)
 	}
-	// The square of an error is the variance of the residuals times the coefficient's element on the diagonal of the inverse matrix, which is
-	// inverse / factor. The equations were divided by N and by the scales, so the squares are divided by N, and the errors by the scales.
+	// The square of an error is the variance of the residuals times the coefficient's element on the diagonal of the inverse matrix,
+	// which is inverse / factor. The equations were divided by N and by the scales, so the squares are divided by N, and the errors by
+	// the scales.
 	variance := residual / float64(r.N-columns)
 	for i := range columns {
 		r.Error[i] = math.Sqrt(variance*solved[i].inverse/solved[i].factor/float64(r.N)) / scale[i]

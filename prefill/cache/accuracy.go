@@ -103,7 +103,8 @@ type SuspicionChange struct {
 // were too high, as a share of the predicted tokens, and by which they were too low, as a share of the tokens found.
 func (h *PredictedHit) compareHit(u Usage, capacity int64) *SuspicionChange {
 	isPredicted := len(h.prompt.Keys) > 0
-	// If another probe was still computing the predicted blocks, a miss does not show that the engine has dropped them for lack of room.
+	// If another probe was still computing the predicted blocks, a miss does not show that the engine has dropped them for lack of
+	// room.
 	if !isPredicted || h.beingComputed {
 		return nil
 	}

@@ -16,8 +16,8 @@ func (b *CachedBlocks) ExpectHit(h *PredictedHit, p *Prompt, model string, token
 	b.cache.Totals.Prompt += uint64(tokens)
 	b.cache.Totals.Predicted += uint64(hit)
 	if len(p.Keys) > 0 { // a prompt without keys is not in the index
-		// If another probe still computes the predicted blocks, the engine may not find them although it has room for them. Then compareHit
-		// must not take the miss for a sign of a smaller capacity.
+		// If another probe still computes the predicted blocks, the engine may not find them although it has room for them. Then
+		// compareHit must not take the miss for a sign of a smaller capacity.
 		predictedBlocks := b.Blocks(matched, p)
 		h.beingComputed = b.isBeingComputed(p, predictedBlocks)
 		// The blocks are entered in the index at once, as a speculation: the outcome of the probe confirms them or drops them.

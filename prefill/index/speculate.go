@@ -15,8 +15,8 @@ func (x *Index) Speculate(s Slot, keys []Key) Speculation {
 		n := x.ensureClaim(s.N, keys[i])
 		x.claims[n].addSpeculation()
 	}
-	// Claims may be dropped before the speculation ends. By clearCount, StillValid then sees that all claims of the slot were dropped. By
-	// began, isCountedBy sees that one claim was dropped and made again: the new claim does not count this speculation.
+	// Claims may be dropped before the speculation ends. By clearCount, StillValid then sees that all claims of the slot were dropped.
+	// By began, isCountedBy sees that one claim was dropped and made again: the new claim does not count this speculation.
 	p := Speculation{keys: keys, slot: s, clearCount: at.clearCount, began: x.clock}
 	x.clock++ // claims that are made from now on have a later time than the speculation
 	return p

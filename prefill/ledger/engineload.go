@@ -543,7 +543,8 @@ func (e *EngineLoad) RoomForecast(now time.Time) (r Room, known bool) {
 		r.InMs = (usedTokens - capacity) / tokensPerMs
 		return r, true
 	}
-	// A closed gate opens when usage is below the threshold by Hysteresis, and not before the next scrape, when the gauge shows the room.
+	// A closed gate opens when usage is below the threshold by Hysteresis, and not before the next scrape, when the gauge shows the
+	// room.
 	opensAtTokens := capacity * (e.ledger.cfg.KVThreshold - Hysteresis)
 	nextScrapeMs := float64(e.ledger.cfg.Interval-now.Sub(e.SampledAt)) / float64(time.Millisecond)
 	r.InMs = max((usedTokens-opensAtTokens)/tokensPerMs, nextScrapeMs, 0)

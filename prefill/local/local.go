@@ -341,8 +341,8 @@ func (r *rank) learnBlocks(p *cache.Prompt, tokens, hit, cached int) {
 	if r.cache.NamesBlocksOf(p, now) { // the events show what the rank holds, more exactly than the answer
 		return
 	}
-	// If the prediction was too high, Correct drops the blocks that the engine did not find from indexSlot, where the prefix index keeps the
-	// rank's blocks. The rank has now computed them, so that they are added again. Otherwise the blocks stay as they are.
+	// If the prediction was too high, Correct drops the blocks that the engine did not find from indexSlot, where the prefix index
+	// keeps the rank's blocks. The rank has now computed them, so that they are added again. Otherwise the blocks stay as they are.
 	if indexSlot, hitTooHigh := r.cache.Correct(p, tokens, hit, cached); hitTooHigh {
 		r.cache.AddFromAnswer(indexSlot, p)
 	}

@@ -94,7 +94,8 @@ func New[T any]() *Queue[T] {
 func (q *Queue[T]) ModelQueue(model string) *ModelQueue[T] {
 	mq := q.modelQueues[model]
 	if mq == nil {
-		// Each heap (ordered) sorts by before. index says where a member stores its position in the heap, so that it can be removed.
+		// Each heap (ordered) sorts by before. index says where a member stores its position in the heap, so that it can be
+		// removed.
 		mq = &ModelQueue[T]{
 			queue: q,
 			// The retry that is served first comes first.

@@ -88,8 +88,9 @@ func (d *deriving) addDecodeRank(e *Engine, rank int, state RankState) {
 		d.p.ranks[id] = d.newRank(e, rank, id, state)
 	}
 	if len(e.Status.Models) == 0 {
-		// An engine that has not named its models may list any model. So while a decode engine has not named them, no candidate of its region
-		// loses a model. An aggregated engine decodes only for its own group, whose candidate has only models that were named.
+		// An engine that has not named its models may list any model. So while a decode engine has not named them, no candidate of
+		// its region loses a model. An aggregated engine decodes only for its own group, whose candidate has only models that were
+		// named.
 		if e.Role == Decode {
 			listingsOf(d.regionListings, e.otherRegion).anyUnnamed = true
 		}
@@ -306,8 +307,8 @@ func (d *deriving) addRoutes(e *Engine, usable bool) {
 func (r *Route) addEngine(e *Engine, usable bool) {
 	r.AllAggregated = r.AllAggregated && e.Role == Aggregated
 	r.SGLang = r.SGLang || e.Profile.Connector == mooncake.SGLang
-	// A decode engine that lacks KV memory may give a request back: it ends the answer early, so that the request goes on elsewhere. Answers
-	// of some endpoints do not show this. An engine that is down counts, too, because it may be up when a request gets there.
+	// A decode engine that lacks KV memory may give a request back: it ends the answer early, so that the request goes on elsewhere.
+	// Answers of some endpoints do not show this. An engine that is down counts, too, because it may be up when a request gets there.
 	r.GivesBackUnseen = r.GivesBackUnseen || e.mayGiveBack()
 	// NoHandOff: some usable engine takes no hand-offs at the endpoint. The request may get to this engine, so none is used there.
 	needsHandOff := usable && e.Role != Aggregated // an aggregated engine prefills and decodes by itself

@@ -40,8 +40,8 @@ type Engine struct {
 	listedModels []engine.Model // the models from which lists was made
 	arrival      int            // number of the engine in the order in which engines were added; the first one has 1
 	processes    *Processes     // processes that were seen at the engine's address
-	// gaveBack is the start time of the process that gave a request back, although the profile says that the engine never does. 0: not known.
-	// nil: no process did.
+	// gaveBack is the start time of the process that gave a request back, although the profile says that the engine never does. 0: not
+	// known. nil: no process did.
 	gaveBack *float64
 }
 
@@ -271,8 +271,8 @@ func (e *Engine) takesHandOff(ep mooncake.Endpoint) bool {
 		return ep == mooncake.Generate || e.readsRoomsEverywhere()
 	}
 	// With early binding (the decode rank is chosen before the prefill), or with nixl-push, the vLLM engine that pushes KV finds the
-	// destination by the X-Request-Id of the decode request. Of the endpoints that are left here, vLLM gives this id to its request only at
-	// the one for token ids, and e.g. not to a response.
+	// destination by the X-Request-Id of the decode request. Of the endpoints that are left here, vLLM gives this id to its request
+	// only at the one for token ids, and e.g. not to a response.
 	needsRequestID := e.Profile.Early() || e.Profile.Connector == mooncake.NIXLPush
 	if needsRequestID && ep != mooncake.Tokens {
 		return false

@@ -145,8 +145,8 @@ func (v Health) apply(r *Roster, out *effects) {
 	if e == nil {
 		return
 	}
-	// Status.Moved is the last change of the addresses to which the engine's name resolves; zero: there was none. If it differs from that of
-	// the last status, the change is new.
+	// Status.Moved is the last change of the addresses to which the engine's name resolves; zero: there was none. If it differs from
+	// that of the last status, the change is new.
 	moved := v.Status.Moved != e.Status.Moved && !v.Status.Moved.At.IsZero()
 	if moved {
 		r.updateAddresses(e, v.Status.Moved, out.now)

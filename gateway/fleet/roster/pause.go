@@ -78,8 +78,8 @@ func (v PauseBegun) apply(r *Roster, out *effects) {
 	for key, e := range r.engines { // also of other groups: Restarted looks up only engines that the pause covers
 		next.StartTimes[key] = e.Status.StartTime
 	}
-	// If the group is paused already, or a part of it (Unresumed), its pause goes on, with the path and the times of its beginning. So an
-	// engine that has restarted since then still counts as restarted.
+	// If the group is paused already, or a part of it (Unresumed), its pause goes on, with the path and the times of its beginning. So
+	// an engine that has restarted since then still counts as restarted.
 	if old := r.pauses[v.Group]; old != nil {
 		next.Path, next.Since, next.StartTimes = old.Path, old.Since, old.StartTimes
 	}

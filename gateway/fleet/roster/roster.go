@@ -159,8 +159,8 @@ func (r *Roster) replace(old, e *Engine, now time.Time) {
 	e.Status, e.serviceState, e.arrival = old.Status, old.serviceState, old.arrival
 	e.board, e.lists, e.listedModels = old.board, old.lists, old.listedModels
 	e.processes, e.gaveBack = old.processes, old.gaveBack
-	// Found says what discovery has found. It still applies if e lacks it because an operator has described e, or because e is built again
-	// after a change of its profile. But a new entry makes the engine one of the config, which discovery does not manage.
+	// Found says what discovery has found. It still applies if e lacks it because an operator has described e, or because e is built
+	// again after a change of its profile. But a new entry makes the engine one of the config, which discovery does not manage.
 	lacksFound := e.Found == (Found{})
 	if lacksFound && !e.FromNewEntry {
 		e.Found = old.Found
@@ -177,7 +177,8 @@ func (r *Roster) addNew(e *Engine, now time.Time) {
 	e.arrival, e.byHealth, e.state = r.engineCount, Down, Down
 	// These numbers are far above those of any earlier engine at this address, so hand-offs of earlier processes count as gone.
 	e.processes = &Processes{first: r.engineCount << 20}
-	// If the engine was only taken off the list for a while, its process may still be the same. If it is not, its start time will show that.
+	// If the engine was only taken off the list for a while, its process may still be the same. If it is not, its start time will show
+	// that.
 	if before, hasLeft := r.departed[e.withoutProcess()]; hasLeft && !now.After(before.until) {
 		e.processes = before.processes
 	}
@@ -348,7 +349,8 @@ func (r *Roster) distrustHosts(e *Engine, dead bool, now time.Time) {
 		if mayAnswer := !dead; mayAnswer { // its last probe may still be answered, with a hand-off that names the host
 			t.trustedUntil = now.Add(r.terms.ProbeTimeout)
 		}
-		// After a dead engine, trustedUntil stays. So the trust ends now, unless another engine has this host, or has left just before.
+		// After a dead engine, trustedUntil stays. So the trust ends now, unless another engine has this host, or has left just
+		// before.
 		r.hosts[h] = t
 	}
 	r.dropExpiredTrusts(now)

@@ -81,7 +81,8 @@ func (r *Roster) updateBoard(e *Engine) {
 	if e.otherRegion == r.terms.Region { // an empty otherRegion stands for the proxy's own region
 		e.otherRegion = ""
 	}
-	// A Fence keeps a proxy that has lost the scope from sending to its engines: requests ask it right before they are sent. nil: no owners.
+	// A Fence keeps a proxy that has lost the scope from sending to its engines: requests ask it right before they are sent. nil: no
+	// owners.
 	e.ownerScope = r.owners.Scopes[e.Scope].Fence
 	if len(e.Status.Models) > 0 {
 		e.board = BoardIn(e.homeBoard(), e.otherRegion)
