@@ -214,7 +214,7 @@ func (k *Call) Abort() {
 	}
 	if k.conn != nil {
 		k.conn.close()
-		k.conn.notifyLoop() // an event loop may read the socket in place of the caller (see Response.Detach), and must now give it back
+		k.conn.notifyLoop() // an event loop that reads the socket (see Response.Detach) must now give it back
 	}
 }
 
@@ -258,8 +258,7 @@ func (k *Call) newError(phase Phase, c *conn, cause error) *Error {
 	defer k.mu.Unlock()
 	if k.aborted { // Abort or Disconnect was called
 		// After Abort, too, cause may be a timeout: of a wait that ended right before.
-		ignoresClose := failure.Timeout && c != nil && c.awaitsClose()
-		k.closeIgnored = k.closeIgnored || ignoresClose
+		k.closeIgnored = k.closeIgnored || failure.Timeout && c != nil && c.awaitsClose()
 		failure.Aborted, failure.Timeout, failure.Err = true, false, ErrAborted
 	}
 	return failure

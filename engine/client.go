@@ -90,7 +90,6 @@ func (c *Client) dial(ctx context.Context, t *Target) (*conn, error) {
 
 const (
 	answerLimit = 1 << 20 // most bytes of an answer about health or models
-	// perRankLimit is how many bytes an answer of SGLang may have that says something about each rank, such as the rank's settings or
-	// load.
+	// perRankLimit is the most bytes of an answer of SGLang about each rank, such as the rank's settings or load.
 	perRankLimit = 16 << 20
 )

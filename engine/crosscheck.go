@@ -34,11 +34,9 @@ func (w *watch) crossCheck(s *Sample, at time.Time) {
 // the gauges freeze or move again, and logs when they freeze. The caller holds m.mu.
 func checkFrozen(w *watch, s *Sample) {
 	scrapes := &w.scrapes
-	const allRanks = -1 // the gauges of all ranks together
 	gauges := vitalsOf(s, allRanks)
 	busy := w.traffic.running.Load() > 0
-	hasGauges := gauges != noVitals                 // otherwise the engine reports none of them, so they never change
-	mustChange := busy && scrapes.busy && hasGauges // the engine had requests at both scrapes, so a gauge must have changed
+	mustChange := busy && scrapes.busy && gauges != noVitals // the engine had requests at both scrapes, so a gauge must have changed
 	if mustChange && gauges == scrapes.last {
 		scrapes.unchanged++
 	} else {
@@ -67,8 +65,7 @@ func checkFrozen(w *watch, s *Sample) {
 // line, and another one only after a scrape without an excess. The caller holds m.mu.
 func checkOverfull(w *watch, s *Sample) {
 	scrapes := &w.scrapes
-	ranks := w.in.Canaries // each rank gets canaries, so these are all ranks of the engine
-	running := runningOnFullestRank(s, ranks)
+	running := runningOnFullestRank(s, w.in.Canaries) // all ranks of a decode engine; the slots of a prefill engine are not known
 	// allowedRunning becomes the configured slots. If their number was lowered, it keeps the old number until the requests that were
 	// admitted under it have ended.
 	scrapes.updateAllowedRunning(w.in.Slots, running)
@@ -101,9 +98,8 @@ func runningOnFullestRank(s *Sample, ranks []*Target) float64 {
 func (w *watch) recordSigns(s *Sample, at time.Time) {
 	scrapes := &w.scrapes
 	previous, previousAt := scrapes.ranks, scrapes.at
-	ranks := w.in.Canaries // each rank gets canaries, so these are all ranks of the engine
-	scrapes.ranks = make(map[int]vitals, len(ranks))
-	for _, t := range ranks {
+	scrapes.ranks = make(map[int]vitals, len(w.in.Canaries))
+	for _, t := range w.in.Canaries { // all ranks of a decode engine, and none of a prefill engine
 		gauges := vitalsOf(s, t.Rank)
 		liveness := w.traffic.Liveness(t.Rank)
 		liveness.hasGauges.Store(gauges != noVitals)

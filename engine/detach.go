@@ -76,8 +76,7 @@ func (r *Response) Reattach(socketErr error) {
 		raw, _ = net.Pipe() // a closed pipe in place of the socket makes all reads fail
 		_ = raw.Close()
 	}
-	withoutTLS := raw // Detach refuses a connection with TLS
-	c.setSocket(raw, withoutTLS)
+	c.setSocket(raw, raw) // without TLS, the connection itself is the socket; Detach refuses one with TLS
 	k.mu.Unlock()
 	c.mu.Lock()
 	c.setDeadlineAtNextRead() // the new net.Conn has no deadline yet

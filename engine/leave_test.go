@@ -155,7 +155,7 @@ func (c *abortsOnTimeout) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Nobody has asked the engine to close its half, so it has ignored nothing.
+// evenkeel has not asked the engine to close its half, so the engine has ignored nothing.
 func TestAnAbortRightAfterATimeoutIsNoIgnoredClose(t *testing.T) {
 	var k *Call
 	c := NewClient(Options{Dial: func(context.Context, string, string) (net.Conn, error) {

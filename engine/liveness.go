@@ -97,7 +97,7 @@ func (l *Liveness) markPullsWithOldSaltLost() {
 	for _, p := range l.pendingPulls {
 		if p.saltGeneration < l.saltGeneration {
 			p.hold.MarkLost()
-			p.saltChangedSinceLoss = true // so that this loss does not change the salt once more: the current salt is newer already
+			p.saltChangedSinceLoss = true // the current salt is newer already, so this loss does not change it once more
 		}
 	}
 }
@@ -155,19 +155,13 @@ func (l *Liveness) AddPull(now time.Time, hold mooncake.Hold) *PendingPull {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	pull.cacheSalt, pull.saltGeneration = l.cacheSalt, l.saltGeneration
-	l.setMinReportedGap(hold.MaxSilence()) // so that RecordSign reports each gap in which this KV may get lost
-	l.pendingPulls = append(l.pendingPulls, pull)
-	return pull
-}
-
-// setMinReportedGap sets from which length on RecordSign reports a gap between two signs of life to the holds: a small part of maxSilence,
-// the longest silence that the newest request allows; 0: signs do not renew its hold, so nothing changes. The requests to a rank usually
-// allow the same silence, so the newest one sets the length for all.
-func (l *Liveness) setMinReportedGap(maxSilence time.Duration) {
-	const smallPart = 16 // a gap of less than 1/16 of maxSilence does not matter to a hold
-	if maxSilence > 0 {
+	if maxSilence := hold.MaxSilence(); maxSilence > 0 { // 0: signs of life do not renew this hold
+		const smallPart = 16 // a gap of less than 1/16 of the longest silence does not matter to a hold
+		// The requests to a rank usually allow the same silence, so the newest one sets the length for all.
 		l.minReportedGap.Store(int64(maxSilence / smallPart))
 	}
+	l.pendingPulls = append(l.pendingPulls, pull)
+	return pull
 }
 
 // Salt returns the cache_salt of the request, which keeps it from using wrong KV in the rank's prefix cache;

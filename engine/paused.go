@@ -223,10 +223,8 @@ func (w *watch) recordRefusal(why error) {
 func recordLostRanks(w *watch, rankCount int) {
 	r := &w.restrictions
 	// If the watch assumed another number, tryLostRankIfDue may have put a lost rank back into service. The refused request was then
-	// the try of this rank, and the next try comes later. If there was no such try yet, retryDelay is 0, and doubling does not change
-	// it.
-	assumedOther := r.ranksLeft != rankCount
-	if assumedOther {
+	// the try of this rank, and the next try comes later. Before the first try, retryDelay is 0 and stays so.
+	if r.ranksLeft != rankCount {
 		r.retryDelay = min(2*r.retryDelay, maxRetryDelay)
 	}
 	r.ranksLeft, r.lastTryAt = rankCount, time.Now()
@@ -234,8 +232,7 @@ func recordLostRanks(w *watch, rankCount int) {
 }
 
 // setHalt stops new requests to the engine for the reason why; nil: it may get them again. confirmed says that a check has seen the
-// reason. A halt that ends before any check has seen its reason counts as a failure of the engine: see countUnconfirmedHalt. The caller
-// holds m.mu.
+// reason. For a halt that ends before any check has seen its reason, see countUnconfirmedHalt. The caller holds m.mu.
 func (w *watch) setHalt(why error, confirmed bool) {
 	r := &w.restrictions
 	before, confirmedBefore := r.haltReason, r.haltConfirmed
@@ -247,21 +244,15 @@ func (w *watch) setHalt(why error, confirmed bool) {
 	}
 	switch {
 	case ends && confirmedBefore:
-		endConfirmedHalt(w)
+		w.clearFailures()                          // the halt may have caused them
+		r.lastTryAt, r.retryDelay = time.Time{}, 0 // lost ranks are tried at once, because the engine may have more ranks now
+		w.m.cfg.Log.Info("an engine takes requests again", zap.String("engine", w.in.ID))
 	case ends:
 		countUnconfirmedHalt(w, before)
 	case r.haltConfirmed && !confirmedBefore: // each halt is logged once, when a check confirms it
 		w.m.cfg.Log.Warn("an engine takes no requests for now, and its requests wait", zap.String("engine", w.in.ID), zap.Error(why))
 	}
 	w.publish(w.status)
-}
-
-// endConfirmedHalt clears what the halt makes invalid: failures, because the halt may have caused them, and the delay before a lost rank is
-// tried, because the engine may have more ranks after it has re-formed. The caller holds m.mu.
-func endConfirmedHalt(w *watch) {
-	w.clearFailures()
-	w.restrictions.lastTryAt, w.restrictions.retryDelay = time.Time{}, 0
-	w.m.cfg.Log.Info("an engine takes requests again", zap.String("engine", w.in.ID))
 }
 
 // countUnconfirmedHalt counts a halt that setHalt has just ended as a failure of the engine: the engine refused a request for the reason
@@ -271,8 +262,7 @@ func countUnconfirmedHalt(w *watch, why error) {
 	if len(w.in.Canaries) == 0 {
 		return
 	}
-	tookOut := w.suspect.circuit.Fail(canaryID, time.Now()) // canaryID, because the refused request may have been a canary
-	if tookOut {
+	if w.suspect.circuit.Fail(canaryID, time.Now()) { // canaryID, because the refused request may have been a canary
 		w.takeOut(outFailures, fmt.Errorf("it refuses requests again and again, although its health checks do not say so: %w", why))
 	}
 }
@@ -335,8 +325,7 @@ func (w *watch) fillRestrictions(next *Status) {
 	next.Halt, next.Lost = w.restrictions.haltReason, w.restrictions.lostRanks(w.in.Ranks)
 	// An operator may have stopped requests (Held), and may also have paused the engine for it. Then Held has the reason. A halt of
 	// another kind stays: the group of the engine re-forms, or it has met a fault, which Held does not explain.
-	isHeld := w.in.Held != nil
-	if isHeld && (next.Halt == nil || errors.Is(next.Halt, ErrPaused)) {
+	if w.in.Held != nil && (next.Halt == nil || errors.Is(next.Halt, ErrPaused)) {
 		next.Halt = w.in.Held
 	}
 	if next.Halt == nil { // a halted engine gets no new requests anyway
@@ -441,15 +430,10 @@ func (w *watch) tryLostRankIfDue() {
 		r.lastTryAt = time.Now()
 		// If the engine refuses the client's request, recordLostRanks doubles this delay. That must begin with a number above 0.
 		r.retryDelay = max(r.retryDelay, w.m.cfg.FactsInterval)
-		r.restoreFirstLostRank(w.in.Ranks)
+		if r.ranksLeft++; r.ranksLeft >= w.in.Ranks { // the first lost rank counts as back
+			r.ranksLeft = hasAllRanks
+		}
 		w.publish(w.status)
-	}
-}
-
-// restoreFirstLostRank counts the first lost rank as back. configured is how many ranks the engine has in the config.
-func (r *restrictions) restoreFirstLostRank(configured int) {
-	if r.ranksLeft++; r.ranksLeft >= configured {
-		r.ranksLeft = hasAllRanks
 	}
 }
 
@@ -461,8 +445,8 @@ const maxRetryDelay = 5 * time.Minute
 func (w *watch) sendLostRankCanary(ctx context.Context) {
 	w.m.mu.Lock()
 	ranksLeft, model := w.restrictions.ranksLeft, w.status.baseModel()
-	firstLost := ranksLeft // ranks are numbered from 0; if no rank is lost, lostRankTryDue is false
-	index := slices.IndexFunc(w.in.Canaries, func(t *Target) bool { return t.Rank == firstLost })
+	// Ranks are numbered from 0, so the first lost one has the number ranksLeft. If none is lost, lostRankTryDue is false.
+	index := slices.IndexFunc(w.in.Canaries, func(t *Target) bool { return t.Rank == ranksLeft })
 	canSend := index >= 0 && model != ""
 	due := w.lostRankTryDue() && canSend
 	ask := w.canaryRequestFor(model)
@@ -470,8 +454,7 @@ func (w *watch) sendLostRankCanary(ctx context.Context) {
 	if !due {
 		return
 	}
-	limit := min(w.m.cfg.Canary, w.m.cfg.Timeout) // the shorter of the limits of a canary and of a health check
-	bounded, stop := context.WithTimeout(ctx, limit)
+	bounded, stop := context.WithTimeout(ctx, min(w.m.cfg.Canary, w.m.cfg.Timeout))
 	computed, err := oneToken(bounded, w.m.cfg.Client, w.in.Canaries[index], ask)
 	stop()
 	w.m.mu.Lock()

@@ -54,13 +54,12 @@ func parsePublishers(body []byte) ([]Publisher, error) {
 		return nil, errors.New("the answer is not a publisher for each rank")
 	}
 	var all []Publisher
-	tooMany := len(sources) > MostRanks
 	for name, s := range sources {
 		rank, isNumber, err := Whole("a rank", name, math.MaxInt32)
 		switch {
 		case err != nil: // the key is a number, but one that no rank can have, such as -1
 			return nil, err
-		case !isNumber || tooMany: // the error names this key and the number of keys
+		case !isNumber || len(sources) > MostRanks: // an engine numbers its ranks, and has no more than this
 			return nil, &PageError{"a list of ranks", fmt.Sprintf("%s among %d", quotedShort(name), len(sources))}
 		}
 		p := Publisher{Rank: int(rank)}

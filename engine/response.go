@@ -48,8 +48,7 @@ func (r *Response) SetIdle(d time.Duration) {
 	}
 	r.conn.mu.Lock()
 	defer r.conn.mu.Unlock()
-	disconnected := r.conn.halfClosed // Call.Disconnect was called, and its deadline bounds all Reads
-	if !disconnected {
+	if !r.conn.halfClosed { // after Call.Disconnect its own deadline stays
 		r.conn.readDeadline = noDeadline // only idleLimit bounds the Reads from now on
 	}
 	r.conn.idleLimit = d
@@ -64,8 +63,7 @@ func (r *Response) SetDeadline(t time.Time) {
 	}
 	r.conn.mu.Lock()
 	defer r.conn.mu.Unlock()
-	disconnected := r.conn.halfClosed
-	if !disconnected {
+	if !r.conn.halfClosed { // Call.Disconnect was not called
 		r.conn.readDeadline = t
 		r.conn.setDeadlineAtNextRead() // no Read waits now, because only one goroutine uses the response
 	}
@@ -109,8 +107,8 @@ func (r *Response) ReadInto(buf []byte, limit int) ([]byte, error) {
 	if r.conn != nil && r.body.framing == byLength && r.body.bytesLeft > limit { // by its Content-Length, so that nothing need be read
 		return nil, r.failTooLarge(limit)
 	}
-	// One byte more than the body, so that the read that finds the end needs no larger buffer; a Content-Length may be wrong, hence 1
-	// MiB.
+	// The new buffer has one byte more than the body, so that the read that finds the end needs no larger one. It has at most 1 MiB and
+	// one byte, because a Content-Length may be wrong.
 	if size := min(r.expectedLength(), limit, 1<<20) + 1; cap(buf) < size {
 		buf = make([]byte, 0, size)
 	}

@@ -183,8 +183,7 @@ func (result checkResult) isOnlyBusy(w *watch) bool {
 // down as it was, unless it counts as down because the halt has lasted for LongestHalt. The caller holds m.mu.
 func applyReforming(w *watch, err, halt error) {
 	w.failedChecks = 0
-	const confirmed = true // this check has seen the reason
-	w.setHalt(halt, confirmed)
+	w.setHalt(halt, true) // true: this check has seen the reason
 	next := w.status
 	if why := w.restrictions.downReason(time.Now()); why != nil { // the halt has lasted too long
 		next.Up, next.Err = false, why
@@ -218,13 +217,12 @@ func (w *watch) haltAfter(result checkResult) (seenNow bool, halt error) {
 	sawOther := otherHalt != nil
 	old := w.restrictions.haltReason
 	wasReforming := errors.Is(old, ErrReforming) || errors.Is(old, errScaleFailed)
-	modelListFailed := w.facts.modelsErr != nil
 	switch {
 	case errors.Is(result.health, ErrReforming):
 		return true, ErrReforming
 	case result.reforming != nil:
 		return true, result.reforming
-	case result.health == nil && modelListFailed && wasReforming:
+	case result.health == nil && w.facts.modelsErr != nil && wasReforming:
 		return sawOther, old // the old halt goes on; a pause or fault that was seen confirms that the engine takes no requests
 	}
 	return sawOther, otherHalt
@@ -323,7 +321,7 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 	if full || f.version == "" {
 		f.readVersion(ctx, w, timeout)
 	}
-	mayBeVLLM := w.in.Version == "" // Version is the path of the version; it is set for SGLang only, and vLLM has the usual path /version
+	mayBeVLLM := w.in.Version == "" // only for SGLang is a path of the version set
 	if mayBeVLLM && (full || f.featuresUnknown) {
 		f.readFeatures(ctx, w, timeout)
 	}

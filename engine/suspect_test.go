@@ -391,7 +391,9 @@ func TestWithoutACanaryAnEngineComesBackByItself(t *testing.T) {
 		synctest.Wait()
 		require.NoError(t, m.Status("d0").Out)
 		require.Zero(t, f.count("/v1/completions"))
-		require.Zero(t, series(t, reg, "evenkeel_engine_canaries_total", "d0", "passed"), "none was sent")
+		for _, outcome := range []string{canaryPassed, canaryNotSent} {
+			require.Zero(t, series(t, reg, "evenkeel_engine_canaries_total", "d0", outcome), "none was sent")
+		}
 	})
 }
 

@@ -166,7 +166,10 @@ type vitals struct{ generated, running, waiting, kv float64 }
 // noVitals are the vitals on a page that has none of them, as that of a vLLM with --disable-log-stats.
 var noVitals = vitals{generated: -1, running: -1, waiting: -1, kv: -1}
 
-// vitalsOf returns the vitals of a rank; for rank -1 those of all ranks together. A value that is not known is -1.
+// allRanks in place of a rank means all ranks of an engine together (see Sample).
+const allRanks = -1
+
+// vitalsOf returns the vitals of a rank, or of allRanks. A value that is not known is -1.
 func vitalsOf(s *Sample, rank int) vitals {
 	return vitals{
 		generated: orUnknown(s.Generated(rank)), running: orUnknown(s.Running(rank)), waiting: orUnknown(s.Waiting(rank)),
@@ -235,7 +238,6 @@ func (p *pullCheck) setSettledTokens(t *Traffic) {
 // surely counted by the scrape. Later, all computedTokens count, also those of requests that it may not have counted yet. So the results
 // may be too small, but never too large: tokens that it had counted at the first scrape, and that were settled only later, stay in base.
 func (p *pullCheck) newlyNotPulled(s *Sample, t *Traffic) float64 {
-	const allRanks = -1
 	notPulled, ok := s.NotPulledTokens(allRanks)
 	if !ok {
 		return 0

@@ -49,8 +49,7 @@ func (w *watch) alive(ctx context.Context, fresh bool) (withoutComputing bool, e
 			return true, err
 		}
 	}
-	withoutComputing = !hasReady
-	return withoutComputing, ask("/health")
+	return !hasReady, ask("/health")
 }
 
 // setStatus replaces the status, logs the change and queues it for the callback. It sets Since if Up has changed, and Changed if State has
