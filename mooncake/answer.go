@@ -85,8 +85,10 @@ func (p *Profile) ReadProbe(answer []byte, info *BootstrapInfo, knownHost func(h
 		return answered, err
 	}
 	answered.ReusesRequestID = p.matchesByRequestID(&h)
-	if err := p.checkHandoffHosts(&h, knownHost); err != nil {
-		return answered, err
+	if p.Connector != Opaque { // the members of an opaque hand-off are not known, so neither are its hosts
+		if err := p.checkHosts(kv, knownHost); err != nil {
+			return answered, err
+		}
 	}
 	answered.KV, answered.EngineID = bytes.Clone(kv), stringValue(h.engineID)
 	if p.Connector == NIXLPush { // with early binding, a later decode request needs this address before its own hand-off exists
@@ -250,8 +252,7 @@ func finishReason(value json.RawMessage) string {
 // handoff is a parsed kv_transfer_params. The fields from doPrefill on are the values of the members that a decode engine uses; nil: there
 // is no such member.
 type handoff struct {
-	raw     json.RawMessage
-	members int // how many members raw has
+	members int // how many members the object has
 
 	doPrefill, mode, blockIDs, engineID, host, requestID, port, tpSize, ppSize, dcpSize json.RawMessage
 }
@@ -259,7 +260,6 @@ type handoff struct {
 // readHandoff parses a kv_transfer_params, which the caller has checked to be valid JSON. ok is false if it is not an object, or has too
 // many members. If a key is repeated, its last value counts.
 func readHandoff(kv json.RawMessage) (h handoff, ok bool) {
-	h.raw = kv
 	for o := rawjson.ObjectAt(kv, 0); o.NextValue(); {
 		h.members++
 		value := o.Value()
@@ -290,7 +290,7 @@ func readHandoff(kv json.RawMessage) (h handoff, ok bool) {
 }
 
 // checkHandoff checks the members that a decode engine uses. With connector opaque they are not known, so the hand-off only must not be
-// empty. The hosts are left to checkHandoffHosts.
+// empty. The hosts are left to checkHosts.
 func (p *Profile) checkHandoff(h *handoff) error {
 	if h.members == 0 {
 		return fmt.Errorf("%w: kv_transfer_params is {}", ErrNoHandoff)
@@ -308,7 +308,7 @@ func (p *Profile) checkHandoff(h *handoff) error {
 }
 
 // checkSource checks the members that say where the KV is: the blocks, and the engine, host, port and request that have them. The host
-// may still be an unknown one, which checkHandoffHosts refuses.
+// may still be an unknown one, which checkHosts refuses.
 func (h *handoff) checkSource() error {
 	switch n, ok := countBlocks(h.blockIDs); {
 	case !ok:
@@ -331,15 +331,6 @@ func (h *handoff) checkSource() error {
 	return nil
 }
 
-// checkHandoffHosts refuses a hand-off that names an unknown host (checkHosts). With connector opaque it checks nothing, because the
-// members are not known.
-func (p *Profile) checkHandoffHosts(h *handoff, knownHost func(string) bool) error {
-	if p.Connector == Opaque {
-		return nil
-	}
-	return p.checkHosts(h.raw, knownHost)
-}
-
 // matchesByRequestID says whether the prefill and the decode engine match their two requests by the X-Request-Id, so that the decode
 // request must have that of the probe. Otherwise they match by the request id in the hand-off or, with connector opaque, in a way that is
 // not known.
@@ -350,8 +341,7 @@ func (p *Profile) matchesByRequestID(h *handoff) bool {
 	case NIXLPush: // its engines ignore the id in the hand-off
 		return true
 	}
-	hasOwnID := h.requestID != nil // vllm-ascend before 0.14 and NIXL in vLLM before 0.13 send no request id in the hand-off
-	return !hasOwnID
+	return h.requestID == nil // vllm-ascend before 0.14 and NIXL in vLLM before 0.13 send no request id in the hand-off
 }
 
 // checkTransferMode refuses a hand-off of the other of the two NIXL connectors, one of which pulls and one pushes. With it, each engine

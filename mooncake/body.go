@@ -148,8 +148,9 @@ func (b *Body) All() iter.Seq2[string, json.RawMessage] {
 			inParams := object != b
 			for i := range object.members {
 				m := &object.members[i]
-				completionKey := b.completionKey(m.key, inParams)            // empty: completions have no such member
-				if completionKey == "" || hasKey(b.pending, completionKey) { // a pending one is yielded below, with its value from Set
+				completionKey := b.completionKey(m.key, inParams)
+				// Completions have no such member, or it is yielded below with its value from Set.
+				if completionKey == "" || hasKey(b.pending, completionKey) {
 					continue
 				}
 				if !yield(completionKey, object.raw[m.val:m.valEnd:m.valEnd]) {
@@ -209,10 +210,9 @@ func (b *Body) spliceText(dst [][]byte, drop func(key string) bool, set []Member
 		}
 		start := m.start // the first byte behind the comma before the member, or behind the '{'
 		if keptBefore {
-			start-- // the comma belongs to this member, because it is needed between this member and the one that was kept before
+			start-- // the comma, which is needed between this member and the one that was kept before
 		}
-		leftOutBetween := start != to // otherwise this member follows the current segment without a gap
-		if leftOutBetween {
+		if start != to { // a member between is left out: otherwise the text of the last one ends right before this comma
 			dst = append(dst, b.raw[from:to:to]) // its capacity ends with it, so that an append does not overwrite the text
 			from = start
 		}

@@ -49,7 +49,7 @@ type Callback struct {
 
 // ReadCallback checks a callback that came to the metaserver, the URL of evenkeel to which decode engines post callbacks. All required keys
 // must exist once, all hosts must be known, and there may not be more blocks than the prompt can have. request_id must be id (see
-// Endpoint.RequestID), but may lack its last bytes, which some decode engines cut off (isShortened). An unknown key is accepted only if it
+// Endpoint.RequestID), but may lack its last bytes, which some decode engines cut off. An unknown key is accepted only if it
 // holds no address. prompt is the largest number of tokens that the prompt can have, block the size of a KV block in tokens; 0: not known.
 func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known func(host string) bool) (Callback, error) {
 	bad := func(format string, args ...any) (Callback, error) {
@@ -68,12 +68,16 @@ func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known 
 	if wrong := c.firstWrong(); wrong != "" { // a required key is missing, or a value is invalid
 		return bad("%s", wrong)
 	}
-	blocks, wrong := c.countBlocks(maxBlocks(prompt, block))
-	if wrong != "" {
-		return bad("%s", wrong)
+	blocks, ok := largestGroup(c.values[atBlockIDs])
+	switch limit := maxBlocks(prompt, block); {
+	case !ok:
+		return bad("remote_block_ids is %s, not a list of block numbers or a list of such lists", describeValue(c.values[atBlockIDs]))
+	case limit > 0 && blocks > limit:
+		return bad("remote_block_ids has %d blocks in a group, and the prompt at most %d", blocks, limit)
 	}
 	namedID := stringValue(c.values[atRequestID])
-	isShort := isShortened(namedID, id)
+	// A decode engine cuts off the random suffix that vLLM adds to ids. An engine that added none cuts off as much of evenkeel's own id.
+	isShort := len(id) > suffixLength && namedID == id[:len(id)-suffixLength]
 	if namedID != id && !isShort {
 		return Callback{}, fmt.Errorf("%w: a request_id of %d bytes", ErrOtherRequest, len(namedID))
 	}
@@ -87,25 +91,6 @@ func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known 
 		return Callback{}, err
 	}
 	return callback, nil
-}
-
-// isShortened says whether the id in a callback is the request's id without its last bytes. A decode engine cuts off the random suffix that
-// vLLM adds to ids. An engine that added none cuts off as much of evenkeel's own id.
-func isShortened(namedID, id string) bool {
-	return len(id) > suffixLength && namedID == id[:len(id)-suffixLength]
-}
-
-// countBlocks returns how many KV blocks the largest group of the callback has, or why they are refused; empty: they are accepted. limit is
-// the largest number that the prompt can have; 0: not known.
-func (c *callbackMembers) countBlocks(limit int) (blocks int, refused string) {
-	blocks, ok := largestGroup(c.values[atBlockIDs])
-	switch {
-	case !ok:
-		return 0, "remote_block_ids is " + describeValue(c.values[atBlockIDs]) + ", not a list of block numbers or a list of such lists"
-	case limit > 0 && blocks > limit:
-		return 0, fmt.Sprintf("remote_block_ids has %d blocks in a group, and the prompt at most %d", blocks, limit)
-	}
-	return blocks, ""
 }
 
 // callbackKeys lists the known members of a callback, each with a check of its value (vllm-ascend 182b75ea,
@@ -219,8 +204,7 @@ func isVariable(key string) bool {
 func (c *callbackMembers) firstWrong() string {
 	for i, v := range c.values {
 		k := &callbackKeys[i]
-		isRequired := i < requiredKeys // the required keys are the first ones of callbackKeys
-		missing := v == nil && isRequired
+		missing := v == nil && i < requiredKeys // the required keys are the first ones of callbackKeys
 		invalid := v != nil && !k.ok(v)
 		if missing || invalid {
 			return k.name + " is " + describeValue(v) + ", which it cannot be"

@@ -17,8 +17,7 @@ func (p *Profile) ReadHandBack(kv json.RawMessage, knownHost func(host string) b
 	if len(kv) > maxHandoff {
 		return 0, fmt.Errorf("%w: kv_transfer_params has %d bytes, more than %d", ErrBadHandoff, len(kv), maxHandoff)
 	}
-	isObject := kv[0] == '{' // otherwise readHandoff refuses it
-	if isObject {            // package sse has only matched the brackets, and a prefill engine would refuse a request with invalid JSON
+	if kv[0] == '{' { // package sse has only matched the brackets, and a prefill engine would refuse a request with invalid JSON
 		if _, err := rawjson.Scan(kv, 0, nil); err != nil {
 			return 0, fmt.Errorf("%w: kv_transfer_params is not JSON: %w", ErrBadHandoff, err)
 		}
@@ -49,5 +48,5 @@ func (p *Profile) ReadHandBack(kv json.RawMessage, knownHost func(host string) b
 	if err := h.checkSource(); err != nil {
 		return tokens, err
 	}
-	return tokens, p.checkHandoffHosts(&h, knownHost)
+	return tokens, p.checkHosts(kv, knownHost)
 }

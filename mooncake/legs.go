@@ -154,7 +154,7 @@ func (p *Profile) ProbeBody(b *Body, ep Endpoint, changes *Patch, info *Bootstra
 func (p *Profile) probeBody(b *Body, changes *Patch, params json.RawMessage, dst [][]byte) [][]byte {
 	resume := changes.resumeOrNil() // nil: the request begins the answer, and the two calls below change nothing
 	params = resume.addTokenIDs(params)
-	drop := resume.dropForLongerPrompt(droppedFromProbe(b)) // a prompt that contains the answer so far must not be truncated a second time
+	drop := resume.dropForLongerPrompt(droppedFromProbe(b)) // a prompt with the answer so far must not be truncated a second time
 	members := addOneToken(b, changes, make([]Member, 0, 12))
 	members = p.addAgainstEOS(changes, members)
 	// Only bodies of the endpoints Tokens and Generate have a layout. One of Tokens has token ids as its prompt. One of Generate does
@@ -236,9 +236,8 @@ func (p *Profile) DecodeBody(b *Body, ep Endpoint, changes *Patch, kv json.RawMe
 		members = append(members, Member{"rid", appendString(nil, changes.RID)})
 	}
 	members = addSalt(b, salt, members)
-	resume := changes.resumeOrNil() // nil: the request begins the answer, and the calls below change nothing
-	needsParams := kv != nil || resume.tokenIDsInParams()
-	if needsParams {
+	resume := changes.resumeOrNil()             // nil: the request begins the answer, and the calls below change nothing
+	if kv != nil || resume.tokenIDsInParams() { // without KV to pull and without ids in it, the request needs no kv_transfer_params
 		members = append(members, Member{"kv_transfer_params", resume.addTokenIDs(kv)})
 	}
 	drop = resume.dropForLongerPrompt(drop) // echo, for example, must not apply to a prompt that contains the answer so far
@@ -267,8 +266,8 @@ func addSalt(b *Body, salt string, members []Member) []Member {
 func (p *Profile) answerMembers(b *Body, changes *Patch, stream bool) (members []Member, drop func(key string) bool) {
 	members, drop = changedMembers(b, changes, make([]Member, 0, 14)), p.droppedFromAnswer(b)
 	if !stream {
-		dropOthers := drop
-		drop = func(key string) bool { return key == "stream_options" || dropOthers(key) } // engines refuse stream_options without a stream
+		dropOthers := drop // engines refuse stream_options without a stream
+		drop = func(key string) bool { return key == "stream_options" || dropOthers(key) }
 		return append(members, Member{"stream", jsonFalse}), drop
 	}
 	usage := usageTotal
@@ -276,8 +275,8 @@ func (p *Profile) answerMembers(b *Body, changes *Patch, stream bool) (members [
 		usage = usageEachStep
 	}
 	members = append(members, Member{"stream", jsonTrue}, Member{"stream_options", usage})
-	continuesAnswer := changes.resumeOrNil() != nil
-	willEcho := wantsEcho(b) && !continuesAnswer // a request that continues an answer drops echo: see Resume.dropForLongerPrompt
+	// A request that continues an answer drops echo: see Resume.dropForLongerPrompt.
+	willEcho := wantsEcho(b) && changes.resumeOrNil() == nil
 	if p.mayAskTokenIDs(b) && !willEcho {
 		members = append(members, Member{"return_token_ids", jsonTrue})
 	}
@@ -318,8 +317,7 @@ func (p *Profile) DiscardBody(b *Body, ep Endpoint, changes *Patch, kv json.RawM
 	if s := bodyRulesOf[ep]; s != nil { // Responses and Messages, whose bodies differ from those of chat and completions
 		return s.discard(b, changes, kv, salt, dst)
 	}
-	const usualMembers = 7 // most discards set no more members, so that the slice need not grow
-	members := addOneToken(b, changes, make([]Member, 0, usualMembers))
+	members := addOneToken(b, changes, make([]Member, 0, 7))
 	resume := changes.resumeOrNil() // nil: the discarded request does not continue an answer, and the two calls below change nothing
 	kv = resume.addTokenIDs(kv)     // some engines take the ids of prompt and answer so far beside the KV
 	members = append(members, Member{"cache_salt", appendString(nil, salt)}, Member{"kv_transfer_params", kv})

@@ -188,8 +188,8 @@ func (p Profile) WithDefaults() Profile {
 	setDefault(&p.NonStream, NonStreamAssemble)
 	setDefault(&p.FirstEventTimeout, 60*time.Second)
 	setDefault(&p.BootstrapPort, 8998)
-	setDefault(&p.HandBack, HandBackNone)      // decode engines keep no KV of answers for prefill engines
-	setDefault(&p.DecoderTTL, 480*time.Second) // how long a decode engine that keeps such KV does so, unless it is configured otherwise
+	setDefault(&p.HandBack, HandBackNone)
+	setDefault(&p.DecoderTTL, 480*time.Second)
 	if p.ContinuousUsage == nil {
 		p.ContinuousUsage = new(true)
 	}
@@ -216,8 +216,7 @@ func (p *Profile) setConnectorDefaults() {
 			hold = 30 * time.Second // vLLM's lease since mid 2026
 		}
 		setDefault(&p.KVHoldTimeout, hold)
-		// A prefill request (probe) that ends with the end-of-sequence token returns no hand-off. With min_tokens 1, it does not
-		// end so.
+		// With min_tokens 1, a probe does not end with the end-of-sequence token, after which it would return no hand-off.
 		setDefault(&p.ProbeMinTokens, MinTokensOne)
 	}
 	if p.Ascend() { // most tutorials of vllm-ascend turn on its recompute scheduler, which interrupts answers

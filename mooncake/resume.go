@@ -60,7 +60,7 @@ func (r *Resume) addTokenIDs(kv json.RawMessage) json.RawMessage {
 	}
 	// The object without its closing brace. Clip makes append copy, so that kv does not change.
 	out := slices.Clip(bytes.TrimRight(kv[:len(kv)-1], " \t\r\n"))
-	for _, key := range resumeIDKeys[r.Method] { // an engine of vllm-ascend gets the ids under two keys, because its version is not known
+	for _, key := range resumeIDKeys[r.Method] {
 		if len(out) > 1 { // an empty object needs no comma
 			out = append(out, ',')
 		}
