@@ -45,8 +45,7 @@ type Group struct {
 	// Rate is the number of prompt tokens that all ranks together computed per second, in the last minute; below 0: not known.
 	Rate  float64
 	Slots int // slots of all ranks, free or not
-	// Own is the time that one prompt token adds to a step on the rank that computes it, in s; 0: not known, so no request is held
-	// back.
+	// Own is the time in s that one prompt token adds to a step of its rank; 0: not known, so no request is held back.
 	Own float64
 	// Request is the cost of one more request, as the number of KV tokens that would make a step longer by the same time.
 	Request float64
@@ -107,8 +106,7 @@ func (p *Planner) Decide(now float64, g *Group, waiting []Candidate, rule Rule) 
 	}
 	p.sendUrgent(g, waiting)
 	for {
-		// First, place the candidates that are not sent. While one rank computes the uneven tokens of this round, the other ranks
-		// wait.
+		// First, place the candidates that are not sent.
 		p.ranksBefore = append(p.ranksBefore[:0], p.ranks...) // for unplace; with the candidates that are sent already
 		placed, unevenTokens := p.placeAll(now, g, waiting, rule)
 		if placed == 0 { // no candidate is left, or no rank has room: only an event can change this
@@ -116,12 +114,11 @@ func (p *Planner) Decide(now float64, g *Group, waiting []Candidate, rule Rule) 
 		}
 		// Second, send the round if it is time.
 		sendAt := p.sendTime(now, g, waiting, rule, placed, unevenTokens)
-		if isTime := sendAt <= now; isTime {
+		if sendAt <= now {
 			p.sendRound()
 			return p.picks, math.Inf(1)
 		}
-		// Third, hold the round back. Only candidates that make no rank's backlog larger than the largest one are sent: they
-		// lengthen no step.
+		// Third, hold the round back, except for candidates that lengthen no step.
 		longestHeld := p.longestHeld(now, waiting)
 		p.unplace()
 		if anySent := p.sendHidden(g, waiting, p.largestBacklog()); !anySent {
@@ -138,8 +135,7 @@ func (p *Planner) sendUrgent(g *Group, waiting []Candidate) {
 		if !waiting[i].Urgent {
 			continue
 		}
-		largest := p.largestBacklog() // bestRank prefers a rank with a cached prefix if this grows by no more tokens than the prefix saves
-		if r := p.bestRank(g, &waiting[i], largest); r != noRank {
+		if r := p.bestRank(g, &waiting[i], p.largestBacklog()); r != noRank {
 			p.send(g, waiting, i, r)
 		}
 	}
@@ -149,7 +145,7 @@ func (p *Planner) sendUrgent(g *Group, waiting []Candidate) {
 func (p *Planner) sendRound() {
 	p.roundSent = true
 	for i, r := range p.placed {
-		if isPlaced := r >= 0; isPlaced { // otherwise it was sent before, or has no rank
+		if r >= 0 { // otherwise it was sent before, or has no rank
 			p.picks = append(p.picks, Pick{int32(i), r})
 		}
 	}
@@ -177,10 +173,10 @@ func (p *Planner) placeAll(now float64, g *Group, waiting []Candidate, rule Rule
 		freeSlots += p.ranks[i].Slots
 		largestBefore, sumBefore = max(largestBefore, p.ranks[i].Backlog), sumBefore+p.ranks[i].Backlog
 	}
-	largest := largestBefore                                          // largest backlog of any rank so far
-	for _, i := range p.placingOrder(now, waiting, rule, freeSlots) { // each candidate takes a slot, so no more than that find a rank
+	largest := largestBefore // largest backlog of any rank so far
+	for _, i := range p.placingOrder(now, waiting, rule, freeSlots) {
 		c := &waiting[i]
-		r := p.bestRank(g, c, largest) // prefers a rank with a cached prefix if it saves at least as many tokens as largest grows
+		r := p.bestRank(g, c, largest)
 		p.placed[i] = r
 		if r == noRank {
 			continue
@@ -199,15 +195,15 @@ func (p *Planner) placeAll(now float64, g *Group, waiting []Candidate, rule Rule
 	return placed, float64(largest-largestBefore) - float64(sum-sumBefore)/float64(max(1, len(p.ranks)))
 }
 
-// placingOrder returns the oldest candidates that are not sent, at most so many (most), in the order in which placeAll places them.
+// placingOrder returns the oldest candidates that are not sent, one for each free slot, in the order in which placeAll places them.
 // Candidates that were held back for MaxHold come first, because others could take their room. The others are sorted by how many tokens
 // must be computed on the rank that has most of the prompt in its prefix cache, the largest number first, because small numbers fill the
 // differences that large ones leave. Since is when a rank first had room for a candidate, and its hold began; NaN: none had room yet. The
 // result is valid until the next call.
-func (p *Planner) placingOrder(now float64, waiting []Candidate, rule Rule, most int) []int32 {
+func (p *Planner) placingOrder(now float64, waiting []Candidate, rule Rule, freeSlots int) []int32 {
 	p.order = p.order[:0]
 	for i := range waiting {
-		if len(p.order) == most {
+		if len(p.order) == freeSlots {
 			break
 		}
 		if !p.isSent(i) {
@@ -244,7 +240,7 @@ func (p *Planner) sendTime(now float64, g *Group, waiting []Candidate, rule Rule
 	}
 	earliestLimit, heldSoFar := math.Inf(1), 0.0
 	for i, r := range p.placed {
-		if isPlaced := r >= 0; isPlaced {
+		if r >= 0 { // the candidate is placed on rank r
 			c := &waiting[i]
 			heldSoFar += now - c.Since
 			earliestLimit = min(earliestLimit, c.Since+rule.MaxHold, c.Until)
@@ -276,7 +272,7 @@ func (rule Rule) holdPerSecondSaved(g *Group) float64 {
 	if g.NotStarted >= 0 || rule.Patience == 0 { // with patience 0, nothing is held back, even while NotStarted is not known
 		hold = min(hold, rule.Patience*g.NotStarted) // r*T is NotStarted, the number of requests that wait for their first token
 		if g.Rate >= 0 {
-			x := 2 * rule.Patience * g.NotStarted * g.Own * g.Rate // r*a is Own*Rate: the time per prompt token, times the tokens per second
+			x := 2 * rule.Patience * g.NotStarted * g.Own * g.Rate // r*a is Own*Rate: s per token, times tokens per s
 			hold *= min(1, x)
 		}
 	}
@@ -287,7 +283,7 @@ func (rule Rule) holdPerSecondSaved(g *Group) float64 {
 // round, of which nothing is sent yet. Since is when a rank first had room for a candidate, so that it could have been sent.
 func (p *Planner) longestHeld(now float64, waiting []Candidate) (longest float64) {
 	for i, r := range p.placed {
-		if isPlaced := r >= 0; isPlaced {
+		if r >= 0 { // the candidate is placed on rank r
 			longest = max(longest, now-waiting[i].Since)
 		}
 	}

@@ -10,8 +10,7 @@ type account struct {
 	judgedUntil   time.Time // steps before this time are already counted in a verdict
 	windowsJudged int       // number of windows judged so far; with fewer than minWindowsJudged, the errors of replays are not known
 	stepError     errorSpread
-	// variances has, by policy, the random variance of the mean step length over one second of traffic, as share of the squared step
-	// length.
+	// variances has, by policy, the random variance of the mean step over one second of traffic, as share of the squared step.
 	variances         map[string]*ewma
 	bias              bias
 	hoursCountedUntil time.Time        // traffic before this time is already counted in the field hours
@@ -208,10 +207,8 @@ func (a *account) addToHour(other, inForce *policyReplays, newSeconds, deviation
 // add adds the part of a window's replays that is in no earlier window, so that each second of traffic counts once. Of several replays
 // under a policy, it adds the mean. Older traffic counts less if the sums would stand for more than an hour. add does nothing if the
 // window has no new part, or if a policy has no steps in the new part. newSeconds is the length of the new part. deviationOfSecond is the
-// random standard deviation of the mean step in one replay of one second under the other policy, as share of the step.
-//
-// add also keeps the random variance of a mean step, but only for the other policy, because the result has the error of this mean alone
-// (Hour.Error).
+// random standard deviation of the mean step in one replay of one second under the other policy, as share of the step. add keeps the
+// variance only for the other policy, because Hour.Error has the error of this mean alone.
 func (h *hour) add(other, inForce *policyReplays, newSeconds, deviationOfSecond float64) {
 	if newSeconds <= 0 || inForce.newSteps.n == 0 || other.newSteps.n == 0 {
 		return
@@ -228,8 +225,7 @@ func (h *hour) add(other, inForce *policyReplays, newSeconds, deviationOfSecond 
 	newShare := other.newSteps.ms / otherReplays / h.otherSteps.ms
 	// The random error of a mean is inversely proportional to the square root of the time over which it is taken.
 	newDeviation := other.stepMs.deviationOfMean(deviationOfSecond) / math.Sqrt(newSeconds)
-	// A mean of two independent means with the weights 1-s and s has the variance (1-s)^2 * variance of one + s^2 * variance of the
-	// other.
+	// The variance of a mean of two independent means with the weights 1-s and s is (1-s)^2 and s^2 times their variances, added up.
 	h.variance = (1-newShare)*(1-newShare)*h.variance + newShare*newShare*newDeviation*newDeviation
 }
 

@@ -56,8 +56,7 @@ func (r *Replay) saveCheckpoint(at float64) {
 // A replay that began with a checkpoint may have requests that really left before the window began, so that the window has no record of
 // them. For these, the number comes from the checkpoint. It was saved at the time at which this replay begins, so it is still right.
 func (r *Replay) remainingTokens(id uint64, age int32) int32 {
-	windowHasRecord := r.history.answerOf(id) != nil
-	if r.startedFrom != nil && !windowHasRecord {
+	if r.startedFrom != nil && r.history.answerOf(id) == nil {
 		if remaining, known := r.startedFrom.remaining[id]; known {
 			return max(1, remaining)
 		}

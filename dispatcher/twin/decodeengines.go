@@ -134,16 +134,10 @@ func (d *decodeEngines) requestOf(c *board.Charge, g *virtual.Group, inEngineQue
 	case inEngineQueue: // the engine has no free slot for the request, and will pull its KV only when a slot is free
 		q.Reserved, q.DecodesFrom, q.StepsToFirstToken = false, virtual.KVNotReady, int64(d.history.stepsToFirstToken)
 	default: // the request's KV is being pulled
-		q.DecodesFrom = simulatedStep(first, g)
+		// Simulated step 0 has the reported number g.Number+1. The difference is an int32, because step numbers may wrap around.
+		q.DecodesFrom = max(0, int64(int32(first-g.Number))-1)
 	}
 	return q
-}
-
-// simulatedStep returns which simulated step of the group has this reported number; 0, the first, if the number is that of an earlier step.
-// Simulated step 0 has the reported number g.Number+1. Reported numbers may wrap around, so their difference is taken as an int32.
-func simulatedStep(reported uint32, g *virtual.Group) int64 {
-	stepsAhead := int64(int32(reported - g.Number))
-	return max(0, stepsAhead-1)
 }
 
 // assignSlots gives the slots of a rank to its requests, in the order in which they begin to decode. Requests that wait in the engine's

@@ -84,18 +84,11 @@ func (l *historyLearner) recordArrival(r *arrival) {
 	delete(l.mayComeBack, failedRequest{r.key, r.age}) // it has come back
 	l.resumptions[r] = true
 	l.index[r.id] = i // from now on, this ID stands for the same answer
-	l.answers[i].comeBackWith(r.age)
-}
-
-// comeBackWith records that the request has come back for another rank, with this number of tokens from its earlier ranks.
-func (a *answer) comeBackWith(tokens int32) {
+	a := &l.answers[i]
 	a.leftAt = hasNotLeft
-	a.tokensBeforeLastRank = tokens // the last rank is now the one that the request waits for; what was before its first rank stays
-	a.tokensLastSeen = tokens       // the new rank has added none yet
+	a.tokensBeforeLastRank = r.age // the last rank is now the one that the request waits for; what was before its first rank stays
+	a.tokensLastSeen = r.age       // the new rank has added none yet
 }
-
-// wasResumed says whether the answer has tokens from an earlier rank than its last one, because a rank failed.
-func (a *answer) wasResumed() bool { return a.tokensBeforeLastRank > a.tokensBeforeFirstRank }
 
 // recordDeparture records that a request has left, at a time since the window began. d.generated is the number of tokens that its last rank
 // generated; below 0: it had no slot since it arrived or came back. The number of steps to the first token is learned only from requests
@@ -108,11 +101,10 @@ func (l *historyLearner) recordDeparture(at time.Duration, d *departure) {
 	}
 	a := &l.answers[i]
 	a.leftAt, a.tokensLastSeen = at, a.tokensBeforeLastRank+max(0, d.generated)
-	neverBound := d.generated < 0
-	switch {
-	case a.wasResumed(): // also if no other rank took it: its answer has the tokens of its earlier ranks, so it has a length
+	switch resumed := a.tokensBeforeLastRank > a.tokensBeforeFirstRank; { // its answer has tokens of an earlier rank, which failed
+	case resumed: // also if no other rank took it: with those tokens, its answer has a length
 		a.stepsToFirstToken = stepsUnknown // d.stepsToFirstToken counts from the binding to the last rank, not to the first
-	case neverBound: // its answer has no length
+	case d.generated < 0: // it had no slot, so its answer has no length
 		a.tokensLastSeen = neverHadSlot
 	case d.stepsToFirstToken >= 0:
 		a.stepsToFirstToken = d.stepsToFirstToken
@@ -130,16 +122,10 @@ func (h *history) remainingTokens(id uint64, age int32) int32 {
 	switch a := h.answerOf(id); {
 	case a == nil: // the window has no record of the request
 		return h.lengths.draw(age, id) - age
-	case a.stillRuns() || a.leftBeforeSlot(): // its real length is not known
+	case a.leftAt < 0 || a.tokensLastSeen < 0: // the request had not left at the end of the window, or left before it had a slot
 		least := max(age, a.tokensLastSeen) // the answer is longer than what was seen of it
 		return h.lengths.draw(least, id) - age
 	default: // in the replay, the request may have more tokens by now than it really had at its end, so at least 1
 		return max(1, a.tokensLastSeen-age)
 	}
 }
-
-// stillRuns says whether the request had not left at the end of the window.
-func (a *answer) stillRuns() bool { return a.leftAt < 0 }
-
-// leftBeforeSlot says whether the request left before it had a slot.
-func (a *answer) leftBeforeSlot() bool { return a.tokensLastSeen < 0 }

@@ -86,8 +86,7 @@ func (l lengths) draw(least int32, id uint64) int32 {
 	longer := l.shareLongerThan(least)
 	share := longer * rand.New(rand.NewPCG(id, 0)).Float64()
 	// The shares in l.steps fall, and a binary search needs values that rise. So the result of the comparison is reversed.
-	risesToShare := func(s survival, want float64) int { return cmp.Compare(want, s.share) }
-	at, _ := slices.BinarySearchFunc(l.steps, share, risesToShare)
+	at, _ := slices.BinarySearchFunc(l.steps, share, func(s survival, want float64) int { return cmp.Compare(want, s.share) })
 	if longer == 0 || at == len(l.steps) { // longer 0: no answer was seen to be longer than least
 		return endless
 	}

@@ -25,9 +25,8 @@ func NewReplay(w *Window, model, spec string, seed uint64) (*Replay, error) {
 	if err := w.checkReplayable(model); err != nil {
 		return nil, err
 	}
-	// b is the copy of the boards with which the replay begins. It comes from the checkpoint startedFrom, which an earlier replay has
-	// saved; nil: from the real boards. placedByOther says that another policy than the replayed one has placed the requests of b on
-	// ranks.
+	// b is the copy of the boards with which the replay begins. It comes from the checkpoint startedFrom; nil: from the real boards.
+	// placedByOther says that another policy than the replayed one has placed the requests of b on ranks.
 	b, startedFrom, placedByOther, err := w.startBoards(model, spec)
 	if err != nil {
 		return nil, err
@@ -45,7 +44,7 @@ func NewReplay(w *Window, model, spec string, seed uint64) (*Replay, error) {
 	from, to := w.newPart() // steps in this part are in no earlier window, and are counted for the first time
 	r.uncountedBetween = [2]float64{ms(from.Sub(w.From())), ms(to.Sub(w.From()))}
 	r.collectArrivals(w, model)
-	r.OnBind, r.OnRefuse, r.OnOtherEffect = r.place, r.dropRefused, r.failOnPanic // what the boards decide is carried out by these
+	r.OnBind, r.OnRefuse, r.OnOtherEffect = r.place, r.dropRefused, r.failOnPanic // these carry out what the boards decide
 	r.engines = newDecodeEngines(r)
 	if err := r.buildEngines(groups, w); err != nil {
 		return nil, err
@@ -117,8 +116,7 @@ func (r *Replay) buildEngines(groups []board.GroupView, w *Window) error {
 		if atStart == nil || atEnd == nil || !atEnd.Line.Known() {
 			return fmt.Errorf("the time of a step of %s is not known yet", v.Key.Name)
 		}
-		// Learned has sums over all steps that were learned from so far. So those at the end, less those at the start, are the
-		// window's.
+		// Learned has sums over the steps that were learned from: those at the end, less those at the start, are the window's.
 		shiftedLine := atEnd.Line.ThroughStepsSince(atStart.Line.Learned)
 		if err := r.engines.addGroup(v, shiftedLine); err != nil {
 			return err
@@ -322,7 +320,7 @@ func (r *Replay) replaceRanks(ws []board.Worker) {
 	r.Apply(board.SetWorkers{Workers: ofModel}, r.Now)
 	r.engines.removeMissingRanks(groups)
 	for i := range ofModel {
-		if stepsWithGroup := ofModel[i].Barrier; stepsWithGroup {
+		if ofModel[i].Barrier {
 			r.engines.updateRank(&ofModel[i])
 		}
 	}

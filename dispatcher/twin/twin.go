@@ -171,20 +171,17 @@ func (t *Twin) beginModel(j *judging) bool {
 	if j.window = j.latest.partWithAllGroups(j.model()); j.window == nil {
 		return false
 	}
-	if a := t.models[j.model()]; a != nil { // earlier windows of the model were judged
-		j.window.inheritFrom(a)
+	// If earlier windows of the model were judged, the new window gets what they have shown, the time until which the sums over the
+	// last hour have counted their traffic, and the states that their replays have saved.
+	if a := t.models[j.model()]; a != nil {
+		j.window.StepsToFirstToken, j.window.HoursUntil = a.stepsToFirstToken, a.hoursCountedUntil
+		j.window.Checkpoints = a.checkpoints
 	}
 	j.policies = make([]policyReplays, 1, 1+len(t.specs)) // the first, without a spec, is the policy in force
 	for _, spec := range t.specs {
 		j.policies = append(j.policies, policyReplays{spec: spec})
 	}
 	return true
-}
-
-// inheritFrom gives the window what replays need of earlier windows: how many steps a request usually waits for its first token, until when
-// traffic is counted in the sums over the last hour, and the states that earlier replays have saved.
-func (w *Window) inheritFrom(a *account) {
-	w.StepsToFirstToken, w.HoursUntil, w.Checkpoints = a.stepsToFirstToken, a.hoursCountedUntil, a.checkpoints
 }
 
 // model returns the model in progress, which must exist.
@@ -288,7 +285,9 @@ func (t *Twin) judge(j *judging) []Verdict {
 		return nil
 	}
 	a := t.account(model)
-	a.countWindow(j)
+	a.dropVariances(j.policies) // of policies that were not replayed
+	a.windowsJudged++
+	a.stepsToFirstToken = w.history(model).stepsToFirstToken // assumed in the next window if that shows no number
 	v := Verdict{
 		From: w.Measured().From, To: w.To(), Policy: inForce.name, StepMs: realStepMs, TwinMs: inForce.stepMs.mean(),
 		Sure:    a.windowsJudged >= minWindowsJudged,
@@ -301,14 +300,6 @@ func (t *Twin) judge(j *judging) []Verdict {
 	beforeNewSteps := w.groupsSince(a.judgedUntil, v.From, model)
 	a.judgedUntil = w.To()
 	return v.forEachGroup(beforeNewSteps, atEnd)
-}
-
-// countWindow counts a window that is judged. It drops the variances of policies that this window does not replay, and keeps how many steps
-// a request usually waits for its first token: the next window assumes this number if none of its own requests shows one.
-func (a *account) countWindow(j *judging) {
-	a.dropVariances(j.policies)
-	a.windowsJudged++
-	a.stepsToFirstToken = j.window.history(j.model()).stepsToFirstToken
 }
 
 // addErrors compares the mean step in the replays under the policy in force (v.TwinMs) with the real one (v.StepMs), and sets v.Error, a

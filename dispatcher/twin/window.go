@@ -34,8 +34,7 @@ func (w *Window) history(model string) *history {
 func (w *Window) From() time.Time { return w.Segments[0].From }
 
 // eachEvent calls onArrival for each arrival of a model, and onDeparture for each request of any model that left, in the order of time.
-// onDeparture also gets the time of the departure since the window began, because the times in an arrival and in a departure count from the
-// begin of their segment. onArrival gets no such time, because none is recorded of an arrival.
+// onDeparture also gets the time of the departure since the window began, because departure.at counts from the begin of its segment.
 func (w *Window) eachEvent(model string, onArrival func(*arrival), onDeparture func(time.Duration, *departure)) {
 	for _, s := range w.Segments {
 		offset := s.From.Sub(w.From())
@@ -76,18 +75,14 @@ func (w *Window) firstWithGroups(model string, atEnd []board.GroupView) int {
 		for _, v := range atEnd {
 			from, to := viewOf(groups, v.Key), viewOf(later, v.Key) // the group at the begin and at the end of segment i
 			missing := from == nil || to == nil
-			if missing || beganAnew(from, to) {
+			// If the group was removed and added again, its counters began at 0 again, so they fell.
+			if missing || to.Steps < from.Steps || to.Seconds < from.Seconds {
 				return i + 1
 			}
 		}
 		later = groups
 	}
 	return 0
-}
-
-// beganAnew says whether a group was removed and added again between two views of it. Its counters then began at 0 again, so they fell.
-func beganAnew(from, to *board.GroupView) bool {
-	return to.Steps < from.Steps || to.Seconds < from.Seconds
 }
 
 // groupsSince returns the groups of a model as they were just before the new steps of this window: the steps that its verdict counts and no
@@ -200,12 +195,10 @@ func (w *Window) learnHistory(model string) *history {
 		arrivals += len(s.arrivals)
 	}
 	l := &historyLearner{
-		// resumptions: arrivals of requests that have come back
 		history:     &history{answers: make([]answer, 0, arrivals), index: make(map[uint64]int32, arrivals), resumptions: map[*arrival]bool{}},
-		mayComeBack: map[failedRequest]int32{}, // requests that lost their rank and have not come back so far
+		mayComeBack: map[failedRequest]int32{},
 	}
-	// Both calls fill answers, and index, by which answerOf finds an answer. The second also fills resumptions, mayComeBack and
-	// knownSteps.
+	// Both calls fill answers and index. The second also fills resumptions, mayComeBack and knownSteps.
 	l.addPresent(w.Segments[0].Boards, model)
 	w.eachEvent(model, l.recordArrival, l.recordDeparture)
 	for _, c := range w.End.Charges(model) { // requests that still run at the end of the window get at least as many tokens as they have now
