@@ -82,9 +82,8 @@ func needOf(s *Sample, target, slotSeconds float64) need {
 	if s.PoolFull && s.Decode.Live > 0 {
 		waitForDecode = s.Prefill.Requests
 	}
-	promptsWaitForDecode := waitForDecode > 0
 	n := need{
-		at: s.At, decode: decodeNeed(&s.Decode, waitForDecode, target, slotSeconds), prefill: prefillNeed(s, promptsWaitForDecode, target),
+		at: s.At, decode: decodeNeed(&s.Decode, waitForDecode, target, slotSeconds), prefill: prefillNeed(s, waitForDecode > 0, target),
 	}
 	n.prefillIfDecodeSuffices = n.prefill * shortage(n.decode, s.Decode.Live)
 	n.decodeIfPrefillSuffices = n.decode * shortage(n.prefill, s.Prefill.Live)
@@ -122,7 +121,7 @@ func prefillNeed(s *Sample, promptsWaitForDecode bool, target float64) float64 {
 	ranks := busyRanks / target
 	// The KV in use shows the need of prefill ranks only while no hand-off waits in the pool. A waiting hand-off keeps KV on its
 	// prefill rank, too, but only because decode ranks are missing.
-	if noHandoffWaits := s.Decode.Pool == 0; noHandoffWaits {
+	if s.Decode.Pool == 0 {
 		filledRanks := float64(p.Live) * kvShare(p.KVTokens, p.Capacity) // how many ranks the KV in use would fill
 		ranks = max(ranks, filledRanks/target)
 	}

@@ -133,8 +133,8 @@ func (p *parser) checkMediaInObject(b json.RawMessage, i int, forPlugin bool) (e
 			isPart, p.mediaBytes = true, bytesBefore
 		case key == "type" && isString(v):
 			kind := rawjson.Unquote(v)
-			isPart = isPart || mediaKeys[kind] || kind == "input_image" // a type that is no key: such a part has its medium under image_url
-		case forPlugin && strings.HasSuffix(key, "data_format"): // some formats make a plugin read or write files on the engine's machine
+			isPart = isPart || mediaKeys[kind] || kind == "input_image" // this type is no key: its medium is under image_url
+		case forPlugin && strings.HasSuffix(key, "data_format"):
 			if refusal = checkDataFormat(key, v); refusal != nil {
 				return 0, refusal
 			}
@@ -146,8 +146,7 @@ func (p *parser) checkMediaInObject(b json.RawMessage, i int, forPlugin bool) (e
 	return object.Pos, refusal
 }
 
-// checkDataFormat checks the format in which a plugin reads or writes data. With a format that is not in dataFormats, it would read or
-// write files on the engine's machine.
+// checkDataFormat checks the format in which a plugin reads or writes data: it must be one of dataFormats, or null.
 func checkDataFormat(key string, v json.RawMessage) *Error {
 	if isNull(v) || isString(v) && slices.Contains(dataFormats, rawjson.Unquote(v)) {
 		return nil

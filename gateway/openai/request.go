@@ -45,8 +45,7 @@ type Request struct {
 	ReturnTokenIDs  bool
 
 	N int // answers for each prompt, 1 or more
-	// TopLogprobs is how many of the likeliest tokens the client wants to see at each position of the answer. AllTokens: the whole
-	// vocabulary.
+	// TopLogprobs is how many of the likeliest tokens the client wants to see at each position. AllTokens: the whole vocabulary.
 	TopLogprobs    int
 	Prompts        []json.RawMessage // the prompts, if the body has a list of several; nil: there is one prompt, in the body
 	MaxTokens      int               // the limit of the answer that the client gave, in tokens; 0: not given
@@ -151,7 +150,7 @@ func (p *parser) setLimit() {
 	req.Limit = req.MaxTokens
 	if req.MaxTokens == 0 { // the client gave no limit
 		req.MaxTokensKey = ""
-		if req.Endpoint == mooncake.Completions && req.Body.Count("max_tokens") == 0 { // a key with the value null would ask for no limit
+		if req.Endpoint == mooncake.Completions && req.Body.Count("max_tokens") == 0 { // the key is missing, so it is not null
 			req.Limit = DefaultCompletionTokens
 		}
 	}

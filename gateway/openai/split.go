@@ -11,18 +11,15 @@ func (r *Request) CheckSplit(recompute bool) *Error {
 			"\"use_beam_search\" is not supported here: the engines of this model either prefill or "+
 				"decode, and beam search cannot be split so")
 	case !r.PromptLogprobs: // the decode engine needs only the KV of the prompt
-	case r.Limit == 1 && r.prefillMayAnswerAlone(): // the prefill engine computes the prompt's logprobs and the only token
+	// The prefill engine computes the prompt's logprobs and the only token, so it gives the answer alone. At /generate, where Assembles is
+	// false, it cannot: the engines there are SGLang's, and a prefill engine of SGLang takes no request without a decode engine.
+	case r.Limit == 1 && r.Endpoint.Assembles():
 		r.PrefillOnly = true
 	case !recompute: // the decode engine does not compute the prompt, so it has no logprobs of it
 		return r.refusePromptLogprobs()
 	}
 	return nil
 }
-
-// prefillMayAnswerAlone says whether a prefill engine may answer the request without a decode engine. It may not where evenkeel cannot join
-// an engine's events to one answer (Assembles), as at /generate. The engines there are SGLang's, and a prefill engine of SGLang takes no
-// request without a decode engine.
-func (r *Request) prefillMayAnswerAlone() bool { return r.Endpoint.Assembles() }
 
 // refusePromptLogprobs returns the refusal of a request for logprobs of the prompt that no engine can compute. It names the key that asks
 // for them.

@@ -168,26 +168,18 @@ func (p *pump) passToLoop() bool {
 	if !detached { // for example because the connection uses TLS
 		return false
 	}
-	// From here on, the loop owns the stream, if it is not closed. interrupt may even have passed the stream to another goroutine by
-	// now.
+	// From here on, a loop that is not closed owns the stream, and interrupt may even have passed it to another goroutine.
 	if p.loop.Post(func() { p.startOnLoop(fd, handover) }) {
 		return true
 	}
-	goroutineKeeps := p.takeBackFromClosedLoop(handover)
-	return !goroutineKeeps
-}
-
-// takeBackFromClosedLoop gives a stream that the loop did not accept back to this goroutine, and returns true. It returns false if another
-// goroutine has the stream: after Detach, interrupt may have been posted just before the loop was closed. It has then passed the stream on,
-// and p.handovers is above handover, its value from before Detach. Close waits until the loop has called all that was posted and has ended.
-// Only the loop changes p.handovers, so reading it is safe then.
-func (p *pump) takeBackFromClosedLoop(handover int) bool {
+	// The loop is closed, but interrupt may have been posted before that. Close waits until the loop has called all that was posted and
+	// has ended. Only the loop changes p.handovers, so this goroutine may read it then.
 	p.loop.Close()
-	if interrupted := handover != p.handovers; interrupted {
-		return false
+	if handover != p.handovers { // interrupt has passed the stream to another goroutine
+		return true
 	}
-	p.resp.Reattach(nil) // nil: no read of the socket has failed
-	return true
+	resp.Reattach(nil) // this goroutine reads on; nil: no read of the socket has failed
+	return false
 }
 
 // startOnLoop runs on the loop and begins to watch the engine's socket.
@@ -291,7 +283,7 @@ func (p *pump) processBytes(b []byte, now time.Time) {
 // sendFrame writes a frame to the client (see readResult.frame), and begins the wait for more bytes of the engine.
 func (p *pump) sendFrame(frame []byte, now time.Time) {
 	if len(frame) > edge.ChunkRoom { // the frame has bytes for the client
-		frame = p.client.Frame(frame) // makes an HTTP chunk of it: the line with the chunk's size goes into the room before the bytes
+		frame = p.client.Frame(frame) // an HTTP chunk: the line with the chunk's size goes into the room before the bytes
 		n, err := p.client.TryWrite(frame, now)
 		if err != nil {
 			p.passToGoroutine(readResult{clientGone: true})
@@ -339,7 +331,7 @@ func (p *pump) awaitClient(rest []byte) {
 	if err == nil {
 		err = p.client.Socket(func(fd int) { p.clientWatch, _ = p.loop.Add(fd, p, forWriting) })
 	}
-	if addFailed := p.clientWatch == nil; err != nil || addFailed {
+	if err != nil || p.clientWatch == nil { // nil: Add has failed
 		p.passWithoutRead() // the goroutine writes p.unsent with blocking calls
 		return
 	}
@@ -381,7 +373,7 @@ func (p *pump) stopClientWatch() {
 // Expired is called when a wait for the engine or for the client has lasted until the time given to engineWatch.WakeAt.
 func (p *pump) Expired(_ *loop.Watch, now time.Time) {
 	defer p.recoverOnLoop()
-	if waitsForClient := p.clientWatch != nil; waitsForClient {
+	if p.clientWatch != nil { // the wait is for the client
 		p.clientExpired(now)
 		return
 	}
@@ -403,8 +395,8 @@ func (p *pump) engineExpired(now time.Time) {
 // clientExpired gives up a client that does not take its answer. If the client has got more time since the wait began, the wait goes on;
 // engineWatch only serves as its timer (see awaitClient).
 func (p *pump) clientExpired(now time.Time) {
-	giveUpAt := p.client.GiveUpAt() // zero: never
-	if hasTimeLeft := giveUpAt.IsZero() || giveUpAt.After(now); hasTimeLeft {
+	giveUpAt := p.client.GiveUpAt()               // zero: never
+	if giveUpAt.IsZero() || giveUpAt.After(now) { // the client still has time
 		p.engineWatch.WakeAt(giveUpAt)
 		return
 	}

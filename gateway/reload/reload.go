@@ -141,7 +141,7 @@ func (r *Reloader) report(result *Reload) {
 			r.deps.Log.Warn("some keys of the new config take effect only after a restart", zap.Strings("keys", result.Restart))
 		}
 	}
-	if isNewVersion := result.Outcome != unchanged; isNewVersion {
+	if result.Outcome != unchanged {
 		r.metrics.reloads.WithLabelValues(keyConfig, result.Outcome).Inc()
 	}
 	r.exportStatus()

@@ -125,7 +125,7 @@ func readSecrets(cfg *config.Config) (*secrets, error) {
 	if s.token, err = loadToken(cfg.Admin.TokenFile); err != nil {
 		return nil, err
 	}
-	if s.promptKey, err = readPromptKey(cfg.Predictor); err != nil { // the key with which prompts are hashed for the predictor
+	if s.promptKey, err = readPromptKey(cfg.Predictor); err != nil {
 		return nil, err
 	}
 	pairs := [listeners]config.TLS{Public: cfg.TLS, Admin: cfg.Admin.TLS}

@@ -131,9 +131,8 @@ func newSettings(cfg *config.Config) *Settings {
 // vocabSize is the smallest vocabulary of the profiles in use, because any engine may get a token id; 0: one of them is unknown (0 in its
 // profile), or no profile is in use.
 func vocabSize(cfg *config.Config) int {
-	const ofAllRoles = ""
 	smallest := math.MaxInt
-	for _, name := range cfg.ProfilesInUse(ofAllRoles) {
+	for _, name := range cfg.ProfilesInUse("") { // empty: of all roles
 		if size := cfg.Profiles[name].VocabSize; size < smallest {
 			smallest = size
 		}
@@ -148,7 +147,7 @@ func vocabSize(cfg *config.Config) int {
 type secrets struct {
 	keys                *keys.Set
 	token               *token
-	promptKey           []byte                 // key with which prompts are hashed for the predictor; nil: it does not distinguish prompts
+	promptKey           []byte                 // hashes prompts for the predictor; nil: it does not distinguish prompts
 	tls                 [listeners]*certs.Pair // nil: the listener has no TLS
 	digests             map[string]digest      // digests of the files as they were read
 	filesOfOtherReaders map[string]digest      // digests of the files that other components read: authorities and geo keys
