@@ -105,7 +105,7 @@ func (p *concurrentPrefill) calledBack(callback metaserver.Callback, took time.D
 	defer p.job.mu.Unlock()
 	p.calledBackAfter, p.rendezvous.Callback = took, callback.KV
 	if callback.Err == nil {
-		p.lastLease.CalledBack(took) // the scheduler learns how long callbacks take; heldLease may be nil, if the lease was given back
+		p.lastLease.CalledBack(took) // the scheduler learns how long callbacks take; heldLease may be nil by now
 	}
 	event := lifecycle.Event{Kind: lifecycle.CalledBack}
 	var fault *failure.Fault
@@ -121,7 +121,7 @@ func (p *concurrentPrefill) calledBack(callback metaserver.Callback, took time.D
 	case callback.Empty: // the decode engine has the whole prompt
 		event.Kind = lifecycle.NeedsNothing
 	}
-	p.step(event, fault) // does what follows, for example ends the decode call after Miscalled
+	p.step(event, fault)
 	return p.pairState().PrefillDue()
 }
 
@@ -141,8 +141,7 @@ func (p *concurrentPrefill) awaitLateCallback() (prefillNeeded bool) {
 	case <-time.After(grace):
 	case <-p.callback.Ended(): // no callback can come any more: the grace is over, or the effect Forget was carried out
 	}
-	prefillNeeded = p.report(event, nil)
-	return prefillNeeded
+	return p.report(event, nil)
 }
 
 // moveToAnother looks for another prefill engine after the last one did not take the prompt, and moves the prefill to that engine. It
@@ -214,12 +213,11 @@ func (p *concurrentPrefill) step(event lifecycle.Event, fault *failure.Fault) (g
 	hadFailed := p.pairState().Failed
 	var buffer [8]lifecycle.Effect
 	effects := p.job.stepLocked(event, buffer[:0])
-	failsNow := !hadFailed && p.pairState().Failed // because of this event, one call ends the other, or the client must not get the answer
-	if failsNow {
+	if !hadFailed && p.pairState().Failed { // because of this event, one call ends the other, or the client must not get the answer
 		p.endFault = fault
-	}
-	if failsNow && fault == nil { // of all events without a fault, only a comparison of the prompt's lengths at both engines can fail the pair
-		p.endFault = missingKVFault()
+		if fault == nil { // only a comparison of the prompt's lengths at both engines fails the pair without a fault
+			p.endFault = missingKVFault()
+		}
 	}
 	for _, effect := range effects {
 		goesOn = p.do(effect, fault) || goesOn
@@ -256,9 +254,9 @@ func (p *concurrentPrefill) doAfterPanic(effect lifecycle.Effect) {
 // lease back, fault is the reason.
 func (p *concurrentPrefill) do(effect lifecycle.Effect, fault *failure.Fault) (goesOn bool) {
 	switch effect.Kind {
-	case lifecycle.EndDecode: // the proxy closes the decode call
+	case lifecycle.EndDecode:
 		p.decodeCall.Disconnect(upstream.NoticeTimeout)
-	case lifecycle.AbortDecode: // the decode engine is told to abort the request
+	case lifecycle.AbortDecode:
 		p.abort(p.rank.Target)
 	case lifecycle.AbortPrefill: // at the engine that was asked last, even if its lease was given back, so that p.heldLease is nil
 		p.abort(p.lastLease.Candidate.Target)
@@ -269,7 +267,7 @@ func (p *concurrentPrefill) do(effect lifecycle.Effect, fault *failure.Fault) (g
 		if p.prefillCall != nil {
 			p.prefillCall.Disconnect(upstream.NoticeTimeout)
 		}
-	case lifecycle.Settle: // gives the lease back, with the fault as the reason; lastLease still says which engine was asked
+	case lifecycle.Settle: // gives the lease back; lastLease still says which engine was asked
 		handoff.SettleLease(p.heldLease, effect.Disposition, fault)
 		p.heldLease = nil
 	case lifecycle.AwaitFirst: // the time limit for the first event begins
@@ -282,8 +280,7 @@ func (p *concurrentPrefill) do(effect lifecycle.Effect, fault *failure.Fault) (g
 			p.firstTimer = nil
 		}
 	case lifecycle.Forget: // no callback is expected any more
-		const noGrace = 0
-		p.stopListeningAfter(noGrace)
+		p.stopListeningAfter(0)
 	case lifecycle.DrainBeside: // only the end of this prefill frees the blocks of the decode engine; no client waits for it
 		cause := drainLate
 		if p.pairState().ClientLeft {
@@ -294,7 +291,7 @@ func (p *concurrentPrefill) do(effect lifecycle.Effect, fault *failure.Fault) (g
 		return true
 	case lifecycle.CountLoss: // the request has lost its decode rank before the first event
 		p.job.srv.metrics.countRebind(p.endFault)
-	case lifecycle.LeakBlocks: // the decode engine may keep KV blocks for ever
+	case lifecycle.LeakBlocks:
 		p.blocksMayLeak = true
 	case lifecycle.WaitGone: // the client has left; after this time, the lifecycle lets the decode call end
 		time.AfterFunc(p.timeout(effect.Until), func() { p.report(lifecycle.Event{Kind: lifecycle.ClientWaited}, clientLeftFault()) })
@@ -411,8 +408,7 @@ func clientLeftFault() *failure.Fault {
 func (p *concurrentPrefill) firstEventCame(counted int) *failure.Fault {
 	p.withLock(func() {
 		// If the event came so late that the prefill engine may have freed the KV, the decode call counts as not begun, with
-		// errLateFirstEvent. Before the prefill engine has answered, answeredAt is zero, and tooLate means nothing: the lifecycle
-		// then does not look at it.
+		// errLateFirstEvent. Before the prefill engine answers, answeredAt is zero, and the lifecycle does not look at tooLate.
 		tooLate := time.Since(p.answeredAt) > p.kvValidFor()
 		p.step(lifecycle.Event{Kind: lifecycle.Began, Prompt: counted, Expired: tooLate}, unbegunFault(errLateFirstEvent))
 	})

@@ -80,13 +80,11 @@ func (r *executor) sendOver(redial bool, until lifecycle.Timeout) lifecycle.Even
 	if fault == nil {
 		return lifecycle.Event{Kind: lifecycle.First}
 	}
-	if r.stream.upstream.endedByDrain() && !j.client.Left() { // a drain has ended the call
+	if r.stream.upstream.endedByDrain() && !j.client.Left() {
 		fault = failure.NewFault(fault.CallEnd, j.srv.drainedError(drainedMessage), failure.ErrMoved)
 		fault.Moved = true // the engine has not failed, and the lifecycle lets another one have the request
 	}
-	// If this engine turns out not to have the endpoint, or a second connection to it breaks, the client gets the error of the call
-	// before (Recall). So that error is kept, before callFailed replaces it by this one.
-	p.earlierFault = r.fault
+	p.earlierFault = r.fault // the client may get this error after all (Recall), and callFailed replaces it
 	return r.callFailed(fault)
 }
 
@@ -183,14 +181,12 @@ func readPassthroughStart(s *stream, call *upstream.Call) *failure.Fault {
 	for !s.upstream.answer.Filter.Started() && s.state == flowing {
 		_ = s.fill() // after any failure, the stream has ended, and s.upstream.fault says why
 	}
-	answerBegan := s.upstream.answer.Filter.Started() // otherwise s.upstream.fault says why not
-	engineReportedFailure := s.upstream.answer.Filter.Failure().Status > 0
 	switch {
-	case answerBegan:
+	case s.upstream.answer.Filter.Started(): // otherwise s.upstream.fault says why the answer has not begun
 		s.firstAt = time.Now()
 		s.job.enterPhase(journal.Streaming, "")
 		return nil
-	case engineReportedFailure: // by an event, from which the fault's ClientError was made
+	case s.upstream.answer.Filter.Failure().Status > 0: // the engine reported it by an event, from which ClientError was made
 		return failure.UnusableAnswer(lifecycle.Sole, lifecycle.Erred, s.upstream.fault.ClientError, errEngineReported)
 	}
 	return call.FaultOf(s.upstream.fault.Err) // the answer could not be read, for example because the connection broke

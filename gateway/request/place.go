@@ -115,17 +115,38 @@ func (w *poolWait) end(why lifecycle.Reason, answer *openai.Error) *failure.Faul
 	return failure.NewFault(lifecycle.CallEnd{Reason: why}, answer, nil)
 }
 
-// unplacedFault returns the fault of a wait that has brought no slot. If the client's deadline for the first token has ended a wait before
-// the prefill, the error names the deadline.
+// unplacedFault returns the fault of a wait that has brought no slot. tokens is the length of the prompt. If another region has lost its
+// ranks, the reason is RanksLost: the KV of the hand-off cannot be sent to ranks elsewhere, so the lifecycle has the prompt prefilled again
+// elsewhere, once. In the proxy's own region, the reason stays NoRank.
 func (w *poolWait) unplacedFault(candidate prefill.Candidate, tokens int) *failure.Fault {
-	earlyTimedOut := w.entry.Early && errors.Is(w.result.Err, pool.ErrUnbound)
-	aggregatedTimedOut := candidate.Aggregated && errors.Is(w.result.Err, pool.ErrTimeout)
-	notPrefilled := earlyTimedOut || aggregatedTimedOut // the wait took too long, and no engine has computed the prompt
-	deadline := w.job.firstTokenDeadline()
-	if notPrefilled && !deadline.IsZero() && !time.Now().Before(deadline) {
+	j, err := w.job, w.result.Err
+	if w.missedDeadline(candidate) {
 		return failure.NewFault(lifecycle.CallEnd{Reason: lifecycle.NoRank}, failure.Deadline, prefill.ErrDeadline)
 	}
-	return w.job.unplacedFault(w.result.Err, tokens, w.region, w.ownerChanged)
+	unlisted := errors.Is(err, board.ErrNotListed) // no engine lists the model any more
+	if w.ownerChanged && !unlisted {               // a model that no engine lists has no owner, which also looks like a change
+		return failure.NewFault(lifecycle.CallEnd{Reason: lifecycle.Unowned}, failure.NotOurs, owner.ErrNotOwner)
+	}
+	answer := failure.UnplacedError("decode", err, tokens, j.model.Name, j.model.AllAggregated)
+	if unlisted { // the client gets the words of an engine that said it does not have the model
+		answer = cmp.Or(j.unlistedAnswer, answer)
+	}
+	why := lifecycle.NoRank
+	// await withdraws an entry if another proxy took over its decode group (handled above), or its region.
+	regionTakenOver := errors.Is(err, board.ErrWithdrawn)
+	ranksGone := regionTakenOver || errors.Is(err, board.ErrNoWorkers)
+	if w.region != "" && ranksGone {
+		why = lifecycle.RanksLost
+	}
+	return failure.NewFault(lifecycle.CallEnd{Reason: why}, answer, err)
+}
+
+// missedDeadline says whether the wait took until the client's deadline for the first token, and no engine has computed the prompt.
+func (w *poolWait) missedDeadline(candidate prefill.Candidate) bool {
+	earlyTimedOut := w.entry.Early && errors.Is(w.result.Err, pool.ErrUnbound)
+	aggregatedTimedOut := candidate.Aggregated && errors.Is(w.result.Err, pool.ErrTimeout)
+	deadline := w.job.firstTokenDeadline()
+	return (earlyTimedOut || aggregatedTimedOut) && !deadline.IsZero() && !time.Now().Before(deadline)
 }
 
 // poolEntry describes the request for the pool. tokens is the length of the prompt. region is where the request must be decoded; empty: in
@@ -163,27 +184,4 @@ func (j *job) firstTokenDeadline() time.Time {
 		return time.Time{}
 	}
 	return j.incoming.Deadline
-}
-
-// unplacedFault returns the fault of a request that got no decode rank. ownerChanged says that another proxy owns the decode group now.
-// region is where the request must be decoded; empty: in the proxy's own region. If another region has lost its ranks, the reason is
-// RanksLost: the KV of the hand-off cannot be sent to ranks elsewhere, so the lifecycle has the prompt prefilled again elsewhere, once. In
-// the proxy's own region, the reason stays NoRank.
-func (j *job) unplacedFault(err error, tokens int, region string, ownerChanged bool) *failure.Fault {
-	unlisted := errors.Is(err, board.ErrNotListed) // no engine lists the model any more
-	if ownerChanged && !unlisted {                 // a model that no engine lists has no owner, which also looks like a change
-		return failure.NewFault(lifecycle.CallEnd{Reason: lifecycle.Unowned}, failure.NotOurs, owner.ErrNotOwner)
-	}
-	answer := failure.UnplacedError("decode", err, tokens, j.model.Name, j.model.AllAggregated)
-	if unlisted { // the client gets the words of an engine that said it does not have the model
-		answer = cmp.Or(j.unlistedAnswer, answer)
-	}
-	why := lifecycle.NoRank
-	// poolWait.await withdraws an entry if another proxy took over its decode group (handled above), or its region.
-	regionTakenOver := errors.Is(err, board.ErrWithdrawn)
-	ranksGone := regionTakenOver || errors.Is(err, board.ErrNoWorkers)
-	if inOtherRegion := region != ""; inOtherRegion && ranksGone {
-		why = lifecycle.RanksLost
-	}
-	return failure.NewFault(lifecycle.CallEnd{Reason: why}, answer, err)
 }

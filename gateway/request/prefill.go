@@ -130,8 +130,8 @@ func (j *job) runProbe(lease *prefill.Lease, until lifecycle.Timeout) (*handoff.
 	call := newProbeCall(j, lease, until)
 	call.began = began // the time for the names of the transfer counts, too
 	defer call.untrack()
-	resp, fetched, fault := openProbe(j, call, lease, transfer) // fetched: the turn of the conversation whose KV the engine fetches, if any
-	answered := time.Now()                                      // the hold timeout runs from the response headers on
+	resp, fetched, fault := openProbe(j, call, lease, transfer)
+	answered := time.Now() // the hold timeout runs from the response headers on
 	if resp != nil {
 		defer resp.Close()
 	}
@@ -155,11 +155,12 @@ func (j *job) runProbe(lease *prefill.Lease, until lifecycle.Timeout) (*handoff.
 func transferNames(j *job, candidate prefill.Candidate) (*mooncake.BootstrapInfo, *failure.Fault) {
 	info, err := j.srv.Fleet.BootstrapInfo(candidate)
 	if err != nil {
-		why := lifecycle.Unnamed
-		if neverConnected := prefill.Unsent(err); neverConnected {
-			why = lifecycle.Unreachable // such attempts have a retry budget of their own
+		fault := failure.NewFault(lifecycle.CallEnd{Reason: lifecycle.Unnamed},
+			failure.BadGateway("prefill", "its bootstrap server does not answer"), err)
+		if prefill.Unsent(err) {
+			fault.Reason = lifecycle.Unreachable // such attempts have a retry budget of their own
 		}
-		return nil, failure.NewFault(lifecycle.CallEnd{Reason: why}, failure.BadGateway("prefill", "its bootstrap server does not answer"), err)
+		return nil, fault
 	}
 	if info != nil {
 		info.TransferID = j.callID(idOfTransfer, j.record.Attempts)
@@ -251,10 +252,9 @@ func (srv *Server) readProbe(candidate prefill.Candidate, transfer *mooncake.Boo
 	if err == nil {
 		err = srv.checkCounts(candidate, &probed, estimate)
 	}
-	// With some versions of an engine, the decode request must have the id of the prefill request, because the hand-off does not name
-	// the prefill request. With other versions, the hand-off must name it.
-	handoffNamesNoRequest := probed.ReusesRequestID
-	if err == nil && handoffNamesNoRequest && srv.Engines().HandoffsNameRequests(candidate) {
+	// ReusesRequestID: the hand-off does not name the prefill request, so the decode request must have its id. In some versions of an
+	// engine, the hand-off must name it.
+	if err == nil && probed.ReusesRequestID && srv.Engines().HandoffsNameRequests(candidate) {
 		err = fmt.Errorf("%w: remote_request_id is missing, which decode engines of its version wait for", mooncake.ErrBadHandoff)
 	}
 	return probed, err
@@ -406,9 +406,7 @@ func (p *concurrentPrefill) probeEnded(answer []byte, answered time.Time, fault 
 // if the prefill is not needed any more.
 func (p *concurrentPrefill) newCallIfDue(lease *prefill.Lease) (call *probeCall) {
 	p.withLock(func() {
-		var noFault *failure.Fault
-		stillNeeded := p.step(lifecycle.Event{Kind: lifecycle.ProbeDue}, noFault)
-		if stillNeeded {
+		if p.step(lifecycle.Event{Kind: lifecycle.ProbeDue}, nil) { // the prefill is still needed
 			call = newProbeCall(p.job, lease, p.waitLimit)
 			p.prefillCall = call.engineCall()
 		}
@@ -456,22 +454,14 @@ func (p *concurrentPrefill) acceptAnswer(answer []byte, at time.Time) *failure.F
 	if p.noEarlyEvents {
 		p.slot.MarkNonStreaming(p.maxTokens)
 	}
-	promptTokens := cmp.Or(probed.PromptTokens, p.promptEstimate)
-	p.heldLease.Answered(prefill.Usage{PromptTokens: promptTokens, CachedTokens: probed.CachedTokens}, at.Add(candidate.Profile.KVHoldTimeout))
-	p.reportPrefillDone(probed.PromptTokens)
-	return nil
-}
-
-// reportPrefillDone reports to the lifecycle that the prefill engine has answered. counted is the number of prompt tokens that the engine
-// has counted; 0: it reported none. PrefillDone may end the decode call for one of two reasons. If the client has left, the decode call has
-// gone on only until now, and step gets this reason here. If the decode engine has counted more tokens, so that KV is missing, step makes
-// the fault.
-func (p *concurrentPrefill) reportPrefillDone(counted int) {
-	var whyDecodeEnds *failure.Fault
-	if p.pairState().ClientLeft {
+	usage := prefill.Usage{PromptTokens: cmp.Or(probed.PromptTokens, p.promptEstimate), CachedTokens: probed.CachedTokens}
+	p.heldLease.Answered(usage, at.Add(candidate.Profile.KVHoldTimeout))
+	var whyDecodeEnds *failure.Fault // nil: PrefillDone does not end the decode call, or KV is missing, for which step makes the fault
+	if p.pairState().ClientLeft {    // the decode call has gone on only until the end of the prefill
 		whyDecodeEnds = clientLeftFault()
 	}
-	p.step(lifecycle.Event{Kind: lifecycle.PrefillDone, Prompt: counted}, whyDecodeEnds)
+	p.step(lifecycle.Event{Kind: lifecycle.PrefillDone, Prompt: probed.PromptTokens}, whyDecodeEnds)
+	return nil
 }
 
 // readAnswer reads the answer of the candidate's engine, and returns a fault if the answer is a refusal, or is not usable. It is called

@@ -31,7 +31,11 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 		j.keepForResume(s.upstream.rank)
 	}
 	assembler := assemblerForClient(s)
-	s.upstream.trackForDrains()
+	// A drain aborts a call only when the rank pulls no KV for it. A local call never pulls any. With an answer in one piece, nothing
+	// shows before its end that the pull is over, so a drain does not wait for it.
+	abortable := s.upstream.unstreamed || s.upstream.computesPrompt
+	at := roster.Location{Instance: s.upstream.rank.Instance, Rank: s.upstream.rank.Target.Rank}
+	s.upstream.tracked = j.srv.Fleet.Track(at, s.upstream.call, abortable)
 	if recordsAnswer := prepareTranscript(s); recordsAnswer { // it depends on what keepForResume has decided
 		filterOptions.Transcript = &s.upstream.answer.Transcript
 	}
@@ -68,13 +72,6 @@ func assemblerForClient(s *stream) *sse.Assembler {
 	return newAssembler(s.job)
 }
 
-// trackForDrains registers the call, so that a drain can end it. A drain aborts a call only when the rank pulls no KV for it. A local call
-// never pulls any. With an answer in one piece, nothing shows before its end that the pull is over, so a drain does not wait for it.
-func (u *upstreamCall) trackForDrains() {
-	abortable := u.unstreamed || u.computesPrompt
-	u.tracked = u.job.srv.Fleet.Track(roster.Location{Instance: u.rank.Instance, Rank: u.rank.Target.Rank}, u.call, abortable)
-}
-
 // prepareTranscript empties the transcript of the call's answer. It returns whether the answer must be recorded in it, because another
 // engine may have to continue the answer. The transcript then has the text of the answer if the answer would go on from its text, and
 // otherwise only its tokens. It also has the token ids of the prompt if no prefill engine has reported them before the decode call.
@@ -103,7 +100,7 @@ func (u *upstreamCall) filterOptions() sse.Options {
 	if u.computesPrompt || u.rank.Profile.Connector == mooncake.SGLang {
 		options.Cached = sse.OwnCached
 	}
-	if u.unstreamed { // the answer is handled as one event; with ContinuousUsage, the usage may stay in an event that also has the choices
+	if u.unstreamed { // the answer is handled as one event; with ContinuousUsage, this event may have both choices and usage
 		options.ContinuousUsage, options.Unstreamed = true, true
 	}
 	return options
@@ -127,8 +124,7 @@ func (s *stream) noteFirstEvent() {
 	// The engine's traffic has counted an estimate of the prompt tokens that the engine would compute. Now it gets their real number.
 	const computedNothing = false // the answer has begun, so the engine has computed what it did not get of the prompt's KV
 	s.upstream.correctTokensToCompute(computedNothing)
-	answerRuns := s.upstream.slot != nil // otherwise the whole answer came with this event, and its end has given the slot back
-	if answerRuns {
+	if s.upstream.slot != nil { // nil: the whole answer came with this event, and its end has given the slot back
 		s.upstream.countedRunning = true
 		s.upstream.rank.Traffic.Begin()
 	}
@@ -151,7 +147,10 @@ func (s *stream) fill() error {
 		s.continueAnswer()
 		return nil
 	}
-	limitNextRead(s) // the engine counts as silent after this time
+	if wait := s.upstream.answer.Reader.Wait(time.Now()); wait != s.upstream.idle { // another limit holds than at the last read
+		s.upstream.idle = max(wait, 1) // the time may be over already, and 0 would mean no limit
+		s.upstream.resp.SetIdle(s.upstream.idle)
+	}
 	readBuffer := readPool.Get().(*[4 << 10]byte)
 	n, err := s.upstream.resp.Read(readBuffer[:])
 	s.feed(readBuffer[:n], time.Now())
@@ -159,8 +158,7 @@ func (s *stream) fill() error {
 	if err == nil {
 		err = s.upstream.answer.Err()
 	}
-	endedBefore := s.state != flowing // the events before err have ended the answer, or the call was lost
-	if err == nil || endedBefore {
+	if err == nil || s.state != flowing { // the events before err may have ended the answer, or its call
 		return nil //nolint:nilerr // the end of the stream is not part of the answer
 	}
 	s.bodyEnded(err)
@@ -173,20 +171,12 @@ func errorBeforeFirstEvent(s *stream, err error) error {
 	switch fault := s.upstream.fault; {
 	case fault == nil: // the answer was whole
 		return nil
-	case fault.Reason == lifecycle.Unusable: // bodyEnded has set endError, from which the waiting code learns why the answer is of no use
+	case fault.Reason == lifecycle.Unusable: // bodyEnded has set endError, which says why the answer is of no use
 		return nil
 	case s.upstream.answer.Filter.Started(): // the client gets the error as an event
 		return nil
 	}
 	return err
-}
-
-// limitNextRead sets on the connection how long the engine may be silent, if this limit is another one than at the last read.
-func limitNextRead(s *stream) {
-	if wait := s.upstream.answer.Reader.Wait(time.Now()); wait != s.upstream.idle {
-		s.upstream.idle = max(wait, 1) // the time may be over already, and 0 would mean no limit
-		s.upstream.resp.SetIdle(s.upstream.idle)
-	}
 }
 
 // feed processes bytes of the engine that arrived at the time now.
@@ -348,8 +338,8 @@ func endPreempted(s *stream) {
 // gaps between the events. With the first token, the body of the request may become useless, and is then dropped.
 func (s *stream) countProgress(tokens, events int) {
 	if s.upstream.slot != nil { // nil: the answer takes no slot, because a prefill engine gives it or it is passed through
-		// The tokens of an answer in one piece come all at once. MarkNonStreaming keeps the dispatcher from seeing decode steps in
-		// that. The slot is marked already, unless a prefill runs beside the call and its engine has not answered yet.
+		// All tokens of an answer in one piece come at once. The dispatcher must not take this for a decode step. The slot is
+		// marked already, unless a prefill runs beside the call and its engine has not answered yet.
 		if s.upstream.unstreamed {
 			s.upstream.slot.MarkNonStreaming(s.upstream.maxTokens)
 		}

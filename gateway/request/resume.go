@@ -25,8 +25,15 @@ var errIgnoredResume = errors.New("the engine did not go on with the answer so f
 // missing, evenkeel writes it. If the answer cannot go on, it is broken off with an error (GivenUp).
 func (s *stream) continueAnswer() {
 	j, fault, moved := s.job, s.upstream.fault, s.upstream.endedByDrain() // fault: why the answer was lost
-	if kvIsWrong(s) || j.client.Left() {
-		// The lifecycle breaks the answer off, with the error of the KV if that was wrong.
+	// A fault of the KV says that the answer so far was computed from broken KV, so that it must not be continued.
+	var kvFault *failure.Fault
+	if !j.client.Left() {
+		kvFault = s.upstream.prefillCall.confirmKV(s.upstream.answer.Filter.Prompt(), j.client.Gone())
+	}
+	if kvFault != nil {
+		s.upstream.fault = kvFault // the client gets its error
+	}
+	if kvFault != nil || j.client.Left() { // the lifecycle breaks the answer off
 		s.step(lifecycle.Event{Kind: lifecycle.GivenUp})
 		return
 	}
@@ -49,22 +56,6 @@ func (s *stream) continueAnswer() {
 	}
 	j.srv.metrics.countLoss(fault, moved, tier)
 	endLoss(s, fault, tier, attemptError)
-}
-
-// kvIsWrong says whether the answer so far was computed from broken KV, so that it must not be continued: the prefill engine has reported a
-// failure, has not confirmed the KV in time, or has counted another number of prompt tokens than the decode engine. If so, the fault of the
-// call becomes this one, whose error the client gets. If the client has left, nothing is checked.
-func kvIsWrong(s *stream) bool {
-	if s.job.client.Left() {
-		return false
-	}
-	countedByDecode := s.upstream.answer.Filter.Prompt()
-	kvFault := s.upstream.prefillCall.confirmKV(countedByDecode, s.job.client.Gone())
-	if kvFault == nil {
-		return false
-	}
-	s.upstream.fault = kvFault
-	return true
 }
 
 // countLoss counts a lost answer by its tier, which says how it went on (lifecycle.Broken: not at all). The counter depends on why the
@@ -109,8 +100,7 @@ func (s *stream) planContinuation() lifecycle.Tier {
 	switch plan.Tier {
 	case lifecycle.Broken: // nothing is to be prepared
 	case lifecycle.Concluding:
-		engineHasFinished := loss.Finished
-		writeConclusion(s, &plan, engineHasFinished)
+		writeConclusion(s, &plan, loss.Finished)
 	default:
 		applyPlan(s, &plan)
 	}
@@ -158,7 +148,7 @@ func applyPlan(s *stream, plan *lifecycle.Plan) {
 	j.promptTokens = resume.promptTokens + resume.answerTokens
 	resume.prefillMustCount = plan.PrefillCount
 	resume.decodeMustCount = plan.DecodeCount
-	if goesOnByText := plan.Tier == lifecycle.ByText; goesOnByText { // a text may be split into other tokens than those that were generated
+	if plan.Tier == lifecycle.ByText { // a text may be split into other tokens than those that were generated
 		j.record.Inexact = true
 	}
 	// What engines get instead of parts of the body, now with the part of the answer that goes into the prompt.
@@ -182,7 +172,7 @@ func lostAnswer(s *stream) lifecycle.Loss {
 		Method: resume.method, PromptIDs: resume.promptIDs, PromptTokens: resume.promptTokens, MaxAnswerTokens: j.maxWholeAnswer(),
 		TokenLimit: j.req.Limit, TokenLimitKey: cmp.Or(j.req.MaxTokensKey, "max_tokens"),
 	}
-	if resume.retention == lifecycle.KeepAll { // the answer may go on after the part that the client has, unless the request forbids this
+	if resume.retention == lifecycle.KeepAll { // the answer may go on after the part that the client has, if the request allows it
 		loss.MayExtendPrompt = !openai.CannotResume(&j.body, j.req.Endpoint)
 		loss.HasTools = openai.HasTools(&j.body)
 		if resume.method == mooncake.ResumeText { // the next prompt is the text of this prompt and of the answer
@@ -222,7 +212,7 @@ func (j *job) maxWholeAnswer() int {
 // token. It takes over the call, with slot and buffers, and how far the call has come. From now on s gives these back, and next must not.
 func (s *stream) takeOver(next *stream) {
 	assembler := s.upstream.answer.Assembler // saved, because detach empties the buffers; nil: the client gets the events
-	s.detach()                               // gives back the connection and the buffers of the lost call; its slot was given back before
+	s.detach()                               // gives back the connection and the buffers of the lost call; its slot is free already
 	s.upstream = next.upstream
 	s.upstream.answer.Assembler = assembler
 	s.state, s.endError = next.state, next.endError

@@ -49,7 +49,7 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (*stream, *openai.Error) {
 func beginServing(j *job, mayForward bool) {
 	j.life.MustServeHere = !mayForward
 	j.life.NoHandOff = j.incoming.NoHandOff
-	j.namedAbort.noteNoRank() // the rank that lost the answer does not have the request any more, so the client's abort must not go there
+	j.namedAbort.noteNoRank() // the rank that lost the answer does not have the request any more, so an abort must not go there
 	j.mu.Lock()               // after a lost answer, prefill calls of earlier attempts may still run and use life
 	j.recorder.Begin(&j.life)
 	j.mu.Unlock()
@@ -96,17 +96,14 @@ func (r *executor) run(event lifecycle.Event) (*stream, *openai.Error) {
 				return nil, r.clientError(effect.Error)
 			}
 			event = r.do(effect)
-			if leavesOnGoneSet(effect.Kind) { // do may have set it, so that a client that leaves ends the call or wait of this effect
-				j.client.OnGone(nil) // the call or wait is over
+			// The call or wait of the effect is over, so a client that leaves need not end it any more. Of the kinds up to
+			// Forward, only Forward itself may leave a callback, which must stay: another proxy's answer may be under way.
+			if effect.Kind > lifecycle.Forward {
+				j.client.OnGone(nil)
 			}
 		}
 	}
 }
-
-// leavesOnGoneSet says whether an effect of this kind may leave a callback for the client's departure (OnGone) that must be removed once
-// the effect is over. The kinds up to Forward leave none, with one exception: the callback of Forward must stay, because the answer of
-// another proxy may be under way.
-func leavesOnGoneSet(kind lifecycle.EffectKind) bool { return kind > lifecycle.Forward }
 
 // giveBackAfterPanic gives back, after a panic, all that the remaining effects would have given back, and all that the request still holds.
 func (r *executor) giveBackAfterPanic(remaining []lifecycle.Effect) {
@@ -129,17 +126,12 @@ func (r *executor) giveBackAfterPanic(remaining []lifecycle.Effect) {
 		case effect.Kind == lifecycle.SendBoth: // after a panic, no new call is sent
 		case isOfPair && hasPrefillCall: // the effect is about a call of the pair, so the prefill call carries it out
 			r.stream.upstream.prefillCall.doAfterPanic(effect)
-		case onlyGivesBack(effect.Kind):
+		// Settle gives back a resource, and Resolve the notes about earlier 500s. All other effects count outcomes, or take the
+		// request further, which has ended.
+		case effect.Kind == lifecycle.Settle || effect.Kind == lifecycle.Resolve:
 			r.do(effect)
 		}
 	}
-}
-
-// onlyGivesBack says whether an effect of this kind only gives something back: a resource of the request (Settle), or the notes about
-// earlier 500s (Resolve). After a panic, only such effects are carried out. The others count outcomes, or take the request further, which
-// has ended.
-func onlyGivesBack(kind lifecycle.EffectKind) bool {
-	return kind == lifecycle.Settle || kind == lifecycle.Resolve
 }
 
 // do carries out one effect. For most effects it does not wait, and returns the zero event, which run does not report. If it must wait for
@@ -149,7 +141,8 @@ func (r *executor) do(effect lifecycle.Effect) lifecycle.Event {
 	switch effect.Kind {
 	// Which proxy serves the request.
 	case lifecycle.Question: // while the request is in the arrival queue, evenkeel asks which proxy should serve it
-		if j.query == nil { // not nil after a Restart, after another region gave the request back, and for a leg: the question is made already
+		// After a Restart, after another region gave the request back, and for a leg, the question is made already.
+		if j.query == nil {
 			const mustStay = false
 			j.query = j.newRoutingQuery(mustStay)
 		}
@@ -187,7 +180,7 @@ func (r *executor) do(effect lifecycle.Effect) lifecycle.Event {
 	// After a call, or an attempt.
 	case lifecycle.Settle: // something that the request holds is given back or passed on
 		r.settle(effect.Resource, effect.Disposition)
-	case lifecycle.Avoid, lifecycle.ReportFailure, lifecycle.ReportSuccess: // the next attempts avoid the rank, or its outcome is counted
+	case lifecycle.Avoid, lifecycle.ReportFailure, lifecycle.ReportSuccess: // the rank is avoided, or its outcome counted
 		r.reportOutcome(effect)
 	case lifecycle.Resolve: // the engines of earlier 500s are blamed or cleared
 		for _, settle := range j.unexplained500s {
@@ -220,28 +213,19 @@ func (r *executor) tryLocal() lifecycle.Event {
 		return lifecycle.Event{Kind: lifecycle.NoLocal}
 	}
 	r.prepareStream()
-	answerInOnePiece := r.stream.upstream.unstreamed // it has no event before its end, so the lifecycle lets the first event take longer
-	// Copied: newStream keeps the body in memory, in case the answer is lost, and the lifecycle says when to give this memory back.
-	return lifecycle.Event{Kind: lifecycle.LocalBound, Copied: bodyIsKept(r.job), NoEarlyEvents: answerInOnePiece}
+	return lifecycle.Event{Kind: lifecycle.LocalBound, Copied: bodyIsKept(r.job), NoEarlyEvents: r.stream.upstream.unstreamed}
 }
 
 // sendDecode sends the request to the decode rank, with the hand-off if there is one, and waits for the first event of the answer. The
 // returned event says whether this event came (First), or how the call failed.
 func (r *executor) sendDecode(until lifecycle.Timeout) lifecycle.Event {
 	fault, clientQuit := r.stream.decode(r.handoff, until)
-	answerBegan := fault == nil
-	if answerBegan && r.isAggregated() {
-		r.noteAggregatedPrefill()
+	if fault == nil && r.isAggregated() { // the rank has begun its answer, so the prefill of the lease is over, too
+		const unknown = -1
+		var noHold time.Time // the rank keeps no KV for a hand-off
+		r.lease.Answered(prefill.Usage{PromptTokens: r.job.promptTokens, CachedTokens: unknown}, noHold)
 	}
 	return r.beganEvent(fault, clientQuit)
-}
-
-// noteAggregatedPrefill tells the scheduler that the prefill of the lease is over: a rank that prefills and decodes has begun its answer,
-// so it has computed the prompt.
-func (r *executor) noteAggregatedPrefill() {
-	const unknown = -1
-	var noHold time.Time // the rank keeps no KV for a hand-off
-	r.lease.Answered(prefill.Usage{PromptTokens: r.job.promptTokens, CachedTokens: unknown}, noHold)
 }
 
 // confirm waits, after the end of the answer, until the prefill engine has confirmed that the KV was complete from which the answer was
@@ -307,7 +291,7 @@ func (r *executor) sendProbe(until lifecycle.Timeout) lifecycle.Event {
 // event says that there is a slot (Bound), or how the wait failed.
 func (r *executor) enqueue(effect lifecycle.Effect) lifecycle.Event {
 	j := r.job
-	if needsPlace := effect.Permit; needsPlace { // a hand-off waits a second time, and its first wait has used up its place in the pool
+	if effect.Permit { // a hand-off waits a second time, and its first wait has used up its place in the pool
 		j.srv.Places.Reserve()
 	}
 	var fault *failure.Fault
@@ -316,15 +300,11 @@ func (r *executor) enqueue(effect lifecycle.Effect) lifecycle.Event {
 	}
 	r.prepareStream()
 	call := &r.stream.upstream
-	noEarlyEvents := hasNoEarlyEvents(call, effect.Bind)
+	// The lifecycle lets the first event take as long as the whole answer may take if the answer comes in one piece. If the call runs
+	// beside its prefill call (Early), it does so, too, for a stream whose engine may send no text before the end.
+	noEarlyEvents := call.unstreamed || effect.Bind == lifecycle.Early && call.mayHoldTextBack
 	return lifecycle.Event{Kind: lifecycle.Bound, Copied: bodyIsKept(j), NoEarlyEvents: noEarlyEvents,
 		MayIgnoreAbort: mayIgnoreAbort(noEarlyEvents, call.rank.Profile, j.req.Endpoint)}
-}
-
-// hasNoEarlyEvents says whether the lifecycle must let the first event take as long as the whole answer may take: the answer comes in one
-// piece. If the call will run beside its prefill call (Early), it may also be a stream whose engine sends no text before the end.
-func hasNoEarlyEvents(call *upstreamCall, bind lifecycle.Bind) bool {
-	return call.unstreamed || bind == lifecycle.Early && call.mayHoldTextBack
 }
 
 // awaitSlot waits in the pool until the dispatcher gives the request a slot on a decode rank. bind says when the prompt is prefilled.
@@ -359,13 +339,13 @@ func (r *executor) isAggregated() bool { return r.lease != nil && r.lease.Candid
 // fault was found, beganEvent also gives back its buffers.
 func (r *executor) beganEvent(fault *failure.Fault, clientQuit bool) lifecycle.Event {
 	if fault == nil {
-		return lifecycle.Event{Kind: lifecycle.First, Copied: bodyIsKept(r.job)} // Copied: the kept body must be given back later
+		return lifecycle.Event{Kind: lifecycle.First, Copied: bodyIsKept(r.job)}
 	}
 	fault.Moved = r.stream.upstream.endedByDrain()
 	event := r.callFailed(fault)
 	event.Quit = clientQuit
 	// If the answer had come whole, the lifecycle gave back slot and call at its end. Only the connection and the buffers are left.
-	if cameWhole := r.stream.upstream.slot == nil; cameWhole {
+	if r.stream.upstream.slot == nil {
 		r.stream.giveBackAll(board.Failed) // Failed has no effect: it would be reported with the slot
 	}
 	return event
@@ -384,8 +364,8 @@ func (r *executor) callFailed(fault *failure.Fault) lifecycle.Event {
 		r.stream.upstream.fault = fault // failedEngine reads it
 	}
 	failedEngine := r.failedEngine() // for the record, which names only an engine that is at fault
-	usedStaleConnection := fault.Reason == lifecycle.Stale && r.lease != nil
-	if usedStaleConnection { // this says nothing about the prefill engine of the lease, so the next attempt may use it again
+	// A stale connection says nothing about its engine, so the next attempt may use the same prefill engine.
+	if fault.Reason == lifecycle.Stale && r.lease != nil {
 		j.avoid.forgetLastPrefill()
 	}
 	j.record.Report(journal.Event{Kind: journal.AttemptEnded, Cause: fault.Cause(), On: failedEngine, Status: fault.Status,
@@ -448,8 +428,7 @@ func (r *executor) reportOutcome(effect lifecycle.Effect) {
 func (r *executor) noteUnexplained500() {
 	scheduler, id := r.job.srv.Prefill, r.prefillEngine().ID
 	r.job.unexplained500s = append(r.job.unexplained500s, func(cause lifecycle.Blame) {
-		causedByRequest := cause == lifecycle.Nobody // no engine is to blame
-		if causedByRequest {
+		if cause == lifecycle.Nobody { // the request is the cause
 			scheduler.Forgive(id)
 		}
 	})
@@ -475,7 +454,7 @@ func (r *executor) offerElsewhere(groupMoved bool) lifecycle.Event {
 		return notOffered
 	}
 	r.nextQuery = query
-	if noCallFailed := r.fault == nil; noCallFailed { // the arrival queue had no engine; after a call, callFailed has ended the attempt
+	if r.fault == nil { // no call failed, because the arrival queue had no engine; after a call, callFailed has ended the attempt
 		j.record.EndAttempt(r.lastError)
 	}
 	return lifecycle.Event{Kind: lifecycle.Offered}
@@ -560,7 +539,7 @@ func (r *executor) settle(resource lifecycle.Resource, disposition lifecycle.Dis
 		r.settleLease(disposition)
 	case lifecycle.KV: // the hand-off
 		r.settleKV(disposition)
-	case lifecycle.MaybeReadKV: // a hand-off of an earlier attempt, which a decode engine may have read, so that no other one may get it
+	case lifecycle.MaybeReadKV: // a hand-off of an earlier attempt, which a decode engine may have read
 		r.settleMaybeRead(disposition)
 	case lifecycle.Slot:
 		r.settleSlot(disposition)
@@ -592,7 +571,7 @@ func (r *executor) settleSlot(disposition lifecycle.Disposition) {
 	computedPromptAlone := s.upstream.computesPrompt && !r.isAggregated() // an aggregated rank computes every prompt itself
 	if failedAtPrompt && computedPromptAlone {
 		j.srv.metrics.localFailures.Inc()
-		j.record.Route = "" // only for the log and the answer's headers: the route Local has failed, and the next attempt sets its own
+		j.record.Route = "" // the route Local has failed, and the next attempt sets its own
 		j.srv.Log.Warn("a decode rank failed at a prompt that it got without a hand-off", zap.Inline(j),
 			zap.String("engine", s.upstream.rank.Target.ID), zap.Error(r.fault.Err))
 	}

@@ -67,7 +67,7 @@ type upstreamCall struct {
 	maxTokens       int            // tokens that the rest of the answer may have
 	idle            time.Duration  // how long the engine may be silent, as last set on the connection
 	coreHalted      *atomic.Bool   // true: the engine's core was silent for so long that another engine is tried; nil: not watched
-	tokensToCompute int64          // the most prompt tokens that the engine may compute; 0: correctTokensToCompute has set the real number
+	tokensToCompute int64          // the most prompt tokens that the engine may compute; 0: none was noted, or it was corrected
 	fault           *failure.Fault // why the call ended too early; nil: the answer is complete, or has not ended
 	answer          *buffers
 
@@ -157,12 +157,10 @@ func (s *stream) Err() error { return s.upstream.answer.Err() }
 // comes from a call without a slot, is not streamed to the client, or has bytes that have arrived but were not read. No loop carries an
 // answer without a slot, because it was read to its end (of a prefill engine), or its length is not known (passed through).
 func (s *stream) Flow() *engine.Response {
-	hasSlot := s.upstream.slot != nil
-	if s.state != flowing || !hasSlot { // checked first: an answer that has ended may have no buffers any more
+	if s.state != flowing || s.upstream.slot == nil { // checked first: an answer that has ended may have no buffers any more
 		return nil
 	}
-	wantsOnePiece := s.upstream.answer.Assembler != nil // the assembler collects the events for the client
-	if wantsOnePiece || s.upstream.resp.Arrived() {
+	if s.upstream.answer.Assembler != nil || s.upstream.resp.Arrived() {
 		return nil
 	}
 	s.upstream.answer.out = nil // the loop has a buffer of its own (see Arrive)

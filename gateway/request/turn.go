@@ -39,9 +39,9 @@ func (j *job) awaitLease() (*prefill.Lease, *geo.Forward, error) {
 	})
 	lease = moveOffBlockedEngine(j, lease) // exchanges the lease if KV of its engine lately did not arrive
 	j.record.Report(journal.Event{Kind: journal.Chose, Lease: lease})
-	// Until now, another proxy might have got the request. With the lease it begins anew at this proxy, whose engines may all be tried
-	// again.
-	if servingProxyWasOpen := j.life.MayAsk(); servingProxyWasOpen {
+	// MayAsk: until now, another proxy might have got the request. With the lease it begins anew at this proxy, whose engines may all
+	// be tried again.
+	if j.life.MayAsk() {
 		j.avoid.prefill = nil
 	}
 	if query != nil { // the answer to the query was that the request stays here
@@ -72,7 +72,7 @@ func moveOffBlockedEngine(j *job, lease *prefill.Lease) *prefill.Lease {
 	if !candidate.Profile.Early() {
 		return lease
 	}
-	blockedEngines := j.srv.Dispatcher.Blocked(candidate.Board) // prefill engines whose KV lately did not reach a decode engine of the board
+	blockedEngines := j.srv.Dispatcher.Blocked(candidate.Board)
 	if !slices.Contains(blockedEngines, candidate.Instance) {
 		return lease
 	}
@@ -165,9 +165,10 @@ func promptIsCounted(j *job) bool {
 // one. It also adds the hashes of the prompt, by which the engines that have it in their caches are found, and the regions in which the
 // request may be prefilled.
 func addRoutingQuery(j *job, arrival *prefill.Request) {
-	// A request that has a place in the pool, or that names its engines, does not go to another proxy.
+	// A request that has a place in the pool, or that names its engines, does not go to another proxy. newRoutingQuery has hashed the
+	// prompt, unless the request stays here.
 	if j.query != nil && !j.life.HasPoolPlace() && !j.incoming.namesEngines() {
-		arrival.Remote, arrival.Prompt = j.query, j.query.Prompt() // newRoutingQuery has hashed the prompt, unless the request stays here
+		arrival.Remote, arrival.Prompt = j.query, j.query.Prompt()
 	}
 	if arrival.Prompt.Keys == nil { // not hashed yet
 		arrival.Prompt = j.prefixKeys()
