@@ -102,9 +102,7 @@ func (p *Policy) waitMs(r *Request, i int) float64 {
 	}
 	countedTokens := p.charges[i].newTokens // of the requests that this round has counted at the replica before this one
 	waitMs := candidate.TPMs * (candidate.QueuedTokens + countedTokens)
-	allFull := p.openReplicas == 0
-	kvPaceUnknown := candidate.KVTokenMs == 0 // kvWaitMs cannot predict then when there is KV memory
-	if allFull && kvPaceUnknown {
+	if p.openReplicas == 0 && candidate.KVTokenMs == 0 { // all replicas are full, and kvWaitMs does not know when KV is freed
 		turn := float64(p.waitingAhead + 1)         // place of this request among those that wait
 		waitMs = max(waitMs, turn*p.departureGapMs) // the arrival queue lets one request go per gap, on average
 	}

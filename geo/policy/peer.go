@@ -38,7 +38,7 @@ func NewOffer(local []Candidate, waiting int, waitingTokens, departureGapMs floa
 		}
 		outstanding += replica.Outstanding
 		// A replica that takes no request soon counts no further: its queue may be empty because it is dead.
-		if mayWaitFor := replica.Why.Awaitable(); !mayWaitFor {
+		if !replica.Why.Awaitable() {
 			continue
 		}
 		o.countReplica(replica)
@@ -90,7 +90,7 @@ func (o *Offer) setKVRoom(local []Candidate, waitingTokens float64) {
 	o.KVRoomMs = math.Inf(1)
 	for i := range local {
 		replica := &local[i]
-		mayTake := !replica.Peer && replica.Why.Awaitable()    // it takes requests (Why is Available), or soon will
+		mayTake := !replica.Peer && replica.Why.Awaitable()
 		passedOver := o.NAvail > 0 && replica.Why != Available // while others are available, no request waits for this one
 		kvUnknown := replica.KVTokenMs == 0
 		if !mayTake || passedOver || kvUnknown {

@@ -49,7 +49,7 @@ func (p *Policy) Begin(candidates []Candidate, departureGapMs float64) {
 	p.charges = p.charges[:0]
 	for i := range candidates {
 		candidate := &candidates[i]
-		c := charge{} // nothing was sent to the candidate yet; without sendsLeft it takes no request
+		c := charge{}
 		if candidate.Why == Available && candidate.MaxSends > 0 {
 			c.sendsLeft = candidate.MaxSends
 			if candidate.Peer {
@@ -95,7 +95,7 @@ func (p *Policy) Next(r *Request) Decision {
 // CountSent counts a request that is sent to candidate i: its tokens, which later requests wait for, and its share of how many requests the
 // candidate takes in this round. Next calls it; a caller that sends a request without Next must call it, too.
 func (p *Policy) CountSent(r *Request, i int) {
-	c := p.addCharge(r, i) // counts the tokens
+	c := p.addCharge(r, i)
 	requests := 1
 	stillOpen := &p.openReplicas
 	if p.candidates[i].Peer { // a peer gets all legs of the request, one for each prompt
@@ -143,7 +143,7 @@ func (p *Policy) decideForPeer(r *Request) Decision {
 	if r.LocalOnly || p.rule.neverForwards {
 		return Decision{Act: Hold, Candidate: noCandidate}
 	}
-	if p.peersBlocked || p.openPeers == 0 { // an earlier request must be forwarded first, or no peer takes a request
+	if p.peersBlocked || p.openPeers == 0 {
 		p.peersBlocked = true // no later request is forwarded before this one
 		return Decision{Act: Hold, Candidate: noCandidate}
 	}
@@ -199,8 +199,7 @@ func (p *Policy) cheapest(r *Request) (local, peer costed) {
 	mayForward := !p.rule.neverForwards && !r.LocalOnly
 	for i := range p.candidates {
 		candidate := &p.candidates[i]
-		mayWaitFor := candidate.Why.Awaitable() // it takes requests (Why is Available), or soon will
-		if !mayWaitFor || r.barred(i) {         // barred: data residency forbids the candidate
+		if !candidate.Why.Awaitable() || r.barred(i) { // barred: data residency forbids the candidate
 			continue
 		}
 		best, distrustMs := &local, 0.0
