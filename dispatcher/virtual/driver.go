@@ -133,7 +133,7 @@ func (d *Driver) reportStep(counter *StepCounter, now float64) {
 		counter.Since = noLastStep
 	}
 	reported := board.Step{Number: counter.Number}
-	if hasLastStep := !math.IsNaN(counter.Since); hasLastStep {
+	if !math.IsNaN(counter.Since) {
 		reported.Length = time.Duration(math.Round((now - counter.Since) * float64(time.Millisecond)))
 	}
 	counter.Since = now

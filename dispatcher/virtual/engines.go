@@ -58,7 +58,7 @@ func (e *Engines) Due() (next float64, busy bool) {
 		if g.Ends < Never {
 			busy = true
 			next = min(next, g.Ends)
-		} else { // a rank frees such KV when a step begins; without steps, a request gets the room only if the caller acts at that time
+		} else { // a step frees such KV when it begins, but none is in progress
 			next = min(next, e.nextRoomFromEndedKV(g))
 		}
 	}
@@ -84,7 +84,7 @@ func (e *Engines) nextRoomFromEndedKV(g *Group) float64 {
 func (e *Engines) Place(r *Rank, q Request) {
 	q.DecodesFrom, q.EarliestStep = KVNotReady, r.Group.earliestStep()
 	r.Requests = append(r.Requests, q)
-	if pullsAtAnyTime := r.MaxRunning == 0; pullsAtAnyTime {
+	if r.MaxRunning == 0 {
 		r.EndedKV.Expire(e.Instant(e.Now)) // the KV of ended answers that the rank no longer keeps makes room
 		e.reserveKV(r, q.EarliestStep)
 		e.assignSlots(r)
@@ -99,7 +99,7 @@ func (e *Engines) Put(r *Rank, q Request) {
 	if q.Reserved {
 		r.KV += int64(q.Prompt) + int64(q.Gen)
 	}
-	if hasTokens := q.FirstStep != 0; hasTokens {
+	if q.FirstStep != 0 {
 		e.setCounts(q.Slot, q.Gen, q.FirstStep)
 	}
 	r.Requests = append(r.Requests, q)
@@ -137,8 +137,7 @@ func (e *Engines) reserveKV(r *Rank, step int64) {
 			q.Reserved, q.Ready = true, e.Now
 			r.KV += int64(q.Prompt)
 			if e.Prefill != nil {
-				readyAt, tookMs := e.Prefill(q.Prompt)
-				q.Ready, q.Prefill = readyAt, tookMs
+				q.Ready, q.Prefill = e.Prefill(q.Prompt)
 			}
 		}
 		if q.DecodesFrom == KVNotReady && q.Ready <= e.Now {
@@ -231,7 +230,7 @@ func (e *Engines) finishStep(g *Group) {
 func (e *Engines) giveToken(g *Group, q *Request) {
 	q.Gen++
 	q.Left--
-	if isFirstToken := q.FirstStep == 0; isFirstToken {
+	if q.FirstStep == 0 {
 		q.FirstStep = g.Number
 	}
 	e.setCounts(q.Slot, max(0, q.Gen-int32(e.ReportDelaySteps)), q.FirstStep)

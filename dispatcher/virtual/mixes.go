@@ -98,8 +98,8 @@ func (m *MixedEngines) Due() float64 {
 // the time between two tokens of a stream shows a step. So in each step of the engines, the first request that gets a token after its first
 // one raises Number and reports the step. Turn resets stepReported at the end of each step.
 func (m *MixedEngines) reportToken(g *MixedGroup, rank int, q *MixedRequest) {
-	isFirst := q.firstStep == 0                // Number begins at 1, so 0 says that the request has no token yet
-	reportsStep := !isFirst && !g.stepReported // a first token does not show a new step, because requests may begin at any time
+	isFirst := q.firstStep == 0 // Number begins at 1, so 0 says that the request has no token yet
+	reportsStep := !isFirst && !g.stepReported
 	if reportsStep {
 		g.Number++
 	}
@@ -122,7 +122,7 @@ func (m *MixedEngines) releaseFinished(g *MixedGroup, rank int, q *MixedRequest)
 		Model: m.Model, Slot: q.Slot, Outcome: board.Outcome{Kind: board.Finished, Generated: int(q.Gen)}, Generated: q.Gen, Started: q.Gen > 0,
 		FirstStep: q.firstStep,
 	}
-	if hasToken := q.firstStep != 0; hasToken { // false only for a request that had no token to generate (Left 0) when it came
+	if q.firstStep != 0 { // it is 0 only for a request that had no token to generate (Left 0) when it came
 		m.release.LastStep = g.Number
 	}
 	m.Apply(&m.release, m.Now)

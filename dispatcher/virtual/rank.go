@@ -70,9 +70,8 @@ func NewGroup(key board.GroupKey, law board.StepModel) *Group {
 // with a slot, only those count that decode in this step already (DecodesFrom).
 func (r *Rank) Load(step int64) (tokens int64, running int) {
 	tokens = r.OtherTokens
-	withSlot := r.Requests[:r.Active]
-	for i := range withSlot {
-		if q := &withSlot[i]; q.DecodesFrom <= step {
+	for i := range r.Active {
+		if q := &r.Requests[i]; q.DecodesFrom <= step {
 			tokens += int64(q.Prompt) + int64(q.Gen)
 			running++
 		}
