@@ -144,7 +144,7 @@ func (c *Call) FaultOf(err error) *failure.Fault {
 	if errors.Is(err, owner.ErrNotOwner) { // nothing was sent, so the engine has not failed
 		return failure.NewFault(lifecycle.CallEnd{Call: c.Kind, Reason: lifecycle.NotOurs}, failure.NotOurs, owner.ErrNotOwner)
 	}
-	if c.Tracked != nil { // the proxy may have ended the call because its engine is down; Cause then returns the error of a broken connection
+	if c.Tracked != nil {
 		err = c.Tracked.Cause(err)
 	}
 	return &failure.Fault{CallEnd: callEndOf(c.Kind, err), ClientError: failure.NoAnswer(c.sideName(), err), Err: err, BlamedEngine: c.Engine}
@@ -195,32 +195,23 @@ func (c *Call) refusalFault(resp *engine.Response) *failure.Fault {
 	fault := failure.NewFault(lifecycle.CallEnd{Call: c.Kind, Progress: lifecycle.Headed}, nil, err)
 	fault.Status = status
 	// The reason is that the engine is paused or re-forms its group, or that the rank was retired or does not exist.
-	if reasonInEngine := engine.ParseRefusal(resp.StatusCode(), c.RefusalBody, c.Target()); reasonInEngine != nil {
-		c.setPaused(fault, reasonInEngine)
+	if paused := engine.ParseRefusal(resp.StatusCode(), c.RefusalBody, c.Target()); paused != nil {
+		fault.Reason, fault.ClientError, fault.BlamedEngine = lifecycle.Paused, failure.PausedError(side, paused), c.Engine
+		fault.Err = fmt.Errorf("%w: %w", fault.Err, paused)
 		return fault
 	}
 	fault.ClientError = failure.RefusalError(c.Log, side, id, status, resp, c.RefusalBody)
 	if unlisted := engine.Unlisted(status, c.RefusalBody); unlisted != nil {
-		c.setUnlisted(fault, unlisted)
+		fault.Reason, fault.BlamedEngine, fault.Err = lifecycle.Unlisted, c.Engine, fmt.Errorf("%w: %w", fault.Err, unlisted)
+		// With this code, a request that came from another region goes back to that region (see setPeerHeaders), whose engines may
+		// have the model.
+		fault.ClientError.Code = failure.NoSuchModel("").Code
 		return fault
 	}
 	fault.Reason = lifecycle.ReasonOfStatus(status)
 	fault.Err = failure.MarkUndelivered(fault.Err, string(c.RefusalBody)) // notes if the body says that the KV did not arrive
 	fault.RetryAfter = time.Duration(failure.RetryAfter(resp)) * time.Second
 	return fault
-}
-
-// setPaused makes a fault that of an engine which takes no requests for a while, for the reason paused.
-func (c *Call) setPaused(fault *failure.Fault, paused error) {
-	fault.Reason, fault.ClientError, fault.BlamedEngine = lifecycle.Paused, failure.PausedError(c.sideName(), paused), c.Engine
-	fault.Err = fmt.Errorf("%w: %w", fault.Err, paused)
-}
-
-// setUnlisted makes a fault that of an engine which does not serve the model any more, for the reason unlisted. With the code of its error,
-// a request that came from another region goes back to that region (see setPeerHeaders), whose engines may have the model.
-func (c *Call) setUnlisted(fault *failure.Fault, unlisted error) {
-	fault.Reason, fault.BlamedEngine, fault.Err = lifecycle.Unlisted, c.Engine, fmt.Errorf("%w: %w", fault.Err, unlisted)
-	fault.ClientError.Code = failure.NoSuchModel("").Code
 }
 
 // sideName returns the word for the call's engine in errors: prefill, decode, or engine.
