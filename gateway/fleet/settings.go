@@ -48,8 +48,8 @@ func (s *Settings) Tier() prefill.Config {
 }
 
 // HoldTimeout is the longest time for which engines may hold blocks for a hand-off that is neither used nor discarded: the kv_hold_timeout
-// of a profile. A profile without one has a connector with which the prefill engine writes into blocks of the decode engine until the
-// prefill ends, so probe_timeout counts. 0: there are no profiles.
+// of a profile. A profile without one has no hand-offs, but a prefill may run, and hold blocks, for probe_timeout, so this counts instead.
+// 0: there are no profiles.
 func (s *Settings) HoldTimeout() (longest time.Duration) {
 	for _, p := range s.Profiles {
 		longest = max(longest, cmp.Or(p.KVHoldTimeout, s.Limits.ProbeTimeout))
