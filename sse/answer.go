@@ -85,8 +85,7 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 		case e.Kind == KindComment && !a.Filter.Started():
 			dst = dst[:from] // a comment sent now would fix the client's status to 200, and the engine may still fail
 		default:
-			filterPassedIt := len(clientCopy) > 0
-			a.resumeWaitIfEmpty(filterPassedIt)
+			a.resumeWaitIfEmpty(len(clientCopy) > 0)
 		}
 	case Broken, Garbled:
 		a.err = a.Filter.Fault()

@@ -101,13 +101,12 @@ func (f *Filter) actionFor(marked *mark, b []byte) action {
 	case indexValue: // the number of the choice; Options.Choice replaces it
 		return setUnlessSame(f, marked, old)
 	case endValue: // finish_reason or stop_reason
-		preempted := f.facts.recomputed // by the stop_reason; another engine continues the answer, so that it has not ended for the client
-		if preempted && !rawjson.IsNull(old) {
+		if f.facts.recomputed && !rawjson.IsNull(old) { // preempted: another engine continues the answer, so it has not ended
 			return setNull
 		}
 		return keepValue
 	default: // created, model, system_fingerprint, role, the counts of the usage, text_offset, weight_versions
-		return continuedAction(f, marked, old) // they differ if an earlier engine began the answer; created also if the caller replaces it
+		return continuedAction(f, marked, old)
 	}
 }
 

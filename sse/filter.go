@@ -71,8 +71,7 @@ const (
 	usualMarks   = 16  // initial capacity for marks, the members of one event that may have to change: enough for most events
 	maxKeptMarks = 256 // largest capacity for marks that a filter keeps for its next stream: 7 KiB of memory, more only for a rare event
 
-	// maxDetails bounds the prompt_tokens_details, in bytes, that a filter keeps until its stream ends. Those of engines have a few
-	// counts.
+	// maxDetails bounds the prompt_tokens_details, in bytes, that a filter keeps until its stream ends. Engines send a few counts.
 	maxDetails = 1 << 10
 )
 
@@ -107,14 +106,14 @@ func (f *Filter) Reset(o Options) {
 // Some forms have no [DONE]. For their last event, Event returns NotEnded and sets streamEnded, by which Answer.Event, its caller, finds
 // the end.
 func (f *Filter) Event(e Event, dst []byte) (out []byte, end End) {
-	f.facts.isEmpty = false          // Answer.Event then asks whether the event had nothing of the answer; not all cases below set it
-	isOfFanOut := f.options.DropDone // other engine requests make the rest of what this client gets
+	f.facts.isEmpty = false // Answer.Event then asks whether the event had nothing of the answer; not all cases below set it
 	switch {
 	case e.Kind == KindComment:
 		return e.Raw, NotEnded
 	case e.Kind == KindDone:
 		return takeDone(f, e)
-	case e.Kind == KindOpaque && isOfFanOut: // the id and the index must be replaced, but the event is too large to be read
+	// The answer is one of a fan-out, so the id and the index in its events must be replaced. This event is too large to be read.
+	case e.Kind == KindOpaque && f.options.DropDone:
 		f.fault = ErrLargeEvent
 		return nil, Broken
 	case !f.options.Form.chunked(): // the events have no choices, as those of /v1/responses
@@ -497,8 +496,7 @@ const (
 	// minChunks is the least number of chunks a stream must have for its average to count: a parser of
 	// tool calls may hold back a whole call and send it as one chunk.
 	minChunks = 4
-	// maxPerChunk is the largest average of a stream, in tokens per chunk: speculative decoding makes about 8 tokens in one decode
-	// step.
+	// maxPerChunk is the largest average of a stream, in tokens per chunk: speculative decoding makes about 8 tokens per step.
 	maxPerChunk = 8
 )
 
@@ -556,8 +554,7 @@ func (t *Transcript) record(f *Filter, b []byte) {
 	if facts.handBackEnd > 0 { // kv_transfer_params: they say where the engine keeps the answer's KV, from which another engine can pull it
 		t.HandBack = append(t.HandBack[:0], b[facts.handBackAt:facts.handBackEnd]...)
 	}
-	// The facts have the text and the ids of one choice only, so the transcript would lack the others. An Unread transcript is not
-	// continued.
+	// The facts have only one choice's text and ids, so the transcript would lack the others. An Unread transcript is not continued.
 	t.Unread = t.Unread || facts.choices > 1
 	if facts.idsAt > 0 {
 		for ids := rawjson.ArrayAt(b, facts.idsAt); ids.Next(); {

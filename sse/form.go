@@ -97,15 +97,12 @@ func (f *Filter) ReadUsage(b []byte) (failed bool) {
 			}
 		}
 	}
-	isOneObject := o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b) // Pos is -1 if the object is malformed; only white space may follow it
-	if !isOneObject {                                             // what was read may be wrong
+	if !isWhole(&o) { // what was read may be wrong
 		return false
 	}
 	u.Total = u.Prompt + u.Completion
-	hasUsage := u.Total > 0 // else b has no usage, or one that counts nothing
-	if hasUsage && !failed {
-		f.usage, f.usageSeen = u, true
-		f.usageSent = true // the client gets b as it is, and so the usage in it
+	if u.Total > 0 && !failed { // 0: b has no usage, or one that counts nothing
+		f.usage, f.usageSeen, f.usageSent = u, true, true // usageSent: the client gets b as it is
 	}
 	return failed
 }
@@ -167,19 +164,14 @@ func rejectFormEvent(f *Filter, e Event, event *formFacts) (out []byte, end End,
 	case event.fault != nil:
 		f.fault = event.fault
 		return nil, Broken, true
-	case event.isPing && dropsPings(f):
+	// Before the answer, a ping is dropped if it would be the first event to be held back, or if there is no room for it.
+	case event.isPing && !f.started && (f.heldCount == 0 || f.heldCount >= maxHeldEvents):
 		return nil, NotEnded, true
 	// In these forms the finish_reason comes with the final usage. So neither this event nor an earlier one has it.
 	case event.endsStream && !event.hasFinalUsage && f.finishReason == "":
 		return nil, Short, true
 	}
 	return nil, NotEnded, false
-}
-
-// dropsPings says whether a ping is dropped now, because no part of the answer has come, and the ping cannot be held back: it would be the
-// first event, or as many events as allowed are held back already.
-func dropsPings(f *Filter) bool {
-	return !f.started && (f.heldCount == 0 || f.heldCount >= maxHeldEvents)
 }
 
 // adaptToClient adds the edits that only this client needs, such as its own id, if the form has such edits. It may also set
@@ -235,7 +227,7 @@ func setFacts(f *Filter, event *formFacts) {
 	}
 	choices := noChoiceList
 	if event.hasFinalUsage {
-		choices = 0 // countTokens takes a usage as the final one if the list of choices is empty, as in the last chunk of a completion
+		choices = 0 // as in the last chunk of a completion: countTokens knows the final usage by the empty list of choices
 	}
 	f.facts = facts{choices: choices, isEmpty: event.isPing, content: event.hasTokens, hasUsage: event.usage.Total > 0, usage: event.usage}
 }

@@ -48,7 +48,7 @@ type Framer struct {
 	eventStart     int // where the current event starts, or the part of it that Next has not returned as pieces
 	lineStart      int // where the current line starts, or the part of it that Next has not returned as pieces
 	lineSearchedTo int // the current line has no line end, CR or LF, before this offset
-	lfSearchedTo   int // there is no LF from lineSearchedTo up to this offset; each lone CR would otherwise cost another search for an LF
+	lfSearchedTo   int // there is no LF from lineSearchedTo up to here, so that not each lone CR costs another search for an LF
 
 	emittedBytes       int  // bytes of this event that were returned already, as opaque pieces
 	lineHasEmittedPart bool // some bytes of the current line were returned already, so the line is not blank
@@ -97,25 +97,20 @@ func (f *Framer) Feed(p []byte) {
 // slice. Without an unfinished event it only forgets that slice.
 func (f *Framer) copyUnfinished() {
 	unfinished := f.buf[f.eventStart:]
-	isInPlace := len(unfinished) > 0 && f.eventStart == 0 && !f.bufIsCallers
-	if isInPlace {
-		return // copying it again at each Feed would take time quadratic in its length
+	if len(unfinished) > 0 && f.eventStart == 0 && !f.bufIsCallers {
+		return // the event is there already; copying it again at each Feed would take time quadratic in its length
 	}
-	f.rebaseOffsets() // the unfinished bytes move to the start of ownBuf
+	// From now on, all offsets count from the start of the unfinished event.
+	f.lineStart -= f.eventStart
+	f.lineSearchedTo -= f.eventStart
+	f.lfSearchedTo = max(0, f.lfSearchedTo-f.eventStart) // it may still be the offset of the LF before eventStart
+	f.eventStart = 0
 	if len(unfinished) == 0 {
 		f.buf, f.bufIsCallers = nil, false
 		return
 	}
 	f.ownBuf = append(f.ownBuf[:0], unfinished...) // unfinished may be a part of ownBuf itself; it then moves to the front
 	f.buf, f.bufIsCallers = f.ownBuf, false
-}
-
-// rebaseOffsets changes all offsets in buf so that they count from the start of the unfinished event, eventStart.
-func (f *Framer) rebaseOffsets() {
-	f.lineStart -= f.eventStart
-	f.lineSearchedTo -= f.eventStart
-	f.lfSearchedTo = max(0, f.lfSearchedTo-f.eventStart) // it may still be the offset of the LF before eventStart
-	f.eventStart = 0
 }
 
 // Next returns the next complete event; false: none has come. Its slices are valid until the next Feed. An event that is larger
@@ -126,8 +121,8 @@ func (f *Framer) Next() (Event, bool) {
 		if !hasEnd { // the line is not complete, and neither is the event
 			return f.takePiece() // a piece of the event if it is already too large, else nothing
 		}
-		blank := end == f.lineStart && !f.lineHasEmittedPart // if a piece has ended within the line, lineStart is not its true start
-		if !blank && !f.comesInPieces() {                    // the data of an event that comes in pieces is not read
+		blank := end == f.lineStart && !f.lineHasEmittedPart
+		if !blank && !f.comesInPieces() { // the data of an event that comes in pieces is not read
 			f.recordDataLine(end)
 		}
 		f.lineStart, f.lineSearchedTo, f.lineHasEmittedPart = next, next, false
@@ -141,8 +136,7 @@ func (f *Framer) Next() (Event, bool) {
 // as opaque pieces. If it is not 0 when the stream ends, the stream was cut off.
 func (f *Framer) Buffered() int { return f.emittedBytes + f.unreturned() }
 
-// comesInPieces says whether Next has returned a piece of the current event already, so that the bytes from eventStart on are only its
-// rest.
+// comesInPieces says whether Next has returned a piece of the current event already: the bytes from eventStart on are only its rest.
 func (f *Framer) comesInPieces() bool { return f.emittedBytes > 0 }
 
 // unreturned returns how many bytes of the unfinished event have come that Next has not returned as opaque pieces.
@@ -168,7 +162,7 @@ func (f *Framer) lineEnd() (end, next int, ok bool) {
 	lfAt, hasLF := f.findLF()
 	cr := bytes.IndexByte(f.buf[f.lineSearchedTo:lfAt], '\r') // the line may end in a CR before the first LF
 	crAt := f.lineSearchedTo + cr
-	isBlank := cr >= 0 && crAt == f.lineStart && !f.lineHasEmittedPart // if a piece has ended within the line, it is not blank
+	isBlank := cr >= 0 && crAt == f.lineStart && !f.lineHasEmittedPart
 	switch {
 	case cr < 0 && !hasLF: // neither a CR nor an LF has come
 		f.lineSearchedTo = len(f.buf)
@@ -243,7 +237,7 @@ func (f *Framer) takeEvent(next int) Event {
 // such bytes, takePiece returns false, and copies the unfinished event, because the caller of Feed may reuse its slice.
 func (f *Framer) takePiece() (Event, bool) {
 	end := len(f.buf)
-	if endsWithCR := f.lineSearchedTo < end; endsWithCR { // lineEnd has searched all bytes but a CR that may be the first half of a CRLF
+	if f.lineSearchedTo < end { // the last byte is a CR, which may be half of a CRLF
 		end = f.lineSearchedTo // leaves the CR for the next call
 	}
 	tooLarge := f.Buffered() > f.max
@@ -254,14 +248,8 @@ func (f *Framer) takePiece() (Event, bool) {
 		return Event{}, false
 	}
 	e := Event{Raw: f.buf[f.eventStart:end:end], Kind: KindOpaque}
-	f.beginRest(end)
-	return e, true
-}
-
-// beginRest makes the rest of the unfinished event begin at end, because takePiece returns the bytes before it.
-func (f *Framer) beginRest(end int) {
-	f.lineHasEmittedPart = f.lineHasEmittedPart || end > f.lineStart // the piece ends within a line, so the line is not blank
+	f.lineHasEmittedPart = f.lineHasEmittedPart || end > f.lineStart // end > lineStart: the piece ends within a line
 	f.emittedBytes += end - f.eventStart
-	f.eventStart, f.lineStart, f.lineSearchedTo = end, end, end
-	f.dataLines = 0 // the data of an event that comes in pieces is not read
+	f.eventStart, f.lineStart, f.lineSearchedTo, f.dataLines = end, end, end, 0 // the rest of the event begins here
+	return e, true
 }

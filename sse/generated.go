@@ -30,10 +30,10 @@ func readGenerated(b []byte, _ int) (s formFacts) {
 			}
 		}
 	}
-	s.readable = o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b) // b is one object, and only white space follows it
-	s.endAt = max(0, o.Pos-1)                                   // Pos is after the closing brace, or -1 if b is no object
-	s.hasFinalUsage = s.finishReason != ""                      // each event has the usage so far, and only the last one has a finish_reason
-	s.hasTokens = s.usage.Completion > 0                        // the usage counts all tokens so far; 0 before the first token
+	s.readable = isWhole(&o)
+	s.endAt = max(0, o.Pos-1)              // Pos is after the closing brace, or -1 if b is no object
+	s.hasFinalUsage = s.finishReason != "" // each event has the usage so far, and only the last one has a finish_reason
+	s.hasTokens = s.usage.Completion > 0   // the usage counts all tokens so far
 	return s
 }
 
@@ -91,8 +91,7 @@ func (f *Filter) adaptGenerated(s *formFacts, data []byte) {
 		byClient := f.options.Aborted != nil && f.options.Aborted() // the client itself aborted the answer, so it has not failed
 		s.failed = s.failed || !byClient
 	}
-	eventHasID := s.idAt.to > 0
-	if len(f.id) > 0 && eventHasID { // the client gets f.id instead
+	if len(f.id) > 0 && s.idAt.to > 0 { // the event has an id, and the client gets f.id instead
 		s.idAt.replacement = string(f.id)
 		s.edits = append(s.edits, s.idAt)
 	}
@@ -100,8 +99,7 @@ func (f *Filter) adaptGenerated(s *formFacts, data []byte) {
 	if promptIndex >= 0 && !f.options.Unstreamed { // an answer in one piece shows its prompt by its place in the list of all answers
 		s.addIndex(promptIndex, data)
 	}
-	isContinued := f.options.Continuation != nil && f.options.Continuation.Last != nil // earlier engines have sent a part of the answer
-	if isContinued {
+	if f.options.Continuation != nil && f.options.Continuation.Last != nil { // earlier engines have sent a part of the answer
 		joinGenerated(f, s, data)
 	}
 }

@@ -37,8 +37,7 @@ func (t *Transcript) recordGenerated(f *Filter, s *formFacts, b []byte) {
 	t.Completed, t.Prompt = f.tokens, s.usage.Prompt
 	idsBefore := len(t.IDs)
 	growth := t.recordGeneratedIDs(s, b)
-	hasNewTokens := len(t.IDs) > idsBefore
-	t.Content = t.Content || hasNewTokens // there is content, even if the new tokens show no text yet
+	t.Content = t.Content || len(t.IDs) > idsBefore // new tokens are content, even if they show no text yet
 	t.recordTextShown(b[s.textAt.from:s.textAt.to], growth)
 	t.Last = append(t.Last[:0], b...) // if another engine continues the answer, its events are joined to this one (editsToJoin)
 }
@@ -61,7 +60,7 @@ func (t *Transcript) recordGeneratedIDs(s *formFacts, b []byte) Growth {
 	if grows == Cumulative {
 		repeated = idsBefore
 	}
-	if hasIDs := s.idsAt.to > 0; !hasIDs { // the event has no list of ids
+	if s.idsAt.to == 0 { // the event has no list of ids
 		return grows
 	}
 	for ids := rawjson.ArrayAt(b, s.idsAt.from); ids.Next(); {
@@ -151,9 +150,7 @@ func (t *Transcript) joinLast(next *Transcript) {
 		return
 	}
 	// The next engine's events grow as those of t: joinGenerated has refused any other engine.
-	var noOtherEdits []edit
-	edits := editsToJoin(noOtherEdits, t.Last, t.Grows, last)
-	t.Last = applyEdits(edits, last)
+	t.Last = applyEdits(editsToJoin(nil, t.Last, t.Grows, last), last)
 }
 
 // withWeightVersions returns a copy of the event with the member weight_versions, a list of spans that says which model weights made which
@@ -263,21 +260,13 @@ func joinedMember(key string, before, v []byte, grows Growth, earlierTokens int)
 			return joinLists(before, v)
 		}
 		return "" // Delta: each event has only the elements of its new tokens
-	case isCountOfAnswer(key):
-		return strconv.Itoa(numberOf(before) + numberOf(v)) // a count has all tokens so far even if grows is Delta
+	case key == "completion_tokens", key == "reasoning_tokens", key == "output_token_logprobs_length",
+		key == "output_token_sampling_mask_length": // counts for the whole answer so far, even if grows is Delta
+		return strconv.Itoa(numberOf(before) + numberOf(v))
 	case key == "prompt_tokens", key == "cached_tokens", key == "cached_tokens_details", bytes.HasPrefix([]byte(key), []byte("input_")):
 		return string(before) // these members describe the client's own prompt; this engine's prompt includes the answer so far
 	}
 	return ""
-}
-
-// isCountOfAnswer says whether a member of meta_info counts tokens of the answer, or elements for these tokens.
-func isCountOfAnswer(key string) bool {
-	switch key {
-	case "completion_tokens", "reasoning_tokens", "output_token_logprobs_length", "output_token_sampling_mask_length":
-		return true
-	}
-	return false
 }
 
 // joinSpans joins two lists weight_versions, whose spans say which model weights made which tokens. The offsets of this engine's spans, in

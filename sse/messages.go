@@ -39,9 +39,7 @@ func readMessage(b []byte, cached int) (s formFacts) {
 			}
 		}
 	}
-	isOneObject := o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b) // Pos is -1 if the object is malformed; only white space may follow it
-	s.readable = isOneObject
-	if s.readable { // otherwise what was read is not used
+	if s.readable = isWhole(&o); s.readable { // otherwise what was read is not used
 		s.noteMessageKind(kind)
 		if kind == "message" { // an answer in one piece: b itself is the message
 			// The loop has added the edits of its usage already. appendEdited skips the second ones, because their place is

@@ -34,8 +34,7 @@ type Filter struct {
 	heldCount  int    // events that were held back so far, at most maxHeldEvents
 	eventCount int    // events for the client so far, including those that are held back
 
-	// The flags are declared together to save memory: a flag between other fields would take eight bytes, and every stream has a
-	// filter.
+	// The flags stand together to save memory: between other fields, each would take eight bytes, and every stream has a filter.
 
 	continuousUsage bool // the client gets the usage of every chunk
 	isTokensForm    bool // the answer is one of /inference/v1/generate
@@ -131,8 +130,8 @@ const (
 
 // markMember records the current member of o. If o.Pos is not yet the end of the value, the caller must set end later.
 func (f *Filter) markMember(kind valueKind, level uint8, o *rawjson.Object) {
-	f.marks = append(f.marks, mark{kind: kind, level: level, openAt: int32(o.Open), membersBefore: int32(o.N - 1), comma: int32(o.Comma),
-		quote: int32(o.Quote), val: int32(o.Val), end: int32(o.Pos)})
+	f.marks = append(f.marks, mark{kind: kind, level: level, openAt: int32(o.Open), membersBefore: int32(o.N - 1),
+		comma: int32(o.Comma), quote: int32(o.Quote), val: int32(o.Val), end: int32(o.Pos)})
 }
 
 // markWholeMember finds the end of the current member's value and records the member.
@@ -144,7 +143,8 @@ func (f *Filter) markWholeMember(kind valueKind, level uint8, o *rawjson.Object)
 // markInsertion records where a new last member of an object could be inserted: before its closing brace, the byte before o.Pos. All
 // members of the object were read.
 func (f *Filter) markInsertion(kind valueKind, o *rawjson.Object) {
-	f.marks = append(f.marks, mark{kind: kind, openAt: int32(o.Open), val: int32(o.Pos - 1), end: int32(o.Pos - 1), needsComma: o.N > 0})
+	at := int32(o.Pos - 1)
+	f.marks = append(f.marks, mark{kind: kind, openAt: int32(o.Open), val: at, end: at, needsComma: o.N > 0})
 }
 
 // read scans an event's JSON and fills f.facts and f.marks; ok is false if b is not exactly one JSON object. Some members are marked
@@ -186,8 +186,12 @@ func (f *Filter) read(b []byte) (ok bool) {
 			f.facts.isError = f.facts.isError || bytes.HasPrefix(b[o.Val:], []byte(`"error"`))
 		}
 	}
-	isOneObject := o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b) // Pos is -1 if the object is malformed; only white space may follow it
-	return isOneObject
+	return isWhole(&o)
+}
+
+// isWhole says whether the text of o is this object and no more. o was read to its end.
+func isWhole(o *rawjson.Object) bool {
+	return o.Pos > 0 && rawjson.Space(o.Text, o.Pos) == len(o.Text) // Pos is -1 if the object is malformed; white space may follow it
 }
 
 // readPromptIDs reads the current member of o, the token ids of the prompt, which another engine needs to continue the answer. It marks
@@ -416,9 +420,8 @@ func (f *Filter) readCounts(b []byte, i int) int {
 	if !hasCompletion {
 		return o.Pos
 	}
-	cachedKnown := f.options.Cached >= 0 // the prefill engine's count, which the client must get
-	isMalformed := o.Pos < 0
-	if !hasDetails && cachedKnown && !isMalformed {
+	cachedKnown := f.options.Cached >= 0         // the prefill engine's count, which the client must get
+	if !hasDetails && cachedKnown && o.Pos > 0 { // Pos is -1 if the usage is malformed
 		f.markInsertion(missingDetails, &o)
 	}
 	if !hasTotal {
@@ -446,8 +449,7 @@ func (f *Filter) readDetails(usage *rawjson.Object, u *Usage) {
 	b := usage.Text
 	prefillCountKnown := f.options.Cached >= 0
 	if b[usage.Val] != '{' { // not an object
-		isNull := b[usage.Val] == 'n'
-		if prefillCountKnown && isNull { // null is replaced by details with cached_tokens
+		if prefillCountKnown && b[usage.Val] == 'n' { // null is replaced by details with cached_tokens
 			f.markWholeMember(nullDetails, secondLevel, usage)
 		}
 		return

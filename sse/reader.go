@@ -149,16 +149,12 @@ func (r *Reader) Next() (Event, bool) {
 	switch {
 	case e.Kind == KindDone:
 		r.markEnd()
-	case e.Kind == KindData, e.Kind == KindOpaque && !r.torn: // a comment, or a part of an event, does not end the wait for the next event
-		r.endSilence()
+	// A comment does not end the wait for an event, and neither does a piece that is not the last one of its event.
+	case e.Kind == KindData, e.Kind == KindOpaque && !r.torn:
+		r.sawData = true
+		r.silentBefore, r.silentFor = r.silentFor, 0 // if the event turns out to have no content, resumeWait lets the wait go on
 	}
 	return e, true
-}
-
-// endSilence ends the wait for an event, because one has come. If it turns out to have no content, resumeWait lets the wait go on.
-func (r *Reader) endSilence() {
-	r.sawData = true
-	r.silentBefore, r.silentFor = r.silentFor, 0
 }
 
 // resumeWaitForFirst makes the wait for the first event continue as if the event that Next returned last had not come, because nothing in
@@ -169,7 +165,6 @@ func (r *Reader) resumeWaitForFirst() {
 }
 
 // resumeWait makes the wait for the next event continue as if the event that Next returned last had not come, because it has no content.
-// The silence before this event then still counts.
 func (r *Reader) resumeWait() { r.silentFor = r.silentBefore }
 
 // markEnd marks the event that Next returned last as the end of the answer, as [DONE] would be.

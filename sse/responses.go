@@ -28,8 +28,7 @@ func readResponse(b []byte, cached int) (s formFacts) {
 			}
 		}
 	}
-	isOneObject := o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b) // Pos is -1 if the object is malformed; only white space may follow it
-	s.readable = isOneObject
+	s.readable = isWhole(&o)
 	switch {
 	case !s.readable: // what was read is not used
 	case object == "response": // b is an answer in one piece, not an event
@@ -102,8 +101,7 @@ func (s *formFacts) readUsage(o rawjson.Object, cached int) {
 }
 
 // readInputDetails reads the counts of cached tokens in the details of a usage. Unless cached is OwnCached, it adds the edits that replace
-// them by cached. A list with a count for each turn becomes a list with this one number, because the prefill engine's count is not divided
-// into turns.
+// them by cached. A list with a count for each turn becomes a list with this one number, because the prefill engine counts no turns.
 func (s *formFacts) readInputDetails(details rawjson.Object, cached int) {
 	replaces := cached != OwnCached
 	shown := strconv.Itoa(max(0, cached)) // clients expect a number, even if the count is not known
