@@ -179,8 +179,7 @@ func (d *Dispatcher) Blocked(board string) (prefillers []string) {
 		return nil
 	}
 	_ = d.ask(func(r *scheduler) error { // an error only means that the dispatcher has ended, and then nothing is quarantined
-		const ofAllRanks = -1 // in place of a slot, whose rank would be asked about
-		prefillers = r.boards.Quarantined(board, ofAllRanks, time.Now())
+		prefillers = r.boards.Quarantined(board, -1, time.Now()) // slot -1 asks about all ranks of the board
 		return nil
 	})
 	return prefillers
@@ -288,12 +287,11 @@ func (d *Dispatcher) Room(board, model string, within time.Duration) (n int, own
 }
 
 // Free returns how many slots for a model were free on a board after the last turn of the scheduler. ownRanks is true if only some ranks of
-// the board list the model: n then counts only their slots. For a board that never had a rank, n is MaxInt32: the callers hold
-// prefills back while few slots are free, and must not do this there, because such a board has no slots that could come free.
+// the board list the model: n then counts only their slots. For a board that never had a rank, n is MaxInt32.
 func (d *Dispatcher) Free(board, model string) (n int, ownRanks bool) {
 	v, ok := d.paces.Load(board)
 	if !ok {
-		return math.MaxInt32, false // the board never had a rank, so a shortage of slots is not the problem
+		return math.MaxInt32, false // the board never had a rank, so prefills need not be held back until slots come free
 	}
 	p, ownRanks := v.(*publicPace).ofModel(model)
 	return int(p.free.Load()), ownRanks

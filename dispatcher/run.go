@@ -120,8 +120,7 @@ func (r *scheduler) readAllProgress() {
 
 // enqueue gives the boards a new entry. Until the boards answer, r.waiting has the entry's slot and the channel of its caller.
 func (r *scheduler) enqueue(w waitingEntry) {
-	// A prompt that a decode rank may compute itself (Local) is decided about at once, so the board needs the progress of its requests
-	// now.
+	// A prompt that a decode rank may compute itself (Local) is decided about at once, so the board needs the progress of requests now.
 	if b := r.byModel[w.Entry.Model]; b != nil && w.Local != nil {
 		r.readProgress(b)
 	}
@@ -311,8 +310,7 @@ func (r *scheduler) recordFallback(e *board.Effect) {
 }
 
 // publishPaces publishes how many slots of a board are free and how soon others come free, for Dispatcher.Room. It does the same for each
-// model name that only some ranks list. Each publish says whether Room may return more than before. If any of them does, publishPaces calls
-// OnRoom, once.
+// model name that only some ranks list. If Room may now return more than before by any of these values, publishPaces calls OnRoom, once.
 func (r *scheduler) publishPaces(e *board.Effect) {
 	b := r.stateOrNew(e.Group.Model)
 	moreRoom := b.pace.publish(&e.Pace)

@@ -24,8 +24,7 @@ type Slot struct {
 	started            atomic.Bool
 	released           atomic.Bool
 	stillInEngineQueue atomic.Bool // the request was bound InEngineQueue, and the engine has not begun it
-	// maxUnreported is the largest possible number of tokens of an answer that does not stream (MarkNonStreaming); 0: the answer
-	// streams.
+	// maxUnreported is the largest possible number of tokens of an answer that does not stream (MarkNonStreaming); 0: it streams.
 	maxUnreported atomic.Int32
 }
 

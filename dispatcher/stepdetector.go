@@ -74,7 +74,7 @@ func (d *stepDetector) onToken(streamFirst, streamLast *atomic.Uint32) {
 // short, so the tokens of earlier steps were delayed, and come in a burst. The caller holds d.mu.
 func (d *stepDetector) beginStep(at time.Duration) (begun bool) {
 	s := board.Step{Number: d.currentStep.Load() + 1}
-	if isKnown := d.began > 0; isKnown { // began is not known before the first step, and after a pause in which the group was idle
+	if d.began > 0 { // 0: not known, as before the first step, and after a pause in which the group was idle
 		s.Length = at - d.began
 		if int64(s.Length) < d.minLength.Load() {
 			return false

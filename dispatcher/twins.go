@@ -148,7 +148,9 @@ func (t *twins) run(ctx context.Context) {
 			if !t.wasLate() { // after a slow round there is no slice: only the rest, and more stays true
 				var took time.Duration
 				replayer, took, more = t.runSlice(replayer, turns) // a new replayer if a replay has panicked
-				turns, rest = nextTurns(turns, took), restAfter(took)
+				turns = nextTurns(turns, took)
+				// The slice counts as took*costFactor of processor time: coreShare of the time of slice and rest together.
+				rest = time.Duration(float64(took) * (costFactor/coreShare - 1))
 			}
 			timer.Reset(rest)
 			select {
@@ -158,12 +160,6 @@ func (t *twins) run(ctx context.Context) {
 			}
 		}
 	}
-}
-
-// restAfter returns how long the twin rests after a slice of work, so that it uses at most coreShare of a core. The slice counts as
-// took*costFactor of processor time, which must be coreShare of the time of slice and rest together.
-func restAfter(took time.Duration) time.Duration {
-	return time.Duration(float64(took) * (costFactor/coreShare - 1))
 }
 
 // runSlice makes one slice of work: at most this many turns, which are small parts of a replay. It adds the verdicts to the results: when

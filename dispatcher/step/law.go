@@ -93,7 +93,7 @@ func (l *Law) Ms(ranks []Rank) float64 {
 	if l.Plain() { // the Model alone gives the length
 		return l.Model.Ms(ranks)
 	}
-	form, mostPadded, meanRows := l.stepForm(ranks) // the rows of the rank with most rows, with padding; the mean of all, without padding
+	form, mostPadded, meanRows := l.stepForm(ranks) // largest number of rows of a rank, padded; mean of all ranks, not padded
 	slowest := 0.0                                  // largest own work of a rank, in ms
 	for i := range ranks {
 		slowest = max(slowest, l.ownMs(&ranks[i], form, mostPadded))

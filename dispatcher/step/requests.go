@@ -101,9 +101,7 @@ func (s *weightSearch) add(ranks []Rank, ms float64) (line regression, changed b
 	return line, changed
 }
 
-// loadsByCandidate returns for each candidate the load of the step: that of the rank for which the step waits, in KV tokens. Each candidate
-// explains step times in its own way, by how many KV tokens a request counts for and by the bottleneck. The first weightCount candidates
-// have the triedWeights with the bottleneck OneRank, and the others have the same weights with TwoRanks.
+// loadsByCandidate returns for each candidate, a pair of a weight and a bottleneck, the load for which the step waits, in KV tokens.
 func loadsByCandidate(ranks []Rank) (loads [2 * weightCount]float64) {
 	mostKV, mostRequests := 0.0, 0.0
 	for i := range ranks {
@@ -114,7 +112,7 @@ func loadsByCandidate(ranks []Rank) (loads [2 * weightCount]float64) {
 		}
 	}
 	for k := range triedWeights { // TwoRanks: the most KV and the most requests, which may be those of two ranks
-		loads[weightCount+k] = mostKV + triedWeights[k]*mostRequests
+		loads[firstTwoRanks+k] = mostKV + triedWeights[k]*mostRequests
 	}
 	return loads
 }
@@ -134,8 +132,8 @@ func (s *weightSearch) endBlock() {
 		c.x, c.xx, c.xy = c.x+c.blockX, c.xx+c.blockXX, c.xy+c.blockXY
 	}
 	if t := &s.onTrial; t.candidate > 0 { // 0: the last window found no weight
-		moreThanZero := s.candidates[t.candidate].errorDrop(t.slope) - s.candidates[zeroWeight].errorDrop(t.zeroSlope)
-		t.addDrop(moreThanZero)
+		drop := s.candidates[t.candidate].errorDrop(t.slope) - s.candidates[zeroWeight].errorDrop(t.zeroSlope)
+		t.blocks, t.drops, t.squares = t.blocks+1, t.drops+drop, t.squares+drop*drop
 	}
 	for k := range s.candidates {
 		c := &s.candidates[k]
@@ -145,9 +143,8 @@ func (s *weightSearch) endBlock() {
 	s.block = sums{}
 }
 
-// centre turns blockXX and blockXY into sums of the differences from the block's mean load and mean time: the sum of all products of such
-// differences is the sum of x*y, less the sum of x times the sum of y, divided by the number of steps. b has this number and the sum of the
-// times.
+// centre makes blockXX and blockXY sums over the differences from the block's mean load and mean time. The sum of products of such
+// differences is the sum of x*y, less the sum of x times the sum of y divided by the number of steps. b has the sum of y and this number.
 func (c *candidate) centre(b *sums) {
 	c.blockXX, c.blockXY = c.blockXX-c.blockX*c.blockX/b.n, c.blockXY-c.blockX*b.y/b.n
 }
@@ -249,15 +246,14 @@ func candidateWeight(k int) requestWeight {
 // fits a parabola to the errors of this candidate (least) and its two neighbours, and takes the weight at its lowest point. The neighbours
 // are the next smaller and the next larger tried weight. The factor is 1 if one of them is missing or is the weight 0.
 func (s *weightSearch) refinement(best int, least float64) float64 {
-	weightIndex := best % weightCount // in triedWeights: the candidates have all weights with OneRank, then all with TwoRanks
-	if smallerIsZero, largerIsMissing := weightIndex <= 1, weightIndex == weightCount-1; smallerIsZero || largerIsMissing {
+	if k := best % weightCount; k <= 1 || k == weightCount-1 { // k is the index in triedWeights
 		return 1
 	}
-	// bestCandidate leaves out a candidate with which larger loads would make steps shorter. The error of such a neighbour may be below
-	// least.
+	// bestCandidate leaves out candidates by which larger loads make steps shorter. The error of such a neighbour may be below least.
 	smaller := max(least, s.candidates[best-1].minSquaredError(&s.window))
 	larger := max(least, s.candidates[best+1].minSquaredError(&s.window))
-	return math.Exp2(lowestOfParabola(smaller, least, larger) / weightsPerDoubling) // neighbours differ by the factor 2^(1/weightsPerDoubling)
+	distance := lowestOfParabola(smaller, least, larger) // in tried weights: neighbours differ by the factor 2^(1/weightsPerDoubling)
+	return math.Exp2(distance / weightsPerDoubling)
 }
 
 // lowestOfParabola returns at which x the parabola through three points is lowest. The points are (-1, left), (0, middle) and (1, right).
@@ -276,7 +272,7 @@ func lowestOfParabola(left, middle, right float64) (x float64) {
 func (s *weightSearch) zeroFitsBetter() bool {
 	zeroError := s.candidates[zeroWeight].minSquaredError(&s.window)
 	k := nearest(s.inUse().tokensPerRequest)
-	oneRank, twoRanks := &s.candidates[k], &s.candidates[weightCount+k] // this weight with either bottleneck
+	oneRank, twoRanks := &s.candidates[k], &s.candidates[firstTwoRanks+k] // this weight with either bottleneck
 	weightError := min(oneRank.minSquaredError(&s.window), twoRanks.minSquaredError(&s.window))
 	return weightError-zeroError > s.sureDifference(zeroError)
 }
@@ -294,13 +290,6 @@ func (s *weightSearch) sureDifference(least float64) float64 {
 // y^2 - (y-slope*x)^2 over its steps, where x is a load and y a time. The block's sums must be centred.
 func (c *candidate) errorDrop(slope float64) float64 {
 	return 2*slope*c.blockXY - slope*slope*c.blockXX
-}
-
-// addDrop adds to the test by how much the trial's weight lowers the squared error of a block, compared with the weight 0.
-func (t *trial) addDrop(drop float64) {
-	t.blocks++
-	t.drops += drop
-	t.squares += drop * drop
 }
 
 // confirmed says whether the trial's weight surely lowers the errors of the blocks: the mean drop is larger than sureDrop times its
@@ -353,9 +342,7 @@ func (s *weightSearch) windowRegression() regression {
 	return r
 }
 
-// candidateInUse returns the candidate that comes nearest to the weight in use. A candidate stands for one of the tried weights of a
-// request (tokensPerRequest), and for one bottleneck: a step waits for the one rank with the largest load, or for two ranks, the one with
-// most KV and the one with most requests.
+// candidateInUse returns the candidate with the bottleneck in use whose weight comes nearest to the weight in use.
 func (s *weightSearch) candidateInUse() *candidate {
 	inUse := s.inUse()
 	first := firstOneRank

@@ -29,7 +29,7 @@ type Times struct {
 	GivenModel Model // model that an event of the board has set, as in replays; it replaces a learned model; zero: none
 
 	medianLength      median[time.Duration] // median length of the last steps
-	medianPlainLength median[time.Duration] // median length of the last steps without a prefill, counted since the first step with a prefill
+	medianPlainLength median[time.Duration] // the same of steps without a prefill, counted since the first step with a prefill
 	assumedPlain      time.Duration         // assumed length of steps without a prefill, from which Least follows; 0: not known
 	weights           weightSearch
 	prefills          prefillFit
@@ -51,8 +51,7 @@ const (
 	mostUsualRatio  = 2.5
 	// If a reported step brings more than severalStepsFrom times the usual tokens, the report covers several steps.
 	severalStepsFrom = 1.3
-	// In the search for the weight of a request, a step's distance from the line counts as at most maxDeviations times the mean
-	// distance.
+	// In the search for the weight of a request, a step's distance from the line counts as at most so many times the mean distance.
 	maxDeviations = 4
 	// A reported step that brings less than lateTokensBelow times the usual tokens is no step: the tokens of a few requests came late.
 	lateTokensBelow = 0.4
@@ -96,11 +95,6 @@ type Sample struct {
 // Learn learns from a sample. From a step without prompts it learns the model of decodes, and from a step with prompts how much longer
 // prompts make a step. A sample with far more tokens than usual covers several steps, and a sample with far fewer is no step, so neither
 // changes a model. Learn keeps no reference to the sample.
-//
-// The step detector takes tokens that come less than Least after the start of a step for tokens of this step. If steps become shorter than
-// that, it takes several for one, and no length can be learned from them. Least follows from the assumed length of a step without a prefill
-// (assumedPlain). Therefore each sample of several steps or with a prefill makes this length a little shorter, until the detector finds
-// single steps without a prefill again.
 func (s *Times) Learn(t Sample) {
 	weight := s.fittedWeight()
 	slowest := weight.slowestOf(t.Ranks)
@@ -118,7 +112,7 @@ func (s *Times) Learn(t Sample) {
 	ms := t.Length.Seconds() * 1000
 	switch {
 	case isNoStep: // only late tokens: the length is not that of a step
-	case isSeveral: // the length of one step is not known; perhaps Least is too long
+	case isSeveral: // the length of one step is not known
 		s.shortenAssumedPlain()
 	case !hasPrefill:
 		if usualLength := s.learnPlainLength(t.Length); usualLength {
@@ -130,8 +124,9 @@ func (s *Times) Learn(t Sample) {
 	}
 }
 
-// shortenAssumedPlain makes the assumed length of a step without a prefill a little shorter. It is called when such a step was not
-// measured. If the assumed length stayed far too long, Least would be too long as well, and the step detector would not find short steps.
+// shortenAssumedPlain makes the assumed length of a step without a prefill a little shorter. It is called for each sample of several steps
+// or with a prefill. If the assumed length stayed far too long, Least, which follows from it, would be too long as well: the step detector
+// would then take several short steps for one, so that no length could be learned from them.
 func (s *Times) shortenAssumedPlain() {
 	if s.assumedPlain == 0 { // no such step was measured so far, so begin with the median of all steps
 		s.assumedPlain = s.medianLength.value
@@ -203,7 +198,7 @@ func (s *Times) Configure(m Model) {
 // Weight returns for how many KV tokens each request counts in a load. It is that of the given model, else the one that measured
 // steps have surely shown, else the assumed one. 0: a request itself costs no time.
 func (s *Times) Weight() float64 {
-	if s.GivenModel.C1Ms > 0 { // C1Ms is the time per KV token; a given model may have only the cost of prompts
+	if s.decodesAreGiven() {
 		return s.GivenModel.Weight()
 	}
 	return s.weights.inUse().tokensPerRequest
@@ -232,8 +227,7 @@ func (s *Times) Bottleneck() Bottleneck {
 // fittedWeight returns the weight of a request in the loads over which the line of step times is fitted: for how many KV tokens it counts.
 // It is that of the given model, else the learned weight, else the configured weight (0: none is configured). A model, given or configured,
 // adds up the KV and the requests of each rank, and a step waits for the one rank whose sum is largest. The learned weight has a bottleneck
-// of its own, because the search tries both: the requests that make a step longer may also be those of another rank than the one with most
-// KV.
+// of its own, because the search tries both.
 func (s *Times) fittedWeight() requestWeight {
 	switch {
 	case s.decodesAreGiven():
@@ -248,17 +242,15 @@ func (s *Times) fittedWeight() requestWeight {
 // per KV token, is 0.
 func (s *Times) decodesAreGiven() bool { return s.GivenModel.C1Ms > 0 }
 
-// decodeModel returns the best known model of steps without a prefill. A model that an event of the board has given comes first, because it
-// must replace a learned one, as in replays. Then comes the learned line of step time over load, even if it is not good enough for
-// policies. Then comes the model from the config, which is only for the time until a line is learned. Without any of these, it is the mean
-// length of steps without a prefill (C0Ms), whatever the load; zero: too few steps were measured.
+// decodeModel returns the best known model of steps without a prefill: the given one, else the learned line of step time over load, even if
+// it is not good enough for policies, else the configured model. Without any of these, it is the mean length of steps without a prefill
+// (C0Ms), whatever the load; zero: too few steps were measured.
 func (s *Times) decodeModel() (m Model) {
 	learned, r2 := s.fit()
-	loadsMatter := learned.C1Ms > 0
 	switch {
 	case s.GivenModel != (Model{}):
 		return s.GivenModel
-	case s.n >= fitSteps && loadsMatter && s.slopeIsSure(r2): // r2 may be below fitR2, which policies require
+	case s.n >= fitSteps && learned.C1Ms > 0 && s.slopeIsSure(r2): // r2 may be below fitR2, which policies require
 		m = learned
 	case s.Configured.C1Ms > 0: // the config has a model of decodes
 		m = s.Configured
@@ -305,7 +297,8 @@ func (t *LearnedSteps) add(slowest *Rank, ms float64) {
 // minus returns the sums over the steps since before.
 func (t *LearnedSteps) minus(before *LearnedSteps) LearnedSteps {
 	return LearnedSteps{
-		Steps: t.Steps - before.Steps, Tokens: t.Tokens - before.Tokens, Requests: t.Requests - before.Requests, Ms: t.Ms - before.Ms,
+		Steps: t.Steps - before.Steps, Tokens: t.Tokens - before.Tokens,
+		Requests: t.Requests - before.Requests, Ms: t.Ms - before.Ms,
 	}
 }
 
@@ -357,7 +350,7 @@ func (l *Line) ThroughStepsSince(before LearnedSteps) Model {
 		// C0Ms becomes the mean length of these steps, less the time that their mean load takes by the line.
 		m.C0Ms = max(0, (steps.Ms-m.C1Ms*steps.Tokens-m.RequestMs*steps.Requests)/steps.Steps)
 	}
-	if prefillsKnown := l.PrefillC0Ms > 0; prefillsKnown {
+	if l.PrefillC0Ms > 0 { // 0: not known
 		m.C0Ms = l.boundByPrefills(m.C0Ms, steps.Steps)
 		m.PrefillMs = max(0, l.PrefillC0Ms-m.C0Ms)
 	}
@@ -411,19 +404,15 @@ func (s *Times) Model() (m Model, source string, r2 float64) {
 	return m, source, r2
 }
 
-// WhyNoModel says in words, for operators, why no model is in force: too few steps were measured, or the line of step times over the load
-// of the fullest rank explains too little of them (r2, the explained share of their variance), or by this line larger loads do not make
-// steps longer.
+// WhyNoModel says for operators why no model is in force: too few steps were measured, the line of step times over the load of the fullest
+// rank explains too little of them (r2, the explained share of their variance), or by this line larger loads do not make steps longer.
 func (s *Times) WhyNoModel(r2 float64) string {
 	if s.n < fitSteps {
 		return fmt.Sprintf("it is learned from %d steps, and %d were told so far", fitSteps, s.n)
 	}
-	var how string // how the steps show it
-	if explainsEnough := r2 >= fitR2; explainsEnough {
-		// Only the slope of the line, which is not positive, keeps it out of force.
+	how := fmt.Sprintf("R2 %.2f of %s steps", r2, stats.Grouped(s.n))
+	if r2 >= fitR2 { // the line explains the times, so it is not in force because its slope is not positive
 		how = fmt.Sprintf("by %s steps, it is shorter where that rank is fuller", stats.Grouped(s.n))
-	} else {
-		how = fmt.Sprintf("R2 %.2f of %s steps", r2, stats.Grouped(s.n))
 	}
 	return fmt.Sprintf("step time does not follow the fullest rank (%s): does its load hardly matter, or are they no barrier group?", how)
 }
@@ -455,7 +444,7 @@ func (s *Times) Least() time.Duration {
 	if s.medianLength.count < fewSteps {
 		return 0
 	}
-	if plainIsUnknown := s.assumedPlain == 0; !s.prefills.hasSteps() || plainIsUnknown {
+	if !s.prefills.hasSteps() || s.assumedPlain == 0 { // 0: not known
 		return time.Duration(leastUsualRatio * float64(s.medianLength.value))
 	}
 	leastPlain := time.Duration(leastUsualRatio * float64(s.assumedPlain))
