@@ -87,7 +87,7 @@ func (c *Claim) Run(ctx context.Context) {
 	for {
 		call, wake := c.checkMachine(ctx, storeCallRuns, begin) // it begins the questions for votes itself
 		if call != None {
-			storeCallRuns = storeCallRuns || call != AskBack // AskBack asks another proxy for the scope; all other calls go to the store
+			storeCallRuns = storeCallRuns || call != AskBack // AskBack asks a proxy; all other calls go to the store
 			begin(func() result { return c.makeCall(ctx, call) })
 			continue // find out again what is due and when, now that the call is under way
 		}
@@ -115,9 +115,8 @@ func (c *Claim) Run(ctx context.Context) {
 
 // checkMachine looks at the machine once. It returns the call to make now, or None and when to look again. While a call of the store is
 // under way (storeCallRuns), it returns None, because the machine makes one such call at a time. If votes of the other members are due, it
-// asks for them itself: begin runs each question in the background, and passes the answer to Run. It also notes if the computer was
-// suspended, since renewals from before that no longer count, and publishes the machine's view: whether this proxy admits now, and in which
-// phase it is.
+// asks for them itself: begin runs each question in the background, and passes the answer to Run. It also notes a suspension of the
+// computer, and publishes the machine's view.
 func (c *Claim) checkMachine(ctx context.Context, storeCallRuns bool, begin func(func() result)) (call Call, wake time.Time) {
 	now := time.Now()
 	c.mu.Lock()
@@ -136,13 +135,11 @@ func (c *Claim) checkMachine(ctx context.Context, storeCallRuns bool, begin func
 	return call, wake
 }
 
-// askVotes asks the other members for promises. This proxy itself is the holder in the question. It leaves out members to which an earlier
-// question is still under way (askedMembers); Run removes a member from these when its answer comes. begin runs each question in the
-// background. Run then calls r.apply, which records the vote if there was no error.
+// askVotes asks the other members for promises: all but this proxy, the holder in the question, and members to which an earlier question
+// is still under way (askedMembers). begin runs each question in the background, and passes the answer to Run.
 func (c *Claim) askVotes(ctx context.Context, ask Vote, begin func(func() result)) {
-	self := Dispatcher(ask.Holder)
 	for _, member := range ask.Members {
-		if member == self || c.askedMembers[member] {
+		if member == Dispatcher(ask.Holder) || c.askedMembers[member] {
 			continue
 		}
 		c.askedMembers[member] = true

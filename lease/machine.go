@@ -90,7 +90,7 @@ type Machine struct {
 	epoch           int64     // the epoch of the lease that is held, or was held last
 	maxEpochSeen    int64     // highest epoch that was read, held, or named by a proxy or by a guard in front of an engine
 	renewed         time.Time // when the last successful acquisition or renewal was sent; zero: no proof that the lease is still held
-	admitsUntil     time.Time // end of admission: from then on, neither the last renewal nor the promises of the other members (votes) count
+	admitsUntil     time.Time // end of admission: from then on, neither the last renewal nor the votes count
 	admitsNotBefore time.Time // start of admission: until then, an earlier owner may still admit
 	storeAway       bool      // the last call of the store failed, or took too long
 
@@ -114,13 +114,10 @@ type Machine struct {
 	askingBack      bool      // the holder has not answered this proxy's AskBack yet
 }
 
-// defaultMaxEpoch is used if Config.MaxEpoch is 0.
-const defaultMaxEpoch = 1 << 30
-
 // NewMachine returns a machine that admits nothing yet. Its first call reads the lease (Look). Until SetRole says whether this proxy can
 // serve the scope, only its home counts as able to: the proxy to which the scope belongs.
 func NewMachine(cfg Config) *Machine {
-	cfg.MaxEpoch = cmp.Or(cfg.MaxEpoch, defaultMaxEpoch)
+	cfg.MaxEpoch = cmp.Or(cfg.MaxEpoch, 1<<30)
 	m := &Machine{cfg: cfg, canServe: cfg.Home, votes: map[string]time.Time{}}
 	if len(cfg.Members) > 0 { // an earlier process of this proxy may have given a promise just before it ended
 		m.givenPromise.until = cfg.Begun.Add(cfg.Duration)
@@ -268,10 +265,9 @@ func (m *Machine) mayAskBack(now time.Time) bool {
 	return m.wantsBack() && pauseIsOver && promiseIsOver
 }
 
-// GiveBack begins to release the lease, for a proxy that asks for the scope and names the lease's epoch. It sets tryReleaseUntil: as long
-// as this is set, View admits nothing, and until this time Next returns Release. If no release succeeds within Step, the time limit of each
-// step of a hand-back, this proxy remains the owner. An error (ErrNotHolder with a reason) says why the lease is kept: this proxy does not
-// hold it with this epoch, or a release would leave the scope with two owners or none.
+// GiveBack stops admission and begins to release the lease, for a proxy that asks for the scope and names the lease's epoch. If no release
+// succeeds within Step, the time limit of each step of a hand-back, this proxy remains the owner. An error (ErrNotHolder with a reason)
+// says why the lease is kept: this proxy does not hold it with this epoch, or a release would leave the scope with two owners or none.
 func (m *Machine) GiveBack(now time.Time, epoch int64) error {
 	if !m.held || epoch != m.epoch {
 		return fmt.Errorf("%w: %d", ErrNotHolder, epoch)
@@ -379,7 +375,7 @@ func (m *Machine) View(now time.Time) View {
 		v.Phase = Giving
 	case m.held && !now.Before(m.admitsUntil): // the last renewal and the votes have run out
 		v.Phase = Fenced
-	case m.held && m.storeLostLease && !m.hasVotes(now): // the store has lost the lease, so the renewal proves nothing, and votes are missing
+	case m.held && m.storeLostLease && !m.hasVotes(now): // the renewal of a lost lease proves nothing, and votes are missing
 		v.Phase = Fenced
 	case m.held && now.Before(m.admitsFrom()):
 		v.Phase = Starting

@@ -236,7 +236,7 @@ func (m *Machine) Next(now time.Time) (call Call, wake time.Time) {
 // process stops before this proxy may admit (admitsFrom), an earlier owner may still send requests to the engines. A release would let the
 // next holder admit at once, so the lease is not released: it expires.
 func letGoIfOver(m *Machine, now time.Time) {
-	if votesTooLate := m.storeLostLease && !now.Before(m.admitsUntil); votesTooLate {
+	if m.storeLostLease && !now.Before(m.admitsUntil) { // the members did not vote in time
 		recWasValid := m.recValid
 		m.stopHolding(now)
 		m.recValid = recWasValid // stopHolding drops the record, but one that was read since the store lost the lease remains valid
@@ -254,8 +254,8 @@ func holdersCall(m *Machine, now time.Time) Call {
 	case m.releaseDue(now):
 		return Release
 	case m.storeLostLease:
-		recIsCurrent := m.recValid && !m.acquireInDoubt // an acquisition without an answer may have written the lease since the last look
-		noOtherInStore := recIsCurrent && m.noOtherHeld()
+		// An acquisition without an answer may have written the lease since the last look.
+		noOtherInStore := m.recValid && !m.acquireInDoubt && m.noOtherHeld()
 		if noOtherInStore && m.hasVotes(now) {
 			return m.startAcquire()
 		}
