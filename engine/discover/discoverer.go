@@ -291,7 +291,7 @@ func (d *Discoverer) passToFleet(r *record, now time.Time) {
 		d.cfg.Fleet.SetAway(r.listed)
 	case added, changed:
 		if err := d.cfg.Fleet.Put(r.listed); err != nil {
-			d.setAwayOnly(r) // the fleet, and so r.inFleet, keeps the old description, except whether the engine gets requests now
+			d.setAwayOnly(r) // the fleet keeps the old description, but must learn whether the engine gets requests now
 			d.recordFailure(r, now, err)
 			return
 		}
@@ -345,8 +345,7 @@ func (d *Discoverer) startTrials(ctx context.Context, wg *sync.WaitGroup, now ti
 		}
 		needsNoTrial := r.inFleet != nil || r.trialPassed || r.trialRuns
 		mustWait := r.listed.Away != "" || now.Before(r.nextAttempt) // Away: it gets no requests for now
-		isManaged := !r.inConfig                                     // the fleet has an engine of the config without discovery
-		if needsNoTrial || !isManaged || mustWait {
+		if needsNoTrial || r.inConfig || mustWait {
 			continue
 		}
 		r.trialRuns = true
@@ -406,9 +405,8 @@ func (d *Discoverer) untilNextRetry(now time.Time) time.Duration {
 		if needsTrial && d.runningTrials == maxTrials {
 			continue // no trial may begin until another one ends, and its end wakes Run
 		}
-		hasFailed := r.err != nil && !r.trialRuns
-		isManaged := !r.inConfig // discovery leaves an engine of the config alone, even if it has failed before
-		if hasFailed && isManaged && r.nextAttempt.Before(next) {
+		awaitsRetry := r.err != nil && !r.trialRuns && !r.inConfig // it may have failed before the config listed it
+		if awaitsRetry && r.nextAttempt.Before(next) {
 			next = r.nextAttempt
 		}
 	}

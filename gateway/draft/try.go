@@ -55,19 +55,13 @@ func (e *Entry) tryHandOff(ctx context.Context, client *engine.Client, target *e
 // the engine is not known, so the request is the one that a profile without a connector makes: kv_transfer_params asks for a hand-off in
 // the way of vLLM.
 func handOffRequest(model string) ([][]byte, error) {
-	const defaultDepth = 0 // the usual limit for nested values
 	// text and numbers can always be marshalled
 	asked, _ := json.Marshal(map[string]any{"model": model, "prompt": "a", "max_tokens": 1, "stream": false})
-	body, err := mooncake.ScanBody(asked, defaultDepth)
+	body, err := mooncake.ScanBody(asked, 0) // 0: the usual limit for nested values
 	if err != nil {
 		return nil, err
 	}
-	var (
-		unknownConnector mooncake.Profile
-		noChanges        *mooncake.Patch
-		noTransferID     *mooncake.BootstrapInfo
-	)
-	return unknownConnector.ProbeBody(&body, mooncake.Completions, noChanges, noTransferID, nil), nil
+	return (&mooncake.Profile{}).ProbeBody(&body, mooncake.Completions, nil, nil, nil), nil
 }
 
 // decideRoles decides the role of engines that reported none. An engine without a hand-off is aggregated, unless another engine prefills or

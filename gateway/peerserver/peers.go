@@ -61,8 +61,7 @@ type Deps struct {
 	Owner      *owner.Set // nil: this proxy owns all engines
 	Bodies     *edge.Quota
 	Fail       func(*fasthttp.RequestCtx, *openai.Error) // answers a request with an error
-	// Serve answers a client's request that another proxy forwarded. That proxy has already checked the client's identity and
-	// permissions.
+	// Serve answers a client's request that another proxy forwarded. The client's identity and permissions are checked already.
 	Serve func(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *Hop, arrival time.Time)
 }
 
@@ -99,7 +98,8 @@ func New(d Deps) (*Peers, error) {
 	r.server = edge.NewServer(edge.Options{
 		Handler: r.handle, Log: d.Log, MaxBody: limits.Body, MaxHead: limits.Head,
 		Concurrency: limits.Connections + 1, // one more than the listener's own limit, which then is reached first
-		ReadTimeout: limits.ReadTimeout, IdleTimeout: limits.IdleTimeout, Authenticate: r.checkSender, Answer: r.answerRefused, Bodies: d.Bodies,
+		ReadTimeout: limits.ReadTimeout, IdleTimeout: limits.IdleTimeout,
+		Authenticate: r.checkSender, Answer: r.answerRefused, Bodies: d.Bodies,
 	})
 	return r, nil
 }

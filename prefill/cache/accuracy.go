@@ -49,15 +49,14 @@ func (a *Accuracy) add(prompt, predicted, found float64) {
 
 // nextSuspicion returns the suspicion about the known capacity that the answers so far justify. capacityBinds means that the index drops
 // blocks of the candidate because of this capacity. A suspicion begins when predictions were too high by more than suspectShare of the
-// predicted tokens, or too low by more than suspectShare of the tokens found. It lasts until the share falls to trustShare, so that it does
-// not flap.
+// predicted tokens, or too low by more than this share of the tokens found. It lasts until the share falls to trustShare.
 func (a *Accuracy) nextSuspicion(capacityBinds bool) Suspicion {
 	switch {
 	case a.answers < minAnswers: // too few to judge
 		return a.Suspect
 	case a.tooHigh > suspectShare*a.predicted:
 		return HoldsLess
-	case capacityBinds && a.tooLow > suspectShare*a.found: // otherwise the index lacks these tokens for another reason than its capacity
+	case capacityBinds && a.tooLow > suspectShare*a.found: // else the index lacks these tokens for another reason
 		return HoldsMore
 	}
 	stillLess := a.Suspect == HoldsLess && a.tooHigh > trustShare*a.predicted
@@ -102,10 +101,7 @@ type SuspicionChange struct {
 // returns the change of the suspicion about the capacity; nil: no change. Over and Under of the change are the tokens by which predictions
 // were too high, as a share of the predicted tokens, and by which they were too low, as a share of the tokens found.
 func (h *PredictedHit) compareHit(u Usage, capacity int64) *SuspicionChange {
-	isPredicted := len(h.prompt.Keys) > 0
-	// If another probe was still computing the predicted blocks, a miss does not show that the engine has dropped them for lack of
-	// room.
-	if !isPredicted || h.beingComputed {
+	if len(h.prompt.Keys) == 0 || h.beingComputed { // no prediction, or (see ExpectHit) one that says nothing about the capacity
 		return nil
 	}
 	b := h.blocks

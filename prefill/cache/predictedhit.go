@@ -132,7 +132,7 @@ func (h *PredictedHit) learnBesideEvents(u Usage, now time.Time) {
 	if reported && notCleared && !b.stream.Complete() {
 		h.learnFound(u.CachedTokens)
 	}
-	blockIndex.ExpireSoon(&h.speculation, now) // the blocks that ExpectHit has entered stay for a short time, in which an event must name them
+	blockIndex.ExpireSoon(&h.speculation, now) // the blocks from ExpectHit stay for a short time, in which an event must name them
 }
 
 // learnFound adds to the index those of the prompt's blocks that the engine found in its cache, cachedTokens tokens in all. If these are
@@ -155,6 +155,6 @@ func (h *PredictedHit) learnFromAnswer(u Usage) {
 		return
 	}
 	b.Correct(p, u.PromptTokens, h.hit, u.CachedTokens) // drops the blocks that were predicted, but not found
-	b.cache.index.Confirm(&h.speculation)               // the whole prompt, which ExpectHit has entered in the index, now counts as computed
+	b.cache.index.Confirm(&h.speculation)               // the prompt's blocks, entered by ExpectHit, now count as computed
 	b.markLearnedFromAnswer(p)
 }
