@@ -197,10 +197,9 @@ func (f *Filter) appendValue(dst []byte, marked *mark, old []byte) []byte {
 		if f.options.Created != 0 { // the caller has chosen this value
 			return strconv.AppendInt(dst, f.options.Created, 10)
 		}
-		return appendContinued(dst, f, createdValue, old) // the first engine's value
-	default: // the kinds that are only marked if this engine continues an answer: model, the counts of the usage and so on
-		return appendContinued(dst, f, marked.kind, old)
 	}
+	// Here the member is only marked because this engine continues an answer: created, model, the counts of the usage and so on.
+	return appendContinued(dst, f, marked.kind, old)
 }
 
 // appendContinued appends the value of a member that differs because this engine continues the answer of an earlier engine, so

@@ -75,10 +75,9 @@ type trial struct {
 // add adds a step that took ms to the sums of each candidate. A candidate explains the times of steps by a line over their loads. It says
 // how many KV tokens a request adds to a load (the weight), and whether a step waits for one rank or for two (the bottleneck).
 //
-// The sums are first those of a block of blockSteps steps. At its end, endBlock adds them to the window. Of the sums of products, it adds
-// only what comes from differences within the block, so that slow changes from block to block do not count. After windowSteps steps,
-// endWindow looks for the best candidate, and all sums begin anew. If this changes the weight in use, changed is true, and line is the
-// regression of the window's steps with the new weight. It must replace the regression with the old weight.
+// The sums are first those of a block of blockSteps steps. At its end, endBlock adds them to the window. After windowSteps steps, endWindow
+// looks for the best candidate, and all sums begin anew. If this changes the weight in use, changed is true, and line is the regression of
+// the window's steps with the new weight. It must replace the regression with the old weight.
 func (s *weightSearch) add(ranks []Rank, ms float64) (line regression, changed bool) {
 	loads := loadsByCandidate(ranks)
 	for k := range s.candidates {
@@ -117,9 +116,8 @@ func loadsByCandidate(ranks []Rank) (loads [2 * weightCount]float64) {
 	return loads
 }
 
-// endBlock adds the current block of steps to the window, and begins the next block. Each candidate explains the times of the steps by a
-// line over their loads: time = constant + slope*load. For the slope, only differences from the block's mean load and mean time count,
-// because a slow change from block to block must not.
+// endBlock adds the current block of steps to the window, and begins the next block. Of the sums of products, it adds only what comes from
+// differences within the block.
 //
 // If the last window has found a weight of a request (onTrial), the block also tests it: its steps were not used to find it. The line of
 // this weight should explain their times better than the line of the weight 0, both with the slopes from the last window. So endBlock notes
