@@ -114,8 +114,7 @@ type Server struct {
 	Prompts      *prompt.Reader
 	discards     *handoff.Discarder
 	prefillCalls service.Background // prefill calls that run at the same time as their decode call
-	// finishing does work that is left after a client has its answer: it reads bodies to their ends, and ends the other legs after one
-	// has failed.
+	// finishing does work that is left after a client has its answer: it reads bodies to their ends, and ends legs after one failed.
 	finishing    service.Background
 	openRequests atomic.Int64 // client requests being served
 	ids          atomic.Uint64
@@ -209,42 +208,42 @@ func (c counterMaker) counters(name, help, label string, values []string) *prome
 // makeLossCounters makes the counters of answers that their engine has lost or given back. The tiers say how an answer went on.
 func (m *metrics) makeLossCounters(c counterMaker) {
 	m.recomputes = c.counters("evenkeel_recomputes_total",
-		"Requests that a decode engine gave back because it had no KV memory left, by how they went on. 0: from the start, because the client "+
-			"had nothing of the answer yet. 1: a completion or a generate request, by its token ids. "+
-			"2: a chat, by its token ids. 3: by its text, which is not exact to the token. 4: not at all, it ended with an error. "+
+		"Requests that a decode engine gave back because it had no KV memory left, by how they went on. 0: from the start, "+
+			"because the client had nothing of the answer yet. 1: a completion or a generate request, by its token ids. 2: a "+
+			"chat, by its token ids. 3: by its text, which is not exact to the token. 4: not at all, it ended with an error. "+
 			"finished: no token was left to compute.", "tier", lifecycle.Tiers)
 	m.losses = c.counters("evenkeel_decode_losses_total",
-		"Answers whose decode engine died or failed after the client had a part of them, by how they went on. The tiers are those of "+
-			"evenkeel_recomputes_total.", "tier", lifecycle.Tiers)
+		"Answers whose decode engine died or failed after the client had a part of them, by how they went on. The tiers are those "+
+			"of evenkeel_recomputes_total.", "tier", lifecycle.Tiers)
 	m.movedAnswers = c.counters("evenkeel_drained_answers_total",
-		"Answers that ran on a rank at the deadline of its drain, by how they went on. The tiers are those of evenkeel_recomputes_total.",
-		"tier", lifecycle.Tiers)
+		"Answers that ran on a rank at the deadline of its drain, by how they went on. The tiers are those of "+
+			"evenkeel_recomputes_total.", "tier", lifecycle.Tiers)
 }
 
 // makeAnswerCounters makes the counters of what went wrong with an answer or its end.
 func (m *metrics) makeAnswerCounters(c counterMaker) {
 	m.ignoredCloses = c.counter("evenkeel_heedless_engines_total",
-		"Decode calls that the proxy closed and that the engine had not closed 250 ms later. Their slots were given to others all the same, so "+
-			"a rank may have had one request too many.")
+		"Decode calls that the proxy closed and that the engine had not closed 250 ms later. Their slots were given to others all "+
+			"the same, so a rank may have had one request too many.")
 	m.latePulls = c.counter("evenkeel_late_pulls_total",
-		"Answers that were withheld because they had not begun when the prefill engine may have freed their KV. A later answer could be made "+
-			"of another request's KV.")
+		"Answers that were withheld because they had not begun when the prefill engine may have freed their KV. A later answer "+
+			"could be made of another request's KV.")
 	m.miscounted = c.counter("evenkeel_miscounted_answers_total",
-		"Answers whose tokens, as counted while the answer came, differ by more than 1 % from the engine's final usage. This count is the load "+
-			"of decode ranks.")
+		"Answers whose tokens, as counted while the answer came, differ by more than 1 % from the engine's final usage. This "+
+			"count is the load of decode ranks.")
 }
 
 // makeEarlyBindCounters makes the counters of requests that were bound to a decode rank before their prefill. A drain is here a prefill
 // that runs only so that its end frees KV blocks of the decode engine.
 func (m *metrics) makeEarlyBindCounters(c counterMaker) {
 	m.drains = c.counters("evenkeel_bind_drains_total",
-		"Prefills that ran although no client waits for the answer any more, because only the end of the prefill frees the blocks of the "+
-			"decode engine that the request was bound to. client_left: the client left. late_callback: the request was given up before its "+
-			"callback came.", "cause", []string{drainLeft, drainLate})
+		"Prefills that ran although no client waits for the answer any more, because only the end of the prefill frees the blocks "+
+			"of the decode engine that the request was bound to. client_left: the client left. late_callback: the request was "+
+			"given up before its callback came.", "cause", []string{drainLeft, drainLate})
 	m.rebinds = c.counters("evenkeel_bind_rebinds_total",
-		"Requests that were bound to a decode rank before their prefill and lost it before their first token. decode: the decode engine "+
-			"refused or broke off. prefill: the prefill engine did. callback: no callback came, or a bad one. silent: the prefill ended, and no "+
-			"event came.", "cause",
+		"Requests that were bound to a decode rank before their prefill and lost it before their first token. decode: the decode "+
+			"engine refused or broke off. prefill: the prefill engine did. callback: no callback came, or a bad one. silent: "+
+			"the prefill ended, and no event came.", "cause",
 		[]string{causeDecode, causePrefill, causeCallback, causeSilent})
 }
 
@@ -252,15 +251,17 @@ func (m *metrics) makeEarlyBindCounters(c counterMaker) {
 // before (handBacks), or a decode rank computes the prompt itself.
 func (m *metrics) makeLocalCounters(c counterMaker) {
 	m.handBacks = c.counters("evenkeel_hand_backs_total",
-		"First prefills of prompts of token ids by engines that are told to fetch the KV of the turn before from its decode engine "+
-			"(hand_back: fetched). fetched: the prefill went well. failed: the KV could not be fetched, and the prompt was computed. none: no "+
-			"turn is known that the prompt begins with.", "outcome", []string{"fetched", "failed", "none"})
+		"First prefills of prompts of token ids by engines that are told to fetch the KV of the turn before from its decode "+
+			"engine (hand_back: fetched). fetched: the prefill went well. failed: the KV could not be fetched, and the prompt "+
+			"was computed. none: no turn is known that the prompt begins with.",
+		"outcome", []string{"fetched", "failed", "none"})
 	m.localRequests = c.counters("evenkeel_local_prefill_requests_total",
-		"Requests that a decode rank got without a hand-off. short: little of the prompt was new there. asked: a trusted caller wanted it. "+
-			"ended: probes return no hand-off. endpoint: an engine takes no hand-off at this endpoint.", "reason",
+		"Requests that a decode rank got without a hand-off. short: little of the prompt was new there. asked: a trusted caller "+
+			"wanted it. ended: probes return no hand-off. endpoint: an engine takes no hand-off at this endpoint.", "reason",
 		[]string{localShort, localAsked, localNoHandOff, localEndpoint})
 	m.localFailures = c.counter("evenkeel_local_prefill_failures_total",
-		"Requests that a decode rank got without a hand-off and that failed before their first event. A prefill engine gets them then.")
+		"Requests that a decode rank got without a hand-off and that failed before their first event. A prefill engine gets them "+
+			"then.")
 	m.localDeclined = c.counter("evenkeel_local_prefill_declined_total",
 		"Requests that were short enough for a decode rank to compute, but no rank had room or could be reached.")
 }
