@@ -175,7 +175,10 @@ func (f *fannedOut) enterQueue() (forward *geo.Forward, err error) {
 	}
 	tickets, err := f.srv.Prefill.EnterAll(arrivals)
 	if f.goesElsewhere(query, tickets, err) {
-		return chosenForward(query)
+		if forward = query.Forward(); forward != nil {
+			return forward, nil
+		}
+		return nil, prefill.ErrElsewhere // no proxy was chosen: the request came from another proxy, which must ask again
 	}
 	for i := range tickets {
 		queued[i].job.ticket = &tickets[i]
@@ -196,22 +199,13 @@ func (f *fannedOut) goesElsewhere(query *geo.RoutingQuery, tickets []prefill.Tic
 // bindLocalLegs binds each leg to a decode rank that computes its prompt itself, if there is one, and returns the other legs. If a central
 // proxy decides where requests are served, it must be asked before a decode rank here may take a leg, so no leg is bound.
 func (f *fannedOut) bindLocalLegs() (others []fanOutLeg) {
-	if centralDecides := f.srv.Settings().Geo.Follows(); centralDecides {
+	if f.srv.Settings().Geo.Follows() {
 		return f.legs
 	}
 	return slices.DeleteFunc(slices.Clone(f.legs), func(l fanOutLeg) bool {
 		l.job.local.boundSlot = l.job.bindLocal()
 		return l.job.local.boundSlot != nil
 	})
-}
-
-// chosenForward returns the way to the proxy that the query has chosen. If it has chosen none, the request came from another proxy, which
-// must ask again, and so gets the error ErrElsewhere.
-func chosenForward(query *geo.RoutingQuery) (*geo.Forward, error) {
-	if forward := query.Forward(); forward != nil {
-		return forward, nil
-	}
-	return nil, prefill.ErrElsewhere
 }
 
 // routingQuery makes one question for all legs: to which dispatcher should the request go? It returns nil if there is no other proxy.
@@ -285,19 +279,16 @@ func (f *fannedOut) collect(ctx *fasthttp.RequestCtx) {
 		f.answerError(ctx, fail)
 		return
 	}
-	var noError *openai.Error
-	f.endAndConclude(noError)
+	f.endAndConclude(nil)
 	f.srv.setServedByHeader(ctx, f.in)
-	f.srv.setPeerHeaders(ctx, f.in, noError)
-	var uncharged *edge.Reservation // no memory is charged for the body
-	AnswerWhole(ctx, "application/json", answer, uncharged)
+	f.srv.setPeerHeaders(ctx, f.in, nil)
+	AnswerWhole(ctx, "application/json", answer, nil) // nil: no memory is charged for the body
 }
 
 // collectLeg serves one answer of a fan-out that is not streamed, and keeps it in l. If it returns an error, its caller sends the piece
 // that ends the leg.
 func (f *fannedOut) collectLeg(l *fanOutLeg) *openai.Error {
-	var noForward *fasthttp.RequestCtx // a leg is sent to no other proxy
-	s, fail := l.job.serve(noForward)
+	s, fail := l.job.serve(nil) // nil: a leg is sent to no other proxy
 	switch {
 	case fail == nil:
 		l.answer, fail = s.collect()
@@ -503,10 +494,11 @@ func (f *fannedOut) allowCancelByName(whole *job) {
 	caller, aborts := f.in.Record.Key, make([]*abortByName, len(f.legs))
 	var forgets []func() // each function ends the use of one id
 	for i, l := range f.legs {
-		abortLeg := f.newAbort(&l)
+		abortLeg := letAbort(l.job, l.clientShare, f.outputMode)
 		aborts[i] = abortLeg
 		if f.req.Endpoint == mooncake.Generate { // answerName has given the leg's answer an id of its own
-			forgets = append(forgets, f.srv.Running.Register(caller, string(l.job.filterOptions.ID), func() { abortLeg.abort(f.srv) }))
+			ownID := string(l.job.filterOptions.ID)
+			forgets = append(forgets, f.srv.Running.Register(caller, ownID, func() { abortLeg.abort(f.srv) }))
 		}
 	}
 	forgets = append(forgets, f.srv.Running.Register(caller, string(f.id), func() {
@@ -521,16 +513,6 @@ func (f *fannedOut) allowCancelByName(whole *job) {
 			forget()
 		}
 	}
-}
-
-// newAbort gives a leg what lets its client abort it. The leg's rank is told to abort the request, and the filter then takes the end of the
-// answer for a good one. If no rank has the leg, or the rank does not end it, the leg ends as if the client had left. A leg that is aborted
-// before its answer has begun gets an answer without tokens, which repeats outputMode.
-func (f *fannedOut) newAbort(l *fanOutLeg) *abortByName {
-	abort := &abortByName{endpoint: f.req.Endpoint, endAsIfClientLeft: l.clientShare.MarkGone, outputMode: f.outputMode}
-	l.job.namedAbort = abort
-	l.job.filterOptions.Aborted = abort.requested.Load // whether the client has aborted the answer
-	return abort
 }
 
 // answerName is the id that the client finds in the answer of a leg. At /generate it is the id that the client has given to this prompt, or

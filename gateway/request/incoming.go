@@ -333,9 +333,7 @@ func (c *chargedBody) Close() error {
 }
 
 // allowCancelByName lets the client end the job by the name of its answer, if the endpoint has such names. For a fan-out,
-// fannedOut.allowCancelByName does the same. When the client asks for the end, the register (srv.Running) calls abort. This notes the wish
-// (requested), by which the filter then takes an early end of the answer for a good one. Then it tells the engine to end the request. If
-// no engine can be told, it ends the job as if the client had left (endAsIfClientLeft).
+// fannedOut.allowCancelByName does the same. When the client asks for the end, the register (srv.Running) calls abort.
 func allowCancelByName(j *job, conn *edge.Conn) {
 	if j.filterOptions.ID == nil {
 		return
@@ -344,10 +342,8 @@ func allowCancelByName(j *job, conn *edge.Conn) {
 	jobClient := edge.NewCloseNotifier(j.srv.Log)
 	conn.OnGone(jobClient.MarkGone)
 	j.client = jobClient
-	// An answer without tokens repeats the request's output_mode (see answerAborted).
-	j.namedAbort = &abortByName{endpoint: j.req.Endpoint, endAsIfClientLeft: jobClient.MarkGone, outputMode: openai.OutputMode(&j.body)}
-	j.filterOptions.Aborted = j.namedAbort.requested.Load
-	forget := j.srv.Running.Register(j.incoming.Record.Key, string(j.filterOptions.ID), func() { j.namedAbort.abort(j.srv) })
+	namedAbort := letAbort(j, jobClient, openai.OutputMode(&j.body))
+	forget := j.srv.Running.Register(j.incoming.Record.Key, string(j.filterOptions.ID), func() { namedAbort.abort(j.srv) })
 	j.incoming.forgetName = func() {
 		forget()
 		conn.OnGone(nil) // removes jobClient.MarkGone; the job itself only sets and removes callbacks of jobClient
@@ -364,11 +360,10 @@ func answerAborted(ctx *fasthttp.RequestCtx, j *job, conn client, fail *openai.E
 	if j.req.Stream { // the client expects events, even if all of them are known: the finish_reason, the usage and the end
 		conclude := func() { j.srv.Conclude(j.incoming, fail) } // called when the events are written, or the client has left
 		events := &readyEvents{bytes.NewReader(emptyAnswer(j)), conclude}
-		j.srv.Stream(ctx, []byte("text/event-stream"), events, withoutLoop) // no engine sends the events, so no event loop can read them
+		j.srv.Stream(ctx, []byte("text/event-stream"), events, withoutLoop) // no engine sends them, so no event loop can read them
 		return true
 	}
-	var uncharged *edge.Reservation // no memory is charged for the body
-	AnswerWhole(ctx, "application/json", emptyAnswer(j), uncharged)
+	AnswerWhole(ctx, "application/json", emptyAnswer(j), nil) // nil: no memory is charged for the body
 	j.srv.Conclude(j.incoming, fail)
 	return true
 }
