@@ -19,10 +19,16 @@ func (j *job) placeAggregated(lease *prefill.Lease) (*dispatcher.Slot, *failure.
 	sought := local.Prompt{Prompt: j.prefixKeys(), Model: lease.Candidate.Board}
 	// The length is counted if an engine has reported it, or if the client has sent the prompt as token ids.
 	isCounted := j.promptTokens > 0 || j.req.PromptTokens > 0
-	if !bytesShowLength(j, &sought, isCounted) { // otherwise Tokens stays 0, and LocalRanks estimates the length from the bytes
+	// The bytes are those of the client's text, without images and sound, and without the answer so far of a resumed request.
+	bytesShowLength := !isCounted && !j.life.Resumed() && !sought.Media && sought.Bytes > 0
+	if !bytesShowLength { // otherwise Tokens stays 0, and LocalRanks estimates the length from the bytes
 		sought.Tokens = cmp.Or(sought.Prompt.Tokens, j.estimatedTokens())
 	}
-	tokens := lengthOf(j, &sought, isCounted)
+	tokens := j.srv.LocalRanks.Length(&sought)
+	if isEstimate := sought.Prompt.Tokens == 0 && !isCounted; isEstimate && j.model.MaxLen > 0 {
+		// No rank would take a longer prompt, although an engine may count fewer tokens than the estimate.
+		tokens = min(tokens, j.model.MaxLen)
+	}
 	var hits []board.Hit // for each rank that holds a part of the prompt, the number of tokens that it need not compute
 	for _, offer := range j.srv.LocalRanks.Offers(&sought, j.avoid.ranks()) {
 		if cached := tokens - offer.New; cached > 0 { // offer.New is the number of tokens that the rank would have to compute
@@ -40,23 +46,6 @@ func (j *job) placeAggregated(lease *prefill.Lease) (*dispatcher.Slot, *failure.
 		j.record.Report(journal.Event{Kind: journal.PlacedAggregated, Slot: slot, Tokens: cached})
 	}
 	return slot, fault
-}
-
-// bytesShowLength says whether the number of tokens in the prompt is best estimated from its bytes: no exact count is known, and the bytes
-// are those of the whole prompt. Images and sound are not among these bytes, and neither is the answer so far of a resumed request.
-func bytesShowLength(j *job, sought *local.Prompt, isCounted bool) bool {
-	return !isCounted && !j.life.Resumed() && !sought.Media && sought.Bytes > 0
-}
-
-// lengthOf returns the length of the prompt in tokens: the count, or else an estimate, which is at most the context length of the model.
-func lengthOf(j *job, sought *local.Prompt, isCounted bool) (tokens int) {
-	tokens = j.srv.LocalRanks.Length(sought)
-	countedForHashes := sought.Prompt.Tokens > 0 // prefixKeys has the token ids of the prompt, and so their number
-	if isEstimate := !countedForHashes && !isCounted; isEstimate && j.model.MaxLen > 0 {
-		// No rank would take a longer prompt, although an engine may count fewer tokens than the estimate.
-		tokens = min(tokens, j.model.MaxLen)
-	}
-	return tokens
 }
 
 // aggregatedDeadline returns until when an entry may wait in the pool for a rank that prefills and decodes: until the client's deadline for

@@ -63,18 +63,12 @@ func (j *job) askRetryBudget(retry lifecycle.Retry, fault *failure.Fault) (wait 
 	case lifecycle.OfUnsent:
 		wait, granted = j.srv.Prefill.RetryUnsent(retry.N)
 	case lifecycle.Counted:
-		return askCountedBudget(j, retry, fault) // with the pause, which also depends on the answer of this budget
+		wait, granted = askCountedBudget(j, retry, fault)
 	}
-	if retry.Pause > 0 {
-		wait = pauseBefore(j, retry)
+	if retry.Pause > 0 { // at most the base pause, doubled this often; Backoff doubles it once less than its argument says
+		wait = prefill.Backoff(j.srv.Settings().Prefill.Retry.Base, retry.Pause+1)
 	}
 	return wait, granted
-}
-
-// pauseBefore returns a random pause before an attempt, for a retry whose Pause is above 0. The longest possible pause is the base pause,
-// doubled as often as Pause says. Backoff doubles it once less than its argument says, hence the 1.
-func pauseBefore(j *job, retry lifecycle.Retry) time.Duration {
-	return prefill.Backoff(j.srv.Settings().Prefill.Retry.Base, retry.Pause+1)
 }
 
 // askCountedBudget asks the budget that all requests share, which keeps failures from multiplying. There are two exceptions. A request that
@@ -86,15 +80,12 @@ func askCountedBudget(j *job, retry lifecycle.Retry, fault *failure.Fault) (wait
 	attemptsLeft := retry.N < conf.Attempts
 	wasRefused := retry.Pause > 0 // with this budget, the lifecycle sets Pause only after the first refusals of a request
 	if wasRefused && anotherRankTakes(j, fault) {
-		return pauseBefore(j, retry), attemptsLeft
+		return 0, attemptsLeft // retry.Pause says how long to wait
 	}
 	wait, granted = j.srv.Prefill.Retry(retry.N, fault.Status, fault.Err)
 	noEngineAnswered := fault.Status == 0
 	if !granted && retry.Despite && noEngineAnswered && attemptsLeft {
 		return prefill.Backoff(conf.Base, retry.N+1), true // the budget names no pause for this; it doubles with each attempt
-	}
-	if wasRefused {
-		wait = pauseBefore(j, retry)
 	}
 	return wait, granted
 }
@@ -146,14 +137,13 @@ func endAfterClientLeft(c client, call *engine.Call, grace time.Duration, earlie
 // memory.
 func (j *job) callFailedEvent(fault *failure.Fault) lifecycle.Event {
 	event := lifecycle.Event{Kind: lifecycle.CallFailed, End: fault.CallEnd, MostLosses: fault.MostLosses}
-	if kvLost := errors.Is(fault.Err, failure.ErrUndelivered); kvLost { // never the fault of the request, however many engines report it
+	if errors.Is(fault.Err, failure.ErrUndelivered) { // lost KV is never the fault of the request, however many engines report it
 		return event
 	}
-	endedByDrain := fault.Moved // such an engine has not failed, whatever it answered
 	connectionBroke := fault.Status == 0 && fault.BlamedEngine != "" && prefill.Broke(fault.Err)
 	switch {
 	case fault.Status == http.StatusInternalServerError:
-		event.Faulty = !endedByDrain
+		event.Faulty = !fault.Moved // an engine that was taken out of service has not failed, whatever it answered
 	case connectionBroke:
 		event.BrokenConn = lifecycle.BrokenConn{Engine: fault.BlamedEngine, At: time.Now()}
 		event.Down = enginesDownAfterBreak(j)
@@ -176,8 +166,7 @@ func enginesDownAfterBreak(j *job) (down []string) {
 // so that the next attempts avoid it (Avoid). effect.Blame says against which component a failure is counted.
 func (s *stream) reportDecodeOutcome(effect lifecycle.Effect) {
 	monitor, id, blame, fault := s.job.srv.Monitor, s.upstream.rank.Instance, effect.Blame, s.upstream.fault
-	// A rank that also prefills answers 429 or 503 if its queue is full. A decode engine that answers so to a hand-off is judged by
-	// Blame.
+	// A rank that also prefills answers 429 or 503 if its queue is full. Blame judges a decode engine that answers so to a hand-off.
 	queueFull := s.upstream.alsoPrefills() && fault != nil && fault.DecodeRefused()
 	switch {
 	case effect.Kind == lifecycle.Avoid:
@@ -270,16 +259,14 @@ func (a *avoided) noteFailure(engines Engines, worker int32, fault *failure.Faul
 		sameQueue, othersExist := engines.SharingQueueWith(worker, avoidedSoFar)
 		a.noteRefusal(worker, sameQueue, othersExist)
 	case fault.Reason == lifecycle.Stuck: // the worker's core stood still, and so did its whole group, whose workers step together
-		const wholeHost = false                                     // other engines on the host go on
-		a.decode = engines.FailingWith(worker, wholeHost, a.decode) // the list so far, with the workers that may fail with this one
+		const wholeHost = false // other engines on the host go on
 		// The workers that share a queue with this one are those of its group, or of its engine if no other group takes requests.
-		var noneAvoided []int32 // matters only for the second result
-		group, _ := engines.SharingQueueWith(worker, noneAvoided)
-		a.decode = append(a.decode, group...)
+		group, _ := engines.SharingQueueWith(worker, nil)
+		a.decode = append(engines.FailingWith(worker, wholeHost, a.decode), group...)
 		a.haltedCores++ // watchCore counts its retries by this number
 	default:
-		wholeHost := fault.Reason == lifecycle.Failed               // a 500 may come from a broken driver or disk; a crash concerns one engine
-		a.decode = engines.FailingWith(worker, wholeHost, a.decode) // the list so far, with the workers that may fail with this one
+		wholeHost := fault.Reason == lifecycle.Failed // a 500 may come from a broken driver or disk; a crash concerns one engine
+		a.decode = engines.FailingWith(worker, wholeHost, a.decode)
 	}
 }
 

@@ -90,8 +90,7 @@ func (u *upstreamCall) streamLimits(first time.Duration) sse.Limits {
 	l := &u.job.srv.Settings().Limits
 	gap := l.EventTimeout  // how long the engine may be silent between two events
 	if u.mayHoldTextBack { // after its first event the engine may send nothing more until it has computed the whole answer
-		wholeAnswerTimeout := l.ProbeTimeout // as for an answer that comes in one piece
-		gap = max(gap, wholeAnswerTimeout)
+		gap = max(gap, l.ProbeTimeout) // as for an answer in one piece, which takes as long
 	}
 	// Each token may come with as many likely alternatives as the client asks for, which take many times the bytes of the token.
 	alternatives := u.job.req.TopLogprobs
@@ -109,7 +108,7 @@ func timeoutOf(limit lifecycle.Timeout, settings *fleet.Settings, profile *moonc
 	switch limit {
 	case lifecycle.ByProbe: // an engine computes the prompt
 		return settings.Limits.ProbeTimeout
-	case lifecycle.ByWhole: // an engine computes a whole answer; after this time, the caller waits on while the rank shows signs of life
+	case lifecycle.ByWhole: // an engine computes a whole answer; later, the caller waits on while the rank shows signs of life
 		return settings.Limits.ProbeTimeout
 	case lifecycle.ByFirstEvent: // the prompt is computed, and a decode engine is to send its first event
 		return profile.FirstEventTimeout
@@ -149,51 +148,29 @@ func watchCore(s *stream) (stop func()) {
 	predicted := float64(s.upstream.slot.ComputeMs) * float64(time.Millisecond)
 	firstCheck := silence + time.Duration(stuckFactor*predicted) // after many times the predicted time, and a further silence
 	soon := silence / 4                                          // until the next check, if the core stands still but the call goes on
-	check := newCoreCheck(s)
+	// The check runs on another goroutine, so it has copies of what it needs of the request's attempts.
+	j, avoided, retryNumber := s.job, s.job.avoid.ranks(), s.job.avoid.haltedCores+1
 	halted := &atomic.Bool{} // the core stands still, and another attempt was granted
 	s.upstream.coreHalted = halted
 	return handoff.Repeat(firstCheck, func() (nextCheck time.Duration) {
 		if lastSign := s.upstream.rank.Signs.LastSign(); lastSign.After(s.upstream.began) && time.Since(lastSign) < silence {
-			return silence - time.Since(lastSign) // the core of the rank works, so look again when it could have been silent for too long
+			return silence - time.Since(lastSign) // the core works, so look again when it could have been silent for too long
 		}
-		alreadyGranted := halted.Load()
-		switch otherCoreExists, retryGranted := check.mayLeave(alreadyGranted); {
-		case !otherCoreExists: // the request has nowhere to go
-			return silence
-		case !retryGranted: // by the next check, the retry budget may grant an attempt
-			return soon
+		// The ranks that share a queue with this one are those of its group, or of its engine if no other group takes requests. So
+		// every other rank has another core.
+		if _, otherCoreExists := j.srv.Engines().SharingQueueWith(s.upstream.rank.Worker, avoided); !otherCoreExists {
+			return silence // the request has nowhere to go
+		}
+		if !halted.Load() { // a retry that the budget has granted is not asked for again
+			const noStatus = 0 // the engine has not answered
+			if _, granted := j.srv.Prefill.Retry(retryNumber, noStatus, errStuck); !granted {
+				return soon // by the next check, the budget may grant an attempt
+			}
 		}
 		halted.Store(true)
 		s.upstream.call.Expire()
 		return soon // Expire does nothing if the call does not wait for bytes at this moment, so it is called again
 	})
-}
-
-// A coreCheck finds out whether a request may leave the core of its rank for another one. It runs on another goroutine, so it has copies of
-// what it needs of the request's attempts.
-type coreCheck struct {
-	job         *job
-	worker      int32
-	avoided     []int32 // ranks that the request avoids
-	retryNumber int     // how many cores stood still under the request, with this one
-}
-
-func newCoreCheck(s *stream) coreCheck {
-	avoid := &s.job.avoid
-	return coreCheck{job: s.job, worker: s.upstream.rank.Worker, avoided: avoid.ranks(), retryNumber: avoid.haltedCores + 1}
-}
-
-// mayLeave says whether a rank of another group or engine, which the request does not avoid, takes requests, and whether the retry budget
-// grants another attempt. If the budget has granted it before (alreadyGranted), it is not asked again.
-func (c coreCheck) mayLeave(alreadyGranted bool) (otherCoreExists, retryGranted bool) {
-	// The ranks that share a queue with this one are those of its group, or those of its engine if no other group takes requests. So
-	// every other rank has another core.
-	if _, otherCoreExists = c.job.srv.Engines().SharingQueueWith(c.worker, c.avoided); !otherCoreExists || alreadyGranted {
-		return otherCoreExists, alreadyGranted
-	}
-	const noStatus = 0 // the engine has not answered
-	_, retryGranted = c.job.srv.Prefill.Retry(c.retryNumber, noStatus, errStuck)
-	return otherCoreExists, retryGranted
 }
 
 // correctIfStuck returns the fault of a call. If watchCore has ended the call, it corrects the reason: such a call fails as Silent, but the

@@ -31,7 +31,10 @@ func (s *stream) decode(h *handoff.Handoff, until lifecycle.Timeout) (_ *failure
 	s.upstream.announceTokensToCompute()
 	if fault := s.open(h, until); fault != nil {
 		noteIfBlocksLeak(s, h, fault)
-		return fault, s.upstream.mayEndWithClient(h) && j.client.Left()
+		// A client that leaves ends only a call without a hand-off, and a call for an answer in one piece once its pull of KV is
+		// over (limitOnePiece). Any other call stays open until its first event (see open).
+		mayEndWithClient := h == nil || s.upstream.unstreamed
+		return fault, mayEndWithClient && j.client.Left()
 	}
 	slot.ReportStarted()
 	j.noteKVArrived(h, s)
@@ -39,14 +42,8 @@ func (s *stream) decode(h *handoff.Handoff, until lifecycle.Timeout) (_ *failure
 	return nil, false
 }
 
-// mayEndWithClient says whether the proxy may end the decode call when the client leaves before the first event: a call without a hand-off
-// at once, and a call for an answer in one piece when its pull of KV is over (see limitOnePiece). Any other call stays open until its first
-// event (see open).
-func (u *upstreamCall) mayEndWithClient(h *handoff.Handoff) bool { return h == nil || u.unstreamed }
-
 // noteIfBlocksLeak notes whether the decode engine of a call that failed may keep KV blocks for ever: the prefill engine may have freed the
-// KV by now, while the decode engine still waits for it. The dispatcher learns this when the slot is released, and counts the blocks as
-// taken.
+// KV by now, while the decode engine still waits for it. When the slot is released, the dispatcher counts such blocks as taken.
 func noteIfBlocksLeak(s *stream, h *handoff.Handoff, fault *failure.Fault) {
 	engineMayWait := fault.Verdict().KV == lifecycle.MaybeRunning
 	if engineMayWait && s.countIfOverdue(h) {
@@ -86,8 +83,7 @@ func (s *stream) decodeDuringPrefill(lease *prefill.Lease, pair int, until lifec
 
 // awaitPrefillIfClientLeft is called when a decode call has failed beside its prefill call. If the client has left, the prefill call may
 // still write to the rank's KV blocks. So it waits a limited time for the end of that call, and otherwise notes that the blocks may leak.
-// It returns whether the client has left. It does nothing and returns false after NotOurs: nothing was sent to the rank, so the rank has no
-// blocks.
+// It returns whether the client has left. After NotOurs it does nothing and returns false, because nothing was sent to the rank.
 func (u *upstreamCall) awaitPrefillIfClientLeft(fault *failure.Fault) (clientQuit bool) {
 	rankMayHaveBlocks := fault.Reason != lifecycle.NotOurs
 	if clientQuit = rankMayHaveBlocks && u.job.client.Left(); clientQuit {
@@ -179,20 +175,17 @@ func limitWait(s *stream, h *handoff.Handoff, until lifecycle.Timeout) (maxSilen
 	}
 	maxSilence = s.upstream.limitByHold(h, timeoutOf(until, s.job.srv.Settings(), profile))
 	pullEndsBy = s.upstream.began.Add(maxSilence)
-	holdIsRenewed := h != nil && profile.Renews()
 	switch {
 	case s.upstream.unstreamed:
 		return handoff.Forever, pullEndsBy, limitOnePiece(s, h, pullEndsBy)
 	// A request beyond the rank's slots waits in the engine's own queue, so its time limit starts only once it has a slot. This is safe
-	// only if the hold on the KV is renewed meanwhile. Otherwise the KV must be pulled in time, even if the request waits in that
-	// queue.
-	case s.upstream.slot.InEngineQueue && holdIsRenewed:
+	// only if the hold on the KV is renewed meanwhile. Otherwise the KV must be pulled in time, even from that queue.
+	case s.upstream.slot.InEngineQueue && h != nil && profile.Renews():
 		return handoff.Forever, pullEndsBy, handoff.LimitFromSlot(s.upstream.slot, s.upstream.call, maxSilence)
 	case h == nil && profile.Aggregated(): // watchCore may find a core that stands still before maxSilence is over
 		return maxSilence, pullEndsBy, watchCore(s)
 	}
-	nothingToStop := func() {}
-	return maxSilence, pullEndsBy, nothingToStop
+	return maxSilence, pullEndsBy, func() {}
 }
 
 // limitOnePiece limits the wait for an answer in one piece, from which nothing arrives before all of it is computed. It ends the call when
@@ -264,12 +257,12 @@ func (u *upstreamCall) sendDecode(headers []engine.Header, body [][]byte, maxSil
 	call := upstream.Call{
 		Call: u.call, Kind: lifecycle.Decode, Engine: u.rank.Instance, Scope: u.rank.Scope, Path: j.req.Endpoint.Path(),
 		InEngineQueue: u.slot.InEngineQueue, Aggregated: u.alsoPrefills(),
-		Limits: engine.Deadlines{Connect: j.srv.Settings().Limits.ConnectTimeout, FirstByte: maxSilence, Idle: maxSilence}, Log: j.srv.Log,
+		Limits: engine.Deadlines{Connect: j.srv.Settings().Limits.ConnectTimeout, FirstByte: maxSilence, Idle: maxSilence},
+		Log:    j.srv.Log,
 	}
 	j.namedAbort.noteSent(u.rank, headers) // from now on, an abort by the client goes to this rank
 	u.resp, fault = call.Open(j.record.WithTraceHeaders(headers), body)
-	if engineRefused := fault != nil && fault.Status != 0; engineRefused {
-		// Some decode engines that refuse a request also make the prefill engine free the KV.
+	if fault != nil && fault.Status != 0 { // some decode engines that refuse a request also make the prefill engine free the KV
 		fault.Frees = j.srv.Engines().RejectionFrees(u.rank)
 	}
 	return fault
@@ -287,8 +280,7 @@ func lateKVFault() *failure.Fault {
 func (s *stream) openDuringPrefill() *failure.Fault {
 	j, profile, prefillCall := s.job, s.upstream.rank.Profile, s.upstream.prefillCall
 	// The KV comes without a hand-off, so no time is set by which it must be read. The request still counts as one that pulls KV: if
-	// the rank meanwhile reads wrong KV for another request, this one may get that KV from the prefix cache, which countIfLate finds
-	// out.
+	// the rank meanwhile reads wrong KV for another request, this one may get it from the prefix cache. countIfLate finds this out.
 	var noHandoff *handoff.Handoff
 	s.upstream.pull = noHandoff.AwaitFirstEvent(s.upstream.rank, s.upstream.began, s.upstream.unstreamed)
 	defer s.upstream.pull.End()
@@ -385,8 +377,7 @@ func (u *upstreamCall) failDuringPrefill(reason lifecycle.DecodeFailure, fault *
 		return fault
 	}
 	if errors.Is(endedBy.Err, errLateFirstEvent) {
-		// The prefill engine may have freed the KV before the decode engine read it, so the decode engine may have read another
-		// prompt's.
+		// The prefill engine may have freed the KV before it was read, so the decode engine may have read another prompt's.
 		u.pull.MarkLost()
 		u.job.srv.metrics.latePulls.Inc()
 	}
@@ -444,7 +435,7 @@ func (u *upstreamCall) beginPrefill(lease *prefill.Lease, pair int, until lifecy
 	if fault == nil {
 		lease.DetachOwner() // the prefill may outlive the request, so p gives the lease back, and not the request
 		err := u.job.srv.prefillCalls.Run(anyNumberAtOnce, p.run)
-		if begun = err == nil; !begun { // the proxy shuts down; without a prefill, the decode call of the attempt cannot be made either
+		if begun = err == nil; !begun { // the proxy shuts down; without a prefill, the decode call cannot be made either
 			fault = failure.NewFault(lifecycle.CallEnd{Call: lifecycle.Decode, Reason: lifecycle.Leaving}, failure.Leaving, err)
 		}
 	}
@@ -501,17 +492,18 @@ func (p *concurrentPrefill) prepareRendezvous() *failure.Fault {
 			failure.BadGateway("decode", errNoListener.Error()), errNoListener)
 	case p.traits.CallsBack:
 		known := engines.HostsOf(rank.Instance)
-		p.callback = srv.Callbacks.Expect(metaserver.Wanted{Rank: rank.Target.ID, Limit: mooncake.MaxCallback(longestPrompt, minBlockTokens),
+		p.callback = srv.Callbacks.Expect(metaserver.Wanted{
+			Rank: rank.Target.ID, Limit: mooncake.MaxCallback(longestPrompt, minBlockTokens),
 			Read: func(body []byte) (mooncake.Callback, error) {
 				return rank.Profile.ReadCallback(body, p.rendezvous.RequestID, longestPrompt, minBlockTokens, known)
 			}})
 		p.rendezvous.Metaserver = p.callback.URL
 	case p.traits.Keeps:
 		if p.rendezvous.Coordinates = srv.Fleet.Coordinates(candidate); p.rendezvous.Coordinates == nil {
-			// The address was known when the attempt began (bindOrder). Another attempt follows (Unlearned), and the client
-			// gets an error only if its own time limit ends before it. There is no error for just this case.
-			standIn := failure.Leaving
-			return failure.NewFault(lifecycle.CallEnd{Call: lifecycle.Decode, Reason: lifecycle.Unlearned}, standIn, errAddressUnknown)
+			// The address was known when the attempt began (bindOrder). Another attempt follows (Unlearned). If the client's
+			// own time limit ends before it, the client gets the error Leaving, because there is none for just this case.
+			return failure.NewFault(lifecycle.CallEnd{Call: lifecycle.Decode, Reason: lifecycle.Unlearned}, failure.Leaving,
+				errAddressUnknown)
 		}
 	}
 	return nil

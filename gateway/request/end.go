@@ -42,10 +42,11 @@ func (s *stream) endFailed(why lifecycle.Reason, answer *openai.Error, err error
 		return
 	}
 	event := s.job.callFailedEvent(s.upstream.fault)
+	// The reasons from Rejected on stand for a status in an event. After Preempted, the engine lacks KV memory, and has not failed.
+	comesFromStatus := why >= lifecycle.Rejected && why != lifecycle.Preempted
 	// By Faulty, the lifecycle counts the engines that failed at this request, and after two it makes no further attempt. In an event
 	// of an answer that has begun, any 5xx says so, and not only 500. An engine that was taken out of service (Moved) does not count.
-	engineSaysItFailed := comesFromStatus(why) && answer.Status/100 == 5
-	event.Faulty = engineSaysItFailed && !s.upstream.fault.Moved
+	event.Faulty = comesFromStatus && answer.Status/100 == 5 && !s.upstream.fault.Moved
 	s.step(event)
 }
 
@@ -58,8 +59,7 @@ func setFault(s *stream, why lifecycle.Reason, answer *openai.Error, err error) 
 	}
 	begun := !s.firstAt.IsZero()
 	engineWasDrained := begun && s.upstream.endedByDrain()
-	// Through: the engine has read the KV. Open: its answer began with status 200. Moved: the engine was taken out of service
-	// meanwhile.
+	// Through: the engine has read the KV. Open: its answer began with status 200. Moved: a drain ended the call.
 	end := lifecycle.CallEnd{Call: kind, Progress: lifecycle.Through, Reason: why, Open: true, Moved: engineWasDrained}
 	fault := failure.NewFault(end, answer, err)
 	fault.Status, fault.BlamedEngine = s.upstream.answer.Filter.Failure().Status, s.upstream.rank.Instance
@@ -77,12 +77,6 @@ func reasonAfterBegin(why lifecycle.Reason, answer *openai.Error) lifecycle.Reas
 	return why
 }
 
-// comesFromStatus says whether the reason stands for a status that the engine has reported in an event of its answer. The reasons from
-// Rejected on do so. Preempted is the exception: the engine has run out of KV memory, and has not failed.
-func comesFromStatus(why lifecycle.Reason) bool {
-	return why >= lifecycle.Rejected && why != lifecycle.Preempted
-}
-
 // endWhole reports to the request's lifecycle that the engine has sent all of the answer. After an answer that has begun, the lifecycle
 // returns the effect EndWhole, which writes the end of the answer. But the whole answer may come at once, while the code that waits for the
 // first event has not returned yet. Then the lifecycle does not know of a begun answer, so endWhole writes the end itself.
@@ -90,7 +84,7 @@ func (s *stream) endWhole() {
 	if s.state >= ended { // the end was handled already
 		return
 	}
-	if cameAtOnce := s.firstAt.IsZero(); cameAtOnce {
+	if s.firstAt.IsZero() {
 		s.finishAnswer(nil)
 	}
 	s.step(lifecycle.Event{Kind: lifecycle.Ends})
@@ -205,9 +199,8 @@ func (s *stream) Close() {
 		return
 	}
 	s.job.client.OnGone(nil)
-	var noCause error
-	s.endFailed(lifecycle.Left, failure.ClientGone, noCause) // if the answer has not ended, the client's side has ended first
-	s.finishAnswer(failure.ClientGone)                       // has an effect only after a panic, because of which the answer has no end
+	s.endFailed(lifecycle.Left, failure.ClientGone, nil) // if the answer has not ended, the client's side has ended first
+	s.finishAnswer(failure.ClientGone)                   // has an effect only after a panic, because of which the answer has no end
 	s.recordEnd()
 	s.job.releaseResumeBytes()     // has an effect only after a panic, if the lifecycle did not know of the kept bytes yet
 	s.giveBackAll(board.Cancelled) // the call and the buffers, and after a panic also the slot, which then counts as Cancelled
@@ -231,8 +224,7 @@ func (s *stream) recordEnd() {
 	}
 	compareTokenCounts(s)
 	s.checkPrefixCache()
-	// If an engine has failed, this event ends the attempt and names the engine, which EndAttempt does not. EndAttempt then finds no
-	// attempt to end.
+	// If an engine has failed, this event ends the attempt and names the engine. EndAttempt, which does not, then changes nothing.
 	if failedEngine := s.upstream.failedEngine(); s.endError != nil && failedEngine != "" {
 		j.record.Report(journal.Event{Kind: journal.AttemptEnded, Cause: journal.Outcome(s.endError), On: failedEngine, Answer: s.endError})
 	}
@@ -327,22 +319,17 @@ func (s *stream) releaseSlot(kind board.Kind) {
 			s.job.srv.metrics.ignoredCloses.Inc()
 		}
 	}
-	endPrefillBeside(s, kind)
+	// A prefill call may still run, and need not go on for a client that is gone. If no event came, failDuringPrefill has told it.
+	if s.upstream.prefillCall != nil && !s.firstAt.IsZero() {
+		abandoned := kind == board.Cancelled
+		s.upstream.prefillCall.answerEnded(abandoned)
+	}
 	outcome := s.slotOutcome(kind)
 	if outcome.Kept {
 		keepTurn(s)
 	}
 	s.job.srv.Dispatcher.Release(s.upstream.slot, outcome)
 	s.upstream.slot = nil
-}
-
-// endPrefillBeside tells a prefill call that runs beside the decode call that the decode call is over. The prefill call may still run, and
-// need not go on for a client that is gone. If the decode call has ended without a first event, failDuringPrefill has told it already.
-func endPrefillBeside(s *stream, kind board.Kind) {
-	if firstEventCame := !s.firstAt.IsZero(); firstEventCame && s.upstream.prefillCall != nil {
-		abandoned := kind == board.Cancelled
-		s.upstream.prefillCall.answerEnded(abandoned)
-	}
 }
 
 // endAccounting removes a call that is over from the counts of its engine's traffic: the prompt tokens that the engine may have to compute,
@@ -377,8 +364,7 @@ func (srv *Server) Conclude(in *Incoming, fail *openai.Error) {
 	clientLeft := fail != nil && fail.Status == journal.StatusClientClosed
 	engineChosen := in.Record.Route != ""
 	if tokens == 0 && engineChosen && clientLeft {
-		// The client left while an engine computed the prompt, before the engine reported its length. A negative number keeps the
-		// estimate.
+		// The client left before the engine that computed the prompt had reported its length. A negative number keeps the estimate.
 		tokens = -1
 	}
 	in.CorrectEstimate(tokens)

@@ -78,9 +78,8 @@ func processWhole(s *stream, body []byte) error {
 // requireComplete ends an answer whose last byte has been read. It returns an error if the answer lacks its proper end, or ended with an
 // error. In both cases the error is errRefusal: it only says that the stream has failed, and s.upstream.fault and s.endError say why.
 func requireComplete(s *stream) error {
-	if endIsMissing := s.state < ended; endIsMissing {
-		cause := errNotWhole // for the client and for the log
-		s.endFailed(lifecycle.Garbled, failure.StreamBroke("upstream_incomplete", cause), cause)
+	if s.state < ended { // nothing in the answer has ended it
+		s.endFailed(lifecycle.Garbled, failure.StreamBroke("upstream_incomplete", errNotWhole), errNotWhole)
 	}
 	if s.endError != nil {
 		return errRefusal

@@ -50,7 +50,7 @@ func (j *job) forwardToPeer(ctx *fasthttp.RequestCtx, forward *geo.Forward) (lif
 		return j.handleReturned(returned)
 	}
 	edge.StopKeepAlive(ctx) // the peer's answer begins, so the client gets no more comments
-	if answerIsWhole := whole != nil; answerIsWhole {
+	if whole != nil {
 		j.client.OnGone(nil)
 		peer.answerInOnePiece(ctx, whole)
 		return lifecycle.PeerAnswers, nil
@@ -58,8 +58,7 @@ func (j *job) forwardToPeer(ctx *fasthttp.RequestCtx, forward *geo.Forward) (lif
 	// The first event of a stream has come. A client that leaves still ends the forward, until peer.Close removes the callback.
 	peer.noteAnswerStarted(ctx)
 	handedOver = true
-	tokensToCome := j.maxAnswerTokens(j.model.MaxLen)
-	j.srv.Stream(ctx, peer.ContentType(), peer, tokensToCome)
+	j.srv.Stream(ctx, peer.ContentType(), peer, j.maxAnswerTokens(j.model.MaxLen))
 	return lifecycle.PeerAnswers, nil
 }
 
@@ -155,11 +154,11 @@ func (j *job) newRoutingQuery(mustStay bool) *geo.RoutingQuery {
 	if from != nil && from.N >= from.Max {
 		staysHere = true // the request was forwarded as often as it may be
 	}
-	attemptsHereFailed := j.life.TriedHere()
 	ask := geo.Ask{
 		ID: j.id, Model: j.model.Name, Tenant: j.record.Key, InboundHop: from,
-		LocalOnly: staysHere, RegionOnly: staysInRegion, PreferForward: attemptsHereFailed,
-		RingKey: geo.RingKeyOf(j.incoming.Session, j.incoming.Address),
+		LocalOnly: staysHere, RegionOnly: staysInRegion,
+		PreferForward: j.life.TriedHere(), // every attempt here has failed
+		RingKey:       geo.RingKeyOf(j.incoming.Session, j.incoming.Address),
 	}
 	if from != nil {
 		ask.ID = cmp.Or(from.RID, ask.ID) // all proxies name the request by the id that the first one has given it

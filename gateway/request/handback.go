@@ -29,8 +29,7 @@ func turnScope(j *job) (scope string, prompt []int32, ok bool) {
 		return "", nil, false
 	}
 	truncated, _ := j.body.Get("truncate_prompt_tokens")
-	// The logprobs of the prompt's tokens come from computing them. A beam search runs on one engine alone, which computes the prompt,
-	// too.
+	// Logprobs of prompt tokens come from computing them. One engine alone does a beam search, and computes its prompt, too.
 	computesWhole := j.req.PromptLogprobs || j.req.Beams > 0
 	if truncated != nil || computesWhole || openai.HasMedia(&j.body, j.req.Endpoint) { // engines replace media by tokens of their own
 		return "", nil, false

@@ -37,8 +37,7 @@ type job struct {
 	srv  *Server
 	req  *openai.Request
 	body mooncake.Body // empty once a decode engine has the request and no retry can need the body
-	// changes are what engines get instead of parts of the body; nil: the request is passed through, or its legs have changes of their
-	// own.
+	// changes are what engines get instead of parts of the body; nil: the request is passed through, or only its legs have changes.
 	changes       *mooncake.Patch
 	passthrough   *Passthrough    // set for a request that one engine serves alone; nil: the prompt is prefilled and decoded
 	client        client          // the connection that the answer goes to
@@ -145,7 +144,7 @@ func (j *job) promptHash() uint64 {
 // localDecode is the state of a job that a decode rank may serve without a prefill engine.
 type localDecode struct {
 	decided            bool             // whyLocal has decided once, so that a failed attempt on a decode rank is not repeated
-	tokensNotHandedOff int              // tokens of a prompt that was not handed off, because its answer ends at once; 0: there was none
+	tokensNotHandedOff int              // tokens of a prompt that was not handed off, because its answer ends at once; 0: none
 	boundSlot          *dispatcher.Slot // the slot that a leg got beforehand, together with the other legs; nil: it got none
 	promptHashes       *prefill.Prompt  // hashes of the prompt for prefix caches, kept until the KV is on a rank; nil: none are needed
 }

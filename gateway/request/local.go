@@ -157,7 +157,7 @@ func (l *localDecode) whyLocal(conf *prefill.Disaggregation, in *Incoming, resum
 		return localNoHandOff
 	case in.NoHandOff: // the endpoint takes no hand-off
 		return localEndpoint
-	case l.decided: // for an earlier attempt, which has failed; now even a client that asked for no disaggregation gets a prefill engine
+	case l.decided: // an earlier attempt has failed; now even a client that asked for no disaggregation gets a prefill engine
 		return ""
 	}
 	l.decided = true
@@ -234,7 +234,8 @@ func (j *job) takeDecodeCounts(s *stream) {
 		return
 	}
 	if needsPromptIDs(j.req, s.upstream.rank.Profile) && len(s.upstream.answer.Transcript.PromptIDs) > 0 {
-		j.resume.promptIDs = slices.Clone(s.upstream.answer.Transcript.PromptIDs) // a copy, because later requests use the transcript's memory
+		// This is a copy, because later requests use the transcript's memory.
+		j.resume.promptIDs = slices.Clone(s.upstream.answer.Transcript.PromptIDs)
 	}
 	j.keepForResume(s.upstream.rank) // with token ids, the answer may go on from them, and their bytes are charged, too
 }
