@@ -59,7 +59,7 @@ func (g *Gateway) prepare(old, next *reload.Settings, fit *predictor.Fit) (apply
 				g.log.Error("the new tracing settings cannot be used; tracing stays as it was", zap.Error(err))
 			}
 		}
-		g.places.Resize(next.Pool.Size) // the places in the pool, where hand-offs wait for slots
+		g.places.Resize(next.Pool.Size)
 		g.fleet.Apply(plan)
 		return nil
 	}
@@ -98,12 +98,10 @@ func (g *Gateway) prefillConfig(s *reload.Settings) prefill.Config {
 	c.Explain = s.RecordsReasons()
 	c.Places = g.places // the places in the pool, where hand-offs wait for slots
 	// The closures reach the dispatcher when they are called: at the start, the prefill tier is made before the dispatcher.
-	freeSlotsNow := func(board, model string) (slots int, onlySomeRanks bool) { return g.dispatcher.Free(board, model) }
-	// decodeRoom estimates how many hand-offs, besides those that wait already, would get a slot within a time.
-	decodeRoom := func(board, model string, within time.Duration) (handoffs int, onlySomeRanks bool) {
+	c.Free = func(board, model string) (slots int, onlySomeRanks bool) { return g.dispatcher.Free(board, model) }
+	c.Decode = func(board, model string, within time.Duration) (handoffs int, onlySomeRanks bool) {
 		return g.dispatcher.Room(board, model, within)
 	}
-	c.Free, c.Decode = freeSlotsNow, decodeRoom
 	c.Ranks = g.rankCaches
 	c.Scraper, c.Registerer, c.Log = g.fleet.Scrape, g.reg, g.log
 	return c

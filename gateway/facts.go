@@ -190,7 +190,7 @@ func (g observer) modelFacts(m *board.ModelStatus, ttl float64) detect.Model {
 	out := detect.Model{
 		Pool: detect.Pool{
 			Entries: m.Pool, OldestS: m.OldestSeconds, TTLS: ttl,
-			UpToS: board.PoolAgeSeconds, Ages: m.PoolAges, // a histogram of the entries' ages: upper bounds in s, and a count for each class
+			UpToS: board.PoolAgeSeconds, Ages: m.PoolAges, // a histogram of ages: upper bounds in s, and a count for each class
 		},
 	}
 	out.Name, out.Aggregated = roster.DisplayName(m.Model)
@@ -230,8 +230,8 @@ func rankFacts(w *board.WorkerStatus) detect.Rank {
 		ID: w.ID, Name: w.Name, State: stateOnLivePage(w.State), Why: w.Why, InSteps: !w.Down && !w.Removed,
 		KVTokens: w.KVTokens, Unread: w.Unread, Capacity: w.Capacity,
 		Used: w.Used, Slots: w.Limit, // Limit: the slots that may be used now, and not all that the rank has
-		Running: w.Running, Output: w.Output, Answers: w.Answers, Empty: w.Empty, Tight: w.Tight, Backlog: w.Backlog, Prompts: w.Prompts,
-		Kept: w.Kept,
+		Running: w.Running, Output: w.Output, Answers: w.Answers, Empty: w.Empty, Tight: w.Tight, Backlog: w.Backlog,
+		Prompts: w.Prompts, Kept: w.Kept,
 	}
 }
 

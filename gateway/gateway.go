@@ -151,7 +151,8 @@ func ownerDeps(g *Gateway) owner.Deps {
 	return owner.Deps{
 		Context: g.ctx, Log: g.log, Registerer: g.reg, Buckets: secondsBuckets,
 		KVHoldTimeout: func() time.Duration { return g.conf().HoldTimeout() }, Leaving: g.service.Draining,
-		Engines: func() map[string]owner.EngineCounts { return g.fleet.Now().CountByScope() }, Load: g.fleet.LoadOf, Publish: g.publishOwners,
+		Engines: func() map[string]owner.EngineCounts { return g.fleet.Now().CountByScope() },
+		Load:    g.fleet.LoadOf, Publish: g.publishOwners,
 	}
 }
 
@@ -443,8 +444,8 @@ func finishRequests(ctx, cut context.Context, g *Gateway, cutNow func()) (awaitR
 	if finishedBefore := cancelForcedEnd(); !finishedBefore { // ctx ended first, so endRemaining runs or has run
 		<-ended
 		if remaining > 0 {
-			err = errors.Join(fmt.Errorf("shutdown: %w: %d requests had not finished and were ended; allow more time if they mattered", ctx.Err(),
-				remaining), err)
+			err = errors.Join(fmt.Errorf("shutdown: %w: %d requests had not finished and were ended; "+
+				"allow more time if they mattered", ctx.Err(), remaining), err)
 		}
 	}
 	return awaitRest, err
