@@ -105,8 +105,7 @@ func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 	}
 	e.lastKeyRev = last[0].ModRevision
 	// Only acquisitions write "terms", so its revision is that of the last acquisition. A lease of an older evenkeel version has no
-	// such key; then the last acquisition was at the revision of "last" or before, because releases and some renewals write "last",
-	// too.
+	// such key; then the last acquisition was at the revision of "last" or before, because other calls write "last", too.
 	acquiredAt := e.lastKeyRev
 	if len(stored) > 0 {
 		acquiredAt = stored[0].ModRevision
@@ -127,13 +126,10 @@ func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 	return rec, nil
 }
 
-// Acquire takes the lease, if no proxy holds it and it was not written since Look. It writes three keys at once: "owner", which etcd
-// deletes when the holder's etcd lease expires, "last", which names the last holder, and "terms", which has the base, the duration and the
-// members.
+// Acquire takes the lease, if no proxy holds it and it was not written since Look. It writes all three keys at once (see Look).
 //
 // The new epoch is the revision of this write plus the base. The base stays as it is, unless the new epoch might then not be above
-// seenEpoch, the highest epoch that this proxy knows of. This is so, for example, if the store lost its data and counts revisions from 1
-// again.
+// seenEpoch, the highest epoch that this proxy knows of.
 func (e *Engine) Acquire(ctx context.Context, seenEpoch int64) (lease.Record, error) {
 	terms := e.terms
 	terms.Base = e.base

@@ -148,10 +148,9 @@ func (c *Calibration) fit() {
 	}
 	totalSpread := c.sums.totalSpread()
 	best, cost := c.bestFactors(totalSpread) // cost is the sum of the squared errors, made larger by a penalty
-	isGood := cost < (1-fitR2)*totalSpread   // false if cost is NaN
-	if !isGood {
+	if !(cost < (1-fitR2)*totalSpread) {     // negated, so that a NaN cost is refused, too
 		if !c.fitted && c.n >= fitRestart { // before the first fit outliers are not dropped, and one of them may prevent a good fit
-			c.dropSamples()
+			c.sums, c.n, c.inHalf = moments{}, 0, 0 // updateRange takes the next sample as the first one of all
 		}
 		return
 	}
@@ -164,9 +163,6 @@ func (c *Calibration) fit() {
 	}
 	c.fitted, c.r2 = true, 1-c.sums.squaredErrors(best)/totalSpread // without the penalty
 }
-
-// dropSamples forgets all samples. With n and inHalf at 0, updateRange takes the next sample as the first one of all.
-func (c *Calibration) dropSamples() { c.sums, c.n, c.inHalf = moments{}, 0, 0 }
 
 // bestFactors fits every set of terms that mayFit allows (a bit for each term), and returns the factors of the set with the lowest cost.
 // The cost is the sum of the squared errors with a penalty for each term beyond the plain line. With the penalty, more terms cost less than

@@ -36,9 +36,8 @@ type Answer struct {
 // zero: all probes are answered.
 func (t *ComputeTimer) Answered(a Answer, oldestUnanswered, now time.Time) []Sample {
 	done := t.done[:0]
-	ofAnotherStep := t.collecting && now.Sub(t.lastAnswer) > sameStep // the open prefill gets no further answer
-	if ofAnotherStep {
-		oldestOutside := a.Sent // of the probes that are not part of the open prefill: this one, and those that are still unanswered
+	if t.collecting && now.Sub(t.lastAnswer) > sameStep { // this answer belongs to another step than the open prefill
+		oldestOutside := a.Sent // of the probes outside the open prefill: this one, and those that are still unanswered
 		if !oldestUnanswered.IsZero() && oldestUnanswered.Before(oldestOutside) {
 			oldestOutside = oldestUnanswered
 		}
@@ -65,11 +64,11 @@ func (t *ComputeTimer) open(a Answer) {
 	}
 }
 
-// join adds an answer to the open prefill, whose sample is the sum of its answers. One answer that cannot be measured makes the whole
-// sample unusable.
+// join adds an answer to the open prefill, whose sample is the sum of its answers. One unusable answer makes the sample unusable.
 func (t *ComputeTimer) join(a Answer, now time.Time) {
 	t.lastAnswer = now
-	sentTooEarly := a.Sent.Before(t.spoiltUntil) // it may have waited for a probe that was overtaken or not answered, for an unknown time
+	// Such a probe may have waited for one that was overtaken or not answered, for an unknown time.
+	sentTooEarly := a.Sent.Before(t.spoiltUntil)
 	t.unusable = t.unusable || a.Unusable || sentTooEarly
 	if a.Sent.After(t.latestSent) {
 		t.latestSent = a.Sent

@@ -32,8 +32,7 @@ type moments struct {
 	yy float64               // sum of the squared times
 }
 
-// add adds a sample to the sums that a least-squares fit needs: the products of its terms with each other (xx) and with its time (xy), and
-// the square of the time (yy). targetMs is the time that the terms must explain. The weight of all earlier samples is multiplied by decay.
+// add adds a sample. targetMs is the time that the terms must explain. The weight of all earlier samples is multiplied by decay.
 func (m *moments) add(s Sample, targetMs, decay float64) {
 	x := [terms]float64{1, s.New, policy.Attention(s.New, s.Hit), s.Concurrent, s.Concurrent * s.New} // in the order of the terms
 	for i := range x {

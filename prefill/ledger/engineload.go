@@ -133,8 +133,7 @@ func (e *EngineLoad) probeEnded(f *InFlight, answered bool, now time.Time) {
 	if answered {
 		e.AnsweredAt = now
 	}
-	isOldest := i == 0 // an engine computes its oldest prompt
-	wasComputed := isOldest && !e.Stalled(now)
+	wasComputed := i == 0 && !e.Stalled(now) // an engine computes its oldest prompt
 	if answered || wasComputed {
 		e.previousEndedAt = now
 	}
@@ -543,8 +542,7 @@ func (e *EngineLoad) RoomForecast(now time.Time) (r Room, known bool) {
 		r.InMs = (usedTokens - capacity) / tokensPerMs
 		return r, true
 	}
-	// A closed gate opens when usage is below the threshold by Hysteresis, and not before the next scrape, when the gauge shows the
-	// room.
+	// A closed gate opens when usage is below the threshold by Hysteresis, and not before the next scrape shows this.
 	opensAtTokens := capacity * (e.ledger.cfg.KVThreshold - Hysteresis)
 	nextScrapeMs := float64(e.ledger.cfg.Interval-now.Sub(e.SampledAt)) / float64(time.Millisecond)
 	r.InMs = max((usedTokens-opensAtTokens)/tokensPerMs, nextScrapeMs, 0)

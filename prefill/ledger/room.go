@@ -110,8 +110,8 @@ func (g *gate) updateState(s kvState, threshold float64, now time.Time) {
 }
 
 // updateIdleSince notes since when the gate has been closed while the engine has no prompts. Only orphans then fill the KV cache: the KV of
-// hand-offs that no decode engine will fetch. After CanaryEvery, MayPassAt lets one probe pass, the canary, which shows whether the engine
-// still holds them.
+// hand-offs that no decode engine will fetch. After CanaryEvery, MayPassAt lets one probe pass, the canary, because only a probe can show
+// whether the engine still holds them.
 func (g *gate) updateIdleSince(hasPrompts bool, now time.Time) {
 	switch {
 	case !g.closed || hasPrompts:
@@ -127,9 +127,7 @@ func (g *gate) Closed(now time.Time) bool {
 }
 
 // MayPassAt is when a probe may pass the closed gate even if the state does not change. exists is false if there is no such time. At that
-// time either one probe may pass as a canary, or the gauge that closed the gate becomes too old. The KV cache of an engine without prompts
-// can only be full of orphans, the KV of hand-offs that no decode engine will fetch. Only a probe, the canary, can show whether the engine
-// still holds them.
+// time either one probe may pass as a canary (updateIdleSince), or the gauge that closed the gate becomes too old.
 func (g *gate) MayPassAt() (at time.Time, exists bool) {
 	switch {
 	case !g.closed: // any probe may pass
