@@ -18,8 +18,7 @@ func (r *rank) maxNewRequests(policy *policyInUse) int {
 	configured := policy.shared.cfg.BindAhead // number of requests to send ahead to an early rank; AheadAuto: the learned number
 	switch {
 	case !r.Early:
-		// Only requests that run can end during the copy. Those in the queue of the engine are in r.slots, too, but they do not
-		// run.
+		// Only running requests can end during the copy. Those in the queue of the engine are in r.slots, too, but do not run.
 		running := min(len(r.slots), r.Slots)
 		return free + r.group.handoffDelay.extraSlots(running)
 	case configured == AheadAuto:
@@ -33,7 +32,7 @@ func (r *rank) needsFreeSlots() bool {
 	switch {
 	case r.Limit > 0: // while the engine has just started, or may run requests of other proxies, only so many slots may be used
 		return true
-	case r.Early && r.AtOnce: // the prefill engine keeps the KV only for a short time, so the rank must have a slot when the prefill ends
+	case r.Early && r.AtOnce: // the prefill engine keeps the KV only briefly, so the rank must have a slot when the prefill ends
 		return true
 	case r.Mixed:
 		// The rank computes prompts itself, and might begin at once with a prompt that was sent ahead. But the policy wants all

@@ -73,7 +73,7 @@ func (b *board) bindAvoiding(now time.Time) {
 		if r := b.emptiestRankFor(e, now); r != nil && b.bindTo(r, e, now) {
 			continue // the entry has left the pool, so the next one has the index i now
 		}
-		if stopsAvoidingLater := len(e.Only) == 0; stopsAvoidingLater {
+		if len(e.Only) == 0 { // otherwise the entry avoids all other ranks for ever
 			b.retryAvoidedAt = earlier(b.retryAvoidedAt, e.Entered.Add(avoidFor))
 		}
 		i++
@@ -165,8 +165,7 @@ const beforePolicies, afterPolicies = true, false
 // the policies decide (beforeRounds), it goes through the pool from the oldest entry, and stops at the first one that a policy sees. After
 // the policies have decided, it goes through the whole pool.
 func (b *board) bindPartlyListed(now time.Time, beforeRounds bool) {
-	noneWaits := b.restrictedCount == 0 || len(b.partlyListedNames) == 0 // restrictedCount includes the entries that ask for such a name
-	if noneWaits {
+	if b.restrictedCount == 0 || len(b.partlyListedNames) == 0 { // no waiting entry asks for such a name
 		return
 	}
 	for i := 0; i < b.pool.Len(); {
@@ -199,10 +198,8 @@ func (p *namePlacement) ranksForBoard() (ranks []*rank, evenSpared bool) {
 	return p.ranks, true
 }
 
-// bindToPlacement binds an entry to the emptiest rank that lists its model name and can take it now. p has the ranks that list the name.
-// The board itself chooses among them, because policies do not know about names. bindToPlacement returns false if no rank can take the
-// entry. If none of the ranks has a free slot, it also sets noFreeSlot. Spared ranks, whose engines have refused several requests in a row,
-// are used only if every rank that lists the name is spared or down (evenSpared): such a rank may serve again, and otherwise no rank could.
+// bindToPlacement binds an entry to the emptiest rank that lists its model name and can take it now. p has the ranks that list the name. It
+// returns false if no rank can take the entry. If none of the ranks has a free slot, it also sets noFreeSlot.
 func (b *board) bindToPlacement(p *namePlacement, e *pool.Entry, now time.Time) (bound bool) {
 	var best *rank
 	full := true // no rank that takes requests has a free slot

@@ -45,14 +45,12 @@ func (b *board) bindOverdue(e *pool.Entry, now time.Time) (bound bool) {
 // it keep the KV for longer. MaxEngineQueue 0 stands for a decode engine that cannot do this, or must not (Config.Beyond is 0): such an
 // engine gets no prompt at its deadline.
 func (r *rank) mayTakeOverdue(prompt int64) bool {
-	extendsDeadline := r.MaxEngineQueue != 0
 	// Orphans are KV room of ended requests that the engine may hold until it restarts. All other KV comes free sooner or later.
 	neverFits := r.Capacity > 0 && prompt > r.capacityWithoutOrphans()
-	if !r.takesRequests() || !extendsDeadline || neverFits {
+	if !r.takesRequests() || r.MaxEngineQueue == 0 || neverFits {
 		return false
 	}
-	// A Limit above 0 is set while the engine has just started, or requests of other proxies may wait in its queue. Then the queue must
-	// not get longer.
+	// With a Limit above 0, the engine has just started, or may run requests of other proxies. Its queue must not get longer then.
 	queueHasRoom := r.Limit == 0 && r.engineQueueLength() < r.MaxEngineQueue
 	return queueHasRoom || r.startsAtOnce(prompt)
 }
@@ -165,7 +163,8 @@ func (b *board) emitPace() {
 			b.pace.addRank(r)
 		}
 	}
-	b.pace.Waiting = b.pool.Len() - b.discardedWaiting // no client waits for a discarded entry: it only makes its prefill engine free the KV
+	// No client waits for a discarded entry: it only makes its prefill engine free the KV.
+	b.pace.Waiting = b.pool.Len() - b.discardedWaiting
 	for i, placement := range b.sortedPlacements {
 		b.sortedPaces[i] = placement.paceOfName(&b.pace) // takes over only the means from b.pace, and counts the rest anew
 		// Entries that ask for this name cannot take the slots of ranks that do not list it. So if more of them wait than slots are

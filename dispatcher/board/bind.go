@@ -47,11 +47,10 @@ func (b *board) bind(g *group, p *policyInUse, a policy.Assignment, now time.Tim
 // this request is the trial.
 func (b *board) admit(r *rank, w waitingEntry, bound Binding, now time.Time) {
 	e := w.Entry
-	if e.Early { // the prefill has yet to begin, and the caller may move it to an engine on which it ends at least one step (StepMs) sooner
+	if e.Early { // the caller may still move the prefill to an engine on which it ends at least one step sooner
 		bound.StepMs = r.group.stepMs()
 	}
-	// Full says that the entry may have to wait in the queue of the engine. It must be computed before the entry takes the slot and the
-	// room.
+	// Full: the entry may have to wait in the queue of the engine. This must be known before charge takes the slot and the room.
 	bound.Full = bound.InEngineQueue || !r.hasKVRoom(int64(w.prompt())) || r.freeSlots() <= 0
 	if r.Mixed {
 		b.chargeMixed(r, w, &bound, now) // also sets bound.Slot
@@ -77,8 +76,7 @@ func (b *board) chargeMixed(r *rank, w waitingEntry, bound *Binding, now time.Ti
 		bound.Held = max(0, now.Sub(w.sendableSince))
 	}
 	bound.Slot = b.charge(r, newSlotRecord(r, w, bound, now))
-	last := len(r.promptsToCompute) // the rank computes prompts in the order in which it gets them
-	b.addPrompt(r, bound.Slot, bound.NewTokens, last)
+	b.addPrompt(r, bound.Slot, bound.NewTokens, len(r.promptsToCompute)) // it comes last: the rank computes prompts in order
 	r.promptsSent++
 	bound.ComputeMs = r.computeMs()
 }
@@ -88,11 +86,11 @@ func newSlotRecord(r *rank, w waitingEntry, bound *Binding, now time.Time) slotR
 	e := w.Entry
 	return slotRecord{
 		id: e.ID, key: e.Key, prefiller: e.Prefiller, prompt: w.prompt(),
-		newTokens: bound.NewTokens, discard: e.Discard, inEngineQueue: bound.InEngineQueue, boundAt: now, boundBeforePrefill: e.Early,
+		newTokens: bound.NewTokens, discard: e.Discard, inEngineQueue: bound.InEngineQueue,
+		boundAt: now, boundBeforePrefill: e.Early,
 		// Age is how many tokens the answer of a resumed request has from earlier ranks; 0: the request is new.
 		tokensFromEarlierRanks: clampTokens(e.Age),
-		// If Early or Mixed is set, the prompt is not computed yet: a prefill engine (Early) or the rank itself (Mixed) computes it
-		// after the binding.
+		// The prompt is not computed yet: a prefill engine (Early) or the rank itself (Mixed) computes it after the binding.
 		notDecoding: e.Early || r.Mixed,
 		// Some engines (Unpinned) run a request of the Responses API (Response) on a rank of their own choice. But if the entry is
 		// early (it is bound before its prefill), its KV goes to rank r, and so does the request.

@@ -30,8 +30,7 @@ func New(cfg Config) (*Boards, error) {
 		allBoards: &allBoards{cfg: cfg, fit: cfg.Predictor.Fit, predictors: map[PredictorKey]*predictorState{}},
 		boards:    map[string]*board{},
 	}
-	// The twin replays the last minutes under other policies. The boards make learners learn the output lengths that these policies
-	// read.
+	// The twin replays the last minutes under these policies. The boards make learners learn the output lengths that they read.
 	for _, spec := range cfg.Twin {
 		l.twinNeeds = append(l.twinNeeds, needsOf(l.buildPolicy(spec).Policy))
 	}
@@ -173,8 +172,8 @@ func (l *Boards) setPolicy(spec string) error {
 	}
 	l.policySpec, l.policyName = spec, p.Name()
 	l.emit(Effect{Kind: EffectPolicy, Policy: l.policyName})
-	for _, b := range l.inOrder {
-		b.setPolicy() // each barrier group builds its own policy from policySpec, because a policy has state; p is used for no decisions
+	for _, b := range l.inOrder { // each barrier group builds a policy of its own, because a policy has state
+		b.setPolicy()
 	}
 	return nil
 }

@@ -88,8 +88,7 @@ type Worker struct {
 	// Awaited: the rank takes no requests now, but soon will, so requests wait for it. Up is false while Awaited is true.
 	Awaited bool
 
-	// Unpinned: the engine runs a request of the Responses API on any of its ranks, whichever rank the request names, and does not
-	// report on which.
+	// Unpinned: the engine runs a request of the Responses API on any of its ranks, and does not report on which.
 	Unpinned bool
 	// Early: the connector of the engine must know the decode rank before the prefill begins, so entries get a slot before their
 	// prefill. All ranks of a model are early, or none is.
@@ -116,8 +115,7 @@ type StepModel = step.Model
 // default that its comment names.
 type Config struct {
 	Policy string `yaml:"policy"` // policy of the groups whose ranks step together; "" = DefaultPolicy
-	// Window is how long the board waits for more slots after the first slot of a burst has come free, before it decides about all of
-	// them; 0 = off.
+	// Window is how long the board waits for more free slots after the first one of a burst, before it decides; 0 = off.
 	Window time.Duration `yaml:"window"`
 	// TickLimit: after a round that took longer, the policy FallbackSpec decides the next SlowRounds rounds; 0 = DefaultTickLimit.
 	TickLimit time.Duration `yaml:"tick_limit"`
@@ -131,8 +129,7 @@ type Config struct {
 
 	DensePolicy string        `yaml:"-"` // policy of ranks without a barrier; "" = DefaultDense
 	TTL         time.Duration `yaml:"-"` // longest time that an entry may wait in the pool; 0 = until the deadline of its hand-off
-	// Predictor says where predictions of output lengths come from; zero: policies get the kinds that they ask for, which begin without
-	// any data.
+	// Predictor says where predictions of output lengths come from; zero: from the kinds that policies ask for, at first without data.
 	Predictor PredictorConfig `yaml:"-"`
 	Explain   bool            `yaml:"-"` // whether to write into the trace of each entry why its rank was chosen
 
@@ -143,8 +140,7 @@ type Config struct {
 	// decode engine while it is still being prefilled. AheadAuto: the board learns the number.
 	BindAhead int `yaml:"-"`
 
-	// Parse builds a policy from its spec, for tests that have policies of their own; nil: the parser of this package, which uses
-	// Predictor and Seed.
+	// Parse builds a policy from its spec, for tests with policies of their own; nil: a parser that uses Predictor and Seed.
 	Parse func(spec string) (policy.Policy, error) `yaml:"-"`
 }
 

@@ -25,8 +25,7 @@ func (b *board) runPolicy(g *group, p *policyInUse, now time.Time) {
 	b.emit(Effect{Kind: EffectRound, Group: b.key(g), Policy: p.name, Err: b.policyFailure, Round: &b.round})
 }
 
-// fillSnapshot writes the group, with its ranks and the costs of its steps, and the pool into the board's Snapshot, from which the policy
-// decides.
+// fillSnapshot writes into the board's Snapshot what the policy reads: the ranks of the group, the costs of its steps, and the pool.
 func (b *board) fillSnapshot(g *group, p *policyInUse, now time.Time) {
 	s := &b.snapshot
 	// Early: requests get their ranks before their prefill. All ranks of a model are early, or none is.
@@ -107,8 +106,7 @@ func (b *board) fillWorkers(g *group, p *policyInUse, now time.Time) {
 			ID: r.ID, Free: int32(free), Up: r.takesRequests(), Cost: r.Cost, Running: r.running, Backlog: r.backlog,
 			// Some ranks must stay emptier than others, but a rank without requests has room for the longest prompt.
 			Capacity: r.policyCapacity(watermark, now, longestPrompt),
-			// KV of requests that are not in Running: of requests of other proxies, and of requests with slots on other ranks
-			// of the engine.
+			// KV of requests that are not in Running: of other proxies, and with slots on other ranks of the engine.
 			Others: r.Others + r.kvFromOtherRanks,
 		})
 	}

@@ -18,8 +18,7 @@ type handoffDelay struct {
 }
 
 const (
-	// delayWindow is the number of requests over which a least delay is taken. No request is sent ahead before so many requests have
-	// ended.
+	// delayWindow is the number of requests over which a least delay is taken. Before so many have ended, no request is sent ahead.
 	delayWindow = 64
 	// Each request moves a mean by the share meanWeight of the difference between its own value and the mean.
 	meanWeight = 1.0 / 64
@@ -27,10 +26,6 @@ const (
 
 // learn learns from a request that has ended. boundAt is the number of the step that was reported last before the request was bound. first
 // and last are the numbers of the steps that brought its first and its last token.
-//
-// The least delay is how long a copy of KV takes: a request that also waited for a slot has a longer delay. It is taken over the present
-// window of requests and the last one, so that it follows if copies become slower. The decode steps differ from request to request, so
-// their mean is taken.
 func (d *handoffDelay) learn(boundAt, first, last uint32) {
 	if !comparableSteps(boundAt, first) { // no step had been reported at the binding, or the numbers began anew after it
 		return
@@ -39,9 +34,7 @@ func (d *handoffDelay) learn(boundAt, first, last uint32) {
 	if d.requests == 0 {
 		d.meanDecodeSteps = decodeSteps // the first request sets the mean
 	}
-	// If this request is the first one of a new window, the window before becomes the last one. There is none before the very first
-	// window, so the least delay of the last one is 0 then, and extraSlots does not read it.
-	if windowBegins := d.requests%delayWindow == 0; windowBegins {
+	if d.requests%delayWindow == 0 { // a new window begins; until there is a second one, extraSlots reads only the present one
 		d.leastInLastWindow, d.leastInThisWindow = d.leastInThisWindow, delay
 	}
 	d.leastInThisWindow = min(d.leastInThisWindow, delay)

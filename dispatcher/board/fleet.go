@@ -60,7 +60,7 @@ func (b *board) updateRank(r *rank, w Worker) {
 	}
 	w.Process = cmp.Or(w.Process, r.Process) // if the number is not known now, the last known one stays
 	r.Worker, r.present = w, true
-	if engineKeepsKV := w.KeepsKVFor > 0; engineKeepsKV { // of ended answers, for the next turns of their chats
+	if w.KeepsKVFor > 0 { // the engine keeps the KV of ended answers for the next turns of their chats
 		r.keptKV.Reserve() // memory for its counts, so that no tick allocates it
 	} else {
 		b.countFreedKV(r.keptKV.Clear()) // what the engine may have kept until now

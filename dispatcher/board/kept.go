@@ -16,8 +16,7 @@ func (b *board) keepKV(r *rank, s *slotRecord, generated int, now time.Time) {
 		b.keepKVOn(r, tokens, now)
 		return
 	}
-	// The request is unpinned: it ran on one of these ranks, but the engine did not report on which. So an equal part counts for each
-	// of them.
+	// The request is unpinned: it ran on one of these ranks, but it is not known on which. So an equal part counts for each of them.
 	part := tokens / int64(len(r.engineRanks))
 	for _, other := range r.engineRanks {
 		if other.KeepsKVFor > 0 { // if the request ran on a rank that keeps no KV, its KV is free already

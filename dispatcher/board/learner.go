@@ -24,8 +24,7 @@ func (l *Learner) Follow(key PredictorKey, fit *predictor.Fit) (err error) {
 	s := &onlinePredictor{PredictorKey: key}
 	l.predictors = append(l.predictors, s)
 	if err = s.startFrom(fit); err != nil {
-		// The error may also say that no predictor of this kind can learn. So the kind is survival here: without a fit, this cannot
-		// fail.
+		// The error may also say that no predictor of this kind can learn. With survival and without a fit, NewOnline cannot fail.
 		s.online, _ = predictor.NewOnline(predictor.OnlineConfig{Kind: predictor.KindSurvival})
 	}
 	return err

@@ -40,11 +40,9 @@ func (l *Local) Allows(tokens, running, inFlight int) bool {
 // entry, and a prefill engine computes the prompt.
 func (b *board) startLocalRounds(w waitingEntry, now time.Time) {
 	b.waiting[w.Entry.ID] = w // the rounds and refuse find the entry there, although it never enters the pool
-	// Entries of the pool have waited for longer, so they get free slots first.
-	if poolIsEmpty := b.pool.Len() == 0; poolIsEmpty {
+	if b.pool.Len() == 0 {    // otherwise the entries of the pool get free slots first, because they have waited for longer
 		b.sortDecidingGroups() // leastLocal and the rounds look only at decidingGroups
-		b.leastLocalTokens = b.leastLocal(w, now)
-		if mayCompute := b.leastLocalTokens > 0; mayCompute { // 0: no rank may compute the prompt
+		if b.leastLocalTokens = b.leastLocal(w, now); b.leastLocalTokens > 0 {
 			b.ticks++ // these rounds have this number in the decision log (Round.Tick)
 			b.beginRounds(w.Entry)
 			return
@@ -91,7 +89,6 @@ func (b *board) runLocalRound(g *group, p *policyInUse, now time.Time) {
 	if offered == 0 {
 		return // no rank is left to the policy of this group
 	}
-	// fillSnapshot has added no entry, because the pool is empty: this entry never enters it.
 	b.addToSnapshot(w.Entry, p, now)
 	b.runPolicy(g, p, now)
 	if b.policyFailure != nil {

@@ -165,7 +165,7 @@ func (k *promptProgress) computedBefore(step uint32) int32 {
 // sure is false if the board estimates that this step finished the prompt, but the step brought no token, so the estimate is wrong.
 func (s *slotRecord) computedIn(step, firstStep uint32) (tokens int64, sure bool) {
 	k := &s.progress
-	if wasPreempted := s.tokensBeforePreemption > 0; wasPreempted { // firstStep is from before the preemption, so only the estimate is left
+	if s.tokensBeforePreemption > 0 { // firstStep is from before the preemption, so only the estimate is left
 		return k.estimateFor(step), true
 	}
 	switch {
@@ -173,16 +173,10 @@ func (s *slotRecord) computedIn(step, firstStep uint32) (tokens int64, sure bool
 		return int64(max(0, s.newTokens-k.computedBefore(step))), true
 	case firstStep != 0 && !isAfter(firstStep, step): // the prompt was complete before this step
 		return 0, true
-	case k.saysCompletedIn(step): // but the step did not bring the first token, so the estimate is wrong
+	case k.lastStep == step && k.inLastStep > 0: // by the estimate, this step finished the prompt: none was made for a later step
 		return 0, false
 	}
 	return k.estimateFor(step), true
-}
-
-// saysCompletedIn says whether, by the estimate, a past step finished the prompt: the step computed a part of it, and no estimate was made
-// for a later step, although one is made for each step until the prompt is complete.
-func (k *promptProgress) saysCompletedIn(step uint32) bool {
-	return k.lastStep == step && k.inLastStep > 0
 }
 
 // estimateFor returns how many tokens of the prompt a step computed, by the board's estimate. It has the tokens of two steps: of the last

@@ -60,7 +60,7 @@ func (b *board) updatePartlyListedNames() {
 		if p.upOrAwaited > 0 {
 			p.outageGraceEnds = time.Time{}
 		} else if p.outageGraceEnds.IsZero() { // no rank with the name is up or awaited any more
-			p.outageGraceEnds = b.now.Add(outageGrace) // from then on, refuseInNameOutage refuses the entries that ask for the name
+			p.outageGraceEnds = b.now.Add(outageGrace) // then refuseInNameOutage refuses the entries that ask for the name
 		}
 	}
 }

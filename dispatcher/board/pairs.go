@@ -145,8 +145,8 @@ func (b *board) changePrefiller(slot int32, prefiller string, now time.Time) {
 	if plannedPair := b.pairs.suspected[s.link()]; plannedPair != nil {
 		plannedPair.circuit.Neutral(s.id) // this request ends without a result for the pair
 	}
-	s.prefiller = prefiller                                             // from here on, s.link() is the new pair
-	if anyQuarantined := b.pairs.quarantinedCount > 0; anyQuarantined { // only a quarantined pair can be due for a trial
+	s.prefiller = prefiller           // from here on, s.link() is the new pair
+	if b.pairs.quarantinedCount > 0 { // otherwise no pair can be due for a trial
 		b.pairs.beginTrialIfDue(s, now)
 	}
 }
@@ -183,12 +183,11 @@ func (b *board) avoidQuarantinedPair(g *group, p *policyInUse, i int, now time.T
 	a := &b.assignments[i]
 	w, ok := b.waiting[a.Entry]
 	r := g.rankWithID(a.Worker)
-	if isFaulty := !ok || r == nil; isFaulty { // the entry or the rank is not known
-		return true // bind refuses the assignment and reports the fault
+	if !ok || r == nil {
+		return true // the entry or the rank is not known, which bind reports as a fault
 	}
-	hasHandoff := w.Entry.Prefiller != ""
-	if !hasHandoff || !b.pairs.isQuarantined(w.Entry, r, now) {
-		return true // the assignment stays as it is
+	if w.Entry.Prefiller == "" || !b.pairs.isQuarantined(w.Entry, r, now) {
+		return true // no hand-off comes over a quarantined pair
 	}
 	outcome := b.reassign(g, p, i, w, now) // changes the assignment, unless the outcome is SteerLeft or SteerKept
 	b.emit(Effect{Kind: EffectSteered, Label: outcome})
@@ -234,8 +233,7 @@ func (b *board) swapRanks(g *group, i int, w waitingEntry, now time.Time) (swapp
 	for j := range remaining {
 		other, ok := b.waiting[remaining[j].Entry]
 		theirs := g.rankWithID(remaining[j].Worker)
-		isFaulty := !ok || theirs == nil // the entry or the rank is not known, so bind will refuse the assignment
-		if isFaulty || theirs == mine {
+		if !ok || theirs == nil || theirs == mine { // bind will refuse this assignment anyway, or the exchange would change nothing
 			continue
 		}
 		allowed := b.couldTake(theirs, w, now) && b.couldTake(mine, other, now)

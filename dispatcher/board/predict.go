@@ -145,8 +145,7 @@ func (b *board) addPredictions(g *group, p *policyInUse) {
 		return
 	}
 	t := p.predictor.Tables
-	s.MeanOutput = t.meanOutput()
-	if meanKnown := s.MeanOutput > 0; meanKnown {
+	if s.MeanOutput = t.meanOutput(); s.MeanOutput > 0 { // otherwise the mean is not known
 		b.survival = t.survival // the decision log shows the table from which the mean was computed
 	}
 	needs := policy.RequirementsOf(p.Policy, s.MeanOutput) // a policy may look ahead for a horizon that it computes from the mean

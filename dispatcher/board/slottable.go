@@ -15,8 +15,7 @@ func (b *board) charge(r *rank, s slotRecord) (slot int32) {
 	slot = t.store(&s)
 	t.charged.add(&s)
 	r.slots = append(r.slots, slot)
-	// Age is how many tokens the answer has so far: at the start, those that earlier ranks generated before the request was resumed
-	// here.
+	// Age is how many tokens the answer has so far: at the start, those that earlier ranks generated.
 	r.running = append(r.running, policy.Request{Prompt: s.prompt, Age: s.tokensFromEarlierRanks, Key: s.key, ID: s.id, Slot: slot})
 	request := &r.running[s.pos]
 	if s.engineChoosesRank { // the engine may run the request on any of its ranks, so each of them is charged with an equal part
@@ -59,8 +58,8 @@ func (b *board) correctPrompt(slot, prompt int32) {
 	request := &r.running[s.pos]
 	partBefore := request.Tokens() // part of the KV that is charged to this rank: usually all
 	s.prompt, request.Prompt = prompt, prompt
-	if s.engineChoosesRank { // the engine may run the request on any of its ranks, so each of them is charged with an equal part of the KV
-		r.spreadKV(request) // charges the other ranks with the change of their parts, and leaves this rank's part in request.Tokens()
+	if s.engineChoosesRank { // each rank of the engine is charged with an equal part of the KV
+		r.spreadKV(request) // charges the other ranks with the change, and leaves this rank's part in request.Tokens()
 	}
 	r.kv += request.Tokens() - partBefore
 }
@@ -143,7 +142,7 @@ func (b *board) refreshLoad(r *rank) {
 			request.Generated = generated
 		}
 		if r.unpinnedSlots > 0 && b.slots.records[slot].engineChoosesRank {
-			moreForEachOther += r.divideKV(request) // sets request.KVElsewhere, so that request.Tokens() is only the part of this rank
+			moreForEachOther += r.divideKV(request) // from here on, request.Tokens() is only the part of this rank
 		}
 		kv += request.Tokens()
 	}
@@ -178,7 +177,7 @@ func (b *board) refreshGroupLoads(g *group) {
 		b.refreshLoad(r)
 	}
 	requestWeight := g.knownRequestWeight() // KV tokens that lengthen a step as much as one more request; 0: not known
-	for _, r := range g.steppingRanks {     // in a second loop, because the refresh of a rank may charge KV to other ranks (unpinned.go)
+	for _, r := range g.steppingRanks {     // in a second loop: the refresh of a rank may charge KV to other ranks (unpinned.go)
 		g.kv += r.kv
 		g.largestLoad = max(g.largestLoad, r.stepLoad(requestWeight))
 	}

@@ -9,8 +9,7 @@ import "time"
 // because all requests would then fail for certain.
 
 // updateRefusals records whether the engine of a rank refused a request that has ended, or had begun it. If neither is true, the end of the
-// request says nothing about the rank. A rank whose engine has refused several requests in a row is spared: it gets no requests for a
-// while.
+// request says nothing about the rank.
 func (b *board) updateRefusals(s *slotRecord, refused bool, now time.Time) {
 	r := s.rank
 	switch {
@@ -19,7 +18,7 @@ func (b *board) updateRefusals(s *slotRecord, refused bool, now time.Time) {
 			b.decideNow = true // from the next decision on, the rank gets no requests (updateSpared)
 			b.emit(Effect{Kind: EffectSpared, Group: GroupKey{Model: b.model}, Names: [2]string{r.Name}, Duration: r.refusals.OutageLength()})
 		}
-		b.updateFirstEventWatch() // streams must now report their first events at once, because such an event ends the row of refusals
+		b.updateFirstEventWatch() // streams must now report their first events, because one of them ends the row of refusals
 	case s.started: // an engine that begins a request has not refused it
 		b.recordAccepted(s)
 	default:
@@ -45,10 +44,8 @@ func (b *board) recordAccepted(s *slotRecord) {
 		b.emit(Effect{Kind: EffectUnspared, Group: GroupKey{Model: b.model}, Names: [2]string{r.Name}})
 	}
 	r.refusals.Succeed()
-	// The rank gets requests again. updateSpared, which otherwise sets this, returns early if this was the last rank that refused
-	// requests.
-	r.sparedAfterRefusals = false
-	b.updateFirstEventWatch() // one rank fewer refuses requests, so streams may no longer have to report their first events
+	r.sparedAfterRefusals = false // updateSpared does not do this once no rank refuses requests
+	b.updateFirstEventWatch()     // one rank fewer refuses requests, so streams may no longer have to report their first events
 }
 
 // updateFirstEventWatch counts the ranks whose last requests were refused, and emits the sum of this number and of the number of suspected

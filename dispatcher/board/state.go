@@ -25,8 +25,7 @@ type board struct {
 	ranks       map[int32]*rank // ranks by worker ID; also ranks that have left the fleet while some of their slots are still charged
 	groups      []*group        // groups that have a rank in the fleet, sorted by the lowest ID of their ranks
 	upOrAwaited int             // number of ranks of the fleet that are up, or that will soon be up (Worker.Awaited)
-	// ranksPrefill says whether the ranks are mixed: they both prefill and decode. While the fleet has no rank of the model, the value
-	// stays.
+	// ranksPrefill: the ranks are mixed, so they prefill and decode. While the fleet has no rank of the model, the value stays.
 	ranksPrefill    bool
 	outageGraceEnds time.Time // while all ranks are down: when waiting entries are refused; zero: a rank is up
 	// largestPrompt is the largest prompt that any rank of the fleet could take if it were idle, in KV tokens.
@@ -36,8 +35,7 @@ type board struct {
 	entriesArrived bool // an entry came since the last Tick
 	// decideNow: an event other than an arrival has made it possible that a rank takes a waiting entry, so the next Tick runs rounds.
 	decideNow bool
-	// windowEnds is when the board decides about the slots that came free in a burst: Config.Window after the first of them. Zero: no
-	// burst is under way.
+	// windowEnds is when the board decides about a burst of free slots: Config.Window after the first. Zero: no burst is under way.
 	windowEnds time.Time
 	// heldGroupStepped: a group began a step while its policy holds entries back, so the policy must decide about them again.
 	heldGroupStepped bool
@@ -55,15 +53,12 @@ type board struct {
 	sortedPlacements []*namePlacement // values of partlyListedNames, sorted by name
 	sortedNames      []string         // names of sortedPlacements, in the same order
 	sortedPaces      []Throughput     // paces of sortedPlacements, in the same order
-	// nameOutageEnds is when the first waiting entry is refused because all ranks that list its model name are down; zero: no such
-	// entry waits.
+	// nameOutageEnds is when the first entry is refused because all ranks that list its model name are down; zero: no such entry waits.
 	nameOutageEnds time.Time
-	// retryAvoidedAt is when the first waiting entry may go to a rank that has failed it before (Entry.Avoid); zero: no entry waits for
-	// that.
+	// retryAvoidedAt is when the first entry may go to a rank that has failed it before (Entry.Avoid); zero: no entry waits for that.
 	retryAvoidedAt time.Time
 	refusingRanks  int // number of ranks whose engines refused their last request (429 or 503)
-	// retrySparedAt is when a rank that gets no requests, because it refused several, may get one as a trial; zero: there is no such
-	// rank.
+	// retrySparedAt is when a rank that gets no requests, because it refused several, may get one as a trial; zero: there is none.
 	retrySparedAt time.Time
 	// keptEmptierUntil is when the first rank that is kept emptier after preemptions (tight.go) may be filled as usual again; zero:
 	// there is no such rank.
@@ -324,8 +319,7 @@ type Binding struct {
 	// InEngineQueue: the rank has no slot or no KV room for the entry yet, so the entry waits in the engine's own queue. Keys, metrics
 	// and headers call such requests those beyond the slots.
 	InEngineQueue bool
-	// Full: the rank has no slot or no KV room for the entry. Unlike InEngineQueue, Full is also set under policies that send every
-	// entry at once.
+	// Full: the rank has no slot or no KV room for the entry. Unlike InEngineQueue, it is set even if entries are sent at once.
 	Full      bool
 	NewTokens int32         // prompt tokens that the rank computes itself; 0: the KV comes from a prefill engine
 	Held      time.Duration // part of Wait in which the policy held the entry back, to send it together with others
@@ -459,8 +453,7 @@ type slotRecord struct {
 	notDecoding bool
 	promptLeft  int32          // prompt tokens that a mixed rank has yet to compute
 	progress    promptProgress // how many prompt tokens the last steps computed, on a mixed rank
-	// tokensBeforePreemption is the number of tokens that the answer had when a mixed rank preempted the request; 0: it was not
-	// preempted.
+	// tokensBeforePreemption is how many tokens the answer had when a mixed rank preempted the request; 0: it was not preempted.
 	tokensBeforePreemption int32
 	estimate               estimate
 }

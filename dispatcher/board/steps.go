@@ -83,8 +83,7 @@ func (g *group) generated() int64 {
 // false). The work of each rank is multiplied by its Cost, because the same work takes longer on slower hardware.
 func (b *board) learnLastStep(g *group, newTokens int64) {
 	g.stepRanks = g.stepRanks[:0]
-	// Every request that got a token counts in requests: those that the step decoded (work.decodes), and those whose prompt it
-	// completed.
+	// Every request that got a token counts in requests: the step decoded it (work.decodes), or completed its prompt.
 	requests, promptsSure := 0, true
 	for _, r := range g.steppingRanks {
 		work := b.reconstructWork(r, g.lastStep.Number)
@@ -135,7 +134,7 @@ func (b *board) reconstructWork(r *rank, number uint32) rankWork {
 		s := &b.slots.records[slot]
 		// The estimate has the first step of an answer whose tokens the engine reports only at its end.
 		firstStep := cmp.Or(b.counts.firstStep(slot), s.estimate.firstStep)
-		if begun := firstStep != 0 && !isAfter(firstStep, number); begun { // by the end of the step
+		if firstStep != 0 && !isAfter(firstStep, number) { // the answer had its first token by the end of the step
 			work.addRequest(r.running[i].Tokens(), r.Mixed && firstStep == number)
 		}
 		if r.Mixed {
@@ -180,8 +179,7 @@ func (b *board) rememberEnded(slot, generated int32, firstStep, lastStep uint32)
 	}
 	r, kv := s.rank, int64(s.prompt)+int64(generated)
 	// The engine may have run the request on any of its ranks, so its KV was charged in equal parts to all of them. Only the part of
-	// this rank is remembered. When the model learns the last step of the request, it misses the parts of the other ranks, which is a
-	// small error.
+	// this rank is remembered. The parts of the other ranks are missing when the last step of the request is learned.
 	if s.engineChoosesRank {
 		kv /= r.kvParts
 	}
@@ -237,8 +235,7 @@ func (b *board) endStepsIfIdle(g *group) {
 	}
 	b.emit(Effect{Kind: EffectGroupIdle, Group: b.key(g)})
 	g.lastStep = Step{}
-	// The step model learns nothing from a step that no other step follows at once, so it does not need the requests that ended in this
-	// one.
+	// The step model learns nothing from a step that no other step follows at once, so it needs no requests that ended in this one.
 	for _, r := range g.steppingRanks {
 		r.recentlyEnded = r.recentlyEnded[:0]
 	}

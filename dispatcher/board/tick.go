@@ -106,7 +106,7 @@ func (b *board) prepareRounds(now time.Time) {
 		return
 	}
 	b.ticks++
-	b.scheduleTightEnd(now)    // a tight rank is kept emptier for a while, because its engine has preempted requests for lack of KV room
+	b.scheduleTightEnd(now)    // a tight rank is kept emptier for a while after preemptions
 	if b.restrictedCount > 0 { // some entries may not go to every rank, and policies do not know to which ranks they may go
 		b.bindAvoiding(now)                     // entries that must avoid some ranks
 		b.bindPartlyListed(now, beforePolicies) // entries whose model name only some ranks of a group list

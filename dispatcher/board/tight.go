@@ -28,9 +28,8 @@ func (p *kvPressure) recordPreemption(now time.Time) {
 // isTight says whether the rank is kept emptier now, because its engine has preempted requests.
 func (p *kvPressure) isTight(now time.Time) bool { return now.Before(p.tightUntil) }
 
-// scheduleTightEnd sets keptEmptierUntil, so that the board decides again when the first tight rank may be filled as usual. A rank is tight
-// for a while after its engine has preempted requests, because its KV room was used up: more requests would be preempted if it were filled
-// as usual. scheduleTightEnd looks only at the ranks of groups that decide in this turn.
+// scheduleTightEnd sets keptEmptierUntil, so that the board decides again when the first tight rank may be filled as usual. It looks only
+// at the ranks of groups that decide in this turn.
 func (b *board) scheduleTightEnd(now time.Time) {
 	for _, g := range b.decidingGroups {
 		for _, r := range g.steppingRanks {
@@ -41,11 +40,9 @@ func (b *board) scheduleTightEnd(now time.Time) {
 	}
 }
 
-// policyCapacity returns the rank's capacity as policies see it, in KV tokens; 0: unlimited. A policy always keeps a share of this capacity
-// empty (watermark). On a tight rank, whose engine has preempted requests for lack of room, it should keep twice this share of the true
-// room empty, at most mostEmptyShare. As it does not know of tight ranks, it is shown a smaller capacity. A tight rank without requests
-// still has room for the longest prompt that waits (longest). A prompt that runs alone is not preempted, and would otherwise wait as long
-// as the rank is tight.
+// policyCapacity returns the rank's capacity as policies see it, in KV tokens; 0: unlimited. A policy keeps the share watermark of this
+// capacity empty. It does not know of tight ranks, so the number is smaller for these. A tight rank without requests still has room for the
+// longest prompt that waits (longest). A prompt that runs alone is not preempted, and would otherwise wait as long as the rank is tight.
 func (r *rank) policyCapacity(watermark float64, now time.Time, longest int64) int64 {
 	// Unlimited room (Capacity 0) cannot be made smaller, and the divisions below need a watermark below 1.
 	if r.Capacity == 0 || watermark >= 1 || !r.pressure.isTight(now) {
@@ -53,7 +50,7 @@ func (r *rank) policyCapacity(watermark float64, now time.Time, longest int64) i
 	}
 	emptyShare := max(watermark, min(2*watermark, mostEmptyShare)) // never less than the watermark
 	mayFill := float64(r.usableCapacity()) * (1 - emptyShare)      // KV tokens with which the policy may fill the rank
-	if isIdle := len(r.slots) == 0; isIdle {
+	if len(r.slots) == 0 {
 		mayFill = max(mayFill, float64(longest+1)) // one token more than the prompt needs, because the policy rounds down
 	}
 	capacity := math.Ceil(mayFill / (1 - watermark))                 // the policy fills the share 1-watermark of it

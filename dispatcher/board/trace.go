@@ -12,9 +12,8 @@ import (
 const mostScores = 16 * 144
 
 // writeTraces writes into the trace of each assigned entry why the policy chose its rank. It runs before the entries are bound. The memory
-// of the traces came with Enqueue, so writeTraces allocates only when a group has grown. At most mostScores scores are computed in a round,
-// so that explaining it takes no longer than deciding it. Once this number is reached, or if the policy has no scores, the traces only have
-// the loads of the ranks.
+// of the traces came with Enqueue, so writeTraces allocates only when a group has grown. Once mostScores scores are computed in a round, or
+// if the policy has no scores, the traces only have the loads of the ranks.
 func (b *board) writeTraces(g *group, p *policyInUse) {
 	if !b.cfg.Explain {
 		return

@@ -54,7 +54,7 @@ func (b *board) regroupEngines() {
 		}
 	}
 	for _, r := range b.ranks {
-		r.forgetKVFromOtherRanks()
+		r.kv, r.kvFromOtherRanks = r.kv-r.kvFromOtherRanks, 0 // forgets the parts of requests with slots on other ranks
 		r.setEngineRanks(engines[r.Engine])
 	}
 	for _, r := range b.ranks {
@@ -66,12 +66,8 @@ func (b *board) regroupEngines() {
 	}
 }
 
-// forgetKVFromOtherRanks takes all KV of requests with slots on other ranks off this rank. The caller must then divide the KV of the
-// requests of all ranks anew.
-func (r *rank) forgetKVFromOtherRanks() { r.kv, r.kvFromOtherRanks = r.kv-r.kvFromOtherRanks, 0 }
-
 // spreadAnew divides the KV of an unpinned request, whose slot is on this rank, anew among the ranks of the engine. The parts of the
-// request must have been taken off all other ranks before (forgetKVFromOtherRanks).
+// request must have been taken off all other ranks before.
 func (r *rank) spreadAnew(request *policy.Request) {
 	partBefore := request.Tokens() // the part of this rank
 	request.KVElsewhere = 0        // no part is on another rank now

@@ -72,11 +72,8 @@ func (b *board) measureTokenRate(now time.Time) {
 		streams, tokens, unreported := b.countStreamTokens(g)
 		g.tokenRate.add(streams, tokens, elapsed)
 		if unreported > 0 {
-			// An answer gets tokens only after its prompt is computed. In a barrier group with streams, steps are reported, and
-			// recordSteps has estimated at each step how much of the prompts is computed. Otherwise growEstimates must estimate
-			// this, too.
-			stepsReported := g.barrier && streams > 0
-			estimatePrompts := !stepsReported
+			// In a barrier group with streams, recordSteps estimates at each reported step how much of the prompts is computed.
+			estimatePrompts := !g.barrier || streams == 0
 			b.growEstimates(g, elapsed, now, estimatePrompts)
 		}
 	}
@@ -89,9 +86,7 @@ func (b *board) countStreamTokens(g *group) (streams int, tokens int64, unreport
 	for _, r := range g.steppingRanks {
 		for _, slot := range r.slots {
 			s := &b.slots.records[slot]
-			// For an unreported answer, the largest possible number of its tokens; 0 for any other answer, so that s.unreported
-			// is false.
-			s.estimate.maxTokens = b.counts.maxUnreported(slot)
+			s.estimate.maxTokens = b.counts.maxUnreported(slot) // 0: the answer is not an unreported one
 			if s.unreported() {
 				unreported++
 				continue
@@ -109,8 +104,7 @@ func (b *board) countStreamTokens(g *group) (streams int, tokens int64, unreport
 
 // growEstimates adds to each unreported answer of a group the tokens that it has probably got in the time elapsed since the last
 // measurement. An answer gets none while it waits in the engine's queue, or while a mixed rank still computes its prompt. If
-// estimatePrompts is true, growEstimates first estimates how much of the prompts is computed: the rank has a budget of prompt tokens for
-// each step.
+// estimatePrompts is true, growEstimates first estimates how much of the prompts is computed, by the rank's token budget for each step.
 func (b *board) growEstimates(g *group, elapsed time.Duration, now time.Time, estimatePrompts bool) {
 	tokensPerSecond := g.tokenRate.perSecond() // tokens of one request
 	stepsPerSecond := tokensPerSecond          // a step brings about one token per request

@@ -85,7 +85,7 @@ func (l *Boards) Charges(model string) (all []Charge) {
 			if s := &b.slots.records[slot]; r.present {
 				all = append(all, Charge{
 					Worker: r.ID, Slot: slot, ID: s.id, Key: s.key, Prompt: s.prompt, Generated: r.running[i].Generated,
-					Age:     s.tokensFromEarlierRanks, // the age of the answer when the request was bound: Generated does not count in it
+					Age:     s.tokensFromEarlierRanks, // age of the answer at the binding, without Generated
 					Started: b.hasBegun(slot), Since: s.boundAt, Step: s.boundAtStep, Left: s.promptLeft,
 				})
 			}
