@@ -187,22 +187,23 @@ func (c *demoCmd) describePrefill() string {
 // engineNotes returns notes on how far the numbers of these reference engines apply to real engines: one on times, one on slots, and one
 // that explains the words balanced and delayer, which stand for a row of the table each.
 func (c *demoCmd) engineNotes() []string {
-	slotsNote := fmt.Sprintf("These ranks have %d slots, because they share a laptop's cores with the proxy and the load; the ranges of "+
-		"`make claim NAME=rounds` go from 16 to 64. With more slots more prompts come in a step. They have no prefix cache.", c.Slots)
-	wordsNote := fmt.Sprintf("Balanced means: each step has the same KV tokens and the same prompt tokens, equally many on each rank. It "+
-		"does not mean fewer steps with a prefill. delayer is jsq-kv with engines that begin no prompt for up to %d steps, until each rank "+
-		"has one.", delayerMaxSteps)
+	slotsNote := fmt.Sprintf("These ranks have %d slots, because they share a laptop's cores with the proxy and the load; the "+
+		"ranges of `make claim NAME=rounds` go from 16 to 64. With more slots more prompts come in a step. They have no prefix "+
+		"cache.", c.Slots)
+	wordsNote := fmt.Sprintf("Balanced means: each step has the same KV tokens and the same prompt tokens, equally many on each rank. "+
+		"It does not mean fewer steps with a prefill. delayer is jsq-kv with engines that begin no prompt for up to %d steps, "+
+		"until each rank has one.", delayerMaxSteps)
 	return []string{fullScaleTimesNote(c), slotsNote, wordsNote}
 }
 
 // fullScaleTimesNote returns a note on how long a step takes at full scale, and on which times the demo scales down.
 func fullScaleTimesNote(c *demoCmd) string {
-	full := fullAggregated
-	fixed, perKVToken := millis(full.C0), micros(time.Duration(full.C1))
-	perPromptTokenOfSlowest, perPromptTokenInMean, ifAnyPrompt := micros(full.Own), micros(full.Shared), millis(full.Prefill)
-	return fmt.Sprintf("Engine time is scaled down. At full scale a step takes %s + %s per KV token of the fullest rank, %s per prompt token "+
-		"of the slowest rank, %s per prompt token of a rank in the mean, and %s if any rank computes a prompt: about the middle of the ranges "+
-		"from which `make claim NAME=rounds` draws its loads. The defaults here are %d times as fast, and so are the time of tokenizers (up to "+
-		"%s here) and max_hold (%g s here). The time of HTTP and of the proxy is not scaled.",
-		fixed, perKVToken, perPromptTokenOfSlowest, perPromptTokenInMean, ifAnyPrompt, demoSpeedup, millis(c.Jitter), c.MaxHold.Seconds())
+	m := fullAggregated
+	return fmt.Sprintf("Engine time is scaled down. At full scale a step takes %s + %s per KV token of the fullest rank, %s per "+
+		"prompt token of the slowest rank, %s per prompt token of a rank in the mean, and %s if any rank computes a prompt: about "+
+		"the middle of the ranges from which `make claim NAME=rounds` draws its loads. The defaults here are %d times as fast, "+
+		"and so are the time of tokenizers (up to %s here) and max_hold (%g s here). The time of HTTP and of the proxy is not "+
+		"scaled.",
+		millis(m.C0), micros(time.Duration(m.C1)), micros(m.Own), micros(m.Shared), millis(m.Prefill),
+		demoSpeedup, millis(c.Jitter), c.MaxHold.Seconds())
 }

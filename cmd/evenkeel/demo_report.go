@@ -72,8 +72,7 @@ func (c *demoCmd) facts(trials []*trial, requests []trace.Request, source string
 	s := used.Summary()
 	prefill := fmt.Sprintf("%d engines, %s + %s per prompt token, one prompt at a time", c.Prefills, millis(c.PrefillBase),
 		millis(c.PrefillPerToken))
-	beyondSlots := c.Extra // requests that wait, because all slots are taken
-	inSystem := fmt.Sprintf("%d requests in the system: %d in slots, %d more", c.concurrency(), c.Workers*c.Slots, beyondSlots)
+	inSystem := fmt.Sprintf("%d requests in the system: %d in slots, %d more", c.concurrency(), c.Workers*c.Slots, c.Extra)
 	if c.Aggregated {
 		prefill = c.describePrefill()
 		inSystem = fmt.Sprintf("%d requests in the system, which has %d slots", c.concurrency(), c.Workers*c.Slots)
@@ -106,8 +105,8 @@ func (c *demoCmd) describeTrials(trials []*trial) (specs, audits []string) {
 			audits[i] = fmt.Sprintf("%s: drift of the proxy's books %d", t.policy.name, t.audit.drift)
 			continue
 		}
-		audits[i] = fmt.Sprintf("%s: %d hand-offs pulled, %d parts of KV written, %d leaked, %d still pinned, %d pulls or writes of other KV, "+
-			"drift of the proxy's books %d",
+		audits[i] = fmt.Sprintf("%s: %d hand-offs pulled, %d parts of KV written, %d leaked, %d still pinned, "+
+			"%d pulls or writes of other KV, drift of the proxy's books %d",
 			t.policy.name, t.audit.pulls, t.audit.writes, t.audit.leaks, t.audit.pinned, t.audit.kvErrors, t.audit.drift)
 	}
 	return specs, audits
@@ -174,7 +173,8 @@ func (c *demoCmd) kvShareNote(r *report.Report) string {
 	withMooncake := atFullScale.KVShare(float64(c.Slots) * mooncakeKVPerRequest)
 	return fmt.Sprintf("KV's share of a step is %.0f %% here under %s, %.0f %% if ranks were level; with c0 = %s the same "+
 		"loads' would be %.0f %%. At full scale, level, %d slots a rank: Azure's conversation trace %.0f %%, Mooncake's %.0f %%.",
-		100*measured.Mean, first.Policy, 100*ifLevel.Mean, millis(atFullScale.C0), 100*withLoadsHere, c.Slots, 100*withAzure, 100*withMooncake)
+		100*measured.Mean, first.Policy, 100*ifLevel.Mean, millis(atFullScale.C0), 100*withLoadsHere, c.Slots, 100*withAzure,
+		100*withMooncake)
 }
 
 // meanStepNote returns a note that compares the mean step under the last policy with that under the first one; empty: there is only one
@@ -202,15 +202,11 @@ func (c *demoCmd) meanStepNote(runs []report.Run) string {
 // back gets a note on these times, because only it uses them.
 func (c *demoCmd) aggregatedNotes(trials []*trial) []string {
 	notes := c.engineNotes()
-	// Besides PrefillBase, the prompts of a step take perOwn * (prompt tokens of the rank with the most) + perShared * (mean of the
-	// ranks' prompt tokens). If all ranks compute equally many, both numbers are the same, and each token of a rank takes the sum of
-	// the two times.
-	perOwn, perShared := c.PrefillPerToken, c.PrefillShared
-	perPromptToken := perOwn + perShared
+	// If all ranks compute equally many prompt tokens, each token of a rank takes the rank's own time and the shared time.
+	perPromptToken := c.PrefillPerToken + c.PrefillShared
 	for _, t := range trials {
 		spec, err := policy.ParseSpec(t.policy.spec)
-		mayHoldPrompts := err == nil && spec.Accepts("max_hold")
-		if mayHoldPrompts {
+		if err == nil && spec.Accepts("max_hold") { // the policy may hold prompts back
 			notes = append(notes, fmt.Sprintf("The proxy learns from the times of tokens what a prompt takes. Under %s it knew %s; the engines "+
 				"take %s and %s. Until it knows something, it holds no prompt.",
 				t.policy.name, t.learnedTimes, micros(perPromptToken), millis(c.PrefillBase)))

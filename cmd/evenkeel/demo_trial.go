@@ -228,9 +228,8 @@ func (c *demoCmd) startProxy(ctx context.Context, p demoPolicy, prefills []*refe
 			cfg.Engines.Decode = append(cfg.Engines.Decode, config.Engine{URL: url, Slots: c.Slots})
 		}
 	}
-	enginesToAwait := len(prefills) + c.Workers // each rank has its own address, and so counts as one engine
-	const patience = 10 * time.Second
-	return startGateway(ctx, cfg, enginesToAwait, patience)
+	// Each rank has its own address, and so counts as one engine.
+	return startGateway(ctx, cfg, len(prefills)+c.Workers, 10*time.Second)
 }
 
 // startGateway starts a proxy in this process, and waits until it is ready and this number of engines is up. If that takes longer than
@@ -379,9 +378,8 @@ func (t *trial) measureSteps(log []steplog.Step, m report.StepModel, ranksPrefil
 			}
 		}
 	}
-	var w report.Window                    // from when measuring began until the last request was sent, relative to the start of the load
-	measuringBegan := t.load.Window != nil // nil: the run was too short
-	if measuringBegan {
+	var w report.Window       // from when measuring began until the last request was sent, since the start of the load
+	if t.load.Window != nil { // nil: measuring never began, because the run was too short
 		w = report.Window{From: t.load.Warm.Sub(t.load.Start), To: t.load.LastSend.Sub(t.load.Start)}
 	}
 	measured, balanced := report.Measure(w.Cut(steps), m)
@@ -402,8 +400,8 @@ func (t *trial) printErrors(out io.Writer) {
 		}
 	}
 	if a := t.audit; a.hasErrors() {
-		fmt.Fprintf(out, "%s: the books do not close: %d hand-offs leaked, %d still pinned, %d pulls or writes of other KV, drift %d\n",
-			t.policy.name, a.leaks, a.pinned, a.kvErrors, a.drift)
+		fmt.Fprintf(out, "%s: the books do not close: %d hand-offs leaked, %d still pinned, %d pulls or writes of other KV, "+
+			"drift %d\n", t.policy.name, a.leaks, a.pinned, a.kvErrors, a.drift)
 	}
 	if t.run.Window.Length() == 0 {
 		fmt.Fprintf(out, "%s: nothing could be measured: the last request was sent before all slots were refilled; send more with --requests\n",

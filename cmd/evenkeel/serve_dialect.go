@@ -113,7 +113,7 @@ func (d *exampleProxyFlags) setProfiles(cfg *config.Config) {
 // engineFlags are the flags that list the engines of one role.
 type engineFlags struct {
 	role         string
-	flagPrefix   string // the flags are --PREFIX-hosts and --PREFIX-ports; the names of the example proxy differ from those of the roles
+	flagPrefix   string // the flags are --PREFIX-hosts and --PREFIX-ports; for two roles, the example proxy has other names
 	hosts, ports []string
 	defaultPort  int // the port of an engine if ports is empty
 	ranks        int // the number of DP ranks behind one address

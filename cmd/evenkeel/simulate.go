@@ -79,8 +79,7 @@ func (c *simulateCmd) Run(std streams, k *kong.Context) error {
 	if c.Law == lawList {
 		return listLaws(std, k)
 	}
-	givenFlags := namesOf(given(k))
-	if err := c.lookUpLaw(givenFlags); err != nil {
+	if err := c.lookUpLaw(namesOf(given(k))); err != nil {
 		return err
 	}
 	if c.Tier == tierAggregated {
@@ -467,8 +466,7 @@ func (c *simulateCmd) notes(r *report.Report) []string {
 	first := r.Runs[0]
 	notes := []string{r.Headline()}
 	if c.deployment != nil { // --law names the deployment whose steps are simulated
-		gain := describeGain(c.deployment, "decode", r.Runs) // decode is what the ranks of this tier do
-		notes = append(notes, gain, stepTimesNote)
+		notes = append(notes, describeGain(c.deployment, "decode", r.Runs), stepTimesNote)
 	}
 	if kv, ok := first.Metrics[report.KVShare]; ok {
 		notes = append(notes, fmt.Sprintf("Throughput and TPOT gain at most the idle share times KV's share of a step, here %.1f %% times %.0f "+

@@ -23,8 +23,7 @@ const (
 	aggregatedBudget          = 8192   // most tokens that a rank computes in a step, vLLM's default on these GPUs
 	freeSlotShare             = 0.15   // share of the slots that stay free in a closed loop
 	drawnRequests             = 20_000 // requests in a random trace
-	// maxRequestsAtOnce bounds the slots of all ranks together, and the requests beyond them, because a run keeps each request in
-	// memory.
+	// maxRequestsAtOnce bounds the slots of all ranks together, and the requests beyond them: a run keeps each request in memory.
 	maxRequestsAtOnce = 16_384
 )
 
@@ -234,15 +233,13 @@ func (c *simulateCmd) aggregatedNotes(r *report.Report) []string {
 	if c.Load != "closed" {
 		how = "Requests come as a Poisson process, whatever the times of the trace"
 	}
-	reference := r.Runs[0].Policy                                    // the first policy is the one with which the others are compared
-	gain := describeGain(c.deployment, "prefill and decode", r.Runs) // aggregated ranks do both
 	return []string{
-		gain, r.Headline(),
+		describeGain(c.deployment, "prefill and decode", r.Runs), r.Headline(),
 		stepTimesNote + promptTimesNote,
 		how + fmt.Sprintf(". A step computes at most %d tokens of a rank. No prompt is in a prefix cache.", aggregatedBudget),
 		fmt.Sprintf("engine is what the engine does by itself with one address. %s is what engines do that hold prompts for up to %d steps, "+
 			"until each rank has one. × is the ratio to %s. ± is the deviation between seeds, each of which begins elsewhere in the trace.",
-			delayerPolicy, delayerMaxSteps, reference),
+			delayerPolicy, delayerMaxSteps, r.Runs[0].Policy),
 		"A simulator: the server's own board decides and learns what a step takes; a prompt's length is guessed (sigma 0.3). Engines never fail.",
 	}
 }

@@ -82,12 +82,11 @@ func (c *simulateCmd) stepModel() report.StepModel {
 // stepModelIfLevel returns how long a step takes if all ranks are level, which means that they have the same load. It turns the law into
 // the form that reports use, and its milliseconds into durations.
 func stepModelIfLevel(law step.Law) report.StepModel {
-	const nsPerMs = 1e6
 	duration := func(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }
 	l := law.Level()
 	return report.StepModel{
 		C0:      duration(l.C0Ms),           // once per step
-		C1:      l.C1Ms * nsPerMs,           // per KV token of a rank; a number of ns, which may be a fraction
+		C1:      l.C1Ms * 1e6,               // per KV token of a rank; a number of ns, which may be a fraction
 		Request: duration(l.RequestMs),      // per request of a rank
 		Own:     duration(l.OwnPromptMs),    // per prompt token of a rank, for the rank's own work
 		Shared:  duration(l.SharedPromptMs), // per prompt token of a rank, for the work that all ranks share

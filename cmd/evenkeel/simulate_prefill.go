@@ -187,8 +187,7 @@ func (c *simulateCmd) prefillNotes(p *prefill.Plan) []string {
 		notes = append(notes, "The trace does not say which prompts share blocks: no prompt finds anything in a cache, and policies that look "+
 			"for hits have none to look for.")
 	}
-	prefillTimesWereTold := p.TellLine // with --no-learn, evenkeel does not have to learn them
-	if prefillTimesWereTold {
+	if p.TellLine { // with --no-learn, evenkeel does not have to learn how long a prefill takes
 		notes = append(notes, "The tier is told what a prefill takes, which no server knows.")
 	}
 	return append(notes,

@@ -134,7 +134,7 @@ func (c *surveyCmd) preparePlan(ctx context.Context, std streams, client *engine
 		return nil, nil, err
 	}
 	r := trials.New(&e, loads, expected)
-	perRoute := c.timePerRoute()                  // how long each load is sent straight to the engine, and as long again through evenkeel
+	perRoute := c.timePerRoute()                  // how long each load is sent straight to the engine, and again through evenkeel
 	r.Short, r.Each = c.Short, perRoute.Seconds() // the report says both
 	v, commit := buildInfo()
 	r.Program = trials.Program{
