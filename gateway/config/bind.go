@@ -22,8 +22,7 @@ type Bind struct {
 	Allow     []string `yaml:"allow"`     // addresses or ranges that may send callbacks; empty: those of the decode engines
 
 	Lead time.Duration `yaml:"lead"` // time from the choice of the decode rank until a prefill engine can start
-	// Ahead is how many requests a decode rank may have beyond its slots, because a request needs no slot during its prefill: a number,
-	// or auto.
+	// Ahead is how many requests a decode rank may have beyond its slots, because none is needed during a prefill: a number, or auto.
 	Ahead           string        `yaml:"ahead"`
 	CallbackTimeout time.Duration `yaml:"callback_timeout"`
 
@@ -152,7 +151,8 @@ func (c *Config) checkCallbackHost(path, host string, bad report) {
 	case Loopback(host): // only engines on this machine can call it
 		for _, decodeHost := range c.CallbackHosts() { // the hosts of the decode engines that send callbacks
 			if !Loopback(decodeHost) {
-				bad(path, "%q is the decode engine itself for %s; set bind.advertise to the URL under which it reaches this proxy", host, decodeHost)
+				bad(path, "%q is the decode engine itself for %s; "+
+					"set bind.advertise to the URL under which it reaches this proxy", host, decodeHost)
 				return
 			}
 		}
@@ -190,8 +190,7 @@ func (c *Config) CallbackHosts() (hosts []string) {
 	return hosts
 }
 
-// checkCanCallBack checks an engine that is added while the proxy runs: a decode engine that sends callbacks must be able to reach this
-// proxy.
+// checkCanCallBack checks an engine that is added while the proxy runs: a decode engine must be able to send its callbacks to this proxy.
 func (c *Config) checkCanCallBack(role string, e *Engine, bad report) {
 	if role != "decode" || c.Profiles[e.Profile].Connector != mooncake.AscendLayerwise {
 		return

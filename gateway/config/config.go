@@ -221,8 +221,7 @@ type Limits struct {
 	ChatTemplate bool     `yaml:"allow_chat_template"`
 	MediaHosts   []string `yaml:"media_hosts"` // hosts that media URLs in requests may name; other http and https URLs are refused
 
-	// Answers, AnswersPerPrompt and StopStrings limit one request. PassedThrough limits how many requests are passed through at the
-	// same time.
+	// Answers, AnswersPerPrompt and StopStrings limit one request. PassedThrough limits how many requests are passed through at once.
 	Answers          int `yaml:"answers"` // number of answers to all prompts of one request together
 	AnswersPerPrompt int `yaml:"answers_per_prompt"`
 	StopStrings      int `yaml:"stop_strings"`
@@ -308,7 +307,7 @@ func (c *Config) ProfilesInUse(role string) []string {
 	used := map[string]bool{}
 	// add adds the profile of an engine, or of a source that discovers engines; ofRole is its role.
 	add := func(ofRole, profile string) {
-		mayHaveAnyRole := ofRole == "" || ofRole == "both" // only of pods: each names its own role, or serves as prefill and as decode engine
+		mayHaveAnyRole := ofRole == "" || ofRole == "both" // only pods: each names its role, or is prefill and decode engine
 		if role == "" || ofRole == role || mayHaveAnyRole {
 			used[profile] = true
 		}
@@ -324,8 +323,8 @@ func (c *Config) ProfilesInUse(role string) []string {
 		// DefaultAggregated, that of aggregated pods, is added by addNameable.
 		add(k.Role, cmp.Or(k.Profile, DefaultProfile))
 	}
-	if enginesNameProfiles := len(c.Discovery.Files)+len(c.Discovery.Kubernetes) > 0; enginesNameProfiles {
-		c.addNameable(role, used) // any profile of the file that suits the role
+	if len(c.Discovery.Files)+len(c.Discovery.Kubernetes) > 0 { // these engines may name any profile of the file
+		c.addNameable(role, used)
 	}
 	return slices.Sorted(maps.Keys(used))
 }

@@ -35,13 +35,11 @@ func (c *Config) checkGeo(bad report) {
 	}
 }
 
-// checkUnlistedRegion checks the region of an engine that is not in the file: discovery finds it, or an operator adds it. While decode
-// groups have owners (ha), no other region has any, so a request to an engine there would never get a rank. checkGeo checks the engines of
-// the file.
+// checkUnlistedRegion checks the region of an engine that discovery finds or an operator adds; checkGeo checks the engines of the file.
+// While decode groups have owners (ha), no other region has any, so a request to an engine there would never get a rank.
 func (c *Config) checkUnlistedRegion(path, region string, bad report) {
-	isElsewhere := region != "" && region != c.Geo.Self.Region
-	if c.HA.On() && isElsewhere {
-		bad(path+".region", "%s is another region than geo.self.region; with ha.mode %s, a proxy uses only engines of its own region", region,
-			c.HA.Mode)
+	if c.HA.On() && region != "" && region != c.Geo.Self.Region {
+		bad(path+".region", "%s is another region than geo.self.region; with ha.mode %s, "+
+			"a proxy uses only engines of its own region", region, c.HA.Mode)
 	}
 }

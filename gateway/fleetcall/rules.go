@@ -225,10 +225,8 @@ func (a *Answer) didNotAct() bool {
 	return !a.Done && !mayComeLater
 }
 
-// endsPause says by the engines' answers whether the pause of the called group ends. After a call that was to pause engines, it ends if the
-// call has begun it and every engine has refused the call. before has the pauses that were in force before the call. After a call that
-// resumes, it ends if an engine has resumed. unresumed are the keys of the engines that stay paused even then, because they did not resume
-// in this call or in an earlier one.
+// endsPause says by the engines' answers whether the pause of the called group ends. before has the pauses that were in force before the
+// call. unresumed are the keys of the engines that stay paused even then, because they did not resume in this call or in an earlier one.
 func (p *checkedCall) endsPause(answers []Answer, before []roster.Pause) (ends bool, unresumed []string) {
 	switch {
 	case p.does(config.CallPauses):
@@ -259,8 +257,7 @@ func (p *checkedCall) endsNewPause(answers []Answer, before []roster.Pause) (end
 // endsByResume says whether a call that resumes ends the pause: it does once any engine has resumed. The pause then goes on only for the
 // engines that did not do what they were asked for (unresumed).
 func (p *checkedCall) endsByResume(answers []Answer) (ends bool, unresumed []string) {
-	anyResumed := slices.ContainsFunc(answers, func(a Answer) bool { return a.Done })
-	if !anyResumed {
+	if anyResumed := slices.ContainsFunc(answers, func(a Answer) bool { return a.Done }); !anyResumed {
 		return false, nil
 	}
 	return true, p.keysWhere(func(i int) bool { return !answers[i].Done })

@@ -74,7 +74,7 @@ func (f *LogEntry) AddLeg(leg *LogEntry) {
 	f.Attempts += leg.Attempts
 	f.Inexact = f.Inexact || leg.Inexact
 	f.LocalTokens += leg.LocalTokens
-	if reachedEngine := leg.Route != ""; reachedEngine {
+	if leg.Route != "" { // a leg that reached no engine has no route
 		f.Route = leg.Route
 	}
 	f.Bind = leg.Bind

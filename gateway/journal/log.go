@@ -142,13 +142,12 @@ func (l *requestLog) writeLine(line []byte, err error) {
 		_, err = l.out.WriteLine(append(line, '\n'))
 	}
 	// Lines that found no room in the queue are lost, too. They are added only when the queue is empty: until then more may follow.
-	if queueIsEmpty := len(l.queue) == 0; err == nil && queueIsEmpty {
-		l.linesLost += l.takeDropped()
+	if err == nil && len(l.queue) == 0 {
+		l.linesLost += int(l.dropped.Swap(0))
 	}
 	switch {
 	case err != nil:
-		l.linesLost++
-		if isFirst := l.linesLost == 1; isFirst {
+		if l.linesLost++; l.linesLost == 1 {
 			l.log.Error(notWritten, zap.Error(err))
 		}
 	case l.linesLost > 0:
@@ -156,9 +155,6 @@ func (l *requestLog) writeLine(line []byte, err error) {
 		l.linesLost = 0
 	}
 }
-
-// takeDropped returns how many lines found no room in the queue since it was last called.
-func (l *requestLog) takeDropped() int { return int(l.dropped.Swap(0)) }
 
 // close writes the lines that wait, and closes the log. It waits for closeTimeout at most, and returns an error if lines are lost then.
 func (l *requestLog) close() (err error) {

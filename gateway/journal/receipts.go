@@ -52,9 +52,8 @@ func addToReceipt(to *receipt.Receipt, r *Record, e *Event) {
 		}
 	case Attempted:
 		a := receipt.Attempt{N: r.attempt.number, Leg: r.leg, At: ms(e.At.Sub(r.Arrival))}
-		if isRetry := r.attempt.willRetry; isRetry { // the attempt before has failed, and since is when it ended
-			failedAt := r.attempt.since
-			a.Waits.Backoff = ms(e.At.Sub(failedAt))
+		if r.attempt.willRetry { // the attempt before has failed, and since is when it ended
+			a.Waits.Backoff = ms(e.At.Sub(r.attempt.since))
 		}
 		to.AddAttempt(a)
 	case ended:
@@ -117,8 +116,7 @@ func waitOf(w *receipt.Waits, p Phase) *float64 {
 
 // prefillOf returns what a receipt says about the prefill engine of a lease, and why it was chosen.
 func prefillOf(l *prefill.Lease) *receipt.Prefill {
-	promptsAhead := l.Others // number of this proxy's prompts at the engine that had no answer when this one was sent
-	p := &receipt.Prefill{Candidate: l.Candidate.ID, Policy: l.Policy, Prompt: l.Prompt, Hit: l.HitTokens, Ahead: promptsAhead}
+	p := &receipt.Prefill{Candidate: l.Candidate.ID, Policy: l.Policy, Prompt: l.Prompt, Hit: l.HitTokens, Ahead: l.Others}
 	if trace := l.Trace; trace != nil { // nil: decisions are not traced
 		p.Reason, p.Eligible, p.Best = trace.Reason, trace.Eligible, make([]receipt.Choice, len(trace.Best))
 		for i, c := range trace.Best {

@@ -104,10 +104,9 @@ func onEngine(engine string) string {
 	return " on " + engine
 }
 
-// whyRank returns sentences that say why a request got its decode rank. Without a trace of the decision, it can name only the policy and
-// the stage.
+// whyRank returns sentences that say why a request got its decode rank: without a trace of the decision, only the policy and the stage.
 func whyRank(d *receipt.Decode) []string {
-	if hasTrace := d.Able != 0; !hasTrace { // dispatcher.Config.Explain is not set
+	if d.Able == 0 { // there is no trace, because dispatcher.Config.Explain is not set
 		stage := cmp.Or(d.Stage, "bound") // without a stage it is only known that the request was bound to the rank
 		return []string{fmt.Sprintf("Decode policy %s chose the rank in its stage %s.", d.Policy, stage)}
 	}

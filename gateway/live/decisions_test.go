@@ -52,7 +52,8 @@ func TestADecisionSaysWhereAndWhy(t *testing.T) {
 		"no grounds of its prefill engine were noted": {receipt.Receipt{ID: "a", Arrival: noon, State: receipt.Ended,
 			Attempts: []receipt.Attempt{{
 				Prefill: &receipt.Prefill{Candidate: "p1:8000/0", Policy: "finish"},
-			}}}, Decision{"a", noon.UnixMilli(), "", 0, "p1:8000/0", "", 0, "", "Prefill policy finish chose the prefill engine."}},
+			}}}, Decision{"a", noon.UnixMilli(), "", 0, "p1:8000/0", "", 0, "",
+			"Prefill policy finish chose the prefill engine."}},
 		"no grounds were noted": {receipt.Receipt{ID: "a", Arrival: noon, State: receipt.Ended, Attempts: []receipt.Attempt{{Decode: &receipt.Decode{Rank: "d", Policy: "jsq", Stage: "single"}}}},
 			Decision{"a", noon.UnixMilli(), "", 0, "", "d", 0, "", "Decode policy jsq chose the rank in its stage single."}},
 	} {

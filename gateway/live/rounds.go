@@ -20,8 +20,7 @@ type Rounds struct {
 }
 
 // roundsOf describes how a group gets its prompts; nil: its ranks do not prefill. Some policies hold requests back, although a slot is
-// free, until they send several to different ranks at once (a round). HeldS is how long the oldest of the requests that are held now has
-// been held.
+// free, until they send several to different ranks at once (a round).
 func roundsOf(g *detect.Group) *Rounds {
 	t := g.Rounds
 	if t == nil {

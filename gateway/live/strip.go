@@ -62,7 +62,7 @@ func stripOf(bins []detect.Sample) Strip {
 	s := Strip{Form: stripForm, EveryMs: detect.BinLength.Milliseconds(), AtMs: []int64{}, Requests: []int64{}, Failures: []FailureLine{},
 		Lines: []GroupLine{}, Events: []Event{}}
 	before, shown := binsToShow(bins)
-	var refusals burstFinder
+	inBurst := false            // whether the bin before was part of a burst of refusals
 	var examined *detect.Sample // the last bin at which the whole proxy was examined, and not only its counts; nil: none yet
 	if before != nil && before.Examined {
 		examined = before
@@ -80,9 +80,12 @@ func stripOf(bins []detect.Sample) Strip {
 			s.Events = append(s.Events, eventsBetween(examined, b)...)
 			examined = b
 		}
-		if refusals.burstBegins(refused, s.Requests[i]) {
+		manyRefused := refused >= burstLeast
+		isBurst := manyRefused && float64(refused) >= burstShare*float64(s.Requests[i]) // many, also as a share of all requests
+		if isBurst && !inBurst {
 			s.Events = append(s.Events, Event{b.At.UnixMilli(), "refused", "A burst of requests was refused with a 429"})
 		}
+		inBurst = isBurst || inBurst && manyRefused // a burst ends only when refusals are few, so that it is one event
 		before = b
 	}
 	s.sortLines()
@@ -102,22 +105,6 @@ func binsToShow(bins []detect.Sample) (before *detect.Sample, shown []detect.Sam
 
 // beginOfBin returns the Unix time in ms at which the bin of a sample begins.
 func beginOfBin(b *detect.Sample) int64 { return b.At.Truncate(detect.BinLength).UnixMilli() }
-
-// burstFinder finds the bins in which a burst of refusals begins.
-type burstFinder struct {
-	inBurst bool // the bin before was part of a burst
-}
-
-// burstBegins says whether a burst begins in the next bin. requests is how many requests ended in the bin, and refused how many were
-// refused. Many refusals, which are also a large share of the requests, begin a burst. It ends only when refusals are few, so that it is
-// one event.
-func (f *burstFinder) burstBegins(refused, requests int64) bool {
-	manyRefused := refused >= burstLeast
-	isBurst := manyRefused && float64(refused) >= burstShare*float64(requests)
-	begins := isBurst && !f.inBurst
-	f.inBurst = isBurst || f.inBurst && manyRefused
-	return begins
-}
 
 // sortLines sorts the lines of failures and groups by name, so that each has its place on the page.
 func (s *Strip) sortLines() {

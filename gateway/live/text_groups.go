@@ -67,8 +67,8 @@ func groupSummary(g *Group, t *detect.Traffic) string {
 	if g.StepMs > 0 && haveCommonSteps {
 		text += fmt.Sprintf(", step %.1f ms", g.StepMs)
 	}
-	if heldRequests := g.Held; heldRequests > 0 { // the policy holds them back to send several at once
-		text += fmt.Sprintf(", %d held", heldRequests)
+	if g.Held > 0 { // the policy holds requests back, to send several at once
+		text += fmt.Sprintf(", %d held", g.Held)
 	}
 	if g.FallbackRounds > 0 {
 		text += "; the policy was too slow, so that another one decides"
@@ -92,8 +92,7 @@ func (s *sheet) ranks(g *Group) {
 			emptiest = r
 		}
 	}
-	noneInSteps := fullest == nil
-	if noneInSteps {
+	if fullest == nil {
 		return
 	}
 	if len(g.Ranks) <= ranksWithTheirBar {
@@ -216,9 +215,8 @@ func (s *sheet) drawColumns(g *Group) {
 		ranks := g.Ranks[band*perBand : min(len(g.Ranks), (band+1)*perBand)]
 		s.drawLoads(ranks, g.MostTokens)
 		if g.Rounds != nil { // the ranks also prefill
-			s.drawCells("new", ranks, func(r *detect.Rank) rune {
-				const cells, cell = 1, 0 // the line is the only one
-				return filled(eighths(float64(r.Backlog)/float64(mostBacklog), cells, cell))
+			s.drawCells("new", ranks, func(r *detect.Rank) rune { // the only line: line 0 of 1
+				return filled(eighths(float64(r.Backlog)/float64(mostBacklog), 1, 0))
 			})
 		}
 	}
@@ -235,9 +233,8 @@ func (s *sheet) drawLoads(ranks []detect.Rank, mostTokens int64) {
 		label := map[int]string{0: "0", bandLines - 1: shortCount(mostTokens)}[row]
 		s.drawCells(label, ranks, func(r *detect.Rank) rune {
 			mark := markOf(r.State)
-			isUp := mark == ' '
 			switch {
-			case row == 0 && !isUp: // the foot of the column
+			case row == 0 && mark != ' ': // the foot of the column of a rank that is not up
 				return mark
 			case !r.InSteps:
 				return ' '

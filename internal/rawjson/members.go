@@ -45,8 +45,8 @@ func Blank(value json.RawMessage, drop func(key string) bool) {
 		for i := from; i < to; i++ {
 			value[i] = ' '
 		}
-		if isFirst { // the comma after the member is blank now, so there is none before the next one
-			o.expectNoComma()
+		if isFirst { // the comma after the member is blank now, so the walk must expect none before the next one
+			o.N = 0
 		}
 	}
 }

@@ -160,9 +160,6 @@ func (o *Object) Next() (found bool) {
 	return true
 }
 
-// expectNoComma makes the next member count as the first one, which has no comma before it.
-func (o *Object) expectNoComma() { o.N = 0 }
-
 // NextValue moves to the next member, as Next does, and sets Pos to the end of its value. found is also false if the value has no end.
 func (o *Object) NextValue() (found bool) {
 	if !o.Next() {
@@ -198,7 +195,7 @@ func ArrayAt(b []byte, i int) Array {
 // is the position after the array, and -1 if the array is malformed.
 func (a *Array) Next() (found bool) {
 	b, i := a.Text, a.Pos
-	if isUnknown := i == 0; isUnknown {
+	if i == 0 { // the end of the current value is not known
 		i = ValueEnd(b, a.Val)
 	}
 	a.Pos = -1 // stays so if the array turns out to be malformed

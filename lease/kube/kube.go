@@ -55,7 +55,7 @@ func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 		return lease.Record{}, fmt.Errorf("read Lease %s: %w", e.name, err)
 	}
 	e.last = l
-	return e.record(), nil // of e.last
+	return e.record(), nil
 }
 
 // record returns the state in the object that was last read or written.
