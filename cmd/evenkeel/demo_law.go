@@ -87,15 +87,14 @@ func (c *demoCmd) pairLawDefaults() map[string]func() {
 }
 
 // aggregatedLawDefaults returns, by flag, functions that set the defaults with --law and --aggregated, where each rank both prefills and
-// decodes. They are for flags that the user left out. The policies compare evenkeel with the engine's own balancing, with requests that go
-// to the rank with the fewest KV tokens (jsq-kv), and with engines that hold prompts back (delayerPolicy). The flags' own defaults of
-// --jitter and --max-hold are for engines that are demoSpeedup times as fast as at full scale. A deployment with many ranks runs more
-// slowly here, so these times become longer by the same factor as its steps.
+// decodes. The policies compare evenkeel with the engine's own balancing, with requests that go to the rank with the fewest KV tokens
+// (jsq-kv), and with engines that hold prompts back (delayerPolicy). The flags' own defaults of --jitter and --max-hold are for engines
+// that are demoSpeedup times as fast as at full scale. A deployment with many ranks runs more slowly here, so these times become longer by
+// the same factor as its steps.
 func (c *demoCmd) aggregatedLawDefaults() map[string]func() {
-	slower := demoSpeedup / c.speedup()        // at least 1
-	nearestToEngine := c.deployment.Balances() // the policy that does most nearly what the engine does by itself
+	slower := demoSpeedup / c.speedup() // at least 1
 	return map[string]func(){
-		"policies": func() { c.Policies = nearestToEngine + ",jsq-kv," + delayerPolicy + ",evenkeel" },
+		"policies": func() { c.Policies = c.deployment.Balances() + ",jsq-kv," + delayerPolicy + ",evenkeel" },
 		"jitter":   func() { c.Jitter = time.Duration(slower * float64(c.Jitter)) },
 		"max-hold": func() { c.MaxHold = time.Duration(slower * float64(c.MaxHold)) },
 	}

@@ -154,11 +154,8 @@ func (b *board) finishRound(took time.Duration, now time.Time) {
 		b.finishLocalRound(g)
 		return
 	}
-	fallbackDecided := b.fallbackNext // in this round, after the policy of the group had failed in the round before
-	b.fallbackNext = false
-	if fallbackDecided {
-		// This round is not judged, because no other policy could replace the fallback policy. It holds no entries back.
-		g.heldEntries = 0
+	if b.fallbackNext { // the fallback policy has decided; it is not judged, because no other policy could replace it
+		g.heldEntries, b.fallbackNext = 0, false // it holds no entries back
 	} else {
 		b.fallbackNext = b.judgeRound(g, took)
 	}
@@ -178,9 +175,7 @@ func (b *board) finishRound(took time.Duration, now time.Time) {
 func (b *board) judgeRound(g *group, took time.Duration) (fallbackNext bool) {
 	p := g.policyInForce()
 	g.heldEntries = policy.Held(p.Policy)
-	// The fallback is in force for some rounds after a slow round (fallbackRounds above 0). It is not judged, because no other policy
-	// could replace it. The one round after another failure does not come here: finishRound does not let it be judged.
-	if p == &g.fallbackPolicy {
+	if p == &g.fallbackPolicy { // it is in force for some rounds after a slow one, and is not judged in these either
 		g.fallbackRounds--
 		return false
 	}

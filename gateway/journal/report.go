@@ -42,8 +42,7 @@ func (r *Record) countEvent(e *Event) {
 
 // countPhase adds the begin of a phase (Entered) to the facts.
 func (r *Record) countPhase(e *Event) {
-	isFirstPhase := r.Reached == ""
-	if isFirstPhase || !e.Left { // a request whose client has left stays in the phase in which it left
+	if r.Reached == "" || !e.Left { // a request whose client has left stays in the phase in which it left
 		r.Reached = e.Phase
 	}
 	if e.Early { // the decode rank is bound before the prefill
