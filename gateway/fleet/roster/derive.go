@@ -98,22 +98,15 @@ func (d *deriving) addDecodeRank(e *Engine, rank int, state RankState) {
 	}
 	w := d.newWorker(e, rank, d.p.ranks[id])
 	d.p.Workers = append(d.p.Workers, w)
-	d.addListing(e, &w)
-	if w.Mixed {
-		d.addToGroup(e, w)
-	}
-	d.addLocalRank(e, rank, &w)
-}
-
-// addListing adds the models that a decode rank lists to the listings of its region or, for an aggregated rank (Mixed), of its group. The
-// listings decide for which models a prefill candidate can be used.
-func (d *deriving) addListing(e *Engine, w *board.Worker) {
+	// The listings decide for which models a prefill candidate can be used.
 	accepts := w.Up || w.Awaited // awaited: the rank takes no requests now, but they wait for it
 	if w.Mixed {
 		listingsOf(d.groupListings, e.groupID()).add(e.lists, accepts)
+		d.addToGroup(e, w)
 	} else {
 		listingsOf(d.regionListings, e.otherRegion).add(e.lists, accepts)
 	}
+	d.addLocalRank(e, rank, &w)
 }
 
 // addLocalRank adds a decode rank to those whose prefix caches the proxy follows, if its cache matters: because the rank may compute
@@ -164,7 +157,7 @@ func (d *deriving) newCandidate(e *Engine, rank int, state RankState) prefill.Ca
 		ID: id, Instance: e.Key(), Target: e.At(rank), Profile: e.Profile,
 		Hardware: profileName, CapacityTokens: cmp.Or(e.Profile.KVTokensPerRank, e.Capacity(rank)), Region: e.otherRegion,
 		ProbeLimit: e.limitOf(slowProbes),
-		Live:       state.in(Up, Starting), AnswersLate: state.awaited(), // awaited: Late or Halted
+		Live:       state.in(Up, Starting), AnswersLate: state.awaited(),
 	}
 	_, c.Decodes = d.r.engines[Decode+" "+e.ID] // an engine with both roles has two entries in engines
 	for _, m := range e.Status.Models {
@@ -183,8 +176,7 @@ func (d *deriving) newCandidate(e *Engine, rank int, state RankState) prefill.Ca
 func (d *deriving) newRank(e *Engine, number int, id int32, state RankState) *Rank {
 	target := e.At(number)
 	const ifUnknown = false // an engine whose version cannot be read is not relied on
-	isSGLang := e.Profile.Connector == mooncake.SGLang
-	pinsResponses := isSGLang || e.hasVersion(pinsMinor, ifUnknown)
+	pinsResponses := e.Profile.Connector == mooncake.SGLang || e.hasVersion(pinsMinor, ifUnknown)
 	out := &Rank{
 		Worker: id, Instance: e.Key(), Target: target, Profile: e.Profile, Traffic: e.Traffic,
 		Signs:   e.Traffic.Liveness(target.Rank), // knows when the core of this rank last gave a sign of life
@@ -230,8 +222,8 @@ func (d *deriving) newWorker(e *Engine, number int, rank *Rank) board.Worker {
 func (d *deriving) describeHandOffs(e *Engine, w *board.Worker) {
 	w.Early = e.Profile.Early()                                    // the rank is bound before the prefill
 	w.AtOnce = w.Early && e.Profile.Connector == mooncake.NIXLPush // and its slot must be free when the prefill ends
-	if kvIsKept := e.Profile.Renews(); kvIsKept {                  // by prefill engines, for requests that wait in this engine's own queue
-		w.MaxEngineQueue = d.r.terms.Beyond // so many requests may wait there
+	if e.Profile.Renews() {
+		w.MaxEngineQueue = d.r.terms.Beyond // so many may wait in the engine's own queue, because prefill engines keep their KV
 	}
 }
 
@@ -286,9 +278,8 @@ func ConfiguredEvents(e *Engine, rank int, all prefill.KVEventsConfig) kvevents.
 func (d *deriving) addRoutes(e *Engine, usable bool) {
 	for _, m := range e.Status.Models {
 		r, hasRoute := d.p.routes[m.ID]
-		if !hasRoute {
-			boardName := e.baseModel() // a board has the name of its base model, also for requests for a LoRA
-			r = Route{Name: m.ID, Board: boardName, AllAggregated: true, PromptLogprobs: true}
+		if !hasRoute { // a board has the name of its base model, also for requests for a LoRA
+			r = Route{Name: m.ID, Board: e.baseModel(), AllAggregated: true, PromptLogprobs: true}
 		}
 		r.addEngine(e, usable)
 		if e.Role != Decode {
@@ -347,10 +338,9 @@ func requireDecodeRanks(candidates []prefill.Candidate, workers []board.Worker) 
 			continue
 		}
 		up, awaited := decodeRanksOf(c, workers)
-		isInOtherRegion := c.Region != "" // empty: the proxy's own region
 		switch {
 		case up: // the KV will be fetched
-		case isInOtherRegion: // out of service, unless requests wait for a rank there
+		case c.Region != "": // in another region: out of service, unless requests wait for a rank there
 			c.Live, c.AnswersLate = false, awaited
 		case awaited && !c.Profile.Early(): // with an early connector, requests wait before their prefill anyway
 			c.Live, c.AnswersLate = false, true

@@ -212,7 +212,8 @@ func (v Handed) apply(r *Roster, out *effects) {
 // runner report a restart, and forget what it learned of the old process. For the first process that is seen of an engine, setProcesses
 // adds Forgotten instead, which does the same without a report.
 func (e *Engine) setProcesses(out *effects, what What, next *Processes, evidence string) {
-	isFirst := !e.hasShownProcess() // asked before next is stored
+	// SGLang reports neither a start time nor an engine id. If it has listed models, a process was there before.
+	isFirst := !e.processes.anyObserved() && len(e.Status.Models) == 0
 	e.processes = next
 	if evidence == "" {
 		return
@@ -222,10 +223,6 @@ func (e *Engine) setProcesses(out *effects, what What, next *Processes, evidence
 	}
 	out.add(Effect{What: what, Engine: e, Why: evidence})
 }
-
-// hasShownProcess says whether the engine has shown that a process of it ran: by a start time, by an engine id in a hand-off or, as SGLang
-// reports neither, by its list of models.
-func (e *Engine) hasShownProcess() bool { return e.processes.anyObserved() || len(e.Status.Models) > 0 }
 
 // GaveBack says that a decode engine gave a request back: it ended the answer early, because it lacked KV memory. If the engine's profile
 // says that it never does, clients may have received incomplete responses and messages as complete. The engine gets no more of these until

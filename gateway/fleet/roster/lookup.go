@@ -30,8 +30,7 @@ func (p *Snapshot) Lookup(model string) (r Route, listed, modelsKnown bool) {
 func (p *Snapshot) Models() []Route {
 	var list []Route
 	for _, r := range p.routes {
-		anySideUsable := r.Prefill || r.Decode
-		if anySideUsable && !r.OneSided {
+		if (r.Prefill || r.Decode) && !r.OneSided {
 			list = append(list, r)
 		}
 	}
@@ -96,9 +95,10 @@ func (p *Snapshot) FailingWith(worker int32, sameHost bool, list []int32) []int3
 	if failed == nil { // the worker is gone, so no request is sent there
 		return list
 	}
+	failedHost := failed.host()
 	addHost := sameHost && p.otherHostServes(failed, list)
 	for id, r := range p.ranks {
-		mayFail := r.Instance == failed.Instance || addHost && r.host() == failed.host()
+		mayFail := r.Instance == failed.Instance || addHost && r.host() == failedHost
 		if mayFail && !slices.Contains(list, id) {
 			list = append(list, id)
 		}
@@ -249,8 +249,7 @@ func (p *Snapshot) SoleEngines(model string, computes bool) (list []SoleEngine, 
 			continue
 		}
 		anyWorksAlone = true
-		inService := e.state.in(Up, Starting)
-		if inService {
+		if e.state.in(Up, Starting) { // in service
 			w := SoleEngine{Instance: e.Key(), ID: e.ID, Target: e.At(NoRank), Traffic: e.Traffic}
 			if e.Role == Aggregated {
 				w.Group = e.groupID()
@@ -372,9 +371,10 @@ func (p *Snapshot) MakerOf(before ProcessID, candidate, id string) (maker Proces
 	if isGone || id == "" { // nothing can be learned about the processes, so the maker is taken to be the one of the time of the probe
 		return before, true
 	}
+	next, process, _ := e.processes.RecordHandoff(before.Process, candidate, id, time.Time{}) // next is only compared, and not kept
 	maker = before
-	maker.Process, known = e.processes.makerOf(before.Process, candidate, id)
-	return maker, known
+	maker.Process = process
+	return maker, next == e.processes
 }
 
 // ProcessGone says whether a process that made a hand-off is gone or may be gone (gone), and whether it is gone for certain (sure). If gone
@@ -406,9 +406,7 @@ func (p *Snapshot) processesOf(maker ProcessID) (processes *Processes, ended boo
 		return nil, true
 	}
 	// The engine was taken off the list, but its process may still run. departed has all processes of an engine under the number 0.
-	allOfEngine := maker
-	allOfEngine.Process = 0
-	return p.departed[allOfEngine].processes, false
+	return p.departed[ProcessID{Incarnation: maker.Incarnation, Key: maker.Key}].processes, false
 }
 
 // HostsOf returns a function that says whether a host belongs to an engine. Callbacks of a decode engine may name no other host, and

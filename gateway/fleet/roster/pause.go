@@ -73,13 +73,11 @@ type PauseBegun struct{ Group, Path string }
 // process that starts later was not there when the pause began, and Pause.Restarted finds it by its start time. If only some engines of the
 // group were still paused, because they had not resumed with it, the pause covers all engines again.
 func (v PauseBegun) apply(r *Roster, out *effects) {
-	// The pause covers the whole group, so it has no list of engines that did not resume (Unresumed is nil).
-	next := &Pause{Group: v.Group, Path: v.Path, Since: out.now, StartTimes: map[string]float64{}, Unresumed: nil}
+	next := &Pause{Group: v.Group, Path: v.Path, Since: out.now, StartTimes: map[string]float64{}}
 	for key, e := range r.engines { // also of other groups: Restarted looks up only engines that the pause covers
 		next.StartTimes[key] = e.Status.StartTime
 	}
-	// If the group is paused already, or a part of it (Unresumed), its pause goes on, with the path and the times of its beginning. So
-	// an engine that has restarted since then still counts as restarted.
+	// A pause that the group has already goes on, with its times: an engine that has restarted since then counts as restarted.
 	if old := r.pauses[v.Group]; old != nil {
 		next.Path, next.Since, next.StartTimes = old.Path, old.Since, old.StartTimes
 	}

@@ -35,43 +35,12 @@ type Processes struct {
 	first      int       // processes with smaller numbers are gone
 	fates      []Fate    // of the processes from first on, the last one Known; empty: only the process first, which is Known
 	doubtSince time.Time // when a new engine id last gave reason for doubt
-	start      float64   // start time of the newest process, in Unix seconds, from its metrics; 0: not known; see awaited
-	awaited    awaited
-	newSince   time.Time            // when a connection last showed that there is a new process
-	engineIDs  map[string]engineIDs // engine ids in hand-offs, by the candidate's ID
-}
-
-// awaited says what is still to come of a new process that a connection has shown: an accepted connection, its start time, or both. Until
-// its start time comes, Processes.start is that of the process before it.
-type awaited uint8
-
-const (
-	nothingAwaited            awaited = iota // the last connection, if any, was accepted, and no new process lacks its start time
-	connectionAndStartAwaited                // the last connection was refused, so a new process must come
-	startAwaited                             // the new process accepts connections
-	connectionAwaited                        // the last connection was refused, but the start time of the new process was read already
-)
-
-// connection says whether an accepted connection is awaited, because the last one was refused.
-func (a awaited) connection() bool { return a == connectionAndStartAwaited || a == connectionAwaited }
-
-// startTime says whether the start time of the new process is awaited.
-func (a awaited) startTime() bool { return a == connectionAndStartAwaited || a == startAwaited }
-
-// afterConnection is what is awaited after a connection was accepted.
-func (a awaited) afterConnection() awaited {
-	if a.startTime() {
-		return startAwaited
-	}
-	return nothingAwaited
-}
-
-// afterStart is what is awaited after the start time has come.
-func (a awaited) afterStart() awaited {
-	if a.connection() {
-		return connectionAwaited
-	}
-	return nothingAwaited
+	start      float64   // start time of the newest process, in Unix seconds, from its metrics; 0: not known; see awaitsStart
+	// awaitsStart says that a connection has shown a new process, or that one must come, and start is still that of the process before.
+	awaitsStart bool
+	lastRefused bool                 // the last connection was refused
+	newSince    time.Time            // when a connection last showed that there is a new process
+	engineIDs   map[string]engineIDs // engine ids in hand-offs, by the candidate's ID
 }
 
 // engineIDs are the engine ids in a candidate's hand-offs.
@@ -119,30 +88,22 @@ func (p *Processes) Fate(process int) Fate {
 
 // RecordConnection records how a connection went: whether it was refused, and whether the engine's name has a new address (moved). A new
 // address, or the first refused connection, shows that the process before is gone, and that there is or will be a new one. evidence says
-// what shows the new process; empty: nothing does. From then on, an accepted connection and the start time of the new process are awaited.
-// RecordConnection also ends the wait for the connection, and RecordStart that for the start time.
+// what shows the new process; empty: nothing does. The start time of the new process is then awaited, until RecordStart gets it.
 func (p *Processes) RecordConnection(moved, isRefused bool, now time.Time) (next *Processes, evidence string) {
 	switch {
 	case moved: // another process, at the new address
 		evidence = evidenceAddress
-	case isRefused && !p.awaited.connection(): // no process listens, so the old one has ended; later refusals show nothing more
+	case isRefused && !p.lastRefused: // no process listens, so the old one has ended; later refusals show nothing more
 		evidence = evidenceRefused
 	}
-	nextAwaited := p.awaited
-	if evidence != "" {
-		nextAwaited = connectionAndStartAwaited // of the new process
-	}
-	if !isRefused {
-		nextAwaited = nextAwaited.afterConnection()
-	}
-	if evidence == "" && nextAwaited == p.awaited {
+	if evidence == "" && isRefused == p.lastRefused {
 		return p, ""
 	}
 	next = new(*p)
-	next.awaited = nextAwaited
+	next.lastRefused = isRefused
 	if evidence != "" {
-		const fateOfOld = Gone // the process before has ended for certain
-		next.addProcess(fateOfOld)
+		next.awaitsStart = true
+		next.addProcess(Gone) // the process before has ended for certain
 		next.newSince = now
 	}
 	return next, evidence
@@ -160,16 +121,15 @@ func (p *Processes) RecordConnection(moved, isRefused bool, now time.Time) (next
 // evidence says what shows that there is a new process that was not known; empty: there is none.
 func (p *Processes) RecordStart(start float64, readNow bool) (next *Processes, evidence string) {
 	isOlder := start < p.start
-	addedWithoutStart := p.awaited.startTime() // RecordConnection has added the newest process, and its start time is missing
-	isKnown := start == p.start && !addedWithoutStart
-	mayBeOfOld := start == p.start && !readNow // until the start time of the newest process comes, p.start is that of the process before
+	isKnown := start == p.start && !p.awaitsStart
+	mayBeOfOld := start == p.start && !readNow
 	if start == 0 || isOlder || isKnown || mayBeOfOld {
 		return p, ""
 	}
 	next = new(*p)
-	next.awaited = p.awaited.afterStart()
+	next.awaitsStart = false
 	hasChanged := p.start != 0 && start > p.start
-	if hasChanged && !addedWithoutStart {
+	if hasChanged && !p.awaitsStart { // otherwise RecordConnection has added this process
 		next.addProcess(p.fateBeforeNewStart())
 		evidence = evidenceStart
 	}
@@ -188,12 +148,16 @@ func (p *Processes) fateBeforeNewStart() Fate {
 }
 
 // RecordStartRead records a start time that was requested at the time asked and has just been read. If the request was sent before
-// a connection showed the newest process, the answer may be that of the process before, and is then ignored (mayBeStartOfOld).
+// a connection showed the newest process, the answer may be that of the process before. It is then ignored, because the start time of the
+// newest process would otherwise look like that of yet another one.
 //
 // The answer may also end doubts. A doubt is the suspicion, raised by a new engine id in a hand-off, that a new process has replaced the
 // known ones (Doubted). If the request was sent after the last doubt arose, the start time shows which of these processes runs.
 func (p *Processes) RecordStartRead(start float64, asked time.Time) (next *Processes, evidence string) {
-	if p.mayBeStartOfOld(start, asked) {
+	// The known start time may be that of the old process, and so may the first one ever. A later one is that of a new process, and
+	// RecordStart ignores an earlier one.
+	mayBeOfOld := p.start == 0 || start == p.start
+	if asked.Before(p.newSince) && mayBeOfOld {
 		return p, ""
 	}
 	const readNow = true // even an unchanged time is news: the process that accepts connections has it
@@ -203,15 +167,6 @@ func (p *Processes) RecordStartRead(start float64, asked time.Time) (next *Proce
 		next = next.withoutDoubts(start)
 	}
 	return next, evidence
-}
-
-// mayBeStartOfOld says whether a start time may be that of the process before the newest one, because it was requested (asked) before a
-// connection showed the newest one. It must then be ignored, because the start time of the newest process would otherwise look like that of
-// yet another one. The known start time may be that of the old process, and so may the first one ever. A later one is that of a new
-// process, and RecordStart ignores an earlier one.
-func (p *Processes) mayBeStartOfOld(start float64, asked time.Time) bool {
-	isFirst := p.start == 0
-	return asked.Before(p.newSince) && (isFirst || start == p.start)
 }
 
 // withoutDoubts returns the state after the present process has shown its start time. This ends doubts about it: a process is Doubted if a
@@ -311,13 +266,6 @@ func (p *Processes) recordKnownID(process int, candidate string, index int) (nex
 		return p, maker
 	}
 	return p.withEngineIDs(candidate, known.with(index, entry)), maker
-}
-
-// makerOf returns the process that made a hand-off, as RecordHandoff does, but records nothing. known says that there is nothing to record.
-func (p *Processes) makerOf(process int, candidate, id string) (maker int, known bool) {
-	var noTime time.Time // it would only be part of next, which is compared and dropped
-	next, maker, _ := p.RecordHandoff(process, candidate, id, noTime)
-	return maker, next == p
 }
 
 // with returns the engine ids in which entry replaces the id at index or, if index is below 0, is added. If the list is full, nothing is

@@ -161,8 +161,7 @@ func (r *Roster) replace(old, e *Engine, now time.Time) {
 	e.processes, e.gaveBack = old.processes, old.gaveBack
 	// Found says what discovery has found. It still applies if e lacks it because an operator has described e, or because e is built
 	// again after a change of its profile. But a new entry makes the engine one of the config, which discovery does not manage.
-	lacksFound := e.Found == (Found{})
-	if lacksFound && !e.FromNewEntry {
+	if e.Found == (Found{}) && !e.FromNewEntry {
 		e.Found = old.Found
 	}
 	r.distrustHosts(old, mayStillRun, now) // undoes the trust that old had got; the trust of e counts by itself
@@ -346,18 +345,12 @@ func (r *Roster) distrustHosts(e *Engine, dead bool, now time.Time) {
 	for _, h := range e.kvHosts() {
 		t := r.hosts[h]
 		t.engines--
-		if mayAnswer := !dead; mayAnswer { // its last probe may still be answered, with a hand-off that names the host
+		if !dead { // its last probe may still be answered, with a hand-off that names the host
 			t.trustedUntil = now.Add(r.terms.ProbeTimeout)
 		}
-		// After a dead engine, trustedUntil stays. So the trust ends now, unless another engine has this host, or has left just
-		// before.
+		// After a dead engine, the trust ends now, unless another engine has this host, or has left just before.
 		r.hosts[h] = t
 	}
-	r.dropExpiredTrusts(now)
-}
-
-// dropExpiredTrusts removes the hosts of engines that have left, if the time for which they were still trusted is over.
-func (r *Roster) dropExpiredTrusts(now time.Time) {
 	maps.DeleteFunc(r.hosts, func(_ string, t trust) bool { return t.engines == 0 && !now.Before(t.trustedUntil) })
 }
 

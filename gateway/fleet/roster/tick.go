@@ -81,9 +81,7 @@ func (r *Roster) updateBoard(e *Engine) {
 	if e.otherRegion == r.terms.Region { // an empty otherRegion stands for the proxy's own region
 		e.otherRegion = ""
 	}
-	// A Fence keeps a proxy that has lost the scope from sending to its engines: requests ask it right before they are sent. nil: no
-	// owners.
-	e.ownerScope = r.owners.Scopes[e.Scope].Fence
+	e.ownerScope = r.owners.Scopes[e.Scope].Fence // requests ask it right before they are sent
 	if len(e.Status.Models) > 0 {
 		e.board = BoardIn(e.homeBoard(), e.otherRegion)
 	}
@@ -156,13 +154,13 @@ func (r *Roster) updateStates(out *effects) {
 		e := r.engines[k]
 		service := &e.serviceState
 		didNotServe := !service.byHealth.serves() // at the last Tick
-		lastStart := service.servedStart          // of the process that served last; 0: none has served, or its start time was not known
+		lastStart := service.servedStart          // of the process that served last; 0: none did, or it is not known
 		restarted := lastStart != 0 && e.Status.StartTime != lastStart
 		service.byHealth = e.stateByHealth(inFullService[e.workKind()])
 		service.withheld = r.withheldState(e)
 		service.state = service.byHealth
-		if isWithheld := service.withheld != Up; isWithheld {
-			service.state = max(service.byHealth, service.withheld) // of two reasons the one further down in the list of states counts
+		if service.withheld != Up { // of two reasons the one further down in the list of states counts
+			service.state = max(service.byHealth, service.withheld)
 		}
 		r.updateSlowStart(e, didNotServe || restarted, out)
 	}
@@ -272,12 +270,10 @@ func (e *Engine) stateByHealth(inFullService int) RankState {
 // withheldState is the reason, other than its health, that keeps new requests from an engine: Draining or Unowned; Up: there is none. If
 // decode groups have owners, and not regions, ownership withholds no whole engine: it then concerns only ranks that decode (stateOfRank).
 func (r *Roster) withheldState(e *Engine) RankState {
-	takenOutByDiscovery := e.Away != "" // its source of discovery says that the engine is not ready or is leaving
-	ownedByOther := r.owners.Kind == owner.Regions && !r.owners.admits(e.Scope)
 	switch {
-	case takenOutByDiscovery || r.drains[e.Key()] != nil || r.allRanksDrain(e):
+	case e.Away != "" || r.drains[e.Key()] != nil || r.allRanksDrain(e):
 		return Draining
-	case ownedByOther:
+	case r.owners.Kind == owner.Regions && !r.owners.admits(e.Scope):
 		return Unowned
 	}
 	return Up
