@@ -124,7 +124,7 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 	found = mergeBySubject(found)
 	b.now = now
 	r := b.newRound(now, found)
-	b.enginesAway = len(r.withoutRequests) > 0 // some engines get no requests now, which the advice of an incident mentions
+	b.enginesAway = len(r.withoutRequests) > 0
 	b.unplaced, b.unplacedHaveBad = nil, false // add and dropOld collect them anew
 	for i := range found {
 		f := memberOf(&found[i], now)

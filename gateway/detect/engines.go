@@ -99,10 +99,6 @@ var engineDetectors = []Detector{
 
 // troubleKind is the kind of finding that the engine's state causes; empty: nothing is wrong, or an operator has paused the engine. If
 // several kinds apply, the one nearest to the cause is taken: a new address may explain a hang or an outage, and a hang explains an outage.
-//
-// An engine may be up, down (it does not answer), out (requests to it failed), wedged (it answers, but computes nothing), halted (its group
-// re-forms or waits for its recovery, or an operator has paused it) or odd (its connector for KV is another one than that of the model's
-// other engines).
 func (e *Engine) troubleKind() Kind {
 	addressChanged := e.Moved != nil && e.Moved.AgoS < addressChangeS
 	// In state halted or odd, the reason is known, and a new address does not explain it.
@@ -201,9 +197,8 @@ func findEngineDown(v *view, report reportFunc) {
 	})
 }
 
-// findEngineOut reports engines that answer but get no requests. They are in one of three states: out (earlier requests failed), odd (the
-// connector for KV is another one than that of the model's other engines) or wedged (a test request failed, too). The sentence names
-// the engine, so its text leaves the address out of the reason (why). The finding's Reason is e.Why as it is.
+// findEngineOut reports engines that answer but get no requests. Their state is out (earlier requests failed), odd (the connector for KV is
+// not that of the model's other engines) or wedged (a test request failed, too).
 func findEngineOut(v *view, report reportFunc) {
 	v.eachEngine(EngineOut, func(e *Engine, where place, why string) {
 		text := fmt.Sprintf("is %s and gets no requests: %s", e.State, cmp.Or(why, unknownWhy))
@@ -217,11 +212,11 @@ func findEngineOut(v *view, report reportFunc) {
 	})
 }
 
-// findEngineHalted reports halted engines that no operator has paused and that do not hang: they take no requests for now. cause is e.Why
-// without the engine's address, which stands in the text already.
+// findEngineHalted reports halted engines that no operator has paused and that do not hang: they take no requests for now.
 func findEngineHalted(v *view, report reportFunc) {
-	v.eachEngine(EngineHalted, func(e *Engine, where place, cause string) {
-		report(where, e.Why, "%s takes no requests for now, and they wait for it: %s", where.capitalized(), cause).LastedFor = seconds(e.SinceS)
+	v.eachEngine(EngineHalted, func(e *Engine, where place, why string) {
+		f := report(where, e.Why, "%s takes no requests for now, and they wait for it: %s", where.capitalized(), why)
+		f.LastedFor = seconds(e.SinceS)
 	})
 }
 

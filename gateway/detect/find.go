@@ -94,8 +94,7 @@ func (v *view) lowerIfOthersServe(all []Finding) {
 	}
 }
 
-// awayBySide returns the names of the engines and groups that get no requests, by their side: the engines that can take over each other's
-// requests.
+// awayBySide returns the names of the engines and groups that get no requests, by their side.
 func awayBySide(all []Finding, sideOf map[engineOrGroup]side) map[side]map[string]bool {
 	away := map[side]map[string]bool{}
 	for i := range all {
@@ -121,9 +120,8 @@ func (f *Finding) engineOrGroup() engineOrGroup { return engineOrGroup{f.WhereKi
 // side identifies the engines that can take over each other's requests, by their role and model. All groups of ranks are one side.
 type side struct{ kind, model string }
 
-// sides returns the side of each engine and group of ranks, and how many of them each side has. Engines are on one side if they can take
-// over each other's requests: they have the same role and the same model. Of an engine's models, only the first one counts. All groups are
-// one side.
+// sides returns the side of each engine and group of ranks, and how many of them each side has. Of an engine's models, only the first one
+// counts.
 func (v *view) sides() (sideOf map[engineOrGroup]side, sizeOf map[side]int) {
 	sideOf, sizeOf = map[engineOrGroup]side{}, map[side]int{}
 	for i := range v.Engines {

@@ -32,8 +32,8 @@ func findPeerDown(v *view, report reportFunc) {
 	}
 	for _, peer := range v.Geo.Peers {
 		if !peer.Up {
-			where := place{kind: "peer", name: peer.ID, panel: "geo"}
-			report(where, peer.Fault, "Peer %s in region %s is not up: %s", peer.ID, peer.Region, cmp.Or(peer.Fault, "it answered no probe"))
+			where, why := place{kind: "peer", name: peer.ID, panel: "geo"}, cmp.Or(peer.Fault, "it answered no probe")
+			report(where, peer.Fault, "Peer %s in region %s is not up: %s", peer.ID, peer.Region, why)
 		}
 	}
 }

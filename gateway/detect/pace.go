@@ -82,11 +82,10 @@ func (r *Ring) tokenTimes(record *RankAt) (tokenMs float64, spanMs [spans]float6
 	bySpan, recent, minute := r.streamsOf(record)
 	for i := range bySpan {
 		spanMs[i] = bySpan[i].msPerToken(minSpanTokens)
-		tooFewTokens := spanMs[i] == 0
-		aStreamRan := bySpan[i].streamMs >= float64(span.Milliseconds()) // streamMs is summed over all streams, which need not run all the time
-		if isSlow := tooFewTokens && aStreamRan; isSlow {                // without a stream, the rank was idle, and not slow
-			// From so few tokens no mean can be computed, so the mean of the whole minute stands for that of the span. It is
-			// from more tokens, or very large if even the minute has hardly any.
+		aStreamRan := bySpan[i].streamMs >= float64(span.Milliseconds()) // one for the whole span, or several for parts of it
+		if spanMs[i] == 0 && aStreamRan {                                // without a stream, the rank was idle, and not slow
+			// Too few tokens came for a mean of this span, so the mean of the minute stands for it. It is from more tokens, or
+			// very large if even the minute has hardly any.
 			spanMs[i] = minute.streamMs / float64(max(1, minute.tokens))
 		}
 	}
@@ -102,7 +101,7 @@ func (r *Ring) streamsOf(record *RankAt) (bySpan [spans]streamSum, recent, minut
 	later := record
 	for i := len(list) - 2; i >= 0; i-- {
 		age := now.Sub(list[i].At)
-		index := spanIndex(age) // the time between the samples i and i+1 belongs to the span in which it begins
+		index := int((age - 1) / span) // the span in which the time between the samples i and i+1 begins; 0: up to one span ago
 		before := list[i].rank(record.ID)
 		isUnknown := before == nil || before.Output <= 0 // the rank was not there, or had given no tokens
 		if index >= spans || isUnknown || later.Output < before.Output {
@@ -121,10 +120,6 @@ func (r *Ring) streamsOf(record *RankAt) (bySpan [spans]streamSum, recent, minut
 	}
 	return bySpan, recent, minute
 }
-
-// spanIndex is the index of the span in which a time of this age lies; 0: the newest span. A time exactly one span ago is still in the
-// newest one, therefore 1 ns less.
-func spanIndex(age time.Duration) int { return int((age - 1) / span) }
 
 // oldestRecordWithin is the oldest record of a rank that is no older than age; nil: there is none.
 func (r *Ring) oldestRecordWithin(id int32, age time.Duration) *RankAt {
@@ -197,7 +192,7 @@ func (g *Group) fillInSlowRanks(ranks map[int32]pace) {
 		}
 	}
 	leastSpans := slowSpans
-	if alsoPrefills := g.Rounds != nil; alsoPrefills { // each prompt makes a rank slow for a while, which is no fault
+	if g.Rounds != nil { // the ranks also prefill, and each prompt makes a rank slow for a while, which is no fault
 		leastSpans = slowSpansBoth
 	}
 	for k := range g.Ranks {

@@ -68,7 +68,7 @@ func (l AnswerCounts) share() (share float64, known bool) {
 type emptyAnswers struct {
 	ranks        []string     // names of the ranks that give empty answers
 	ofEmptyRanks AnswerCounts // answers of these ranks
-	ofOtherRanks AnswerCounts // answers with which these are compared: those of the model's other ranks, or else of all models (useIfFew)
+	ofOtherRanks AnswerCounts // answers with which these are compared: of the model's other ranks, or of all models
 }
 
 // countEmptyAnswers sorts the model's ranks by whether they give nearly only empty answers, and adds up the recent answers of both.
@@ -100,19 +100,14 @@ func findRankEmpty(v *view, report reportFunc) {
 		ofAllModels.Empty += models[i].ofOtherRanks.Empty
 	}
 	for i, e := range models {
-		e.useIfFew(ofAllModels)
+		if _, enough := e.ofOtherRanks.share(); !enough { // too few answers, so those of all models are compared
+			e.ofOtherRanks = ofAllModels
+		}
 		otherShare, enough := e.ofOtherRanks.share()
 		modelIsEmpty := otherShare > modelEmptyShare // the model itself gives empty answers, and not single ranks
 		if len(e.ranks) > 0 && enough && !modelIsEmpty {
 			e.report(v.Models[i].Name, otherShare, report)
 		}
-	}
-}
-
-// useIfFew replaces the answers of the model's other ranks by those of all models if they are too few to judge.
-func (e *emptyAnswers) useIfFew(ofAllModels AnswerCounts) {
-	if _, enough := e.ofOtherRanks.share(); !enough {
-		e.ofOtherRanks = ofAllModels
 	}
 }
 

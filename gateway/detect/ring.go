@@ -181,7 +181,7 @@ func (s *Sample) mergeEarlier(before *Sample) {
 		g := &s.Groups[k]
 		g.MostTokens = max(g.MostTokens, earlier.MostTokens)
 		if earlier.Usual && !g.Usual {
-			g.Usual, g.StepModel, g.yield = true, earlier.StepModel, earlier.yield // the length of these steps, and their tokens
+			g.Usual, g.StepModel, g.yield = true, earlier.StepModel, earlier.yield
 		}
 	}
 }

@@ -97,8 +97,7 @@ func separateOutages(found []Finding, r *round) (staysEnded map[*incident]bool) 
 	for i := range found {
 		f := memberOf(&found[i], r.now) // with host and reason in the form in which sharesCause compares them
 		belongsToIncident := r.incidentOf[f.subject()] != nil
-		isEffect := kinds[f.Kind].effect // an effect is no cause, so it shows no other outage
-		if belongsToIncident || isEffect {
+		if belongsToIncident || kinds[f.Kind].effect { // an effect is no cause, so it shows no other outage
 			continue
 		}
 		for o := range cameBack {
@@ -113,11 +112,10 @@ func separateOutages(found []Finding, r *round) (staysEnded map[*incident]bool) 
 // if its kind is a result of other findings and the first finding that its incident got in this round is a cause.
 func (b *Book) add(f *member, r *round) {
 	kindIsEffect := kinds[f.Kind].effect
-	continued := r.continued(f) // may have ended a short time ago; nil: the finding continues no incident
-	o := continued
+	o := r.continued(f) // may have ended a short time ago; nil: the finding continues no incident
 	// The cause of an ended incident is over, so an effect does not simply reopen it: assign first looks for an open incident.
-	if continued == nil || kindIsEffect && !continued.isOpen() {
-		o = b.assign(f, continued, r)
+	if o == nil || kindIsEffect && !o.isOpen() {
+		o = b.assign(f, o, r)
 	}
 	if o == nil { // there is no room
 		b.unplaced = append(b.unplaced, f.What)
@@ -229,19 +227,15 @@ func (r *round) mayTakeIn(o *incident, f *member, since time.Time) bool {
 	// If the cause is over, and the incident got no finding in this round yet, at most effects of the cause go on. Then it takes in
 	// only effects, and findings of engines that it is about already. A finding of another engine would change its description.
 	atMostEffectsGoOn := r.causeIsOver[o] && len(r.newMembers[o]) == 0
-	if atMostEffectsGoOn && !f.isOnlyEffect() && !o.hasEngine(f) {
+	if atMostEffectsGoOn && !kinds[f.Kind].isOnlyEffect() && !o.hasEngine(f) {
 		return false
 	}
 	delay := since.Sub(o.openSince)
 	return mayJoin(members, f, delay) || o.hadEffect(f)
 }
 
-// isOnlyEffect says whether the finding is of a kind that is always the result of other findings. An overload is an effect, too, but may
-// itself be a cause.
-func (f *Finding) isOnlyEffect() bool {
-	d := kinds[f.Kind]
-	return d.effect && !d.overload
-}
+// isOnlyEffect says whether findings of this kind always result from others. An overload is an effect, too, but may itself be a cause.
+func (d *Detector) isOnlyEffect() bool { return d.effect && !d.overload }
 
 // isNewOutage says whether the incident ended and came back, and f is a cause that it never had before. Then the part that came back is a
 // different outage.
@@ -260,25 +254,19 @@ func (o *incident) everHad(f *member) bool {
 // again, at the time at which it had ended before.
 func (b *Book) splitReopened(o *incident, r *round) (cameBack *incident) {
 	cameBack = b.newIncident(o.openSince)
-	cameBack.members = o.members // o keeps them, too, but as it has ended, its text is made from all findings that it ever had (everFound)
-	r.moveNewMembers(o, cameBack)
+	cameBack.members = o.members // o keeps them, too, but its text is now made from all findings that it ever had (everFound)
+	for _, m := range r.newMembers[o] {
+		r.incidentOf[m.subject()] = cameBack
+	}
+	r.newMembers[cameBack] = r.newMembers[o]
+	delete(r.newMembers, o)
 	o.until = o.previousEnd
 	return cameBack
 }
 
-// moveNewMembers moves the findings that an incident got in this round to another incident.
-func (r *round) moveNewMembers(from, to *incident) {
-	for _, m := range r.newMembers[from] {
-		r.incidentOf[m.subject()] = to
-	}
-	r.newMembers[to] = r.newMembers[from]
-	delete(r.newMembers, from)
-}
-
-// hadEffect says whether the incident is open and had this finding before as an effect. An overload does not count, because it may itself
-// be the cause.
+// hadEffect says whether the incident is open and had this finding before as an effect.
 func (o *incident) hadEffect(f *member) bool {
-	return o.isOpen() && kinds[f.Kind].effect && !kinds[f.Kind].overload && o.everHad(f)
+	return o.isOpen() && kinds[f.Kind].isOnlyEffect() && o.everHad(f)
 }
 
 // hasEngine says whether a member of the incident is about the same engine as the finding. A finding whose place has no host is not about
@@ -316,8 +304,7 @@ func (b *Book) takeOverEffects(o *incident, cause Kind, r *round) {
 // many requests wait, which leads to further effects. A finding that clients do not notice has none, and neither has one that shares its
 // cause with no other finding: an operator caused it, or it is about a whole group or proxy.
 func (d *Detector) causesEffects() bool {
-	onlyEffect := d.effect && !d.overload
-	return !onlyEffect && !d.sharesNoCause && d.harm != nothing
+	return !d.isOnlyEffect() && !d.sharesNoCause && d.harm != nothing
 }
 
 // mayBeEffects says whether an open incident may consist of effects of a cause that was found only now, and that began at the time
@@ -343,17 +330,13 @@ func (o *incident) cameBack() bool { return !o.previousEnd.IsZero() }
 func mayJoin(members []member, f *member, delay time.Duration) bool {
 	cause, kind := kinds[members[0].Kind], kinds[f.Kind]
 	switch {
-	case kind.overload && !cause.letsRequestsWait(): // an overload means that many requests wait, which this cause does not explain
+	case kind.overload && cause.harm < waiting: // an overload means that many requests wait, which this cause does not explain
 		return false
 	case cause.overload && f.Kind == NotReady: // missing engines make the proxy not ready, and load does not
 		return false
 	}
-	window := joinWhen[cause.joinClass()][kind.joinClass()]
-	return window.allows(delay, sharesCause(members, f))
+	return joinWhen[cause.joinClass()][kind.joinClass()].allows(delay, sharesCause(members, f))
 }
-
-// letsRequestsWait says whether requests wait or fail because of the detector's findings. Otherwise clients get tokens later at most.
-func (d *Detector) letsRequestsWait() bool { return d.harm >= waiting }
 
 // sharesCause says whether a finding has the same cause as one of the members. Members that are effects do not count.
 func sharesCause(members []member, f *member) bool {

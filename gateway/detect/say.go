@@ -152,9 +152,15 @@ const noHost = ""
 func (in *Incident) promoteNotReady(otherKinds [][]*member) {
 	for _, g := range otherKinds {
 		headline := kinds[g[0].Kind].headlineAsEffect
-		if headline != "" && g[0].effect && in.What != "" { // What may not be empty, because putNotReadyFirst changes its first letter
-			in.putNotReadyFirst(headline)
+		if headline == "" || !g[0].effect || in.What == "" { // in.What[:1] below needs a letter
+			continue
 		}
+		in.Clients = "Clients whose requests ran there get an error, because no other engine is left."
+		if in.Kind == EngineHangs { // the engine's requests are not lost yet: they wait until the engine goes on
+			headline = "All new requests wait, and get a 503 if it lasts"
+			in.Clients = "Clients whose requests ran there wait, too, and get an error if no engine comes back."
+		}
+		in.Headline, in.What = headline, headline+", because "+strings.ToLower(in.What[:1])+in.What[1:]
 	}
 }
 
@@ -166,17 +172,6 @@ func (in *Incident) addToClients(otherKinds [][]*member) {
 		}
 		in.Clients += " " + describeFindings(g, noHost) + "."
 	}
-}
-
-// putNotReadyFirst makes the headline say that no engine is left for new requests, and puts this before the cause in What. It also replaces
-// what clients notice of the cause.
-func (in *Incident) putNotReadyFirst(headline string) {
-	in.Clients = "Clients whose requests ran there get an error, because no other engine is left."
-	if in.Kind == EngineHangs { // the engine's requests are not lost yet: they wait until the engine goes on
-		headline = "All new requests wait, and get a 503 if it lasts"
-		in.Clients = "Clients whose requests ran there wait, too, and get an error if no engine comes back."
-	}
-	in.Headline, in.What = headline, headline+", because "+strings.ToLower(in.What[:1])+in.What[1:]
 }
 
 // byKind groups the members by kind, in the order in which the kinds first occur.
@@ -307,7 +302,7 @@ func fillCommand(text string, lead *member) string {
 		"{where}": lead.Where, "{engine}": engineOf(lead.Where), "{host}": strings.Trim(hostOf(lead.Where), "[]"), "{rank}": rank,
 	}
 	for placeholder, name := range names {
-		if isNeeded := strings.Contains(text, placeholder); isNeeded && !isShellSafe(name) { // an empty name is not safe either
+		if strings.Contains(text, placeholder) && !isShellSafe(name) { // an empty name is not safe either
 			return ""
 		}
 		text = strings.ReplaceAll(text, placeholder, name)
@@ -351,7 +346,7 @@ func (b *Book) Incidents() []Incident {
 // the advice begins with these.
 func (b *Book) describeOpen(o *incident) Incident {
 	in := o.describe(b.now)
-	if manyRequestsWait := kinds[o.members[0].Kind].manyWait; manyRequestsWait && b.enginesAway {
+	if b.enginesAway && kinds[o.members[0].Kind].manyWait {
 		in.Next = "Bring back the engines that are down. " + in.Next
 	}
 	return in
@@ -368,7 +363,7 @@ func (l *incidentList) add(in Incident) {
 	if in.Severity == Warn {
 		text := in.Headline + "\n" + strings.Join(in.Where, "\n")
 		i, isListed := l.warnings[text]
-		if hasEnded := in.UntilMs > 0; isListed && hasEnded {
+		if isListed && in.UntilMs > 0 { // it has ended
 			l.all[i].Times++
 			l.all[i].FirstMs = min(l.all[i].FirstMs, in.SinceMs)
 			return
@@ -405,9 +400,8 @@ func (b *Book) unplacedSeverity() string {
 // tooMuch is the kind of the incident that stands for all unplaced findings.
 const tooMuch Kind = "too_much"
 
-// summarizeUnplaced returns one incident for all unplaced findings. A finding is unplaced if the list of incidents is full (maxIncidents)
-// of others that harm as much, so that it got no incident. The texts of the returned incident ask operators to look first at the incidents
-// of the list, which are told one by one. Its id is 0, which no other incident has.
+// summarizeUnplaced returns one incident for all unplaced findings: for these, the list was full (maxIncidents) of incidents that harm as
+// much. Its id is 0, which no other incident has.
 func (b *Book) summarizeUnplaced() Incident {
 	return Incident{
 		Kind: tooMuch, State: Lasting, Severity: b.unplacedSeverity(), Panel: "problems", Headline: "Too much is wrong", Where: []string{},

@@ -25,8 +25,7 @@ const (
 	slowMs          = 5             // a slow step also takes this many ms longer than usual
 	acceptedAfter   = 2 * time.Hour // if steps are slow for longer than this, they become the usual ones
 	fewShare        = 0.6           // a step gives few tokens if they are less than this share of the usual number
-	// few tokens per step count only if each token also takes this many times as long as usual: else only the size of chunks has
-	// changed
+	// few tokens per step count only if each token also takes this many times as long: else only the size of chunks has changed
 	fewTimes = 1.3
 )
 
@@ -73,23 +72,16 @@ func (u *stepWatch) compareWithUsual(g *Group, now time.Time) {
 func (u *stepWatch) compareLength(g *Group, now time.Time) (slowFor time.Duration) {
 	u.usualStepMs = 0
 	usualMs, atMostMs, known := usualStepMs(g, u.usualMinutes)
-	expectedMs := u.expectedStepMs(usualMs, atMostMs, now)
-	isSlow := known && g.StepMs > slowTimes*expectedMs && g.StepMs-expectedMs > slowMs
+	limitMs := atMostMs
+	if u.slowSteps.duration(now) > 0 { // slow steps keep requests for longer and so raise the loads, which is no excuse for slow steps
+		limitMs = usualMs
+	}
+	isSlow := known && g.StepMs > slowTimes*limitMs && g.StepMs-limitMs > slowMs
 	slowFor = u.slowSteps.observe(isSlow, now)
 	if slowFor > 0 {
 		u.usualStepMs = usualMs
 	}
 	return slowFor
-}
-
-// expectedStepMs returns the length in ms with which the present steps are compared. A larger load than in the last hour excuses longer
-// steps, up to atMostMs. It does not if steps are slow already: slow steps keep requests for longer, so the load may have grown because of
-// them. Then the length is usualMs.
-func (u *stepWatch) expectedStepMs(usualMs, atMostMs float64, now time.Time) float64 {
-	if alreadySlow := u.slowSteps.duration(now) > 0; alreadySlow {
-		return usualMs
-	}
-	return atMostMs
 }
 
 // compareTokens compares how many tokens a step gives to an answer with the usual number. This number may also fall because the engine
@@ -99,8 +91,7 @@ func (u *stepWatch) expectedStepMs(usualMs, atMostMs float64, now time.Time) flo
 func (u *stepWatch) compareTokens(g *Group, now time.Time) (fewFor time.Duration) {
 	u.usualStepTokens = 0
 	tokens, usual := g.tokensPerStep(), medianYield(u.usualMinutes) // usual has medians over the usual minutes; 0: not known
-	tokensKnown := tokens > 0
-	tokensAreFew := tokensKnown && tokens < fewShare*usual.tokens
+	tokensAreFew := tokens > 0 && tokens < fewShare*usual.tokens    // tokens is 0 if unknown
 	tokenTakesLonger := g.TokenMs > fewTimes*usual.tokenMs
 	fewFor = u.fewTokens.observe(tokensAreFew && tokenTakesLonger, now)
 	if fewFor > 0 {
@@ -114,11 +105,10 @@ func (u *stepWatch) compareTokens(g *Group, now time.Time) (fewFor time.Duration
 func (u *stepWatch) fillInGroup(g *Group, now time.Time) {
 	g.StepTokens = g.tokensPerStep()
 	g.UsualMs, g.UsualTokens = u.usualStepMs, u.usualStepTokens
-	stepsAreSlow, tokensAreFew := u.usualStepMs > 0, u.usualStepTokens > 0 // the usual values are known only then
-	if stepsAreSlow {
+	if u.usualStepMs > 0 { // steps are slow
 		g.SlowStepsS, g.Differing = u.slowSteps.duration(now).Seconds(), gaugesFarAboveOthers(g)
 	}
-	if tokensAreFew {
+	if u.usualStepTokens > 0 { // steps give few tokens
 		g.FewTokensS = u.fewTokens.duration(now).Seconds()
 	}
 }

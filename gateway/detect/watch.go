@@ -45,12 +45,12 @@ func (w *Watch) compareStepsWithUsual(f *Facts) {
 		if u == nil {
 			u = &stepWatch{}
 		}
-		if u.hasNoFault() {
-			u.usualMinutes = w.usualMinutes(name, u.usualFrom) // at usualFrom, a lasting change of the steps was accepted as usual
+		if u.hasNoFault() { // at usualFrom, a lasting change of the steps was accepted as usual
+			u.usualMinutes = w.usualMinutes(name, u.usualFrom)
 		}
 		u.compareWithUsual(g, f.At)
 		watches[name] = u
-		if hadStep := g.StepMs > 0; u.hasNoFault() && hadStep {
+		if u.hasNoFault() && g.StepMs > 0 { // 0: there was no step
 			w.recordUsualSteps(name, g)
 		}
 	}
