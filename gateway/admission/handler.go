@@ -198,7 +198,8 @@ func (d *Handler) admitAndServe(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, 
 	req, route, fail := d.admit(ctx, ep, in)
 	in.Record.Report(journal.Event{Kind: journal.Parsed, Req: req}) // also after an error, because the event Parsed ends the time of parsing
 	if from != nil && fail == nil {
-		fail = d.checkBusy(from, route) // the other proxy may send the request elsewhere, but a client's request waits here if it must
+		// The other proxy may send the request elsewhere, but a client's request waits here if it must.
+		fail = d.checkBusy(from, route)
 	}
 	if fail != nil {
 		return fail
@@ -206,7 +207,7 @@ func (d *Handler) admitAndServe(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, 
 	if fail := d.readRoutingHeaders(ctx, in, route, &req.Body); fail != nil {
 		return fail
 	}
-	in.readLocality(ctx, d.deps.Requests.Peers != nil) // with other regions: where the client is, and whether its request must stay here
+	in.readLocality(ctx, d.deps.Requests.Peers != nil) // where the client is, and whether its request must stay in this region
 	parts := req.Parts()
 	if fail := d.deps.Requests.Prompts.CheckBeforePrefill(route, req, parts); fail != nil {
 		return fail
@@ -267,8 +268,7 @@ func (d *Handler) checkForEngines(req *openai.Request, route roster.Route, serve
 			return fail
 		}
 	}
-	isSplit := servesModel && !route.AllAggregated // engines that both prefill and decode need no split
-	if !isSplit {
+	if !servesModel || route.AllAggregated { // engines that both prefill and decode need no split
 		return nil
 	}
 	if fail := req.CheckSplit(route.PromptLogprobs); fail != nil {
@@ -344,12 +344,10 @@ func (d *Handler) regionMayServeSoon(here lookup) bool {
 	}
 	if here.servesModel {
 		// If regions have owners, only the owner of a region sends requests to its engines. This proxy may soon own one.
-		ownsNoRegionYet := d.deps.Requests.Owner.Has(owner.Regions) && !d.deps.Requests.Owner.AdmitsAny()
-		return ownsNoRegionYet
+		return d.deps.Requests.Owner.Has(owner.Regions) && !d.deps.Requests.Owner.AdmitsAny()
 	}
 	// Another region may have the model if it is down now, and this one as long as its engines have not reported their models.
-	allModelsKnown := here.modelsKnown && peers.AllUp()
-	return !allModelsKnown
+	return !here.modelsKnown || !peers.AllUp()
 }
 
 // checkEndpoint returns an error if an endpoint other than those for chats and completions is not served for a model. Requests of such an

@@ -21,8 +21,8 @@ func (d *Handler) ServeForwarded(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint,
 	in := d.newIncoming(journal.LogEntry{ID: request.NewID(), ClientID: from.RID, Arrival: arrival, Key: tenant, Origin: from.Origin})
 	in.From = from
 	ctx.Response.Header.Set("X-Request-Id", from.RID)
-	const trusted = true                                    // the proxy that forwarded the request has decided whether it is traced
-	in.Record.OpenViews(headersOf(ctx), trusted, ep.Path()) // begins the request's receipt and its spans; a header may have the trace's id
+	const trusted = true // the proxy that forwarded the request has decided whether it is traced
+	in.Record.OpenViews(headersOf(ctx), trusted, ep.Path())
 	d.serveOrRefuse(ctx, in, func() *openai.Error { return d.admitAndServe(ctx, ep, in) })
 }
 

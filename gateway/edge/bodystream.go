@@ -90,8 +90,15 @@ func (p *BodyStream) Answer(ctx *fasthttp.RequestCtx) {
 func (p *BodyStream) writeWithoutFasthttp(ctx *fasthttp.RequestCtx, headSent bool) {
 	defer func() { _ = p.Close() }() // tells onEnd how the answer ended
 	conn, h, isHTTP10 := ctx.Conn(), headConnOf(ctx), !ctx.Request.Header.IsHTTP11()
-	servesOn := false // after this answer, the connection serves further requests; decided below
-	takeConnection(ctx, h, &servesOn)
+	servesOn := false             // after this answer, the connection serves further requests
+	ctx.HijackSetNoResponse(true) // because fasthttp would write chunks, or a second head
+	ctx.Hijack(func(net.Conn) {   // fasthttp calls this when the handler has returned, i.e. after the whole answer
+		if servesOn { // on another goroutine, so that this one ends and fasthttp frees what it holds for the old request
+			go h.renew().serve()
+			return
+		}
+		_ = conn.Close()
+	})
 	var head []byte // empty: the client has the head already
 	if !headSent {
 		ctx.Response.Header.SetContentLength(bodyUntilClose)
@@ -101,7 +108,7 @@ func (p *BodyStream) writeWithoutFasthttp(ctx *fasthttp.RequestCtx, headSent boo
 	if p.writeBody(conn, head, isHTTP10) != nil { // a write to the client has failed
 		return
 	}
-	if isWhole := p.err == io.EOF; isWhole { //nolint:errorlint // another error, even one that wraps io.EOF, means that the answer is cut
+	if p.err == io.EOF { //nolint:errorlint // another error, even one that wraps io.EOF, means that the answer is cut
 		// Without headSent the client speaks HTTP/1.0, where the end of the connection ends the body.
 		servesOn = headSent && !p.keepAlive.closesAfter
 		return
@@ -109,20 +116,6 @@ func (p *BodyStream) writeWithoutFasthttp(ctx *fasthttp.RequestCtx, headSent boo
 	if c, ok := ConnOf(ctx); ok {
 		c.reset()
 	}
-}
-
-// takeConnection makes fasthttp write no answer, and give the connection up when the handler has returned, i.e. after the whole answer. If
-// servesOn is true by then, the connection h serves further requests. Otherwise the connection is closed.
-func takeConnection(ctx *fasthttp.RequestCtx, h *headConn, servesOn *bool) {
-	conn := ctx.Conn()
-	ctx.HijackSetNoResponse(true) // because fasthttp would write chunks, or a second head
-	ctx.Hijack(func(net.Conn) {
-		if *servesOn {
-			go h.renew().serve() // on another goroutine, so that this one ends and fasthttp frees what it holds for the old request
-			return
-		}
-		_ = conn.Close()
-	})
 }
 
 // writeBody writes out, which is the head of the answer or empty, and then all that Read returns, in chunks or as it is for HTTP/1.0. It

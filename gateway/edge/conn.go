@@ -167,13 +167,12 @@ func (c *Conn) renewWriteDeadline(now time.Time) error {
 // gives each write at least 3/4 of its time. So a write that timed out earlier was ended by what was left of MaxLag.
 func (c *Conn) countSlowClient(err error, took time.Duration) {
 	leastForTimeout := c.ln.options.WriteTimeout / 4 * 3 // renewWriteDeadline keeps an old deadline only if it is at least so far away
-	byMaxLag := took < leastForTimeout
 	switch {
 	case errors.Is(err, syscall.ETIMEDOUT): // the kernel gave up: the client reads nothing, or is gone
 		c.countOnce(&c.ln.cutStalled)
 	case !errors.Is(err, os.ErrDeadlineExceeded): // the write failed for another reason
 	case c.fixedWriteDeadline.Load(): // other code, such as crypto/tls, has set a deadline of its own, which is not for slow clients
-	case byMaxLag:
+	case took < leastForTimeout:
 		c.countOnce(&c.ln.cutLagging)
 	default:
 		c.countOnce(&c.ln.cutStalled)

@@ -138,26 +138,14 @@ func (h *headConn) Read(p []byte) (int, error) {
 		}
 	}
 	if len(h.unread) > 0 {
-		return h.readUnread(p), nil
+		n := h.head.scan(h.unread[:min(len(h.unread), len(p))])
+		copy(p, h.unread[:n])
+		h.setUnread(h.unread[n:]) // the rest of the head, or the beginning of the body
+		return n, nil
 	}
-	return h.readConn(p)
-}
-
-// readUnread moves bytes of the head from unread to p, and returns how many. The rest of the head, or the beginning of the body, stays in
-// unread.
-func (h *headConn) readUnread(p []byte) int {
-	n := h.head.scan(h.unread[:min(len(h.unread), len(p))])
-	copy(p, h.unread[:n])
-	h.setUnread(h.unread[n:])
-	return n
-}
-
-// readConn reads from the connection, while unread is empty, and returns how many of the bytes in p belong to the head. It sets unread
-// itself, without setUnread, because with an empty unread the connection has no buffer of firstReadPool to give back.
-func (h *headConn) readConn(p []byte) (int, error) {
 	n, err := h.Conn.Read(p)
 	headBytes := h.head.scan(p[:n])
-	if headBytes < n { // the other bytes belong to the body
+	if headBytes < n { // the other bytes belong to the body; while unread is empty, setUnread has no buffer to give back
 		h.unread = bytes.Clone(p[headBytes:n]) // a copy, because fasthttp reuses p
 	}
 	return headBytes, err

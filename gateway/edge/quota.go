@@ -92,13 +92,12 @@ func (r *Reservation) Acquire(n int) bool {
 	return true
 }
 
-// allowed says whether r may hold n more. It always may on a quota without a limit, or if it then holds no more than alwaysAllowed: that is
-// as little as a connection's own buffers. Otherwise it may if its caller, over all its requests, then holds at most as much as stays free
-// for others. A caller's only request may even take all that is free, because otherwise a body as large as the limit could never be read.
+// allowed says whether r may hold n more. It always may on a quota without a limit, or if it then holds no more than alwaysAllowed.
+// Otherwise it may if its caller, over all its requests, then holds at most as much as stays free for others. A caller's only request may
+// even take all that is free, because otherwise a body as large as the limit could never be read.
 func (r *Reservation) allowed(n int64) bool {
 	q := r.quota
-	hasLimit := q.limit > 0
-	if !hasLimit || r.amount+n <= q.alwaysAllowed {
+	if q.limit <= 0 || r.amount+n <= q.alwaysAllowed {
 		return true
 	}
 	// With n more, the caller would hold ofCaller, the request ofRequest, and free would be left.
@@ -118,8 +117,7 @@ func (r *Reservation) Most(n int) int {
 	q := r.quota
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	hasLimit := q.limit > 0
-	if !hasLimit {
+	if q.limit <= 0 {
 		return n
 	}
 	bound := q.limit

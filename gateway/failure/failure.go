@@ -73,8 +73,7 @@ func Unserved(side, model string, noSides bool, states string) *openai.Error {
 	if states != "" {
 		states = " (" + states + ")"
 	}
-	const retryAfterSeconds = 1
-	return openai.Unavailable(side+"_unavailable", "no healthy "+engineName+" serves "+strconv.Quote(model)+states, retryAfterSeconds)
+	return openai.Unavailable(side+"_unavailable", "no healthy "+engineName+" serves "+strconv.Quote(model)+states, 1)
 }
 
 // sideName names an engine of a side in a message to a client.
@@ -88,10 +87,9 @@ func sideName(side string) string {
 // NoAnswer is the client's error for a call to an engine that failed without an answer: 503 if the engine could not be reached at all, 504
 // if it was silent, else 502.
 func NoAnswer(side string, err error) *openai.Error {
-	const retryAfterSeconds = 1
-	switch callErr, isCall := errors.AsType[*engine.Error](err); { // isCall: the HTTP call failed, and not the reading of its answer's events
+	switch callErr, isCall := errors.AsType[*engine.Error](err); { // isCall: the HTTP call failed, not the reading of its events
 	case isCall && callErr.Phase == engine.PhaseConnect:
-		return openai.Unavailable(side+"_unavailable", sideName(side)+" cannot be reached; retry later", retryAfterSeconds)
+		return openai.Unavailable(side+"_unavailable", sideName(side)+" cannot be reached; retry later", 1)
 	case isCall && callErr.Timeout, errors.Is(err, sse.ErrSilent):
 		return openai.NewError(http.StatusGatewayTimeout, side+"_timeout", sideName(side)+" was silent for too long")
 	}

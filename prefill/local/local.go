@@ -178,7 +178,7 @@ func (l *Ranks) replaceRanks(ranks []Rank) {
 		}
 		r.Rank = given
 		if l.engines[given.Engine] == nil {
-			l.engines[given.Engine] = &cacheTrust{} // whether its predicted hits come true; a new one is trusted at first
+			l.engines[given.Engine] = &cacheTrust{} // a new engine is trusted at first
 		}
 	}
 	for id, r := range l.ranks {

@@ -524,9 +524,9 @@ func (i *Item[T]) Pin() {
 // model queue, without retries. A request gives way to one of a higher priority, and to one of the same priority whose key has fewer
 // waiting requests (toDisplace). If displacing cannot make enough room, none is displaced and ok is false.
 func (mq *ModelQueue[T]) MakeRoom(priority int, key string, n, limit int) (displaced []*Item[T], ok bool) {
-	ownLengthAfter := mq.waitingOf(priority, key) + n // of the keys with this priority, only one with more requests loses any to this key
+	ownLengthAfter := mq.waitingOf(priority, key) + n // of the flow queues of this priority, only a longer one loses requests
 	excess := mq.firstAttempts + n - limit
-	if priority == Batch { // batch requests have a limit of their own, too; they have the lowest priority, so they displace only each other
+	if priority == Batch { // batch requests have a limit of their own, too; with the lowest priority, they displace only each other
 		excess = max(excess, mq.batchAttempts+n-MaxBatch(limit))
 	}
 	for ; excess > 0; excess-- {
