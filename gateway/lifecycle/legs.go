@@ -67,11 +67,8 @@ func newPair(t ConnectorTraits, noEarlyEvents, mayIgnoreAbort bool) Pair {
 	if t.CallsBack { // only the callback says where the KV goes
 		p.prefill = awaitsCallback
 	}
-	// Keeps: the prefill engine keeps the KV until the decode engine has read it. Of the connectors in Traits, only nixl-push works so,
-	// and its decode engine reserves blocks as soon as it gets the request.
-	reservesBlocksAtOnce := t.Keeps
-	if reservesBlocksAtOnce {
-		p.decodeBlocks = blocksAwaitKV // no callback will report the blocks
+	if t.Keeps { // only nixl-push: its decode engine reserves blocks as soon as it gets the request, and no callback will report them
+		p.decodeBlocks = blocksAwaitKV
 	}
 	return p
 }
@@ -133,8 +130,7 @@ func (p *Pair) stepCallback(e Event, dst []Effect) []Effect {
 	case Overdue: // no callback came in time
 		return p.fail(e.End, dst)
 	case CalledLate: // the callback came after the end of the decode call
-		answerNeededNoPrefill := !p.holdsLease // the answer has begun without a prefill, and handleFirstEvent has given the lease back
-		if answerNeededNoPrefill {
+		if !p.holdsLease { // the answer has begun without a prefill, and handleFirstEvent has given the lease back
 			p.prefill = noPrefill
 			return dst
 		}
@@ -212,8 +208,7 @@ func (p *Pair) stepDecode(e Event, dst []Effect) []Effect {
 	case DecodeOver: // the decode call ended after its first event
 		if !p.DecodeEnded() { // otherwise an earlier event has ended the decode call already
 			p.decode = endedBegun
-			callbackMayCome := p.decodeBlocks == blocksUnknown // the decode engine may still report its blocks, so the proxy goes on listening
-			if !callbackMayCome {
+			if p.decodeBlocks != blocksUnknown { // with blocksUnknown, a callback may still come, and the proxy listens on
 				dst = forgetCallback(dst)
 			}
 		}
@@ -295,13 +290,12 @@ func (p *Pair) handleCallback(e Event, dst []Effect) []Effect {
 	if p.DecodeEnded() { // just before the callback came
 		dst = forgetCallback(dst)
 	}
-	answerNeededNoPrefill := !p.holdsLease // handleFirstEvent has given the lease back, because the answer began without the callback
 	switch {
 	case e.Kind == Miscalled: // it is not known where the KV goes, so the decode call waits in vain, and fail ends it
 		p.prefill = noPrefill
 		dst = p.fail(e.End, dst)
 		return p.settleLease(Free, dst)
-	case answerNeededNoPrefill:
+	case !p.holdsLease: // handleFirstEvent has given the lease back, because the answer began without the callback
 		p.prefill = noPrefill
 		return dst
 	case e.Kind == NeedsNothing:
@@ -375,8 +369,7 @@ func (p *Pair) handlePrefillDone(e Event, dst []Effect) []Effect {
 // a short time (ByConfirm) until the prefill engine has answered.
 func (p *Pair) handleFirstEvent(e Event, dst []Effect) []Effect {
 	// Expired: the prefill engine may have reused the memory before the decode engine read the KV.
-	mayBeOtherPromptsKV := p.prefill == answered && e.Expired
-	if mayBeOtherPromptsKV {
+	if mayBeOtherPromptsKV := p.prefill == answered && e.Expired; mayBeOtherPromptsKV {
 		// This must come before p.decode is set: once the answer counts as begun, fail takes its KV for complete and does nothing.
 		dst = p.fail(e.End, dst)
 	}
@@ -405,9 +398,7 @@ func (p *Pair) failIfKVMissing(dst []Effect) []Effect {
 }
 
 // handleDecodeFailed handles the end of a decode call that brought no first event, or one that the client must not get. It ends the prefill
-// call if the connector needs it, and reports blocks that may leak (endPrefillOfFailedDecode). Four more steps follow, each only in some
-// cases: the proxy stops listening for the callback, counts the loss, waits for a prefill engine that may still write KV, and gives back
-// the lease of KV that no engine will fetch.
+// call if the connector needs it, and reports blocks that may leak (endPrefillOfFailedDecode).
 func (p *Pair) handleDecodeFailed(reason DecodeFailure, dst []Effect) []Effect {
 	if p.decode == begun { // the first event came, but the client must not get it
 		p.decode = endedBegun

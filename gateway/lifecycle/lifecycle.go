@@ -225,7 +225,7 @@ func (l *Lifecycle) takeHandOff(e *Event, dst []Effect) []Effect {
 // call, and the two form a new pair.
 func (l *Lifecycle) stepBound(e *Event, dst []Effect) []Effect {
 	l.held.takeSlotAndCall() // the call is the one to the engine of the rank, which is about to be sent
-	l.noteKeptBody(e)        // e says whether the body stays in memory, so that a lost answer can go on
+	l.noteKeptBody(e)
 	if l.bind != Early {
 		return l.sendDecode(e, dst)
 	}
@@ -233,19 +233,18 @@ func (l *Lifecycle) stepBound(e *Event, dst []Effect) []Effect {
 	// NoEarlyEvents is not about the early bind: the answer may have no event before its end, so the pair waits longer. MayIgnoreAbort
 	// makes the pair close a call that an abort may not end.
 	l.pairs = append(l.pairs, newPair(l.traits, e.NoEarlyEvents, e.MayIgnoreAbort))
-	numberOfPair := len(l.pairs) // pairs are counted from 1
 	timeLimit := NoTimeout
 	if l.traits.CallsBack { // the prefill waits for the decode engine's callback
 		timeLimit = ByCallback
 	}
-	return append(dst, Effect{Kind: SendBoth, Until: timeLimit, Pair: numberOfPair})
+	return append(dst, Effect{Kind: SendBoth, Until: timeLimit, Pair: len(l.pairs)})
 }
 
 // beginAnswer handles the first event of an answer, or the whole answer of a prefill engine. It gives back what only an attempt needs: the
 // KV of the hand-off, the lease of the prompt, and what earlier attempts have left. The engine that answers serves the request. So if
 // another engine answered it with status 500 before, that other engine was the cause.
 func (l *Lifecycle) beginAnswer(e *Event, dst []Effect) []Effect {
-	l.noteKeptBody(e)                     // e says whether the body stays in memory, so that a lost answer can go on
+	l.noteKeptBody(e)
 	dst = l.held.settle(dst, KV, Free)    // the decode engine has read the KV, so the prefill engine has freed it
 	dst = l.held.settle(dst, Lease, Free) // held only if the engine that answers also computed the prompt
 	// Failed attempts may have left hand-offs that an engine may have read. They are discarded, for which an engine gets the request
@@ -273,9 +272,10 @@ func (l *Lifecycle) stepPair(e Event, dst []Effect) []Effect {
 // beginAttempt begins an attempt. If the attempt before left a hand-off, this attempt only needs a decode rank. Otherwise it first asks
 // whether a decode rank also prefills the prompt.
 func (l *Lifecycle) beginAttempt(dst []Effect) []Effect {
-	l.bind = Late // the decode rank is bound after the prefill, unless the engine that the arrival queue chooses works otherwise
-	if mayForward := !l.MustServeHere && l.MayAsk(); mayForward {
-		dst = append(dst, Effect{Kind: Question}) // in the arrival queue, evenkeel asks whether another dispatcher should serve the request
+	// The decode rank is bound after the prefill, unless the engine that the arrival queue chooses works otherwise.
+	l.bind = Late
+	if !l.MustServeHere && l.MayAsk() { // in the arrival queue, evenkeel asks whether another dispatcher should serve the request
+		dst = append(dst, Effect{Kind: Question})
 	}
 	dst = append(dst, Effect{Kind: Attempt})
 	if l.held.has[KV] {
@@ -370,8 +370,8 @@ func (l *Lifecycle) callFailed(e Event, dst []Effect) []Effect {
 	}
 	dst = l.settleFailedCall(&e, backSoon, dst)
 	l.nextStep = verdict.Next
-	noAttemptHere := verdict.Next == Over || verdict.Next == Ask // Ask: another proxy owns the decode group now, and may serve the request
-	if noAttemptHere || e.ClientLeft {
+	// Ask: another proxy owns the decode group now, and may serve the request.
+	if verdict.Next == Over || verdict.Next == Ask || e.ClientLeft {
 		return l.giveUp(e, dst)
 	}
 	return append(dst, Effect{Kind: Pause, Retry: l.tries.nextAttempt(verdict.Next, &e)})
@@ -449,16 +449,14 @@ func (l *Lifecycle) settleAggregated(e *Event, blame Blame, dst []Effect) []Effe
 // is counted when its lease is given back. For such an engine the effect only notes a disputed 500, so that the count can be taken back if
 // the request was the cause.
 func (l *Lifecycle) reportFailure(e *Event, blame Blame, dst []Effect) (_ []Effect, disputed bool) {
-	engineSaysItFailed := e.Faulty // otherwise the request is not at fault: e.g. the KV did not arrive
-	if blame == Disputed && !engineSaysItFailed {
+	if blame == Disputed && !e.Faulty { // not Faulty: e.g. the KV did not arrive, for which the request is not at fault
 		blame = Engine
 	}
 	if blame == Nobody {
 		return dst, false
 	}
 	disputed = blame == Disputed
-	countedWithLease := e.End.Call == Prefill
-	if countedWithLease && !disputed {
+	if e.End.Call == Prefill && !disputed { // counted when the lease is given back
 		return dst, false
 	}
 	return append(dst, Effect{Kind: ReportFailure, Blame: blame, Call: e.End.Call}), disputed
@@ -497,8 +495,8 @@ func (l *Lifecycle) stepAnswering(e Event, dst []Effect) []Effect {
 func (l *Lifecycle) stepAnswerLost(e Event, dst []Effect) []Effect {
 	verdict := e.End.Verdict()
 	slotDisposition := Failing
-	lostByClient := e.End.Reason == Left // the client's leaving ended the call; ClientLeft: the client has left since, whatever ended the call
-	if e.ClientLeft || lostByClient {
+	// Left: the client's leaving ended the call. ClientLeft: the client has left by now, whatever ended the call.
+	if e.ClientLeft || e.End.Reason == Left {
 		verdict = Consequences{Next: Over} // and no engine is to blame
 		slotDisposition = Cancelled
 	}
@@ -528,7 +526,7 @@ func (l *Lifecycle) giveUp(e Event, dst []Effect) []Effect {
 	if e.ClientLeft {
 		return l.endWithError(e, OfClient, dst)
 	}
-	groupMoved := l.nextStep == Ask // by the verdict on the last call, another proxy owns the decode group now, and should serve the request
+	groupMoved := l.nextStep == Ask // another proxy owns the decode group now, and should serve the request
 	// Over: the verdict says that no engine would answer otherwise, not even one of another region.
 	otherRegionMayServe := l.nextStep != Over && !l.tries.mayBreakEngines()
 	mayOffer := false
@@ -577,7 +575,7 @@ func (l *Lifecycle) settleAfterPanic(e Event, dst []Effect) []Effect {
 	const bodyToErrorWriter, memoryBack = Pass, Back              // the code that answers with the error gives the body back
 	dst = l.settlePassthrough(bodyToErrorWriter, memoryBack, dst) // does nothing for a request that is not passed through
 	dst = l.held.settle(dst, Copy, Back)                          // the body that was kept so that a lost answer can go on
-	dst = l.tries.resolve500(Disputed, dst)                       // the cause of an earlier 500 stays unknown, because no other engine answers
+	dst = l.tries.resolve500(Disputed, dst)                       // no other engine's answer will show the cause of an earlier 500
 	const mayBreakEngines = true                                  // with this, settleAfterAttempts discards nothing
 	return l.held.settleAfterAttempts(dst, mayBreakEngines)
 }

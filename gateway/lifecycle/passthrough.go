@@ -83,8 +83,9 @@ func (l *Lifecycle) passthroughCallFailed(e Event, dst []Effect) []Effect {
 	case e.ClientLeft:
 		return l.failPassthrough(OfClient, dst)
 	case secondConnectionBroke: // two connections ended without an answer, so the request may have killed the engine
-		const mayBreakEngines = true // then no other engine gets the request; its client gets the error of the first connection (Recall)
-		return l.noteFailedEngine(mayBreakEngines, append(dst, Effect{Kind: Recall}))
+		const mayBreakEngines = true            // so no other engine gets the request
+		dst = append(dst, Effect{Kind: Recall}) // the client gets the error of the first connection
+		return l.noteFailedEngine(mayBreakEngines, dst)
 	case verdict.Next == Same: // the engine had most likely closed the connection before it saw the request
 		return l.callEngine(SendAnew, dst)
 	case verdict.Next == Anew: // the engine does not have the endpoint, which is remembered

@@ -140,7 +140,8 @@ func (l *Loss) fitToMethod(soFar *sse.Transcript) {
 func (l *Loss) resumeAfter(soFar *sse.Transcript) (Tier, *mooncake.Resume) {
 	resume := &mooncake.Resume{Method: l.Method, Tokens: soFar.Completed}
 	if l.TokenLimit > 0 {
-		resume.Limit, resume.LimitKey = l.TokenLimit-soFar.Completed, l.TokenLimitKey // the client's limit counts the tokens so far, too
+		// The client's limit counts the tokens so far, too.
+		resume.Limit, resume.LimitKey = l.TokenLimit-soFar.Completed, l.TokenLimitKey
 	}
 	switch l.Method {
 	case mooncake.ChatResumeContinue: // soFar.Text is JSON without its quotes

@@ -146,8 +146,7 @@ func (t *tries) noteBrokenConn(b BrokenConn, down []string) (mayBreakEngines boo
 	}
 	t.brokenConns = append(t.brokenConns, b)
 	// Engines that reported a failure at the request count whatever their role is, and whether or not they are down.
-	withThisEngine := t.enginesFailed + 1
-	return withThisEngine >= maxBrokenEngines
+	return t.enginesFailed+1 >= maxBrokenEngines // +1 for this engine
 }
 
 // note500 notes an engine that answered 500: the engine or the request may be the cause. Once a second engine has done so, the request is

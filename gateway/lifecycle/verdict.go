@@ -329,14 +329,14 @@ func (e CallEnd) EngineFailed() bool { return e.Reason >= Stale && !e.Moved }
 // soleVerdict is the verdict on a Sole call, in which one engine serves all of a request. KV only says whether the engine may have computed
 // the request's tokens (Spent) or not (Free). Blame only says whether the engine is at fault. Next alone decides whether the call counts as
 // one of the request's failed tries:
-//   - Elsewhere: it counts, and no other engine gets the request, because it may be what made its engine fail.
+//   - Elsewhere: it counts, and no other engine gets the request, because it may be what made its engine fail. The value has its name
+//     from the other kinds of calls, whose requests may then go to another region.
 //   - Again: it counts, and another engine gets the request.
 //   - Over: no other engine gets the request, because the request is at fault.
 //   - Anew, NoModel: another engine gets it, and no failure counts.
 //   - Same: the same engine gets it once more, over a new connection.
 func (e CallEnd) soleVerdict() Consequences {
-	const noOtherEngine = Elsewhere // named after the other kinds of calls: their requests may then go to another region
-	v := Consequences{KV: Spent, Next: noOtherEngine, Blame: Engine}
+	v := Consequences{KV: Spent, Next: Elsewhere, Blame: Engine}
 	hasErrorStatus := e.Reason >= Lacks && !e.Open // the reasons from Lacks on stand for statuses; Open: the status was 200
 	if e.Progress == Unsent || e.Reason == Stale || hasErrorStatus {
 		v.KV = Free
