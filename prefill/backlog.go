@@ -31,8 +31,7 @@ func (s *Scheduler) Backlogs() map[string]Backlog {
 		}
 		n, tokens := float64(requests), float64(promptTokens)
 		newTokens, cachedTokens := freshShare*tokens/n, (1-freshShare)*tokens/n // of the mean prompt
-		firstEngine := m.candidates[0]
-		latency, _ := s.latencyFor(name, firstEngine)
+		latency, _ := s.latencyFor(name, m.candidates[0])
 		meanMs := latency.Ms(newTokens, cachedTokens)
 		all[name] = Backlog{Requests: requests, Seconds: n * meanMs / 1000}
 	}

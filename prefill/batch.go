@@ -75,11 +75,10 @@ func (d *chooser) slotDemand(board string) (withoutSlot, waitingForSlot int) {
 // attempt counts, because every one waits in the queue. A batch request counts only once, when capacity was first free for it: a retry,
 // which has its place in the pool already (HasPlace), does not wait for free capacity again.
 func (d *chooser) recordWait(r *Request, l *Lease) {
-	isRetry := r.HasPlace
 	switch {
 	case !r.Batch:
 		d.metrics.queueWait.Observe(l.Wait.Seconds())
-	case !isRetry:
+	case !r.HasPlace:
 		d.metrics.batchWait.Observe(l.Wait.Seconds())
 		d.batch.Ran++
 		d.batch.HeldS += l.Wait.Seconds() // of all batch requests that ran

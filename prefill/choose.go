@@ -188,8 +188,12 @@ func (c *candidate) chargesAhead(model string, onlySomeRanks bool) (unanswered, 
 // but over all models, and the requests for such a model wait only behind each other (chargesAhead). The charge (inFlight) points to the
 // model's counts, and leaves them when its probe is answered or ends.
 func (d *chooser) countByModel(c *candidate, l *Lease) {
-	onlySomeRanks := d.onlySomeRanksList(l.model, c.Board)
-	c.dropUnneededModelCounts()
+	onlySomeRanks := false
+	if d.cfg.Free != nil { // Free also says this; its number of free slots is not needed here
+		_, onlySomeRanks = d.cfg.Free(c.Board, l.model)
+	}
+	// Models without an unanswered probe are removed, so that the map does not grow.
+	maps.DeleteFunc(c.byModel, func(_ string, counts *ledger.ModelCounts) bool { return counts.Probing == 0 })
 	if !onlySomeRanks {
 		return
 	}
@@ -200,20 +204,6 @@ func (d *chooser) countByModel(c *candidate, l *Lease) {
 		c.byModel[l.model] = &ledger.ModelCounts{}
 	}
 	l.inFlight.CountByModel(c.byModel[l.model])
-}
-
-// dropUnneededModelCounts removes the models that have no unanswered probe (Probing) any more from byModel, so that the map does not grow.
-func (c *candidate) dropUnneededModelCounts() {
-	maps.DeleteFunc(c.byModel, func(_ string, counts *ledger.ModelCounts) bool { return counts.Probing == 0 })
-}
-
-// onlySomeRanksList reports whether only some of a board's ranks list a model. It is false if Config.Free, which says so, is not set.
-func (s *state) onlySomeRanksList(model, board string) bool {
-	if s.cfg.Free == nil {
-		return false
-	}
-	_, onlySomeRanks := s.cfg.Free(board, model) // the number of free slots is not needed here
-	return onlySomeRanks
 }
 
 // earlyProbeFrom is the time from which a busy candidate may get one more probe, of a request whose decode rank is chosen before the
@@ -250,10 +240,7 @@ func (d *chooser) filterStale(r *Request, candidates []*candidate) []*candidate 
 	if !slices.ContainsFunc(candidates, hasStaleGauges) {
 		return candidates
 	}
-	canStartNow := func(c *candidate) bool {
-		seemsToHang := c.load.Stalled(d.now) // its oldest probe is long overdue
-		return d.canStart(r, c) && !seemsToHang
-	}
+	canStartNow := func(c *candidate) bool { return d.canStart(r, c) && !c.load.Stalled(d.now) }
 	return d.dropIfOthersUsable(staleFilter, candidates, hasStaleGauges, canStartNow)
 }
 
@@ -413,9 +400,8 @@ func (d *chooser) bookLease(lease *Lease, r *Request, weight ledger.Weight) {
 }
 
 // charge adds a request's prompt to the load of the lease's candidate. The probe usually counts as sent now. If the decode rank is chosen
-// before the prefill, the probe is sent only after that choice (Lease.MarkSent). Another lease may then replace this one: MoveIfSooner
-// makes it while the probe is not sent, and AcquireAnother if the engine ran nothing of the request. charge keeps a copy of the request for
-// them. The copy counts as a retry, because the request has its place in the pool already.
+// before the prefill, the probe is sent only after that choice (Lease.MarkSent). charge then keeps a copy of the request, for a lease that
+// may replace this one (MoveIfSooner, AcquireAnother).
 func (l *Lease) charge(r *Request, weight ledger.Weight) {
 	load, now := &l.chargedTo.load, l.scheduler.now
 	if l.chargedTo.needsRankFirst() {
@@ -471,8 +457,7 @@ func (d *chooser) prefiller(c *candidate) Prefiller {
 // count is by the last scrape; 0 if this is not recent.
 func (d *chooser) waitingRequests(c *candidate) (ofOthers, all int) {
 	if c.ProbeLimit > 0 { // 0: the candidate is not new
-		withheldProbes := max(0, d.cfg.Push.MaxUnanswered-c.ProbeLimit)
-		ofOthers = withheldProbes
+		ofOthers = max(0, d.cfg.Push.MaxUnanswered-c.ProbeLimit)
 	}
 	if scrapedOthers, scrapedAll, recent := c.load.WaitingCounts(d.now); recent {
 		ofOthers, all = max(ofOthers, int(math.Ceil(scrapedOthers))), int(math.Ceil(scrapedAll))

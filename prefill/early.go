@@ -32,7 +32,8 @@ func (l *Lease) MoveIfSooner(leastGain time.Duration, avoid []string) *Lease {
 	s := l.scheduler
 	s.lock()
 	defer s.unlock()
-	if !l.mayBeReplaced() {
+	unsent := l.inFlight.Phase() == ledger.Probing && l.inFlight.Sent().IsZero()
+	if !unsent || l.request == nil { // the engine may have begun, or the lease has kept no request and may not be replaced
 		return nil
 	}
 	if l.predictedMs == 0 { // without a prediction, the ends cannot be compared
@@ -43,23 +44,12 @@ func (l *Lease) MoveIfSooner(leastGain time.Duration, avoid []string) *Lease {
 		return nil
 	}
 	next.Policy, next.Wait, next.Trace = l.Policy, l.Wait, l.Trace
-	l.endUnused()
-	return next
-}
-
-// mayBeReplaced reports whether a lease of another candidate may replace this one: the probe was not sent yet, so that the engine cannot
-// have begun, and the lease has kept its request.
-func (l *Lease) mayBeReplaced() bool {
-	unsent := l.inFlight.Phase() == ledger.Probing && l.inFlight.Sent().IsZero()
-	return unsent && l.request != nil
-}
-
-// endUnused ends a lease without a result: its engine ran nothing, and did not fail.
-func (l *Lease) endUnused() {
+	// The old lease ends without a result: its engine ran nothing, and did not fail.
 	l.inFlight.ClaimEnd()
 	l.predictedHit.NotRun()
 	l.chargedTo.circuit.Neutral(l.number)
 	l.endCharge()
+	return next
 }
 
 // makeEarlierLease charges the request of lease l to the candidate that is predicted to end its prefill first, and returns the new
@@ -80,8 +70,8 @@ func (d *chooser) makeEarlierLease(l *Lease, r *Request, leastGain time.Duration
 	if len(eligible) == 0 {
 		return nil
 	}
-	allTimesKnown := d.fillView(m, r, eligible) // d.view[i] now has the indicators of eligible[i]
-	if !allTimesKnown {                         // a prediction from configured times is only a guess
+	// After fillView, d.view[i] has the indicators of eligible[i]. Without learned times, they would only be a guess.
+	if timesKnown := d.fillView(m, r, eligible); !timesKnown {
 		return nil
 	}
 	best, bestMs := 0, math.Inf(1)

@@ -20,20 +20,14 @@ func (l *Lease) predictEnd(now time.Time) (currentEnds time.Time, afterCurrent t
 	currentEnds, afterCurrent = l.chargedTo.load.PredictEnd(&l.inFlight, corrected)
 	if l.inFlight.Sent().IsZero() { // PredictEnd counts only this proxy's prompts; those of others come before this probe, too
 		afterCurrent += l.othersBacklog(now)
-		ownPrefill := corrected(l.inFlight.Predicted())
-		currentEnds = notBegunBefore(now, currentEnds, afterCurrent-ownPrefill)
+		// The lease's own prefill begins when the prompts before it are done, and not before now. If currentEnds is zero, because
+		// the engine computes no prompt, it begins now.
+		promptsBefore := afterCurrent - corrected(l.inFlight.Predicted())
+		if earliest := now.Add(-promptsBefore); earliest.After(currentEnds) {
+			currentEnds = earliest
+		}
 	}
 	return currentEnds, afterCurrent + l.chargedTo.rtt()
-}
-
-// notBegunBefore returns currentEnds, or a later time if a prefill would otherwise begin before now. The prefill begins after the time
-// otherPrompts, which the other prompts before it take from currentEnds on. If currentEnds is zero, because the engine computes no prompt,
-// the prefill begins now.
-func notBegunBefore(now, currentEnds time.Time, otherPrompts time.Duration) time.Time {
-	if earliest := now.Add(-otherPrompts); earliest.After(currentEnds) {
-		return earliest
-	}
-	return currentEnds
 }
 
 // othersBacklog predicts how long the engine takes for the prompts of other proxies and clients that it has now.

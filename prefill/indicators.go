@@ -69,12 +69,10 @@ func (d *chooser) setIndicators(v *policy.Engine, c *candidate, latency policy.L
 	v.T0Ms, v.TPMs, v.Beta2 = latency.T0Ms, latency.TPMs, latency.Beta2
 
 	// The work that comes before this request:
-	const thisRequest = 1 // the request for which the candidates are compared will be a further probe
-	v.BacklogMs, _ = d.backlogMs(c, latency, thisRequest)
+	v.BacklogMs, _ = d.backlogMs(c, latency, 1) // 1: the request for which the candidates are compared is a further probe
 	v.QueuedNewTokens = float64(load.NewTokens + load.Waiting.NewTokens + load.ReportedByOthers.NewTokens)
-	const unitsPerPair = 2 // the ledger counts twice the attention, so as to have integers
-	v.QueuedAttention = float64(load.Attention+load.Waiting.Attention) / unitsPerPair
-	v.BS = load.BatchSize(d.now) // batch size: unanswered probes, and the requests of others
+	v.QueuedAttention = float64(load.Attention+load.Waiting.Attention) / 2 // the ledger counts twice the attention, as an integer
+	v.BS = load.BatchSize(d.now)                                           // batch size: unanswered probes, and the requests of others
 	v.Waiting, v.Running = load.RequestCounts()
 	v.Waiting += float64(load.Waiting.Leases[ledger.Probing])
 	setKVIndicators(v, c)
@@ -90,6 +88,6 @@ func setKVIndicators(v *policy.Engine, c *candidate) {
 	v.HeldTokens = kvTokens - unansweredTokens // only of prompts that are prefilled
 	v.BlockTokens, v.ActiveBlocks = blockTokens, math.Ceil(kvTokens/blockTokens)
 	v.KVUsage = load.Usage()
-	const unitsPerWork = 1e6 // the ledger counts work in millionths, so as to have integers
-	v.ActiveWork, v.KVWork = float64(load.Work[ledger.Probing])/unitsPerWork, float64(load.KVWork())/unitsPerWork
+	// The ledger counts work in millionths, also as an integer.
+	v.ActiveWork, v.KVWork = float64(load.Work[ledger.Probing])/1e6, float64(load.KVWork())/1e6
 }

@@ -95,8 +95,8 @@ func (m *metrics) createSeries(policies []string) {
 		m.attempts.WithLabelValues(outcome)
 	}
 	m.answered = m.attempts.WithLabelValues(probeAnswered)
-	for _, filter := range []string{circuitFilter, freshFilter, instanceFilter, excludedFilter, stalledFilter, staleFilter, hotspotFilter,
-		policyFilter} {
+	for _, filter := range []string{circuitFilter, freshFilter, instanceFilter, excludedFilter, stalledFilter, staleFilter,
+		hotspotFilter, policyFilter} {
 		m.filterSkipped.WithLabelValues(filter)
 	}
 	for _, outcome := range []string{steer.Kept, steer.Overloaded, steer.Gone, steer.New} {
@@ -298,7 +298,8 @@ func (s series) exportLearned(scheduler *state, now time.Time) {
 		}
 	}
 	if h := scheduler.steering.Hotspots; h != nil { // nil: hotspots are not detected
-		classes := h.States(now) // number of classes of requests by state: hot only (Alarm), or also kept off the engines that hold their prefix
+		// classes counts request classes by state: hot only (Alarm), or also kept off the engines that hold their prefix (Filter).
+		classes := h.States(now)
 		s.gauge(hotDesc, float64(classes[steer.Alarm]), string(steer.Alarm))
 		s.gauge(hotDesc, float64(classes[steer.Filter]), string(steer.Filter))
 	}

@@ -20,8 +20,7 @@ func (qm *queueManager) enter(r Request) (*waiter, *Lease, error) {
 	if lease, err := qm.tryAtOnce(m, p, &r); lease != nil || err != nil {
 		return nil, lease, err
 	}
-	const onlyThisRequest = 1
-	if err := qm.makeRoomOrRefuse(m, &r, onlyThisRequest); err != nil {
+	if err := qm.makeRoomOrRefuse(m, &r, 1); err != nil {
 		return nil, nil, err
 	}
 	return qm.addWaiter(m, p, r), nil, nil
@@ -103,7 +102,7 @@ func (qm *queueManager) maxWait(m *model, r *Request) time.Duration {
 // fullError is the error for a request that found no room in the queue. It names the setting that bounds the queue.
 func (qm *queueManager) fullError(m *model, r *Request) error {
 	key, limit := "prefill.queue.max", qm.queueLimits(m).Max
-	if m.needsRankFirst() { // requests that need a decode rank before their prefill: pool.size is the limit of their queue (Config.Early)
+	if m.needsRankFirst() { // pool.size is the limit (Config.Early) for requests that need a decode rank before their prefill
 		key = "pool.size"
 	}
 	if r.Batch { // batch requests may fill only a part of the queue

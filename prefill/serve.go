@@ -26,11 +26,8 @@ func (d *chooser) tryServe(m *model, p *policy.Policy, r *Request, waitingSince 
 		return nil, reason
 	}
 	lease, reason := d.serveHere(m, p, r, waitingSince, decisionStart)
-	switch reason {
-	case canServe:
-		return lease, canServe
-	case deadlineMissed: // the request does not wait: it is refused
-		return nil, deadlineMissed
+	if reason == canServe || reason == deadlineMissed { // deadlineMissed: the request does not wait, because it is refused
+		return lease, reason
 	}
 	return nil, m.whoElseWaits(r, reason) // becomes onlyThisWaits or sameTargetWaits if the others need not wait for the same reason
 }
@@ -62,7 +59,7 @@ func (m *model) whoElseWaits(r *Request, ownReason waitReason) waitReason {
 	forbidden := func(c *candidate) bool { return !r.mayUse(c) }
 	if r.Target != "" {
 		targetForbidden := func(c *candidate) bool { return c.ID == r.Target && forbidden(c) }
-		if slices.ContainsFunc(m.candidates, targetForbidden) { // it is in a region to which this request may not go, while others may
+		if slices.ContainsFunc(m.candidates, targetForbidden) { // other requests may be allowed in its region
 			return onlyThisWaits
 		}
 		return sameTargetWaits // also if the target is no candidate any more
@@ -93,7 +90,7 @@ func (d *chooser) serveHere(m *model, p *policy.Policy, r *Request, waitingSince
 	// A request of a hot class is kept off the engines that hold its prefix, even off the engine of its session: filterHot removes them
 	// from eligible and from d.view.
 	eligible, hotspot := d.filterHot(p, &query, r, m, eligible) // hotspot is the state of the class: steer.OK, Alarm or Filter
-	choice, affinity := d.chooseFromView(p, &query)             // affinity is steer.Kept if the session stays, so that no policy was asked
+	choice, affinity := d.chooseFromView(p, &query)             // steer.Kept: the session stays, so that no policy was asked
 	c, indicators := eligible[choice.Index], &d.view[choice.Index]
 	if why := d.admit(r, c, indicators); why != canServe {
 		return nil, why
@@ -193,10 +190,13 @@ func (d *chooser) preferGood(m *model, p *policy.Policy, r *Request, eligible []
 
 // admit reserves a place in the pool of hand-offs if the chosen candidate can take the request now, and returns canServe. It returns
 // poolFull if only a place is missing. In all other cases it returns onlyThisWaits: the caller lets this request wait, and tries those
-// behind it. If the candidate is busy, the request waits for it (waitFor).
+// behind it. If the candidate is busy, the request waits for it, and its prompt counts on it for the rest of the round.
 func (d *chooser) admit(r *Request, c *candidate, indicators *policy.Engine) waitReason {
 	if !d.canStart(r, c) { // the candidate is busy
-		waitFor(d, c, ledger.WeightOf(indicators, r.promptBytes()))
+		if c.load.Waiting == (ledger.Sums{}) { // the first request of the round that waits for this candidate
+			d.waitedFor = append(d.waitedFor, c)
+		}
+		c.load.AddWaiting(ledger.WeightOf(indicators, r.promptBytes()))
 		return onlyThisWaits
 	}
 	if r.HasPlace { // a retry has its place in the pool already
@@ -209,16 +209,6 @@ func (d *chooser) admit(r *Request, c *candidate, indicators *policy.Engine) wai
 		return poolFull
 	}
 	return canServe
-}
-
-// waitFor counts the prompt of a request that waits for a busy candidate on this candidate until the end of the round, so that the requests
-// behind it go to other candidates if those are better for them.
-func waitFor(d *chooser, c *candidate, prompt ledger.Weight) {
-	isFirstOfRound := c.load.Waiting == (ledger.Sums{}) // endRound empties the sums
-	if isFirstOfRound {
-		d.waitedFor = append(d.waitedFor, c)
-	}
-	c.load.AddWaiting(prompt)
 }
 
 // endRound ends a round of decisions: the requests that wait no longer count on the candidates for which they wait.

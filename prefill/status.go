@@ -114,8 +114,7 @@ func (d *chooser) describeCandidate(c *candidate) CandidateStatus {
 	if len(c.Models) > 0 {
 		latency, _ = d.latencyFor(c.Models[0], c)
 	}
-	const noFurtherProbe = 0 // the backlog is shown as it is now
-	backlog, othersPart := d.backlogMs(c, latency, noFurtherProbe)
+	backlog, othersPart := d.backlogMs(c, latency, 0) // 0 further probes: the backlog as it is now
 	waiting, running := load.RequestCounts()
 	return CandidateStatus{
 		ID:         c.ID,
@@ -128,7 +127,7 @@ func (d *chooser) describeCandidate(c *candidate) CandidateStatus {
 		Inflight:        unansweredProbes,
 		QueuedNewTokens: load.NewTokens,
 		KVTokens:        load.KVTokens(),
-		HeldTokens:      load.KVTokens() - unansweredTokens, // only prompts that are prefilled: the KV of the others is still being written
+		HeldTokens:      load.KVTokens() - unansweredTokens, // only of prompts that are prefilled
 		Pooled:          load.Leases[ledger.Pooled],
 		Dispatched:      load.Leases[ledger.Dispatched],
 		Orphans:         load.Leases[ledger.Orphaned],
@@ -148,7 +147,7 @@ func (d *chooser) describeCandidate(c *candidate) CandidateStatus {
 		RTTMs:        c.rttMs(),
 		Waiting:      waiting,
 		Running:      running,
-		Foreign:      load.ObservedOthers, // requests that other proxies and clients had there at the last scrape; OthersMs is a time
+		Foreign:      load.ObservedOthers, // requests of other proxies and clients; OthersMs is a time
 
 		// The work ahead of a further prompt, and the engine's last answers and failures.
 		Batch:       load.BatchSize(d.now),

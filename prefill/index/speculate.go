@@ -63,10 +63,9 @@ func (x *Index) ExpireSoon(p *Speculation, now time.Time) {
 	*p = Speculation{}
 }
 
-// releaseConfirmedLingering removes the confirmed blocks at the prompt's start from the slot's lingering speculations. A speculation counts
-// a prompt's blocks as held until it is known whether the engine has stored them. It lingers after its probe has ended with an unknown
-// outcome. A block is confirmed once an event or an answer of the engine shows it. A speculation without further blocks leaves the list.
-// One that has no effect any more, because the slot was cleared or deleted, stays until Sweep removes it.
+// releaseConfirmedLingering removes the confirmed blocks at the prompt's start from the slot's lingering speculations, whose probes have
+// ended with an unknown outcome. A block is confirmed once an event or an answer of the engine shows it. A speculation without further
+// blocks leaves the list. One that has no effect any more, because the slot was cleared or deleted, stays until Sweep removes it.
 func (x *Index) releaseConfirmedLingering(s Slot) {
 	remaining := x.lingering[:0] // reuses the memory of the list
 	for i := range x.lingering {
@@ -118,7 +117,7 @@ func (x *Index) endSpeculation(p *Speculation, why Reason) {
 	if !x.StillValid(p) { // p is empty, or the slot was cleared or deleted, so that its claims are gone already
 		return
 	}
-	for i := len(p.keys) - 1; i >= 0; i-- { // from the last block on, as Speculate made the claims: lookUp first tries a neighbour's number
+	for i := len(p.keys) - 1; i >= 0; i-- { // in the order in which Speculate made the claims: lookUp first tries a neighbour's number
 		n := x.lookUp(p.slot.N, p.keys[i]) // 0: the claim was dropped meanwhile
 		if c := &x.claims[n]; n != 0 && p.isCountedBy(c) {
 			c.removeSpeculation()
