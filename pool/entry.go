@@ -112,8 +112,7 @@ func (e *Entry) setExpiry(ttl time.Duration) {
 		deadlineError, ttlError = ErrUnbound, ErrUnbound
 		// A new request has waited since Arrival. But the answer of a resumed request has run since then, so its wait begins at
 		// Entered.
-		isNew := e.Age == 0 // no token was generated for its client yet
-		if isNew {
+		if isNew := e.Age == 0; isNew { // no token was generated for its client yet
 			waitBegins = e.Arrival
 		}
 	}

@@ -165,7 +165,7 @@ func (f *Fit) buildExact(all *Survival) (*Exact, error) {
 		if err != nil {
 			return nil, fmt.Errorf("fit file: %w", err)
 		}
-		if isLengthBucket := bucket != noBucket; isLengthBucket {
+		if bucket != noBucket { // a length bucket
 			e.byLength[bucket] = NewSurvival(b.Outputs.Lengths())
 		} else if b.Outputs.Len() >= MinKeyOutputs { // Exact does not use keys with fewer outputs
 			h := newHistory(b.Outputs.Lengths())

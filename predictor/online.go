@@ -124,7 +124,7 @@ func (o *Online) Finished(prompt, output int32, key uint64) {
 	if !o.boundsFinal {
 		o.prompts.push(prompt)
 	}
-	if boundsKnown := len(o.lengthBounds) > 0; boundsKnown {
+	if len(o.lengthBounds) > 0 { // the bounds are known
 		o.byLength[lengthBucket(o.lengthBounds, prompt)].push(output)
 	}
 }

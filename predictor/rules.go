@@ -44,8 +44,7 @@ func (r Rules) Advance(s *State, from, to int32) (due bool) {
 	if to <= from { // the request has got no token
 		return false
 	}
-	endExpected := s.Open
-	if endExpected || r.DecrementAnchor {
+	if s.Open || r.DecrementAnchor {
 		s.Rhat -= float32(to - from)
 	}
 	if s.Rhat < 1 {

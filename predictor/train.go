@@ -139,9 +139,8 @@ type trial struct {
 // arrival and its end. If the end is not known, each token is assumed to take Step.
 func (t *trial) prepareRows() {
 	t.points = agePoints(t.reqs, t.trainCount, t.opt.Every, t.opt.Step) // from the request with the index trainCount on
-	var rows []Row                                                      // of the requests from which the predictor learns, with their outcomes
-	learnedFrom, first := t.reqs[:t.trainCount], 0
-	for _, p := range agePoints(learnedFrom, first, t.opt.Every, t.opt.Step) {
+	var rows []Row                                                      // of the requests from which the predictor learns
+	for _, p := range agePoints(t.reqs[:t.trainCount], 0, t.opt.Every, t.opt.Step) {
 		rows = append(rows, t.row(p, Prediction{})) // the prediction is empty, because BaseRate reads only the outcomes
 	}
 	t.baseRate = BaseRate(rows)

@@ -44,8 +44,7 @@ func (h *handler) decisions(w http.ResponseWriter, r *http.Request) {
 		Model: q.Get("model"), Key: q.Get("key"), Outcome: q.Get("outcome"), Engine: q.Get("engine"), ID: q.Get("find"), SlowMs: slowMs,
 	}, withRunning)
 	if brief {
-		noReceipts := []*receipt.Receipt{} // an empty list, because every answer has the member receipts
-		reply(w, map[string]any{"kept": ended, "running": running, "receipts": noReceipts,
+		reply(w, map[string]any{"kept": ended, "running": running, "receipts": []*receipt.Receipt{}, // an empty list, and not null
 			"decisions": live.Decisions(list, time.Now())})
 		return
 	}

@@ -103,7 +103,7 @@ func (s *siblings) recordReport(all map[string]*Scope, h geo.ProbeReport) {
 	now := time.Now()
 	for name, epoch := range h.Groups {
 		if scope := all[name]; scope != nil { // nil: this proxy does not know engines of the group
-			s.set.ownersKnown.Store(true) // one group with an owner is enough for UnreadyReason: the proxy can serve its requests
+			s.set.ownersKnown.Store(true) // one group with an owner is enough for UnreadyReason
 			scope.mu.Lock()
 			scope.ownerLastSeen = now
 			scope.mu.Unlock()

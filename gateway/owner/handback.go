@@ -55,10 +55,8 @@ func (s *Set) HandBack(scope *Scope, ask geo.HandBack) (geo.HandedBack, error) {
 // these scopes by themselves; a proxy that has just started asks only once it may own scopes. Until then this proxy still serves the
 // requests that they forward. The wait ends at the latest when a proxy that starts now could own scopes.
 func (s *Set) HandOver(ctx context.Context) {
-	if !s.Has(Groups) { // a region needs no wait: the first proxy that finds its lease released takes it
-		return
-	}
-	if isShuttingDown := s.deps.Leaving(); !isShuttingDown {
+	// A region needs no wait: the first proxy that finds its lease released takes it.
+	if !s.Has(Groups) || !s.deps.Leaving() {
 		return
 	}
 	s.handingOver.Store(true)
@@ -105,17 +103,11 @@ func (s *Set) askBack(ctx context.Context, scope *Scope, holder string, epoch in
 	}
 	scope.mu.Lock()
 	defer scope.mu.Unlock()
-	scope.setCompleteLoad(h.Ranks)
-	return nil
-}
-
-// setCompleteLoad stores the load of others on all ranks of the scope, as the owner before has listed it. The caller holds the scope's mu.
-func (scope *Scope) setCompleteLoad(ofOwnerBefore []geo.Resident) {
 	clear(scope.othersLoad)
-	scope.othersReported = true   // othersLoad is complete
-	var noneOfOurs []geo.Resident // the list has no requests of this proxy, which would have to be subtracted
-	var noSilentRanks []string    // the list does not come from engines, of which some may report nothing
-	scope.setOthersLoad(noneOfOurs, ofOwnerBefore, noSilentRanks)
+	scope.othersReported = true // othersLoad is complete
+	// nil: the list has none of this proxy's requests, which would have to be subtracted, and no rank is silent.
+	scope.setOthersLoad(nil, h.Ranks, nil)
+	return nil
 }
 
 // Promise promises an owner that this proxy does not take over its group for a while. The owner asks for this when it cannot reach the

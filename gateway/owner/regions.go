@@ -161,7 +161,7 @@ func (n *neighbours) hasSuccessor(*Scope) bool { return false }
 func (n *neighbours) recordReport(all map[string]*Scope, h geo.ProbeReport) {
 	for region, epoch := range h.Epochs {
 		if scope := all[region]; scope != nil && scope.claim != nil {
-			scope.claim.ObserveRivalEpoch(epoch) // if it is later than that of this proxy's lease, admission stops until the lease is renewed
+			scope.claim.ObserveRivalEpoch(epoch) // a later epoch than this proxy's stops admission until the lease is renewed
 		}
 	}
 	if all[h.Region] != nil && len(h.RTTMs) > 0 { // takeoverRank needs round trips only from regions that have owners here

@@ -138,10 +138,8 @@ func (s *Set) storeWin(scope *Scope, v lease.View) (sinceOtherOwner time.Duratio
 	return sinceOtherOwner
 }
 
-// storeLoss stores a view by which this proxy does not own the scope any more. For a while after a takeover (from ownedSince), RankQuota
-// allows only a part of the slots, because requests of others may still run there. The fleet reads the view without the lock. So storeLoss
-// clears ownedSince only after the view no longer admits: otherwise there would be a moment at which the view admits, and RankQuota lacks
-// this caution. storeLoss also forgets what other proxies run on the scope's ranks, because this is counted anew after the next takeover.
+// storeLoss stores a view by which this proxy does not own the scope any more. ownedSince is cleared only after the view no longer admits,
+// for the reason that storeWin names. What other proxies run on the scope's ranks is forgotten, and counted anew after the next takeover.
 func (scope *Scope) storeLoss(v lease.View) {
 	scope.mu.Lock()
 	defer scope.mu.Unlock()
@@ -179,7 +177,7 @@ func (s *Set) recordOwnership(scope *Scope, epoch int64, now time.Time) (sinceOt
 // another owner; 0: there was none. The caller holds the scope's mu.
 func (s *Set) recordTakeover(scope *Scope, epoch int64, now time.Time) (sinceOtherOwner time.Duration) {
 	scope.lastOwnedEpoch, scope.epochBegan = epoch, now
-	if hasEnd := scope.othersMayRunFor != withoutEnd; hasEnd {
+	if scope.othersMayRunFor != withoutEnd {
 		scope.othersMayRunFor = s.deps.KVHoldTimeout() // a reload may have changed the value since the scope was made
 	}
 	hadOwner := !scope.ownerLastSeen.IsZero()

@@ -211,12 +211,11 @@ func (s *Set) UnreadyReason(now time.Time) string {
 		lastSeen := scope.ownerLastSeen
 		scope.mu.Unlock()
 		v := scope.view.Load()
-		isOurs := v.Admits
 		storeAnswers := !v.StoreAway // so a group without an owner soon gets one
 		// A lease admits for RenewDeadline after its last renewal, so a group whose owner was seen in this time may still have this
 		// owner.
 		mayHaveOwner := now.Before(lastSeen.Add(s.times.RenewDeadline))
-		if isOurs || storeAnswers || mayHaveOwner {
+		if v.Admits || storeAnswers || mayHaveOwner {
 			return ""
 		}
 	}

@@ -193,8 +193,8 @@ func (r *Reader) countTokens(s *Source, maxTokens int) (tokens int, ok bool) {
 	if isIDs && withoutMedia {
 		return len(ids), true
 	}
-	if fits := Bytes(s.Req, s.Changes) <= maxTokens; fits { // in any case, whatever its number of tokens is
-		return 0, false
+	if Bytes(s.Req, s.Changes) <= maxTokens {
+		return 0, false // the prompt fits in any case
 	}
 	if !s.Req.Endpoint.IsChatOrCompletions() || openai.HasMedia(s.Body, s.Req.Endpoint) {
 		return 0, false // tokenizeBody knows no other endpoints, and does not count pictures or sound

@@ -203,9 +203,6 @@ func (t *tokenizer) beginCall(now time.Time) (call uint64, ok bool) {
 	return t.lastCall, true
 }
 
-// failuresUntilPause is the number of failures in a row after which engines are asked only from time to time.
-const failuresUntilPause = 1
-
 // endCall records the outcome of a call in the circuit, which stops calls after failures. While calls are stopped, it lets only one of them
 // through from time to time, as a trial. stopped says that this outcome stops calls, and resumed that it lets all calls through again. If
 // an engine refuses a prompt, the call counts neither as a success nor as a failure, because the prompt may be at fault.
@@ -213,7 +210,7 @@ func (t *tokenizer) endCall(call uint64, now time.Time, err error) (stopped, res
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	wasInService := t.circuit.InService()
-	t.circuit.Limit = failuresUntilPause // set here, before Fail reads it, so that a tokenizer needs no constructor
+	t.circuit.Limit = 1 // one failure stops calls; set here, before Fail reads it, so that a tokenizer needs no constructor
 	var status *engine.StatusError
 	refusesPrompt := errors.As(err, &status) && (status.Status == http.StatusBadRequest || status.Status == http.StatusUnprocessableEntity)
 	switch {
