@@ -114,7 +114,7 @@ func learnTimes(f *Forward, whole bool) {
 // predicted. Now it has computed the whole prompt. learnCached is called with the lock of Peers held.
 func learnCached(f *Forward) {
 	p := f.peer
-	overPredicted := f.cached >= 0 && float64(f.hitTokens-f.cached) >= f.blockTokens // by at least one block; -1: the peer has not reported it
+	overPredicted := f.cached >= 0 && float64(f.hitTokens-f.cached) >= f.blockTokens // by at least one block; below 0: not known
 	if overPredicted && len(f.prompt.Keys) > 0 {
 		p.prompts.Correct(p.indexSlot, f.prompt.Keys, int(float64(f.cached)/f.blockTokens))
 	}
@@ -152,10 +152,6 @@ func (f *Forward) unlockAndWake(roomAgain bool) {
 }
 
 // classifyFailure returns how to continue with a request whose forward failed with err. Several cases may apply, and the first one counts.
-// First comes what this proxy knows without err: the client has left, or this proxy has aborted the call. Then comes what the peer itself
-// has said. Then comes what is known of the call: it could not be sent, its answer was too large, or it took too long. What is left counts
-// as broken off.
-//
 // MayHaveRun is false only if the client has left, if the peer has refused the request, or if the error of the call shows that the request
 // was not sent.
 func (f *Forward) classifyFailure(err error) *Failure {

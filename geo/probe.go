@@ -186,8 +186,9 @@ func localOffer(ps *Peers, model string, l *prefill.Local) policy.Offer {
 	s := ps.stateOf(model)
 	settings := roundSettings(&s.policy, l) // made anew for each offer, as for each round, because a setting may follow the traffic
 	decodes := maxRunning > 0
-	candidates := localCandidates(nil, &settings, l, running, decodes) // nil: a list of its own, because s.candidates is that of a round
-	departureGapMs := s.departureGap.Ms()                              // mean time between two departures of requests from the arrival queue
+	// nil: a list of its own, because s.candidates is that of a round.
+	candidates := localCandidates(nil, &settings, l, running, decodes)
+	departureGapMs := s.departureGap.Ms() // mean time between two departures of requests from the arrival queue
 	o := policy.NewOffer(candidates, l.Waiting, float64(l.Tokens), departureGapMs, maxRunning)
 	// FitN tells operators from how many prefills the engines' prefill times were learned. It is the number of the engine with the
 	// most.

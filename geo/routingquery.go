@@ -436,7 +436,8 @@ func (q *RoutingQuery) bookForward(s *modelState, h *prefill.Here, d policy.Deci
 	f.unansweredCount = q.legs
 	p.unanswered += f.unansweredCount
 	if len(f.prompt.Keys) > 0 {
-		f.speculation = p.prompts.Speculate(p.indexSlot, f.prompt.Keys) // from now on the prompt counts as cached there, until the forward fails
+		// From now on the prompt counts as cached there, until the forward fails.
+		f.speculation = p.prompts.Speculate(p.indexSlot, f.prompt.Keys)
 	}
 	q.booked = f
 	ps.metrics.countDecision(s.policy.Name(), policy.Forward)

@@ -45,7 +45,7 @@ func (a *lookahead) resolve(meanOutput float64) (horizon int) {
 			power *= gamma
 		}
 		a.discountSum = sum
-		a.marginsBuffer = sized(a.marginsBuffer, horizon+1) // a margin for each step, as discounts
+		a.marginsBuffer = sized(a.marginsBuffer, horizon+1)
 	}
 	return horizon
 }

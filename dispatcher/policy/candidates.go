@@ -67,8 +67,8 @@ func (k *candidates) chooseEntries(s *Snapshot, overdue []wait, r *ranks, wanted
 }
 
 // addFromPool adds the oldest entry that is no candidate yet and is no larger than room (in tokens). It returns the index of the new
-// candidate, or none if there is no such entry. The new candidate does not count as overdue. The search begins at nextInPool, because
-// chooseEntries has looked at all entries before it. An entry that is skipped here may fit another rank, so nextInPool does not move.
+// candidate, or none if there is no such entry. The search begins at nextInPool, because chooseEntries has looked at all entries before it.
+// An entry that is skipped here may fit another rank, so nextInPool does not move.
 func (k *candidates) addFromPool(s *Snapshot, room int64) int {
 	for i := k.nextInPool; i < len(s.Pool); i++ {
 		if !k.taken[i] && int64(s.Pool[i].Prompt) <= room {

@@ -63,8 +63,7 @@ func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
 		return p.decideAggregated(s, dst)
 	}
 	// If the KV room will be full before the slots are, present loads do not show which rank will then be the slowest. Therefore
-	// entries are placed by the loads that full ranks will have, without a search. Without a search, it is not known which rank will
-	// have most requests. So the cost of one more request on that rank (RowTokens) counts for each request on every rank.
+	// entries are placed by the loads that full ranks will have. There is no search then that would tell which rank gets most requests.
 	if meanPrompt, scarce := p.roomIsScarce(s); scarce {
 		p.loads.build(s, requestTokensWithPadding(p, s))
 		p.placeForFullRanks(s, meanPrompt)
@@ -88,10 +87,8 @@ func (p *evenkeel) beginRound(s *Snapshot) bool {
 	if !anySlot || len(s.Pool) == 0 { // there is nothing to decide
 		return false
 	}
-	// Some engines pad the batches of all ranks to the largest batch, so one more request on the rank with most requests lengthens each
-	// step. This cost (RowTokens) is left out of the loads here, because arrange counts it when it knows which rank has most requests.
-	requestTokens := p.requestTokens(s)
-	if s.Aggregated { // arrange does not run for ranks that also prefill, so the cost counts for each request
+	requestTokens := p.requestTokens(s) // without RowTokens, which arrange counts for the rank with most requests
+	if s.Aggregated {                   // arrange does not run for ranks that also prefill
 		requestTokens = requestTokensWithPadding(p, s)
 	}
 	p.loads.build(s, requestTokens)

@@ -104,10 +104,9 @@ func (s *Snapshot) ranksAfter(assigned []Assignment) map[int32]rankLoad {
 	return ranks
 }
 
-// reasonFor returns why an entry was not placed: the first reason that applies. First comes what the policy held back on purpose. Then come
-// reasons that no round could change: no rank is up, or the entry is too large for every rank. Then come slots and room: a rank is reserved
-// for this entry, all slots were taken before the round, the entry would fit the rank that is reserved for another entry, or the round has
-// left no slot or no room. entry is the entry's index in the pool, and after has the ranks at the end of the round.
+// reasonFor returns why an entry was not placed: the first reason that applies. First comes what the policy held back on purpose, then
+// reasons that no round could change, and then what the round has left of slots and room. entry is the entry's index in the pool, and after
+// has the ranks at the end of the round.
 func (l limits) reasonFor(s *Snapshot, after map[int32]rankLoad, entry int) string {
 	if reason := l.holdReason(entry); reason != "" {
 		return reason
@@ -158,9 +157,8 @@ type leftover struct {
 	fitsReserved  bool  // the reserved rank has a slot and room for the entry, but is kept free for another entry
 }
 
-// leftoverFor returns what the round has left for an entry of so many tokens, so that reasonFor can say why it was not placed. extraSlots
-// is how many entries a rank may get beyond its free slots. The reserved rank counts only in fitsReserved, because it is kept free for
-// another entry.
+// leftoverFor returns what the round has left for an entry of so many tokens. The reserved rank counts only in fitsReserved, because it is
+// kept free for another entry.
 func (l limits) leftoverFor(s *Snapshot, after map[int32]rankLoad, tokens int64) leftover {
 	remaining := leftover{largestRoom: math.MinInt64}
 	for g := range s.Workers {

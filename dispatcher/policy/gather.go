@@ -71,7 +71,8 @@ func (p *evenkeel) decideAggregated(s *Snapshot, dst []Assignment) []Assignment 
 	openSlots := int(p.ranks.openSlots)
 	gather.fillCandidates(s, openSlots+openSlots/2) // half as many again as there are free slots, so that the planner has a choice
 	const now = 0                                   // the planner's times are in s, from the time of the snapshot
-	picks, next := gather.planner.Decide(now, &gather.group, gather.waiting, rounds.Rule{Patience: p.set.patience, MaxHold: p.set.maxHoldS})
+	rule := rounds.Rule{Patience: p.set.patience, MaxHold: p.set.maxHoldS}
+	picks, next := gather.planner.Decide(now, &gather.group, gather.waiting, rule)
 	gather.nextDecisionMs = next * 1000
 	gather.noteFirstSendable(s, now)
 	for _, pick := range picks {
@@ -134,7 +135,8 @@ func (p *evenkeel) fillGroup(s *Snapshot) {
 	for i := range s.Workers {
 		w := &s.Workers[i]
 		decoding := w.decoding()
-		rank := rounds.Rank{Slots: int(p.ranks.free[i]), Room: p.ranks.room[i], Backlog: w.Backlog, Load: float64(p.loads.initialLoadTokens[i])}
+		load := float64(p.loads.initialLoadTokens[i])
+		rank := rounds.Rank{Slots: int(p.ranks.free[i]), Room: p.ranks.room[i], Backlog: w.Backlog, Load: load}
 		if decoding > 0 { // keep room for one mean answer, because running answers grow until one of them ends
 			rank.Room -= int64(s.MeanOutput)
 		}

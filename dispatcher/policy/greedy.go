@@ -179,8 +179,7 @@ func (p *greedy) bestSingle(s *Snapshot, g int) (at int32, best float64, ok bool
 	if !ok { // no entry fits the rank
 		return 0, 0, false
 	}
-	// Several prompts near the knee may share the best score. The one that is earliest in line wins. Each of the two searches returns a
-	// position beyond the line if none of its prompts has this score.
+	// Several prompts near the knee may share the best score. The one that is earliest in line wins.
 	return min(p.earliestUpToKnee(low, cost, best), p.earliestBeyondKnee(high, fitting, cost, best)), best, true
 }
 
@@ -189,10 +188,9 @@ func (p *greedy) scoreAt(place int, cost float64) float64 {
 	return p.rankScore.F(subset.Scaled(p.line.prompt(place), cost))
 }
 
-// earliestUpToKnee returns the lowest position in line of the entries that have the best score and a prompt up to the knee (the limit up to
-// which scores rise with length). It looks them up by place: an index in the order by length. low is the place of the longest prompt up to
-// the knee that is still in line; -1: there is none. It returns the sentinel, which is higher than all positions, if no such entry has the
-// best score. Prompts of equal length are sorted by position, so of each length it looks only at the first that is still in line.
+// earliestUpToKnee returns the lowest position of the entries in line that have the best score and a prompt up to the knee; the sentinel,
+// which is higher than all positions: no such entry has this score. low is the place of the longest prompt up to the knee that is still in
+// line; -1: there is none. Prompts of equal length are sorted by position, so of each length only the first that is still in line counts.
 func (p *greedy) earliestUpToKnee(low int, cost, best float64) int32 {
 	at := p.line.sentinel()
 	for low >= 0 && p.rankScore.Equal(p.scoreAt(low, cost), best) {
@@ -203,11 +201,8 @@ func (p *greedy) earliestUpToKnee(low int, cost, best float64) int32 {
 	return at
 }
 
-// earliestBeyondKnee returns the lowest position in line of the entries that have the best score and a prompt beyond the knee (the limit up
-// to which scores rise with length). It looks them up by place: an index in the order by length. high is the place of the shortest prompt
-// beyond the knee that is still in line, and fitting the number of prompts that fit the rank. It returns the sentinel, which is higher than
-// all positions, if no such entry has the best score. Prompts of equal length are sorted by position, so the first that is still in line
-// stands for its length.
+// earliestBeyondKnee is earliestUpToKnee for prompts beyond the knee. high is the place of the shortest prompt beyond the knee that is
+// still in line, and fitting the number of prompts that fit the rank.
 func (p *greedy) earliestBeyondKnee(high, fitting int, cost, best float64) int32 {
 	at := p.line.sentinel()
 	for high < fitting && p.rankScore.Equal(p.scoreAt(high, cost), best) {
@@ -237,7 +232,7 @@ func (p *greedy) placeSubset(s *Snapshot, dst []Assignment) []Assignment {
 		Cap:    int(p.ranks.free[g]),
 		Limit:  p.ranks.room[g],
 	})
-	if isPositive := p.rankScore.Better(best.Score, 0); !isPositive {
+	if !p.rankScore.Better(best.Score, 0) {
 		best = p.bestOne(s, g, n) // a slot that stays empty would serve no request
 	}
 	for i := range n {
@@ -264,8 +259,7 @@ func (p *greedy) findCandidates(s *Snapshot, g int) (n int) {
 // candidates, whose lengths are in p.tokens. setScore must have set p.rankScore to the score of rank g.
 func (p *greedy) bestOne(s *Snapshot, g, n int) (best subset.Set) {
 	for i := range n {
-		load := p.loadOn(s, g, p.tokens[i])
-		f := p.rankScore.F(load)
+		f := p.rankScore.F(p.loadOn(s, g, p.tokens[i]))
 		if i == 0 || p.rankScore.Better(f, best.Score) {
 			best = subset.Set{Mask: 1 << i, Score: f}
 		}
@@ -287,7 +281,8 @@ func (p *greedy) firstRank() int {
 	for _, rank := range p.ranks.hadSlots {
 		g := int(rank)
 		free := p.ranks.free[g]
-		if free == 0 || p.slotsFirst && free < first.free { // no slot is left, or the margin need not be computed, because it cannot decide
+		// No slot is left, or the margin need not be computed, because it cannot decide.
+		if free == 0 || p.slotsFirst && free < first.free {
 			continue
 		}
 		next := rankInTurn{rank: g, free: free, margin: p.envelope.minMargin(g)}

@@ -170,10 +170,8 @@ func (p *evenkeel) exchange(a, b int) {
 	p.placed[a].candidate, p.placed[b].candidate = indexB, indexA
 }
 
-// tryMoves tries to move placement a to a free slot of each other rank. A move takes the candidate's load off its present rank and adds it
-// to the other, so it lowers the cost if the smoothed peak falls, which is a mean of the largest load and a power mean of all loads. Each
-// move that is tried spends one evaluation. changed says whether any move lowered the cost. p.search must be filled for placement a: with
-// its rank (ownRank), and with the load that it adds there (ownLoad). It is filled again after each move, because the next move begins from
+// tryMoves tries to move placement a to a free slot of each other rank. Each move that is tried spends one evaluation. changed says whether
+// any move lowered the cost. p.search must be filled for placement a. It is filled again after each move, because the next move begins from
 // the new rank.
 func (p *evenkeel) tryMoves(a int) (changed bool) {
 	l, search := &p.loads, &p.search

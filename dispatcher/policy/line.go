@@ -80,9 +80,7 @@ func (l *line) putLongestFirst(pool []Entry) {
 func (l *line) sentinel() int32 { return int32(len(l.entryAt)) }
 
 // remove takes the entry at position p out of the line; all other positions stay the same. If the entries are also sorted by length,
-// searches by length then skip its place in this order. Such a search follows skipUp to longer prompts, and skipDown to shorter ones: the
-// value of an element is the element itself while its entry is in line, and else leads to the next one. Element k of skipUp stands for
-// place k, and element k+1 of skipDown for place k, because element 0 is its end.
+// searches by length then skip its place in this order (see skipUp and skipDown).
 func (l *line) remove(p int32) {
 	l.next[l.prev[p]], l.prev[l.next[p]] = l.next[p], l.prev[p]
 	l.waiting--
@@ -93,11 +91,9 @@ func (l *line) remove(p int32) {
 	}
 }
 
-// sortByLength sorts the entries that are still in line by the length of their prompts, so that bestSingle can look them up by length. A
-// place is an index in this order. An element of sorted has the length in its upper 32 bits and the position in line in its lower 32 bits,
-// so that entries of the same length stay in the order of their positions. firstEqual has, for each place, the first place with the same
-// length. Entries that leave the line later keep their places. skipUp and skipDown lead searches past them: each has an element for every
-// place, and one more as its end.
+// sortByLength sorts the entries that are still in line by the length of their prompts, so that bestSingle can look them up by length.
+// Entries of the same length stay in the order of their positions. Entries that leave the line later keep their places, and skipUp and
+// skipDown then lead searches past them.
 func (l *line) sortByLength(pool []Entry) {
 	l.sorted = l.sorted[:0]
 	for p := l.next[l.sentinel()]; p != l.sentinel(); p = l.next[p] {
@@ -129,6 +125,5 @@ func (l *line) position(place int) int32 { return int32(uint32(l.sorted[place]))
 // atOrAfter returns the first place, from the given one on, whose entry is still in line; len(sorted): there is none.
 func (l *line) atOrAfter(place int) int { return int(l.skipUp.find(int32(place))) }
 
-// atOrBefore returns the last place, up to the given one, whose entry is still in line; -1: there is none. The elements of skipDown are
-// places plus 1, so that 0 can stand for no place.
+// atOrBefore returns the last place, up to the given one, whose entry is still in line; -1: there is none.
 func (l *line) atOrBefore(place int) int { return int(l.skipDown.find(int32(place)+1)) - 1 }

@@ -39,7 +39,7 @@ const growthShare = 0.25
 // loads has the loads of all ranks in a round. It keeps the three largest loads ready, because the search often asks for the largest load
 // of all ranks but two.
 type loads struct {
-	load              []int64    // by rank: load with the expected growth of its requests, scaled by its cost, in units of 2^-fixedBits tokens
+	load              []int64    // by rank: load with the growth of its requests, scaled by its cost, in units of 2^-fixedBits tokens
 	top               [3]topLoad // the three largest loads, the largest first
 	cost              []float32  // by rank: step time per KV token, as a multiple of the group's mean
 	heldTokens        []int64    // by rank: KV tokens when the round began, not scaled by cost

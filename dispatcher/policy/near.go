@@ -75,18 +75,11 @@ type nearSearch struct {
 // the load that would take as long.
 func newNearSearch(p *evenkeel, s *Snapshot) nearSearch {
 	smoothedPeak := float64(p.loads.presentSmoothedPeak())
-	step := smoothedPeak + loadOfFixedTime(s)
-	return nearSearch{evenkeel: p, s: s, peak: p.loads.peak(), smoothedPeak: smoothedPeak, allowance: step * p.set.nearShare}
-}
-
-// loadOfFixedTime returns the load that would take as long as the part of a step that does not depend on the load (C0Ms), in units of
-// 2^-fixedBits KV tokens; 0: the time per token (C1Ms) is not known.
-func loadOfFixedTime(s *Snapshot) float64 {
-	if s.C1Ms > 0 {
-		tokens := float64(s.C0Ms) / float64(s.C1Ms)
-		return math.Ldexp(tokens, fixedBits)
+	step := smoothedPeak
+	if s.C1Ms > 0 { // plus the load that would take as long as the part of a step that does not depend on the load
+		step += math.Ldexp(float64(s.C0Ms)/float64(s.C1Ms), fixedBits)
 	}
-	return 0
+	return nearSearch{evenkeel: p, s: s, peak: p.loads.peak(), smoothedPeak: smoothedPeak, allowance: step * p.set.nearShare}
 }
 
 // hits returns the ranks that have a part of a candidate's prompt in their prefix cache. candidate is an index in p.candidates.all.
@@ -120,7 +113,7 @@ func (p *nearSearch) moveNearHits(a int) {
 // bestMove returns the rank to which placement a should move: the one where the most tokens need not be copied (are spared), compared with
 // its present rank; none: no move spares any. swapWith is the placement on that rank with which it must exchange candidates; none: it takes
 // a free slot. A move must keep the limits of the nearSearch (see affords). Each hit, and each placement that could be exchanged, spends
-// one evaluation. p.search must be filled for placement a: with its rank (ownRank), and with the load that it adds there (ownLoad).
+// one evaluation. p.search must be filled for placement a.
 func (p *nearSearch) bestMove(a int) (rank, swapWith int) {
 	candidate := p.placed[a].candidate
 	heldHere := p.tokensHeld(candidate, p.search.ownRank)
@@ -189,9 +182,8 @@ func (p *nearSearch) sparedOnOwnRank(b, g int) int {
 }
 
 // canSwap says whether placements a and b may exchange their candidates. Both must find room, and the loads must stay within the limits of
-// affords: no load may exceed the peak from before the moves, and the smoothed peak may rise in proportion to spared. spared is how many
-// fewer tokens must be copied for both candidates together; it counts as a share of the prompt of a's candidate. p.search must be filled
-// for placement a. rankB is the rank of b.
+// affords. spared is how many fewer tokens must be copied for both candidates together; it counts as a share of the prompt of a's
+// candidate. p.search must be filled for placement a. rankB is the rank of b.
 func (p *nearSearch) canSwap(a, b, rankB, spared int) bool {
 	rankA := p.search.ownRank
 	indexA, indexB := p.placed[a].candidate, p.placed[b].candidate

@@ -5,7 +5,7 @@ package policy
 // out of date.
 type pair struct {
 	change         int64
-	computedAtRise int64 // by how much the peak had risen, since bestPair began, when change was computed; notComputed: change is not valid
+	computedAtRise int64 // rise of the peak, since bestPair began, when change was computed; notComputed: change is not valid
 }
 
 const notComputed = -1 // stands for a value that must be computed before it is used
@@ -48,9 +48,8 @@ func (p *evenkeel) bestPair(from, to int) {
 
 // bestRank returns the rank on which a candidate changes the cost least, and this change; none: the candidate fits no rank. In a tie, the
 // rank with the smaller load wins. candidate is an index in p.candidates.all, pairs has the pair of the candidate with each rank, and
-// peakRise is the rise of the peak (the largest load) since bestPair began. A pair is out of date if it is notComputed, or if the peak has
-// risen since it was computed. bestRank then computes it anew, except if a change that was computed cannot have become low enough to be the
-// least (leastNow).
+// peakRise is the rise of the peak (the largest load) since bestPair began. If the peak has risen since a pair was computed, bestRank
+// computes it anew, except if its change cannot have become low enough to be the least (leastNow).
 func (p *evenkeel) bestRank(candidate int32, pairs []pair, peakRise int64) (best int, least int64) {
 	l := &p.loads
 	tokens, rankCount := p.candidates.all[candidate].tokens, int64(len(l.load))
@@ -61,7 +60,7 @@ func (p *evenkeel) bestRank(candidate int32, pairs []pair, peakRise int64) (best
 			continue
 		}
 		known := &pairs[g]
-		if isCurrent := known.computedAtRise == peakRise; !isCurrent {
+		if known.computedAtRise != peakRise { // out of date
 			if known.computedAtRise != notComputed && best != none && known.leastNow(rankCount, peakRise) > least {
 				continue
 			}

@@ -70,7 +70,7 @@ const (
 
 // chooseWay returns the way to make the first placements: the best one that is fast enough for their number.
 func chooseWay(p *evenkeel) way {
-	slotsAreScarce := p.ranks.openSlots <= int64(p.wanted) // true: there is an entry for each slot; false: there is a slot for each entry
+	slotsAreScarce := p.ranks.openSlots <= int64(p.wanted) // there is an entry for each slot; false: a slot for each entry
 	switch {
 	case slotsAreScarce && p.wanted <= p.set.workerFirstMax:
 		return byWorker // more entries than slots: the choice is which entries are placed
@@ -231,7 +231,7 @@ func (p *evenkeel) bestCandidateFor(g int, order []ranked) int {
 func (p *evenkeel) candidateFirst(s *Snapshot, from, to int, mayGoOn bool) {
 	longestFirstCount := 0 // the overdue candidates, which are placed without the rest of the pool, stay in the order of their waits
 	if mayGoOn {
-		longestFirstCount = p.wanted - len(p.placed) // the oldest candidates, as many as are still wanted: the longest prompts first
+		longestFirstCount = p.wanted - len(p.placed) // the oldest candidates, as many as are still wanted
 	}
 	order := inPlacingOrder(p, from, to, longestFirstCount)
 	p.buildHeap()

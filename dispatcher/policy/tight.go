@@ -90,9 +90,9 @@ func (p *evenkeel) projectFullLoads(s *Snapshot) {
 	t := &p.tight
 	t.fullLoad = sized(t.fullLoad, len(s.Workers))
 	for _, g := range p.ranks.hadSlots {
-		room := max(0, float64(p.ranks.room[g]))                         // below 0: the rank holds more than its budget
-		extraPerToken := float64(p.loads.extraPerRequest) / t.meanPrompt // both are KV tokens of one entry, not scaled by a rank's cost
-		presentLoad := inTokens(p.loads.load[g])                         // scaled by the rank's cost already
+		room := max(0, float64(p.ranks.room[g])) // below 0: the rank holds more than its budget
+		extraPerToken := float64(p.loads.extraPerRequest) / t.meanPrompt
+		presentLoad := inTokens(p.loads.load[g]) // scaled by the rank's cost already
 		t.fullLoad[g] = presentLoad + room*(1+extraPerToken)*float64(p.loads.cost[g])
 	}
 }
@@ -104,16 +104,10 @@ func (p *evenkeel) placeEvenly(s *Snapshot, entry int, isOverdue bool) {
 	g := rankForEvenLoads(p, tokens)
 	p.candidates.add(s, entry, isOverdue)
 	p.placeOn(int32(len(p.candidates.all)-1), g)
-	p.tight.correctGrowth(g, tokens, &p.loads)
-}
-
-// correctGrowth corrects fullLoad of rank g for an entry of so many tokens that was placed there. For the room that the entry takes,
-// projectFullLoads has counted extraPerRequest (growth and requestWeight) for tokens/meanPrompt entries of mean length. But it is one
-// entry, so it must count once.
-func (t *tight) correctGrowth(g int, tokens int64, l *loads) {
-	entriesCounted := float64(tokens) / t.meanPrompt
-	extraNotCounted := float64(l.extraPerRequest) * (1 - entriesCounted) // below 0 for an entry longer than the mean
-	t.fullLoad[g] += extraNotCounted * float64(l.cost[g])
+	// For the room that the entry takes, projectFullLoads has counted extraPerRequest for tokens/meanPrompt entries of mean length. But
+	// it is one entry, so extraPerRequest must count once.
+	extraNotCounted := float64(p.loads.extraPerRequest) * (1 - float64(tokens)/p.tight.meanPrompt) // below 0 for a long entry
+	p.tight.fullLoad[g] += extraNotCounted * float64(p.loads.cost[g])
 }
 
 // rankForEvenLoads returns the rank for an entry of so many tokens that makes the loads of the full ranks most equal; none: the entry fits

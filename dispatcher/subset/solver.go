@@ -207,9 +207,8 @@ func (s *Solver) improveApproximate() {
 func (s *Solver) forgetChoices() { s.upToKnee, s.beyondKnee = choice{}, choice{} }
 
 // considerChecked considers a choice that may come from an approximate table: its mask is right, but its sum may be in blocks of several
-// tokens, and its candidates may exceed the limit. The limit holds for tokens, because they need KV room. The score is for scaled tokens:
-// the load on this rank. So considerChecked takes the choice only if its tokens are within the limit, and sets its sum to the sum of the
-// scaled tokens. A choice with ok false is ignored.
+// tokens, and its candidates may exceed the limit. So considerChecked takes the choice only if its tokens are within the limit, and sets
+// its sum to the sum of the scaled tokens. A choice with ok false is ignored.
 func (s *Solver) considerChecked(x choice) {
 	if !x.ok {
 		return
@@ -253,20 +252,14 @@ func (s *Solver) findInTable(limit int64) (countsTokens bool) {
 // inBlocks returns the numbers that the table needs in blocks of perBlock tokens: the sizes (scaled tokens) of the candidates, the knee,
 // and the largest sum that matters (bound). limit is the largest sum allowed, in tokens.
 func (s *Solver) inBlocks(perBlock, limit int64) (sizes []int64, knee, bound int64) {
-	sizes = s.sizesInBlocks(perBlock)
-	knee = s.knee
+	for i, size := range s.scaledTokens[:s.count] {
+		s.blocks[i] = max(1, (size+perBlock/2)/perBlock) // rounded, but a short prompt counts as a block, too
+	}
+	sizes, knee = s.blocks[:s.count], s.knee
 	if knee != Unlimited {
 		knee /= perBlock
 	}
 	return sizes, knee, largestUsefulSum(sizes, s.maxCount, knee, limit/perBlock)
-}
-
-// sizesInBlocks returns the scaled tokens of the candidates in blocks of perBlock tokens, rounded. A short prompt counts as a block, too.
-func (s *Solver) sizesInBlocks(perBlock int64) []int64 {
-	for i, size := range s.scaledTokens[:s.count] {
-		s.blocks[i] = max(1, (size+perBlock/2)/perBlock)
-	}
-	return s.blocks[:s.count]
 }
 
 // largestUsefulSum returns a bound: no sum of at most maxCount sizes that is larger can be the best choice. A sum is the load that a set of

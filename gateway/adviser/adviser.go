@@ -96,8 +96,7 @@ func (a *Adviser) takeSamples(now time.Time, boards []board.ModelStatus) map[str
 	all := map[string]*advice.Sample{}
 	pooled := 0 // finished prefills that wait for a decode rank
 	for i := range boards {
-		_, isAggregated := roster.DisplayName(boards[i].Model) // DisplayName also says whether the ranks of the board prefill and decode
-		if isAggregated {
+		if _, isAggregated := roster.DisplayName(boards[i].Model); isAggregated { // the ranks of the board prefill and decode
 			continue
 		}
 		thisProxyAdmits := func(w board.WorkerStatus) bool { return a.deps.Fleet.Now().Admits(w.ID) }

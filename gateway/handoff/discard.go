@@ -184,8 +184,10 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 		return discardExpired, false, mooncake.ErrExpired
 	}
 	rank := d.Engines().Rank(slot.Worker)
-	if err = h.takeParamsToDiscard(now); err != nil {
-		return discardExpired, false, err
+	if h.params == nil { // an earlier try on another rank may have taken the params
+		if h.params, err = h.Discard(now); err != nil {
+			return discardExpired, false, err
+		}
 	}
 	h.Lease.Dispatched()
 	// The engine pulls the KV of whole blocks, and computes the rest of the prompt itself: less than one block. How many tokens it has
@@ -219,15 +221,6 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	return discardDone, false, nil
 }
 
-// takeParamsToDiscard takes the kv_transfer_params, with which a decode engine pulls the KV, unless they were taken before, for another
-// rank. It fails if the prefill engine has freed the KV.
-func (h *Handoff) takeParamsToDiscard(now time.Time) (err error) {
-	if h.params == nil {
-		h.params, err = h.Discard(now)
-	}
-	return err
-}
-
 // newCall makes the call of a discard to the rank of a slot. It does not send it yet.
 func (d *Discarder) newCall(rank *roster.Rank, slot *dispatcher.Slot, h *Handoff) upstream.Call {
 	silence := rank.Profile.FirstEventTimeout // how long the engine may be silent, before its answer or within it
@@ -259,8 +252,7 @@ func (d *Discarder) judgeFault(
 		slotOutcome.Orphaned = !time.Now().Before(h.FirstEventBy()) && LeaksBlocks(rank, fault)
 		// Silent: the rank sent nothing until the timeout. If the hand-off is the cause, the next rank's slot would be held for as
 		// long.
-		tryOther = fault.Reason != lifecycle.Silent
-		return discardFailed, tryOther
+		return discardFailed, fault.Reason != lifecycle.Silent
 	case fault.Reason == lifecycle.Paused: // the part of the engine that would free the KV never saw the request
 		return discardRefused, true
 	case !d.Engines().RejectionFrees(rank): // the refusal of this engine does not free the KV

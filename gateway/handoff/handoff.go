@@ -200,7 +200,8 @@ func LimitOnePiece(r *roster.Rank, call *engine.Call, settings *fleet.Settings, 
 	asked := time.Now()
 	firstWait := RemainingWait(r, settings, asked, tokens, asked) // as it is now, when the request is sent
 	return Repeat(firstWait, func() (nextCheck time.Duration) {
-		if timeLeft := RemainingWait(r, settings, asked, tokens, time.Now()); timeLeft > 0 { // a sign of life has prolonged the wait
+		timeLeft := RemainingWait(r, settings, asked, tokens, time.Now())
+		if timeLeft > 0 { // a sign of life has prolonged the wait
 			return timeLeft
 		}
 		call.Expire()
@@ -273,7 +274,7 @@ func (h *Handoff) MayHaveExpired(ctx context.Context, m Monitor, pull *engine.Pe
 	if h == nil || !h.expiredKnown { // there is no hand-off, or no count to compare with
 		return false
 	}
-	if pastCertainHold := pull.KeptByRenewal(now); !pastCertainHold { // the KV is there without any renewal
+	if !pull.KeptByRenewal(now) { // the KV is there without any renewal
 		return false
 	}
 	freed, known := m.ExpiredNow(ctx, h.Lease.Candidate.Instance)

@@ -51,8 +51,7 @@ func (s sums) add(r *Receipt) {
 		m.minute, m.Hits = now, Hits{}
 	}
 	m.add(Hits{r.PromptTokens, r.cached()})
-	clockWasSetBack := ofKey.latest > now && isOutdated(ofKey.latest, now) // by minutesKept or more
-	if ofKey.latest < now || clockWasSetBack {
+	if ofKey.latest < now || isOutdated(ofKey.latest, now) { // an outdated minute after now is from before the clock was set back
 		ofKey.latest = now
 	}
 }

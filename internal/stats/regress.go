@@ -24,14 +24,14 @@ func Regress(rows [][]float64, y []float64) (r Regression, ok bool) {
 	if slices.Contains(scale, 0.0) { // a column of zeros has no coefficient
 		return r, false
 	}
-	solved, ok := solve(rows, y, scale) // solved[i]: factor times the coefficient of the divided column i is constant
+	solved, ok := solve(rows, y, scale) // solved[i] is for the coefficient of the divided column i
 	if !ok {
 		return r, false
 	}
 	mean := Mean(y)
 	r.Of, r.Error = make([]float64, columns), make([]float64, columns)
 	for i := range columns {
-		r.Of[i] = solved[i].constant / solved[i].factor / scale[i] // the coefficient of the divided column, and then of the column itself
+		r.Of[i] = solved[i].constant / solved[i].factor / scale[i] // of the divided column, and then of the column itself
 	}
 	residual, total := 0.0, 0.0 // sums of squares: what the model leaves of y, and y's distances from its mean
 	for k, x := range rows {

@@ -67,7 +67,8 @@ func TestG25(t *testing.T) {
 			}
 			require.Equal(t, row.did, *did)
 			require.Equal(t, []uint64{0, 12}, p.asked)
-			require.Equal(t, []int64{row.replayed, row.cold}, []int64{f.counters.gapsReplayed.Load(), f.counters.gapsCold.Load()})
+			replayed, cold := f.counters.gapsReplayed.Load(), f.counters.gapsCold.Load()
+			require.Equal(t, []int64{row.replayed, row.cold}, []int64{replayed, cold})
 		})
 	}
 }

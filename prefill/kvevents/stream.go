@@ -156,7 +156,8 @@ func (s *Stream) Status() Status {
 		Source: s.place.Load().Events, Complete: s.Complete(), Batches: c.batches.Load(),
 		GapsReplayed: c.gapsReplayed.Load(), GapsCold: c.gapsCold.Load(),
 		DecodeErrors: c.decodeErrors.Load(), UnknownTypes: c.unknownTypes.Load(), UnknownParents: c.unknownParents.Load(),
-		Skipped: c.skipped.Load(), Blocks: c.blocks.Load(), BlockTokens: s.BlockTokens(), LagMs: float64(c.lagInMicros.Load()) / 1000,
+		Skipped: c.skipped.Load(), Blocks: c.blocks.Load(), BlockTokens: s.BlockTokens(),
+		LagMs: float64(c.lagInMicros.Load()) / 1000,
 	}
 	if why := s.failure.Load(); why != nil {
 		status.Failure = *why
@@ -203,10 +204,7 @@ func (s *Stream) session(ctx context.Context) error {
 	s.counters.connects.Add(1)
 	batches := newQueue()
 	var reader sync.WaitGroup
-	reader.Go(func() {
-		connErr := s.read(conn, batches) // returns when the connection ends
-		batches.end(connErr)
-	})
+	reader.Go(func() { batches.end(s.read(conn, batches)) }) // read returns when the connection ends
 	defer reader.Wait()
 	defer conn.close()
 
