@@ -281,10 +281,7 @@ func TestTheBoardAgreesWithTheStepLog(t *testing.T) {
 				race.Alone(t)
 			}
 			t.Parallel()
-			engine.DPSize, engine.Steps.C0 = 2, 50*time.Millisecond
-			if race.Enabled {
-				engine.Steps.C0 = 250 * time.Millisecond // that events come before the next step does
-			}
+			engine.DPSize, engine.Steps.C0 = 2, 250*time.Millisecond // so long that events come before the next step does
 			b := start(t, setup{decode: []refengine.Config{engine}, waits: true})
 			const clients = 10
 			for i := range clients {
@@ -295,6 +292,7 @@ func TestTheBoardAgreesWithTheStepLog(t *testing.T) {
 			chunk := made * int64(b.d[0].Config().Steps.StreamInterval)
 			agreed, compared := 0, 0
 			b.eventually("they agree", func() bool {
+				time.Sleep(20 * time.Millisecond) // so that fifty comparisons see several steps
 				before := b.Dispatcher.Status(t.Context()).Models[0].Workers
 				steps := b.d[0].Steps()
 				after := b.Dispatcher.Status(t.Context()).Models[0].Workers
