@@ -9,7 +9,6 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/engine"
-	"evenkeel/gateway/edge"
 	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/upstream"
@@ -29,14 +28,6 @@ type abortByName struct {
 	mu   sync.Mutex
 	rank *roster.Rank // the rank to which the request was sent last; nil: no rank has it
 	id   string       // the id under which the engine of rank has the request
-}
-
-// letAbort lets the client end a job by name, and returns the means for that: its method abort ends the job. If no engine ends the answer,
-// the job ends as if share, which stands for the job's client, had left. An answer without tokens repeats outputMode (see answerAborted).
-func letAbort(j *job, share *edge.CloseNotifier, outputMode []byte) *abortByName {
-	j.namedAbort = &abortByName{endpoint: j.req.Endpoint, endAsIfClientLeft: share.MarkGone, outputMode: outputMode}
-	j.filterOptions.Aborted = j.namedAbort.requested.Load // the filter then takes an early end of the answer for a good one
-	return j.namedAbort
 }
 
 // errNotAborted is the error of an answer whose client has ended the request by name, but whose engine has not stopped.

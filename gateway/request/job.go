@@ -250,6 +250,14 @@ func (j *job) noteEnginesFreeIfLeft() {
 // lifecycle must know this (Copied in its events), because it says when to give the memory back.
 func bodyIsKept(j *job) bool { return j.resume.chargedBytes > 0 }
 
+// letAbort lets the client end a job by name, and returns the means for that: its method abort ends the job. If no engine ends the answer,
+// the job ends as if share, which stands for the job's client, had left. An answer without tokens repeats outputMode (see answerAborted).
+func letAbort(j *job, share *edge.CloseNotifier, outputMode []byte) *abortByName {
+	j.namedAbort = &abortByName{endpoint: j.req.Endpoint, endAsIfClientLeft: share.MarkGone, outputMode: outputMode}
+	j.filterOptions.Aborted = j.namedAbort.requested.Load // the filter then takes an early end of the answer for a good one
+	return j.namedAbort
+}
+
 // failedOnlyByAbort says whether the job failed only because the client of conn, which still waits for the answer, has ended the request by
 // name. The error of such a job has the status of a client that has left, because endAsIfClientLeft has ended the job.
 func failedOnlyByAbort(j *job, conn client, fail *openai.Error) bool {
