@@ -47,12 +47,15 @@ func (s *Settings) Tier() prefill.Config {
 	return c
 }
 
-// HoldTimeout is the longest time for which engines may hold blocks for a hand-off that is neither used nor discarded: the kv_hold_timeout
-// of a profile. A profile without one has no hand-offs, but a prefill may run, and hold blocks, for probe_timeout, so this counts instead.
-// 0: there are no profiles.
+// HoldTimeout is the longest time for which engines may hold blocks for a hand-off that is neither used nor discarded: the longest
+// kv_hold_timeout of all profiles. If no profile has one, there are no such hand-offs, but a prefill may run, and hold blocks, for
+// probe_timeout, so this counts instead. 0: there are no profiles.
 func (s *Settings) HoldTimeout() (longest time.Duration) {
 	for _, p := range s.Profiles {
-		longest = max(longest, cmp.Or(p.KVHoldTimeout, s.Limits.ProbeTimeout))
+		longest = max(longest, p.KVHoldTimeout)
+	}
+	if longest == 0 && len(s.Profiles) > 0 {
+		return s.Limits.ProbeTimeout
 	}
 	return longest
 }

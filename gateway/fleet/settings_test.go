@@ -45,7 +45,7 @@ func TestHowLongBlocksAreHeldForAHandOff(t *testing.T) {
 		{[]string{mooncake.NIXLPull}, 30 * time.Second},
 		{[]string{mooncake.NIXLPull, mooncake.AscendMooncakeV1}, 8 * time.Minute},
 		{[]string{mooncake.SGLang}, 9 * time.Minute}, // the prefill engine keeps nothing, but a prefill may write for as long
-		{[]string{mooncake.SGLang, mooncake.NIXLPull}, 9 * time.Minute},
+		{[]string{mooncake.SGLang, mooncake.NIXLPull}, 30 * time.Second},
 		{nil, 0},
 	} {
 		cfg := config.Default()

@@ -172,9 +172,8 @@ func (s *Set) recordOwnership(scope *Scope, epoch int64, now time.Time) (sinceOt
 }
 
 // recordTakeover records that this proxy owns a scope with a new epoch, or without epochs, and counts this in the metrics. Requests of the
-// owner before may still run for othersMayRunFor from now on. With a lease, this is KVHoldTimeout, because until then engines may still
-// fetch KV by hand-offs of the owner before. With a static order, it has no end. sinceOtherOwner is the time since the last sign of life of
-// another owner; 0: there was none. The caller holds the scope's mu.
+// owner before may still run for othersMayRunFor from now on. With a lease, this is KVHoldTimeout (see newScope). With a static order, it
+// has no end. sinceOtherOwner is the time since the last sign of life of another owner; 0: there was none. The caller holds the scope's mu.
 func (s *Set) recordTakeover(scope *Scope, epoch int64, now time.Time) (sinceOtherOwner time.Duration) {
 	scope.lastOwnedEpoch, scope.epochBegan = epoch, now
 	if scope.othersMayRunFor != withoutEnd {

@@ -44,7 +44,7 @@ type Deps struct {
 	Log           *zap.Logger
 	Registerer    prometheus.Registerer
 	Buckets       []float64            // bounds of histogram buckets, in seconds
-	KVHoldTimeout func() time.Duration // longest time for which a prefill engine keeps KV blocks, by the current config
+	KVHoldTimeout func() time.Duration // longest time for which a prefill engine holds KV blocks, by the current config
 	Leaving       func() bool          // this proxy is shutting down
 
 	// Engines returns, by name, the scopes that have engines, with the number of their engines.
@@ -118,8 +118,8 @@ func (s *Set) SetPeers(peers *geo.Peers) {
 	}
 }
 
-// newScope returns a new scope without a claim. After a takeover of the scope, requests of the owner before may still run for as long as
-// prefill engines keep KV, because until then engines may still fetch KV by its hand-offs.
+// newScope returns a new scope without a claim. After a takeover of the scope, requests of the owner before may still run for
+// KVHoldTimeout, because until then engines may still fetch KV by its hand-offs, or run its prefills.
 func (s *Set) newScope(name string) *Scope {
 	scope := NewScope(name)
 	scope.othersMayRunFor = s.deps.KVHoldTimeout()
