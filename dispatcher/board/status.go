@@ -120,11 +120,13 @@ type RoundStatus struct {
 
 // StepStatus says how long the steps of a group take, and how much of this time imbalance costs.
 type StepStatus struct {
-	// MeanMs is the mean length of a step or, if none was measured, the length at the present loads by the step model; 0: unknown.
+	// MeanMs is the mean length of a step or, if none was measured, the length at the present loads by the step model in use; 0:
+	// unknown.
 	MeanMs float32 `json:"mean_ms"`
 	C0Ms   float64 `json:"c0_ms"` // part of the step time that does not depend on the load, by the step model in use
 	C1Ms   float64 `json:"c1_ms"` // time that one KV token on the fullest rank adds to a step; 0: unknown
-	// RequestMs is the time that one request on the fullest rank adds to a step beside its KV tokens; 0: not surely known yet.
+	// RequestMs is the time that one request on the fullest rank adds to a step beside its KV tokens; 0: the steps do not surely show
+	// it yet.
 	RequestMs   float64 `json:"request_ms"`
 	OwnPromptMs float64 `json:"own_prefill_ms"` // time that one prompt token adds to a step if the slowest rank computes it; 0: unknown
 	// SharedPromptMs is the time that one prompt token on any rank adds to a step, times the number of ranks.
@@ -175,7 +177,8 @@ type WorkerStatus struct {
 	// Used is the number of requests that have slots. It can be above slots under a policy that sends every request to its rank at
 	// once, or because of dispatch.beyond_slots.
 	Used int `json:"used"`
-	// InEngineQueue is the number of used slots whose requests wait in the engine's own queue, because they lack a slot or KV room.
+	// InEngineQueue is the number of used slots whose requests wait in the engine's own queue, because no slot or no KV room is free
+	// for them.
 	InEngineQueue int    `json:"beyond_slots"`
 	Running       int    `json:"running"`
 	Transferring  int    `json:"transferring"`          // requests that have a slot but no first event of their answer yet

@@ -179,7 +179,7 @@ func (b *board) rememberEnded(slot, generated int32, firstStep, lastStep uint32)
 	}
 	r, kv := s.rank, int64(s.prompt)+int64(generated)
 	// The engine may have run the request on any of its ranks, so its KV was charged in equal parts to all of them. Only the part of
-	// this rank is remembered. The parts of the other ranks are missing when the last step of the request is learned.
+	// this rank is remembered. That the parts of the others are missing when its last step is learned is a small error.
 	if s.engineChoosesRank {
 		kv /= r.kvParts
 	}

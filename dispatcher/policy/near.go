@@ -144,7 +144,7 @@ func (p *nearSearch) bestMove(a int) (rank, swapWith int) {
 // bestSwap looks for the placement on rank g with which placement a should exchange its candidate, so that each candidate goes to the
 // other's rank. spared is how many fewer tokens must be copied for the candidate of a on rank g. For the other candidate it may be fewer or
 // more, and both numbers count together. bestSwap takes the exchange that spares the most tokens, if these are more than sparedSoFar, which
-// the best move so far spares. The more it spares, the less level the loads may become by it (see canSwap). swapWith is the placement
+// the best move so far spares. The more it spares, the less level the loads may become by it (see affords). swapWith is the placement
 // found, or none.
 func (p *nearSearch) bestSwap(a, g, spared, sparedSoFar int) (mostSpared, swapWith int) {
 	mostSpared, swapWith = sparedSoFar, none
