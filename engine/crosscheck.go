@@ -65,7 +65,7 @@ func checkFrozen(w *watch, s *Sample) {
 // line, and another one only after a scrape without an excess. The caller holds m.mu.
 func checkOverfull(w *watch, s *Sample) {
 	scrapes := &w.scrapes
-	running := runningOnFullestRank(s, w.in.Canaries) // all ranks of a decode engine; the slots of a prefill engine are not known
+	running := runningOnFullestRank(s, w.in.Canaries) // each rank gets canaries, so these are all ranks of the engine
 	// allowedRunning becomes the configured slots. If their number was lowered, it keeps the old number until the requests that were
 	// admitted under it have ended.
 	scrapes.updateAllowedRunning(w.in.Slots, running)

@@ -134,7 +134,8 @@ func (d *decodeEngines) requestOf(c *board.Charge, g *virtual.Group, inEngineQue
 	case inEngineQueue: // the engine has no free slot for the request, and will pull its KV only when a slot is free
 		q.Reserved, q.DecodesFrom, q.StepsToFirstToken = false, virtual.KVNotReady, int64(d.history.stepsToFirstToken)
 	default: // the request's KV is being pulled
-		// Simulated step 0 has the reported number g.Number+1. The difference is an int32, because step numbers may wrap around.
+		// Simulated step 0 has the reported number g.Number+1, and stands for all earlier steps, too. The difference is an int32,
+		// because step numbers may wrap around.
 		q.DecodesFrom = max(0, int64(int32(first-g.Number))-1)
 	}
 	return q

@@ -171,8 +171,8 @@ func (t *Twin) beginModel(j *judging) bool {
 	if j.window = j.latest.partWithAllGroups(j.model()); j.window == nil {
 		return false
 	}
-	// If earlier windows of the model were judged, the new window gets what they have shown, the time until which the sums over the
-	// last hour have counted their traffic, and the states that their replays have saved.
+	// If earlier windows of the model were judged, the new window gets the number of steps to a first token that they have shown, the
+	// time until which the sums over the last hour have counted their traffic, and the states that their replays have saved.
 	if a := t.models[j.model()]; a != nil {
 		j.window.StepsToFirstToken, j.window.HoursUntil = a.stepsToFirstToken, a.hoursCountedUntil
 		j.window.Checkpoints = a.checkpoints

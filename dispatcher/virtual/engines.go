@@ -58,7 +58,7 @@ func (e *Engines) Due() (next float64, busy bool) {
 		if g.Ends < Never {
 			busy = true
 			next = min(next, g.Ends)
-		} else { // a step frees such KV when it begins, but none is in progress
+		} else { // a step frees such KV when it begins; without steps, the caller must act at that time
 			next = min(next, e.nextRoomFromEndedKV(g))
 		}
 	}

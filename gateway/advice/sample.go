@@ -83,7 +83,8 @@ func needOf(s *Sample, target, slotSeconds float64) need {
 		waitForDecode = s.Prefill.Requests
 	}
 	n := need{
-		at: s.At, decode: decodeNeed(&s.Decode, waitForDecode, target, slotSeconds), prefill: prefillNeed(s, waitForDecode > 0, target),
+		at: s.At, decode: decodeNeed(&s.Decode, waitForDecode, target, slotSeconds),
+		prefill: prefillNeed(s, waitForDecode > 0, target),
 	}
 	n.prefillIfDecodeSuffices = n.prefill * shortage(n.decode, s.Decode.Live)
 	n.decodeIfPrefillSuffices = n.decode * shortage(n.prefill, s.Prefill.Live)

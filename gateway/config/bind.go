@@ -22,7 +22,7 @@ type Bind struct {
 	Allow     []string `yaml:"allow"`     // addresses or ranges that may send callbacks; empty: those of the decode engines
 
 	Lead time.Duration `yaml:"lead"` // time from the choice of the decode rank until a prefill engine can start
-	// Ahead is how many requests a decode rank may have beyond its slots, because none is needed during a prefill: a number, or auto.
+	// Ahead is how many requests a decode rank may have beyond its slots, because a prefill needs no slot: a number, or auto.
 	Ahead           string        `yaml:"ahead"`
 	CallbackTimeout time.Duration `yaml:"callback_timeout"`
 

@@ -90,7 +90,7 @@ func (p *BodyStream) Answer(ctx *fasthttp.RequestCtx) {
 func (p *BodyStream) writeWithoutFasthttp(ctx *fasthttp.RequestCtx, headSent bool) {
 	defer func() { _ = p.Close() }() // tells onEnd how the answer ended
 	conn, h, isHTTP10 := ctx.Conn(), headConnOf(ctx), !ctx.Request.Header.IsHTTP11()
-	servesOn := false             // after this answer, the connection serves further requests
+	servesOn := false             // whether the connection serves further requests after this answer; set below
 	ctx.HijackSetNoResponse(true) // because fasthttp would write chunks, or a second head
 	ctx.Hijack(func(net.Conn) {   // fasthttp calls this when the handler has returned, i.e. after the whole answer
 		if servesOn { // on another goroutine, so that this one ends and fasthttp frees what it holds for the old request

@@ -145,7 +145,7 @@ func (h *headConn) Read(p []byte) (int, error) {
 	}
 	n, err := h.Conn.Read(p)
 	headBytes := h.head.scan(p[:n])
-	if headBytes < n { // the other bytes belong to the body; while unread is empty, setUnread has no buffer to give back
+	if headBytes < n { // the rest belongs to the body; without setUnread, because there is no pooled buffer to give back
 		h.unread = bytes.Clone(p[headBytes:n]) // a copy, because fasthttp reuses p
 	}
 	return headBytes, err
