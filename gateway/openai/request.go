@@ -150,7 +150,7 @@ func (p *parser) setLimit() {
 	req.Limit = req.MaxTokens
 	if req.MaxTokens == 0 { // the client gave no limit
 		req.MaxTokensKey = ""
-		if req.Endpoint == mooncake.Completions && req.Body.Count("max_tokens") == 0 { // the key is missing, so it is not null
+		if req.Endpoint == mooncake.Completions && req.Body.Count("max_tokens") == 0 { // the value null would ask for no limit
 			req.Limit = DefaultCompletionTokens
 		}
 	}

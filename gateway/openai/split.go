@@ -11,8 +11,8 @@ func (r *Request) CheckSplit(recompute bool) *Error {
 			"\"use_beam_search\" is not supported here: the engines of this model either prefill or "+
 				"decode, and beam search cannot be split so")
 	case !r.PromptLogprobs: // the decode engine needs only the KV of the prompt
-	// The prefill engine computes the prompt's logprobs and the only token, so it gives the answer alone. At /generate, where Assembles is
-	// false, it cannot: the engines there are SGLang's, and a prefill engine of SGLang takes no request without a decode engine.
+	// The prefill engine computes the prompt's logprobs and the only token, so it gives the answer alone. At /generate, where Assembles
+	// is false, it cannot: the engines there are SGLang's, and a prefill engine of SGLang takes no request without a decode engine.
 	case r.Limit == 1 && r.Endpoint.Assembles():
 		r.PrefillOnly = true
 	case !recompute: // the decode engine does not compute the prompt, so it has no logprobs of it
