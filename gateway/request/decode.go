@@ -179,7 +179,7 @@ func limitWait(s *stream, h *handoff.Handoff, until lifecycle.Timeout) (maxSilen
 	case s.upstream.unstreamed:
 		return handoff.Forever, pullEndsBy, limitOnePiece(s, h, pullEndsBy)
 	// A request beyond the rank's slots waits in the engine's own queue, so its time limit starts only once it has a slot. This is safe
-	// only if the hold on the KV is renewed meanwhile. Otherwise the KV must be pulled in time, even from that queue.
+	// only if the hold on the KV is renewed meanwhile. Otherwise the KV must be pulled in time, despite the queue.
 	case s.upstream.slot.InEngineQueue && h != nil && profile.Renews():
 		return handoff.Forever, pullEndsBy, handoff.LimitFromSlot(s.upstream.slot, s.upstream.call, maxSilence)
 	case h == nil && profile.Aggregated(): // watchCore may find a core that stands still before maxSilence is over

@@ -224,7 +224,7 @@ func (s *stream) recordEnd() {
 	}
 	compareTokenCounts(s)
 	s.checkPrefixCache()
-	// If an engine has failed, this event ends the attempt and names the engine. EndAttempt, which does not, then changes nothing.
+	// If an engine has failed, this event ends the attempt and names the engine. EndAttempt, which does not, then finds none to end.
 	if failedEngine := s.upstream.failedEngine(); s.endError != nil && failedEngine != "" {
 		j.record.Report(journal.Event{Kind: journal.AttemptEnded, Cause: journal.Outcome(s.endError), On: failedEngine, Answer: s.endError})
 	}

@@ -186,7 +186,7 @@ func readPassthroughStart(s *stream, call *upstream.Call) *failure.Fault {
 		s.firstAt = time.Now()
 		s.job.enterPhase(journal.Streaming, "")
 		return nil
-	case s.upstream.answer.Filter.Failure().Status > 0: // the engine reported it by an event, from which ClientError was made
+	case s.upstream.answer.Filter.Failure().Status > 0: // by an event, from which ClientError was made
 		return failure.UnusableAnswer(lifecycle.Sole, lifecycle.Erred, s.upstream.fault.ClientError, errEngineReported)
 	}
 	return call.FaultOf(s.upstream.fault.Err) // the answer could not be read, for example because the connection broke
