@@ -49,8 +49,8 @@ type Callback struct {
 
 // ReadCallback checks a callback that came to the metaserver, the URL of evenkeel to which decode engines post callbacks. All required keys
 // must exist once, all hosts must be known, and there may not be more blocks than the prompt can have. request_id must be id (see
-// Endpoint.RequestID), but may lack its last bytes, which some decode engines cut off. An unknown key is accepted only if it
-// holds no address. prompt is the largest number of tokens that the prompt can have, block the size of a KV block in tokens; 0: not known.
+// Endpoint.RequestID), but may lack its last bytes, which some decode engines cut off. An unknown key is accepted only if it holds no
+// address. prompt is the largest number of tokens that the prompt can have, block the size of a KV block in tokens; 0: not known.
 func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known func(host string) bool) (Callback, error) {
 	bad := func(format string, args ...any) (Callback, error) {
 		return Callback{}, fmt.Errorf("%w: "+format, append([]any{ErrBadCallback}, args...)...)
@@ -71,12 +71,13 @@ func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known 
 	blocks, ok := largestGroup(c.values[atBlockIDs])
 	switch limit := maxBlocks(prompt, block); {
 	case !ok:
-		return bad("remote_block_ids is %s, not a list of block numbers or a list of such lists", describeValue(c.values[atBlockIDs]))
+		return bad("remote_block_ids is %s, not a list of block numbers or a list of such lists",
+			describeValue(c.values[atBlockIDs]))
 	case limit > 0 && blocks > limit:
 		return bad("remote_block_ids has %d blocks in a group, and the prompt at most %d", blocks, limit)
 	}
 	namedID := stringValue(c.values[atRequestID])
-	// A decode engine cuts off the random suffix that vLLM adds to ids. An engine that added none cuts off as much of evenkeel's own id.
+	// A decode engine cuts off the random suffix that vLLM adds to ids. If it added none, it cuts off as much of evenkeel's own id.
 	isShort := len(id) > suffixLength && namedID == id[:len(id)-suffixLength]
 	if namedID != id && !isShort {
 		return Callback{}, fmt.Errorf("%w: a request_id of %d bytes", ErrOtherRequest, len(namedID))

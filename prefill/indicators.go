@@ -88,6 +88,6 @@ func setKVIndicators(v *policy.Engine, c *candidate) {
 	v.HeldTokens = kvTokens - unansweredTokens // only of prompts that are prefilled
 	v.BlockTokens, v.ActiveBlocks = blockTokens, math.Ceil(kvTokens/blockTokens)
 	v.KVUsage = load.Usage()
-	// The ledger counts work in millionths, also as an integer.
+	// The ledger counts work in millionths, as an integer.
 	v.ActiveWork, v.KVWork = float64(load.Work[ledger.Probing])/1e6, float64(load.KVWork())/1e6
 }

@@ -190,7 +190,8 @@ func (d *chooser) preferGood(m *model, p *policy.Policy, r *Request, eligible []
 
 // admit reserves a place in the pool of hand-offs if the chosen candidate can take the request now, and returns canServe. It returns
 // poolFull if only a place is missing. In all other cases it returns onlyThisWaits: the caller lets this request wait, and tries those
-// behind it. If the candidate is busy, the request waits for it, and its prompt counts on it for the rest of the round.
+// behind it. If the candidate is busy, the request waits for it, and its prompt counts on it for the rest of the round, so that
+// the requests behind it go to other candidates if these are better for them.
 func (d *chooser) admit(r *Request, c *candidate, indicators *policy.Engine) waitReason {
 	if !d.canStart(r, c) { // the candidate is busy
 		if c.load.Waiting == (ledger.Sums{}) { // the first request of the round that waits for this candidate

@@ -48,7 +48,7 @@ type Framer struct {
 	eventStart     int // where the current event starts, or the part of it that Next has not returned as pieces
 	lineStart      int // where the current line starts, or the part of it that Next has not returned as pieces
 	lineSearchedTo int // the current line has no line end, CR or LF, before this offset
-	lfSearchedTo   int // there is no LF from lineSearchedTo up to here, so that not each lone CR costs another search for an LF
+	lfSearchedTo   int // no LF from lineSearchedTo up to here; kept, because each lone CR would otherwise cost another search for it
 
 	emittedBytes       int  // bytes of this event that were returned already, as opaque pieces
 	lineHasEmittedPart bool // some bytes of the current line were returned already, so the line is not blank

@@ -67,7 +67,7 @@ func (t *ComputeTimer) open(a Answer) {
 // join adds an answer to the open prefill, whose sample is the sum of its answers. One unusable answer makes the sample unusable.
 func (t *ComputeTimer) join(a Answer, now time.Time) {
 	t.lastAnswer = now
-	// Such a probe may have waited for one that was overtaken or not answered, for an unknown time.
+	// A probe that was sent too early may have waited for one that was overtaken or not answered, for an unknown time.
 	sentTooEarly := a.Sent.Before(t.spoiltUntil)
 	t.unusable = t.unusable || a.Unusable || sentTooEarly
 	if a.Sent.After(t.latestSent) {
