@@ -255,14 +255,14 @@ func (w *watch) setHalt(why error, confirmed bool) {
 	w.publish(w.status)
 }
 
-// countUnconfirmedHalt counts a halt that setHalt has just ended as a failure of the engine: the engine refused a request for the reason
-// why, but no check has seen this reason. Several failures in a row take the engine out of service until a canary passes. So an engine
-// without canaries is left alone. The caller holds m.mu.
+// countUnconfirmedHalt is called when the halt of an engine ends and no check has confirmed it: the engine has refused a request (why is
+// its reason), but its health checks did not show this reason. Such a refusal counts as a failure of the engine. Several failures in a row
+// take the engine out of service until a canary passes. So an engine without canaries is left alone. The caller holds m.mu.
 func countUnconfirmedHalt(w *watch, why error) {
 	if len(w.in.Canaries) == 0 {
 		return
 	}
-	if w.suspect.circuit.Fail(canaryID, time.Now()) { // canaryID, because the refused request may have been a canary
+	if w.suspect.circuit.Fail(canaryID, time.Now()) { // during an outage it counts only if a canary is the trial
 		w.takeOut(outFailures, fmt.Errorf("it refuses requests again and again, although its health checks do not say so: %w", why))
 	}
 }

@@ -210,9 +210,9 @@ func (l *Law) Assumed() (load Model, weights RequestCost) {
 	return load, weights
 }
 
-// Level returns the law as a Model for ranks with equal loads. Then the rows of the rank with most rows are also the mean of all ranks, and
-// no rank is padded to another one. Therefore, in all forms, a request costs the time of a row on its rank and in both shared terms, apart
-// from rounding up to graph sizes.
+// Level returns the law as a Model for ranks with equal loads. All ranks then have the same number of rows, and none is padded to another
+// one. So one more request on each rank adds one row to its rank, to the most rows of any rank, and to the mean of all ranks, in all forms
+// of the law. Only the rounding up to graph sizes is left out.
 func (l *Law) Level() Model {
 	m := l.Model
 	m.RequestMs += l.MostRowsMs + l.MeanRowsMs

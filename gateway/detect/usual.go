@@ -155,8 +155,8 @@ func (g *Group) mostRunning() (most int) {
 	return most
 }
 
-// medianYield returns medians over the usual minutes, of which each record has the group's steps in one minute: tokens per step and answer,
-// and ms per token; zero: they are known for too few minutes.
+// medianYield returns what a step of a group usually yields: the median of the tokens that a step gives to an answer, and the median of the
+// ms per token. An element of usualMinutes has both values of one minute. It returns zeros if they are known for too few minutes.
 func medianYield(usualMinutes []GroupAt) stepYield {
 	var tokens, ms []float64 // one value per minute
 	for _, minute := range usualMinutes {

@@ -48,7 +48,7 @@ func (r *Record) countPhase(e *Event) {
 	if e.Early { // the decode rank is bound before the prefill
 		r.Bind, r.BindMs = AtArrival, ms(time.Since(r.Arrival))
 	}
-	if e.Engine != "" { // only a request that one engine gets as it came names the engine in this event
+	if e.Engine != "" { // set only for a request that is passed through to this engine
 		r.Route, r.Engine = Passed, e.Engine
 	}
 	if e.Peer != "" {

@@ -11,7 +11,7 @@ type Event struct {
 	Open            bool    // only in NoTurn: no prefill engine was available here, but another region may have one
 	ReusesRequestID bool    // only in HandedOver: the decode request must carry the request id of the prefill call
 	Copied          bool    // set in LocalBound, Bound and First: the body is kept in memory, so that a lost answer can go on
-	NoEarlyEvents   bool    // set in LocalBound and Bound: the answer comes in one piece, or, in a pair, may have no event before its end
+	NoEarlyEvents   bool    // set in LocalBound and Bound: perhaps no event comes before the end of the answer
 	ClientLeft      bool    // the client had left when the event was reported
 
 	// The fields of this group are set only in CallFailed: a call to an engine has ended without its result.
@@ -37,7 +37,7 @@ type Event struct {
 // EventKind says what has happened to a request. Each event makes the lifecycle change its state and return effects.
 type EventKind uint8
 
-// The kinds of events. Step gives the kinds from CalledBack on to one pair of concurrent calls, and uses the others for the whole request.
+// The kinds of events. The kinds from CalledBack onwards concern one pair of concurrent calls, and the others the whole request.
 const (
 	Begun          EventKind = iota // the request begins to be served, or its lost answer is to go on
 	LocalBound                      // a decode rank that also prefills the prompt has given the request a slot
@@ -296,6 +296,6 @@ type DecodeFailure uint8
 // The reasons. They differ in whether the decode engine may still have the request.
 const (
 	Refused  DecodeFailure = iota // the decode engine did not take the request
-	Declined                      // the decode engine refused the request, and the request is at fault
+	Declined                      // the decode engine refused the request, because the request itself is wrong
 	Died                          // the call failed otherwise, so the engine may still have the request
 )

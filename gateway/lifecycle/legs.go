@@ -411,7 +411,7 @@ func (p *Pair) handleDecodeFailed(reason DecodeFailure, dst []Effect) []Effect {
 	if p.traits.CallsBack && !callbackMayCome {
 		dst = forgetCallback(dst)
 	}
-	if reason != Declined && !p.ClientLeft { // otherwise the request or its client ended the call, and no rank was lost
+	if reason != Declined && !p.ClientLeft { // else the request was wrong or its client has left, and no rank was lost
 		dst = append(dst, Effect{Kind: CountLoss})
 	}
 	engineMayHaveRequest := reason == Died

@@ -212,8 +212,8 @@ func (s *Source) Hash(key []byte) uint64 {
 	return max(1, binary.BigEndian.Uint64(mac.Sum(nil))) // the first 64 bits of the HMAC; 0 means elsewhere that there is no hash
 }
 
-// Bytes returns the length in bytes of the prompt of a request, as the client sent it. If the request has several prompts, each has a leg,
-// whose patch replaces the prompt of the request by its own.
+// Bytes returns the length in bytes of the prompt of a request, as the client sent it. A request with several prompts is sent once for each
+// of them, and leg then has the one prompt of this call.
 func Bytes(req *openai.Request, leg *mooncake.Patch) int {
 	if leg != nil && leg.Prompt != nil {
 		return len(leg.Prompt)

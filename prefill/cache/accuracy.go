@@ -105,7 +105,7 @@ func (h *PredictedHit) compareHit(u Usage, capacity int64) *SuspicionChange {
 		return nil
 	}
 	b := h.blocks
-	a, slot := &b.Accuracy, b.slots[h.prompt.unit()] // the slot has the candidate's blocks of bytes, or those of token ids
+	a, slot := &b.Accuracy, b.slots[h.prompt.unit()] // a prompt has blocks either of bytes or of token ids
 	if capacity != a.capacity {                      // the sums so far judge a capacity that is no longer used
 		*a = Accuracy{capacity: capacity, Suspect: a.Suspect}
 	}

@@ -21,7 +21,7 @@ type Indicators struct {
 	BS              float64 `expr:"bs"`                // unanswered probes of this proxy, and the requests of others
 	Waiting         float64 `expr:"waiting"`           // requests that wait in the engine: the last scrape, and the probes sent since
 	Running         float64 `expr:"running"`           // requests that the engine runs
-	ActiveTokens    float64 `expr:"active_tokens"`     // prompt tokens of unanswered probes of this proxy
+	ActiveTokens    float64 `expr:"active_tokens"`     // tokens of the prompts in unanswered probes of this proxy
 	KVTokens        float64 `expr:"kv_tokens"`         // active_tokens + held_tokens
 	KVUsage         float64 `expr:"kv_usage"`          // share of the candidate's KV cache in use, 0 to 1
 	HeldTokens      float64 `expr:"held_tokens"`       // tokens of prefilled prompts whose KV the engine still holds

@@ -260,7 +260,7 @@ func (p *Processes) recordKnownID(process int, candidate string, index int) (nex
 		known = known.with(index, entry)
 		known.shared = true
 		next = p.withEngineIDs(candidate, known)
-		return next.knownFrom(entry.firstProcess), maker // the process of the older id and all later ones were not replaced
+		return next.knownFrom(entry.firstProcess), maker // a newer id had made these processes look replaced, and they are not
 	}
 	if entry == known.ids[index] {
 		return p, maker
