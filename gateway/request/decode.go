@@ -500,10 +500,10 @@ func (p *concurrentPrefill) prepareRendezvous() *failure.Fault {
 		p.rendezvous.Metaserver = p.callback.URL
 	case p.traits.Keeps:
 		if p.rendezvous.Coordinates = srv.Fleet.Coordinates(candidate); p.rendezvous.Coordinates == nil {
-			// The address was known when the attempt began (bindOrder). Another attempt follows (Unlearned). If the client's
-			// own time limit ends before it, the client gets the error Leaving, because there is none for just this case.
-			return failure.NewFault(lifecycle.CallEnd{Call: lifecycle.Decode, Reason: lifecycle.Unlearned}, failure.Leaving,
-				errAddressUnknown)
+			// The address was known when the attempt began (bindOrder). Another attempt follows (Unlearned), unless the client's
+			// own time limit ends before it.
+			return failure.NewFault(lifecycle.CallEnd{Call: lifecycle.Decode, Reason: lifecycle.Unlearned},
+				failure.NoAddress, errAddressUnknown)
 		}
 	}
 	return nil

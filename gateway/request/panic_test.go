@@ -238,6 +238,19 @@ func TestAPanicBeforeThePrefillLegGivesTheLeaseBack(t *testing.T) {
 	require.Zero(t, srv.Prefill.Status()[0].Inflight)
 }
 
+// The address of a prefill engine may be forgotten after an attempt has begun, because the engine restarted.
+func TestAnUnknownAddressIsNotTakenForAShutdown(t *testing.T) {
+	srv, r := early(t, edge.NewCloseNotifier(zap.NewNop()))
+	srv.engines.at = nil
+	p := newConcurrentPrefill(&r.stream.upstream, r.lease, 0)
+	fault := p.prepareRendezvous()
+	require.Equal(t, lifecycle.Unlearned, fault.Reason)
+	require.Equal(t, "prefill_unavailable", fault.ClientError.Code)
+	require.Contains(t, fault.ClientError.Message, "not known yet")
+	r.lease.Release()
+	r.stream.giveBackAll(board.Failed)
+}
+
 // What cleans up after a panic must tell the life of it, and so the panic may not keep the life for itself.
 func TestAPanicInAStepOfAPairDoesNotHangItsRequest(t *testing.T) {
 	for name, told := range map[string]func(*concurrentPrefill){
