@@ -181,10 +181,12 @@ var (
 
 // movedOutError is the error of an answer that was cut at the deadline of a drain, and that no other engine can continue.
 func (srv *Server) movedOutError() *openai.Error {
-	return srv.drainedError("its engine was taken out of service and the answer cannot go on elsewhere; send the request again")
+	return srv.drainedError("its engine was taken out of service or paused, and the answer cannot go on elsewhere; " +
+		"send the request again")
 }
 
-// drainedError is the error of a request whose engine was taken out of service. If the proxy shuts down, the error says this instead.
+// drainedError is the error of a request whose engine was taken out of service or paused. If the proxy shuts down, the error says this
+// instead.
 func (srv *Server) drainedError(why string) *openai.Error {
 	if srv.Serving().Err() != nil {
 		return failure.Leaving

@@ -271,8 +271,8 @@ var (
 	errNoData = errors.New("the engine's stream ended without an event")
 )
 
-// drainedMessage is the message to a client whose engine was taken out of service before the end of the answer.
-const drainedMessage = "its engine was taken out of service; send the request again"
+// drainedMessage is the message to a client whose engine was taken out of service or paused before the end of the answer.
+const drainedMessage = "its engine was taken out of service or paused; send the request again"
 
 // processEvent processes an event that no engine streamed: an answer in one piece in the form of an event, or the end that evenkeel writes
 // itself.
