@@ -157,8 +157,12 @@ func (l *Liveness) AddPull(now time.Time, hold mooncake.Hold) *PendingPull {
 	pull.cacheSalt, pull.saltGeneration = l.cacheSalt, l.saltGeneration
 	if maxSilence := hold.MaxSilence(); maxSilence > 0 { // 0: signs of life do not renew this hold
 		const smallPart = 16 // a gap of less than 1/16 of the longest silence does not matter to a hold
-		// The requests to a rank usually allow the same silence, so the newest one sets the length for all.
-		l.minReportedGap.Store(int64(maxSilence / smallPart))
+		// Prefill engines may hold KV for different times, and a gap must be reported if it matters to any request that waits.
+		minGap := int64(maxSilence / smallPart)
+		if len(l.pendingPulls) > 0 {
+			minGap = min(minGap, l.minReportedGap.Load())
+		}
+		l.minReportedGap.Store(minGap)
 	}
 	l.pendingPulls = append(l.pendingPulls, pull)
 	return pull

@@ -92,6 +92,29 @@ func TestOneLossIsThatOfAllThatWait(t *testing.T) {
 	})
 }
 
+// The profiles of two prefill engines may have different hold times, and their requests may wait for the same rank.
+func TestALongHoldDoesNotHideTheGapOfAShortOne(t *testing.T) {
+	holdOf := func(timeout time.Duration) mooncake.Hold {
+		p := mooncake.Profile{Connector: mooncake.NIXLPull, KVHoldTimeout: timeout}.WithDefaults()
+		return p.Hold(time.Now(), time.Now().Add(p.PulledWithin()))
+	}
+	const short, long = 20 * time.Second, 470 * time.Second // the short one is certainly kept for 7.5 s after a sign of life
+	for _, first := range []time.Duration{short, long} {
+		synctest.Test(t, func(t *testing.T) {
+			l := NewLiveness()
+			pulls := map[time.Duration]*PendingPull{first: l.AddPull(time.Now(), holdOf(first))}
+			second := short + long - first
+			pulls[second] = l.AddPull(time.Now(), holdOf(second))
+			seen(l, time.Minute)
+			time.Sleep(8 * time.Second)
+			l.RecordSign(time.Now())
+			require.False(t, pulls[short].RecordFirstEvent(time.Now()), "%v came first", first)
+			pulls[short].End()
+			pulls[long].End()
+		})
+	}
+}
+
 func TestASignOfLifeAllocatesNothing(t *testing.T) {
 	l := NewLiveness()
 	p := l.AddPull(time.Now(), kept())
