@@ -70,7 +70,7 @@ func TestADecodeEngineThatIsGoneIsReported(t *testing.T) {
 		t.Run(connector, func(t *testing.T) {
 			t.Parallel()
 			b := start(t, setup{profile: mooncake.Profile{Connector: connector}, configure: confirm(patience)})
-			b.d[0].Close()
+			b.d[0].Kill() // keeps its port, which no other test can take
 			require.NotEqual(t, "right", b.judge(short, `"stream":true,`))
 			b.settle()
 			b.monitor.mu.Lock()
