@@ -6,9 +6,9 @@ import (
 	"context"
 	"encoding/json"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -85,6 +85,7 @@ type bed struct {
 	receipts *receipt.Ring
 
 	conf       *reload.Reloader
+	next       atomic.Pointer[config.Config] // what a reload reads
 	fleet      *fleet.Fleet
 	found      discovery.Deps
 	discovery  *discovery.Discovery
@@ -160,6 +161,9 @@ func (b *bed) serve(log *zap.Logger, find func(*bed) []discover.Source) (end fun
 		ReloadTrust: func(func(string) bool) (bool, error) { return false, nil },
 	})
 	require.NoError(b, err)
+	b.next.Store(b.cfg)
+	const noFile = "never written, so that only the test causes a reload"
+	b.conf.SetSource(noFile, func() (*config.Config, error) { return b.next.Load(), b.next.Load().Validate() })
 	settings := func() *fleet.Settings { return b.conf.Settings().Settings }
 	serving := service.New(service.Deps{
 		Context: ctx, Log: log, Grace: func() time.Duration { return 0 },
@@ -292,11 +296,9 @@ func (b *bed) prepare(old, next *reload.Settings, _ *predictor.Fit) (apply func(
 // reconfigure has another config in force, as far as the fleet goes by it.
 func (b *bed) reconfigure(change func(*config.Config)) {
 	b.Helper()
-	file := filepath.Join(b.TempDir(), "evenkeel.yaml")
-	require.NoError(b, os.WriteFile(file, []byte("another\n"), 0o600))
 	next := *b.cfg
 	change(&next)
-	b.conf.SetSource(file, func() (*config.Config, error) { return &next, next.Validate() })
+	b.next.Store(&next)
 	got := b.conf.Reload(false)
 	require.Empty(b, got.Error)
 	require.Empty(b, got.Restart)
