@@ -224,9 +224,12 @@ func groupIsReleased(t *testing.T) {
 	}})
 	us.Eventually("us-1 owns the group", func() bool { return groupOf(us, "main").Admits })
 	require.True(t, strings.HasPrefix(kept(t, store, "evenkeel/group/main/owner"), "us-1_"))
-	got := us.knock("us-2", geo.HandBackPath, fmt.Sprintf(`{"region":"us","group":"main","epoch":%d}`, groupOf(us, "main").Epoch))
+	epoch := groupOf(us, "main").Epoch
+	got := us.knock("us-2", geo.HandBackPath, fmt.Sprintf(`{"region":"us","group":"main","epoch":%d}`, epoch))
 	require.Equal(t, http.StatusConflict, got.Status, "us-2 does not live, and is not to have it: %s", got.Body)
-	require.True(t, groupOf(us, "main").Admits)
+	// On a busy machine, renewals may fail for a moment. With the same epoch, nobody else has owned the group meanwhile.
+	us.Eventually("us-1 owns the group", func() bool { return groupOf(us, "main").Admits })
+	require.Equal(t, epoch, groupOf(us, "main").Epoch)
 	require.NoError(t, us.gw.Shutdown(t.Context()))
 	require.Empty(t, kept(t, store, "evenkeel/group/main/owner"))
 }

@@ -139,6 +139,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 		},
 		{
 			name: "the client leaves before the first event", connector: sglang, why: lifecycle.HungUp, aborted: "decode prefill",
+			change: func(c *config.Config) { c.Bind.Grace = time.Hour }, // the answer must come before its end
 			do: func(c *pair) *failure.Fault {
 				c.sent()
 				c.clientLeft()
