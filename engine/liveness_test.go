@@ -19,7 +19,7 @@ import (
 func kept() mooncake.Hold {
 	p := mooncake.Profile{Connector: mooncake.NIXLPull}.WithDefaults()
 	now := time.Now()
-	return p.Hold(now, now.Add(p.PulledWithin()))
+	return p.Hold(now, now.Add(p.PulledWithin()), &p)
 }
 
 // seen gives signs of life for so long, and returns with the last one.
@@ -96,7 +96,7 @@ func TestOneLossIsThatOfAllThatWait(t *testing.T) {
 func TestALongHoldDoesNotHideTheGapOfAShortOne(t *testing.T) {
 	holdOf := func(timeout time.Duration) mooncake.Hold {
 		p := mooncake.Profile{Connector: mooncake.NIXLPull, KVHoldTimeout: timeout}.WithDefaults()
-		return p.Hold(time.Now(), time.Now().Add(p.PulledWithin()))
+		return p.Hold(time.Now(), time.Now().Add(p.PulledWithin()), &p)
 	}
 	const short, long = 20 * time.Second, 470 * time.Second // the short one is certainly kept for 7.5 s after a sign of life
 	for _, first := range []time.Duration{short, long} {

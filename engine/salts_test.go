@@ -42,7 +42,7 @@ func TestNoAnswerIsBelievedUnderASaltThatLostKV(t *testing.T) {
 				}
 			},
 			"a request is sent": func(t *rapid.T) {
-				pull := l.AddPull(now, p.Hold(now, now.Add(p.PulledWithin())))
+				pull := l.AddPull(now, p.Hold(now, now.Add(p.PulledWithin()), &p))
 				require.False(t, spoiled[pull.Salt()], "it is sent under a salt that lost KV")
 				pulls = append(pulls, pull)
 			},

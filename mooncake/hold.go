@@ -31,15 +31,16 @@ type Hold struct {
 // connection, and the second one renews.
 const signsUntilRenewal = 3
 
-// Hold returns the Hold of a hand-off that is sent to a decode engine now. If no heartbeat comes, the prefill engine keeps the KV up to the
-// time until. If the profile's engines renew holds by heartbeats, signs of life of the decode engine's core keep the KV for longer.
-func (p *Profile) Hold(now, until time.Time) Hold {
+// Hold returns the Hold of a hand-off that is sent to a decode engine now. p is the profile of the prefill engine. If no heartbeat comes,
+// the prefill engine keeps the KV up to the time until. If the engines of both profiles renew holds by heartbeats, signs of life of the
+// decode engine's core keep the KV for longer.
+func (p *Profile) Hold(now, until time.Time, decode *Profile) Hold {
 	k := Hold{keptUntil: until, signsSince: now}
-	if p.Renews() {
-		k.heartbeat = p.KVHoldTimeout / 6
-		// A heartbeat keeps the KV for 2/3 of the timeout. At a sign of life, the last heartbeat is at most 1/6 of the timeout old,
-		// so at least 1/2 of the timeout is left.
-		k.keptAfterSign = p.KVHoldTimeout/2 - p.clockMargin()
+	if p.Renews() && decode.Renews() {
+		k.heartbeat = decode.KVHoldTimeout / 6 // each engine computes with its own timeout
+		// A heartbeat keeps the KV for 2/3 of the prefill engine's timeout. At a sign of life, the last heartbeat is at most one
+		// interval old. If the intervals are so long that nothing is left then, no sign proves that the KV is kept.
+		k.keptAfterSign = max(0, p.KVHoldTimeout*2/3-k.heartbeat-p.clockMargin())
 		// Heartbeats for this request go out only once the decode engine has accepted it, so the first sign counts only after this
 		// delay. A sixth of the clock margin is assumed to be enough for it.
 		acceptDelay := p.clockMargin() / 6

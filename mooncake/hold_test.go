@@ -14,10 +14,11 @@ type lease struct {
 	beats   int           // that named the request
 }
 
-// core steps from one moment to another and sends heartbeats meanwhile, as vLLM's scheduler does.
-func (l *lease) core(p *Profile, from, to, step, taken time.Duration, beat *time.Duration, now func(time.Duration)) {
+// core steps from one moment to another and sends heartbeats meanwhile, as vLLM's scheduler does. p and d are the profiles of the prefill
+// and of the decode engine.
+func (l *lease) core(p, d *Profile, from, to, step, taken time.Duration, beat *time.Duration, now func(time.Duration)) {
 	for at := from; at < to; at += step {
-		if at-*beat >= p.KVHoldTimeout/6 {
+		if at-*beat >= d.KVHoldTimeout/6 {
 			*beat = at
 			if at >= taken {
 				l.beats++
@@ -30,7 +31,8 @@ func (l *lease) core(p *Profile, from, to, step, taken time.Duration, beat *time
 	}
 }
 
-// Whatever the core of a decode engine does, KV that was read after the prefill engine had given it away counts as lost.
+// Whatever the core of a decode engine does, KV that was read after the prefill engine had given it away counts as lost. The two engines
+// may have leases of different lengths.
 func TestKVThatWasGivenAwayIsNeverBelieved(t *testing.T) {
 	zero := time.Unix(1000, 0)
 	ms := func(t *rapid.T, from, to int, name string) time.Duration {
@@ -39,16 +41,17 @@ func TestKVThatWasGivenAwayIsNeverBelieved(t *testing.T) {
 	late := 0
 	rapid.Check(t, func(t *rapid.T) {
 		p := Profile{Connector: NIXLPull, HoldMargin: ms(t, 0, 20_000, "margin")}.WithDefaults()
+		d := Profile{Connector: NIXLPull, KVHoldTimeout: ms(t, 1, 4, "the decode engine's lease") * 15_000}.WithDefaults()
 		sent := ms(t, 0, int((p.KVHoldTimeout - max(p.HoldMargin, time.Second)).Milliseconds()), "sent")
 		taken := sent + ms(t, 0, int(p.clockMargin().Milliseconds()/6), "taken in after")
-		kept := p.Hold(zero.Add(sent), zero.Add(p.PulledWithin()))
-		l, beat := &lease{expires: p.KVHoldTimeout}, -ms(t, 0, 5000, "heartbeat before")
+		kept := p.Hold(zero.Add(sent), zero.Add(p.PulledWithin()), &d)
+		l, beat := &lease{expires: p.KVHoldTimeout}, -ms(t, 0, int(d.KVHoldTimeout.Milliseconds()/6), "heartbeat before")
 		now, sign := time.Duration(0), time.Duration(0)
 		pull := taken + ms(t, 0, 90_000, "its turn to be pulled comes after")
 		read, end := time.Duration(0), pull+ms(t, 1, 60_000, "first event after")
 		for now < end {
 			run := min(ms(t, 1, 20_000, "runs for"), end-now)
-			l.core(&p, now, now+run, ms(t, 5, 3000, "step"), taken, &beat, func(at time.Duration) {
+			l.core(&p, &d, now, now+run, ms(t, 5, 3000, "step"), taken, &beat, func(at time.Duration) {
 				if at >= pull && read == 0 {
 					read = at
 				}
@@ -78,7 +81,7 @@ func TestKVIsBelievedAsLongAsTheCoreGivesSigns(t *testing.T) {
 	zero := time.Unix(1000, 0)
 	p := Profile{Connector: NIXLPull}.WithDefaults()
 	for _, sent := range []time.Duration{0, 14_750 * time.Millisecond} { // at once, and in the last moment
-		kept := p.Hold(zero.Add(sent), zero.Add(p.PulledWithin()))
+		kept := p.Hold(zero.Add(sent), zero.Add(p.PulledWithin()), &p)
 		last := zero
 		for at := time.Duration(0); at < 10*time.Minute; at += 200 * time.Millisecond {
 			kept.RecordGap(last, zero.Add(at))
@@ -104,7 +107,7 @@ func TestKVWithoutSignsIsKeptForItsHold(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := row.p.WithDefaults()
 			require.Equal(t, row.kept, p.PulledWithin())
-			kept := p.Hold(zero, zero.Add(p.PulledWithin()))
+			kept := p.Hold(zero, zero.Add(p.PulledWithin()), &p)
 			kept.RecordGap(zero, zero.Add(row.kept))
 			require.False(t, kept.Lost())
 			kept.RecordGap(zero, zero.Add(row.kept+1))

@@ -16,6 +16,7 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/fleet/roster"
 	"evenkeel/mooncake"
+	"evenkeel/prefill"
 )
 
 // gauged are the signs of a rank whose gauges a monitor has read. The monitor has ended.
@@ -79,7 +80,8 @@ func TestWhatEndsTheWaitForTheFirstEvent(t *testing.T) {
 			r := &roster.Rank{Signs: liveness, Target: &engine.Target{Rank: row.rank}, Profile: row.profile}
 			now := time.Now()
 			kept := now.Add(row.profile.PulledWithin())
-			h := &Handoff{Handoff: mooncake.NewHandoff(nil, kept, kept), Endpoint: row.endpoint}
+			h := &Handoff{Handoff: mooncake.NewHandoff(nil, kept, kept), Endpoint: row.endpoint,
+				Lease: &prefill.Lease{Candidate: prefill.Candidate{Profile: row.profile}}}
 			p := h.AwaitFirstEvent(r, now, row.whole)
 			defer p.End()
 			later := kept.Add(time.Minute)
@@ -101,4 +103,41 @@ func TestWhatEndsTheWaitForTheFirstEvent(t *testing.T) {
 		defer p.End()
 		require.False(t, p.CheckExpired(now.Add(time.Hour)))
 	})
+}
+
+// The prefill engine keeps the KV by its own timeout, and not by that of the decode engine's profile. If it keeps it for a shorter time, an
+// answer after a silence that a decode engine of its own profile could not have may be made of another prompt's KV.
+func TestAHoldIsThatOfThePrefillEngine(t *testing.T) {
+	holding := func(timeout time.Duration) *mooncake.Profile {
+		return new(mooncake.Profile{Connector: mooncake.NIXLPull, KVHoldTimeout: timeout}.WithDefaults())
+	}
+	none := holding(30 * time.Second)
+	none.QueueRenews = new(false)
+	for _, row := range []struct {
+		name            string
+		prefill, decode *mooncake.Profile
+		silence         time.Duration
+		believed        bool
+	}{
+		{"longer than that of the decode engine", holding(120 * time.Second), holding(30 * time.Second), 20 * time.Second, true},
+		{"shorter", holding(30 * time.Second), holding(120 * time.Second), 20 * time.Second, false},
+		{"over between two heartbeats", holding(30 * time.Second), holding(120 * time.Second), time.Second, false},
+		{"that nothing renews at the prefill engine", none, holding(30 * time.Second), time.Second, false},
+		{"that the decode engine does not renew", holding(30 * time.Second), none, time.Second, false},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			r := &roster.Rank{Signs: engine.NewLiveness(), Target: &engine.Target{Rank: 1}, Profile: row.decode}
+			now := time.Now()
+			kept := now.Add(row.prefill.PulledWithin())
+			h := &Handoff{Handoff: mooncake.NewHandoff(nil, kept, kept), Endpoint: mooncake.Chat,
+				Lease: &prefill.Lease{Candidate: prefill.Candidate{Profile: row.prefill}}}
+			p := h.AwaitFirstEvent(r, now, false)
+			defer p.End()
+			end := now.Add(5 * time.Minute)
+			for at := now; !at.After(end); at = at.Add(time.Second) {
+				r.Signs.RecordSign(at)
+			}
+			require.Equal(t, row.believed, p.RecordFirstEvent(end.Add(row.silence)))
+		})
+	}
 }

@@ -40,7 +40,7 @@ func TestWhatSpeaksForACore(t *testing.T) {
 				}
 				var came engine.LastRead
 				now := time.Now()
-				pull := rank.Signs.AddPull(now, p.Hold(now, now.Add(p.PulledWithin())))
+				pull := rank.Signs.AddPull(now, p.Hold(now, now.Add(p.PulledWithin()), &p))
 				for range 60 {
 					time.Sleep(time.Second)
 					rank.ObserveRead(&came, row.endpoint, row.bytes, false, row.tokens, time.Now())
