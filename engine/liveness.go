@@ -63,13 +63,12 @@ func (l *Liveness) RecordSign(at time.Time) {
 
 // recordSignAndGap records a sign of life, whose time is in ns after epoch, and reports the gap since the previous sign to each pending
 // pull, a request whose KV the rank has not pulled yet. If the KV of any of them may have been lost, it changes the salt: an engine uses
-// cached KV only for requests with the same salt, so later requests do not use the wrong KV that may be in the rank's prefix cache now. It
-// does nothing if a later sign is recorded already. The caller holds mu.
+// cached KV only for requests with the same salt, so later requests do not use the wrong KV that may be in the rank's prefix cache now.
+// RecordSign may have recorded a later sign meanwhile, without the lock. Then this sign counts as one right after it, because a first event
+// must be judged in any case. The caller holds mu.
 func (l *Liveness) recordSignAndGap(sign int64) {
 	previous := l.lastSign.Load()
-	if sign <= previous {
-		return
-	}
+	sign = max(sign, previous+1)
 	l.lastSign.Store(sign)
 	if anyNewlyLost := l.reportGap(previous, sign); anyNewlyLost {
 		l.changeSalt()
@@ -250,8 +249,7 @@ func (p *PendingPull) markLostLocked() {
 func (p *PendingPull) RecordFirstEvent(at time.Time) (kvValid bool) {
 	p.liveness.mu.Lock()
 	defer p.liveness.mu.Unlock()
-	l := p.liveness
-	l.recordSignAndGap(max(l.toNanos(at), l.lastSign.Load()+1)) // +1 ns, because recordSignAndGap ignores a time that is not later
+	p.liveness.recordSignAndGap(p.liveness.toNanos(at))
 	return !p.hold.Lost()
 }
 

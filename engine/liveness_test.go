@@ -115,6 +115,37 @@ func TestALongHoldDoesNotHideTheGapOfAShortOne(t *testing.T) {
 	}
 }
 
+// Other streams of the rank give signs of life at the moment of a first event. It is judged all the same.
+func TestAFirstEventIsJudgedWhileOthersGiveSigns(t *testing.T) {
+	l := NewLiveness()
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				l.RecordSign(time.Now())
+			}
+		}
+	}()
+	believed := 0
+	for range 20_000 {
+		now := time.Now()
+		lost, sameSalt := l.AddPull(now, kept()), l.AddPull(now, kept())
+		lost.MarkLost()
+		if sameSalt.RecordFirstEvent(now) {
+			believed++
+		}
+		lost.End()
+		sameSalt.End()
+	}
+	close(stop)
+	<-done
+	require.Zero(t, believed, "it may be made of KV that the rank has read too late for the other request")
+}
+
 func TestASignOfLifeAllocatesNothing(t *testing.T) {
 	l := NewLiveness()
 	p := l.AddPull(time.Now(), kept())
