@@ -24,11 +24,15 @@ type Liveness struct {
 	pendingPulls   []*PendingPull // requests to this rank whose first event has not come
 	cacheSalt      string         // the cache_salt of later requests; empty: none is needed
 	saltGeneration int            // number of salts so far, so that an older salt has a lower generation
+
+	// anyRankSalt is the cache_salt of later requests that run on a rank of the engine's own choice; nil: none is needed. All ranks of
+	// an engine share it, and it changes with the salt of each of them.
+	anyRankSalt *atomic.Pointer[string]
 }
 
 // NewLiveness returns the Liveness of a rank. LastSign is the time of this call until the rank gives its first sign of life.
 func NewLiveness() *Liveness {
-	l := &Liveness{epoch: time.Now()}
+	l := &Liveness{epoch: time.Now(), anyRankSalt: &atomic.Pointer[string]{}}
 	l.minReportedGap.Store(math.MaxInt64) // no gap matters until a request waits whose hold depends on signs
 	return l
 }
@@ -94,7 +98,7 @@ func (l *Liveness) reportGap(from, to int64) (anyNewlyLost bool) {
 // could use this KV, so its own answer may be wrong, too. The caller holds mu.
 func (l *Liveness) markPullsWithOldSaltLost() {
 	for _, p := range l.pendingPulls {
-		if p.saltGeneration < l.saltGeneration {
+		if p.saltGeneration < l.saltGeneration || p.onAnyRank && p.anyRankSalt != l.anyRankSalt.Load() {
 			p.hold.MarkLost()
 			p.saltChangedSinceLoss = true // the current salt is newer already, so this loss does not change it once more
 		}
@@ -106,6 +110,7 @@ func (l *Liveness) markPullsWithOldSaltLost() {
 func (l *Liveness) changeSalt() {
 	l.cacheSalt = rand.Text()
 	l.saltGeneration++
+	l.anyRankSalt.Store(new(rand.Text())) // the request may also run on this rank
 }
 
 // LastRead records the last read from a stream. With it, the next read shows since when the engine must have been alive.
@@ -141,6 +146,8 @@ type PendingPull struct {
 	hold                 mooncake.Hold
 	cacheSalt            string      // the cache_salt of the request; empty: it needs none
 	saltGeneration       int         // Liveness.saltGeneration when the request was sent
+	onAnyRank            bool        // the engine may run the request on any of its ranks
+	anyRankSalt          *string     // Liveness.anyRankSalt when the request was sent
 	saltChangedSinceLoss bool        // its KV is lost, and later requests have another salt already
 	timer                *time.Timer // calls the function given to OnExpiry; nil: no timer runs
 }
@@ -165,6 +172,17 @@ func (l *Liveness) AddPull(now time.Time, hold mooncake.Hold) *PendingPull {
 	}
 	l.pendingPulls = append(l.pendingPulls, pull)
 	return pull
+}
+
+// RunsOnAnyRank says that the engine may run the request on another of its ranks than the one that the request names. It must be called
+// before Salt. The prefix cache of each rank may have wrong KV, so the salt is one that changes with the salt of each rank.
+func (p *PendingPull) RunsOnAnyRank() {
+	p.liveness.mu.Lock()
+	defer p.liveness.mu.Unlock()
+	p.onAnyRank, p.anyRankSalt = true, p.liveness.anyRankSalt.Load()
+	if p.anyRankSalt != nil {
+		p.cacheSalt = *p.anyRankSalt
+	}
 }
 
 // Salt returns the cache_salt of the request, which keeps it from using wrong KV in the rank's prefix cache;

@@ -18,6 +18,8 @@ type Traffic struct {
 	mu             sync.Mutex
 	livenessByRank map[int]*Liveness // the Liveness of each rank, by Target.Rank
 
+	anyRankSalt atomic.Pointer[string] // see Liveness.anyRankSalt
+
 	computedTokens  atomic.Int64 // upper bound of the prompt tokens that the engine had to compute itself
 	unsettledTokens atomic.Int64 // the part of computedTokens of requests before SettleComputed, which the engine may not have counted yet
 }
@@ -43,6 +45,7 @@ func (t *Traffic) Liveness(rank int) *Liveness {
 			t.livenessByRank = map[int]*Liveness{}
 		}
 		l = NewLiveness()
+		l.anyRankSalt = &t.anyRankSalt
 		t.livenessByRank[rank] = l
 	}
 	return l

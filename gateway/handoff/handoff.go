@@ -214,9 +214,14 @@ func LimitOnePiece(r *roster.Rank, call *engine.Call, settings *fleet.Settings, 
 const expireInterval = time.Second
 
 // AwaitFirstEvent begins the wait for the first event of a request that is sent to a rank, with the hand-off h, or without one (nil). The
-// wait knows until when the prefill engine certainly keeps the KV (see holdOn). onePiece says that the answer comes in one piece.
-func (h *Handoff) AwaitFirstEvent(r *roster.Rank, now time.Time, onePiece bool) *engine.PendingPull {
-	return r.Signs.AddPull(now, h.holdOn(r, now, onePiece))
+// wait knows until when the prefill engine certainly keeps the KV (see holdOn). ep is the endpoint of the request, and onePiece says that
+// the answer comes in one piece.
+func (h *Handoff) AwaitFirstEvent(r *roster.Rank, ep mooncake.Endpoint, now time.Time, onePiece bool) *engine.PendingPull {
+	pull := r.Signs.AddPull(now, h.holdOn(r, now, onePiece))
+	if !r.EngineHonoursRank(ep) {
+		pull.RunsOnAnyRank()
+	}
+	return pull
 }
 
 // holdOn returns until when the prefill engine certainly keeps the KV of a hand-off that is sent to a rank now (the hold):

@@ -82,7 +82,7 @@ func TestWhatEndsTheWaitForTheFirstEvent(t *testing.T) {
 			kept := now.Add(row.profile.PulledWithin())
 			h := &Handoff{Handoff: mooncake.NewHandoff(nil, kept, kept), Endpoint: row.endpoint,
 				Lease: &prefill.Lease{Candidate: prefill.Candidate{Profile: row.profile}}}
-			p := h.AwaitFirstEvent(r, now, row.whole)
+			p := h.AwaitFirstEvent(r, row.endpoint, now, row.whole)
 			defer p.End()
 			later := kept.Add(time.Minute)
 			for at := now; !at.After(later); at = at.Add(time.Second) {
@@ -99,7 +99,8 @@ func TestWhatEndsTheWaitForTheFirstEvent(t *testing.T) {
 	}
 	t.Run("without a hand-off", func(t *testing.T) {
 		now, liveness := time.Now(), engine.NewLiveness()
-		p := (*Handoff)(nil).AwaitFirstEvent(&roster.Rank{Signs: liveness, Target: &engine.Target{Rank: 1}, Profile: &renews}, now, false)
+		r := &roster.Rank{Signs: liveness, Target: &engine.Target{Rank: 1}, Profile: &renews}
+		p := (*Handoff)(nil).AwaitFirstEvent(r, mooncake.Chat, now, false)
 		defer p.End()
 		require.False(t, p.CheckExpired(now.Add(time.Hour)))
 	})
@@ -131,7 +132,7 @@ func TestAHoldIsThatOfThePrefillEngine(t *testing.T) {
 			kept := now.Add(row.prefill.PulledWithin())
 			h := &Handoff{Handoff: mooncake.NewHandoff(nil, kept, kept), Endpoint: mooncake.Chat,
 				Lease: &prefill.Lease{Candidate: prefill.Candidate{Profile: row.prefill}}}
-			p := h.AwaitFirstEvent(r, now, false)
+			p := h.AwaitFirstEvent(r, mooncake.Chat, now, false)
 			defer p.End()
 			end := now.Add(5 * time.Minute)
 			for at := now; !at.After(end); at = at.Add(time.Second) {
@@ -139,5 +140,29 @@ func TestAHoldIsThatOfThePrefillEngine(t *testing.T) {
 			}
 			require.Equal(t, row.believed, p.RecordFirstEvent(end.Add(row.silence)))
 		})
+	}
+}
+
+// Ranks behind one address have prefix caches of their own. A response may run on any of them, also on one that has read wrong KV for a
+// chat, or does so while the response waits.
+func TestAResponseDoesNotFindWhatAnotherRankHasReadTooLate(t *testing.T) {
+	now, traffic, profile := time.Now(), &engine.Traffic{}, mooncake.Profile{Connector: mooncake.NIXLPull}.WithDefaults()
+	send := func(rank int, ep mooncake.Endpoint) *engine.PendingPull {
+		r := &roster.Rank{Signs: traffic.Liveness(rank), Traffic: traffic, Target: &engine.Target{Rank: rank}, Profile: &profile}
+		var noHandoff *Handoff
+		p := noHandoff.AwaitFirstEvent(r, ep, now, false)
+		t.Cleanup(p.End)
+		return p
+	}
+	for range 2 {
+		lost, waiting := send(1, mooncake.Chat), send(0, mooncake.Responses)
+		otherChat := send(0, mooncake.Chat)
+		lost.MarkLost()
+		later := send(0, mooncake.Responses)
+		require.NotEmpty(t, later.Salt())
+		require.NotContains(t, []string{lost.Salt(), waiting.Salt(), send(1, mooncake.Chat).Salt()}, later.Salt())
+		require.False(t, waiting.RecordFirstEvent(now.Add(time.Second)), "it has the salt of the wrong KV")
+		require.True(t, later.RecordFirstEvent(now.Add(time.Second)))
+		require.True(t, otherChat.RecordFirstEvent(now.Add(time.Second)), "it runs on the rank that it names")
 	}
 }

@@ -97,7 +97,7 @@ func (u *upstreamCall) awaitPrefillIfClientLeft(fault *failure.Fault) (clientQui
 // while the decode engine pulls the KV, both engines would leak KV blocks.
 func (s *stream) open(h *handoff.Handoff, until lifecycle.Timeout) *failure.Fault {
 	j := s.job
-	s.upstream.pull = h.AwaitFirstEvent(s.upstream.rank, s.upstream.began, s.upstream.unstreamed)
+	s.upstream.pull = h.AwaitFirstEvent(s.upstream.rank, j.req.Endpoint, s.upstream.began, s.upstream.unstreamed)
 	defer s.upstream.pull.End()
 	kv, fault := s.upstream.takeKV(h)
 	if fault != nil {
@@ -282,7 +282,7 @@ func (s *stream) openDuringPrefill() *failure.Fault {
 	// The KV comes without a hand-off, so no time is set by which it must be read. The request still counts as one that pulls KV: if
 	// the rank meanwhile reads wrong KV for another request, this one may get it from the prefix cache. countIfLate finds this out.
 	var noHandoff *handoff.Handoff
-	s.upstream.pull = noHandoff.AwaitFirstEvent(s.upstream.rank, s.upstream.began, s.upstream.unstreamed)
+	s.upstream.pull = noHandoff.AwaitFirstEvent(s.upstream.rank, j.req.Endpoint, s.upstream.began, s.upstream.unstreamed)
 	defer s.upstream.pull.End()
 	salt := s.upstream.pull.Salt() // keeps the engine from using wrong KV of its prefix cache; empty: no KV there is known to be wrong
 	body := profile.EarlyDecode(&j.body, j.changes, prefillCall.rendezvous, salt, !s.upstream.unstreamed, nil)
