@@ -237,8 +237,8 @@ func (p *Processes) recordNewID(process int, candidate, id string, now time.Time
 }
 
 // recordKnownID is RecordHandoff for an engine id that an earlier hand-off of the candidate has named: the one at index among those ids.
-// maker is the process that made the hand-off: the newest process when the probe was sent (process), or a later one that is known to use
-// the id.
+// maker is the process that made the hand-off: the newest process when the probe was sent (process), or the first one that is known to use
+// the id, if that is a later one.
 //
 // If the id is not the newest one of the candidate, it matters when the probe was sent. If that was before the newer id came, the older
 // process may have answered, and nothing is learned. If it was later, a restart cannot explain the older id, because a restarted engine
@@ -252,8 +252,9 @@ func (p *Processes) recordKnownID(process int, candidate string, index int) (nex
 	switch {
 	case known.shared: // ids show no restart
 	case index == newestID: // the id of the newest process, which the probe may have reached before the proxy knew this process
-		maker = max(process, entry.lastProcess)
-		entry.lastProcess = maker
+		// It is not lastProcess: with an id that is configured, or if the engine has dropped its KV, what was made before is gone.
+		maker = max(process, entry.firstProcess)
+		entry.lastProcess = max(maker, entry.lastProcess)
 	case process < known.ids[newestID].lastProcess: // an older id, and the probe was sent before the newer id came
 		return p, maker
 	default: // an older id, and the probe was sent after the newer id came

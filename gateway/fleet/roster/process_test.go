@@ -17,6 +17,7 @@ type step struct {
 	listens bool    // a connection was taken
 	refuses bool    // it was refused
 	moves   bool    // its name led to another address
+	empties bool    // the engine dropped its KV, and goes on with the same id
 }
 
 // take applies a step. by is the process that made the hand-off; -1: it is none.
@@ -34,6 +35,8 @@ func take(p *Processes, s step, now time.Time) (next *Processes, by int, sign st
 			asked = time.Time{}
 		}
 		next, sign = p.RecordStartRead(s.start, asked)
+	case s.empties:
+		next = p.withoutKV()
 	default:
 		next, sign = p.RecordConnection(s.moves, s.refuses, now)
 	}
@@ -43,7 +46,7 @@ func take(p *Processes, s step, now time.Time) (next *Processes, by int, sign st
 // Several engines may answer behind one address, each with an engine id of its own. A new id alone is then no restart: the hand-offs
 // before it are kept from decode engines as long as that is not clear, and stay on the engine's account.
 func TestWhatBecomesOfHandOffs(t *testing.T) {
-	refused, taken, moved := step{refuses: true}, step{listens: true}, step{moves: true}
+	refused, taken, moved, emptied := step{refuses: true}, step{listens: true}, step{moves: true}, step{empties: true}
 	late := step{start: 1, early: true} // an answer that is on its way for long
 	for name, row := range map[string]struct {
 		steps []step
@@ -67,6 +70,8 @@ func TestWhatBecomesOfHandOffs(t *testing.T) {
 		"the start time of what a refusal told of":       {[]step{{start: 1}, {id: "a"}, refused, taken, {id: "b"}, {start: 2}}, []Fate{Gone, Known}},
 		"a start time that was read during the outage":   {[]step{{start: 1}, refused, {start: 2}, refused, {id: "a"}, taken, {id: "a"}}, []Fate{Known, Known}},
 		"two outages":                                    {[]step{{id: "a"}, refused, taken, {id: "b"}, refused}, []Fate{Gone, Gone}},
+		"a configured id, in an answer from before":      {[]step{{id: "a"}, refused, taken, {id: "a"}, {id: "a", early: true}}, []Fate{Gone, Known, Gone}},
+		"an answer from before the cache was emptied":    {[]step{{id: "a"}, emptied, {id: "a"}, {id: "a", early: true}}, []Fate{Gone, Known, Gone}},
 		"another address":                                {[]step{{start: 1}, {id: "a"}, moved, {id: "b"}, {start: 2}}, []Fate{Gone, Known}},
 		"another address, where nothing listens yet":     {[]step{{id: "a"}, {moves: true, refuses: true}, {id: "b"}, refused}, []Fate{Gone, Known}},
 		"more ids than one process after another can be": {append(ids(mostEngineIDs), step{id: "last"}, step{id: "0"}), append(doubts(mostEngineIDs-1), Known, Known, Known)},
