@@ -52,8 +52,15 @@ func (k *Call) Repeat() *Call {
 // second time. If f returns an error, Do sends nothing and returns this error.
 func (k *Call) Guard(f func() error) { k.beforeWrite = f }
 
-// OnWritten makes Do call f once the request is written, before it waits for the answer. f must not block.
-func (k *Call) OnWritten(f func()) { k.onSent = f }
+// OnWritten makes Do call f once the request is written, before it waits for the answer, after the functions of earlier calls of OnWritten.
+// f must not block.
+func (k *Call) OnWritten(f func()) {
+	if before := k.onSent; before != nil {
+		last := f
+		f = func() { before(); last() }
+	}
+	k.onSent = f
+}
 
 // Do sends the request and returns once it has read the head of the response, whatever the status. The caller must Close the
 // response. Do does not copy body and does not use it after it returns. Every error that it returns is an *Error.

@@ -174,6 +174,13 @@ func (l *Liveness) AddPull(now time.Time, hold mooncake.Hold) *PendingPull {
 	return pull
 }
 
+// Sent records that the request has been written. It may be called later than AddPull, because a connection may have to be made.
+func (p *PendingPull) Sent() {
+	p.liveness.mu.Lock()
+	defer p.liveness.mu.Unlock()
+	p.hold.Sent(time.Now())
+}
+
 // RunsOnAnyRank says that the engine may run the request on another of its ranks than the one that the request names. It must be called
 // before Salt. The prefix cache of each rank may have wrong KV, so the salt is one that changes with the salt of each rank.
 func (p *PendingPull) RunsOnAnyRank() {

@@ -15,10 +15,12 @@ import "time"
 // nixl/base_scheduler.py and base_worker.py.
 type Hold struct {
 	keptUntil time.Time // the KV is certainly kept up to this time
+	unrenewed time.Time // keptUntil as long as nothing has renewed the hold
 	// keptAfterSign is how long the prefill engine keeps the KV after a sign of life of the core, once heartbeats certainly go out. 0:
 	// nothing renews the hold.
 	keptAfterSign time.Duration
 	heartbeat     time.Duration // the time between heartbeats
+	acceptDelay   time.Duration // how long the decode engine may take to accept a request that was written
 	signsSince    time.Time     // since this time, the core has given signs of life without a gap
 	// nextCountedFrom is the time from which on the next sign of life counts. A sign before it does not show another heartbeat.
 	nextCountedFrom time.Time
@@ -35,7 +37,7 @@ const signsUntilRenewal = 3
 // the prefill engine keeps the KV up to the time until. If the engines of both profiles renew holds by heartbeats, signs of life of the
 // decode engine's core keep the KV for longer.
 func (p *Profile) Hold(now, until time.Time, decode *Profile) Hold {
-	k := Hold{keptUntil: until, signsSince: now}
+	k := Hold{keptUntil: until, unrenewed: until}
 	if p.Renews() && decode.Renews() {
 		k.heartbeat = decode.KVHoldTimeout / 6 // each engine computes with its own timeout
 		// A heartbeat keeps the KV for 2/3 of the prefill engine's timeout. At a sign of life, the last heartbeat is at most one
@@ -43,14 +45,21 @@ func (p *Profile) Hold(now, until time.Time, decode *Profile) Hold {
 		k.keptAfterSign = max(0, p.KVHoldTimeout*2/3-k.heartbeat-p.clockMargin())
 		// Heartbeats for this request go out only once the decode engine has accepted it, so the first sign counts only after this
 		// delay. A sixth of the clock margin is assumed to be enough for it.
-		acceptDelay := p.clockMargin() / 6
-		k.nextCountedFrom, k.signsNeeded = now.Add(acceptDelay), signsUntilRenewal
+		k.acceptDelay = p.clockMargin() / 6
 	}
+	k.Sent(now)
 	return k
 }
 
+// Sent records that the request was written to the decode engine now, if that is later than the call of Profile.Hold. Signs of life from
+// before, e.g. while the connection was made, count no longer.
+func (k *Hold) Sent(now time.Time) {
+	k.keptUntil, k.signsSince = k.unrenewed, now
+	k.nextCountedFrom, k.signsNeeded = now.Add(k.acceptDelay), signsUntilRenewal
+}
+
 // HeldUntil returns a Hold that nothing renews: of a hand-off whose KV is kept until this time, or of a request without a hand-off.
-func HeldUntil(until time.Time) Hold { return Hold{keptUntil: until} }
+func HeldUntil(until time.Time) Hold { return Hold{keptUntil: until, unrenewed: until} }
 
 // PulledWithin returns how long after a prefill its KV is certainly kept even if nothing renews the hold. If the first event of the decode
 // engine's answer comes within this time, the decode engine pulled the right KV.

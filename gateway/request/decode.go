@@ -211,6 +211,7 @@ func (u *upstreamCall) limitByHold(h *handoff.Handoff, maxSilence time.Duration)
 	case !u.rank.Profile.Renews(): // the prefill engine frees the KV at a fixed time
 		return min(maxSilence, h.FirstEventBy().Sub(u.began))
 	}
+	u.call.OnWritten(u.pull.Sent)     // heartbeats renew the hold only from then on
 	h.Lease.Renewed()                 // tells the scheduler that the decode engine renews the hold from now on
 	h.NoteExpiries(u.job.srv.Monitor) // notes how many hand-offs have expired so far, with which countIfLate compares
 	if !u.unstreamed {                // an answer in one piece has no first event, so it does not show when its pull of KV was over
