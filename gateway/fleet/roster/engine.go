@@ -40,6 +40,7 @@ type Engine struct {
 	listedModels []engine.Model // the models from which lists was made
 	arrival      int            // number of the engine in the order in which engines were added; the first one has 1
 	processes    *Processes     // processes that were seen at the engine's address
+	earlierHold  time.Duration  // the longest kv_hold_timeout of the profiles that the engine had before; reloads change it
 	// gaveBack is the start time of the process that gave a request back, although the profile says that the engine never does. 0: not
 	// known. nil: no process did.
 	gaveBack *float64

@@ -7,6 +7,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"evenkeel/mooncake"
 )
 
 // step is one thing that an engine's address shows.
@@ -208,6 +210,26 @@ func TestAPodThatEndsAfterAnOperatorHasRemovedItIsDead(t *testing.T) {
 	}
 	gone, _ = s.ProcessGone(s.ProcessAt(next.Key()))
 	require.False(t, gone)
+}
+
+// A reload shortens the hold of a profile. What a pod made before is kept from decode engines for as long as it was to be held when it was
+// made, because another pod may have the address when it is used.
+func TestAReloadDoesNotShortenTheMemoryOfADeadPod(t *testing.T) {
+	s := begin(t, "d1")
+	pod := func(hold time.Duration) *Engine {
+		e := described("p1")
+		e.Incarnation, e.Profile = "u1", new(mooncake.Profile{Connector: mooncake.NIXLPull, KVHoldTimeout: hold}.WithDefaults())
+		return e
+	}
+	s.tell(Entered{Engine: pod(8 * time.Minute)})
+	made := s.ProcessAt(key("p1"))
+	s.tell(Planned{Set: []*Engine{pod(30 * time.Second)}})
+	s.tell(Planned{Set: []*Engine{pod(20 * time.Second)}})
+	s.tell(Left{key("p1"), "u1"})
+	s.now = s.now.Add(5 * time.Minute)
+	s.tell(Removed{key("d1")}) // the roster now forgets what is old
+	gone, sure := s.ProcessGone(made)
+	require.True(t, gone && sure)
 }
 
 // An engine that no source tells apart from another at its address leaves the list and comes back. If it has another process by then, what

@@ -159,6 +159,7 @@ func (r *Roster) replace(old, e *Engine, now time.Time) {
 	e.Status, e.serviceState, e.arrival = old.Status, old.serviceState, old.arrival
 	e.board, e.lists, e.listedModels = old.board, old.lists, old.listedModels
 	e.processes, e.gaveBack = old.processes, old.gaveBack
+	e.earlierHold = max(old.earlierHold, old.Profile.KVHoldTimeout)
 	// Found says what discovery has found. It still applies if e lacks it because an operator has described e, or because e is built
 	// again after a change of its profile. But a new entry makes the engine one of the config, which discovery does not manage.
 	if e.Found == (Found{}) && !e.FromNewEntry {
@@ -245,7 +246,8 @@ func (r *Roster) keepWorkerIDs(e *Engine, now time.Time) {
 // the engine gets the processes back if it returns. Without an incarnation, death is never certain: the next engine at the address counts
 // as the same one.
 func (r *Roster) rememberProcesses(e *Engine, dead bool, now time.Time) {
-	until := now.Add(r.terms.ProbeTimeout + e.Profile.KVHoldTimeout) // the last probe may be answered after ProbeTimeout
+	hold := max(e.earlierHold, e.Profile.KVHoldTimeout) // a hand-off has the hold of the profile with which it was made
+	until := now.Add(r.terms.ProbeTimeout + hold)       // the last probe may be answered after ProbeTimeout
 	neverReturns := dead && e.Incarnation != ""
 	if neverReturns {
 		r.endedIncarnations[e.Incarnation] = until
