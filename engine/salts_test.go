@@ -67,3 +67,19 @@ func TestNoAnswerIsBelievedUnderASaltThatLostKV(t *testing.T) {
 		})
 	})
 }
+
+// A reload corrects how many ranks an engine has behind its address, and so gives them other numbers. What a core has read too late under
+// its number before is not found under the new one.
+func TestAReloadOfTheNumberOfRanksKeepsTheSalt(t *testing.T) {
+	for _, numbers := range [][2]int{{-1, 0}, {-1, 1}, {1, -1}} {
+		var traffic Traffic
+		before := traffic.Liveness(numbers[0]).AddPull(time.Now(), kept())
+		require.Empty(t, before.Salt())
+		before.MarkLost()
+		before.End()
+		after := traffic.Liveness(numbers[1]).AddPull(time.Now(), kept())
+		require.NotEmpty(t, after.Salt())
+		require.True(t, after.RecordFirstEvent(time.Now()))
+		after.End()
+	}
+}

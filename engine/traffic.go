@@ -46,6 +46,10 @@ func (t *Traffic) Liveness(rank int) *Liveness {
 		}
 		l = NewLiveness()
 		l.anyRankSalt = &t.anyRankSalt
+		// A reload may have given a new number to a rank that has read wrong KV. No other goroutine has l yet, so it is not locked.
+		if t.anyRankSalt.Load() != nil {
+			l.changeSalt()
+		}
 		t.livenessByRank[rank] = l
 	}
 	return l
