@@ -1,7 +1,9 @@
 package engine
 
 import (
+	"maps"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -152,6 +154,29 @@ func (m *Monitor) forgetTraffic(watched map[string]*watch) {
 			delete(m.traffic, id)
 		}
 	}
+}
+
+// Salt returns a cache_salt with which no request to an instance finds KV in the prefix cache of any rank that may be wrong; empty: no rank
+// needs a salt. It is the salt of some rank: wrong KV is only under older salts of its own rank, or under none.
+func (m *Monitor) Salt(id string) string {
+	m.mu.Lock()
+	t := m.traffic[id]
+	m.mu.Unlock()
+	if t == nil {
+		return ""
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, rank := range slices.Sorted(maps.Keys(t.livenessByRank)) { // in order, so that later requests get the same salt
+		l := t.livenessByRank[rank]
+		l.mu.Lock()
+		salt := l.cacheSalt
+		l.mu.Unlock()
+		if salt != "" {
+			return salt
+		}
+	}
+	return ""
 }
 
 // trafficOf returns the Traffic of an instance, and creates it if there is none. The caller holds mu.

@@ -64,6 +64,7 @@ type Patch struct {
 	IgnoreEOS  bool            // true for a probe that is repeated because its first token ended the answer
 	Resume     *Resume         // set if the request continues an interrupted answer; nil: it begins the answer
 	Fetch      json.RawMessage // kv_transfer_params with which the prefill engine fetches KV of the chat's last turn; nil: it fetches none
+	ProbeSalt  string          // salt of a probe to an engine that also decodes, as that of DecodeBody; empty: it needs none
 }
 
 // BootstrapInfo is the part of a vllm-mooncake hand-off that the proxy invents or
@@ -156,7 +157,7 @@ func (p *Profile) probeBody(b *Body, changes *Patch, params json.RawMessage, dst
 	params = resume.addTokenIDs(params)
 	drop := resume.dropForLongerPrompt(droppedFromProbe(b)) // a prompt with the answer so far must not be truncated a second time
 	members := addOneToken(b, changes, make([]Member, 0, 12))
-	members = p.addAgainstEOS(changes, members)
+	members = addSalt(b, changes.probeSalt(), p.addAgainstEOS(changes, members))
 	// Only bodies of the endpoints Tokens and Generate have a layout. One of Tokens has token ids as its prompt. One of Generate does
 	// not come here, because this endpoint is SGLang's own, and its probes come from sglangBody.
 	promptIsTokenIDs := b.layout != nil

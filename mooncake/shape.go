@@ -78,7 +78,8 @@ func (s *bodyRules) oneTokenBody(b *Body, drop func(key string) bool, ignoreEOS 
 // probe appends a probe for an endpoint with bodyRules, as probeBody does for the other endpoints.
 func (s *bodyRules) probe(p *Profile, b *Body, changes *Patch, params []byte, dst [][]byte) [][]byte {
 	drop := func(key string) bool { return s.drops(key) || s.dropsForOneToken(key) }
-	return s.oneTokenBody(b, drop, p.ProbeIgnoreEOS || changes.ignoresEOS(), dst, Member{"kv_transfer_params", params})
+	members := addSalt(b, changes.probeSalt(), []Member{{"kv_transfer_params", params}})
+	return s.oneTokenBody(b, drop, p.ProbeIgnoreEOS || changes.ignoresEOS(), dst, members...)
 }
 
 // discard appends a discard for an endpoint with bodyRules, as DiscardBody does for the other endpoints.
@@ -103,3 +104,10 @@ func (s *bodyRules) decode(p *Profile, b *Body, kv []byte, salt string, stream b
 }
 
 func (c *Patch) ignoresEOS() bool { return c != nil && c.IgnoreEOS }
+
+func (c *Patch) probeSalt() string {
+	if c == nil {
+		return ""
+	}
+	return c.ProbeSalt
+}

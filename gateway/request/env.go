@@ -65,6 +65,7 @@ type Monitor interface {
 	handoff.Monitor
 	Answered(instance string)
 	Accuse(instance string) (settle func())
+	Salt(instance string) string
 }
 
 // Engines is a view of all engines at one moment.

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -57,6 +58,23 @@ func newProbeCall(j *job, lease *prefill.Lease, until lifecycle.Timeout) *probeC
 
 // engineCall returns the call as package engine knows it, by which any goroutine can end it.
 func (c *probeCall) engineCall() *engine.Call { return c.Call.Call }
+
+// salt returns the salt of the call's engine; empty: it needs none. An engine may also decode, or have done so under an earlier config. So
+// it may have pulled KV too late, and its prefix cache may have another prompt's KV, which must not be handed over.
+func (c *probeCall) salt() string {
+	return c.srv.Monitor.Salt(roster.Decode + strings.TrimPrefix(c.Engine, roster.Prefill))
+}
+
+// withSalt returns the changes with the salt of the call's engine.
+func (c *probeCall) withSalt(changes *mooncake.Patch) *mooncake.Patch {
+	salt := c.salt()
+	if salt == "" {
+		return changes
+	}
+	salted := *changes
+	salted.ProbeSalt = salt
+	return &salted
+}
 
 // untrack takes the call off the list of calls that the fleet may end.
 func (c *probeCall) untrack() { c.srv.Fleet.Untrack(c.entry) }
@@ -185,7 +203,7 @@ func openProbe(j *job, call *probeCall, lease *prefill.Lease, transfer *mooncake
 	changes, fetched := j.fetchTurn(lease)
 	headers := j.record.WithTraceHeaders(engine.JSONHeaders(j.callID(idOfPrefill, j.record.Attempts)))
 	var newParts [][]byte // ProbeBody appends the parts of the body to it
-	body := lease.Candidate.Profile.ProbeBody(&j.body, j.req.Endpoint, changes, transfer, newParts)
+	body := lease.Candidate.Profile.ProbeBody(&j.body, j.req.Endpoint, call.withSalt(changes), transfer, newParts)
 	resp, fault = call.Open(headers, body)
 	ignoreClient() // from now on the answer is read even if the client leaves, because only the answer names the KV
 	return resp, fetched, fault
@@ -366,7 +384,7 @@ func (p *concurrentPrefill) runProbe() (tryAnother bool) {
 	p.process = call.process // acceptAnswer stores the address of the engine for just this process
 	lease.MarkSent()
 	var newParts [][]byte // EarlyProbe appends the parts of the body to it
-	body := lease.Candidate.Profile.EarlyProbe(&p.body, p.changes, p.rendezvous, p.streamed, newParts)
+	body := lease.Candidate.Profile.EarlyProbe(&p.body, call.withSalt(p.changes), p.rendezvous, p.streamed, newParts)
 	answer, fault := call.SendAndRead(p.headers, body, mooncake.MaxProbeAnswer, call.answerBy())
 	answered := time.Now()
 	hungUp := fault != nil && fault.Reason == lifecycle.HungUp // the proxy has ended the call
@@ -526,8 +544,7 @@ func askPrefillOnly(j *job, lease *prefill.Lease, call *probeCall) ([]byte, *fai
 	markSentIfNotYet(lease)
 	j.client.OnGone(func() { call.Disconnect(upstream.NoticeTimeout) })
 	var noKV json.RawMessage // the engine computes the prompt itself
-	const noSalt = ""        // its prefix cache has no blocks that must not be used
-	body := lease.Candidate.Profile.DecodeBody(&j.body, j.req.Endpoint, j.changes, noKV, noSalt, j.req.Stream, nil)
+	body := lease.Candidate.Profile.DecodeBody(&j.body, j.req.Endpoint, j.changes, noKV, call.salt(), j.req.Stream, nil)
 	const isAnswer = true
 	answer, fault := call.SendAndRead(j.record.WithTraceHeaders(engine.JSONHeaders(j.callID(idOfPrefill, j.record.Attempts))), body,
 		maxBodyBytes(j.srv.Settings(), isAnswer), call.answerBy())
