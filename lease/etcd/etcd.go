@@ -72,7 +72,8 @@ var _ lease.Engine = (*Engine)(nil)
 func New(client *clientv3.Client, name, identity string, duration time.Duration, members []string) *Engine {
 	return &Engine{
 		client: client, ownerKey: name + "/owner", lastKey: name + "/last", termsKey: name + "/terms", identity: identity,
-		terms: terms{Seconds: int64(duration.Seconds()), Members: members},
+		terms:          terms{Seconds: int64(duration.Seconds()), Members: members},
+		releaseInDoubt: true, // an earlier claim of this process may have sent a release that got no answer
 	}
 }
 

@@ -97,6 +97,22 @@ func TestCallsWhoseAnswerWasLost(t *testing.T) {
 	require.NoError(t, us.Release(ctx, first.Epoch), "it was read again")
 }
 
+// A proxy that gave a group up and claims it again finds the lease still its own, because its release got no answer. That release must not
+// take effect once the proxy goes on with the lease.
+func TestALateReleaseOfAnEarlierClaim(t *testing.T) {
+	c := server(t)
+	ctx := t.Context()
+	earlier := New(c, "evenkeel/us", "us-1_a", 10*time.Second, nil)
+	first := acquire(t, earlier)
+	us := New(c, "evenkeel/us", "us-1_a", 10*time.Second, nil)
+	require.Equal(t, first, look(t, us))
+	require.NoError(t, us.Renew(ctx, first.Epoch))
+	require.Error(t, earlier.Release(ctx, first.Epoch))
+	require.Equal(t, "us-1_a", look(t, us).Holder)
+	require.NoError(t, us.Renew(ctx, first.Epoch))
+	require.NoError(t, us.Release(ctx, first.Epoch))
+}
+
 // A store that lost its data counts from 1 again, and epochs do not. What the holder's
 // lease is like can be read by the others.
 func TestEpochsDoNotGoBackWithTheStore(t *testing.T) {
