@@ -41,6 +41,9 @@ type Engine struct {
 	arrival      int            // number of the engine in the order in which engines were added; the first one has 1
 	processes    *Processes     // processes that were seen at the engine's address
 	earlierHold  time.Duration  // the longest kv_hold_timeout of the profiles that the engine had before; reloads change it
+	// formerIncarnation is the incarnation before a description with another one, or with none, such as an entry of a reload's config.
+	// Hand-offs may still name it. nil: all descriptions had the same.
+	formerIncarnation *string
 	// gaveBack is the start time of the process that gave a request back, although the profile says that the engine never does. 0: not
 	// known. nil: no process did.
 	gaveBack *float64

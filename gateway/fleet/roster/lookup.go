@@ -400,13 +400,18 @@ func (p *Snapshot) processesOf(maker ProcessID) (processes *Processes, ended boo
 	e := p.engines[maker.Key]
 	_, hasEnded := p.endedIncarnations[maker.Incarnation]
 	switch {
-	case e != nil && e.Incarnation == maker.Incarnation: // the engine is still listed
+	case e != nil && e.hasOrHad(maker.Incarnation): // the engine is still listed
 		return e.processes, false
 	case hasEnded && maker.Incarnation != "":
 		return nil, true
 	}
 	// The engine was taken off the list, but its process may still run. departed has all processes of an engine under the number 0.
 	return p.departed[ProcessID{Incarnation: maker.Incarnation, Key: maker.Key}].processes, false
+}
+
+// hasOrHad says whether the engine has this incarnation, or had it when its hand-offs were made.
+func (e *Engine) hasOrHad(incarnation string) bool {
+	return e.Incarnation == incarnation || e.formerIncarnation != nil && *e.formerIncarnation == incarnation
 }
 
 // HostsOf returns a function that says whether a host belongs to an engine. Callbacks of a decode engine may name no other host, and

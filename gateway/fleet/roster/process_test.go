@@ -268,6 +268,21 @@ func TestAnEngineThatComesBackMayHaveAnotherProcess(t *testing.T) {
 	require.NotEqual(t, made, s.ProcessAt(key("p1")), "what was learned of a process before does not hold for this one")
 }
 
+// A reload lists an engine that discovery has found. The engine loses its incarnation, and what it made before is still followed.
+func TestAFoundEngineThatTheConfigListsNow(t *testing.T) {
+	s := begin(t, "")
+	pod, listed := described("p1"), described("p1")
+	pod.Incarnation, listed.FromNewEntry = "u1", true
+	s.tell(Entered{Engine: pod}, started(1))
+	made := s.ProcessAt(key("p1"))
+	s.tell(Planned{Set: []*Engine{listed}, Order: []string{key("p1")}})
+	gone, _ := s.ProcessGone(made)
+	require.False(t, gone, "its process still runs")
+	s.tell(started(2))
+	gone, sure := s.ProcessGone(made)
+	require.True(t, gone && sure, "it has restarted")
+}
+
 func started(at float64) Event {
 	status := health("up", "m")
 	status.StartTime = at

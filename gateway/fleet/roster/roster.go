@@ -165,6 +165,10 @@ func (r *Roster) replace(old, e *Engine, now time.Time) {
 	if e.Found == (Found{}) && !e.FromNewEntry {
 		e.Found = old.Found
 	}
+	e.formerIncarnation = old.formerIncarnation
+	if e.Incarnation != old.Incarnation {
+		e.formerIncarnation = new(old.Incarnation)
+	}
 	r.distrustHosts(old, mayStillRun, now) // undoes the trust that old had got; the trust of e counts by itself
 	r.rememberRanks(old, now)              // old may have more ranks than e
 	r.adaptDrains(e)
