@@ -1,9 +1,11 @@
 package engine
 
 import (
+	"net/url"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
@@ -82,4 +84,28 @@ func TestAReloadOfTheNumberOfRanksKeepsTheSalt(t *testing.T) {
 		require.True(t, after.RecordFirstEvent(time.Now()))
 		after.End()
 	}
+}
+
+// A reload gives an engine another role, so that it counts as a new one. Its process is the same, with the same prefix cache.
+func TestAnEngineKeepsItsSaltInAnotherRole(t *testing.T) {
+	m := NewMonitor(MonitorConfig{Registerer: prometheus.NewRegistry()})
+	at := func(role, host string) Instance {
+		target := &Target{ID: host, URL: &url.URL{Scheme: "http", Host: host}, Rank: -1}
+		return Instance{ID: role + " " + host, Role: role, Target: target}
+	}
+	salt := func(in Instance) string {
+		pull := m.Traffic(in.ID).Liveness(-1).AddPull(time.Now(), mooncake.HeldUntil(time.Now().Add(time.Hour)))
+		defer pull.End()
+		return pull.Salt()
+	}
+	before, after, other := at("decode", "a:1"), at("aggregated", "a:1"), at("aggregated", "b:1")
+	m.Set([]Instance{before})
+	late := m.Traffic(before.ID).Liveness(-1).AddPull(time.Now(), mooncake.HeldUntil(time.Now()))
+	late.MarkLost()
+	late.End()
+	m.Traffic(after.ID).Liveness(-1) // the fleet asks for it before the monitor has the engine
+	m.Set([]Instance{after, other})
+	require.NotEmpty(t, salt(after))
+	require.Equal(t, salt(after), salt(after))
+	require.Empty(t, salt(other))
 }

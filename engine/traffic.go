@@ -1,9 +1,8 @@
 package engine
 
 import (
-	"maps"
+	"crypto/rand"
 	"math"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,6 +15,8 @@ type Traffic struct {
 	events          atomic.Uint64 // events of all streams so far
 	tokensPerChunk  atomic.Uint64 // mean number of tokens in a chunk, as the bits of a float64
 	sentWithoutSlot atomic.Int64  // running requests that were sent on purpose although their rank had no free slot
+
+	address string // the Target.ID of the instance, once it is watched; the Monitor's mu guards it
 
 	mu             sync.Mutex
 	livenessByRank map[int]*Liveness // the Liveness of each rank, by Target.Rank
@@ -62,6 +63,7 @@ func (t *Traffic) Liveness(rank int) *Liveness {
 func (t *Traffic) ResaltAll() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.anyRankSalt.Store(new(rand.Text())) // also if no rank is known yet, so that each begins with a salt (see Liveness)
 	for _, l := range t.livenessByRank {
 		l.mu.Lock()
 		l.changeSalt()
@@ -157,7 +159,7 @@ func (m *Monitor) forgetTraffic(watched map[string]*watch) {
 }
 
 // Salt returns a cache_salt with which no request to an instance finds KV in the prefix cache of any rank that may be wrong; empty: no rank
-// needs a salt. It is the salt of some rank: wrong KV is only under older salts of its own rank, or under none.
+// needs a salt.
 func (m *Monitor) Salt(id string) string {
 	m.mu.Lock()
 	t := m.traffic[id]
@@ -165,18 +167,23 @@ func (m *Monitor) Salt(id string) string {
 	if t == nil {
 		return ""
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, rank := range slices.Sorted(maps.Keys(t.livenessByRank)) { // in order, so that later requests get the same salt
-		l := t.livenessByRank[rank]
-		l.mu.Lock()
-		salt := l.cacheSalt
-		l.mu.Unlock()
-		if salt != "" {
-			return salt
-		}
+	if salt := t.anyRankSalt.Load(); salt != nil {
+		return *salt
 	}
 	return ""
+}
+
+// watchTraffic returns the Traffic of an instance that is watched from now on. If the instance at its address had another role before, it
+// may have wrong KV in its prefix cache, so its requests need salts, too. The caller holds mu.
+func (m *Monitor) watchTraffic(in Instance) *Traffic {
+	t := m.trafficOf(in.ID)
+	t.address = in.Target.ID
+	for _, other := range m.traffic {
+		if other != t && other.address == t.address && other.anyRankSalt.Load() != nil && t.anyRankSalt.Load() == nil {
+			t.ResaltAll()
+		}
+	}
+	return t
 }
 
 // trafficOf returns the Traffic of an instance, and creates it if there is none. The caller holds mu.
