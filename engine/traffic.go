@@ -71,6 +71,19 @@ func (t *Traffic) ResaltAll() {
 	}
 }
 
+// stopRenewals makes later signs of life renew no hold of a request that waits now, because another host gives them.
+func (t *Traffic) stopRenewals() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, l := range t.livenessByRank {
+		l.mu.Lock()
+		for _, p := range l.pendingPulls {
+			p.hold.StopRenewals(l.fromNanos(l.lastSign.Load()))
+		}
+		l.mu.Unlock()
+	}
+}
+
 // mayNeedSalt says whether requests to any rank need a salt, or may need one later. With a salt, a request does not use the KV that was in
 // the rank's prefix cache before. It needs one if this KV may be wrong: a request that waited there may have lost its KV before the rank
 // pulled it, and the rank may have pulled another prompt's KV instead. As long as a request waits, this may still happen.

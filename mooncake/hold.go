@@ -124,6 +124,12 @@ func (k *Hold) assumeSigns(last time.Time) (nextCountedFrom time.Time, signsNeed
 	return nextCountedFrom, signsNeeded
 }
 
+// StopRenewals makes later signs of life renew nothing, because they may be of another engine. last is the last sign that counts.
+func (k *Hold) StopRenewals(last time.Time) {
+	k.keptUntil = k.KeptUntil(last)
+	k.keptAfterSign = 0
+}
+
 // Lost says whether the prefill engine may have given the KV blocks to another prompt before the decode engine read them.
 func (k *Hold) Lost() bool { return k.lost }
 
