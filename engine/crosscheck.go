@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"math"
 	"time"
 
@@ -98,6 +99,12 @@ func runningOnFullestRank(s *Sample, ranks []*Target) float64 {
 func (w *watch) recordSigns(s *Sample, at time.Time) {
 	scrapes := &w.scrapes
 	previous, previousAt := scrapes.ranks, scrapes.at
+	start := cmp.Or(s.StartTime, scrapes.start)       // 0: not known
+	if scrapes.start != 0 && start != scrapes.start { // another process: it says nothing of requests that were sent to the one before
+		w.traffic.stopRenewals()
+		previous = nil
+	}
+	scrapes.start = start
 	scrapes.ranks = make(map[int]vitals, len(w.in.Canaries))
 	for _, t := range w.in.Canaries { // all ranks of a decode engine, and none of a prefill engine
 		gauges := vitalsOf(s, t.Rank)

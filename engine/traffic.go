@@ -71,7 +71,7 @@ func (t *Traffic) ResaltAll() {
 	}
 }
 
-// stopRenewals makes later signs of life renew no hold of a request that waits now, because another host gives them.
+// stopRenewals makes later signs of life renew no hold of a request that waits now, because another process gives them.
 func (t *Traffic) stopRenewals() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -232,6 +232,7 @@ func vitalsOf(s *Sample, rank int) vitals {
 // scrapes has the results of the scrapes of an instance. Only run's goroutine uses it.
 type scrapes struct {
 	at        time.Time      // when the last scrape of this instance began
+	start     float64        // last known Sample.StartTime
 	ranks     map[int]vitals // vitals of the last scrape, by rank
 	last      vitals         // vitals of the last scrape, of all ranks together
 	busy      bool           // streams of this proxy ran at the last scrape
