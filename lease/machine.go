@@ -77,6 +77,7 @@ type Machine struct {
 
 	rec                 Record    // the lease, as read or acquired last
 	recValid            bool      // rec is valid; false before the first look, and after this proxy has lost or released its lease
+	acquireSent         bool      // this machine has sent an acquisition
 	acquireInDoubt      bool      // rec may be out of date, because a failed acquisition may have written the lease
 	recChangedAt        time.Time // when this proxy last saw the Stamp or Expiry of rec change, or last saw that rec has not expired
 	nextCall            time.Time // earliest time of the next call

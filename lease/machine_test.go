@@ -66,6 +66,31 @@ func TestALeaseThatNobodyEverHeldIsTakenAtOnceAndWaitedFor(t *testing.T) {
 	require.Equal(t, Owner, m.View(seconds(25)).Phase)
 }
 
+// A claim was given up right after it had taken a lease that the store did not know, and the process claims the scope again. Then the later
+// claim has as long to wait as the earlier one had: the holder before may still admit.
+func TestALeaseOfAnEarlierClaimIsWaitedFor(t *testing.T) {
+	lost := Record{}
+	earlier := NewMachine(Config{Self: "us-1_a", Home: true, Times: DefaultTimes})
+	earlier.Looked(seconds(0), seconds(0), lost, nil)
+	call, _ := earlier.Next(seconds(0))
+	require.Equal(t, Acquire, call)
+	taken := Record{Holder: "us-1_a", Epoch: 1, Stamp: "1"}
+	earlier.Acquired(seconds(0), seconds(0), taken, nil)
+	require.Equal(t, Starting, earlier.View(seconds(9)).Phase)
+	earlier.Leave(seconds(1))
+	call, _ = earlier.Next(seconds(1))
+	require.Equal(t, None, call, "it is not released")
+
+	m := NewMachine(Config{Self: "us-1_a", Home: true, Times: DefaultTimes})
+	m.Looked(seconds(2), seconds(2), taken, nil)
+	for s := 2.; s < 20; s += 2 {
+		m.Renewed(seconds(s), seconds(s), nil)
+		require.Equal(t, Starting, m.View(seconds(s)).Phase)
+	}
+	m.Renewed(seconds(22), seconds(22), nil)
+	require.Equal(t, Owner, m.View(seconds(22)).Phase)
+}
+
 func TestAcquisitionWhoseAnswerWasLostIsOursOnceRenewed(t *testing.T) {
 	m := NewMachine(Config{Self: "us-1_a", Home: true, Times: DefaultTimes})
 	m.Looked(seconds(0), seconds(0), Record{Epoch: 7, Stamp: "1"}, nil)

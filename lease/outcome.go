@@ -42,8 +42,9 @@ func (m *Machine) Looked(sent, now time.Time, rec Record, err error) {
 // renewed the lease.
 func holdAsRead(m *Machine, sent, now time.Time) {
 	start := now.Add(m.startDelay())
-	// When the acquisition was sent, the store may not have known the last holder, which may have renewed the lease just before.
-	if m.blindAcquirePending {
+	// When the acquisition was sent, the store may not have known the last holder, which may have renewed the lease just before. If an
+	// earlier claim of this process has sent it, this is not known.
+	if m.blindAcquirePending || !m.acquireSent {
 		start = start.Add(m.leaseLastsAtMost()) // so wait for a whole lease, too
 	}
 	m.startHolding(sent, start, m.rec.Epoch)
@@ -107,6 +108,7 @@ func (m *Machine) releaseDue(now time.Time) bool {
 // there is no other owner to wait for, and this proxy continues to admit.
 func (m *Machine) Acquired(sent, now time.Time, rec Record, err error) {
 	m.noteIfStoreAway(sent, now, err)
+	m.acquireSent = true
 	if err != nil {
 		m.acquireInDoubt = true // a failed acquisition may still have written the lease
 		m.scheduleNextCall(sent, now)
