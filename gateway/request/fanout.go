@@ -165,7 +165,7 @@ func (f *fannedOut) abandon(ctx *fasthttp.RequestCtx, whole *job, fail *openai.E
 // have their tickets.
 func (f *fannedOut) enterQueue() (forward *geo.Forward, err error) {
 	queued := f.bindLocalLegs()
-	if len(queued) == 0 { // decode ranks here have taken all legs
+	if len(queued) == 0 || f.in.NoHandOff { // decode ranks here have taken all legs, or no prefill engine may take a leg
 		return nil, nil
 	}
 	query := f.routingQuery(queued)

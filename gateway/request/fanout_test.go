@@ -8,11 +8,13 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/valyala/fasthttp"
 
+	"evenkeel/bench/lab/refengine"
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/openai"
+	"evenkeel/mooncake"
 	"evenkeel/pool"
 )
 
@@ -68,4 +70,14 @@ func TestAPanicOfALegEndsTheRequestOnly(t *testing.T) {
 		require.Contains(t, string(ctx.Response.Body()), "internal_error")
 		require.Eventually(t, func() bool { return srv.Open() == 0 }, time.Minute, time.Millisecond)
 	}
+}
+
+// A leg that only a decode rank may compute enters no queue for a prefill engine, whose turn it would never take.
+func TestALegThatGoesWholeTakesNoPrefillEngine(t *testing.T) {
+	t.Parallel()
+	b := whole(t, setup{profile: mooncake.Profile{Connector: mooncake.NIXLPull}, decode: []refengine.Config{{Slots: 1}}, waits: true})
+	body, _ := tokensOf(t, `"n":2`, "")
+	r := b.post(mooncake.Tokens.Path(), body)
+	require.Equal(t, http.StatusServiceUnavailable, r.status, r.body)
+	b.settle()
 }
