@@ -82,6 +82,9 @@ func (d *Dispatcher) Release(s *Slot, o board.Outcome) {
 		d.metrics.doubleReleases.Inc()
 		return
 	}
+	if o.Kind == board.Finished { // the first event of the answer may have come together with its end, and was not reported yet
+		s.ReportStarted()
+	}
 	d.inbox.push(func(r *scheduler) { r.releaseSlot(s, o) })
 }
 

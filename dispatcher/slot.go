@@ -75,9 +75,11 @@ func (s *Slot) MarkNonStreaming(maxTokens int) {
 func (s *Slot) Generated() int { return int(s.generated.Load()) }
 
 // ReportStarted records that the first event of the answer has come: the KV has arrived and the rank decodes. Before that, the status shows
-// the request as transferring.
+// the request as transferring. Only the first call has an effect.
 func (s *Slot) ReportStarted() {
-	s.started.Store(true)
+	if s.started.Swap(true) {
+		return
+	}
 	s.stillInEngineQueue.Store(false) // the engine has begun the request, so it had room, even if the board counted none
 	// A board that suspects a pair of engines, or has a rank that refuses requests, gets the first event at once. Any other board sees
 	// it when it next reads the progress of its slots.
