@@ -327,7 +327,8 @@ func (s *stream) releaseSlot(kind board.Kind) {
 		s.upstream.prefillCall.answerEnded(abandoned)
 	}
 	outcome := s.slotOutcome(kind)
-	if outcome.Kept {
+	// If all of the answer came at once, it is not known yet whether its KV was right. decode then keeps the turn if it was.
+	if outcome.Kept && !s.firstAt.IsZero() {
 		keepTurn(s)
 	}
 	s.job.srv.Dispatcher.Release(s.upstream.slot, outcome)

@@ -4,7 +4,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -170,5 +172,44 @@ func TestAPrefillEngineThatGivesARequestBackHasFailed(t *testing.T) {
 	r := b.post(mooncake.Completions.Path(), completion("one two three", `"max_tokens":1,"prompt_logprobs":1,`))
 	require.Equal(t, http.StatusBadGateway, r.status, r.body)
 	require.Contains(t, r.body, "prefill_failed")
+	b.settle()
+}
+
+// An answer that comes whole, and too late to be believed, leaves no turn: its engine may keep another prompt's KV.
+func TestATurnOfALateAnswerIsNotKept(t *testing.T) {
+	t.Parallel()
+	o := holding(mooncake.NIXLPull, longLease, 0, 20*time.Millisecond)
+	o.late, o.decode[0].KV.NoRenewals = true, true
+	o.prefill[0].Version, o.prefill[0].KV.KeepsAnswers = "0.33.0", time.Minute
+	o.decode[0].Version, o.decode[0].KV.KeepsAnswers = "0.33.0", time.Minute
+	o.profile.HandBack, o.profile.DecoderTTL = mooncake.HandBackFetched, time.Minute
+	o.front = func(w http.ResponseWriter, r *http.Request, engine http.Handler) {
+		if r.URL.Path != mooncake.Completions.Path() {
+			engine.ServeHTTP(w, r)
+			return
+		}
+		whole := httptest.NewRecorder()
+		engine.ServeHTTP(whole, r)
+		maps.Copy(w.Header(), whole.Header())
+		w.WriteHeader(whole.Code)
+		_, _ = w.Write(whole.Body.Bytes())
+	}
+	b := start(t, o)
+	b.monitor.counts = true
+	leave := b.endless()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		r := b.post(mooncake.Completions.Path(), fmt.Sprintf(`{"model":%q,"prompt":[1,2,3,4,5,6,7],"max_tokens":1}`, refModel))
+		require.Equal(t, http.StatusOK, r.status, r.body)
+	}()
+	b.eventually("it waits in the engine's queue", func() bool { return b.d[0].Stats().Waiting == 1 })
+	b.eventually("the prefill engine has given its KV away", func() bool { return b.p[0].Stats().Leaks == 1 })
+	b.monitor.gaveAway(1)
+	leave()
+	<-done
+	b.over()
+	require.EqualValues(t, 1, b.metric(t, latePulls, ""))
+	require.Equal(t, 1, b.turns.Len(), "only that of the answer that the client has got")
 	b.settle()
 }
