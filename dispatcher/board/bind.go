@@ -87,7 +87,7 @@ func newSlotRecord(r *rank, w waitingEntry, bound *Binding, now time.Time) slotR
 	return slotRecord{
 		id: e.ID, key: e.Key, prefiller: e.Prefiller, prompt: w.prompt(),
 		newTokens: bound.NewTokens, discard: e.Discard, inEngineQueue: bound.InEngineQueue,
-		boundAt: now, boundBeforePrefill: e.Early,
+		boundAt: now, process: r.Process, boundBeforePrefill: e.Early,
 		// Age is how many tokens the answer of a resumed request has from earlier ranks; 0: the request is new.
 		tokensFromEarlierRanks: clampTokens(e.Age),
 		// The prompt is not computed yet: a prefill engine (Early) or the rank itself (Mixed) computes it after the binding.

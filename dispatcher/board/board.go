@@ -197,11 +197,13 @@ func (b *board) release(slot int32, o Outcome, streamed int32, started bool, now
 	delete(b.outputLengths, s.id) // only a simulation has stored the length of the output, when the entry came
 	r, ended := s.rank, *s        // ended is a copy, because discharge clears the record
 	b.discharge(slot)
+	// If the engine has restarted since, it has lost all KV.
+	mayHoldKV := r.present && (ended.process == 0 || ended.process == r.Process)
 	// If the engine has chosen the rank itself, the orphan may be on another rank, so it is not counted.
-	if o.Orphaned && r.present && !ended.engineChoosesRank {
+	if o.Orphaned && mayHoldKV && !ended.engineChoosesRank {
 		b.addOrphan(r, &ended, now)
 	}
-	if o.Kept && r.present && r.KeepsKVFor > 0 {
+	if o.Kept && mayHoldKV && r.KeepsKVFor > 0 {
 		b.keepKV(r, &ended, o.Generated, now)
 	}
 	b.promoteQueued(r)

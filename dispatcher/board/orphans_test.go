@@ -135,7 +135,8 @@ func TestOrphansAreCountedOnce(t *testing.T) {
 			"release": func(rt *rapid.T) { h.release(all.leave(rt)) },
 			"orphan": func(rt *rapid.T) {
 				s := all.leave(rt)
-				if tokens := int64(s.record().prompt); h.boards["m"].ranks[s.Worker].present && !s.record().engineChoosesRank {
+				r := h.boards["m"].ranks[s.Worker]
+				if tokens := int64(s.record().prompt); s.record().process == r.Process && !s.record().engineChoosesRank {
 					want[s.Worker] = append(want[s.Worker], tokens)
 				}
 				h.orphan(s)
@@ -199,6 +200,22 @@ func TestOrphansAreCountedOnce(t *testing.T) {
 		b := h.boards["m"]
 		require.Equal(rt, b.slots.charged, b.slots.released)
 	})
+}
+
+// An engine that has restarted holds no KV of a request that it got before, however late that request ends.
+func TestARequestOfAnEarlierProcessLeavesNoOrphan(t *testing.T) {
+	h := newHand(t, realConfig("pjsq-kv:watermark=0"))
+	fleet := early(ranks(1, 4, 2000))
+	fleet[0].Process, fleet[0].KeepsKVFor = 7, time.Hour
+	h.fleet(fleet)
+	lost, answered := h.put(pool.Entry{Prompt: 600}).slotNow(t), h.put(pool.Entry{Prompt: 600}).slotNow(t)
+	fleet = slices.Clone(fleet)
+	fleet[0].Process = 8
+	h.fleet(fleet)
+	h.orphan(lost)
+	h.answered(answered, 100)
+	require.EqualValues(t, 2000, h.boards["m"].ranks[0].usableCapacity())
+	require.Zero(t, h.status(h.at).Drift)
 }
 
 // A gauge that is older than a request shows nothing of it, so it does not show that an orphan is gone.

@@ -445,6 +445,7 @@ type slotRecord struct {
 	started           bool      // the first event of the answer has come, as the board read it last
 	inEngineQueue     bool      // the request waits in the engine's own queue, because the rank has no slot or no KV room for it
 	boundAt           time.Time // when the request got this slot
+	process           uint64    // process of the rank's engine then (Worker.Process); 0: not known
 	// boundAtStep is the number of the group's step that was reported last before the request was bound; 0: none was.
 	boundAtStep        uint32
 	boundBeforePrefill bool
