@@ -60,3 +60,14 @@ func (c *candidate) stateName(now time.Time) string {
 }
 
 var candidateStates = []string{"open", "closed", "out", "unknown", "down", "removed"}
+
+// reachesRank reports whether the candidate can hand KV over to the decode rank that was chosen for the request; true if none was.
+func (r *Request) reachesRank(c *candidate) bool {
+	return r.replaces == nil || c.reachesRankOf(r.replaces)
+}
+
+// reachesRankOf reports whether the candidate can hand KV over to a decode rank that was chosen for the other one.
+func (c *candidate) reachesRankOf(other *Candidate) bool {
+	knowsHow := c.Profile != nil && c.Profile.Connector == other.Profile.Connector // nil: it is not known how it hands over KV
+	return knowsHow && c.Board == other.Board && c.Region == other.Region
+}

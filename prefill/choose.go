@@ -262,9 +262,9 @@ func (c *candidate) isWorthWaitingFor(p *policy.Policy, now time.Time) bool {
 }
 
 // mayUse reports whether the request may go to the candidate: the request names this candidate or none, and may go to the
-// candidate's region.
+// candidate's region. If its decode rank is chosen already, the candidate must reach this rank.
 func (r *Request) mayUse(c *candidate) bool {
-	if r.Target != "" && r.Target != c.ID {
+	if r.Target != "" && r.Target != c.ID || !r.reachesRank(c) {
 		return false
 	}
 	return r.MayGoTo == nil || c.Region == "" || r.MayGoTo(c.Region) // the empty region is the proxy's own
@@ -406,6 +406,7 @@ func (l *Lease) charge(r *Request, weight ledger.Weight) {
 	load, now := &l.chargedTo.load, l.scheduler.now
 	if l.chargedTo.needsRankFirst() {
 		l.request = r.asRetry()
+		l.request.replaces = &l.Candidate
 		load.Reserve(&l.inFlight, weight, r.LeaseOwner, now)
 	} else {
 		load.Charge(&l.inFlight, weight, r.LeaseOwner, now)

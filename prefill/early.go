@@ -92,11 +92,7 @@ func (d *chooser) makeEarlierLease(l *Lease, r *Request, leastGain time.Duration
 // canTakeOver reports whether a candidate can start the request of lease l now, and can hand the KV to the decode rank that was
 // chosen for the request.
 func (d *chooser) canTakeOver(c *candidate, l *Lease, r *Request) bool {
-	if c == l.chargedTo || c.Profile == nil { // the lease is on c already, or it is not known how c hands over KV
-		return false
-	}
-	reachesRank := c.Board == l.Candidate.Board && c.Region == l.Candidate.Region && c.Profile.Connector == l.Candidate.Profile.Connector
-	if !reachesRank || !d.canStart(r, c) {
+	if c == l.chargedTo || !c.reachesRankOf(&l.Candidate) || !d.canStart(r, c) { // the lease may be on c already
 		return false
 	}
 	predictable := !c.load.Stale() && !c.load.Stalled(d.now) // otherwise the end of its prefill would be a guess

@@ -38,7 +38,7 @@ func (qm *queueManager) acceptNew(r *Request) (*model, *policy.Policy, error) {
 	if r.isFirstAttempt() {
 		qm.budget.countRequest(qm.now)
 	}
-	if err := qm.checkServable(r.Model); err != nil && !r.remoteMayServe() { // neither this region nor another one can serve the model
+	if err := qm.checkServable(r); err != nil && !r.remoteMayServe() { // neither this region nor another one can serve the model
 		return nil, nil, err
 	}
 	if r.Arrival.IsZero() {
@@ -193,7 +193,7 @@ func (qm *queueManager) serveWaiters() {
 	for item := qm.queue.Next(); item != nil; item = qm.queue.Next() {
 		w := item.Value
 		m := qm.models[w.Model]
-		if err := qm.checkServable(m.name); err != nil && !w.remoteMayServe() { // neither this region nor another one can serve the model now
+		if err := qm.checkServable(&w.Request); err != nil && !w.remoteMayServe() { // neither this region nor another can serve it
 			qm.finishWaiter(m, w, nil, err)
 			continue
 		}

@@ -158,10 +158,10 @@ func (s *state) dropModelIfEmpty(m *model) {
 	}
 }
 
-// checkServable returns an error if no candidate could take a request for the model, however long the request waited; nil: a
+// checkServable returns an error if no candidate could take a request, however long the request waited; nil: a
 // candidate is live, or may soon be live again.
-func (s *state) checkServable(name string) error {
-	m := s.models[name]
+func (s *state) checkServable(r *Request) error {
+	name, m := r.Model, s.models[r.Model]
 	switch {
 	case m == nil || len(m.candidates) == 0:
 		if s.modelsUnknown { // an engine may still name this model
@@ -169,7 +169,7 @@ func (s *state) checkServable(name string) error {
 				ErrUnavailable, name)
 		}
 		return fmt.Errorf("%w %q; ask for one that /v1/models lists", ErrModelNotFound, name)
-	case !slices.ContainsFunc(m.candidates, func(c *candidate) bool { return c.Live || c.AnswersLate }):
+	case !slices.ContainsFunc(m.candidates, func(c *candidate) bool { return (c.Live || c.AnswersLate) && r.reachesRank(c) }):
 		return fmt.Errorf("%w for model %q: all %d are down; check their /health", ErrUnavailable, name, len(m.candidates))
 	}
 	return nil

@@ -219,6 +219,7 @@ type Request struct {
 	Returned     bool                     // another region gave the request back: it waits by its first arrival, even if the queue is full
 	Remote       RemoteRegions            // decides which region serves the request; nil: this region
 	LeaseOwner   *LeaseOwner              // stands for the request, which must end the lease; nil: the audit does not check it
+	replaces     *Candidate               // only engines that reach its decode rank may replace this one; nil: no rank is chosen
 
 	considered struct { // state that is kept while the request waits, because it is considered many times
 		counted        bool         // the hotspot detector has counted the request

@@ -284,7 +284,7 @@ const maxScoreRows = 64
 func (s *Scheduler) Score(r Request) ([]Scored, error) {
 	s.lock()
 	defer s.unlock()
-	if err := s.checkServable(r.Model); err != nil {
+	if err := s.checkServable(&r); err != nil {
 		return nil, err
 	}
 	m := s.models[r.Model]

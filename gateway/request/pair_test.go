@@ -15,6 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 
+	"evenkeel/bench/lab/refengine"
+	"evenkeel/bench/lab/reftext"
 	"evenkeel/dispatcher"
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
@@ -218,4 +220,17 @@ func (c *pair) isEnded() *failure.Fault {
 	}
 	f, _ := c.decodeFailed(lifecycle.Died)
 	return f
+}
+
+// A decode rank is bound already when a prefill engine refuses its prompt. Only an engine that can write KV to this rank may replace it.
+func TestARefusedPrefillIsNotMovedToARankThatDecodes(t *testing.T) {
+	t.Parallel()
+	b := start(t, setup{profile: mooncake.Profile{Connector: mooncake.AscendLayerwise, FirstEventTimeout: 2 * time.Second},
+		prefill: []refengine.Config{{}}, decode: []refengine.Config{{}}, mixed: []refengine.Config{{}}})
+	require.NoError(t, b.p[0].SetFaults(refengine.Rule{Fault: refengine.Busy}))
+	require.Equal(t, "right", b.judge(reftext.MakePrompt(1, 600), `"stream":true,`))
+	b.over()
+	require.EqualValues(t, 1, b.d[1].Stats().Requests, "it gets the whole request, and no prefill for another rank before")
+	require.NotContains(t, b.monitor.judged["decode d0"], engine.Faulted)
+	b.settle()
 }
