@@ -397,6 +397,9 @@ func (u *upstreamCall) closeAndAwaitEnd() {
 // settleLease gives back the lease of a prefill that has ended, or leaves it to a new owner (Pass): the hand-off, or the prefill call that
 // runs beside a decode call. With Discard, a decode engine is made to fetch the KV, so that the prefill engine frees it.
 func (r *executor) settleLease(disposition lifecycle.Disposition) {
+	if disposition == lifecycle.Refuse && r.hasLeaseOfOthers() {
+		disposition = lifecycle.Free // a rank of another group has failed
+	}
 	switch disposition {
 	case lifecycle.Pass: // the new owner gives the lease back
 	case lifecycle.Discard: // the prefill call failed although it returned a hand-off, which has the lease

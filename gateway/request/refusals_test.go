@@ -179,3 +179,21 @@ func TestTheOtherKindServesWhatOneKindRefuses(t *testing.T) {
 		}
 	}
 }
+
+// The dispatcher may bind a request to a rank of another group than the one that has its lease. What this rank fails at is not held against
+// the group of the lease.
+func TestAGroupIsNotBlamedForARankOfAnother(t *testing.T) {
+	t.Parallel()
+	b := start(t, setup{waits: true, mixed: []refengine.Config{{Slots: 4}, {Slots: 4}}, groups: []string{"one", "other"}})
+	require.Equal(t, "right", b.judge("the first lease is of one", `"stream":true,`))
+	require.NoError(t, b.d[0].SetFaults(refengine.Rule{Fault: refengine.Internal}))
+	for i := range 6 {
+		require.Equal(t, "right", b.judge(fmt.Sprint("request ", i), `"stream":true,`))
+	}
+	for _, c := range b.Prefill.Status() {
+		if c.ID == "other" {
+			require.Zero(t, c.Failures, "its rank has failed at nothing")
+		}
+	}
+	b.settle()
+}

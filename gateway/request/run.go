@@ -334,6 +334,12 @@ func (r *executor) prepareStream() {
 // isAggregated says whether the attempt goes to a rank that prefills and decodes.
 func (r *executor) isAggregated() bool { return r.lease != nil && r.lease.Candidate.Aggregated }
 
+// hasLeaseOfOthers says whether an aggregated attempt went to a rank that is not of the group that has the lease. The dispatcher may bind
+// the request to any rank of the board, and the failure of such a rank says nothing about the group of the lease.
+func (r *executor) hasLeaseOfOthers() bool {
+	return r.isAggregated() && r.stream != nil && r.stream.upstream.rank.Group != r.lease.Candidate.ID
+}
+
 // beganEvent returns the event that reports whether an answer has begun: First if fault is nil, else the event of the fault. clientQuit
 // says that the call ended because the client left, and that no engine uses the slot any more. If an answer had come whole before its
 // fault was found, beganEvent also gives back its buffers.
@@ -413,7 +419,7 @@ func (r *executor) prefillEngine() prefill.Candidate {
 func (r *executor) reportOutcome(effect lifecycle.Effect) {
 	is500OfPrefill := effect.Kind == lifecycle.ReportFailure && effect.Call == lifecycle.Prefill
 	// The decode call to a rank that also prefills has a lease, too. Disputed: a 500 that the engine or the request may have caused.
-	is500OfAggregated := r.isAggregated() && effect.Blame == lifecycle.Disputed
+	is500OfAggregated := r.isAggregated() && !r.hasLeaseOfOthers() && effect.Blame == lifecycle.Disputed
 	if is500OfPrefill || is500OfAggregated {
 		r.noteUnexplained500() // if the request turns out to be the cause, this takes back what the lease has counted
 	}
