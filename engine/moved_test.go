@@ -212,7 +212,7 @@ func waitAtTheHostOfBefore(t *testing.T, url string) {
 	}
 	works(old, 100, 15*time.Second)
 	p := mooncake.Profile{Connector: mooncake.NIXLPull}.WithDefaults()
-	pull := m.Traffic("d0").Liveness(at.Rank).AddPull(time.Now(), p.Hold(time.Now(), time.Now().Add(p.PulledWithin())))
+	pull := m.Traffic("d0").Liveness(at.Rank).AddPull(time.Now(), p.Hold(time.Now(), time.Now().Add(p.PulledWithin()), &p))
 	defer pull.End()
 	works(old, 100, 20*time.Second)
 	h.lead("10.0.0.2")
