@@ -192,7 +192,8 @@ func (m *Monitor) watchTraffic(in Instance) *Traffic {
 	t := m.trafficOf(in.ID)
 	t.address = in.Target.ID
 	for _, other := range m.traffic {
-		if other != t && other.address == t.address && other.anyRankSalt.Load() != nil && t.anyRankSalt.Load() == nil {
+		isSameAddress := other != t && other.address != "" && other.address == t.address // empty: it was never watched
+		if isSameAddress && other.anyRankSalt.Load() != nil && t.anyRankSalt.Load() == nil {
 			t.ResaltAll()
 		}
 	}
