@@ -60,6 +60,9 @@ func (c *conn) giveUpSocket(fd int, onWake func()) {
 func (r *Response) Unframe(p []byte) (data []byte, used int, err error) {
 	data, used, err = r.body.chunks.step(p, len(p))
 	r.conn.read += int64(used)
+	if err != nil && used < len(p) { // the caller drops the bytes after the body, and more of them may come
+		r.mayReuse = false
+	}
 	return data, used, err
 }
 

@@ -127,6 +127,28 @@ func TestABrokenBodyIsNotLifted(t *testing.T) {
 	require.ErrorIs(t, asError(t, err), ErrMalformed)
 }
 
+// Bytes behind the end of a lifted body belong to no request. A part of an answer among them would otherwise be lost here, and its
+// rest would be read as the next answer.
+func TestALiftedConnectionWithBytesBehindItsBodyIsNotUsedAgain(t *testing.T) {
+	const stray = "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n"
+	c, tg, next := parts(t, chunkedHead+"2\r\nab\r\n", "0\r\n\r\n"+stray)
+	go func() { next <- struct{}{} }()
+	r, err := post(c.NewCall(tg), "x")
+	require.NoError(t, err)
+	p := make([]byte, 100)
+	_, err = r.Read(p)
+	require.NoError(t, err)
+	fd, ok := r.Detach(func() {})
+	require.True(t, ok)
+	next <- struct{}{}
+	_, err = lifted(t, r, fd)
+	require.ErrorIs(t, err, io.EOF)
+	r.Reattach(nil)
+	require.True(t, r.Ended())
+	r.Close()
+	require.Zero(t, c.idle.count(tg.key()))
+}
+
 // Whatever ends the call is told at once, and found by whoever reads on.
 func TestALiftedCallIsTouched(t *testing.T) {
 	for _, tt := range []struct {
