@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -46,6 +47,27 @@ func TestAUsageThatTheEngineDidNotTell(t *testing.T) {
 	}
 	b.settle()
 	require.EqualValues(t, 2, b.Dispatcher.Status(t.Context()).Models[0].Workers[0].NoUsage)
+}
+
+// An engine may fail behind the usage and before its [DONE]. The proxy then writes the end, and tells no second usage.
+func TestTheUsageIsToldOnceIfTheEngineFailsBehindIt(t *testing.T) {
+	t.Parallel()
+	const usage = `data: {"id":"d","choices":[],"usage":{"prompt_tokens":7,"total_tokens":9,"completion_tokens":2}}` + "\n\n"
+	u := &unruly{probe: tell}
+	var b *bed
+	u.decode = func(w *script, _ *http.Request) {
+		w.send(oneEvent)
+		for b.begun() == 0 { // a failure before the first event would only bring another attempt
+			time.Sleep(time.Millisecond)
+		}
+		w.send(lastEvent + usage + "data: [DO")
+	}
+	b = misled(t, u)
+	r := b.post(mooncake.Chat.Path(), chat("a", `"stream":true,"stream_options":{"include_usage":true},`))
+	require.True(t, hiWhole(t, r), r.body)
+	require.Equal(t, 1, strings.Count(r.body, `"prompt_tokens"`), r.body)
+	require.True(t, strings.HasSuffix(r.body, doneEvent), r.body)
+	b.settle()
 }
 
 // Answers whose engine told no usage are counted for its rank, whether the client asked for one or not. Others are not, nor are
