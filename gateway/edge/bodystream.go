@@ -189,10 +189,12 @@ func (p *BodyStream) Read(b []byte) (n int, err error) {
 }
 
 // startComments lets the client get keep-alive comments until StopTimer, while Read waits for the source. It first records that the head is
-// written, so that no comment brings a head. It starts no comments inside an event, because they would damage the event.
+// written, so that no comment brings a head. It starts no comments inside an event, because they would damage the event. The client may
+// have only a part of an event whose rest is ready. Read does not wait for the rest, but the whole process may stand still.
 func (p *BodyStream) startComments() {
 	p.keepAlive.recordHeadWritten()
-	if insideEvent := p.tornSrc != nil && p.tornSrc.Torn(); !insideEvent {
+	insideEvent := p.tornSrc != nil && p.tornSrc.Torn()
+	if restIsReady := p.readyBytes() > 0; !insideEvent && !restIsReady {
 		p.keepAlive.StartTimer()
 	}
 }
