@@ -570,9 +570,6 @@ func processAll(s *stream, answer []byte) error {
 	if s.upstream.unstreamed {
 		return processWhole(s, answer)
 	}
-	if !bytes.HasPrefix(bytes.TrimLeft(answer, "\r\n"), []byte("data:")) { // a stream was asked for, and the answer is none
-		return errNotJSON
-	}
 	s.upstream.answer.Reader.Reset(s.upstream.streamLimits(time.Hour)) // the answer is in memory, so the time limit does not matter
 	var effects sse.Effects
 	s.readAt = time.Now()

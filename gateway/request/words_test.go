@@ -258,6 +258,25 @@ func TestARefusalOfLogprobsOfAPromptIsTheRequestsFault(t *testing.T) {
 	require.Equal(t, 1, b.asked[0].Record.Attempts)
 }
 
+// The stream of a prefill engine that answers alone may begin as any other: with a comment, or with the name of its first event. An answer
+// that is no stream is of no use.
+func TestHowThePrefillEnginesOwnStreamBegins(t *testing.T) {
+	t.Parallel()
+	const event = `data: {"id":"d","created":1,"model":"ref","choices":[{"index":0,"text":"hi","finish_reason":"length"}]}` + "\n\n"
+	for stream, want := range map[string]int{
+		event + doneEvent: 200, ": ping\n\n" + event + doneEvent: 200, "event: message\n" + event + doneEvent: 200,
+		`{"id":"d"}`: 502, "": 502,
+	} {
+		b := misled(t, &unruly{probe: tell, decode: func(w *script, _ *http.Request) { w.send(stream) }})
+		r := b.post(mooncake.Completions.Path(), completion("one two three", `"echo":true,"logprobs":1,"max_tokens":1,"stream":true,`))
+		require.Equal(t, want, r.status, "%q: %s", stream, r.body)
+		if want == 200 {
+			require.Equal(t, event+doneEvent, strings.TrimPrefix(strings.TrimPrefix(r.body, ": ping\n\n"), "event: message\n"))
+		}
+		b.settle()
+	}
+}
+
 // The logprobs of a prompt come from an engine that computes the prompt, or the request is refused before any engine has it. An engine that
 // cannot compute them would end: settle holds that none did.
 func TestLogprobsOfPromptsComeFromWhoComputesThem(t *testing.T) {
