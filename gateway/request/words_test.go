@@ -260,12 +260,13 @@ func TestARefusalOfLogprobsOfAPromptIsTheRequestsFault(t *testing.T) {
 
 // The stream of a prefill engine that answers alone may begin as any other: with a comment, or with the name of its first event. An answer
 // that is no stream is of no use.
-func TestHowThePrefillEnginesOwnStreamBegins(t *testing.T) {
+func TestHowThePrefillEnginesOwnStreamBeginsAndEnds(t *testing.T) {
 	t.Parallel()
 	const event = `data: {"id":"d","created":1,"model":"ref","choices":[{"index":0,"text":"hi","finish_reason":"length"}]}` + "\n\n"
 	for stream, want := range map[string]int{
 		event + doneEvent: 200, ": ping\n\n" + event + doneEvent: 200, "event: message\n" + event + doneEvent: 200,
-		`{"id":"d"}`: 502, "": 502,
+		event:        200, // some engines leave [DONE] out
+		`{"id":"d"}`: 502, "": 502, event[:len(event)-1]: 502,
 	} {
 		b := misled(t, &unruly{probe: tell, decode: func(w *script, _ *http.Request) { w.send(stream) }})
 		r := b.post(mooncake.Completions.Path(), completion("one two three", `"echo":true,"logprobs":1,"max_tokens":1,"stream":true,`))
