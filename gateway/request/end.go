@@ -84,6 +84,10 @@ func (s *stream) endWhole() {
 	if s.state >= ended { // the end was handled already
 		return
 	}
+	if err := s.upstream.wrongType; err != nil { // the client does not get an answer in this form, so that the engine has failed
+		s.endFailed(lifecycle.Garbled, failure.StreamBroke("upstream_broken", err), err)
+		return
+	}
 	if s.firstAt.IsZero() {
 		s.finishAnswer(nil)
 	}

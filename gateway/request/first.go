@@ -25,12 +25,14 @@ func (s *stream) readFirst(deadline time.Time) error {
 	}
 	if contentType := s.upstream.resp.ContentType(); !bytes.HasPrefix(contentType, []byte("text/event-stream")) {
 		s.upstream.resp.SetDeadline(deadline)
+		s.upstream.wrongType = fmt.Errorf("the engine answered 200 with %s instead of an event stream",
+			failure.DescribeContentType(contentType))
 		if bytes.HasPrefix(contentType, []byte("application/json")) { // some routes answer 200 with an error as JSON; readWhole finds it
 			if err := s.readWhole(); err != nil {
 				return err
 			}
 		}
-		return fmt.Errorf("the engine answered 200 with %s instead of an event stream", failure.DescribeContentType(contentType))
+		return s.upstream.wrongType
 	}
 	s.upstream.answer.Reader.Reset(s.upstream.streamLimits(time.Until(deadline)))
 	for !s.upstream.answer.Filter.Started() && s.state == flowing {

@@ -69,6 +69,7 @@ type upstreamCall struct {
 	coreHalted      *atomic.Bool   // true: the engine's core was silent for so long that another engine is tried; nil: not watched
 	tokensToCompute int64          // the most prompt tokens that the engine may compute; 0: none was noted, or it was corrected
 	fault           *failure.Fault // why the call ended too early; nil: the answer is complete, or has not ended
+	wrongType       error          // the engine answered with something else than the event stream that was asked for; nil: it did not
 	answer          *buffers
 
 	unstreamed         bool // the engine sends its answer in one piece, not as events

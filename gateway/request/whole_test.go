@@ -27,6 +27,22 @@ func choicesOf(t *testing.T, body string) string {
 	return regexp.MustCompile(`"id":"call_[^"]*"`).ReplaceAllString(string(a.Choices), `"id":"call"`)
 }
 
+// An engine that answers in one piece where a stream was asked for has failed. Its answer does not count as a whole one, by which the
+// engine would stay in service however often it fails.
+func TestAWholeAnswerInPlaceOfAStreamIsAFailure(t *testing.T) {
+	t.Parallel()
+	b := misled(t, &unruly{probe: tell, decode: func(w *script, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.send(`{"id":"d","choices":[{"index":0,"message":{"role":"assistant","content":"hi"},"finish_reason":"stop"}],` +
+			`"usage":{"prompt_tokens":7,"completion_tokens":1}}`)
+	}})
+	r := b.post(mooncake.Chat.Path(), chat("a", `"stream":true,`))
+	require.Equal(t, http.StatusBadGateway, r.status)
+	require.Contains(t, r.body, "application/json instead of an event stream")
+	b.settle()
+	require.Zero(t, b.Dispatcher.Status(t.Context()).Models[0].Workers[0].Answers)
+}
+
 // An answer that is not streamed is what its engine says without a stream, where that is not the same.
 func TestAnAnswerInOnePieceIsTheEnginesOwn(t *testing.T) {
 	t.Parallel()
