@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"time"
 
-	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/handoff"
@@ -40,9 +39,7 @@ func (s *stream) decode(h *handoff.Handoff, until lifecycle.Timeout) (_ *failure
 	slot.ReportStarted()
 	j.noteKVArrived(h, s)
 	s.noteFirstEvent()
-	if s.upstream.slot == nil && s.slotOutcome(board.Finished).Kept { // all of the answer came at once, and its KV was right
-		keepTurn(s)
-	}
+	confirmAnswerAtOnce(s)
 	return nil, false
 }
 

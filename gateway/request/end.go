@@ -331,12 +331,19 @@ func (s *stream) releaseSlot(kind board.Kind) {
 		s.upstream.prefillCall.answerEnded(abandoned)
 	}
 	outcome := s.slotOutcome(kind)
-	// If all of the answer came at once, it is not known yet whether its KV was right. decode then keeps the turn if it was.
-	if outcome.Kept && !s.firstAt.IsZero() {
+	if outcome.Kept && !s.firstAt.IsZero() { // zero: see confirmAnswerAtOnce
 		keepTurn(s)
 	}
 	s.job.srv.Dispatcher.Release(s.upstream.slot, outcome)
 	s.upstream.slot = nil
+}
+
+// confirmAnswerAtOnce does what releaseSlot has left out if all of the answer came with its first event: when the slot was given back, it
+// was not known yet whether the KV was read in time. Now it is known that it was.
+func confirmAnswerAtOnce(s *stream) {
+	if s.upstream.slot == nil && s.slotOutcome(board.Finished).Kept {
+		keepTurn(s)
+	}
 }
 
 // endAccounting removes a call that is over from the counts of its engine's traffic: the prompt tokens that the engine may have to compute,
