@@ -86,6 +86,23 @@ func TestAReloadOfTheNumberOfRanksKeepsTheSalt(t *testing.T) {
 	}
 }
 
+// The requests that wait under the old number may read wrong KV only after the reload. Until then they are not lost by it.
+func TestARankGetsItsSaltBeforeARequestUnderItsOldNumberIsLost(t *testing.T) {
+	var traffic Traffic
+	waits, anywhere := traffic.Liveness(0).AddPull(time.Now(), kept()), traffic.Liveness(0).AddPull(time.Now(), kept())
+	anywhere.RunsOnAnyRank()
+	after := traffic.Liveness(1).AddPull(time.Now(), kept())
+	require.NotEqual(t, waits.Salt(), after.Salt())
+	require.True(t, anywhere.RecordFirstEvent(time.Now()), "no KV is lost")
+	waits.MarkLost()
+	require.True(t, after.RecordFirstEvent(time.Now()), "what the rank reads now has the salt of before")
+
+	anywhere = traffic.Liveness(0).AddPull(time.Now(), kept())
+	anywhere.RunsOnAnyRank()
+	traffic.Liveness(2)
+	require.True(t, anywhere.RecordFirstEvent(time.Now()), "a new rank loses no KV")
+}
+
 // A reload gives an engine another role, so that it counts as a new one. Its process is the same, with the same prefix cache.
 func TestAnEngineKeepsItsSaltInAnotherRole(t *testing.T) {
 	m := NewMonitor(MonitorConfig{Registerer: prometheus.NewRegistry()})

@@ -49,9 +49,10 @@ func (t *Traffic) Liveness(rank int) *Liveness {
 		}
 		l = NewLiveness()
 		l.anyRankSalt = &t.anyRankSalt
-		// A reload may have given a new number to a rank that has read wrong KV. No other goroutine has l yet, so it is not locked.
-		if t.anyRankSalt.Load() != nil {
-			l.changeSalt()
+		// A reload may have given a new number to a rank that has read wrong KV, or that may still do so for a request which waits
+		// under the old number. The requests that wait are not lost by this, so anyRankSalt stays.
+		if t.mayNeedSaltLocked() {
+			l.cacheSalt = rand.Text()
 		}
 		t.livenessByRank[rank] = l
 	}
@@ -90,6 +91,14 @@ func (t *Traffic) stopRenewals() {
 func (t *Traffic) mayNeedSalt() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	return t.mayNeedSaltLocked()
+}
+
+// mayNeedSaltLocked is mayNeedSalt for a caller that holds mu.
+func (t *Traffic) mayNeedSaltLocked() bool {
+	if t.anyRankSalt.Load() != nil {
+		return true
+	}
 	for _, l := range t.livenessByRank {
 		if l.mayNeedSalt() {
 			return true
