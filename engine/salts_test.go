@@ -125,4 +125,25 @@ func TestAnEngineKeepsItsSaltInAnotherRole(t *testing.T) {
 	require.NotEmpty(t, salt(after))
 	require.Equal(t, salt(after), salt(after))
 	require.Empty(t, salt(other))
+
+	waits := m.Traffic(other.ID).Liveness(-1).AddPull(time.Now(), kept())
+	later := at("decode", "b:1")
+	m.Set([]Instance{later})
+	require.NotEmpty(t, salt(later), "the request that waits may be lost only now")
+	waits.End()
+}
+
+// An engine may have two roles at once. A reload that changes its settings loses none of its requests that wait.
+func TestAnEngineOfTwoRolesLosesNoRequestByAReload(t *testing.T) {
+	m := NewMonitor(MonitorConfig{Registerer: prometheus.NewRegistry()})
+	target := &Target{ID: "a:1", URL: &url.URL{Scheme: "http", Host: "a:1"}, Rank: -1}
+	prefill := Instance{ID: "prefill a:1", Role: "prefill", Target: target}
+	decode := Instance{ID: "decode a:1", Role: "decode", Target: target}
+	m.Set([]Instance{decode})
+	waits := m.Traffic(decode.ID).Liveness(-1).AddPull(time.Now(), kept())
+	m.Set([]Instance{prefill, decode})
+	decode.Ready = "/ready"
+	m.Set([]Instance{prefill, decode})
+	require.True(t, waits.RecordFirstEvent(time.Now()))
+	waits.End()
 }

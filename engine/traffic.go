@@ -196,13 +196,14 @@ func (m *Monitor) Salt(id string) string {
 }
 
 // watchTraffic returns the Traffic of an instance that is watched from now on. If the instance at its address had another role before, it
-// may have wrong KV in its prefix cache, so its requests need salts, too. The caller holds mu.
+// may have wrong KV in its prefix cache, or may still read it for a request that waits, so its requests need salts, too. Those of a prefill
+// engine get the salt of its decode role (see Salt), so its own Traffic needs none. The caller holds mu.
 func (m *Monitor) watchTraffic(in Instance) *Traffic {
 	t := m.trafficOf(in.ID)
 	t.address = in.Target.ID
 	for _, other := range m.traffic {
 		isSameAddress := other != t && other.address != "" && other.address == t.address // empty: it was never watched
-		if isSameAddress && other.anyRankSalt.Load() != nil && t.anyRankSalt.Load() == nil {
+		if isSameAddress && in.Role != "prefill" && t.anyRankSalt.Load() == nil && other.mayNeedSalt() {
 			t.ResaltAll()
 		}
 	}
