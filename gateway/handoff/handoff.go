@@ -237,8 +237,9 @@ func (h *Handoff) holdOn(r *roster.Rank, now time.Time, onePiece bool) mooncake.
 		return unlimited
 	}
 	runsOnThisRank := r.EngineHonoursRank(h.Endpoint) // else the signs of this rank prove nothing about the request's hold
-	prefiller := h.Lease.Candidate.Profile
-	gaugesShowRenewals := prefiller.Renews() && r.Profile.Renews() && r.Signs.HasGauges() && runsOnThisRank
+	hold := h.Lease.Candidate.Profile.Hold(now, h.FirstEventBy(), r.Profile)
+	isRenewed := hold.MaxSilence() > 0 // by the profiles of both engines
+	gaugesShowRenewals := isRenewed && r.Signs.HasGauges() && runsOnThisRank
 	switch {
 	// An answer in one piece comes long after its KV was pulled. Nothing shows when that was, so with a hold that ends at a fixed time,
 	// good answers would be refused, too. Where gauges show that the hold is renewed, its end moves with them (below).
@@ -247,7 +248,7 @@ func (h *Handoff) holdOn(r *roster.Rank, now time.Time, onePiece bool) mooncake.
 	case !runsOnThisRank: // nothing can prove renewals, so the hold ends at a fixed time
 		return mooncake.HeldUntil(h.FirstEventBy())
 	}
-	return prefiller.Hold(now, h.FirstEventBy(), r.Profile) // with renewals, if both profiles have them
+	return hold
 }
 
 // LeaksBlocks says whether a decode engine that failed at an expired hand-off may hold KV blocks for it for ever. This happens if the core

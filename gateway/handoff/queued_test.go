@@ -143,6 +143,23 @@ func TestAHoldIsThatOfThePrefillEngine(t *testing.T) {
 	}
 }
 
+// Heartbeats may be so far apart that they prove no renewal of a short hold. Its end is then fixed, and the time of an answer in one piece
+// does not show whether its KV was read before.
+func TestAWholeAnswerOfAHoldThatIsRenewedTooSeldomIsBelieved(t *testing.T) {
+	holding := func(timeout time.Duration) *mooncake.Profile {
+		return new(mooncake.Profile{Connector: mooncake.NIXLPull, KVHoldTimeout: timeout}.WithDefaults())
+	}
+	short := holding(30 * time.Second)
+	r := &roster.Rank{Signs: gauged(t, 1), Target: &engine.Target{Rank: 1}, Profile: holding(120 * time.Second)}
+	now := time.Now()
+	kept := now.Add(short.PulledWithin())
+	h := &Handoff{Handoff: mooncake.NewHandoff(nil, kept, kept), Endpoint: mooncake.Chat,
+		Lease: &prefill.Lease{Candidate: prefill.Candidate{Profile: short}}}
+	p := h.AwaitFirstEvent(r, mooncake.Chat, now, true)
+	defer p.End()
+	require.True(t, p.RecordFirstEvent(kept.Add(time.Minute)))
+}
+
 // Ranks behind one address have prefix caches of their own. A response may run on any of them, also on one that has read wrong KV for a
 // chat, or does so while the response waits.
 func TestAResponseDoesNotFindWhatAnotherRankHasReadTooLate(t *testing.T) {
