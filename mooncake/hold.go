@@ -41,8 +41,11 @@ func (p *Profile) Hold(now, until time.Time, decode *Profile) Hold {
 	if p.Renews() && decode.Renews() {
 		k.heartbeat = decode.KVHoldTimeout / 6 // each engine computes with its own timeout
 		// A heartbeat keeps the KV for 2/3 of the prefill engine's timeout. At a sign of life, the last heartbeat is at most one
-		// interval old. If the intervals are so long that nothing is left then, no sign proves that the KV is kept.
-		k.keptAfterSign = max(0, p.KVHoldTimeout*2/3-k.heartbeat-p.clockMargin())
+		// interval old. If the intervals are so long that hardly anything is left then, signs count for nothing: they come as
+		// seldom as gauges are read, and the decode engine would count as silent between two of them.
+		if left := p.KVHoldTimeout*2/3 - k.heartbeat - p.clockMargin(); left >= k.heartbeat/4 {
+			k.keptAfterSign = left
+		}
 		// Heartbeats for this request go out only once the decode engine has accepted it, so the first sign counts only after this
 		// delay. A sixth of the clock margin is assumed to be enough for it.
 		k.acceptDelay = p.clockMargin() / 6

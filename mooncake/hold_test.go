@@ -115,3 +115,18 @@ func TestKVWithoutSignsIsKeptForItsHold(t *testing.T) {
 		})
 	}
 }
+
+// A decode engine with a far longer lease than the prefill engine sends heartbeats too seldom for a sign to show that the KV is kept. Such
+// a hold must not make the engine count as silent between two readings of its gauges.
+func TestNoHoldAllowsOnlyAMomentOfSilence(t *testing.T) {
+	p := Profile{Connector: NIXLPull, KVHoldTimeout: 30 * time.Second}.WithDefaults()
+	for lease := 30 * time.Second; lease < 4*time.Minute; lease += time.Second {
+		d := Profile{Connector: NIXLPull, KVHoldTimeout: lease}.WithDefaults()
+		hold := p.Hold(time.Now(), time.Now(), &d)
+		if silence := hold.MaxSilence(); silence != 0 {
+			require.Greater(t, silence, 2*time.Second, "with a lease of %s", lease)
+		} else {
+			require.Greater(t, lease, time.Minute)
+		}
+	}
+}
