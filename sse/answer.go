@@ -140,6 +140,9 @@ func (a *Answer) Closed() End {
 	return Short
 }
 
+// FinalUsageCame says that the engine has sent a finish_reason and its final usage, so that the answer lacks at most [DONE].
+func (a *Answer) FinalUsageCame() bool { return a.Filter.finalUsageCame }
+
 // DropEnd removes the event that completes the answer from the end of dst. A caller needs it if it finds
 // that the answer is not complete after all. dst must end with this event, not with a [DONE] after it.
 func (a *Answer) DropEnd(dst []byte) []byte {

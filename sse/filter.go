@@ -317,7 +317,6 @@ func (f *Filter) decide(e Event, dst []byte) ([]byte, End) {
 	}
 	keepsUsage := facts.choices == 0 || f.continuousUsage // editMarked removes the usage from all other events, or sets it to null
 	f.usageSent = f.usageSent || facts.hasUsage && keepsUsage
-	f.finalUsageSent = f.finalUsageSent || facts.hasUsage && facts.choices == 0 && f.finishReason != ""
 	return f.editMarked(e, dst), NotEnded
 }
 
@@ -348,6 +347,7 @@ func recordEnd(f *Filter, finish, data []byte) {
 		f.keepsKV = facts.handBackEnd > 0 // the event has kv_transfer_params, which say where the engine keeps the answer's KV
 	}
 	if f.finishReason != "" && facts.hasUsage { // the usage is the final one
+		f.finalUsageCame = facts.choices == 0 || !f.continuousUsage // a continuous usage also comes in an event of its own
 		f.deferUsage(data)
 	}
 }
@@ -361,8 +361,6 @@ func isDropped(f *Filter, finish []byte) bool {
 	onlyRole := facts.choices == 1 && facts.hasRole && !facts.content && facts.ids == 0 && len(finish) == 0
 	switch {
 	case onlyUsage && (!f.options.Usage || f.options.DropFinalUsage): // the client wants no usage, or the fan-out sends the sum
-		return true
-	case onlyUsage && f.finalUsageSent: // the engine failed after it, and evenkeel writes the end
 		return true
 	// No finish_reason has come, so another engine will continue the answer and send the final usage.
 	case onlyUsage && f.options.Transcript != nil && f.finishReason == "":

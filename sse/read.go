@@ -42,7 +42,7 @@ type Filter struct {
 	idsSeen         bool
 	usageSeen       bool
 	usageSent       bool // the client has the usage that it asked for
-	finalUsageSent  bool // the client has the usage that stands after the finish_reason in an event without choices
+	finalUsageCame  bool // see Answer.FinalUsageCame
 	started         bool
 	endedByStopText bool // the answer ended at a stop text of the request
 	keepsKV         bool // the event with the finish_reason had kv_transfer_params: the engine keeps the KV

@@ -108,10 +108,14 @@ func (s *stream) planContinuation() lifecycle.Tier {
 }
 
 // writeConclusion writes the end of a lost answer that needs no more tokens. engineHasFinished says that the engine has sent a
-// finish_reason, so that only the usage and the end are missing. Otherwise the answer has all tokens that it may have, so its finish_reason
-// is length.
+// finish_reason, so that only the end and maybe the usage are missing. Otherwise the answer has all tokens that it may have, so its
+// finish_reason is length.
 func writeConclusion(s *stream, plan *lifecycle.Plan, engineHasFinished bool) {
-	if engineHasFinished {
+	switch {
+	case s.upstream.answer.FinalUsageCame(): // the usage that evenkeel would write knows less, and would be the client's second one
+		s.endWhole()
+		return
+	case engineHasFinished:
 		const finishSent = ""
 		s.writeEnding(plan.AnswerSoFar.Head, finishSent)
 		return

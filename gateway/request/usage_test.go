@@ -49,25 +49,36 @@ func TestAUsageThatTheEngineDidNotTell(t *testing.T) {
 	require.EqualValues(t, 2, b.Dispatcher.Status(t.Context()).Models[0].Workers[0].NoUsage)
 }
 
-// An engine may fail behind the usage and before its [DONE]. The proxy then writes the end, and tells no second usage.
+// An engine may fail behind the usage and before its [DONE]. The client then gets the engine's usage with all its counts, and no second
+// one: whether the usage has come in an event of its own or not, and also if it is a part of the sum of several answers.
 func TestTheUsageIsToldOnceIfTheEngineFailsBehindIt(t *testing.T) {
 	t.Parallel()
-	const usage = `data: {"id":"d","choices":[],"usage":{"prompt_tokens":7,"total_tokens":9,"completion_tokens":2}}` + "\n\n"
-	u := &unruly{probe: tell}
-	var b *bed
-	u.decode = func(w *script, _ *http.Request) {
-		w.send(oneEvent)
-		for b.begun() == 0 { // a failure before the first event would only bring another attempt
-			time.Sleep(time.Millisecond)
+	const usage = `"usage":{"prompt_tokens":7,"total_tokens":9,"completion_tokens":2,"prompt_tokens_details":{"audio_tokens":4}}}`
+	for _, end := range []string{
+		lastEvent + `data: {"id":"d","choices":[],` + usage + "\n\n", strings.Replace(lastEvent, `]}`+"\n", "],"+usage+"\n", 1),
+	} {
+		for answers := range 2 {
+			u := &unruly{probe: tell}
+			var b *bed
+			u.decode = func(w *script, r *http.Request) {
+				w.send(oneEvent)
+				// A failure before the first event would only bring another attempt.
+				for b.begun() <= answers && r.Context().Err() == nil {
+					time.Sleep(time.Millisecond)
+				}
+				w.send(end + "data: [DO")
+			}
+			b = misled(t, u)
+			const streamed = `"stream":true,"stream_options":{"include_usage":true},`
+			r := b.post(mooncake.Chat.Path(), chat("a", fmt.Sprintf(`"n":%d,`, answers+1)+streamed))
+			require.Equal(t, 1, strings.Count(r.body, `"prompt_tokens"`), r.body)
+			require.Contains(t, r.body, `"audio_tokens":4`)
+			require.Equal(t, answers+1, strings.Count(r.body, `"stop"`), r.body)
+			require.True(t, strings.HasSuffix(r.body, doneEvent), r.body)
+			require.NotContains(t, r.body, "error")
+			b.settle()
 		}
-		w.send(lastEvent + usage + "data: [DO")
 	}
-	b = misled(t, u)
-	r := b.post(mooncake.Chat.Path(), chat("a", `"stream":true,"stream_options":{"include_usage":true},`))
-	require.True(t, hiWhole(t, r), r.body)
-	require.Equal(t, 1, strings.Count(r.body, `"prompt_tokens"`), r.body)
-	require.True(t, strings.HasSuffix(r.body, doneEvent), r.body)
-	b.settle()
 }
 
 // Answers whose engine told no usage are counted for its rank, whether the client asked for one or not. Others are not, nor are
