@@ -575,7 +575,7 @@ func processAll(s *stream, answer []byte) error {
 	s.readAt = time.Now()
 	s.upstream.answer.out, effects = s.upstream.answer.Feed(s.upstream.answer.out, answer, s.readAt)
 	s.applyEffects(effects)
-	if s.state < ended && s.upstream.answer.Closed() == sse.Complete { // the engine has left [DONE] out
+	if s.upstream.answer.Err() == nil && s.upstream.answer.Closed() == sse.Complete { // the engine has left [DONE] out
 		s.endWhole()
 	}
 	return requireComplete(s)

@@ -267,8 +267,10 @@ func TestHowThePrefillEnginesOwnStreamBeginsAndEnds(t *testing.T) {
 		event + doneEvent: 200, ": ping\n\n" + event + doneEvent: 200, "event: message\n" + event + doneEvent: 200,
 		event:        200, // some engines leave [DONE] out
 		`{"id":"d"}`: 502, "": 502, event[:len(event)-1]: 502,
+		event + ": " + strings.Repeat("x", 1<<20) + "\n\n": 502, // more than an answer may have
 	} {
-		b := misled(t, &unruly{probe: tell, decode: func(w *script, _ *http.Request) { w.send(stream) }})
+		b := misled(t, &unruly{probe: tell, decode: func(w *script, _ *http.Request) { w.send(stream) },
+			change: func(cfg *config.Config) { cfg.Limits.EventBytes = 1000 }})
 		r := b.post(mooncake.Completions.Path(), completion("one two three", `"echo":true,"logprobs":1,"max_tokens":1,"stream":true,`))
 		require.Equal(t, want, r.status, "%q: %s", stream, r.body)
 		if want == 200 {
