@@ -283,6 +283,21 @@ func TestAFoundEngineThatTheConfigListsNow(t *testing.T) {
 	require.True(t, gone && sure, "it has restarted")
 }
 
+// A reload no longer lists an engine, and discovery then finds it. What the engine made while it had no incarnation is still followed.
+func TestAnEngineThatDiscoveryFindsOnceTheConfigDoesNotListIt(t *testing.T) {
+	s := begin(t, "p1")
+	s.tell(started(1))
+	made := s.ProcessAt(key("p1"))
+	pod := described("p1")
+	pod.Incarnation = "u1"
+	s.tell(Planned{Remove: []string{key("p1")}}, Entered{Engine: pod}, started(1))
+	gone, _ := s.ProcessGone(made)
+	require.False(t, gone, "its process still runs")
+	s.tell(started(2))
+	gone, sure := s.ProcessGone(made)
+	require.True(t, gone && sure, "it has restarted")
+}
+
 func started(at float64) Event {
 	status := health("up", "m")
 	status.StartTime = at

@@ -183,10 +183,17 @@ func (r *Roster) addNew(e *Engine, now time.Time) {
 	e.processes = &Processes{first: r.engineCount << 20}
 	// If the engine was only taken off the list for a while, its process may still be the same. If it is not, its start time will show
 	// that.
-	if before, hasLeft := r.departed[e.withoutProcess()]; hasLeft && !now.After(before.until) {
-		e.processes = before.processes
+	id := e.withoutProcess()
+	if _, hasLeft := r.departed[id]; !hasLeft { // the config may have listed the engine until now: its entry had no incarnation
+		id.Incarnation = ""
 	}
-	delete(r.departed, e.withoutProcess())
+	if before, hasLeft := r.departed[id]; hasLeft && !now.After(before.until) {
+		e.processes = before.processes
+		if id.Incarnation != e.Incarnation {
+			e.formerIncarnation = new(id.Incarnation)
+		}
+	}
+	delete(r.departed, id)
 }
 
 // adaptDrains changes the drains of an engine's ranks after the number of its ranks may have changed. A drain of a rank that no longer
