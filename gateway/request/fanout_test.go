@@ -75,7 +75,9 @@ func TestAPanicOfALegEndsTheRequestOnly(t *testing.T) {
 // A leg that only a decode rank may compute enters no queue for a prefill engine, whose turn it would never take.
 func TestALegThatGoesWholeTakesNoPrefillEngine(t *testing.T) {
 	t.Parallel()
-	b := whole(t, setup{profile: mooncake.Profile{Connector: mooncake.NIXLPull}, decode: []refengine.Config{{Slots: 1}}, waits: true})
+	// The leg that has the slot keeps it until the other leg has failed.
+	decode := []refengine.Config{{Slots: 1, Prompts: refengine.Prompts{Base: time.Hour}}}
+	b := whole(t, setup{profile: mooncake.Profile{Connector: mooncake.NIXLPull}, decode: decode, waits: true})
 	body, _ := tokensOf(t, `"n":2`, "")
 	r := b.post(mooncake.Tokens.Path(), body)
 	require.Equal(t, http.StatusServiceUnavailable, r.status, r.body)
