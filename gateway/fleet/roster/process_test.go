@@ -225,6 +225,7 @@ func TestAReloadDoesNotShortenTheMemoryOfADeadPod(t *testing.T) {
 	made := s.ProcessAt(key("p1"))
 	s.tell(Planned{Set: []*Engine{pod(30 * time.Second)}})
 	s.tell(Planned{Set: []*Engine{pod(20 * time.Second)}})
+	s.tell(Removed{key("p1")}, Entered{Engine: pod(20 * time.Second)}) // an operator takes the pod off the list for a moment
 	s.tell(Left{key("p1"), "u1"})
 	s.now = s.now.Add(5 * time.Minute)
 	s.tell(Removed{key("d1")}) // the roster now forgets what is old

@@ -106,6 +106,7 @@ type revivableID struct {
 type departedEngine struct {
 	processes *Processes
 	until     time.Time
+	hold      time.Duration // the longest kv_hold_timeout that the engine had
 }
 
 // departedRank is a rank of an engine that has left at the time at.
@@ -188,7 +189,7 @@ func (r *Roster) addNew(e *Engine, now time.Time) {
 		id.Incarnation = ""
 	}
 	if before, hasLeft := r.departed[id]; hasLeft && !now.After(before.until) {
-		e.processes = before.processes
+		e.processes, e.earlierHold = before.processes, before.hold
 		if id.Incarnation != e.Incarnation {
 			e.formerIncarnation = new(id.Incarnation)
 		}
@@ -264,7 +265,7 @@ func (r *Roster) rememberProcesses(e *Engine, dead bool, now time.Time) {
 		r.endedIncarnations[e.Incarnation] = until
 		return
 	}
-	r.departed[e.withoutProcess()] = departedEngine{e.processes, until}
+	r.departed[e.withoutProcess()] = departedEngine{e.processes, until, hold}
 }
 
 // forgetLongGone forgets the worker ids (keepWorkerIDs) and the processes (rememberProcesses) of engines that left so long ago that they
