@@ -299,6 +299,26 @@ func TestAnEngineThatDiscoveryFindsOnceTheConfigDoesNotListIt(t *testing.T) {
 	require.True(t, gone && sure, "it has restarted")
 }
 
+// An engine that got an incarnation, or lost it, leaves. What it made before is as gone as what it made since.
+func TestAnEngineLeavesThatHadAnotherIncarnation(t *testing.T) {
+	for _, isFoundFirst := range []bool{true, false} {
+		s := begin(t, "")
+		pod, listed := described("p1"), described("p1")
+		pod.Incarnation, listed.FromNewEntry = "u1", true
+		found, lists := Entered{Engine: pod}, Planned{Set: []*Engine{listed}, Order: []string{key("p1")}}
+		unlists := Planned{Remove: []string{key("p1")}}
+		first, leaves := []Event{found}, []Event{lists, started(2), unlists} // it restarts while it is listed
+		if !isFoundFirst {
+			first, leaves = []Event{lists}, []Event{unlists, found, Left{key("p1"), "u1"}}
+		}
+		s.tell(append(first, started(1))...)
+		made := s.ProcessAt(key("p1"))
+		s.tell(leaves...)
+		gone, sure := s.ProcessGone(made)
+		require.True(t, gone && sure, isFoundFirst)
+	}
+}
+
 func started(at float64) Event {
 	status := health("up", "m")
 	status.StartTime = at

@@ -30,7 +30,7 @@ type Roster struct {
 	revivableIDs      map[string]revivableID       // worker ids of ranks whose engine may come back, by incarnation and name
 	departedRanks     map[int32]departedRank       // ranks of engines that left less than rankMemory ago, by worker id
 	endedIncarnations map[string]time.Time         // by incarnation that has ended: until when one of its hand-offs may still turn up
-	departed          map[ProcessID]departedEngine // engines that may come back, by their ProcessID with process 0
+	departed          map[ProcessID]departedEngine // engines that have left, by their ProcessID with process 0
 	engineCount       int                          // how many engines have been added so far
 }
 
@@ -183,18 +183,16 @@ func (r *Roster) addNew(e *Engine, now time.Time) {
 	// These numbers are far above those of any earlier engine at this address, so hand-offs of earlier processes count as gone.
 	e.processes = &Processes{first: r.engineCount << 20}
 	// If the engine was only taken off the list for a while, its process may still be the same. If it is not, its start time will show
-	// that.
-	id := e.withoutProcess()
-	if _, hasLeft := r.departed[id]; !hasLeft { // the config may have listed the engine until now: its entry had no incarnation
-		id.Incarnation = ""
-	}
-	if before, hasLeft := r.departed[id]; hasLeft && !now.After(before.until) {
-		e.processes, e.earlierHold = before.processes, before.hold
-		if id.Incarnation != e.Incarnation {
-			e.formerIncarnation = new(id.Incarnation)
+	// that. The config may have listed the engine before: its entry had no incarnation.
+	for _, id := range []ProcessID{e.withoutProcess(), {Key: e.Key()}} {
+		if before, hasLeft := r.departed[id]; hasLeft && !now.After(before.until) {
+			e.processes, e.earlierHold = before.processes, max(e.earlierHold, before.hold)
+			if id.Incarnation != e.Incarnation {
+				e.formerIncarnation = new(id.Incarnation)
+			}
 		}
+		delete(r.departed, id)
 	}
-	delete(r.departed, id)
 }
 
 // adaptDrains changes the drains of an engine's ranks after the number of its ranks may have changed. A drain of a rank that no longer
@@ -256,16 +254,21 @@ func (r *Roster) keepWorkerIDs(e *Engine, now time.Time) {
 // rememberProcesses remembers an engine that leaves until its last hand-off has expired. If the engine is dead for certain, its incarnation
 // goes into endedIncarnations, so that its hand-offs are refused. Otherwise its processes go into departed: their hand-offs stay valid, and
 // the engine gets the processes back if it returns. Without an incarnation, death is never certain: the next engine at the address counts
-// as the same one.
+// as the same one. Hand-offs may also name the incarnation that the engine had before.
 func (r *Roster) rememberProcesses(e *Engine, dead bool, now time.Time) {
 	hold := max(e.earlierHold, e.Profile.KVHoldTimeout) // a hand-off has the hold of the profile with which it was made
 	until := now.Add(r.terms.ProbeTimeout + hold)       // the last probe may be answered after ProbeTimeout
 	neverReturns := dead && e.Incarnation != ""
+	processes := e.processes
 	if neverReturns {
 		r.endedIncarnations[e.Incarnation] = until
-		return
+		processes = processes.withoutKV() // all that it made is gone
+	} else {
+		r.departed[e.withoutProcess()] = departedEngine{processes, until, hold}
 	}
-	r.departed[e.withoutProcess()] = departedEngine{e.processes, until, hold}
+	if e.formerIncarnation != nil {
+		r.departed[ProcessID{Incarnation: *e.formerIncarnation, Key: e.Key()}] = departedEngine{processes, until, hold}
+	}
 }
 
 // forgetLongGone forgets the worker ids (keepWorkerIDs) and the processes (rememberProcesses) of engines that left so long ago that they
