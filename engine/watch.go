@@ -136,7 +136,7 @@ func isLate(err error) bool {
 	return errors.As(err, &e) && e.Timeout && e.Phase > PhaseConnect
 }
 
-// storeExpiredHandoffs stores and returns how many hand-offs have expired since the engine's start, by the sample.
+// storeExpiredHandoffs stores and returns how many hand-offs have expired since the engine's start, as the sample says.
 func (w *watch) storeExpiredHandoffs(s *Sample) (n float64, known bool) {
 	n, known = s.Expired()
 	w.m.mu.Lock()

@@ -58,7 +58,7 @@ func (q *RoutingQuery) NewLeg(id string, p prefill.Prompt) *RoutingQuery {
 // Stay makes the request stay in this region with all its legs, because one leg is served here. It implements prefill.RemoteRegions, as
 // do Offered, Queued, Where and Takes. The scheduler calls them under its lock.
 func (q *RoutingQuery) Stay() {
-	if q.firstLeg != nil { // the first leg decides for all
+	if q.firstLeg != nil { // the first leg of a request decides where all its legs go
 		q = q.firstLeg
 	}
 	q.ask.LocalOnly = true
@@ -73,7 +73,7 @@ func (q *RoutingQuery) Prompt() prefill.Prompt { return q.ask.Prompt }
 
 // Offered reports whether the request may be forwarded to a peer that serves its model.
 func (q *RoutingQuery) Offered() bool {
-	if q.firstLeg != nil { // the first leg decides for all
+	if q.firstLeg != nil { // the first leg of a request decides where all its legs go
 		q = q.firstLeg
 	}
 	return !q.ask.LocalOnly && q.peers.anyPeerServes(q.ask.Model, q.mayForwardTo)

@@ -126,8 +126,8 @@ func (r *Reader) Feed(p []byte, now time.Time) {
 	}
 }
 
-// Next returns the next complete event up to [DONE]. An event that is larger than Limits.Event comes in pieces of KindOpaque. If the second
-// result is false, Err says whether the caller may read more from the engine.
+// Next returns the next complete event up to [DONE]. An event that is larger than Limits.Event comes in pieces of KindOpaque. The whole
+// answer may have at most Limits.Bytes. If the second result is false, Err says whether the caller may read more from the engine.
 func (r *Reader) Next() (Event, bool) {
 	if r.err != nil || r.done {
 		return Event{}, false

@@ -62,7 +62,7 @@ func (q *Quota) For(bodyReservation *Reservation) *Reservation {
 	}
 	r.caller = bodyReservation.caller
 	if bodyReservation.quota == q {
-		r.body = bodyReservation // so that allowed and Most count both on this quota as what one request holds
+		r.body = bodyReservation // so that both reservations count as those of one request
 	}
 	return r
 }

@@ -36,7 +36,7 @@ type Processes struct {
 	fates      []Fate    // of the processes from first on, the last one Known; empty: only the process first, which is Known
 	doubtSince time.Time // when a new engine id last gave reason for doubt
 	start      float64   // start time of the newest process, in Unix seconds, from its metrics; 0: not known; see awaitsStart
-	// awaitsStart says that a connection has shown a new process, or that one must come, and start is still that of the process before.
+	// awaitsStart says that start is still that of the process before: a connection has shown that this one is gone.
 	awaitsStart bool
 	lastRefused bool                 // the last connection was refused
 	newSince    time.Time            // when a connection last showed that there is a new process
