@@ -502,8 +502,8 @@ func (p *concurrentPrefill) prepareRendezvous() *failure.Fault {
 		p.rendezvous.Metaserver = p.callback.URL
 	case p.traits.Keeps:
 		if p.rendezvous.Coordinates = srv.Fleet.Coordinates(candidate); p.rendezvous.Coordinates == nil {
-			// The address was known when the attempt began (bindOrder). Another attempt follows (Unlearned), unless the client's
-			// own time limit ends before it.
+			// The address was known when the attempt began (bindOrder). Another attempt follows (Unlearned), unless the time
+			// limit of the client ends before it.
 			return failure.NewFault(lifecycle.CallEnd{Call: lifecycle.Decode, Reason: lifecycle.Unlearned},
 				failure.NoAddress, errAddressUnknown)
 		}
