@@ -127,21 +127,26 @@ func TestABrokenBodyIsNotLifted(t *testing.T) {
 	require.ErrorIs(t, asError(t, err), ErrMalformed)
 }
 
+// liftedAfterItsFirstPart is a response of which the first part was read before it was detached.
+func liftedAfterItsFirstPart(t *testing.T, c *Client, tg *Target, next chan<- struct{}) (r *Response, fd int) {
+	go func() { next <- struct{}{} }()
+	r, err := post(c.NewCall(tg), "x")
+	require.NoError(t, err)
+	_, err = r.Read(make([]byte, 100))
+	require.NoError(t, err)
+	fd, ok := r.Detach(func() {})
+	require.True(t, ok)
+	return r, fd
+}
+
 // Bytes behind the end of a lifted body belong to no request. A part of an answer among them would otherwise be lost here, and its
 // rest would be read as the next answer.
 func TestALiftedConnectionWithBytesBehindItsBodyIsNotUsedAgain(t *testing.T) {
 	const stray = "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n"
 	c, tg, next := parts(t, chunkedHead+"2\r\nab\r\n", "0\r\n\r\n"+stray)
-	go func() { next <- struct{}{} }()
-	r, err := post(c.NewCall(tg), "x")
-	require.NoError(t, err)
-	p := make([]byte, 100)
-	_, err = r.Read(p)
-	require.NoError(t, err)
-	fd, ok := r.Detach(func() {})
-	require.True(t, ok)
+	r, fd := liftedAfterItsFirstPart(t, c, tg, next)
 	next <- struct{}{}
-	_, err = lifted(t, r, fd)
+	_, err := lifted(t, r, fd)
 	require.ErrorIs(t, err, io.EOF)
 	r.Reattach(nil)
 	require.True(t, r.Ended())
@@ -189,16 +194,9 @@ func TestALiftedCallIsTouched(t *testing.T) {
 
 func TestAnErrorOfALiftedSocketIsTheReads(t *testing.T) {
 	c, tg, next := parts(t, chunkedHead+"2\r\nab\r\n", "never")
-	go func() { next <- struct{}{} }()
-	r, err := post(c.NewCall(tg), "x")
-	require.NoError(t, err)
-	p := make([]byte, 100)
-	_, err = r.Read(p)
-	require.NoError(t, err)
-	_, ok := r.Detach(func() {})
-	require.True(t, ok)
+	r, _ := liftedAfterItsFirstPart(t, c, tg, next)
 	r.Reattach(unix.ECONNRESET)
-	_, err = r.Read(p)
+	_, err := r.Read(make([]byte, 100))
 	require.ErrorIs(t, asError(t, err), unix.ECONNRESET)
 	r.Close()
 	require.Zero(t, c.idle.count(tg.key()))

@@ -52,6 +52,19 @@ func (h *hosts) dial(ctx context.Context, network, address string) (net.Conn, er
 	return f.dial(ctx, network, address)
 }
 
+// runs has a monitor run until end, which also closes its client.
+func runs(t *testing.T, m *Monitor, c *Client) (end func()) {
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); m.Run(ctx) }()
+	return func() {
+		stop()
+		<-done
+		c.Close()
+		time.Sleep(time.Hour) // as in watched
+	}
+}
+
 // moves runs body beside a monitor of an engine with a name, which leads to 10.0.0.1. Answers are kept by the engine there.
 func moves(t *testing.T, h *hosts, body func(t *testing.T, m *Monitor, c *Client, logs *observer.ObservedLogs)) {
 	synctest.Test(t, func(t *testing.T) {
@@ -60,15 +73,7 @@ func moves(t *testing.T, h *hosts, body func(t *testing.T, m *Monitor, c *Client
 		c := NewClient(Options{Dial: h.dial, Lookup: h.lookup})
 		m := NewMonitor(MonitorConfig{Client: c, Registerer: prometheus.NewPedanticRegistry(), Log: zap.New(core)})
 		m.Set([]Instance{{ID: "p0", Role: "prefill", Target: target(t, "http://p0:8000")}})
-		ctx, stop := context.WithCancel(t.Context())
-		done := make(chan struct{})
-		go func() { defer close(done); m.Run(ctx) }()
-		defer func() {
-			stop()
-			<-done
-			c.Close()
-			time.Sleep(time.Hour) // as in watched
-		}()
+		defer runs(t, m, c)()
 		synctest.Wait()
 		require.True(t, m.Status("p0").Up)
 		body(t, m, c, logs)
@@ -193,15 +198,7 @@ func waitAtTheHostOfBefore(t *testing.T, url string) {
 	c, at := NewClient(Options{Dial: h.dial, Lookup: h.lookup}), target(t, url)
 	m := NewMonitor(MonitorConfig{Client: c, Registerer: prometheus.NewPedanticRegistry()})
 	m.Set([]Instance{{ID: "d0", Role: "decode", Target: at, Canaries: []*Target{at}}})
-	ctx, stop := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() { defer close(done); m.Run(ctx) }()
-	defer func() {
-		stop()
-		<-done
-		c.Close()
-		time.Sleep(time.Hour) // as in watched
-	}()
+	defer runs(t, m, c)()
 	steps := 0
 	works := func(f *fake, start int, d time.Duration) {
 		for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(500 * time.Millisecond) {

@@ -123,7 +123,7 @@ func TestAnEngineKeepsItsSaltInAnotherRole(t *testing.T) {
 	m.Traffic(after.ID).Liveness(-1) // the fleet asks for it before the monitor has the engine
 	m.Set([]Instance{after, other})
 	require.NotEmpty(t, salt(after))
-	require.Equal(t, salt(after), salt(after))
+	require.Equal(t, salt(after), salt(after), "later requests find what earlier ones with the salt have left")
 	require.Empty(t, salt(other))
 
 	waits := m.Traffic(other.ID).Liveness(-1).AddPull(time.Now(), kept())

@@ -136,7 +136,7 @@ func TestOrphansAreCountedOnce(t *testing.T) {
 			"orphan": func(rt *rapid.T) {
 				s := all.leave(rt)
 				r := h.boards["m"].ranks[s.Worker]
-				if tokens := int64(s.record().prompt); s.record().process == r.Process && !s.record().engineChoosesRank {
+				if tokens := int64(s.record().prompt); r.present && s.record().process == r.Process && !s.record().engineChoosesRank {
 					want[s.Worker] = append(want[s.Worker], tokens)
 				}
 				h.orphan(s)

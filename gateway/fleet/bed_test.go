@@ -162,7 +162,7 @@ func (b *bed) serve(log *zap.Logger, find func(*bed) []discover.Source) (end fun
 	})
 	require.NoError(b, err)
 	b.next.Store(b.cfg)
-	const noFile = "never written, so that only the test causes a reload"
+	const noFile = "evenkeel.yaml" // never written, so that only the test causes a reload
 	b.conf.SetSource(noFile, func() (*config.Config, error) { return b.next.Load(), b.next.Load().Validate() })
 	settings := func() *fleet.Settings { return b.conf.Settings().Settings }
 	serving := service.New(service.Deps{

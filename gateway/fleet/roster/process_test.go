@@ -269,6 +269,16 @@ func TestAnEngineThatComesBackMayHaveAnotherProcess(t *testing.T) {
 	require.NotEqual(t, made, s.ProcessAt(key("p1")), "what was learned of a process before does not hold for this one")
 }
 
+// goneByARestart says that what a process made is there until a later process has started.
+func goneByARestart(t *testing.T, s *scene, made ProcessID) {
+	t.Helper()
+	gone, _ := s.ProcessGone(made)
+	require.False(t, gone, "its process still runs")
+	s.tell(started(2))
+	gone, sure := s.ProcessGone(made)
+	require.True(t, gone && sure, "it has restarted")
+}
+
 // A reload lists an engine that discovery has found. The engine loses its incarnation, and what it made before is still followed.
 func TestAFoundEngineThatTheConfigListsNow(t *testing.T) {
 	s := begin(t, "")
@@ -277,11 +287,7 @@ func TestAFoundEngineThatTheConfigListsNow(t *testing.T) {
 	s.tell(Entered{Engine: pod}, started(1))
 	made := s.ProcessAt(key("p1"))
 	s.tell(Planned{Set: []*Engine{listed}, Order: []string{key("p1")}})
-	gone, _ := s.ProcessGone(made)
-	require.False(t, gone, "its process still runs")
-	s.tell(started(2))
-	gone, sure := s.ProcessGone(made)
-	require.True(t, gone && sure, "it has restarted")
+	goneByARestart(t, s, made)
 }
 
 // A reload no longer lists an engine, and discovery then finds it. What the engine made while it had no incarnation is still followed.
@@ -292,11 +298,7 @@ func TestAnEngineThatDiscoveryFindsOnceTheConfigDoesNotListIt(t *testing.T) {
 	pod := described("p1")
 	pod.Incarnation = "u1"
 	s.tell(Planned{Remove: []string{key("p1")}}, Entered{Engine: pod}, started(1))
-	gone, _ := s.ProcessGone(made)
-	require.False(t, gone, "its process still runs")
-	s.tell(started(2))
-	gone, sure := s.ProcessGone(made)
-	require.True(t, gone && sure, "it has restarted")
+	goneByARestart(t, s, made)
 }
 
 // An engine that got an incarnation, or lost it, leaves. What it made before is as gone as what it made since.
