@@ -26,20 +26,19 @@ type Circuit struct {
 	outageLength time.Duration // length of the current outage, or of the last one if there was no success since
 	trialAt      time.Time     // when the trial may be sent; zero: the circuit is in service
 	trialID      uint64        // id of the trial while it runs; 0: none runs
+	trialSent    time.Time     // when it was sent
 }
 
 // InService says whether requests may be sent to the resource. During an outage only the trial may be sent.
 func (c *Circuit) InService() bool { return c.trialAt.IsZero() }
 
 // Allows says whether a request may be sent: the circuit is in service, or the request would be its trial.
-func (c *Circuit) Allows(now time.Time) bool {
-	return c.InService() || c.trialID == 0 && !now.Before(c.trialAt)
-}
+func (c *Circuit) Allows(now time.Time) bool { return c.InService() || !now.Before(c.TrialAt()) }
 
 // Send records that a request is sent; its id is not 0. If a trial is due, this request becomes the trial.
 func (c *Circuit) Send(request uint64, now time.Time) {
 	if !c.InService() && c.Allows(now) {
-		c.trialID = request
+		c.trialID, c.trialSent = request, now
 	}
 }
 
@@ -91,9 +90,18 @@ func (c *Circuit) Neutral(request uint64) {
 // Failures returns how many failures in a row were counted.
 func (c *Circuit) Failures() int { return c.failures }
 
+// OutSince returns when the present outage began.
+func (c *Circuit) OutSince() time.Time { return c.trialAt.Add(-c.outageLength) }
+
 // OutageLength returns the length of the current outage, from its start to the next trial. After ReturnToService it is that of the last
 // outage, and after Succeed 0.
 func (c *Circuit) OutageLength() time.Duration { return c.outageLength }
 
-// TrialAt returns when the next trial may be sent; zero: the circuit is in service.
-func (c *Circuit) TrialAt() time.Time { return c.trialAt }
+// TrialAt returns when the next trial may be sent; zero: the circuit is in service. A trial without a result for MaxOut, because the
+// resource hangs, makes room for another one.
+func (c *Circuit) TrialAt() time.Time {
+	if c.trialID != 0 {
+		return c.trialSent.Add(MaxOut)
+	}
+	return c.trialAt
+}
