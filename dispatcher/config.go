@@ -2,6 +2,7 @@ package dispatcher
 
 import (
 	"cmp"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
@@ -24,6 +25,9 @@ type Config struct {
 	Places *pool.Semaphore `yaml:"-"`
 	// OnRoom is called when Dispatcher.Room has become larger, after a round of decisions. It must not block. nil: nothing is called.
 	OnRoom func() `yaml:"-"`
+	// OnLosses is called when the hand-offs of a prefill engine are lost, so that it should get no prompts for a while and then one as a
+	// trial. avoidFor 0: they arrive again. It must not block. nil: nothing is called.
+	OnLosses func(prefiller string, avoidFor time.Duration) `yaml:"-"`
 	// EngineMetrics returns what the engine of a worker reports, for the Prometheus gauges of its rank; ok is false if nothing is known. nil:
 	// these gauges do not exist.
 	EngineMetrics func(worker int32) (s EngineMetrics, ok bool) `yaml:"-"`

@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"evenkeel/dispatcher/board"
+	"evenkeel/dispatcher/delivery"
 	"evenkeel/pool"
 	"evenkeel/predictor"
 )
@@ -157,6 +158,22 @@ func (d *Dispatcher) EnqueueLocal(e *pool.Entry, l *board.Local) <-chan Result {
 // engine has counted the tokens.
 func (d *Dispatcher) CorrectPrompt(s *Slot, prompt int) {
 	d.inbox.push(func(r *scheduler) { r.correctPrompt(s, prompt) })
+}
+
+// BlamesRequest says whether the lost hand-offs of two attempts show that the request itself is at fault, and not the engines. since is
+// when the first attempt failed, and s the slot of the second.
+func (d *Dispatcher) BlamesRequest(s *Slot, first, second delivery.Link, since time.Time) (blames bool) {
+	blames = true // if the dispatcher does not answer, it has ended, and then nothing is tried again anyway
+	_ = d.ask(func(r *scheduler) error {
+		blames = r.boards.BlamesRequest(s.board.model, first, second, since)
+		return nil
+	})
+	return blames
+}
+
+// Excuse takes a lost hand-off back, because the request was at fault. s is its slot, given back or not.
+func (d *Dispatcher) Excuse(s *Slot, l delivery.Link) {
+	d.inbox.push(func(r *scheduler) { r.apply(board.Excused{Model: s.board.model, Link: l}) })
 }
 
 // Quarantined returns the prefill engines from which no KV should go to a slot's rank now, because recent hand-offs from them to this

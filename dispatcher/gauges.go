@@ -101,7 +101,8 @@ var (
 		rankLabels[:1], nil)
 
 	descQuarantined = prometheus.NewDesc("evenkeel_pairs_quarantined",
-		"Pairs of a prefill and a decode engine whose hand-offs fail although both serve with other engines.", nil, nil)
+		"Engines that lose their hand-offs, and pairs of a prefill and a decode engine whose hand-offs are lost although both serve "+
+			"with others. They get no hand-offs but a trial.", nil, nil)
 
 	descOutputs = prometheus.NewDesc("evenkeel_predictor_outputs", "Finished answers that predictions come from.", predictorLabels, nil)
 	descBrier   = prometheus.NewDesc("evenkeel_predictor_brier",

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/dispatcher/board"
+	"evenkeel/dispatcher/delivery"
 	"evenkeel/pool"
 )
 
@@ -92,7 +93,8 @@ func TestTheSeriesOfAPairLeaveWithItsDecodeEngine(t *testing.T) {
 		d.inbox.push(func(r *scheduler) {
 			for _, engine := range []string{"d0", "d1"} {
 				for _, prefiller := range []string{"p0", "p1"} {
-					r.carryOutOne(&board.Effect{Kind: board.EffectQuarantine, Pair: board.Link{Prefiller: prefiller, Engine: engine}}, 0)
+					pair := delivery.Link{Prefiller: prefiller, Engine: engine}
+					r.carryOutOne(&board.Effect{Kind: board.EffectQuarantine, Pair: pair, Duration: time.Second}, 0)
 				}
 			}
 		})

@@ -7,6 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"evenkeel/dispatcher/board"
+	"evenkeel/dispatcher/delivery"
 )
 
 // metrics are the counters and histograms that are updated when events happen. Present values, such as the KV tokens of a rank, are not
@@ -88,7 +89,8 @@ func newMetrics() *metrics {
 			Buckets: []float64{.1, .25, .5, .75, .9, 1.1, 1.33, 2, 4, 10},
 		}),
 		quarantines: counters("evenkeel_pair_quarantines_total",
-			"Times that the proxy began to avoid a pair of engines, or began again because the one hand-off that tried the pair failed.",
+			"Times that the proxy began to avoid an engine or a pair of engines that lost hand-offs, or began again because a trial was "+
+				"lost. An engine alone has one label only.",
 			"prefiller", "engine"),
 		pairAssignments: counters("evenkeel_pair_assignments_total",
 			"Assignments of a policy to an avoided pair. moved: to another rank. swapped: in exchange with another request. left: the request "+
@@ -111,11 +113,13 @@ func (m *metrics) dropGroup(label string) {
 	m.roundRanks.DeletePartialMatch(ofGroup)
 }
 
-// countQuarantine counts that the board has begun to avoid a pair of a prefill and a decode engine. It also notes that there are now series
-// with this decode engine, so that dropGonePairs drops them when the engine has left.
-func (m *metrics) countQuarantine(link board.Link) {
+// countQuarantine counts that the board has begun to avoid an engine or a pair of engines. It also notes that there are now series with
+// this decode engine, so that dropGonePairs drops them when the engine has left.
+func (m *metrics) countQuarantine(link delivery.Link) {
 	m.quarantines.WithLabelValues(link.Prefiller, link.Engine).Inc()
-	m.enginesWithSeries[link.Engine] = true
+	if link.Engine != "" {
+		m.enginesWithSeries[link.Engine] = true
+	}
 }
 
 // dropGonePairs drops the metric series of pairs of engines whose decode engine has no rank among the workers any more.

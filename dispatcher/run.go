@@ -228,12 +228,8 @@ func (r *scheduler) carryOutOne(e *board.Effect, took time.Duration) {
 		m.roundRanks.WithLabelValues(e.Label).Observe(float64(e.Count))
 	case board.EffectInEngineQueue: // a request was bound at its deadline to a rank without room, so it waits in the engine's queue
 		m.boundInEngineQueue.Inc()
-	case board.EffectQuarantine: // Count is how many hand-offs of the Pair have failed in a row
-		m.countQuarantine(e.Pair)
-		r.log.Warn("dispatcher: hand-offs of a prefill engine do not reach a decode engine, although both work with other engines; the pair is "+
-			"avoided",
-			zap.String("prefiller", e.Pair.Prefiller), zap.String("engine", e.Pair.Engine), zap.Int("failures", e.Count),
-			zap.Duration("for", e.Duration))
+	case board.EffectQuarantine:
+		r.recordQuarantine(e)
 	case board.EffectSpared:
 		r.log.Warn("dispatcher: a rank has refused several requests in a row (429 or 503) and gets none for a moment, while others take any; "+
 			"then one request tries it",
@@ -284,6 +280,29 @@ func (r *scheduler) carryOutOne(e *board.Effect, took time.Duration) {
 	case board.EffectRejected: // the boards reject the settings of the event
 		r.rejected = e.Err // applySettings, which has sent the event, returns this error
 	}
+}
+
+// recordQuarantine records that hand-offs avoid an engine or a pair of engines, or avoid it no longer.
+func (r *scheduler) recordQuarantine(e *board.Effect) {
+	prefiller, engine := e.Pair.Prefiller, e.Pair.Engine
+	if engine == "" && r.d.cfg.OnLosses != nil {
+		r.d.cfg.OnLosses(prefiller, e.Duration)
+	}
+	names := zap.Dict("lost_by", zap.String("prefiller", prefiller), zap.String("engine", engine))
+	if e.Duration == 0 {
+		r.log.Info("dispatcher: hand-offs arrive again", names)
+		return
+	}
+	r.metrics.countQuarantine(e.Pair)
+	message := "dispatcher: hand-offs of a prefill engine do not reach a decode engine, although both work with others; the pair is " +
+		"avoided"
+	switch {
+	case engine == "":
+		message = "dispatcher: hand-offs of a prefill engine are lost at decode engines that work with other prefill engines; it gets no prompts"
+	case prefiller == "":
+		message = "dispatcher: a decode engine loses hand-offs of prefill engines that work with other decode engines; it gets no requests"
+	}
+	r.log.Warn(message+" for a while, and then one as a trial", names, zap.Int("failures", e.Count), zap.Duration("for", e.Duration))
 }
 
 // recordRound records a round of decisions: its duration, the error of a policy that failed, and its line of the decision log.

@@ -188,6 +188,7 @@ func firstModels(models []string) []string {
 // modelFacts returns the facts about a model: its pool, and its groups with their ranks. ttl is how long a pool entry may wait, in s.
 func (g observer) modelFacts(m *board.ModelStatus, ttl float64) detect.Model {
 	out := detect.Model{
+		Pairs: m.Pairs, NoneArriveSince: m.NoneArriveSince,
 		Pool: detect.Pool{
 			Entries: m.Pool, OldestS: m.OldestSeconds, TTLS: ttl,
 			UpToS: board.PoolAgeSeconds, Ages: m.PoolAges, // a histogram of ages: upper bounds in s, and a count for each class
@@ -269,7 +270,7 @@ func prefillFacts(c *prefill.CandidateStatus, gate float64) detect.PrefillEngine
 	p := detect.PrefillEngine{
 		ID: c.ID, State: c.State, KVTokens: c.KVTokens, Budget: int64(gate * float64(c.CapacityTokens)), KVShare: c.OwnUsage, GateShare: gate,
 		Inflight: c.Inflight, NewTokens: c.QueuedNewTokens, Waiting: c.Waiting, Pooled: c.Pooled, Dispatched: c.Dispatched,
-		HitShare: c.HitShare, ScrapeAgeMs: -1, // -1: the engine's metrics were not read yet
+		HitShare: c.HitShare, LosesHandoffs: c.LosesHandoffs, ScrapeAgeMs: -1, // -1: the engine's metrics were not read yet
 	}
 	if c.State == "out" { // the engine takes no requests, and Why is the first line of the reason
 		p.Why, _, _ = strings.Cut(c.Fault, "\n")

@@ -184,6 +184,7 @@ func completeDispatcherConfig(g *Gateway, c *dispatcher.Config, explain bool) {
 	c.Explain = explain
 	c.Places = g.places
 	c.OnRoom = g.scheduler.Wake
+	c.OnLosses = g.scheduler.AvoidFor
 	c.Registerer, c.Log = g.reg, g.log
 	c.EngineMetrics = func(worker int32) (metrics dispatcher.EngineMetrics, ok bool) {
 		r := g.fleet.Now().Rank(worker)

@@ -50,7 +50,7 @@ func (c *candidate) stateName(now time.Time) string {
 		return "down"
 	case len(c.Models) == 0: // the engine has not named its models yet
 		return "unknown"
-	case !c.circuit.Allows(now): // its probes failed, so that none is sent until the next trial
+	case !c.circuit.Allows(now), !c.trialAt.IsZero(): // its probes fail, or its hand-offs are lost
 		return "out"
 	case c.load.Closed(now): // the KV gate is closed
 		return "closed"
@@ -60,6 +60,11 @@ func (c *candidate) stateName(now time.Time) string {
 }
 
 var candidateStates = []string{"open", "closed", "out", "unknown", "down", "removed"}
+
+// takesPrompts reports whether probes and hand-offs of the candidate work, or a prompt may be sent as a trial.
+func (c *candidate) takesPrompts(now time.Time) bool {
+	return c.circuit.Allows(now) && !now.Before(c.trialAt)
+}
 
 // reachesRank reports whether the candidate can hand KV over to the decode rank that was chosen for the request; true if none was.
 func (r *Request) reachesRank(c *candidate) bool {

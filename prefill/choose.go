@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"evenkeel/engine/circuit"
 	"evenkeel/prefill/ledger"
 	"evenkeel/prefill/policy"
 	"evenkeel/prefill/steer"
@@ -281,14 +282,14 @@ func (s *Scheduler) CheckTarget(model, id string) error {
 	return fmt.Errorf("%w: %q is no prefill engine for model %q; GET /prefill lists them", ErrBadTarget, id, model)
 }
 
-// filterCircuit keeps the live candidates that the request may go to and whose circuit allows it, without the fallbacks that
-// are not needed (dropFallbacks). If no circuit allows the request, the filter is skipped and keeps all live candidates that
+// filterCircuit keeps the live candidates that the request may go to and that take prompts, without the fallbacks that
+// are not needed (dropFallbacks). If none takes prompts, the filter is skipped and keeps all live candidates that
 // the request may go to, because trying an engine that failed is better than refusing the request. The result is d.eligible, which the
 // next call overwrites.
 func (d *chooser) filterCircuit(r *Request, candidates []*candidate) (eligible []*candidate, skipped bool) {
 	d.eligible = d.eligible[:0]
 	for _, c := range candidates {
-		if c.Live && c.circuit.Allows(d.now) && r.mayUse(c) {
+		if c.Live && c.takesPrompts(d.now) && r.mayUse(c) {
 			d.eligible = append(d.eligible, c)
 		}
 	}
@@ -393,6 +394,9 @@ func (d *chooser) makeLease(c *candidate, p *policy.Policy, r *Request, indicato
 func (d *chooser) bookLease(lease *Lease, r *Request, weight ledger.Weight) {
 	c := lease.chargedTo
 	c.circuit.Send(lease.number, d.now)
+	if !c.trialAt.IsZero() { // this is the trial; its end is known from AvoidFor, or there is another one after a while
+		d.setTrial(c.Instance, d.now.Add(circuit.MaxOut))
+	}
 	d.fit.LearnNewTokens(weight.NewTokens)
 	lease.charge(r, weight)
 	d.countByModel(c, lease)

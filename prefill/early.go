@@ -103,7 +103,7 @@ func (d *chooser) canTakeOver(c *candidate, l *Lease, r *Request) bool {
 // takes no probes now, or seems to hang (Stalled).
 func (d *chooser) predictedEndMs(l *Lease) float64 {
 	c := l.chargedTo
-	if !c.Live || !c.configured || !c.circuit.Allows(d.now) || c.load.Stalled(d.now) {
+	if !c.Live || !c.configured || !c.takesPrompts(d.now) || c.load.Stalled(d.now) {
 		return math.Inf(1)
 	}
 	// currentEnds is when the engine ends the prompt that it computes now. afterCurrent is the time for the prompts behind it, up to

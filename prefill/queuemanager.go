@@ -275,7 +275,8 @@ func (qm *queueManager) nextWake() (next time.Time) {
 		consider(at)
 	}
 	for _, c := range qm.candidates {
-		consider(c.circuit.TrialAt())         // a candidate that failed may get a probe as a trial; zero, and ignored, if it is in service
+		consider(c.circuit.TrialAt()) // a candidate that failed may get a probe as a trial; zero, and ignored, if it is in service
+		consider(c.trialAt)
 		if at, ok := c.load.MayPassAt(); ok { // the gauge that closed the KV gate becomes too old, or a canary may pass the gate
 			consider(at)
 		}

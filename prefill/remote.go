@@ -61,7 +61,7 @@ func (d *chooser) measuredPrefiller(m *model, c *candidate, hasPlace bool) Prefi
 		gateOpen = d.mayEnterPool(c, m.name)
 	}
 	prefiller := d.prefiller(c)
-	prefiller.Live = c.Live && c.circuit.Allows(d.now)
+	prefiller.Live = c.Live && c.takesPrompts(d.now)
 	prefiller.Open = gateOpen && hasPlace
 	if kvRoom, known := c.load.RoomForecast(d.now); known {
 		prefiller.Room = kvRoom                    // set also while the gate is open: a long prompt may have no room yet

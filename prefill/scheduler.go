@@ -127,6 +127,27 @@ func (s *Scheduler) wakeRun() {
 	}
 }
 
+// AvoidFor takes an engine whose hand-offs are lost out of service for the time d. Then one prompt is a trial. If d is 0, hand-offs arrive
+// again. If no other engine takes prompts, the engine gets them all the same.
+func (s *Scheduler) AvoidFor(instance string, d time.Duration) {
+	s.lock()
+	defer s.unlock()
+	var at time.Time
+	if d > 0 {
+		at = s.now.Add(d)
+	}
+	s.setTrial(instance, at)
+}
+
+// setTrial sets when the candidates of an engine whose hand-offs are lost get the next prompt.
+func (s *state) setTrial(instance string, at time.Time) {
+	for _, c := range s.candidates {
+		if c.Instance == instance {
+			c.trialAt = at
+		}
+	}
+}
+
 // Forgive cancels a failure of a candidate that was the request's fault: another engine failed at the same request, too.
 func (s *Scheduler) Forgive(id string) {
 	s.lock()

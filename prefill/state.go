@@ -78,6 +78,7 @@ type candidate struct {
 	computeTimer    fit.ComputeTimer
 	residual        fit.Residual
 	circuit         circuit.Circuit
+	trialAt         time.Time           // its engine's hand-offs are lost: when it gets a prompt as a trial; zero: they arrive
 	lastFault       string              // description of the last failed probe; empty after a probe was answered
 	capacityWarned  bool                // the warning that the candidate's KV capacity is not known was logged
 	answeredSeconds prometheus.Observer // histogram of the durations of the candidate's answered probes; nil before the first answer

@@ -57,6 +57,8 @@ type CandidateStatus struct {
 type FaultStatus struct {
 	Failures int    `json:"failures"`        // failed probes in a row
 	Fault    string `json:"fault,omitempty"` // description of the last failure
+	// LosesHandoffs: its hand-offs do not arrive at decode engines that work with others, so it gets one prompt at times, as a trial.
+	LosesHandoffs bool `json:"loses_handoffs,omitempty"`
 }
 
 // CacheStatus shows the prediction of a candidate's prefix cache.
@@ -158,7 +160,7 @@ func (d *chooser) describeCandidate(c *candidate) CandidateStatus {
 		DecodeFull:  d.lacksAnyDecodeSlot(c),
 		AnswerAgeMs: age(d.now, load.AnsweredAt),
 		OldestMs:    age(d.now, load.OldestSent()),
-		FaultStatus: FaultStatus{c.circuit.Failures(), c.lastFault},
+		FaultStatus: FaultStatus{c.circuit.Failures(), c.lastFault, !c.trialAt.IsZero()},
 
 		CacheStatus: CacheStatus{
 			IndexBlocks: c.cache.Held(), Mode: c.cache.Mode(d.now), Events: c.eventsStatus(),

@@ -41,13 +41,14 @@ var mayImport = map[string][]string{
 	"dispatcher/step":     {"internal/stats"},
 	"dispatcher/forecast": {"predictor", "dispatcher/policy"},
 	"pool":                {"mooncake"},
-	"dispatcher/board":    {"pool", "predictor", "dispatcher/forecast", "dispatcher/kept", "dispatcher/policy", "dispatcher/step", "dispatcher/verdict", "engine/circuit"},
+	"dispatcher/delivery": {"engine/circuit"},
+	"dispatcher/board":    {"pool", "predictor", "dispatcher/delivery", "dispatcher/forecast", "dispatcher/kept", "dispatcher/policy", "dispatcher/step", "dispatcher/verdict", "engine/circuit"},
 	"dispatcher/kept":     {},
 	"dispatcher/rounds":   {},
 	"dispatcher/verdict":  {},
 	"dispatcher/virtual":  {"dispatcher/board", "dispatcher/kept", "dispatcher/step"},
 	"dispatcher/twin":     {"dispatcher/board", "dispatcher/virtual", "pool"},
-	"dispatcher":          {"dispatcher/board", "internal/logfile", "dispatcher/forecast", "dispatcher/twin", "dispatcher/verdict", "pool", "predictor", "dispatcher/policy"},
+	"dispatcher":          {"dispatcher/board", "dispatcher/delivery", "internal/logfile", "dispatcher/forecast", "dispatcher/twin", "dispatcher/verdict", "pool", "predictor", "dispatcher/policy"},
 	"engine":              {"engine/circuit", "mooncake", "internal/socket", "sse"},
 	"engine/circuit":      {},
 	"engine/discover":     {"engine/discover"}, // its sources are below it
@@ -99,7 +100,7 @@ var mayImport = map[string][]string{
 	"gateway/failure":     {"gateway/journal", "gateway/lifecycle", "gateway/openai", "geo", "prefill", "dispatcher/board", "pool", "engine", "sse", "mooncake"},
 	"gateway/abort":       {},
 	"gateway/handback":    {"gateway/fleet/roster"},
-	"gateway/request":     {"gateway/abort", "gateway/edge", "gateway/failure", "gateway/fleet", "gateway/fleet/roster", "gateway/handback", "gateway/handoff", "gateway/journal", "gateway/upstream", "gateway/lifecycle", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/prompt", "gateway/pump", "gateway/recording", "gateway/service", "geo", "prefill", "prefill/local", "dispatcher", "dispatcher/board", "pool", "engine", "sse", "mooncake"},
+	"gateway/request":     {"gateway/abort", "gateway/edge", "gateway/failure", "gateway/fleet", "gateway/fleet/roster", "gateway/handback", "gateway/handoff", "gateway/journal", "gateway/upstream", "gateway/lifecycle", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/prompt", "gateway/pump", "gateway/recording", "gateway/service", "geo", "prefill", "prefill/local", "dispatcher", "dispatcher/board", "dispatcher/delivery", "pool", "engine", "sse", "mooncake"},
 	"gateway/selftest":    {"gateway/config", "gateway/failure", "gateway/upstream", "gateway/lifecycle", "gateway/metaserver", "gateway/owner", "engine", "sse", "mooncake"},
 	"gateway/live":        {"gateway/advice", "gateway/detect", "gateway/fleet/roster", "gateway/live", "gateway/openai", "gateway/receipt", "gateway/watch", "dispatcher/board", "dispatcher/policy", "dispatcher/verdict", "docs", "internal/stats", "internal/words"}, // livetest is below it
 	"gateway/watch":       {"gateway/detect"},
@@ -127,9 +128,8 @@ var mayImport = map[string][]string{
 // pure packages are functions of their arguments: no clock, no I/O, no network.
 var pure = []string{"internal/words", "internal/rawjson", "internal/namedargs", "internal/spelling", "internal/stats", "sse", "mooncake",
 	"predictor", "geo/policy", "prefill/queue", "prefill/ledger", "prefill/cache", "prefill/fit", "prefill/steer", "prefill/policy",
-	"prefill/index", "dispatcher/board", "dispatcher/forecast",
-	"dispatcher/kept", "dispatcher/policy", "dispatcher/rounds", "dispatcher/step", "dispatcher/subset", "dispatcher/twin",
-	"dispatcher/verdict", "dispatcher/virtual", "engine/circuit", "gateway/advice", "gateway/detect", "gateway/fleet/roster",
+	"prefill/index", "dispatcher/board", "dispatcher/delivery", "dispatcher/forecast", "dispatcher/kept", "dispatcher/policy", "dispatcher/rounds", "dispatcher/step", "dispatcher/subset", "dispatcher/twin", "dispatcher/verdict",
+	"dispatcher/virtual", "engine/circuit", "gateway/advice", "gateway/detect", "gateway/fleet/roster",
 	"gateway/lifecycle"}
 
 var impure = []string{"os", "net", "net/http", "log", "log/slog", "time/tzdata", "os/exec", "syscall", "sync",

@@ -44,14 +44,21 @@ func (e Recount) apply(l *Boards) { l.boards[e.Model].correctPrompt(e.Slot, clam
 
 func (e Rerouted) apply(l *Boards) { l.boards[e.Model].changePrefiller(e.Slot, e.Prefiller, l.now) }
 
+func (e Excused) apply(l *Boards) {
+	if b := l.boards[e.Model]; b != nil {
+		b.pairs.Excuse(e.Link)
+		b.updateFirstEventWatch()
+	}
+}
+
 // apply records that the rank's engine took the request, so that it refuses requests no longer. If the request has a hand-off, it also
-// records that the pair of its prefill and decode engine works.
+// records that the hand-off has arrived.
 func (e FirstEvent) apply(l *Boards) {
 	b := l.boards[e.Model]
 	s := &b.slots.records[e.Slot]
 	b.recordAccepted(s)
 	if s.prefiller != "" {
-		b.recordWorkingPair(s.link(), l.now)
+		b.recordArrived(s, l.now)
 	}
 }
 

@@ -108,8 +108,8 @@ func suitsBetter(e *pool.Entry, r, other *rank) bool {
 	if refusedEntry := slices.Contains(e.Last, r.ID); refusedEntry != slices.Contains(e.Last, other.ID) {
 		return !refusedEntry
 	}
-	if r.sparedAfterRefusals != other.sparedAfterRefusals {
-		return !r.sparedAfterRefusals
+	if r.spared != other.spared {
+		return !r.spared
 	}
 	return r.scaleByCost(r.kv) < other.scaleByCost(other.kv)
 }

@@ -58,8 +58,11 @@ func (b *board) admit(r *rank, w waitingEntry, bound Binding, now time.Time) {
 		bound.Slot = b.charge(r, newSlotRecord(r, w, &bound, now))
 	}
 	bound.Step = b.slots.records[bound.Slot].boundAtStep
-	if b.pairs.quarantinedCount > 0 { // otherwise no pair can be due for a trial
-		b.pairs.beginTrialIfDue(&b.slots.records[bound.Slot], now)
+	if e.Prefiller != "" {
+		b.pairs.Sent(b.slots.records[bound.Slot].link(), e.ID, now)
+		if b.pairs.AnyOut() {
+			b.retrySparedAt = now // after a trial, the other ranks of a decode engine that is out must be spared again
+		}
 	}
 	b.beginTrialIfDue(r, e.ID, now)
 	bound.Worker, bound.WorkerName, bound.Group, bound.Wait = r.ID, r.Name, r.Worker.Group, e.Wait(now)

@@ -18,7 +18,6 @@ func newBoard(model string, a *allBoards) *board {
 	return &board{
 		allBoards: a, model: model, pool: pool.New(a.cfg.TTL), pace: newPace(),
 		waiting: map[uint64]waitingEntry{}, ranks: map[int32]*rank{}, outputLengths: map[uint64]int32{},
-		pairs: pairs{suspected: map[Link]*linkHealth{}},
 	}
 }
 

@@ -51,7 +51,7 @@ func (b *board) clone(a *allBoards) *board {
 	c.copyRanks(b, a)
 	c.rebuildListedNames()
 	c.copySlots(b)
-	c.pairs.suspected = b.pairs.cloneLinks()
+	c.pairs.Table = b.pairs.Clone()
 	c.dropRoundState()
 	return &c
 }
@@ -116,16 +116,6 @@ func (b *board) copyRanks(from *board, a *allBoards) {
 	for _, r := range b.ranks {
 		r.engineRanks = b.sameRanks(r.engineRanks)
 	}
-}
-
-// cloneLinks returns a copy of the suspected pairs that shares nothing with the original.
-func (p *pairs) cloneLinks() map[Link]*linkHealth {
-	links := make(map[Link]*linkHealth, len(p.suspected))
-	for link, health := range p.suspected {
-		copied := *health
-		links[link] = &copied
-	}
-	return links
 }
 
 // clone copies the rank. The copy still refers to the group of the original and to the original ranks of its engine. The caller must

@@ -344,8 +344,9 @@ func TestTheBoardsArePure(t *testing.T) {
 				pure := []string{
 					// debug: the stack of a policy that panicked
 					"cmp", "errors", "fmt", "iter", "maps", "math", "runtime/debug", "slices", "strconv", "time",
-					"evenkeel/dispatcher/forecast", "evenkeel/dispatcher/kept", "evenkeel/dispatcher/policy", "evenkeel/dispatcher/step",
-					"evenkeel/dispatcher/verdict", "evenkeel/pool", "evenkeel/predictor", "evenkeel/engine/circuit",
+					"evenkeel/dispatcher/delivery", "evenkeel/dispatcher/forecast", "evenkeel/dispatcher/kept",
+					"evenkeel/dispatcher/policy", "evenkeel/dispatcher/step", "evenkeel/dispatcher/verdict",
+					"evenkeel/pool", "evenkeel/predictor", "evenkeel/engine/circuit",
 				}
 				require.Contains(t, pure, strings.Trim(i.Path.Value, `"`), name)
 			}

@@ -3,6 +3,7 @@ package board
 import (
 	"time"
 
+	"evenkeel/dispatcher/delivery"
 	"evenkeel/pool"
 	"evenkeel/predictor"
 )
@@ -28,7 +29,7 @@ type Effect struct {
 
 	Round *Round // EffectRound: what the policy saw and decided; valid until the next event
 
-	Pair  Link // EffectQuarantine: the pair of engines that is avoided
+	Pair  delivery.Link // EffectQuarantine: who is avoided
 	Count int
 	// EffectEstimate: EstimatedTokens is the length of the answer as the board had estimated it before the engine reported the tokens.
 	EstimatedTokens float64
@@ -69,7 +70,9 @@ const (
 	// EffectInEngineQueue: the deadline of a hand-off came before a rank had a slot and KV room, so the entry was sent to an engine's own
 	// queue.
 	EffectInEngineQueue
-	EffectQuarantine // hand-offs avoid a pair of a prefill and a decode engine from now on
+	// EffectQuarantine: hand-offs avoid a prefill engine, a decode engine or a pair of both for the time Duration. Pair has their names, of
+	// which one may be empty, and Count is how many hand-offs were lost. With Duration 0, they avoid it no longer.
+	EffectQuarantine
 	// EffectSpared: a rank has refused several requests in a row, and gets no requests for the time Duration.
 	EffectSpared
 	EffectUnspared // a rank that got no requests after it had refused several (EffectSpared) takes requests again

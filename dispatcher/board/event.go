@@ -3,6 +3,7 @@ package board
 import (
 	"time"
 
+	"evenkeel/dispatcher/delivery"
 	"evenkeel/dispatcher/step"
 	"evenkeel/pool"
 	"evenkeel/predictor"
@@ -87,6 +88,12 @@ type Rerouted struct {
 	Model     string
 	Slot      int32
 	Prefiller string
+}
+
+// Excused is the event that a lost hand-off says nothing of its engines, because the request was at fault.
+type Excused struct {
+	Model string
+	Link  delivery.Link
 }
 
 // FirstEvent is the event that the first event of a slot's answer has come: the engine has taken the request and, if there is a hand-off,

@@ -56,7 +56,7 @@ func (b *board) updateRank(r *rank, w Worker) {
 		b.forgetOrphans(r, everyOrphan)
 		b.countFreedKV(r.keptKV.Clear())
 		r.refusals.Succeed()
-		r.sparedAfterRefusals = false
+		r.spared = false
 	}
 	w.Process = cmp.Or(w.Process, r.Process) // if the number is not known now, the last known one stays
 	r.Worker, r.present = w, true

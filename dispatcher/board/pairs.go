@@ -1,178 +1,81 @@
 package board
 
 import (
-	"cmp"
-	"maps"
 	"slices"
 	"time"
 
+	"evenkeel/dispatcher/delivery"
 	"evenkeel/dispatcher/policy"
 	"evenkeel/pool"
 )
 
-const (
-	// pairLimit is the number of hand-offs in a row without a first event after which a pair of engines is quarantined.
-	pairLimit = 3
-
-	// pairMemory is how long a pair stays suspected without a new failure. For a pair that was quarantined, the time begins at the end
-	// of the quarantine. A pair that is quiet for so long is forgotten, because one of its two engines may have left the fleet.
-	pairMemory = 5 * time.Minute
-)
-
-// sortedLinks returns the suspected pairs, sorted by prefill engine and then by decode engine.
-func (p *pairs) sortedLinks() []Link {
-	return slices.SortedFunc(maps.Keys(p.suspected), func(x, y Link) int {
-		return cmp.Or(cmp.Compare(x.Prefiller, y.Prefiller), cmp.Compare(x.Engine, y.Engine))
-	})
+// link returns the two engines of a request's hand-off.
+func (s *slotRecord) link() delivery.Link {
+	return delivery.Link{Prefiller: s.prefiller, Engine: s.rank.Engine}
 }
 
-// link returns the pair of engines of a request: the prefill engine that its KV comes from, and the decode engine that the KV goes to.
-func (s *slotRecord) link() Link { return Link{s.prefiller, s.rank.Engine} }
-
-// recordHandoffEnd records whether the hand-off of a request that has ended has failed. A success is recorded earlier, by
-// recordWorkingPair, when the first event of the request comes.
+// recordHandoffEnd records whether the hand-off of a request that has ended was lost. That a hand-off has arrived is recorded earlier, when
+// the first event of its request comes.
 func (b *board) recordHandoffEnd(s *slotRecord, o Outcome, now time.Time) {
 	switch {
 	case s.prefiller == "": // the request had no hand-off
 	case o.Lost:
-		b.recordLost(s, now)
-	// The end of this request says nothing about its pair. If the request was the trial of a quarantined pair, the next hand-off is the
-	// trial instead.
+		b.carryOutChanges(b.pairs.Lost(s.link(), s.id, s.boundAt, now))
+		b.updateFirstEventWatch()
 	case !s.started:
-		if health := b.pairs.suspected[s.link()]; health != nil {
-			health.circuit.Neutral(s.id)
-		}
+		b.pairs.Unknown(s.link(), s.id)
 	}
 }
 
-// recordLost records that the first event of a hand-off did not come. From then on, the pair of its two engines (the link) is suspected. It
-// stays suspected while it is quarantined. If the pair is not quarantined, quarantineIfBroken decides by all its failures whether it must
-// be. If the hand-off was the trial of a quarantined pair, the next quarantine lasts twice as long.
-func (b *board) recordLost(s *slotRecord, now time.Time) {
-	p, link := &b.pairs, s.link()
-	p.dropQuiet(now) // forgets the pairs whose failures are long ago
-	health := p.suspected[link]
-	if health == nil { // this is the first failure
-		health = &linkHealth{}
-		p.suspected[link] = health
-	}
-	health.failures++
-	health.lastFailure = now
-	if !health.quarantined() {
-		b.quarantineIfBroken(link, health, now)
-	} else if health.circuit.Fail(s.id, now) { // Fail returns true if this hand-off was the trial
-		b.emitQuarantine(link, health)
-	}
-	b.updatePairCounts()
-}
-
-// quarantineIfBroken quarantines a pair that has failed pairLimit times in a row, while each of its two engines worked with another engine.
-// In this case only the connection between the two can be broken. A pair that is quarantined already stays as it is.
-func (b *board) quarantineIfBroken(link Link, health *linkHealth, now time.Time) {
-	if !health.quarantined() && health.failures >= pairLimit && health.prefillerWorks && health.engineWorks {
-		health.circuit.Trip(now)
-		b.emitQuarantine(link, health)
-	}
-}
-
-// emitQuarantine emits that a pair is quarantined from now on, and for how long.
-func (b *board) emitQuarantine(link Link, health *linkHealth) {
-	b.emit(Effect{Kind: EffectQuarantine, Pair: link, Count: health.failures, Duration: health.circuit.OutageLength()})
-}
-
-// recordWorkingPair records that a hand-off between the two engines of a pair has worked, so that the pair is not suspected any more. The
-// success also says something about other suspected pairs with one of these engines: this engine works, so it is not the cause of their
-// failures. If the other engine of such a pair is known to work, too, only the connection between the two can be broken, and the pair may
-// have to be quarantined.
-func (b *board) recordWorkingPair(worked Link, now time.Time) {
-	p := &b.pairs
-	p.dropQuiet(now) // forgets the pairs whose failures are long ago
-	if health := p.suspected[worked]; health != nil {
-		// If the pair was quarantined, entries that waited for the end of the quarantine may go to the engine now.
-		b.decideNow = b.decideNow || health.quarantined()
-		delete(p.suspected, worked)
-	}
-	for _, link := range p.sortedLinks() {
-		health := p.suspected[link]
-		health.prefillerWorks = health.prefillerWorks || link.Prefiller == worked.Prefiller
-		health.engineWorks = health.engineWorks || link.Engine == worked.Engine
-		b.quarantineIfBroken(link, health, now)
-	}
-	b.updatePairCounts()
-}
-
-// dropQuiet drops the suspected pairs that have been quiet for longer than pairMemory. It runs at each event of a pair and looks at all
-// suspected pairs, because there are few.
-func (p *pairs) dropQuiet(now time.Time) {
-	for link, health := range p.suspected {
-		quietSince := health.lastFailure
-		if health.quarantined() { // pairMemory begins at the end of the quarantine
-			quietSince = health.circuit.TrialAt()
-		}
-		if now.Sub(quietSince) > pairMemory {
-			delete(p.suspected, link)
-		}
-	}
-}
-
-// updatePairCounts updates what depends on the suspected pairs, the pairs of a prefill and a decode engine whose last hand-off has failed.
-// It counts those that are quarantined. It also emits whether streams must report their first events at once (updateFirstEventWatch): the
-// first event of a stream shows that a hand-off of its pair has worked. It must run after each change of the suspected pairs.
-func (b *board) updatePairCounts() {
-	p := &b.pairs
+// recordArrived records that the hand-off of a request has arrived.
+func (b *board) recordArrived(s *slotRecord, now time.Time) {
+	b.carryOutChanges(b.pairs.Arrived(s.link(), s.boundAt, now))
 	b.updateFirstEventWatch()
-	p.quarantinedCount = 0
-	for _, health := range p.suspected {
-		if health.quarantined() {
-			p.quarantinedCount++
-		}
+}
+
+// carryOutChanges reports which engines and pairs get no hand-offs from now on, or get them again.
+func (b *board) carryOutChanges(changes []delivery.Change) {
+	for _, c := range changes {
+		b.decideNow = true // entries may have to go elsewhere, or may go to an engine again
+		b.emit(Effect{Kind: EffectQuarantine, Pair: c.Subject, Count: c.Losses, Duration: c.Length})
 	}
 }
 
-// beginTrialIfDue records that a hand-off is sent between the two engines of a pair. If the quarantine of the pair has just ended, this
-// hand-off is its trial.
-func (p *pairs) beginTrialIfDue(s *slotRecord, now time.Time) {
-	if health := p.suspected[s.link()]; health != nil {
-		health.circuit.Send(s.id, now)
-	}
-}
-
-// changePrefiller records that the KV of a slot comes from another prefill engine than was planned. The end of the request will then say
-// nothing about the planned pair of engines. If this hand-off was the trial of that pair, the pair's next hand-off is the trial instead.
-// The hand-off may become the trial of its new pair.
+// changePrefiller records that the KV of a slot comes from another prefill engine than was planned.
 func (b *board) changePrefiller(slot int32, prefiller string, now time.Time) {
 	s := &b.slots.records[slot]
-	if plannedPair := b.pairs.suspected[s.link()]; plannedPair != nil {
-		plannedPair.circuit.Neutral(s.id) // this request ends without a result for the pair
-	}
-	s.prefiller = prefiller           // from here on, s.link() is the new pair
-	if b.pairs.quarantinedCount > 0 { // otherwise no pair can be due for a trial
-		b.pairs.beginTrialIfDue(s, now)
-	}
+	b.pairs.Unknown(s.link(), s.id)
+	s.prefiller = prefiller // from here on, s.link() is the new pair
+	b.pairs.Sent(s.link(), s.id, now)
 }
 
-// Quarantined returns the prefill engines from which no KV should go to the rank of a slot now, because the pair of the two engines is
-// quarantined. For a slot below 0, it returns those from which no KV should go to at least one rank of the model. It returns none for a
-// model without a board.
+// Quarantined returns the prefill engines from which no KV should go to the rank of a slot now. For a slot below 0, it returns those from
+// which no KV should go to at least one rank of the model. It returns none for a model without a board.
 func (l *Boards) Quarantined(model string, slot int32, now time.Time) (prefillers []string) {
 	b := l.boards[model]
 	if b == nil {
 		return nil
 	}
-	for link, health := range b.pairs.suspected {
-		isAskedFor := slot < 0 || link.Engine == b.slots.records[slot].rank.Engine
-		if isAskedFor && !health.circuit.Allows(now) { // Allows is true again once a trial of the pair is due
-			prefillers = append(prefillers, link.Prefiller)
+	for _, o := range b.pairs.Outages() {
+		isAskedFor := slot < 0 || o.Subject.Engine == "" || o.Subject.Engine == b.slots.records[slot].rank.Engine
+		// With TrialAt, a trial that is due now may go.
+		if o.Subject.Prefiller != "" && isAskedFor && now.Before(o.TrialAt()) {
+			prefillers = append(prefillers, o.Subject.Prefiller)
 		}
 	}
 	return prefillers
 }
 
-// isQuarantined says whether an entry should not go to a rank now, because the pair of the entry's prefill engine and the rank's engine is
-// quarantined, and no trial of the pair is due.
+// BlamesRequest says whether two failed attempts of a request of the model show that the request itself is at fault.
+func (l *Boards) BlamesRequest(model string, first, second delivery.Link, since time.Time) bool {
+	b := l.boards[model]
+	return b == nil || b.pairs.BlamesRequest(first, second, since)
+}
+
+// isQuarantined says whether the KV of an entry should not go to a rank now, because either engine or their connection loses hand-offs, and
+// no trial is due. A prefill engine alone is no obstacle: it has computed the prompt already, and no other rank would get the KV sooner.
 func (p *pairs) isQuarantined(e *pool.Entry, r *rank, now time.Time) bool {
-	health := p.suspected[Link{e.Prefiller, r.Engine}]
-	return health != nil && !health.circuit.Allows(now)
+	return e.Prefiller != "" && !p.Allows(delivery.Link{Prefiller: e.Prefiller, Engine: r.Engine}, now)
 }
 
 // avoidQuarantinedPair gives the entry of the i-th assignment another rank if the prefill engine of the entry and the engine of the chosen
@@ -186,8 +89,8 @@ func (b *board) avoidQuarantinedPair(g *group, p *policyInUse, i int, now time.T
 	if !ok || r == nil {
 		return true // the entry or the rank is not known, which bind reports as a fault
 	}
-	if w.Entry.Prefiller == "" || !b.pairs.isQuarantined(w.Entry, r, now) {
-		return true // no hand-off comes over a quarantined pair
+	if !b.pairs.isQuarantined(w.Entry, r, now) {
+		return true
 	}
 	outcome := b.reassign(g, p, i, w, now) // changes the assignment, unless the outcome is SteerLeft or SteerKept
 	b.emit(Effect{Kind: EffectSteered, Label: outcome})
@@ -277,34 +180,38 @@ func (b *board) promptOf(entry uint64) int32 {
 	return 0
 }
 
-// wakeAtQuarantineEnd makes the board decide again when the next quarantine of a pair ends.
+// wakeAtQuarantineEnd makes the board decide again when the next trial is due.
 func (p *pairs) wakeAtQuarantineEnd(now time.Time) {
-	for _, health := range p.suspected {
-		if at := health.circuit.TrialAt(); at.After(now) {
-			p.quarantineEndsAt = earlier(p.quarantineEndsAt, at)
-		}
+	if at := p.NextTrial(now); !at.IsZero() {
+		p.quarantineEndsAt = earlier(p.quarantineEndsAt, at)
 	}
 }
 
-// PairStatus is a pair of a prefill engine and a decode engine whose last hand-off failed.
+// PairStatus says of a prefill engine, a decode engine, or the connection between the two that it loses hand-offs.
 type PairStatus struct {
-	Prefiller   string `json:"prefiller"`
-	Engine      string `json:"engine"`
-	Failures    int    `json:"failures"` // hand-offs in a row that failed
-	Quarantined bool   `json:"quarantined"`
-	// Until is the end of the quarantine, after which one hand-off is a trial. It is left out while there is no quarantine.
+	Prefiller string `json:"prefiller,omitempty"` // empty: at all prefill engines the decode engine is to blame
+	Engine    string `json:"engine,omitempty"`    // empty: at all decode engines the prefill engine is to blame
+	Failures  int    `json:"failures"`            // hand-offs in a row that were lost
+	// Quarantined: it gets no hand-offs. Otherwise its last hand-off was lost, and nobody is blamed yet.
+	Quarantined bool `json:"quarantined"`
+	// Until is when one hand-off is sent as a trial. It is left out while there is no quarantine.
 	Until time.Time `json:"until,omitzero"`
 }
 
-// status returns the state of the suspected pairs, sorted by prefill engine and then by decode engine.
+// status returns who loses hand-offs, sorted by prefill engine and then by decode engine: who gets none, and then the pairs whose last
+// hand-off was lost.
 func (p *pairs) status() []PairStatus {
 	var all []PairStatus
-	for _, link := range p.sortedLinks() {
-		health := p.suspected[link]
+	for _, o := range p.Outages() {
 		all = append(all, PairStatus{
-			Prefiller: link.Prefiller, Engine: link.Engine, Failures: health.failures, Quarantined: health.quarantined(),
-			Until: health.circuit.TrialAt(),
+			Prefiller: o.Subject.Prefiller, Engine: o.Subject.Engine, Failures: o.Losses, Quarantined: true, Until: o.TrialAt(),
 		})
+	}
+	for _, s := range p.Suspected() {
+		isListed := slices.ContainsFunc(p.Outages(), func(o delivery.Outage) bool { return o.Subject == s.Link })
+		if !isListed {
+			all = append(all, PairStatus{Prefiller: s.Prefiller, Engine: s.Engine, Failures: s.Losses})
+		}
 	}
 	return all
 }

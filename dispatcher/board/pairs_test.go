@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"evenkeel/dispatcher/delivery"
 	"evenkeel/dispatcher/policy"
 	"evenkeel/pool"
 )
@@ -56,48 +57,85 @@ func (h *hand) arrive(s *Slot) {
 	h.release(s)
 }
 
+// works says that a hand-off which is sent now arrives.
+func (h *hand) works(prefiller, engine string) {
+	h.do(func(l *hand) {
+		b := l.boards["m"]
+		b.carryOutChanges(b.pairs.Arrived(delivery.Link{Prefiller: prefiller, Engine: engine}, l.now, l.now))
+	})
+}
+
 // quarantine makes p0 fail on d0 three times while p0 serves d1 and d0 serves p1.
 func (h *hand) quarantine(t tb) {
 	h.lose(h.from("p0").slotNow(t))
-	h.do(func(l *hand) {
-		l.boards["m"].recordWorkingPair(Link{"p0", "d1"}, l.now)
-		l.boards["m"].recordWorkingPair(Link{"p1", "d0"}, l.now)
-	})
+	h.works("p0", "d1")
+	h.works("p1", "d0")
 	h.lose(h.from("p0").slotNow(t))
 	h.lose(h.from("p0").slotNow(t))
 }
 
-func TestThreeLostHandoffsQuarantineAPairOnlyIfBothServeOthers(t *testing.T) {
+func TestWhoServesOthersIsNotToBlame(t *testing.T) {
 	for _, row := range []struct {
 		name     string
 		from, to bool // the prefiller, the engine serves others
 		losses   int
-		want     bool
+		want     *PairStatus // who is out; nil: nobody
 	}{
-		{"both serve others", true, true, 3, true},
-		{"two losses are not enough", true, true, 2, false},
-		{"the prefiller serves nobody: it is to blame", false, true, 9, false},
-		{"the engine serves nobody: it is to blame", true, false, 9, false},
+		{"both serve others: their connection is broken", true, true, 3, &PairStatus{Prefiller: "p0", Engine: "d0"}},
+		{"two losses are not enough", true, true, 2, nil},
+		{"the prefiller serves nobody: it is to blame", false, true, 3, &PairStatus{Prefiller: "p0"}},
+		{"the engine serves nobody: it is to blame", true, false, 3, &PairStatus{Engine: "d0"}},
+		{"nobody serves anybody: all stay", false, false, 3, nil},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			h := twoEngines(t, 4)
+			if row.from && row.to { // p1 is in use, too
+				h.from("p1").slotNow(t)
+			}
 			for range row.losses {
 				h.lose(h.from("p0").slotNow(t))
 			}
-			h.do(func(l *hand) {
-				if row.from {
-					l.boards["m"].recordWorkingPair(Link{"p0", "d1"}, l.now)
-				}
-				if row.to {
-					l.boards["m"].recordWorkingPair(Link{"p1", "d0"}, l.now)
-				}
-			})
+			if row.from {
+				h.works("p0", "d1")
+			}
+			if row.to {
+				h.works("p1", "d0")
+			}
 			status := h.status(h.at).Models[0].Pairs
-			require.Len(t, status, 1)
-			require.Equal(t, row.want, status[0].Quarantined)
 			require.Equal(t, row.losses, status[0].Failures)
+			if row.want == nil {
+				require.Len(t, status, 1)
+				require.False(t, status[0].Quarantined)
+				return
+			}
+			want := *row.want
+			want.Failures, want.Quarantined, want.Until = row.losses, true, h.at.Add(time.Second)
+			require.Equal(t, want, status[0])
 		})
 	}
+}
+
+// A decode engine that is out gets no requests, whatever the policy wants, until its trial; without another one it gets them all the same.
+func TestADecodeEngineThatLosesAllIsSpared(t *testing.T) {
+	h := newHand(t, testConfig())
+	ws := ranks(3, 8, 0)
+	for i, e := range []string{"d0", "d0", "d1"} {
+		ws[i].Engine = e
+	}
+	h.fleet(ws)
+	for range 3 {
+		h.lose(h.from("p0").slotNow(t))
+	}
+	h.works("p0", "d1")
+	require.EqualValues(t, 2, h.from("p0").slotNow(t).Worker)
+	require.EqualValues(t, 2, h.from("p1").slotNow(t).Worker, "from no prefill engine")
+	h.pass(time.Second)
+	trial := h.from("p1").slotNow(t)
+	require.EqualValues(t, 0, trial.Worker)
+	require.EqualValues(t, 2, h.from("p1").slotNow(t).Worker, "one is enough")
+	h.arrive(trial)
+	require.EqualValues(t, 0, h.from("p0").slotNow(t).Worker)
+	require.False(t, h.board().pairs.AnyOut())
 }
 
 func TestAFirstEventEndsTheRow(t *testing.T) {
@@ -318,13 +356,13 @@ func TestAPairThatNobodyTriesAgainIsForgotten(t *testing.T) {
 	h := twoEngines(t, 4)
 	h.quarantine(t)
 	h.lose(h.from("p9").slotNow(t))
-	h.pass(pairMemory)
+	h.pass(5 * time.Minute)
 	h.arrive(h.from("p1").slotNow(t))
 	require.Len(t, h.status(h.at).Models[0].Pairs, 2)
 	h.pass(time.Minute)
 	h.arrive(h.from("p1").slotNow(t))
 	require.Empty(t, h.status(h.at).Models[0].Pairs)
-	require.Zero(t, h.board().pairs.quarantinedCount)
+	require.False(t, h.board().pairs.AnyOut())
 }
 
 // The KV of a request that was bound before its prefill may come from another prefiller in the end.
@@ -338,8 +376,8 @@ func TestAReroutedSlotIsOfItsLastPrefiller(t *testing.T) {
 	require.Empty(t, h.Quarantined("m", other.Slot, h.at))
 	h.apply(Rerouted{Model: "m", Slot: other.Slot, Prefiller: "p2"})
 	h.lose(other)
-	require.Contains(t, h.board().pairs.suspected, Link{"p2", "d1"})
-	require.NotContains(t, h.board().pairs.suspected, Link{"p1", "d1"})
+	suspected := h.board().pairs.Suspected()
+	require.Equal(t, delivery.Link{Prefiller: "p2", Engine: "d1"}, suspected[len(suspected)-1].Link)
 	h.release(s)
 }
 

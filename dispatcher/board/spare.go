@@ -1,6 +1,10 @@
 package board
 
-import "time"
+import (
+	"time"
+
+	"evenkeel/engine/circuit"
+)
 
 // Spared ranks. A rank whose engine refuses requests (429 or 503) stays empty, and policies prefer empty ranks. So without a remedy, such a
 // rank would get every next request and refuse it. Therefore a rank that has refused several requests in a row is spared: for one second it
@@ -36,16 +40,15 @@ func (b *board) recordAccepted(s *slotRecord) {
 		return
 	}
 	if !inService {
-		sparedSince := r.refusals.TrialAt().Add(-r.refusals.OutageLength()) // the trial is due when OutageLength is over
-		if s.boundAt.Before(sparedSince) {
+		if s.boundAt.Before(r.refusals.OutSince()) {
 			return
 		}
 		b.decideNow = true // waiting entries may go to the rank again
 		b.emit(Effect{Kind: EffectUnspared, Group: GroupKey{Model: b.model}, Names: [2]string{r.Name}})
 	}
 	r.refusals.Succeed()
-	r.sparedAfterRefusals = false // updateSpared does not do this once no rank refuses requests
-	b.updateFirstEventWatch()     // one rank fewer refuses requests, so streams may no longer have to report their first events
+	r.spared = false
+	b.updateFirstEventWatch() // one rank fewer refuses requests, so streams may no longer have to report their first events
 }
 
 // updateFirstEventWatch counts the ranks whose last requests were refused, and emits the sum of this number and of the number of suspected
@@ -57,32 +60,40 @@ func (b *board) updateFirstEventWatch() {
 			b.refusingRanks++
 		}
 	}
-	b.emit(Effect{Kind: EffectWatchFirstEvents, Group: GroupKey{Model: b.model}, Count: len(b.pairs.suspected) + b.refusingRanks})
+	b.emit(Effect{Kind: EffectWatchFirstEvents, Group: GroupKey{Model: b.model}, Count: b.pairs.Suspects() + b.refusingRanks})
 }
 
-// updateSpared sets which ranks get no requests from now on (sparedAfterRefusals). retrySparedAt becomes the time at which the first of
-// them may get a trial. If no rank that takes requests would be left, updateSpared spares none.
+// updateSpared sets which ranks get no requests from now on (spared): their engines refuse them, or
+// lose hand-offs (pairs.go). retrySparedAt becomes the time at which the first of them may get a
+// trial. If no rank that takes requests would be left, updateSpared spares none.
 func (b *board) updateSpared(now time.Time) {
 	b.retrySparedAt = time.Time{}
-	if b.refusingRanks == 0 {
-		return // no rank is spared: when a rank serves again, recordAccepted or updateRank has already reset sparedAfterRefusals
+	if b.refusingRanks == 0 && b.pairs.Suspects() == 0 && !b.anySpared {
+		return
 	}
 	anyTakes := false
+	b.anySpared = false
 	for _, g := range b.groups {
 		for _, r := range g.steppingRanks {
-			r.sparedAfterRefusals = !r.refusals.Allows(now)
+			losesHandoffs := !b.pairs.AllowsEngine(r.Engine, now)
+			r.spared = losesHandoffs || !r.refusals.Allows(now)
+			b.anySpared = b.anySpared || r.spared
+			if losesHandoffs {
+				b.retrySparedAt = earlier(b.retrySparedAt, now.Add(circuit.FirstOut))
+			}
 			anyTakes = anyTakes || r.takesRequests() && r.usableSlots() > 0 // a rank that is spared now does not take requests
 			if at := r.refusals.TrialAt(); at.After(now) {
 				b.retrySparedAt = earlier(b.retrySparedAt, at)
 			}
 		}
 	}
+	b.retrySparedAt = earlier(b.retrySparedAt, b.pairs.NextTrial(now))
 	if anyTakes {
 		return // at least one rank takes requests, so the others may be spared
 	}
 	for _, g := range b.groups {
 		for _, r := range g.steppingRanks {
-			r.sparedAfterRefusals = false
+			r.spared = false
 		}
 	}
 }
@@ -97,8 +108,8 @@ func (b *board) beginTrialIfDue(r *rank, id uint64, now time.Time) {
 	}
 }
 
-// takesRequests says whether the rank takes requests: it is up, and it is not spared after refusals.
-func (r *rank) takesRequests() bool { return r.Up && !r.sparedAfterRefusals }
+// takesRequests says whether the rank takes requests: it is up, and it is not spared.
+func (r *rank) takesRequests() bool { return r.Up && !r.spared }
 
 // onTrial says whether a spared rank may get one request as a trial, which shows whether its engine still refuses requests.
 func (r *rank) onTrial(now time.Time) bool { return !r.refusals.InService() && r.refusals.Allows(now) }

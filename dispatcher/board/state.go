@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"evenkeel/dispatcher/delivery"
 	"evenkeel/dispatcher/forecast"
 	"evenkeel/dispatcher/kept"
 	"evenkeel/dispatcher/policy"
@@ -57,7 +58,8 @@ type board struct {
 	nameOutageEnds time.Time
 	// retryAvoidedAt is when the first entry may go to a rank that has failed it before (Entry.Avoid); zero: no entry waits for that.
 	retryAvoidedAt time.Time
-	refusingRanks  int // number of ranks whose engines refused their last request (429 or 503)
+	refusingRanks  int  // number of ranks whose engines refused their last request (429 or 503)
+	anySpared      bool // the last updateSpared has spared a rank
 	// retrySparedAt is when a rank that gets no requests, because it refused several, may get one as a trial; zero: there is none.
 	retrySparedAt time.Time
 	// keptEmptierUntil is when the first rank that is kept emptier after preemptions (tight.go) may be filled as usual again; zero:
@@ -142,8 +144,7 @@ type rank struct {
 	group    *group // the rank's group; set while the rank is in the fleet
 	pressure kvPressure
 	refusals circuit.Circuit // counts the requests that the engine refused in a row
-	// sparedAfterRefusals: the engine refused several requests in a row, so the rank gets none now (spare.go).
-	sparedAfterRefusals bool
+	spared   bool            // the rank gets no requests now, because its engine refuses them or loses hand-offs (spare.go)
 }
 
 // freeSlots returns how many more requests may get slots of the rank; below 0: more slots are in use than allowed.
@@ -256,30 +257,11 @@ type waitingEntry struct {
 // prompt returns the length of the prompt in tokens, at least 0.
 func (w waitingEntry) prompt() int32 { return clampTokens(w.Entry.Prompt) }
 
-// pairs has the pairs of a prefill and a decode engine whose hand-offs fail. If both engines work with other engines, the connection
-// between the two is broken: for example, the network has lost a route, or one engine still uses a connection from before a restart of the
-// other. The board quarantines such a pair: for one second, it sends the pair's hand-offs to other ranks, if these can take them. Then one
-// hand-off is a trial of the pair. After each failed trial, the quarantine lasts twice as long, up to 30 s.
+// pairs knows which engines lose hand-offs of KV.
 type pairs struct {
-	suspected        map[Link]*linkHealth
-	quarantinedCount int       // number of quarantined pairs; 0: rounds need not look at pairs
-	quarantineEndsAt time.Time // when the first quarantine ends, if waiting entries could then be sent; zero: no entry waits for that
+	delivery.Table
+	quarantineEndsAt time.Time // when the next trial is due, if waiting entries could then be sent; zero: no entry waits for that
 }
-
-// linkHealth is the state of a pair of engines whose last hand-off has failed.
-type linkHealth struct {
-	circuit        circuit.Circuit
-	failures       int  // hand-offs in a row that failed
-	prefillerWorks bool // since the first failure, a hand-off of the prefill engine reached another decode engine
-	engineWorks    bool // since the first failure, a hand-off of another prefill engine reached the decode engine
-	lastFailure    time.Time
-}
-
-// quarantined says whether hand-offs avoid the pair: they go to other ranks, if these can take them, until a trial is due.
-func (h *linkHealth) quarantined() bool { return !h.circuit.InService() }
-
-// Link is a pair of a prefill engine and a decode engine between which hand-offs go.
-type Link struct{ Prefiller, Engine string }
 
 // orphan is KV room on a rank that may stay taken after a request has ended, because its prefill engine was still writing the KV (see
 // orphans.go).

@@ -39,7 +39,9 @@ type ModelStatus struct {
 	OutputTokens  int64          `json:"output_tokens"` // tokens of the answers of all requests that have ended
 	Groups        []GroupStatus  `json:"groups"`
 	Workers       []WorkerStatus `json:"workers"`
-	Pairs         []PairStatus   `json:"pairs,omitempty"` // pairs of a prefill and a decode engine whose last hand-off failed
+	Pairs         []PairStatus   `json:"pairs,omitempty"` // engines, and pairs of engines, that lose hand-offs
+	// NoneArriveSince is since when hand-offs are lost and none arrives anywhere, so that nobody can be blamed; zero: this is not so.
+	NoneArriveSince time.Time `json:"no_handoff_arrives_since,omitzero"`
 	// Predictors has one report for each kind of predictor that learns the lengths of the model's answers.
 	Predictors []PredictorStatus `json:"predictors,omitempty"`
 }
@@ -310,6 +312,7 @@ func (b *board) status(now time.Time) ModelStatus {
 		m.Groups = append(m.Groups, g.status(now))
 	}
 	m.Predictors, m.Pairs = b.predictorStatuses(), b.pairs.status()
+	m.NoneArriveSince = b.pairs.NoneArrivesSince()
 	return m
 }
 

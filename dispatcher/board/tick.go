@@ -216,7 +216,7 @@ func (b *board) runPoolRound(g *group, p *policyInUse, now time.Time) {
 // the policy sends to such a pair gets another rank, or stays in the pool.
 func (b *board) bindAssignments(g *group, p *policyInUse, now time.Time) {
 	for i := range b.assignments {
-		if b.pairs.quarantinedCount > 0 && !b.avoidQuarantinedPair(g, p, i, now) {
+		if b.pairs.AnyOut() && !b.avoidQuarantinedPair(g, p, i, now) {
 			continue // the entry stays in the pool
 		}
 		a := b.assignments[i] // read only now, because avoidQuarantinedPair may have put another rank there

@@ -117,7 +117,11 @@ type Model struct {
 	// or not for long
 	CrowdedS float64 `json:"-"`
 	Pool     Pool    `json:"pool"`
-	Groups   []Group `json:"groups"`
+	// engines and pairs of engines that lose hand-offs
+	Pairs []board.PairStatus `json:"pairs,omitempty"`
+	// since when hand-offs are lost and none arrives; zero: some arrive, or none is lost
+	NoneArriveSince time.Time `json:"-"`
+	Groups          []Group   `json:"groups"`
 }
 
 // Pool has the finished prefills that wait for a decode rank, or the requests that wait for a rank that does both.
@@ -292,20 +296,22 @@ type PrefillGroup struct {
 
 // PrefillEngine is one prefill candidate: an engine, or one of its ranks.
 type PrefillEngine struct {
-	ID          string  `json:"id"`                // host:port/rank
-	State       string  `json:"state"`             // open, closed (KV cache too full), out, unknown (models not known), down, removed
-	Why         string  `json:"why,omitempty"`     // the last failure, if state is out
-	KVTokens    int64   `json:"kv_tokens"`         // KV tokens that this proxy's requests hold on the candidate
-	Budget      int64   `json:"budget_tokens"`     // KV tokens from which on the candidate gets no prompts; 0: its capacity is not known
-	KVShare     float64 `json:"kv_share"`          // share of the KV cache in use: the larger of the proxy's accounts and the engine's gauge
-	GateShare   float64 `json:"gate_share"`        // KV share from which on the candidate gets no prompts
-	Inflight    int     `json:"inflight_requests"` // prompts that were sent to the candidate and have no answer yet
-	NewTokens   int64   `json:"queued_new_tokens"` // tokens of unanswered prompts that are still to be computed
-	Waiting     float64 `json:"waiting"`           // requests in the engine's own queue, as scraped
-	Pooled      int     `json:"pooled"`            // finished prefills that have no decode rank yet
-	Dispatched  int     `json:"dispatched"`        // finished prefills that were sent to a decode rank, which fetches their KV
-	HitShare    float64 `json:"hit_share"`         // share of recent prompt tokens that were found in the candidate's prefix cache
-	ScrapeAgeMs float64 `json:"scrape_age_ms"`     // age of the last metrics that were read, in ms; -1: none were read yet
+	ID         string  `json:"id"`                // host:port/rank
+	State      string  `json:"state"`             // open, closed (KV cache too full), out, unknown (models not known), down, removed
+	Why        string  `json:"why,omitempty"`     // the last failure, if state is out
+	KVTokens   int64   `json:"kv_tokens"`         // KV tokens that this proxy's requests hold on the candidate
+	Budget     int64   `json:"budget_tokens"`     // KV tokens from which on the candidate gets no prompts; 0: its capacity is not known
+	KVShare    float64 `json:"kv_share"`          // share of the KV cache in use: the larger of the proxy's accounts and the engine's gauge
+	GateShare  float64 `json:"gate_share"`        // KV share from which on the candidate gets no prompts
+	Inflight   int     `json:"inflight_requests"` // prompts that were sent to the candidate and have no answer yet
+	NewTokens  int64   `json:"queued_new_tokens"` // tokens of unanswered prompts that are still to be computed
+	Waiting    float64 `json:"waiting"`           // requests in the engine's own queue, as scraped
+	Pooled     int     `json:"pooled"`            // finished prefills that have no decode rank yet
+	Dispatched int     `json:"dispatched"`        // finished prefills that were sent to a decode rank, which fetches their KV
+	HitShare   float64 `json:"hit_share"`         // share of recent prompt tokens that were found in the candidate's prefix cache
+	// its hand-offs do not arrive, so it gets no prompts but a trial
+	LosesHandoffs bool    `json:"loses_handoffs,omitempty"`
+	ScrapeAgeMs   float64 `json:"scrape_age_ms"` // age of the last metrics that were read, in ms; -1: none were read yet
 }
 
 // Waiting counts the waiting requests of an API key.

@@ -7,8 +7,8 @@ import (
 )
 
 // detectors are all detectors, in the order in which they run.
-var detectors = slices.Concat(proxyDetectors, loadDetectors, requestDetectors, engineDetectors, prefillDetectors, groupDetectors,
-	rankDetectors, ownerDetectors)
+var detectors = slices.Concat(proxyDetectors, loadDetectors, requestDetectors, engineDetectors, prefillDetectors, handoffDetectors,
+	groupDetectors, rankDetectors, ownerDetectors)
 
 // kinds maps each kind to the detector that finds it.
 var kinds = func() map[Kind]*Detector {

@@ -132,7 +132,7 @@ func findGateClosed(v *view, report reportFunc) {
 func findPrefillOut(v *view, report reportFunc) {
 	const takesNone = " takes no prompts, because earlier ones failed"
 	v.eachPrefillRank(func(e *PrefillEngine, where place) {
-		if e.State != "out" {
+		if e.State != "out" || e.LosesHandoffs { // the second has a finding of its own
 			return
 		}
 		// The sentence names the engine already, and what follows a semicolon in an error is advice.

@@ -10,6 +10,7 @@ import (
 
 // Commands that an operator may copy. TOKEN and ADMIN are the token and the address of the admin listener.
 const (
+	showPairs          = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/status" | jq '.dispatch.models[].pairs'`
 	showWorkers        = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/workers" | jq '.engines[] | {id, role, state, since, error}'`
 	showLogs           = "journalctl -u evenkeel --since -1h -o cat | tail -50"
 	takeDrainBack      = `curl -s -H "Authorization: Bearer $TOKEN" -X DELETE "$ADMIN/workers/{where}/drain"`

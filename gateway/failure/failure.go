@@ -353,6 +353,13 @@ func (f *Fault) EngineFailed() bool {
 	return f != nil && f.CallEnd.EngineFailed() && !errors.Is(f.Err, ErrUndelivered)
 }
 
+// LosesHandoff says whether the call, which ended before the first event, may have lost its hand-off. Then who is to blame shows only
+// from what the prefill and the decode engine did with others (package delivery). If an engine says that the KV did not arrive, this is
+// so whichever of the two says it.
+func (f *Fault) LosesHandoff() bool {
+	return f != nil && (f.MayLoseHandoff() || errors.Is(f.Err, ErrUndelivered) && f.Reason != lifecycle.Expired)
+}
+
 // Cause is why the call failed, in words for receipts and spans.
 func (f *Fault) Cause() string {
 	if f.Err == nil {

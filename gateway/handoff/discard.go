@@ -239,14 +239,12 @@ func (d *Discarder) newCall(rank *roster.Rank, slot *dispatcher.Slot, h *Handoff
 func (d *Discarder) judgeFault(
 	fault *failure.Fault, rank *roster.Rank, h *Handoff, slotOutcome *board.Outcome,
 ) (outcome string, tryOther bool) {
+	slotOutcome.Lost = fault.LosesHandoff()
 	switch {
 	case fault.Reason == lifecycle.NotOurs: // another proxy sends to the rank now, so nothing was sent
 		slotOutcome.Kind = board.Cancelled
 		return discardUnplaced, true
 	case fault.Status == 0: // the engine gave no answer
-		// Lost counts the failure against this pair of prefill and decode engine: the decode engine may have got the hand-off,
-		// which may be why the call broke. A call that the proxy itself ended (HungUp) shows nothing about the pair.
-		slotOutcome.Lost = fault.Progress != lifecycle.Unsent && fault.Reason != lifecycle.HungUp
 		// Orphaned tells the board that the rank may hold KV blocks for ever. Before FirstEventBy the prefill engine certainly has
 		// the KV for which the rank waits. After that it may have freed the KV.
 		slotOutcome.Orphaned = !time.Now().Before(h.FirstEventBy()) && LeaksBlocks(rank, fault)
@@ -279,8 +277,8 @@ func (d *Discarder) reportToMonitor(instance string, fault *failure.Fault) {
 	switch {
 	case fault.Status != 0: // the engine works, but takes no requests now, or does not have the model
 	case fault.Reason == lifecycle.HungUp: // the proxy itself has ended the call
-	case fault.Reason == lifecycle.Silent:
-		d.Monitor.RecordOutcome(instance, engine.Silent, fault.Err)
+	case fault.LosesHandoff(): // the dispatcher finds out who is to blame; a canary shows whether the engine computes at all
+		d.Monitor.RecordOutcome(instance, engine.Unclear, fault.Err)
 	default:
 		d.Monitor.RecordOutcome(instance, engine.Faulted, fault.Err)
 	}

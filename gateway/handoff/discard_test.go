@@ -76,7 +76,7 @@ func (r *ranks) RejectionFrees(*roster.Rank) bool               { return r.frees
 type told []string
 
 func (m *told) RecordOutcome(_ string, v engine.Verdict, _ error) {
-	*m = append(*m, [...]string{engine.Served: "served", engine.Faulted: "faulted", engine.Silent: "silent"}[v])
+	*m = append(*m, [...]string{engine.Served: "served", engine.Faulted: "faulted", engine.Silent: "silent", engine.Unclear: "unclear"}[v])
 }
 func (m *told) ReportFailure(string, error)                        { *m = append(*m, "reported") }
 func (m *told) Expired(string) (float64, bool)                     { return 0, false }
@@ -149,7 +149,7 @@ func TestWhatBecomesOfADiscardedHandOff(t *testing.T) {
 		{
 			name:    "what an engine answers with 500 may be its host's fault",
 			engine:  func(w http.ResponseWriter, _ int) { w.WriteHeader(http.StatusInternalServerError) },
-			outcome: discardRefused, back: []board.Outcome{failed, failed, failed}, hosts: 3,
+			outcome: discardRefused, back: []board.Outcome{lost, lost, lost}, hosts: 3,
 		},
 		{
 			name:    "an engine that frees what it refuses is as good as one that pulls",
@@ -160,20 +160,20 @@ func TestWhatBecomesOfADiscardedHandOff(t *testing.T) {
 		{
 			name:    "a connection that breaks may be the hand-off's fault",
 			engine:  func(w http.ResponseWriter, _ int) { reset(w) },
-			outcome: discardFailed, back: []board.Outcome{lost, lost, lost}, told: "reported faulted reported faulted reported faulted",
+			outcome: discardFailed, back: []board.Outcome{lost, lost, lost}, told: "reported unclear reported unclear reported unclear",
 		},
 		{
 			name:    "a hand-off that is known by its probe's id goes to no second engine, for the first may still have it",
 			engine:  func(w http.ResponseWriter, _ int) { reset(w) },
 			change:  func(_ *Discarder, _ *slots, _ *ranks, h *Handoff) { h.ReusedRequestID = "ek-x-p1" },
-			outcome: discardFailed, back: []board.Outcome{lost}, told: "reported faulted",
+			outcome: discardFailed, back: []board.Outcome{lost}, told: "reported unclear",
 		},
 		{
 			name: "an engine that says nothing is the last one, for the next would hold its slot as long",
 			change: func(_ *Discarder, _ *slots, r *ranks, _ *Handoff) {
 				r.rank.Profile.FirstEventTimeout = 200 * time.Millisecond
 			},
-			outcome: discardFailed, back: []board.Outcome{lost}, told: "reported silent",
+			outcome: discardFailed, back: []board.Outcome{lost}, told: "reported unclear",
 		},
 		{
 			name: "an engine that cannot be reached has not had it",

@@ -317,10 +317,14 @@ func withoutKV(kv Disposition) Disposition {
 	return kv
 }
 
-// LostByEngine says whether the call's engine took the request (its answer began with status 200, or the prompt was prefilled for it), and
-// is to blame that no first event came.
-func (e CallEnd) LostByEngine() bool {
-	return e.Reason == Unbegun || e.Open && e.Verdict().Blame != Nobody
+// MayLoseHandoff says whether the end of a decode call before its first event may be due to its hand-off: the KV did not come, or the
+// engine failed over it. A refusal, a drain, and KV that was too old say nothing of this.
+func (e CallEnd) MayLoseHandoff() bool {
+	switch e.Reason {
+	case Broke, Silent, Garbled, Unbegun, Failed, Erred:
+		return e.Call == Decode && e.Progress != Unsent && !e.Moved
+	}
+	return false
 }
 
 // EngineFailed says whether the call's engine is the reason that the call ended: by its answer, or because its connection or answer failed.

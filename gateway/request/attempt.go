@@ -134,8 +134,8 @@ func endAfterClientLeft(c client, call *engine.Call, grace time.Duration, earlie
 // that the request itself makes engines fail: the engine says that it has failed (Faulty), or its connection broke (BrokenConn). After a
 // break, Down names the engines whose connections broke earlier under this request, and that are down since: if another engine of the same
 // role is among them, the lifecycle makes no further attempt. MostLosses is how often engines may give this request back for want of KV
-// memory.
-func (j *job) callFailedEvent(fault *failure.Fault) lifecycle.Event {
+// memory. s is the stream of the call; nil: it had none.
+func (j *job) callFailedEvent(fault *failure.Fault, s *stream) lifecycle.Event {
 	event := lifecycle.Event{Kind: lifecycle.CallFailed, End: fault.CallEnd, MostLosses: fault.MostLosses}
 	if errors.Is(fault.Err, failure.ErrUndelivered) { // lost KV is never the fault of the request, however many engines report it
 		return event
@@ -144,6 +144,9 @@ func (j *job) callFailedEvent(fault *failure.Fault) lifecycle.Event {
 	switch {
 	case fault.Status == http.StatusInternalServerError:
 		event.Faulty = !fault.Moved // an engine that was taken out of service has not failed, whatever it answered
+		if event.Faulty && s != nil && s.firstAt.IsZero() && s.upstream.handsOver() && fault.Call == lifecycle.Decode {
+			event.Faulty = j.lost.confirm(j.srv.Dispatcher, &s.upstream)
+		}
 	case connectionBroke:
 		event.BrokenConn = lifecycle.BrokenConn{Engine: fault.BlamedEngine, At: time.Now()}
 		event.Down = enginesDownAfterBreak(j)
@@ -174,6 +177,9 @@ func (s *stream) reportDecodeOutcome(effect lifecycle.Effect) {
 	case queueFull: // the engine refused the request, which is neither a failure nor a success
 	case effect.Kind == lifecycle.ReportSuccess:
 		monitor.RecordOutcome(id, engine.Served, nil)
+	case s.firstAt.IsZero() && s.upstream.handsOver() && fault.LosesHandoff():
+		// The dispatcher finds out who is to blame, when the slot is released. A canary shows whether the decode engine computes at all.
+		monitor.RecordOutcome(id, engine.Unclear, fault.Err)
 	case blame == lifecycle.Disputed: // the engine or the request has caused a 500
 		accuseUntilExplained(s)
 	case blame == lifecycle.Wedged: // the engine may have stopped working without closing its connections
@@ -227,7 +233,7 @@ func (s *stream) slotOutcome(kind board.Kind) board.Outcome {
 		Empty:     finished && filter.Empty() && filter.FinishReason() == "stop" && !s.job.life.Resumed(),
 		NoUsage:   finished && (s.upstream.noUsage || !hasUsage),
 		Refused:   failedBeforeFirst && s.upstream.fault.DecodeRefused(),
-		Lost:      failedBeforeFirst && s.upstream.fault.LostByEngine(),
+		Lost:      failedBeforeFirst && s.upstream.fault.LosesHandoff() && !s.job.causes500,
 		Orphaned:  s.upstream.blocksMayLeak,
 		Kept:      finished && !s.upstream.computesPrompt && filter.Kept(),
 	}

@@ -26,6 +26,8 @@ func (s *stream) decode(h *handoff.Handoff, until lifecycle.Timeout) (_ *failure
 	j, slot, phase := s.job, s.upstream.slot, journal.Transfer
 	if h == nil { // the rank computes the prompt itself
 		phase = journal.Prefill
+	} else {
+		s.upstream.prefiller = h.Lease.Candidate.Instance
 	}
 	j.enterPhase(phase, "decode")
 	s.upstream.announceTokensToCompute()
@@ -65,7 +67,9 @@ func (s *stream) decodeDuringPrefill(lease *prefill.Lease, pair int, until lifec
 		return fault, false
 	}
 	j.client.OnGone(s.upstream.prefillCall.clientLeft) // from now on, the lifecycle learns at once if the client leaves
-	if fault = s.openDuringPrefill(); fault != nil {
+	fault = s.openDuringPrefill()
+	s.upstream.prefiller = s.upstream.prefillCall.prefillEngine().Instance // it may have changed during the call
+	if fault != nil {
 		s.upstream.copyPrefillAnswer() // also after a failure, the request and its record get what the prefill engine has reported
 		return fault, s.upstream.awaitPrefillIfClientLeft(fault)
 	}

@@ -41,7 +41,7 @@ func (s *stream) endFailed(why lifecycle.Reason, answer *openai.Error, err error
 		s.state, s.endError = ended, answer
 		return
 	}
-	event := s.job.callFailedEvent(s.upstream.fault)
+	event := s.job.callFailedEvent(s.upstream.fault, s)
 	// The reasons from Rejected on stand for a status in an event. After Preempted, the engine lacks KV memory, and has not failed.
 	comesFromStatus := why >= lifecycle.Rejected && why != lifecycle.Preempted
 	// By Faulty, the lifecycle counts the engines that failed at this request, and after two it makes no further attempt. In an event

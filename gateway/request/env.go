@@ -11,6 +11,7 @@ import (
 
 	"evenkeel/dispatcher"
 	"evenkeel/dispatcher/board"
+	"evenkeel/dispatcher/delivery"
 	"evenkeel/engine"
 	"evenkeel/gateway/abort"
 	"evenkeel/gateway/failure"
@@ -101,6 +102,8 @@ type Dispatcher interface {
 	Blocked(board string) (prefillers []string)              // prefill engines whose KV lately did not reach a decode engine of the board
 	Quarantined(slot *dispatcher.Slot) (prefillers []string) // prefill engines whose KV lately did not arrive at the decode engine of the slot
 	Rerouted(slot *dispatcher.Slot, prefiller string)        // another prefill engine computes the prompt of a slot
+	BlamesRequest(slot *dispatcher.Slot, first, second delivery.Link, since time.Time) bool
+	Excuse(slot *dispatcher.Slot, l delivery.Link)
 	EnqueueAggregated(entry *pool.Entry, hits []board.Hit) <-chan dispatcher.Result
 	EnqueueLocal(entry *pool.Entry, l *board.Local) <-chan dispatcher.Result
 	Withdraw(entry *pool.Entry)

@@ -70,6 +70,8 @@ type job struct {
 
 	maybeRead       []*handoff.Handoff // hand-offs that an engine may have read, but that led to no answer
 	resume          resumption
+	lost            lostHandoffs                  // hand-offs over which engines answered 500
+	causes500       bool                          // the request is at fault for them
 	unexplained500s []func(cause lifecycle.Blame) // called once it is known whether the engines or the request caused their status 500
 }
 

@@ -207,5 +207,5 @@ func TestFirstEventTimeoutCountsFromTheSlot(t *testing.T) {
 	leave()
 	require.Equal(t, "right", <-got, "from then on the engine has been silent for too long, and it is prefilled again")
 	b.settle()
-	require.Equal(t, engine.Silent, b.monitor.judged["decode d0"][0])
+	require.Equal(t, engine.Unclear, b.monitor.judged["decode d0"][0], "a canary finds out whether it computes")
 }

@@ -187,6 +187,9 @@ func (r *executor) do(effect lifecycle.Effect) lifecycle.Event {
 			settle(effect.Blame)
 		}
 		j.unexplained500s = nil
+		if effect.Blame == lifecycle.Nobody {
+			j.lost, j.causes500 = j.lost.excuse(j.srv.Dispatcher), true
+		}
 	case lifecycle.Pause: // waits before the next attempt
 		if j.awaitRetry(effect.Retry, r.fault) {
 			return lifecycle.Event{Kind: lifecycle.Retried}
@@ -376,7 +379,7 @@ func (r *executor) callFailed(fault *failure.Fault) lifecycle.Event {
 	}
 	j.record.Report(journal.Event{Kind: journal.AttemptEnded, Cause: fault.Cause(), On: failedEngine, Status: fault.Status,
 		Answer: fault.ClientError})
-	event := j.callFailedEvent(fault)
+	event := j.callFailedEvent(fault, r.stream)
 	event.Engine = r.calledEngine() // the lifecycle decides by itself whether this engine is at fault
 	return event
 }
@@ -502,7 +505,7 @@ func (r *executor) beginAnswer() *stream {
 	case s.state == ended: // the whole answer came at once
 		event := lifecycle.Event{Kind: lifecycle.Ends}
 		if s.upstream.fault != nil {
-			event = r.job.callFailedEvent(s.upstream.fault)
+			event = r.job.callFailedEvent(s.upstream.fault, s)
 		}
 		s.step(event)
 	case s.upstream.call != nil: // the engine still sends the answer; if the client leaves, the engine aborts it when the connection is closed

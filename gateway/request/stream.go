@@ -60,6 +60,7 @@ type upstreamCall struct {
 	began   time.Time // when the call was prepared
 
 	prefillCall *concurrentPrefill // the prefill that runs at the same time; nil: none does
+	prefiller   string             // id of the prefill engine that has computed the prompt; empty: none has
 
 	pull     *engine.PendingPull // the pull of the KV, which ends with the first event
 	lastRead engine.LastRead     // the last read of bytes from the engine

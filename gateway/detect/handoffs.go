@@ -1,0 +1,112 @@
+package detect
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"evenkeel/internal/stats"
+	"evenkeel/internal/words"
+)
+
+// Kinds of findings about hand-offs of KV that are lost on their way. Who is to blame is found out
+// by package delivery.
+const (
+	HandoffsLost Kind = "handoffs_lost"
+	PairBroken   Kind = "pair_broken"
+	NoHandoffs   Kind = "no_handoff_arrives"
+)
+
+var handoffDetectors = []Detector{
+	{
+		Kind: HandoffsLost, find: findHandoffsLost, getsNoRequests: true, takesEngineAway: true,
+		harm: waiting, headline: "Lost hand-offs", pluralText: "lose their hand-offs of KV, although the engines on the other side work",
+		runbook: "handoffs_lost", command: showPairs,
+		clients: "Clients wait longer for their first token. Requests whose hand-off was lost were tried again with other engines.",
+		next: "Look at the engine's log, and at its KV network: its port, and ibstat or hccn_tool. If engines on the other side were " +
+			"restarted, it may keep connections to the former processes: restart it.",
+	},
+	{
+		Kind: PairBroken, find: findPairBroken,
+		harm: nothing, headline: "Broken pair", pluralText: "cannot hand over KV", runbook: "pair_broken", command: showPairs,
+		clients: "Clients notice nothing: both engines serve with others.",
+		next:    "Look at the network between the two, and whether one keeps connections to a former process of the other.",
+	},
+	{
+		Kind: NoHandoffs, find: findNoHandoffs,
+		harm: failing, headline: "No hand-off arrives", pluralText: "get no hand-off through",
+		runbook: "no_handoff_arrives", command: showPairs,
+		clients: "Clients get an error after all attempts of their requests.",
+		next: "It cannot be told from here which side is sick: all prefill engines, all decode engines, or the network between them. Begin with " +
+			"what was restarted or changed last, and with the logs of both sides.",
+	},
+}
+
+// eachQuarantine calls report for each engine and each pair of engines that gets no hand-offs.
+func (v *view) eachQuarantine(report func(prefiller, engine string, lost string)) {
+	for i := range v.Models {
+		for _, p := range v.Models[i].Pairs {
+			if p.Quarantined {
+				report(addressOf(p.Prefiller), addressOf(p.Engine), stats.Grouped(p.Failures)+" in a row were lost")
+			}
+		}
+	}
+}
+
+// addressOf returns the address of an engine that is named by its role and its address.
+func addressOf(instance string) string {
+	if _, address, found := strings.Cut(instance, " "); found {
+		return address
+	}
+	return instance
+}
+
+// findHandoffsLost reports engines that lose hand-offs at, or from, engines that work with others.
+func findHandoffsLost(v *view, report reportFunc) {
+	v.eachQuarantine(func(prefiller, engine, lost string) {
+		switch {
+		case engine == "":
+			where := place{"prefill engine", prefiller, "prefill"}
+			report(where, noReason, "Hand-offs of %s do not arrive at decode engines that work with other prefill engines: %s. It gets no prompts "+
+				"but a trial", where, lost)
+		case prefiller == "":
+			where := place{"decode engine", engine, ranksPanel}
+			report(where, noReason, "%s loses the hand-offs of prefill engines that work with other decode engines: %s. It gets no requests "+
+				"but a trial", where.capitalized(), lost)
+		}
+	})
+}
+
+// findPairBroken reports pairs of engines that cannot hand over KV, although both work with others.
+func findPairBroken(v *view, report reportFunc) {
+	v.eachQuarantine(func(prefiller, engine, lost string) {
+		if prefiller != "" && engine != "" {
+			where := place{"pair", prefiller + " and " + engine, ranksPanel}
+			report(where, noReason, "Hand-offs of prefill engine %s do not arrive at decode engine %s, although both work with others: %s",
+				prefiller, engine, lost)
+		}
+	})
+}
+
+// noneArriveFor is how long no hand-off must have arrived before this is reported. If one side
+// works, this shows within that time.
+const noneArriveFor = 3 * time.Second
+
+// findNoHandoffs reports that hand-offs are lost and none arrives, so that nobody can be blamed.
+func findNoHandoffs(v *view, report reportFunc) {
+	for i := range v.Models {
+		m := &v.Models[i]
+		if m.NoneArriveSince.IsZero() || v.At.Sub(m.NoneArriveSince) < noneArriveFor {
+			continue
+		}
+		var prefills, decodes []string
+		for _, p := range m.Pairs {
+			prefills, decodes = append(prefills, addressOf(p.Prefiller)), append(decodes, addressOf(p.Engine))
+		}
+		slices.Sort(decodes)
+		prefills, decodes = slices.Compact(prefills), slices.Compact(decodes) // prefills are sorted already
+		report(place{"model", m.Name, ranksPanel}, noReason,
+			"No hand-off of model %s arrives, from prefill engines %s at decode engines %s. No engine is taken out of service",
+			m.Name, words.FirstOf(prefills), words.FirstOf(decodes)).LastedFor = v.At.Sub(m.NoneArriveSince)
+	}
+}
