@@ -37,8 +37,8 @@ var handoffDetectors = []Detector{
 		harm: failing, headline: "No hand-off arrives", pluralText: "get no hand-off through",
 		runbook: "no_handoff_arrives", command: showPairs,
 		clients: "Clients get an error after all attempts of their requests.",
-		next: "It cannot be told from here which side is sick: all prefill engines, all decode engines, or the network between them. Begin with " +
-			"what was restarted or changed last, and with the logs of both sides.",
+		next: "It cannot be told from here which side is sick: all prefill engines, all decode engines, or the network between them. Begin " +
+			"with what was restarted or changed last, and with the logs of both sides.",
 	},
 }
 
