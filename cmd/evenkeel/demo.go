@@ -22,6 +22,7 @@ import (
 	"evenkeel/bench/lab/trace"
 	"evenkeel/dispatcher/policy"
 	"evenkeel/internal/namedargs"
+	"evenkeel/internal/spelling"
 	"evenkeel/predictor"
 )
 
@@ -198,6 +199,9 @@ func (c *demoCmd) parsePolicy(text string) (demoPolicy, error) {
 		return demoPolicy{name: text, spec: "jsq-kv"}, nil
 	}
 	spec, err := policy.ParseSpec(text)
+	if err != nil && c.Aggregated {
+		err = fmt.Errorf("%w; besides them there is %s%s", err, delayerPolicy, spelling.Hint(text, []string{delayerPolicy}))
+	}
 	if err != nil {
 		return demoPolicy{}, fmt.Errorf("--policies: %w", err)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"evenkeel/bench/lab/refengine"
+	"evenkeel/bench/lab/trace"
 	"evenkeel/bench/sim/regions"
 	prefillpolicy "evenkeel/prefill/policy"
 )
@@ -174,7 +175,7 @@ func helpVariables() kong.Option {
 		"${demofactor}", strconv.Itoa(demoSpeedup),
 		"${prefillpolicies}", strings.Join(prefillpolicy.Names(), ", "),
 		"${faults}", strings.Join(slices.Concat(refengine.FaultNames(), refengine.BoundFaultNames(), refengine.GroupFaultNames()), ", "),
-		"${synths}", synthNames(),
+		"${synths}", strings.Join(trace.SynthNames(), ", "),
 		"${geopresets}", strings.Join(regions.Presets(), ", "),
 		"${geopolicies}", strings.Join(regions.Arms(), ", "),
 		"${geoscenarios}", strings.Join(regions.Names(), ", "),

@@ -7,10 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/signal"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -287,7 +287,8 @@ func (c *simulateCmd) setPredictor(plan *decode.Plan) error {
 	}
 	text, err := os.ReadFile(c.Predictor)
 	if err != nil {
-		return fmt.Errorf("--predictor: %w; give a file that evenkeel fit wrote, or none, survival, exact, oracle", err)
+		return fmt.Errorf("--predictor: %w%s; give a file that evenkeel fit wrote, or none, survival, exact, oracle", err,
+			spelling.Hint(c.Predictor, []string{"none", "survival", "exact", "oracle"}))
 	}
 	if plan.Predictor.Fit, err = predictor.ParseFit(text); err != nil {
 		return fmt.Errorf("--predictor %s: %w", c.Predictor, err)
@@ -296,21 +297,11 @@ func (c *simulateCmd) setPredictor(plan *decode.Plan) error {
 	return nil
 }
 
-// synthNames returns the values of --trace for random traces, for the help text.
-func synthNames() string {
-	names := trace.SynthNames()
-	for i := range names {
-		names[i] = trace.SynthPrefix + names[i]
-	}
-	return strings.Join(names, ", ")
-}
-
 // setTrace sets the trace of the plan, by default Azure's, and returns its name.
 func (c *simulateCmd) setTrace(plan *decode.Plan) (traceName string, _ error) {
 	if name, ok := strings.CutPrefix(c.Trace, trace.SynthPrefix); ok { // the plan draws this trace itself, another one for each seed
-		if !slices.Contains(trace.SynthNames(), name) {
-			return "", fmt.Errorf("--trace: there is no synthetic trace %q%s; there are %s", c.Trace, spelling.Hint(name, trace.SynthNames()),
-				synthNames())
+		if _, err := trace.Synth(name, 1, 1); err != nil { // an unknown name
+			return "", fmt.Errorf("--trace: %w", err)
 		}
 		plan.Source.Synth = name
 		return c.Trace, nil
@@ -328,9 +319,15 @@ func (c *simulateCmd) setTrace(plan *decode.Plan) (traceName string, _ error) {
 func (c *simulateCmd) readTrace(drawn int) (_ *trace.Trace, traceName string, _ error) {
 	if name, ok := strings.CutPrefix(c.Trace, trace.SynthPrefix); ok {
 		t, err := trace.Synth(name, drawn, 1) // 1 is the seed
+		if err != nil {
+			err = fmt.Errorf("--trace: %w", err)
+		}
 		return t, c.Trace, err
 	}
 	t, err := trace.Read(c.Trace, trace.Options{Format: trace.Format(c.Format)})
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("--trace: %w%s", err, spelling.Hint(trace.SynthPrefix+c.Trace, trace.SynthNames()))
+	}
 	return t, filepath.Base(c.Trace), err
 }
 

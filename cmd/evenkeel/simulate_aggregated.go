@@ -14,6 +14,7 @@ import (
 	"evenkeel/bench/sim/mixed"
 	"evenkeel/dispatcher/policy"
 	"evenkeel/internal/namedargs"
+	"evenkeel/internal/spelling"
 )
 
 const (
@@ -108,7 +109,8 @@ func (c *simulateCmd) parseAggregatedPolicies() (all []mixed.Contender, err erro
 			p.Name = name
 		default:
 			if _, err := policy.ParseSpec(name); err != nil {
-				return nil, fmt.Errorf("--policies: %w; besides them there are %s and %s", err, enginePolicy, delayerPolicy)
+				return nil, fmt.Errorf("--policies: %w; besides them there are %s and %s%s", err, enginePolicy, delayerPolicy,
+					spelling.Hint(name, []string{enginePolicy, delayerPolicy}))
 			}
 		}
 		all = append(all, p)

@@ -18,7 +18,7 @@ func Hint(word string, names []string) string {
 	var closest []string                                            // the quoted names whose distance is nearest
 	nearest := min(maxDistance, (utf8.RuneCountInString(word)+1)/3) // at first the largest distance that counts as close, see maxDistance
 	for _, name := range names {
-		switch d := distance(word, name); {
+		switch d := distance(strings.ToLower(word), strings.ToLower(name)); {
 		case d > nearest:
 			continue
 		case d < nearest: // closer than all names so far

@@ -22,6 +22,7 @@ func TestHint(t *testing.T) {
 		{"only the beginning is there", "even", policies, ` (did you mean "evenkeel"?)`},
 		{"several are as close", "br9", policies, ` (did you mean "br0" or "brh"?)`},
 		{"the closest counts", "pjsqkv", policies, ` (did you mean "pjsq-kv"?)`},
+		{"the letters are of the other case", "JSQ-KV", policies, ` (did you mean "jsq-kv"?)`},
 		{"no name is close", "fastest", policies, ""},
 		{"of a short word, nothing is left", "xy", keys, ""},
 		{"two of four letters are another word", "none", []string{"code", "pareto"}, ""},

@@ -11,35 +11,50 @@ import (
 	"evenkeel/internal/spelling"
 )
 
-// Find returns the law of a name, whose letters may be of either case. The table has no law between two numbers of ranks: experts are
-// spread over all of them, so that another number is another engine.
+// kinds are the words of a name.
+var kinds = [...]string{"model", "engine", "GPU", "number of ranks"}
+
+// Find returns the law of a name, whose letters may be of either case; the organisation before a model may stand there, too. The table has
+// no law between two numbers of ranks: experts are spread over all of them, so that another number is another engine. An error says which
+// word of the name is wrong.
 func Find(name string) (*Entry, error) {
-	all := file().Laws
-	names := make([]string, len(all))
-	for i := range all {
-		if names[i] = all[i].Name(); strings.EqualFold(names[i], name) {
-			return &all[i], nil
-		}
+	left, given := file().Laws, strings.Split(name[strings.LastIndexByte(name, '/')+1:], ",")
+	wrong := func(format string, args ...any) error {
+		return fmt.Errorf("%q is no law of the table: %s; write MODEL,ENGINE,GPU,RANKS as in %s (evenkeel simulate --law list prints all)",
+			name, fmt.Sprintf(format, args...), left[0].Name())
 	}
-	parts := strings.Split(name, ",")
-	alike := func(n int) string { // those that begin with as many of its words
-		begin := strings.ToLower(strings.Join(parts[:min(n, len(parts))], ",")) + ","
-		same := slices.DeleteFunc(slices.Clone(names), func(n string) bool { return !strings.HasPrefix(strings.ToLower(n), begin) })
+	for i, kind := range kinds {
+		var there []string
+		for k := range left {
+			if word := left[k].word(i); !slices.Contains(there, word) {
+				there = append(there, word)
+			}
+		}
+		if i == 0 { // else the table has them in order
+			slices.SortFunc(there, func(a, b string) int { return cmp.Compare(strings.ToLower(a), strings.ToLower(b)) })
+		}
+		if i == len(given) || strings.TrimSpace(given[i]) == "" {
+			return nil, wrong("it lacks the %s, which may be %s", kind, strings.Join(there, ", "))
+		}
+		word := strings.TrimSpace(given[i])
+		same := slices.DeleteFunc(slices.Clone(left), func(e Entry) bool { return !strings.EqualFold(e.word(i), word) })
 		if len(same) == 0 {
-			return ""
+			hint := ""
+			if i < len(kinds)-1 { // a number is not misspelt
+				hint = spelling.Hint(word, there)
+			}
+			return nil, wrong("there is no %s %q%s, but %s", kind, word, hint, strings.Join(there, ", "))
 		}
-		if more := len(same) - shown; more > 0 {
-			return fmt.Sprintf("; like it are %s and %d more", strings.Join(same[:shown], " "), more)
-		}
-		return "; like it are " + strings.Join(same, " ")
+		left = same
 	}
-	like := cmp.Or(alike(min(3, len(parts))), spelling.Hint(name, names), alike(2), alike(1))
-	return nil, fmt.Errorf("%q is no law of the table%s; write MODEL,ENGINE,GPU,RANKS as in DeepSeek-V3,vllm,H200,8 "+
-		"(evenkeel simulate --law list prints all)", name, like)
+	if len(given) > len(kinds) {
+		return nil, wrong("it has %d words", len(given))
+	}
+	return &left[0], nil
 }
 
-// shown are how many names an error has at most.
-const shown = 8
+// word is a word of the entry's name.
+func (e *Entry) word(i int) string { return strings.Split(e.Name(), ",")[i] }
 
 // List writes which laws there are: a line for each model, engine, GPU and form.
 func List(w io.Writer) error {

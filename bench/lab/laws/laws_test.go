@@ -97,16 +97,25 @@ func TestWhichPartsAreEstimated(t *testing.T) {
 }
 
 func TestALawIsFoundByItsName(t *testing.T) {
-	e, err := Find("deepseek-v3,SGLang,h200,32")
-	require.NoError(t, err)
-	require.Equal(t, "DeepSeek-V3,sglang,H200,32", e.Name())
+	for _, name := range []string{"DeepSeek-V3,sglang,H200,32", "deepseek-v3,SGLang,h200,32", "deepseek-ai/DeepSeek-V3, sglang, H200, 32"} {
+		e, err := Find(name)
+		require.NoError(t, err)
+		require.Equal(t, "DeepSeek-V3,sglang,H200,32", e.Name())
+	}
 	for name, says := range map[string]string{
-		"DeepSeek-V3,vllm,H200,24": "like it are DeepSeek-V3,vllm,H200,8 DeepSeek-V3,vllm,H200,16 DeepSeek-V3,vllm,H200,32 DeepSeek-V3,vllm,H200,64;",
-		"DeepSeek-V3,vllm,H200":    "like it are DeepSeek-V3,vllm,H200,8 ",
-		"DeepSeek-V3,vlm,H200,8":   `did you mean "DeepSeek-V3,vllm,H200,8"`,
-		"gpt-oss-120b":             "like it are gpt-oss-120b,sglang,B200,4 ",
-		"mine":                     `"mine" is no law of the table; write MODEL,ENGINE,GPU,RANKS`,
-		"":                         "write MODEL,ENGINE,GPU,RANKS",
+		"DeepSeek-V3,vllm,H200,24":   `there is no number of ranks "24", but 8, 16, 32, 64; write MODEL,ENGINE,GPU,RANKS as in DeepSeek-V3,vllm,H200,8 `,
+		"DeepSeek-V3,vllm,H200":      "it lacks the number of ranks, which may be 8, 16, 32, 64;",
+		"DeepSeek-V3,vllm,H200,":     "it lacks the number of ranks, which may be 8, 16, 32, 64;",
+		"DeepSeek-V3,vllm,H200,8,1":  "it has 5 words; write MODEL,ENGINE,GPU,RANKS as in DeepSeek-V3,vllm,H200,8 ",
+		"DeepSeek-V3,vlm,H200,8":     `there is no engine "vlm" (did you mean "vllm"?), but sglang, vllm;`,
+		"DeepSeek-V3,vllm,A100,8":    `there is no GPU "A100" (did you mean "H100"?), but `,
+		"DeepSeekV3,vllm,H200,16":    `there is no model "DeepSeekV3" (did you mean "DeepSeek-V3"?), but `,
+		"GLM-4.5,vllm,H200,8":        `there is no model "GLM-4.5", but DeepSeek-V3, DeepSeek-V3.2, DeepSeek-V4-Flash-FP8, `,
+		"qwen3-235b,vllm,H200,8":     `(did you mean "Qwen3-235B-A22B-FP8"?)`,
+		"Qwen/Qwen3-235B,vllm,B200,": `(did you mean "Qwen3-235B-A22B-FP8"?)`,
+		"gpt-oss-120b":               "it lacks the engine, which may be sglang, vllm; write MODEL,ENGINE,GPU,RANKS as in gpt-oss-120b,sglang,B200,4 ",
+		"mine":                       `"mine" is no law of the table: there is no model "mine", but `,
+		"":                           "it lacks the model, which may be DeepSeek-V3, ",
 	} {
 		_, err := Find(name)
 		require.ErrorContains(t, err, says)

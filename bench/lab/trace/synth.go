@@ -6,6 +6,8 @@ import (
 	"math/rand/v2"
 	"strings"
 	"time"
+
+	"evenkeel/internal/spelling"
 )
 
 // Synthetic is the Format of a drawn trace.
@@ -39,11 +41,11 @@ var shapes = []struct {
 // drawer yields a request and the gap to the one before, in mean gaps.
 type drawer func() (Request, float64)
 
-// SynthNames lists the synthetic traces.
+// SynthNames lists the synthetic traces, with the prefix.
 func SynthNames() []string {
 	names := make([]string, len(shapes))
 	for i := range shapes {
-		names[i] = shapes[i].name
+		names[i] = SynthPrefix + shapes[i].name
 	}
 	return names
 }
@@ -70,7 +72,8 @@ func Synth(name string, n int, seed uint64) (*Trace, error) {
 		}
 		return t, nil
 	}
-	return nil, fmt.Errorf("no synthetic trace %q; there are %s", name, strings.Join(SynthNames(), ", "))
+	return nil, fmt.Errorf("there is no synthetic trace %q%s; there are %s", SynthPrefix+name, spelling.Hint(SynthPrefix+name, SynthNames()),
+		strings.Join(SynthNames(), ", "))
 }
 
 func steady(r *rand.Rand, request func() Request) drawer {

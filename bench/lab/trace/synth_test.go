@@ -53,7 +53,7 @@ func TestSyntheticTracesHaveTheirShapes(t *testing.T) {
 		})
 	}
 	_, err := Synth("normal", 5, 1)
-	require.ErrorContains(t, err, "lognormal, pareto, burst, mix, recurrent, code")
+	require.ErrorContains(t, err, "synth:lognormal, synth:pareto, synth:burst, synth:mix, synth:recurrent, synth:code")
 	_, err = Synth("mix", 0, 1)
 	require.Error(t, err)
 }

@@ -76,8 +76,8 @@ func TestALawIsFoundByItsName(t *testing.T) {
 		require.Equal(t, 8, l.Ranks)
 	}
 	for name, says := range map[string]string{
-		"DeepSeek-V3,vlm,H200,8": `did you mean "DeepSeek-V3,vllm,H200,8"`,
-		"Kimi-K2.5,vllm,TPU,8":   "like it are Kimi-K2.5,",
+		"DeepSeek-V3,vlm,H200,8": `did you mean "vllm"?`,
+		"Kimi-K2.5,vllm,TPU,8":   `there is no GPU "TPU", but B200, `,
 		"no-such":                "write MODEL,ENGINE,GPU,RANKS as in",
 	} {
 		_, err := Find(name, e)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"math"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -217,7 +218,7 @@ func TestWhatBalanceIsWorth(t *testing.T) {
 	t.Run("br0 against jsq in a closed loop, on every trace", func(t *testing.T) {
 		plans := []*Plan{slice(8, "jsq", "br0")}
 		for _, name := range trace.SynthNames() {
-			plans = append(plans, synth(name, "jsq", "br0"))
+			plans = append(plans, synth(strings.TrimPrefix(name, trace.SynthPrefix), "jsq", "br0"))
 		}
 		for _, p := range plans {
 			got := imbalance(p)

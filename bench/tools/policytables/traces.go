@@ -49,12 +49,12 @@ func ReadTraces(files []string) (*Traces, error) {
 			azure.Where(func(r trace.Request) bool { return r.Output >= longAnswers })),
 	}
 	s.Real = []*Source{s.Mooncake, s.Azure}
-	for _, name := range trace.SynthNames() {
+	for _, flag := range trace.SynthNames() {
+		name := strings.TrimPrefix(flag, trace.SynthPrefix)
 		t, err := trace.Synth(name, 12_000, 1)
 		if err != nil {
 			return nil, err
 		}
-		flag := trace.SynthPrefix + name
 		d := &Source{Name: flag, Title: "`" + flag + "`", Flag: flag, From: decode.Source{Synth: name}, MeanOutput: t.Summary().Output.Mean}
 		if name == trace.Prefixed { // prefill policies run on parts of it, as they do on a real trace
 			d.From = decode.Source{Trace: t}
