@@ -461,9 +461,9 @@ func (c *simulateCmd) describePrefill(l *decode.Load) string {
 // notes returns notes on how far the numbers apply to real engines.
 func (c *simulateCmd) notes(r *report.Report) []string {
 	first := r.Runs[0]
-	notes := []string{r.Headline()}
+	notes := []string{c.simulatedGain("decode", r.Runs), r.Headline()}
 	if c.deployment != nil { // --law names the deployment whose steps are simulated
-		notes = append(notes, describeGain(c.deployment, "decode", r.Runs), stepTimesNote)
+		notes = append(notes, stepTimesNote)
 	}
 	if kv, ok := first.Metrics[report.KVShare]; ok {
 		notes = append(notes, fmt.Sprintf("Throughput and TPOT gain at most the idle share times KV's share of a step, here %.1f %% times %.0f "+

@@ -63,7 +63,7 @@ func (c *simulateCmd) simulateAggregated(ctx context.Context, std streams) error
 	}
 	r := report.Report{Title: "evenkeel simulate", Command: c.aggregatedCommandLine()}
 	for i, p := range policies {
-		r.Runs = append(r.Runs, report.Run{Policy: p.Name, Seeds: c.Seeds, Metrics: report.Summarize(samples[i]...)})
+		r.Runs = append(r.Runs, report.Run{Policy: p.Name, Seeds: c.Seeds, Metrics: report.Summarize(samples[i]...), Samples: samples[i]})
 	}
 	r.Facts = []report.Fact{
 		{Name: "when", Value: fmt.Sprintf("%s, %.0f s in all", began.Format("2006-01-02 15:04:05 MST"), time.Since(began).Seconds())},
@@ -236,7 +236,7 @@ func (c *simulateCmd) aggregatedNotes(r *report.Report) []string {
 		how = "Requests come as a Poisson process, whatever the times of the trace"
 	}
 	return []string{
-		describeGain(c.deployment, "prefill and decode", r.Runs), r.Headline(),
+		c.simulatedGain("prefill and decode", r.Runs), r.Headline(),
 		stepTimesNote + promptTimesNote,
 		how + fmt.Sprintf(". A step computes at most %d tokens of a rank. No prompt is in a prefix cache.", aggregatedBudget),
 		fmt.Sprintf("engine is what the engine does by itself with one address. %s is what engines do that hold prompts for up to %d steps, "+

@@ -11,6 +11,7 @@ import (
 
 	"evenkeel/bench/lab/laws"
 	"evenkeel/bench/lab/report"
+	"evenkeel/bench/lab/trace"
 	"evenkeel/dispatcher/step"
 )
 
@@ -112,7 +113,7 @@ func describeLaw(e *laws.Entry) string {
 }
 
 // describeGain returns a sentence that compares the last policy with the first one; empty: too little was measured. rankTasks says what
-// the ranks do, such as "decode".
+// the ranks do, such as "decode". e is the deployment; nil: it is none of the table. A gain has an interval if there are several seeds.
 func describeGain(e *laws.Entry, rankTasks string, runs []report.Run) string {
 	first, last := runs[0], runs[len(runs)-1]
 	var parts []string
@@ -120,21 +121,46 @@ func describeGain(e *laws.Entry, rankTasks string, runs []report.Run) string {
 		words  string
 		metric report.Metric
 	}{{"tokens/s", report.TokensPerS}, {"mean TTFT", report.TTFTMean}, {"TPOT p95", report.TPOTP95}} {
-		before, after := first.Metrics[m.metric].Mean, last.Metrics[m.metric].Mean
-		if before > 0 && after > 0 { // the metric was measured under both policies
-			parts = append(parts, fmt.Sprintf("%s %+.1f %%", m.words, 100*(after/before-1)))
+		gain, low, high, seeds := report.Gain(first, last, m.metric)
+		if seeds == 0 { // the metric was not measured under both policies
+			continue
 		}
+		part := fmt.Sprintf("%s %+.1f %%", m.words, 100*gain)
+		if seeds > 1 {
+			part += fmt.Sprintf(" (%+.1f to %+.1f)", 100*low, 100*high)
+		}
+		parts = append(parts, part)
 	}
 	if len(runs) < 2 || len(parts) == 0 { // there is nothing to compare with, or no metric to compare
 		return ""
 	}
-	reference := first.Policy
-	nearestToEngine := e.Balances() // the policy of evenkeel that does most nearly what the engine does by itself
-	switch reference {
-	case enginePolicy:
-		reference += ", which is " + e.EngineTitle() + "'s own balancing"
-	case nearestToEngine:
-		reference += ", which is nearest to " + e.EngineTitle() + "'s own balancing"
+	whose, reference := "", first.Policy
+	if e != nil {
+		whose = fmt.Sprintf("%s that %s: ", e.Title(), rankTasks)
+		nearestToEngine := e.Balances() // the policy of evenkeel that does most nearly what the engine does by itself
+		switch reference {
+		case enginePolicy:
+			reference += ", which is " + e.EngineTitle() + "'s own balancing"
+		case nearestToEngine:
+			reference += ", which is nearest to " + e.EngineTitle() + "'s own balancing"
+		}
 	}
-	return fmt.Sprintf("%s that %s: %s beside %s: %s.", e.Title(), rankTasks, last.Policy, reference, strings.Join(parts, ", "))
+	return fmt.Sprintf("%s%s beside %s: %s.", whose, last.Policy, reference, strings.Join(parts, ", "))
+}
+
+// simulatedGain is describeGain for a simulation, and says what its interval is.
+func (c *simulateCmd) simulatedGain(rankTasks string, runs []report.Run) string {
+	gain := describeGain(c.deployment, rankTasks, runs)
+	switch {
+	case gain == "":
+		return ""
+	case c.Seeds < 2:
+		return gain + " One seed has no interval; take more --seeds."
+	}
+	seeds := "each on another part of the trace; where parts overlap, the intervals are too narrow"
+	if strings.HasPrefix(c.Trace, trace.SynthPrefix) && c.Tier != tierAggregated {
+		seeds = "each on another drawn trace"
+	}
+	return fmt.Sprintf("%s These are means of the ratios of %d seeds, %s. In brackets are 95 %% intervals: both policies have the same "+
+		"requests on a seed. Other traces and other laws may lie outside of them.", gain, c.Seeds, seeds)
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -158,7 +159,9 @@ func TestSimulateListsTheLaws(t *testing.T) {
 }
 
 func TestSimulateTellsWhatADeploymentGains(t *testing.T) {
+	const interval = `( \([+-][0-9.]+ to [+-][0-9.]+\))?`
 	for args, says := range map[string]string{
+		"--workers 4 --slots 4 --requests 120 --seeds 2 --policies jsq,evenkeel":                                                    "evenkeel beside jsq: tokens/s ",
 		"--law gpt-oss-120b,vllm,h200,4 --slots 8 --requests 300 --seeds 1 --policies jsq,evenkeel":                                 "gpt-oss-120b, vLLM, 4 H200 that decode: evenkeel beside jsq, which is nearest to vLLM's own balancing: tokens/s ",
 		"--tier aggregated --law gpt-oss-120b,sglang,h200,4 --slots 8 --seeds 2 --trace synth:lognormal --policies engine,evenkeel": "gpt-oss-120b, SGLang, 4 H200 that prefill and decode: evenkeel beside engine, which is SGLang's own balancing: tokens/s ",
 		"--tier aggregated --law gpt-oss-120b,vllm,h200,4 --slots 4 --seeds 1 --load 0.5 --policies engine,delayer,jsq":             "jsq beside engine, which is vLLM's own balancing: tokens/s ",
@@ -166,8 +169,19 @@ func TestSimulateTellsWhatADeploymentGains(t *testing.T) {
 		status, out, errs := line(append([]string{"simulate"}, strings.Fields(args)...)...)
 		require.Equal(t, 0, status, errs)
 		plain := strings.Join(strings.Fields(out), " ")
-		require.Contains(t, plain, says)
-		require.Regexp(t, `tokens/s [+-][0-9.]+ %, mean TTFT [+-][0-9.]+ %, TPOT p95 [+-][0-9.]+ %\.`, plain)
-		require.Contains(t, plain, "NVIDIA measured")
+		_, notes, _ := strings.Cut(out, "\n- ")
+		first, _, _ := strings.Cut(notes, "\n- ")
+		require.Contains(t, strings.Join(strings.Fields(first), " "), says, "docs/fit.md says that this is the first note")
+		gain := `([+-][0-9.]+ %` + interval + `)`
+		found := regexp.MustCompile(`tokens/s ` + gain + `, mean TTFT ` + gain + `, TPOT p95 ` + gain + `\.`).FindString(plain)
+		require.NotEmpty(t, found, plain)
+		require.Equal(t, strings.Contains(args, "--law"), strings.Contains(plain, "NVIDIA measured"))
+		if strings.Contains(args, "--seeds 1") {
+			require.NotContains(t, found, " to ")
+			require.Contains(t, plain, "One seed has no interval")
+		} else {
+			require.Equal(t, 3, strings.Count(found, " to "), "%s", found)
+			require.Contains(t, plain, "means of the ratios of 2 seeds")
+		}
 	}
 }

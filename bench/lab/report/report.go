@@ -37,8 +37,9 @@ type Run struct {
 	Policy  string // as the user wrote it
 	Seeds   int
 	Metrics Metrics
-	Steps   []Step // of one seed, from the first to the last; nil: nothing to plot
-	Window  Window // the part of Steps that Metrics speak of
+	Samples []Sample // of each seed, in their order; nil: nobody compares the seeds of two runs
+	Steps   []Step   // of one seed, from the first to the last; nil: nothing to plot
+	Window  Window   // the part of Steps that Metrics speak of
 }
 
 // Metric names a number, as JSON shows it; the unit is in the name.
@@ -85,7 +86,8 @@ type Value struct {
 }
 
 // tQuantile is Student's for 95 %, two-sided, by degrees of freedom from 1.
-var tQuantile = [...]float64{12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262}
+var tQuantile = [...]float64{12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+	2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042}
 
 // Interval is how far the mean over so many samples may be off, at 95 %. Of
 // paired differences it tells whether there is one.
@@ -98,6 +100,21 @@ func (v Value) Interval(samples int) float64 {
 		t = tQuantile[samples-2]
 	}
 	return t * v.SD / math.Sqrt(float64(samples))
+}
+
+// Gain is how much more of a metric b has than a, as a share of a's: the mean of the ratios of the seeds, and the ends of its 95 % interval.
+// Both runs must have had the same load on each seed, so that seeds are pairs, and the deviation between loads cancels out. The ratios'
+// logarithms are taken to be normal. seeds are those where both runs have the metric; of one seed there is no interval.
+func Gain(a, b Run, m Metric) (mean, low, high float64, seeds int) {
+	var logs []Sample
+	for i := range min(len(a.Samples), len(b.Samples)) {
+		if before, after := a.Samples[i][m], b.Samples[i][m]; before > 0 && after > 0 {
+			logs = append(logs, Sample{m: math.Log(after / before)})
+		}
+	}
+	v := Summarize(logs...)[m]
+	off := v.Interval(len(logs))
+	return math.Expm1(v.Mean), math.Expm1(v.Mean - off), math.Expm1(v.Mean + off), len(logs)
 }
 
 // Sample is what one seed gave. What could not be measured is absent.

@@ -345,8 +345,36 @@ func TestTicks(t *testing.T) {
 	require.Equal(t, "0", thousands(0))
 }
 
+// Seeds are pairs: what differs from seed to seed under both policies is no doubt about the gain.
+func TestTheGainOfOneRunOverAnother(t *testing.T) {
+	run := func(values ...float64) (r Run) {
+		for _, v := range values {
+			r.Samples = append(r.Samples, Sample{TokensPerS: v})
+		}
+		return r
+	}
+	mean, low, high, seeds := Gain(run(100, 1000, 10), run(110, 1100, 11), TokensPerS)
+	require.Equal(t, 3, seeds)
+	require.InDelta(t, 0.1, mean, 1e-9)
+	require.InDelta(t, 0.1, low, 1e-9, "each seed gains as much")
+	require.InDelta(t, 0.1, high, 1e-9)
+	mean, low, high, _ = Gain(run(100, 100), run(100, 121), TokensPerS) // logarithms 0 and 2 ln 1.1
+	require.InDelta(t, 0.1, mean, 1e-9)
+	off := 12.706 * math.Log(1.21) / 2
+	require.InDelta(t, 1.1*math.Exp(-off)-1, low, 1e-6)
+	require.InDelta(t, 1.1*math.Exp(off)-1, high, 1e-6)
+	mean, low, high, seeds = Gain(run(100), run(90), TokensPerS)
+	require.Equal(t, 1, seeds)
+	require.InDelta(t, -0.1, mean, 1e-9)
+	require.InDelta(t, mean, low, 1e-9)
+	require.InDelta(t, mean, high, 1e-9)
+	_, _, _, seeds = Gain(run(100, math.NaN(), 0), run(math.NaN(), 100, 100), TokensPerS)
+	require.Zero(t, seeds, "nothing was measured under both")
+}
+
 func TestTheIntervalOfAMean(t *testing.T) {
 	require.Zero(t, Value{Mean: 1, SD: 1}.Interval(1))
 	require.InDelta(t, 2.776*2/2.2360679, Value{SD: 2}.Interval(5), 1e-3)
+	require.InDelta(t, 2.048, Value{SD: math.Sqrt(29)}.Interval(29), 1e-3)
 	require.InDelta(t, 0.196, Value{SD: 1}.Interval(100), 1e-3)
 }

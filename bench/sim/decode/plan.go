@@ -152,11 +152,10 @@ func (p *Plan) Run(ctx context.Context) (*Result, error) {
 	var bounds []report.Sample
 	for i, text := range p.Policies {
 		run := report.Run{Policy: p.name(text), Seeds: p.Seeds, Steps: trials[i][0].steps, Window: trials[i][0].window}
-		var samples []report.Sample
 		for _, t := range trials[i] {
-			samples, bounds = append(samples, t.run), append(bounds, t.bound)
+			run.Samples, bounds = append(run.Samples, t.run), append(bounds, t.bound)
 		}
-		run.Metrics = report.Summarize(samples...)
+		run.Metrics = report.Summarize(run.Samples...)
 		out.Runs = append(out.Runs, run)
 	}
 	out.Bound = report.Summarize(bounds...)
