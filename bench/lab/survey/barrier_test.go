@@ -135,12 +135,12 @@ func TestASurveyNamesTheNearestLaw(t *testing.T) {
 	near, text := told()
 	require.Less(t, near.Error, 0.03, "%+v", near)
 	require.False(t, near.Same, "no page of these engines names a model of the table")
-	require.Contains(t, text, "because there is none of this model")
+	require.Contains(t, text, " for as many ranks, because none is for this model; it is ")
 	s.Model = "Qwen/Qwen3-235B-A22B-FP8"
 	near, text = told()
 	require.True(t, near.Same)
 	require.Equal(t, e.Name(), near.Name)
-	require.Contains(t, text, e.Name()+" (graphs, unmasked), of 5 of this model; it is ")
+	require.Contains(t, text, e.Name()+" (graphs, unmasked), out of 5 for this model and as many ranks; it is ")
 	require.NotContains(t, text, "does not hold here")
 	s.Model = "gpt-oss-120b" // its steps are shorter
 	near, text = told()

@@ -91,11 +91,11 @@ func (f *Finding) judge(ctx context.Context, given Given, progress func(done, of
 			known = "SGLang 0.5.23"
 		}
 		return fmt.Errorf("requests ran, but the pages lack %s, which counts the tokens of answers; %s has it, and other "+
-			"versions may not", f.Lacks, known)
+			"versions may not, so take another version", f.Lacks, known)
 	case f.Kind == idle:
-		return errors.New("nothing was answered meanwhile")
+		return errors.New("nothing was answered meanwhile; survey again while clients send requests")
 	case f.Kind == prefills:
-		return errors.New("these ranks only prefill")
+		return errors.New("these ranks only prefill; name the addresses of those that decode, too")
 	case len(f.Ranks) == 1:
 		return errAlone
 	}
@@ -114,10 +114,12 @@ func (f *Finding) judge(ctx context.Context, given Given, progress func(done, of
 		if f.SGLang {
 			lacking = used.names[0]
 		}
-		return fmt.Errorf("the pages do not tell how many KV tokens ranks hold: they lack %s, or it is no number", lacking)
+		return fmt.Errorf("the pages do not tell how many KV tokens ranks hold: they lack %s, or it is no number; vLLM 0.32 and SGLang "+
+			"0.5.23 have it, so take another version", lacking)
 	}
 	if f.Law = fit(points, surely); !f.Law.ok {
-		return fmt.Errorf("the length of steps follows nothing that the pages tell, in %d windows", len(points))
+		return fmt.Errorf("the length of steps follows nothing that the pages tell, in %d windows; watch for longer, and while the load changes",
+			len(points))
 	}
 	steps := 0.0
 	for i := range points {
@@ -149,7 +151,7 @@ func (f *Finding) withoutPrompts(points []point, given Given) error {
 	f.Assumed = append(f.Assumed, "the steps in which a rank computes prompts do not depend on those of other ranks")
 	few := len(points) / 10
 	if few < leastFew {
-		return fmt.Errorf("%d windows are too few; watch for longer", len(points))
+		return fmt.Errorf("%d windows are too few, and %d are needed; watch for longer", len(points), 10*leastFew)
 	}
 	slices.SortFunc(points, func(a, b point) int { return cmp.Compare(a.meanPrompt, b.meanPrompt) })
 	mean := func(of []point, x func(p *point) float64) (m float64) {
@@ -160,8 +162,11 @@ func (f *Finding) withoutPrompts(points []point, given Given) error {
 		return m / steps
 	}
 	tokens := func(p *point) float64 { return p.meanPrompt }
-	if all := mean(points, tokens); all == 0 || mean(points[:few], tokens) > hardly*all {
-		return errors.New("prompts were computed in all windows, or in none, so that nobody knows what steps take without them")
+	switch all := mean(points, tokens); {
+	case all == 0:
+		return errors.New("no window shows that a prompt was computed; survey again while clients send new prompts")
+	case mean(points[:few], tokens) > hardly*all:
+		return errors.New("prompts were computed in all windows, so no page tells what steps take without them; " + measureIt)
 	}
 	lengths := func(p *point) float64 { return p.ms }
 	gain := func(few []point) float64 { return max(0, mean(points, lengths)/mean(few, lengths)-1) }
@@ -175,6 +180,10 @@ func (f *Finding) withoutPrompts(points []point, given Given) error {
 	f.Most = Span{low, gain(points[:few]), high}
 	return nil
 }
+
+// measureIt is what is left where pages do not tell.
+const measureIt = "to measure the gain, play a trial on one address that nobody else uses: evenkeel survey --trial --engines ADDR " +
+	"(docs/trial.md)"
 
 // The windows with the fewest tokens of prompts are a tenth of all, and so many at least. In a step of theirs there is that share of the
 // mean at most.
@@ -346,7 +355,7 @@ func (f *Finding) decode(ctx context.Context, l *traffic, points []point, progre
 		progress(seed, simulated)
 		of, err := l.decodeLevels(ctx, uint64(seed))
 		if err != nil {
-			return fmt.Errorf("it could not be simulated: %w", err)
+			return fmt.Errorf("the simulation did not end: %w; survey again and wait for it", err)
 		}
 		all[seed] = of
 	}

@@ -76,7 +76,7 @@ func TestASurveySaysWhatAPageLacks(t *testing.T) {
 		page func(i int) string
 		says string
 	}{
-		"an engine that has counted nothing yet": {func(int) string { return idles + kv }, "nothing was answered meanwhile"},
+		"an engine that has counted nothing yet": {func(int) string { return idles + kv }, "nothing was answered meanwhile; survey again while clients send"},
 		"no counter":                             {func(int) string { return run + kv }, "requests ran, but the pages lack sglang:realtime_tokens_total"},
 		"no KV":                                  {func(i int) string { return run + counted(i) }, "they lack sglang:num_used_tokens"},
 		"no lengths":                             {func(i int) string { return run + counted(i) + kv }, "lack sglang:prompt_tokens_histogram and sglang:generation_tokens_histogram"},

@@ -55,8 +55,8 @@ func (f *Finding) Verdict() string {
 			return "There is nothing to gain here: steps are as long without prompts as with them."
 		}
 		return fmt.Sprintf("If prompts cost nothing, answers would come %.0f %% faster (%.0f to %.0f). No change can gain more. "+
-			"How much of that rounds would gain cannot be told from metrics: evenkeel learns it while it serves.",
-			100*f.Most.Middle, 100*f.Most.Low, 100*f.Most.High)
+			"How much of that rounds would gain cannot be told from metrics; %s.",
+			100*f.Most.Middle, 100*f.Most.Low, 100*f.Most.High, measureIt)
 	}
 	best := f.Changes[len(f.Changes)-1]
 	switch {
@@ -140,16 +140,16 @@ func (f *Finding) Rows() (rows []Row) {
 			100*f.Most.Low, 100*f.Most.High)
 	}
 	if n := f.Nearest; n != nil {
-		of := "model"
+		among := "this model and as many ranks"
 		if !n.Same {
-			of = "as many ranks, because there is none of this model"
+			among = "as many ranks, because none is for this model"
 		}
 		far := ""
 		if n.Error > Far {
 			far = fmt.Sprintf("; that is more than %.0f %%, so what is simulated by it does not hold here", 100*Far)
 		}
-		add("the nearest law of the table", "%s (%s), of %d of this %s; it is %.0f %% off in the mean of the steps%s",
-			n.Name, n.Form, n.Among, of, 100*n.Error, far)
+		add("the nearest law of the table", "%s (%s), out of %d for %s; it is %.0f %% off in the mean of the steps%s",
+			n.Name, n.Form, n.Among, among, 100*n.Error, far)
 	}
 	for _, c := range f.Changes {
 		told := ""

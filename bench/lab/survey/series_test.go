@@ -156,6 +156,37 @@ func TestAMetricThatIsNoNumberLeavesItsWindowOut(t *testing.T) {
 	require.NotContains(t, b.String(), "NaN")
 }
 
+// Whatever a survey cannot tell, its reader knows what to do next.
+func TestWhatCannotBeToldHasANextStep(t *testing.T) {
+	filling := func(s *Series) *Series { // vLLM's KV grows with each chunk
+		for i := range s.samples {
+			for k := range s.samples[i].ranks {
+				s.samples[i].ranks[k].KV, s.samples[i].ranks[k].Room = float64(60*i), 1e5
+			}
+		}
+		return s
+	}
+	trial := "prompts were computed in all windows, so no page tells what steps take without them; to measure the gain, " +
+		"play a trial on one address that nobody else uses: evenkeel survey --trial --engines ADDR"
+	for name, tt := range map[string]struct {
+		of   *Series
+		says string
+	}{
+		"busy ranks that do both":           {filling(told("a", 2, 90, 50, 0, 20)), trial},
+		"ranks that do both, with no chunk": {told("a", 2, 90, 50, 0, 20), "survey again while clients send new prompts"},
+		"ranks that do both, for a moment":  {told("a", 2, 30, 50, 0, 20), "29 windows are too few, and 50 are needed; watch for longer"},
+		"ranks that only prefill":           {told("p", 2, 90, 50, 0, 1), "name the addresses of those that decode, too"},
+		"decode ranks, for a moment":        {told("d", 2, 12, 0, 50, 20), "22 requests ended meanwhile, and 50 are needed to know how long prompts and answers are; watch for longer"},
+	} {
+		f := Judge(t.Context(), []*Series{tt.of}, Given{}, func(int, int) {})[0]
+		require.Error(t, f.Why, name)
+		require.Contains(t, f.Verdict(), "What a change would gain cannot be told: ", name)
+		require.Contains(t, f.Verdict(), tt.says, name)
+	}
+	most := Finding{Group: &Group{Kind: both}, Most: Span{0.1, 0.2, 0.3}}
+	require.Contains(t, most.Verdict(), "cannot be told from metrics; to measure the gain, play a trial")
+}
+
 func TestARankAloneHasNothingToGain(t *testing.T) {
 	f := Judge(t.Context(), []*Series{told("a", 1, 60, 0, 50, 10)}, Given{}, func(int, int) {})[0]
 	require.Equal(t, "There is nothing to gain here: one rank waits for no other.", f.Verdict())
