@@ -221,6 +221,19 @@ clusters: [{name: c, cluster: {server: "http://127.0.0.1:1"}}], users: [{name: u
 	}
 }
 
+// A package cannot know its engines. So its config has none that might be other people's machines, and is refused until it has some.
+func TestThePackagesConfigNamesNoEngine(t *testing.T) {
+	text, err := os.ReadFile("../../configs/packages/evenkeel.yaml")
+	require.NoError(t, err)
+	status, out, errs := line("check", "--config", write(t, string(text)))
+	require.Equal(t, 1, status, out)
+	require.Contains(t, errs, "engines.prefill: there is nothing behind the key; list the engines under it")
+	require.Contains(t, errs, "engines.decode: there is nothing behind the key; list the engines under it")
+	status, out, errs = line("check", "--config", write(t, strings.ReplaceAll(string(text), "# - {url", "- {url")))
+	require.Equal(t, 0, status, errs)
+	require.Contains(t, out, "ok, 1 prefill and 2 decode engines")
+}
+
 // A log may be a symlink to a file on another disk. A proxy creates that file, so check does not refuse the symlink.
 func TestCheckTakesALogThatIsASymlinkToNoFile(t *testing.T) {
 	dir, disk := t.TempDir(), t.TempDir()

@@ -186,7 +186,7 @@ func TestAListThatIsCutOffBehindAKeyIsRefused(t *testing.T) {
 		"prefill: [{url: \"http://p:1\"}]\ndecode:\n", "decode: ~", "decode: null # none", "aggregated:\n# d0\n", "decode:\nprefill:\n",
 	} {
 		_, err := Default().ParseEngines("f.yaml", []byte(text))
-		require.ErrorContains(t, err, "write [] for a side that is meant to have no engines", text)
+		require.ErrorContains(t, err, "list the engines under it, or write [] for a side that is meant to have no engines", text)
 		_, err = Parse("f.yaml", []byte("engines:\n  "+strings.ReplaceAll(text, "\n", "\n  ")))
 		require.ErrorContains(t, err, "write [] for a side that is meant to have no engines", text)
 	}

@@ -92,7 +92,7 @@ func checkKeysAlone(p mooncake.Profile, path string, bad report) (found bool) {
 func (c *Config) checkEngines(bad report) {
 	for _, role := range Roles { // a key without a list, as in a file that is cut off, must not remove all engines of a role
 		if path := "$.engines." + role; c.source.isSet(path) && c.Engines.ofRole(role) == nil {
-			bad(path, "there is nothing behind the key; write [] for a side that is meant to have no engines")
+			bad(path, "there is nothing behind the key; list the engines under it, or write [] for a side that is meant to have no engines")
 		}
 	}
 	seen := map[string]string{}     // from role and host:port to the path of the entry
