@@ -18,9 +18,9 @@ import (
 // tables are written by hand, too.
 var mostWords = map[string]int{
 	"README.md": 900, "docs/quickstart.md": 1200, "docs/fit.md": 1700, "docs/trial.md": 500, "docs/how-it-works.md": 1300,
-	"docs/comparison.md": 1660, "docs/glossary.md": 1700, "docs/contents.md": 200,
+	"docs/comparison.md": 1775, "docs/glossary.md": 1700, "docs/contents.md": 200,
 	"docs/migrate.md": 4550,
-	"docs/operate.md": 4500, "docs/engines.md": 3500, "docs/connectors.md": 2500, "docs/aggregated.md": 1550,
+	"docs/operate.md": 4525, "docs/engines.md": 3500, "docs/connectors.md": 2500, "docs/aggregated.md": 1550,
 	"docs/runbook.md": 6800, "docs/errors.md": 1500, "docs/failures.md": 2100, "docs/limits.md": 1350,
 	"docs/fleet.md": 4500, "SECURITY.md": 2000, "docs/traces.md": 2000,
 	"docs/policies.md": 3000, "docs/prefill.md": 2500, "docs/evidence.md": 2000,
@@ -30,7 +30,7 @@ var mostWords = map[string]int{
 
 const (
 	mostInResults = 305
-	mostInAll     = 66_150
+	mostInAll     = 66_300
 )
 
 // generated pages are written by programs as a whole.
