@@ -205,7 +205,8 @@ func (r *Report) Headline() string {
 	last := len(r.Runs) - 1
 	if x, ok := r.ratio(last, MixedSteps); ok {
 		a, b := r.Runs[0], r.Runs[last]
-		return fmt.Sprintf("Steps that compute a prompt: %.1f %% under %s, %.1f %% under %s, %.2f times as many. In these, ranks without one: "+
+		return fmt.Sprintf("Compare throughput, TPOT and TTFT: where ranks prefill, too, KV may be less level although more tokens come. "+
+			"Steps that compute a prompt: %.1f %% under %s, %.1f %% under %s, %.2f times as many. In these, ranks without one: "+
 			"%.1f %% and %.1f %%.",
 			100*a.Metrics[MixedSteps].Mean, a.Policy, 100*b.Metrics[MixedSteps].Mean, b.Policy, x,
 			100*a.Metrics[EmptyRanks].Mean, 100*b.Metrics[EmptyRanks].Mean)

@@ -232,8 +232,13 @@ func TestHeadline(t *testing.T) {
 	last := len(r.Runs) - 1
 	r.Runs[0].Metrics[MixedSteps], r.Runs[0].Metrics[EmptyRanks] = Value{Mean: 0.4}, Value{Mean: 0.8}
 	r.Runs[last].Metrics[MixedSteps], r.Runs[last].Metrics[EmptyRanks] = Value{Mean: 0.1}, Value{Mean: 0.3}
-	require.Equal(t, "Steps that compute a prompt: 40.0 % under jsq, 10.0 % under br0:window=4, 0.25 times as many. In these, ranks without "+
+	require.Equal(t, "Compare throughput, TPOT and TTFT: where ranks prefill, too, KV may be less level although more tokens come. "+
+		"Steps that compute a prompt: 40.0 % under jsq, 10.0 % under br0:window=4, 0.25 times as many. In these, ranks without "+
 		"one: 80.0 % and 30.0 %.", r.Headline())
+	var b bytes.Buffer
+	require.NoError(t, r.Table(&b))
+	require.Less(t, strings.Index(b.String(), "throughput, tokens/s"), strings.Index(b.String(), "imbalance, KV tokens"))
+	require.Greater(t, strings.Index(b.String(), "max - min, KV tokens"), strings.Index(b.String(), "imbalance, KV tokens"))
 	r.Runs = r.Runs[:1]
 	require.Empty(t, r.Headline(), "there is nothing to compare")
 	r.Runs = nil

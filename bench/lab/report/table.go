@@ -66,11 +66,25 @@ var mixedHelp = map[Metric]string{
 	PoolWaitMax: "longest time that a request waited for a rank in the proxy's pool",
 }
 
-// present are the columns that any run has.
+// present are the columns that any run has. Where ranks prefill, too, those of level KV come last: rounds of prompts make rare what
+// ranks wait for most, and may leave KV less level.
 func (r *Report) present() []column {
-	return slices.DeleteFunc(slices.Clone(columns), func(c column) bool {
+	shown := slices.DeleteFunc(slices.Clone(columns), func(c column) bool {
 		return !slices.ContainsFunc(r.Runs, func(run Run) bool { _, ok := run.Metrics[c.metric]; return ok })
 	})
+	ofKV := func(c column) bool { return slices.Contains([]Metric{Imbalance, MaxMinusMin, IdleShare}, c.metric) }
+	if slices.ContainsFunc(shown, func(c column) bool { return c.metric == MixedSteps }) {
+		slices.SortStableFunc(shown, func(a, b column) int {
+			switch {
+			case ofKV(a) == ofKV(b):
+				return 0
+			case ofKV(a):
+				return 1
+			}
+			return -1
+		})
+	}
+	return shown
 }
 
 func (c column) title() string {
