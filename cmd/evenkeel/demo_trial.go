@@ -387,7 +387,8 @@ func (t *trial) measureSteps(log []steplog.Step, m report.StepModel, ranksPrefil
 		sample[name] = v
 	}
 	t.ifBalanced = balanced
-	t.run = report.Run{Policy: t.policy.name, Seeds: 1, Metrics: report.Summarize(sample), Samples: []report.Sample{sample}, Steps: steps, Window: w}
+	t.run = report.Run{Policy: t.policy.name, Seeds: 1, Metrics: report.Summarize(sample), Samples: []report.Sample{sample},
+		Steps: steps, Window: w}
 }
 
 // printErrors prints what went wrong in a trial: streams that failed, accounts of KV that do not balance, or that nothing was measured.

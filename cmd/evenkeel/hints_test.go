@@ -63,7 +63,7 @@ func TestMistakesAreNamed(t *testing.T) {
 		{"a policy of regions that is misspelt", "simulate --tier geo --policies gorgoo", 1, `unknown policy "gorgoo" (did you mean "gorgo"?)`, ""},
 		{"a scenario that is misspelt", "simulate --tier geo --scenario skw", 1, `"skw" (did you mean "skew"?)`, ""},
 		{"a law of a model that is misspelt", "simulate --law DeepSeekV3,vllm,H200,16", 2, `no model "DeepSeekV3" (did you mean "DeepSeek-V3"?)`, ""},
-		{"a law of fewer ranks", "demo --law DeepSeek-V3,vllm,H200,4", 2, `there is no number of ranks "4", but 8, 16, 32, 64;`, "did you mean"},
+		{"a law of fewer ranks", "demo --law DeepSeek-V3,vllm,H200,4", 2, `there is no number of ranks "4" for DeepSeek-V3,vllm,H200, but 8, 16, 32, 64;`, "did you mean"},
 		{"a drawn trace that is misspelt", "simulate --trace synth:lognorml", 1, `(did you mean "synth:lognormal"?)`, ""},
 		{"a drawn trace that is misspelt, in lengths of prompts", "simulate --tier prefill --trace synth:mx", 1, `(did you mean "synth:mix"?)`, ""},
 		{"a drawn trace without its prefix", "simulate --trace pareto", 1, `open pareto: no such file or directory (did you mean "synth:pareto"?)`, ""},

@@ -461,7 +461,11 @@ func (c *simulateCmd) describePrefill(l *decode.Load) string {
 // notes returns notes on how far the numbers apply to real engines.
 func (c *simulateCmd) notes(r *report.Report) []string {
 	first := r.Runs[0]
-	notes := []string{c.simulatedGain("decode", r.Runs), r.Headline()}
+	differs := anotherPart
+	if strings.HasPrefix(c.Trace, trace.SynthPrefix) {
+		differs = "each on another drawn trace"
+	}
+	notes := []string{c.simulatedGain("decode", differs, r.Runs), r.Headline()}
 	if c.deployment != nil { // --law names the deployment whose steps are simulated
 		notes = append(notes, stepTimesNote)
 	}

@@ -236,7 +236,7 @@ func (c *simulateCmd) aggregatedNotes(r *report.Report) []string {
 		how = "Requests come as a Poisson process, whatever the times of the trace"
 	}
 	return []string{
-		c.simulatedGain("prefill and decode", r.Runs), r.Headline(),
+		c.simulatedGain("prefill and decode", anotherPart, r.Runs), r.Headline(),
 		stepTimesNote + promptTimesNote,
 		how + fmt.Sprintf(". A step computes at most %d tokens of a rank. No prompt is in a prefix cache.", aggregatedBudget),
 		fmt.Sprintf("engine is what the engine does by itself with one address. %s is what engines do that hold prompts for up to %d steps, "+

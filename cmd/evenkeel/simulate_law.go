@@ -11,7 +11,6 @@ import (
 
 	"evenkeel/bench/lab/laws"
 	"evenkeel/bench/lab/report"
-	"evenkeel/bench/lab/trace"
 	"evenkeel/dispatcher/step"
 )
 
@@ -112,8 +111,9 @@ func describeLaw(e *laws.Entry) string {
 		e.Name(), law.Form, l.C0Ms, 1000*l.C1Ms, l.RequestMs)
 }
 
-// describeGain returns a sentence that compares the last policy with the first one; empty: too little was measured. rankTasks says what
-// the ranks do, such as "decode". e is the deployment; nil: it is none of the table. A gain has an interval if there are several seeds.
+// describeGain returns a sentence that compares the last policy with the first one; empty: too little
+// was measured. rankTasks says what the ranks do, such as "decode". e is the deployment; nil: it is
+// none of the table. A gain has an interval if there are several seeds.
 func describeGain(e *laws.Entry, rankTasks string, runs []report.Run) string {
 	first, last := runs[0], runs[len(runs)-1]
 	var parts []string
@@ -148,8 +148,12 @@ func describeGain(e *laws.Entry, rankTasks string, runs []report.Run) string {
 	return fmt.Sprintf("%s%s beside %s: %s.", whose, last.Policy, reference, strings.Join(parts, ", "))
 }
 
-// simulatedGain is describeGain for a simulation, and says what its interval is.
-func (c *simulateCmd) simulatedGain(rankTasks string, runs []report.Run) string {
+// anotherPart is what seeds differ in where all of them replay one trace.
+const anotherPart = "each on another part of the trace; where parts overlap, the intervals are too narrow"
+
+// simulatedGain is describeGain for a simulation, and says what its interval is, and what differs
+// from seed to seed.
+func (c *simulateCmd) simulatedGain(rankTasks, differs string, runs []report.Run) string {
 	gain := describeGain(c.deployment, rankTasks, runs)
 	switch {
 	case gain == "":
@@ -157,10 +161,6 @@ func (c *simulateCmd) simulatedGain(rankTasks string, runs []report.Run) string 
 	case c.Seeds < 2:
 		return gain + " One seed has no interval; take more --seeds."
 	}
-	seeds := "each on another part of the trace; where parts overlap, the intervals are too narrow"
-	if strings.HasPrefix(c.Trace, trace.SynthPrefix) && c.Tier != tierAggregated {
-		seeds = "each on another drawn trace"
-	}
 	return fmt.Sprintf("%s These are means of the ratios of %d seeds, %s. In brackets are 95 %% intervals: both policies have the same "+
-		"requests on a seed. Other traces and other laws may lie outside of them.", gain, c.Seeds, seeds)
+		"requests on a seed. Other traces and other laws may lie outside of them.", gain, c.Seeds, differs)
 }

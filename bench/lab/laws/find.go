@@ -14,9 +14,10 @@ import (
 // kinds are the words of a name.
 var kinds = [...]string{"model", "engine", "GPU", "number of ranks"}
 
-// Find returns the law of a name, whose letters may be of either case; the organisation before a model may stand there, too. The table has
-// no law between two numbers of ranks: experts are spread over all of them, so that another number is another engine. An error says which
-// word of the name is wrong.
+// Find returns the law of a name, whose letters may be of either case; the organisation before a
+// model may stand there, too. The table has no law between two numbers of ranks: experts are spread
+// over all of them, so that another number is another engine. An error says which word of the name
+// is wrong.
 func Find(name string) (*Entry, error) {
 	left, given := file().Laws, strings.Split(name[strings.LastIndexByte(name, '/')+1:], ",")
 	wrong := func(format string, args ...any) error {
@@ -39,11 +40,14 @@ func Find(name string) (*Entry, error) {
 		word := strings.TrimSpace(given[i])
 		same := slices.DeleteFunc(slices.Clone(left), func(e Entry) bool { return !strings.EqualFold(e.word(i), word) })
 		if len(same) == 0 {
-			hint := ""
+			before, hint := "", ""
+			if i > 0 {
+				before = " for " + strings.Join(strings.Split(left[0].Name(), ",")[:i], ",")
+			}
 			if i < len(kinds)-1 { // a number is not misspelt
 				hint = spelling.Hint(word, there)
 			}
-			return nil, wrong("there is no %s %q%s, but %s", kind, word, hint, strings.Join(there, ", "))
+			return nil, wrong("there is no %s %q%s%s, but %s", kind, word, before, hint, strings.Join(there, ", "))
 		}
 		left = same
 	}

@@ -103,12 +103,12 @@ func TestALawIsFoundByItsName(t *testing.T) {
 		require.Equal(t, "DeepSeek-V3,sglang,H200,32", e.Name())
 	}
 	for name, says := range map[string]string{
-		"DeepSeek-V3,vllm,H200,24":   `there is no number of ranks "24", but 8, 16, 32, 64; write MODEL,ENGINE,GPU,RANKS as in DeepSeek-V3,vllm,H200,8 `,
+		"DeepSeek-V3,vllm,H200,24":   `there is no number of ranks "24" for DeepSeek-V3,vllm,H200, but 8, 16, 32, 64; write MODEL,ENGINE,GPU,RANKS as in DeepSeek-V3,vllm,H200,8 `,
 		"DeepSeek-V3,vllm,H200":      "it lacks the number of ranks, which may be 8, 16, 32, 64;",
 		"DeepSeek-V3,vllm,H200,":     "it lacks the number of ranks, which may be 8, 16, 32, 64;",
 		"DeepSeek-V3,vllm,H200,8,1":  "it has 5 words; write MODEL,ENGINE,GPU,RANKS as in DeepSeek-V3,vllm,H200,8 ",
-		"DeepSeek-V3,vlm,H200,8":     `there is no engine "vlm" (did you mean "vllm"?), but sglang, vllm;`,
-		"DeepSeek-V3,vllm,A100,8":    `there is no GPU "A100" (did you mean "H100"?), but `,
+		"DeepSeek-V3,vlm,H200,8":     `there is no engine "vlm" for DeepSeek-V3 (did you mean "vllm"?), but sglang, vllm;`,
+		"DeepSeek-V3,vllm,A100,8":    `there is no GPU "A100" for DeepSeek-V3,vllm (did you mean "H100"?), but `,
 		"DeepSeekV3,vllm,H200,16":    `there is no model "DeepSeekV3" (did you mean "DeepSeek-V3"?), but `,
 		"GLM-4.5,vllm,H200,8":        `there is no model "GLM-4.5", but DeepSeek-V3, DeepSeek-V3.2, DeepSeek-V4-Flash-FP8, `,
 		"qwen3-235b,vllm,H200,8":     `(did you mean "Qwen3-235B-A22B-FP8"?)`,

@@ -66,8 +66,8 @@ var mixedHelp = map[Metric]string{
 	PoolWaitMax: "longest time that a request waited for a rank in the proxy's pool",
 }
 
-// present are the columns that any run has. Where ranks prefill, too, those of level KV come last: rounds of prompts make rare what
-// ranks wait for most, and may leave KV less level.
+// present are the columns that any run has. Where ranks prefill, too, those of level KV come last:
+// rounds of prompts make rare what ranks wait for most, and may leave KV less level.
 func (r *Report) present() []column {
 	shown := slices.DeleteFunc(slices.Clone(columns), func(c column) bool {
 		return !slices.ContainsFunc(r.Runs, func(run Run) bool { _, ok := run.Metrics[c.metric]; return ok })

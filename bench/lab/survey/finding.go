@@ -118,8 +118,8 @@ func (f *Finding) judge(ctx context.Context, given Given, progress func(done, of
 			"0.5.23 have it, so take another version", lacking)
 	}
 	if f.Law = fit(points, surely); !f.Law.ok {
-		return fmt.Errorf("the length of steps follows nothing that the pages tell, in %d windows; watch for longer, and while the load changes",
-			len(points))
+		return fmt.Errorf("the length of steps follows nothing that the pages tell, in %d windows; "+
+			"watch for longer, and while the load changes", len(points))
 	}
 	steps := 0.0
 	for i := range points {

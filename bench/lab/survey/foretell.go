@@ -40,12 +40,13 @@ func newTraffic(f *Finding, given Given) (*traffic, error) {
 		return nil, fmt.Errorf("the pages lack %s and %s: no request has ended, or a version of SGLang that has --collect-tokens-histogram "+
 			"was started without it; start it with that, or watch for longer", promptLengths[1], outputLengths[1])
 	case !ok:
-		return nil, fmt.Errorf("%.0f requests ended meanwhile, and %d are needed to know how long prompts and answers are; watch for longer", f.outputs.total(),
-			leastRequests)
+		return nil, fmt.Errorf("%.0f requests ended meanwhile, and %d are needed to know how long prompts and answers are; "+
+			"watch for longer", f.outputs.total(), leastRequests)
 	}
 	slots := cmp.Or(given.Slots, int(math.Ceil(f.mostRunning)))
 	if slots > MostSlots {
-		return nil, fmt.Errorf("a rank ran %d requests at once, and no rank with more than %d is simulated; give fewer --slots", slots, MostSlots)
+		return nil, fmt.Errorf("a rank ran %d requests at once, and no rank with more than %d is simulated; give fewer --slots",
+			slots, MostSlots)
 	}
 	return &traffic{Finding: f, texts: t, slots: slots}, nil
 }

@@ -77,7 +77,7 @@ func TestALawIsFoundByItsName(t *testing.T) {
 	}
 	for name, says := range map[string]string{
 		"DeepSeek-V3,vlm,H200,8": `did you mean "vllm"?`,
-		"Kimi-K2.5,vllm,TPU,8":   `there is no GPU "TPU", but B200, `,
+		"Kimi-K2.5,vllm,TPU,8":   `there is no GPU "TPU" for Kimi-K2.5,vllm, but B200, `,
 		"no-such":                "write MODEL,ENGINE,GPU,RANKS as in",
 	} {
 		_, err := Find(name, e)
