@@ -93,7 +93,7 @@ func (b *board) emptiestRankFor(e *pool.Entry, now time.Time) (best *rank) {
 	for _, g := range b.decidingGroups {
 		for _, r := range g.steppingRanks {
 			canTake := r.Up && mayGo(e, r) && b.hasRoomFor(e, r, now)
-			if canTake && (best == nil || suitsBetter(e, r, best)) {
+			if canTake && (best == nil || b.suitsBetter(e, r, best)) {
 				best = r
 			}
 		}
@@ -103,15 +103,15 @@ func (b *board) emptiestRankFor(e *pool.Entry, now time.Time) (best *rank) {
 
 // suitsBetter says whether rank r suits an entry better than the other rank. A rank whose engine has not refused this entry (Last) is
 // better. If both ranks are equal in this, a rank that is not spared is better: the engine of a spared rank has refused several requests in
-// a row. Otherwise the smaller load decides.
-func suitsBetter(e *pool.Entry, r, other *rank) bool {
+// a row. Otherwise the smaller load decides, and in a tie the turn of their groups.
+func (b *board) suitsBetter(e *pool.Entry, r, other *rank) bool {
 	if refusedEntry := slices.Contains(e.Last, r.ID); refusedEntry != slices.Contains(e.Last, other.ID) {
 		return !refusedEntry
 	}
 	if r.spared != other.spared {
 		return !r.spared
 	}
-	return r.scaleByCost(r.kv) < other.scaleByCost(other.kv)
+	return b.holdsLess(r, other)
 }
 
 // hasRoomFor says whether a rank that is up has a slot and KV room for an entry, and no quarantine of pairs.go keeps the entry's prefill
@@ -210,7 +210,7 @@ func (b *board) bindToPlacement(p *namePlacement, e *pool.Entry, now time.Time) 
 		// at once, the engine queues them.
 		if takes && (r.group.policyInForce().Immediate() || r.freeSlots() > 0) {
 			full = false
-			if b.hasRoomFor(e, r, now) && (best == nil || suitsBetter(e, r, best)) { // suitsBetter compares refusals and loads
+			if b.hasRoomFor(e, r, now) && (best == nil || b.suitsBetter(e, r, best)) { // suitsBetter compares refusals and loads
 				best = r
 			}
 		}

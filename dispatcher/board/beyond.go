@@ -23,7 +23,7 @@ func (b *board) bindOverdue(e *pool.Entry, now time.Time) (bound bool) {
 	for _, g := range b.groups {
 		for _, r := range g.steppingRanks {
 			canTake := mayGo(e, r) && r.mayTakeOverdue(prompt) && !b.pairs.isQuarantined(e, r, now)
-			if canTake && (best == nil || r.beginsSooner(best, prompt)) {
+			if canTake && (best == nil || b.beginsSooner(r, best, prompt)) {
 				best = r
 			}
 		}
@@ -66,10 +66,10 @@ func (r *rank) startsAtOnce(prompt int64) bool {
 // freeSlots is then below 0.
 func (r *rank) engineQueueLength() int { return max(r.engineQueued, -r.freeSlots()) }
 
-// beginsSooner says whether a prompt (in tokens) would probably begin sooner on this rank than on the other one. The rank on which the
+// beginsSooner says whether a prompt (in tokens) would probably begin sooner on rank r than on the other one. The rank on which the
 // prompt begins at once wins. In a tie, the rank with fewer queued requests per slot wins, then the one with the larger share of free
-// slots, then the one with fewer KV tokens, scaled by Cost.
-func (r *rank) beginsSooner(other *rank, prompt int64) bool {
+// slots, then the one that holds less.
+func (b *board) beginsSooner(r, other *rank, prompt int64) bool {
 	if here := r.startsAtOnce(prompt); here != other.startsAtOnce(prompt) {
 		return here
 	}
@@ -81,7 +81,7 @@ func (r *rank) beginsSooner(other *rank, prompt int64) bool {
 	if x, y := r.freeSlots()*otherSlots, other.freeSlots()*mySlots; x != y {
 		return x > y
 	}
-	return r.scaleByCost(r.kv) < other.scaleByCost(other.kv)
+	return b.holdsLess(r, other)
 }
 
 // promoteQueued marks requests in the engine's queue as begun, oldest first, as long as a slot and KV room are free for them, because

@@ -66,6 +66,9 @@ func (b *board) admit(r *rank, w waitingEntry, bound Binding, now time.Time) {
 	}
 	b.beginTrialIfDue(r, e.ID, now)
 	bound.Worker, bound.WorkerName, bound.Group, bound.Wait = r.ID, r.Name, r.Worker.Group, e.Wait(now)
+	if len(r.group.allRanks) > 0 { // none is left if the group has left the fleet
+		b.lastGroup = r.group.allRanks[0].ID
+	}
 	b.waitTimes.add(bound.Wait)
 	b.forgetWaiting(e)
 	b.emit(Effect{Kind: EffectBind, Group: b.key(r.group), Entry: e, Bound: bound})

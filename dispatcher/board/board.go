@@ -16,7 +16,7 @@ import (
 // newBoard returns the board of a model, without ranks and entries. a is what all boards share.
 func newBoard(model string, a *allBoards) *board {
 	return &board{
-		allBoards: a, model: model, pool: pool.New(a.cfg.TTL), pace: newPace(),
+		allBoards: a, model: model, pool: pool.New(a.cfg.TTL), pace: newPace(), lastGroup: -1, // no group has had a turn
 		waiting: map[uint64]waitingEntry{}, ranks: map[int32]*rank{}, outputLengths: map[uint64]int32{},
 	}
 }

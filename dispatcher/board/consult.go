@@ -141,7 +141,8 @@ func callPolicy(p *policyInUse, s *policy.Snapshot, dst []policy.Assignment) (ou
 }
 
 // sortDecidingGroups finds the groups that can take an entry, updates their loads, and sorts them into the order in which their policies
-// decide: the group with the fewest KV tokens per rank first. It begins no round: no group decides until the caller calls beginRounds, and
+// decide: the group with the fewest KV tokens per rank first. In a tie, the group comes first whose prefix caches have more of what waits,
+// and then the one whose turn it is. It begins no round: no group decides until the caller calls beginRounds, and
 // the caller may find that no round is needed.
 func (b *board) sortDecidingGroups() {
 	b.decidingGroups = b.decidingGroups[:0]
@@ -153,8 +154,12 @@ func (b *board) sortDecidingGroups() {
 		b.refreshGroupLoads(g)
 		b.decidingGroups = append(b.decidingGroups, g)
 	}
-	slices.SortStableFunc(b.decidingGroups, func(x, y *group) int { // in a tie, the group with the lower rank ID comes first
-		return cmp.Compare(x.kv*int64(len(y.steppingRanks)), y.kv*int64(len(x.steppingRanks))) // compares KV tokens per rank, without a division
+	slices.SortFunc(b.decidingGroups, func(x, y *group) int {
+		order := cmp.Compare(x.kv*int64(len(y.steppingRanks)), y.kv*int64(len(x.steppingRanks))) // KV tokens per rank, without a division
+		if order == 0 && b.entriesWithHits > 0 {
+			order = cmp.Compare(b.cachedTokens(y), b.cachedTokens(x))
+		}
+		return cmp.Or(order, b.compareTurns(x, y))
 	})
 	b.endRounds() // nextGroup was an index into the list before this one
 }

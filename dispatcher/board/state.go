@@ -23,9 +23,12 @@ type board struct {
 	pool    *pool.Pool
 	waiting map[uint64]waitingEntry // by entry ID: the entries of the pool, and localEntry
 
-	ranks       map[int32]*rank // ranks by worker ID; also ranks that have left the fleet while some of their slots are still charged
-	groups      []*group        // groups that have a rank in the fleet, sorted by the lowest ID of their ranks
-	upOrAwaited int             // number of ranks of the fleet that are up, or that will soon be up (Worker.Awaited)
+	ranks  map[int32]*rank // ranks by worker ID; also ranks that have left the fleet while some of their slots are still charged
+	groups []*group        // groups that have a rank in the fleet, sorted by the lowest ID of their ranks
+	// lastGroup is the lowest rank ID of the group that took an entry last. Of groups that are equal, the next one in groups takes the next
+	// entry.
+	lastGroup   int32
+	upOrAwaited int // number of ranks of the fleet that are up, or that will soon be up (Worker.Awaited)
 	// ranksPrefill: the ranks are mixed, so they prefill and decode. While the fleet has no rank of the model, the value stays.
 	ranksPrefill    bool
 	outageGraceEnds time.Time // while all ranks are down: when waiting entries are refused; zero: a rank is up
