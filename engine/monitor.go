@@ -154,6 +154,37 @@ func (m *Monitor) ReportFailure(id string, err error) {
 	}
 }
 
+// CheckNow checks an instance at once, and returns why it does not work; nil: it works, although it may be paused. Calls that come during a
+// check wait for its end and then share one more. The wait ends with ctx.
+func (m *Monitor) CheckNow(ctx context.Context, id string) error {
+	asked := time.Now()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for {
+		w := m.watches[id]
+		switch {
+		case w == nil:
+			return errNotWatched
+		case !w.lastCheck.began.Before(asked):
+			return w.lastCheck.found
+		}
+		ended := w.lastCheck.next
+		w.rereadDue = true // the list of models shows whether the engine's group re-forms
+		w.checkNow()
+		m.mu.Unlock()
+		select {
+		case <-ended:
+		case <-ctx.Done():
+		}
+		m.mu.Lock()
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+}
+
+var errNotWatched = errors.New("it is not one of the engines any more")
+
 // minRereadInterval is the least time between two readings of an engine's list of models that rereadModels causes.
 const minRereadInterval = time.Second
 

@@ -335,7 +335,9 @@ func (w *watch) fillRestrictions(next *Status) {
 
 // checkRestrictions asks an engine that is alive for what its health check does not show: whether it is paused or waits for recovery, and
 // which of its ranks are silent. It stores the silent ranks, and returns why the engine may get no new requests; nil: it may get them.
-func (w *watch) checkRestrictions(ctx context.Context) (halt error) {
+// silentCore says why the core has not answered whether it is paused. While vLLM shuts down, its core answers no such question, and GET
+// /health may still be answered well (0.33.0, _reject_utility_in_shutdown in v1/engine/core.py).
+func (w *watch) checkRestrictions(ctx context.Context) (halt, silentCore error) {
 	w.m.mu.Lock()
 	isHeld, wasPaused := w.in.Held != nil, errors.Is(w.restrictions.haltReason, ErrPaused)
 	w.m.mu.Unlock()
@@ -344,9 +346,12 @@ func (w *watch) checkRestrictions(ctx context.Context) (halt error) {
 		paused, err := w.readPaused(ctx)
 		if err != nil { // without an answer the last known state stays valid, unless the engine lacks the path
 			paused = wasPaused && !isMissingFeature(err)
+			if !isMissingFeature(err) {
+				silentCore = err
+			}
 		}
 		if paused {
-			return ErrPaused
+			return ErrPaused, silentCore
 		}
 	}
 	switch {
@@ -357,11 +362,11 @@ func (w *watch) checkRestrictions(ctx context.Context) (halt error) {
 			fault = w.restrictions.reportedFault()
 			w.m.mu.Unlock()
 		}
-		return fault
+		return fault, silentCore
 	case w.facts.continuesWithoutRanks && w.in.Ranks > 1: // a single rank could not be compared with others
 		updateSilentRanks(ctx, w)
 	}
-	return nil
+	return nil, silentCore
 }
 
 // reportedFault returns the fault for which the engine is halted; nil: it is not halted, or for a reason that watch.readFault does not

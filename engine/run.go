@@ -38,6 +38,7 @@ func (w *watch) checkNow() {
 type checkResult struct {
 	health          error  // why the health check failed; nil: the engine takes requests
 	halt            error  // why the engine may get no new requests, by checkRestrictions; nil: it may get them
+	silentCore      error  // why the core has not said whether it is paused, although it could; nil: it has, or was not asked
 	reforming       error  // state of a change of the number of ranks, by readScaling; nil: the number does not change
 	wasUp           bool   // the engine was up before the check
 	wasHalted       bool   // the engine was halted before the check (see Status.Halt)
@@ -63,7 +64,7 @@ func (w *watch) check(ctx context.Context) {
 	}
 	result.readWhatIsDue(ctx, w, began)
 	if err == nil {
-		result.halt = w.checkRestrictions(ctx)
+		result.halt, result.silentCore = w.checkRestrictions(ctx)
 	}
 	if err == nil && errors.Is(w.facts.modelsErr, ErrReforming) { // the engine answered so when it was asked for its models
 		result.reforming = w.readScaling(ctx)
@@ -77,7 +78,26 @@ func (w *watch) check(ctx context.Context) {
 		w.checkSilence(time.Now())
 		result.updateStatus(w)
 	}
+	close(w.lastCheck.next)
+	w.lastCheck = lastCheck{next: make(chan struct{}), began: began, found: result.found(w)}
 }
+
+// found returns why the engine does not work, by this check and what callers have reported meanwhile; nil: it works, although it may be
+// paused. The caller holds m.mu.
+func (result checkResult) found(w *watch) error {
+	halt := w.restrictions.haltReason
+	switch {
+	case result.health != nil:
+		return result.health
+	case !w.status.Up:
+		return cmp.Or(w.status.Err, errNotUp)
+	case halt != nil && !errors.Is(halt, ErrPaused):
+		return halt
+	}
+	return result.silentCore
+}
+
+var errNotUp = errors.New("it is down")
 
 // startCheck returns a result with what the watch has recorded before the check. fresh says that the check must use a new connection:
 // because the facts are due, or because the engine may take no connections any more, which an idle one would not show.

@@ -71,7 +71,15 @@ type watch struct {
 	rereadDue       bool           // an answer to a request showed that the engine's list of models has changed
 	rereadAt        time.Time      // when rereadDue last caused a check at once
 	refusalLogged   bool           // the log already says that the engine refuses the API key
-	removed         bool           // the instance is not watched any more, so a check in progress must change nothing
+	lastCheck       lastCheck
+	removed         bool // the instance is not watched any more, so a check in progress must change nothing
+}
+
+// lastCheck has what the last check that has ended found, for CheckNow.
+type lastCheck struct {
+	next  chan struct{} // closed at the end of the check that is under way or comes next
+	began time.Time
+	found error // why the engine does not work; nil: it works, although it may be paused
 }
 
 // Instance is one engine process to watch: one URL, with any number of DP ranks.

@@ -20,7 +20,8 @@ var ErrNotAnEngine = errors.New("the answer is not a list of models; check that 
 func newWatch(m *Monitor, in Instance) *watch {
 	return &watch{
 		m: m, in: in, checkDue: make(chan struct{}, 1), canaryWake: make(chan struct{}, 1), stop: func() {},
-		traffic: m.watchTraffic(in), expired: -1, status: Status{Since: time.Now(), Changed: time.Now()},
+		lastCheck: lastCheck{next: make(chan struct{})},
+		traffic:   m.watchTraffic(in), expired: -1, status: Status{Since: time.Now(), Changed: time.Now()},
 	}
 }
 
