@@ -65,6 +65,18 @@ func (p *Snapshot) Overdue(at Location) bool {
 	return false
 }
 
+// Withheld says whether a location gets no new requests because an operator has paused or drains it, or because its source of discovery
+// says that it is not ready or leaves.
+func (p *Snapshot) Withheld(at Location) bool {
+	for _, s := range p.drains {
+		if s.Covers(at) {
+			return true
+		}
+	}
+	e := p.engines[at.Instance]
+	return e != nil && (e.pausedBy != nil || e.Away != "")
+}
+
 // DrainStatus says how much work is left on an engine or rank that drains.
 type DrainStatus struct {
 	ID       string     `json:"id"` // host:port, or host:port/rank

@@ -398,6 +398,26 @@ func TestASlowStart(t *testing.T) {
 	require.Equal(t, "d4:80 #1 m up", s.shows("decode")[1], "none would carry the load")
 }
 
+func TestWhatGetsNoNewRequests(t *testing.T) {
+	for steps, want := range map[string][]bool{ // of the ranks of d2, and of d4
+		"":                      {false, false, false},
+		"d2 drains":             {true, true, false},
+		"d2/1 drains":           {false, true, false},
+		"d2 drains; d2 resumes": {false, false, false},
+		"d2 away":               {true, true, false},
+		"d2 away; d2 back":      {false, false, false},
+		"d2 leaves":             {false, false, false},
+	} {
+		s := begin(t, "d2/2 d4").steps("d2 up m; d4 up m;" + steps)
+		at := []Location{{"decode d2:80", 0}, {"decode d2:80", 1}, {"decode d4:80", NoRank}}
+		for i, want := range want {
+			require.Equal(t, want, s.Withheld(at[i]), "%s: %v", steps, at[i])
+		}
+		s.tell(PauseBegun{Path: "/pause"})
+		require.True(t, s.Withheld(at[2]), "all are paused")
+	}
+}
+
 func TestTheDeadlineOfADrain(t *testing.T) {
 	s := begin(t, "d2/2 p1").steps("d2 up m; p1 up m; d2/1 drains 10s")
 	at := Location{"decode d2:80", 1}
