@@ -38,6 +38,7 @@ type ProbeAnswer struct {
 	CachedTokens   int             // tokens of the prompt found in the prefix cache; -1: not reported
 	PromptTokenIDs json.RawMessage // JSON list that points into the answer; nil: not reported
 	FinishReason   string
+	Aborted        bool   // the engine was told to end the prefill: the FinishReason is abort, and not with the status of an error
 	EngineID       string // id of the engine that keeps the blocks; empty: not reported
 
 	Coordinates *KVAddress // where decode engines reach a prefill engine that pushes KV; nil: not reported
@@ -177,6 +178,7 @@ func (s *answerMembers) probeAnswer() ProbeAnswer {
 			switch string(rawjson.KeyText(o.Key)) {
 			case "finish_reason":
 				a.FinishReason = finishReason(o.Value())
+				a.Aborted = a.FinishReason == "abort"
 			case "prompt_token_ids":
 				ids = tokenList(o.Value())
 			}
@@ -216,11 +218,16 @@ func (a *ProbeAnswer) readUsage(usage json.RawMessage) {
 		case "cached_tokens":
 			a.CachedTokens = tokenCount(value)
 		case "finish_reason": // in meta_info, it is an object
+			hasStatus := false
 			for key, value := range rawjson.Members(value) {
-				if key == "type" {
+				switch key {
+				case "type":
 					a.FinishReason = finishReason(value)
+				case "status_code": // SGLang gives it to the aborts of its own (0.5.23, FINISH_ABORT in managers/schedule_batch.py)
+					hasStatus = !rawjson.IsNull(value)
 				}
 			}
+			a.Aborted = a.FinishReason == "abort" && !hasStatus
 		case "prompt_tokens_details", "input_tokens_details":
 			a.CachedTokens = -1 // not reported, unless the details have the count
 			for key, value := range rawjson.Members(value) {
@@ -503,7 +510,7 @@ func (a *ProbeAnswer) addPart(part []byte) error {
 		a.PromptTokenIDs = read.PromptTokenIDs
 	}
 	if read.FinishReason != "" {
-		a.FinishReason = read.FinishReason
+		a.FinishReason, a.Aborted = read.FinishReason, read.Aborted
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package sse
 
 import (
+	"bytes"
 	"errors"
 	"time"
 )
@@ -20,8 +21,9 @@ type Answer struct {
 	Transcript Transcript
 	Assembler  *Assembler // collects the events for a client that asked for no stream; nil: the client gets each event
 
-	reportedTokens int // the largest Effects.Tokens returned so far
-	endBytes       int // bytes of the event that completed the answer, which DropEnd removes; 0: no such event is in the client's bytes
+	reportedTokens int    // the largest Effects.Tokens returned so far
+	held           []byte // the events from an abort on that AcceptAbort takes; empty: there is none, or it was accepted
+	endBytes       int    // bytes of the event that completed the answer, which DropEnd removes; 0: no such event is in the client's bytes
 	hasEnded       bool
 	err            error
 }
@@ -31,19 +33,19 @@ type Answer struct {
 func (a *Answer) Reset(options Options) {
 	a.Reader.Reset(Limits{})
 	a.Filter.Reset(options)
-	a.Assembler, a.reportedTokens, a.endBytes, a.hasEnded, a.err = nil, 0, 0, false, nil
+	a.Assembler, a.reportedTokens, a.held, a.endBytes, a.hasEnded, a.err = nil, 0, emptied(a.held), 0, false, nil
 }
 
 // Feed takes in p, the bytes that came from the engine since the last Feed, and appends to dst the bytes for the client. p must not change
 // during the call. Once the answer has ended, Feed returns no more events or bytes.
 func (a *Answer) Feed(dst, p []byte, now time.Time) ([]byte, Effects) {
 	var total Effects
-	endedEarly := a.hasEnded && !a.Reader.Done() // as by an error, before the stream's last event
-	if endedEarly {                              // the rest of the body does not matter
+	endedEarly := a.hasEnded && !a.Reader.Done() && len(a.held) == 0 // as by an error, before the stream's last event
+	if endedEarly {                                                  // the rest of the body does not matter
 		return dst, total
 	}
 	a.Reader.Feed(p, now) // after [DONE], the Reader only counts these bytes
-	for total.End == NotEnded {
+	for total.End == NotEnded && len(a.held) == 0 {
 		e, ok := a.Reader.Next()
 		if !ok {
 			break
@@ -56,6 +58,30 @@ func (a *Answer) Feed(dst, p []byte, now time.Time) ([]byte, Effects) {
 		total.End = effects.End
 	}
 	a.hasEnded = a.hasEnded || total.End != NotEnded
+	if len(a.held) > 0 { // the caller has yet to decide about an abort, and p may be gone by then
+		for e, ok := a.Reader.Next(); ok; e, ok = a.Reader.Next() {
+			a.held = append(a.held, e.Raw...)
+		}
+	}
+	return dst, total
+}
+
+// AcceptAbort takes an abort, for which the answer has ended with Aborted, as the end of the answer, with all that has come after it.
+// Options.Aborted must be true by then. Feed then takes what is still to come.
+func (a *Answer) AcceptAbort(dst []byte) ([]byte, Effects) {
+	var total Effects
+	events := bytes.Clone(a.held)
+	a.held, a.hasEnded = a.held[:0], false
+	for e := range Events(events) {
+		var effects Effects
+		dst, effects = a.Event(dst, e)
+		total.Events += effects.Events
+		total.Tokens, total.End = max(total.Tokens, effects.Tokens), effects.End
+		if total.End != NotEnded {
+			break
+		}
+	}
+	a.hasEnded = total.End != NotEnded
 	return dst, total
 }
 
@@ -91,6 +117,8 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 		a.err = a.Filter.Fault()
 	case Refused, Complete, Short:
 		dst = dst[:from] // the client does not get this event: the caller writes an error event or [DONE]
+	case Aborted: // the client gets the event if the caller accepts it
+		dst, a.held = dst[:from], append(a.held[:0], e.Raw...)
 	case Preempted: // the client gets the event's content
 	}
 	return dst, effects

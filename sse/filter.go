@@ -38,7 +38,9 @@ type Options struct {
 	DropFinalUsage bool   // leave out the final usage: the fan-out sends one UsageEvent for all its streams
 	DropDone       bool   // leave out [DONE]: the fan-out sends one for all its streams
 
-	Aborted func() bool // true once the client aborted the answer: finish_reason abort is then no failure; nil: clients cannot abort it
+	// Aborted says whether the finish_reason abort is the end of the answer, because the client has aborted it. If it is not, the answer
+	// ends with End Aborted. nil: clients cannot abort the answer, so that an abort is a failure of the engine.
+	Aborted func() bool
 
 	Transcript   *Transcript   // records what another engine needs to continue the answer; nil: nothing is recorded
 	Continuation *Continuation // set if this engine continues an interrupted answer; nil: this engine begins the answer
@@ -62,6 +64,7 @@ const (
 	Complete             // the engine sent the whole answer
 	Short                // [DONE] or the end of the body came before a finish_reason
 	Refused              // the engine reported an error: see Filter.Failure
+	Aborted              // finish_reason abort, without an abort by the client: see Answer.AcceptAbort and Filter.Failure
 	Preempted            // the engine ran out of KV memory and wants a new prefill
 	Broken               // the answer exceeds a limit, or its events cannot be joined: see Filter.Fault and Answer.Err
 	Garbled              // an event cannot be read; another engine may send the answer intact: see Filter.Fault and Answer.Err
@@ -148,17 +151,25 @@ func takeChunk(f *Filter, e Event, dst []byte) (out []byte, end End) {
 		f.failure = ReadFailure(e.Data)
 		return e.Raw, Refused
 	}
+	finish := e.Data[f.facts.finishAt:f.facts.finishEnd] // empty: the event has no finish_reason
+	if string(finish) == "abort" && !f.facts.recomputed && mayAcceptAbort(f) {
+		f.failure = finishFailure("abort")
+		return nil, Aborted // before the event counts, because it comes again if the abort is accepted
+	}
 	if fault := f.exceededLimit(); fault != nil {
 		f.fault = fault
 		return nil, Broken
 	}
 	f.countTokens(e.Data)
-	out, end = f.decide(e, dst)
+	out, end = f.decide(e, finish, dst)
 	if f.options.Transcript != nil && end != Refused { // an error event is no part of the answer to continue
 		f.options.Transcript.record(f, e.Data)
 	}
 	return out, end
 }
+
+// mayAcceptAbort says whether the caller decides whether an abort is the end of the answer, because the client has not aborted it.
+func mayAcceptAbort(f *Filter) bool { return f.options.Aborted != nil && !f.options.Aborted() }
 
 // takeDone takes [DONE]. The answer is Complete if a finish_reason came before it, else Short.
 func takeDone(f *Filter, e Event) (out []byte, end End) {
@@ -296,10 +307,10 @@ func (f *Filter) assumedPerChunk() float64 {
 
 // decide decides what the client gets of the event. First it looks for a bad end of the answer. Otherwise it stores what the event says of
 // the answer, and drops an event that the client has not asked for or has already (isDropped). An event that is no failure sets started,
-// because it shows that the engine has the KV. The end that decide returns is Preempted, Refused or NotEnded.
-func (f *Filter) decide(e Event, dst []byte) ([]byte, End) {
+// because it shows that the engine has the KV. finish is the event's finish_reason; empty: the event has none. The end that decide returns
+// is Preempted, Refused or NotEnded.
+func (f *Filter) decide(e Event, finish, dst []byte) ([]byte, End) {
 	facts := &f.facts
-	finish := e.Data[facts.finishAt:facts.finishEnd] // the finish_reason; empty: the event has none
 	end := badEnd(f, finish)
 	if end == Refused {
 		return f.editMarked(e, dst), Refused // the event is for callers of Event; Answer.Event does not pass it on to the client
@@ -326,9 +337,7 @@ func badEnd(f *Filter, finish []byte) End {
 	switch {
 	case f.facts.recomputed: // checked first: a stop_reason recomputed is a preemption, whatever the finish_reason is
 		return Preempted
-	case string(finish) == "abort" && f.options.Aborted != nil && f.options.Aborted(): // no failure: the client itself aborted the answer
-		return NotEnded
-	case string(finish) == "error", string(finish) == "abort":
+	case string(finish) == "error", string(finish) == "abort" && f.options.Aborted == nil: // else the client itself aborted the answer
 		f.failure = finishFailure(string(finish))
 		return Refused
 	}

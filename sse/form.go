@@ -47,6 +47,8 @@ type formFacts struct {
 	hasFinalUsage   bool // the event has the final usage
 	endsStream      bool // the event is the last one of the stream
 	failed          bool
+	aborted         bool   // the engine was told to end the answer, but not by the client: see Aborted
+	abortHasStatus  bool   // of Generated: the finish_reason abort has the status of an error
 	fault           error  // why the event cannot be forwarded; nil: it can
 	errorText       []byte // the event or the error in it, as the argument for ReadFailure
 	finishReason    string // the finish_reason; empty: the event has none
@@ -161,6 +163,9 @@ func rejectFormEvent(f *Filter, e Event, event *formFacts) (out []byte, end End,
 	case event.failed:
 		f.failure = ReadFailure(event.errorText)
 		return e.Raw, Refused, true
+	case event.aborted:
+		f.failure = ReadFailure(event.errorText)
+		return nil, Aborted, true
 	case event.fault != nil:
 		f.fault = event.fault
 		return nil, Broken, true

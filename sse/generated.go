@@ -74,7 +74,7 @@ func (s *formFacts) readEnd(o rawjson.Object) {
 			}
 		case "status_code":
 			if n, ok := rawjson.Int(o.Text, o.Val, o.Pos); ok {
-				status = strconv.Itoa(n)
+				status, s.abortHasStatus = strconv.Itoa(n), true
 			}
 		}
 	}
@@ -87,9 +87,11 @@ func (s *formFacts) readEnd(o rawjson.Object) {
 // id, the index of its prompt in a stream, and the answer so far of earlier engines. If the event cannot be joined to those of an earlier
 // engine, it sets fault.
 func (f *Filter) adaptGenerated(s *formFacts, data []byte) {
-	if s.finishReason == "abort" {
-		byClient := f.options.Aborted != nil && f.options.Aborted() // the client itself aborted the answer, so it has not failed
-		s.failed = s.failed || !byClient
+	if s.finishReason == "abort" && (f.options.Aborted == nil || mayAcceptAbort(f)) {
+		// SGLang gives each abort of its own, as for a failed transfer of KV, the status of an error. The others were asked for
+		// (0.5.23, FINISH_ABORT in managers/schedule_batch.py, _handle_abort_req in managers/tokenizer_manager.py).
+		wasAskedFor := f.options.Aborted != nil && !s.abortHasStatus
+		s.aborted, s.failed = wasAskedFor, s.failed || !wasAskedFor
 	}
 	if len(f.id) > 0 && s.idAt.to > 0 { // the event has an id, and the client gets f.id instead
 		s.idAt.replacement = string(f.id)

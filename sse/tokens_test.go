@@ -2,9 +2,9 @@ package sse
 
 import (
 	"encoding/json"
-	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -75,11 +75,76 @@ func TestSpansOfWeightsCountFromTheFirstToken(t *testing.T) {
 
 func TestAnAbortIsTheEndOfWhatItsClientHasAborted(t *testing.T) {
 	stream := strings.Replace(tokensStream, `"length"`, `"abort"`, 1)
-	for _, told := range []bool{true, false} {
-		f := NewFilter(Options{Form: Tokens, TokenIDs: true, Cached: -1, Choice: -1, Aborted: func() bool { return told }})
-		_, verdicts := relay(f, frames(t, stream))
-		require.Equal(t, told, f.Finished())
-		require.Equal(t, !told, strings.Contains(fmt.Sprint(verdicts), "failed"), verdicts)
+	for _, row := range []struct {
+		name    string
+		aborted func() bool
+		want    End
+	}{
+		{"the client has aborted it", func() bool { return true }, Complete},
+		{"it has not, so that the caller decides", func() bool { return false }, Aborted},
+		{"clients cannot abort it", nil, Refused},
+	} {
+		f := NewFilter(Options{Form: Tokens, TokenIDs: true, Cached: -1, Choice: -1, Aborted: row.aborted})
+		last := NotEnded
+		for _, e := range frames(t, stream) {
+			if last == NotEnded {
+				_, last = f.Event(e, nil)
+			}
+		}
+		require.Equal(t, row.want, last, row.name)
+		require.Equal(t, row.want == Complete, f.Finished(), row.name)
+	}
+}
+
+// However an aborted stream is cut, a client whose engine was told to end the answer gets what it would get after an abort of its own.
+func TestAnAbortIsAcceptedLater(t *testing.T) {
+	const ofGenerate = `data: {"text":"a","output_ids":[1],"meta_info":{"id":"x","finish_reason":null,"prompt_tokens":3,"completion_tokens":1,"cached_tokens":0}}
+
+data: {"text":"ab","output_ids":[1,2],"meta_info":{"id":"x","finish_reason":{"type":"abort","message":"Aborted","status_code":null,"err_type":null},"prompt_tokens":3,"completion_tokens":2,"cached_tokens":0}}
+
+data: [DONE]
+
+`
+	for form, stream := range map[Form]string{Tokens: strings.Replace(tokensStream, `"length"`, `"abort"`, 1), Generated: ofGenerate} {
+		for cut := range len(stream) {
+			for _, byClient := range []bool{true, false} {
+				accepted := byClient
+				a := new(Answer)
+				a.Reset(Options{Form: form, Usage: true, TokenIDs: true, Cached: OwnCached, Choice: -1, Aborted: func() bool { return accepted }})
+				var out []byte
+				end := NotEnded
+				for _, piece := range []string{stream[:cut], stream[cut:]} {
+					p := []byte(piece)
+					var effects Effects
+					if out, effects = a.Feed(out, p, time.Time{}); effects.End != NotEnded {
+						end = effects.End
+					}
+					clear(p) // a loop reads into this memory again
+				}
+				if !byClient {
+					require.Equal(t, Aborted, end)
+					accepted = true
+					var effects Effects
+					out, effects = a.AcceptAbort(out)
+					end = effects.End
+					require.Equal(t, 2, map[Form]int{Tokens: effects.Tokens - 1, Generated: effects.Tokens}[form])
+				}
+				require.Equal(t, Complete, end)
+				require.Equal(t, "abort", a.Filter.FinishReason())
+				require.Equal(t, strings.TrimSuffix(stream, "data: [DONE]\n\n"), string(out), "cut at %d", cut)
+			}
+		}
+	}
+}
+
+// An abort with the status of an error is SGLang's own.
+func TestSGLangAbortsWithAStatusWhatHasFailed(t *testing.T) {
+	for status, want := range map[string]End{"null": Aborted, "503": Refused} {
+		f := NewFilter(Options{Form: Generated, Choice: -1, Cached: OwnCached, Aborted: func() bool { return false }})
+		_, end := f.Event(frames(t, `data: {"text":"","output_ids":[],"meta_info":{"id":"x","finish_reason":{"type":"abort","message":"m","status_code":`+
+			status+`},"prompt_tokens":3,"completion_tokens":0}}`+"\n\n")[0], nil)
+		require.Equal(t, want, end)
+		require.Equal(t, "m", f.Failure().Message)
 	}
 }
 

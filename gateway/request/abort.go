@@ -1,6 +1,7 @@
 package request
 
 import (
+	"context"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -15,12 +16,14 @@ import (
 	"evenkeel/mooncake"
 )
 
-// abortWait is how long an engine may take to end an answer that it was told to end. After that, evenkeel closes the call.
+// abortWait is how long an engine may take to end an answer that it was told to end. After that, evenkeel closes the call. It is also how
+// long an engine that has ended an answer by itself may take to show that it works.
 const abortWait = 5 * time.Second
 
-// abortByName lets the client of a job end the request by its name. The client still gets the part of the answer that exists by then.
+// abortByName lets the client of a job end the request by its name, and another program at an engine. The client still gets the part of the
+// answer that exists by then.
 type abortByName struct {
-	requested         atomic.Bool // the client has ended the request by name
+	requested         atomic.Bool // the request is to end: its client has ended it by name, or another program at an engine
 	endpoint          mooncake.Endpoint
 	endAsIfClientLeft func() // makes the job end as if its client had left
 	outputMode        []byte // the output_mode of the request, which an answer without tokens repeats
@@ -84,6 +87,24 @@ func (a *abortByName) abort(srv *Server) {
 			zap.String("id", id), zap.String("engine", rank.Target.ID), zap.Error(err))
 		a.endAsIfClientLeft()
 	}
+}
+
+// endedAtEngine says whether another program, such as an RL trainer that has enough samples, has had an engine end the request. The engine
+// has ended it with finish_reason abort. If evenkeel has not stopped new requests to the engine, and a check that is made now finds that
+// the engine works, the request ends as if its client had ended it by name. Otherwise the engine is about to end, or evenkeel has paused
+// it, and the request goes on elsewhere. A request without a name (a is nil) always does.
+func (a *abortByName) endedAtEngine(srv *Server, at roster.Location) bool {
+	if a == nil || srv.Engines().Withheld(at) {
+		return false
+	}
+	ctx, stop := context.WithTimeout(srv.Serving(), abortWait)
+	defer stop()
+	why := srv.Monitor.CheckNow(ctx, at.Instance)
+	if why != nil || srv.Engines().Withheld(at) { // a source of discovery may say only now that the engine leaves
+		return false
+	}
+	a.requested.Store(true)
+	return true
 }
 
 // abortAt tells the engine of a rank to end the request with the given id. Only two endpoints have answers with names: /generate of SGLang,

@@ -80,8 +80,7 @@ func (s *stream) decodeDuringPrefill(lease *prefill.Lease, pair int, until lifec
 	j.record.Report(journal.Event{Kind: journal.Coupled, Took: calledBackAfter, Slot: slot})
 	s.noteFirstEvent()
 	if s.upstream.slot == nil { // the whole answer came with its first event, so the slot is released already
-		const abandoned = false
-		s.upstream.prefillCall.answerEnded(abandoned)
+		s.upstream.prefillCall.answerEnded(abortedEmpty(s))
 	}
 	return nil, false
 }
@@ -308,6 +307,9 @@ func (s *stream) openDuringPrefill() *failure.Fault {
 // checkBegunPair is called after the first event of a decode call whose prefill call runs beside it. It returns a fault if the prefill call
 // shows that the KV is not complete, or if the engine should have continued an answer and began it anew.
 func checkBegunPair(s *stream) *failure.Fault {
+	if abortedEmpty(s) {
+		return nil
+	}
 	j, prefillCall := s.job, s.upstream.prefillCall
 	counted := s.upstream.answer.Filter.Prompt() // prompt tokens as the decode engine counted them
 	kvFault := prefillCall.firstEventCame(counted)
@@ -325,6 +327,12 @@ func checkBegunPair(s *stream) *failure.Fault {
 		prefillCall.answerEnded(abandoned)
 	}
 	return fault
+}
+
+// abortedEmpty says that the engine was told to end the answer before its first token, so that it does not matter whether the KV of the
+// prompt came.
+func abortedEmpty(s *stream) bool {
+	return s.upstream.answer.Filter.FinishReason() == "abort" && s.tokens() == 0
 }
 
 // howSendFailed says, for the prefill call, how a decode call failed that has got no answer with status 200: whether the decode engine may

@@ -65,6 +65,7 @@ type Deps struct {
 type Monitor interface {
 	handoff.Monitor
 	Answered(instance string)
+	CheckNow(ctx context.Context, instance string) error
 	Accuse(instance string) (settle func())
 	Salt(instance string) string
 }
@@ -78,6 +79,7 @@ type Engines interface {
 	SharingQueueWith(worker int32, list []int32) (sameQueue []int32, othersExist bool)
 	OwnsGroupFor(board, model string) bool
 	LongestContext(instance string) int
+	Withheld(at roster.Location) bool
 	HandoffsNameRequests(candidate prefill.Candidate) bool
 }
 

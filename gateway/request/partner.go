@@ -45,6 +45,7 @@ type concurrentPrefill struct {
 	prefillOver    chan struct{}               // closed when the prefill call has ended
 	process        roster.ProcessID            // which process and weights the prefill engine had when it was asked
 	tried          []string                    // ids of the prefill engines that were asked
+	endedByOther   bool                        // another program has had the prefill engine end the request
 	waitLimit      lifecycle.Timeout           // how long the prefill call's present wait may last
 
 	// The job's mutex guards the fields below.

@@ -288,6 +288,8 @@ func noHandoffFault(j *job, candidate prefill.Candidate, probed *mooncake.ProbeA
 	case hasNone && endedAtFirstToken:
 		why = lifecycle.Empty
 		j.noteEmptyAnswer(probed.PromptTokens)
+	case hasNone && endedBeforeAnswer(j, candidate, probed, j.life.Resumed()):
+		why = lifecycle.Empty // the engine keeps nothing, and has not failed
 	case hasNone: // the engine should have handed the KV off
 		why = lifecycle.Bare
 	}
@@ -299,6 +301,17 @@ func noHandoffFault(j *job, candidate prefill.Candidate, probed *mooncake.ProbeA
 		j.srv.Log.Error("a prefill engine's answer has no usable hand-off, and is refused", zap.Inline(j), zap.Error(err))
 	}
 	return failure.UnusableAnswer(lifecycle.Prefill, why, failure.BadGateway("prefill", "it gave no usable hand-off"), err)
+}
+
+// endedBeforeAnswer says whether another program has had the prefill engine end the request (endedAtEngine). If so, the job ends as if its
+// client had left, and the client gets an answer without tokens. An answer that has begun (resumed) goes on instead.
+func endedBeforeAnswer(j *job, candidate prefill.Candidate, probed *mooncake.ProbeAnswer, resumed bool) bool {
+	at := roster.Location{Instance: candidate.Instance, Rank: candidate.Target.Rank}
+	if !probed.Aborted || resumed || !j.namedAbort.endedAtEngine(j.srv, at) {
+		return false
+	}
+	j.namedAbort.endAsIfClientLeft()
+	return true
 }
 
 // checkCounts returns an error if a prefill engine counts more tokens in a prompt than the context of its model has. It drops a wrong count
@@ -393,11 +406,28 @@ func (p *concurrentPrefill) runProbe() (tryAnother bool) {
 	}
 	const clientLeft = false // does not matter here: the lifecycle learns it from the event ClientGone
 	fault = call.reportEnd(fault, hungUp, clientLeft)
+	if fault == nil { // before the lock is taken, because the end of the job takes it, too
+		p.endIfAborted(lease.Candidate, answer)
+	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	p.prefillCall = nil
 	p.prefillTook = answered.Sub(call.began)
 	return p.probeEnded(answer, answered, fault)
+}
+
+// endIfAborted ends the job if another program has had the prefill engine end the request. The engine may also have ended it because
+// evenkeel told it to.
+func (p *concurrentPrefill) endIfAborted(candidate prefill.Candidate, answer []byte) {
+	if !bytes.Contains(answer, []byte(`"abort"`)) {
+		return
+	}
+	probed, err := candidate.Profile.ReadEarlyProbe(answer, p.job.srv.Fleet.KnownHost)
+	var byEvenkeel, resumed bool
+	p.withLock(func() { byEvenkeel, resumed = p.pairState().PrefillAborting(), p.job.life.Resumed() })
+	if err != nil && !byEvenkeel {
+		p.endedByOther = endedBeforeAnswer(p.job, candidate, &probed, resumed)
+	}
 }
 
 // probeEnded handles the end of a prefill call: it takes the answer, which has come at the time answered, or reports the fault. It returns
@@ -487,8 +517,8 @@ func (p *concurrentPrefill) acceptAnswer(answer []byte, at time.Time) *failure.F
 func (p *concurrentPrefill) readAnswer(candidate prefill.Candidate, answer []byte) (mooncake.ProbeAnswer, *failure.Fault) {
 	srv := p.job.srv
 	probed, err := candidate.Profile.ReadEarlyProbe(answer, srv.Fleet.KnownHost)
-	// evenkeel asked the engine to abort, so the engine has not failed.
-	if errors.Is(err, mooncake.ErrPrefillFailed) && p.pairState().PrefillAborting() {
+	// evenkeel, or another program, asked the engine to abort, so the engine has not failed.
+	if errors.Is(err, mooncake.ErrPrefillFailed) && p.pairState().PrefillAborting() || p.endedByOther {
 		return probed, p.abortedFault()
 	}
 	if err == nil {

@@ -301,9 +301,27 @@ func (s *stream) applyEffects(effects sse.Effects) {
 		s.endFailed(lifecycle.Unusable, failure.StreamBroke("upstream_broken", s.upstream.answer.Err()), s.upstream.answer.Err())
 	case sse.Refused: // the event is an error
 		endRefused(s)
+	case sse.Aborted: // the engine was told to end the answer, or ends itself
+		endAborted(s)
 	case sse.Preempted: // the engine gives the request back
 		endPreempted(s)
 	}
+}
+
+// endAborted ends a call whose engine has ended the answer with finish_reason abort, although its client has not asked for that. If another
+// program has, the answer is whole. Otherwise the engine has failed. The same holds if evenkeel has, because the prefill beside it failed.
+func endAborted(s *stream) {
+	u := &s.upstream
+	mayBeWhole := u.tracked != nil && u.prefillCall.pairFault() == nil // nil: a prefill engine has answered
+	at := roster.Location{Instance: u.rank.Instance, Rank: u.rank.Target.Rank}
+	if named := s.job.namedAbort; mayBeWhole && (named.endedAtEngine(s.job.srv, at) || named.endedByClient()) { // ByClient: meanwhile
+		var effects sse.Effects
+		s.readAt = time.Now()
+		u.answer.out, effects = u.answer.AcceptAbort(u.answer.out)
+		s.applyEffects(effects)
+		return
+	}
+	endRefused(s)
 }
 
 // endRefused ends a call whose engine has sent an error as an event.

@@ -235,6 +235,9 @@ func (r *executor) sendDecode(until lifecycle.Timeout) lifecycle.Event {
 // made. If it has, the event is Believed, and the client gets the end of the answer. Otherwise the event is CallFailed.
 func (r *executor) confirm() lifecycle.Event {
 	s := r.stream
+	if abortedEmpty(s) {
+		return lifecycle.Event{Kind: lifecycle.Believed}
+	}
 	promptTokens := s.upstream.answer.Filter.Prompt() // as the decode engine counted them; the prefill engine must count as many
 	if fault := s.upstream.prefillCall.confirmKV(promptTokens, r.job.client.Gone()); fault != nil {
 		s.upstream.fault = fault

@@ -117,6 +117,7 @@ type engines struct {
 	hostless   bool           // no host belongs to any single engine
 	prefills   int            // ranks of each prefill engine; 0: one
 	counts     *engine.Target // is asked how long prompts are; nil: none is
+	withheld   bool           // every engine drains
 
 	calls *fleet.Fleet // keeps the calls, and knows no engine
 
@@ -150,6 +151,7 @@ func (f *engines) ProcessGone(b roster.ProcessID) (gone, sure bool) {
 	return f.gone || b.Process < f.process, f.sure
 }
 func (f *engines) RejectionFrees(*roster.Rank) bool          { return f.frees }
+func (f *engines) Withheld(roster.Location) bool             { return f.withheld }
 func (f *engines) AnyPrefill(string) *engine.Target          { return f.counts }
 func (f *engines) DownSince(engine string, _ time.Time) bool { return slices.Contains(f.down, engine) }
 func (f *engines) MakerOf(b roster.ProcessID, _ prefill.Candidate, _ string) roster.ProcessID {
@@ -242,6 +244,7 @@ type monitor struct {
 	accused int
 	expired float64 // hand-offs that each prefill engine had given away when it is asked again
 	counts  bool    // prefill engines tell that
+	ill     error   // what each check that is asked for finds
 }
 
 func (m *monitor) Answered(string) {}
@@ -273,6 +276,8 @@ func (m *monitor) Accuse(string) (settle func()) {
 		m.accused--
 	}
 }
+
+func (m *monitor) CheckNow(context.Context, string) error { return m.ill }
 
 func (m *monitor) Expired(string) (n float64, known bool) { return 0, m.counts }
 

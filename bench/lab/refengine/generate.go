@@ -303,6 +303,7 @@ func (l *life) probe(x *exchange, r *request) bool {
 			return x.fail(err)
 		}
 	}
+	a := l.newAnswer(x, r, p) // before the prefill, so that an abort of it is answered, too
 	done := make(chan outcome, 1)
 	var gone atomic.Bool
 	lost := func() { // whoever takes the outcome counts it
@@ -330,7 +331,6 @@ func (l *life) probe(x *exchange, r *request) bool {
 	case o := <-done:
 		l.engine.count.Tokens.Add(int64(p.want))
 		l.group.Gauges(r.rank).Prefilled(r.prompt.Tokens(), p.want)
-		a := l.newAnswer(x, r, p)
 		a.cached = o.cached
 		return a.whole(p.want, p.finish, p.stopReason, o.handoff)
 	}

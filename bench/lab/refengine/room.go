@@ -261,7 +261,7 @@ func (a *answer) aborted() bool {
 		made = min(int(a.job.Made.Load()), a.want-1)
 	}
 	switch a.ends = nil; {
-	case !a.r.stream && a.job != nil && !a.sglang(): // vLLM has all that there is in it
+	case !a.r.stream && a.job != nil: // all that there is is in it
 		return a.whole(made, "abort", "null", nil)
 	case a.job != nil && !a.sglang():
 		if made > a.sent && !a.sendTokens(made, "") {
