@@ -134,7 +134,12 @@ func continuedAction(f *Filter, marked *mark, old []byte) action {
 	switch marked.kind {
 	case roleValue: // the client has the role from the first engine
 		return removeMember
-	case offsetsValue, spansValue: // the engine counts them from the start of its own part of the answer
+	case offsetsValue: // the engine counts them from the start of its own part of the answer
+		return setValue
+	case spansValue: // null in all events but the one with the finish_reason
+		if isLast := f.facts.finishEnd > 0; rawjson.IsNull(old) && !isLast {
+			return keepValue
+		}
 		return setValue
 	case promptValue, completionValue, totalValue:
 		if !f.facts.hasUsage { // the usage could not be read, so the tokens of earlier engines cannot be added
@@ -222,7 +227,7 @@ func appendContinued(dst []byte, f *Filter, kind valueKind, old []byte) []byte {
 	case offsetsValue: // where each token begins in the text
 		return appendShifted(dst, old, earlier.Runes)
 	default: // spansValue: which model weights made which tokens
-		return appendSpans(dst, old, earlier.Tokens)
+		return append(dst, joinSpans(earlier.Spans, old, earlier.Tokens)...)
 	}
 }
 

@@ -154,6 +154,9 @@ func takeChunk(f *Filter, e Event, dst []byte) (out []byte, end End) {
 	finish := e.Data[f.facts.finishAt:f.facts.finishEnd] // empty: the event has no finish_reason
 	if string(finish) == "abort" && !f.facts.recomputed && mayAcceptAbort(f) {
 		f.failure = finishFailure("abort")
+		if t := f.options.Transcript; t != nil && f.facts.spansAt > 0 {
+			t.Spans = append(t.Spans[:0], e.Data[f.facts.spansAt:f.facts.spansEnd]...)
+		}
 		return nil, Aborted // before the event counts, because it comes again if the abort is accepted
 	}
 	if fault := f.exceededLimit(); fault != nil {

@@ -58,6 +58,7 @@ type formFacts struct {
 	idAt            edit   // of Generated: the offsets of the answer's id
 	textAt          edit   // of Generated: the offsets of the text
 	idsAt           edit   // of Generated: the offsets of the list of token ids
+	spans           []byte // of Generated: the list weight_versions; nil: there is none
 	endAt           int    // of Generated: the offset of the object's closing brace
 }
 
@@ -165,6 +166,9 @@ func rejectFormEvent(f *Filter, e Event, event *formFacts) (out []byte, end End,
 		return e.Raw, Refused, true
 	case event.aborted:
 		f.failure = ReadFailure(event.errorText)
+		if t := f.options.Transcript; t != nil {
+			t.Spans = append(t.Spans[:0], event.spans...)
+		}
 		return nil, Aborted, true
 	case event.fault != nil:
 		f.fault = event.fault

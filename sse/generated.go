@@ -50,6 +50,8 @@ func (s *formFacts) readMeta(o rawjson.Object) {
 			u.Completion = countOf(&o)
 		case "cached_tokens":
 			u.Cached = countOf(&o)
+		case "weight_versions":
+			s.spans = o.Value()
 		case "finish_reason":
 			if o.Text[o.Val] == '{' { // null until the answer ends
 				s.readEnd(rawjson.ObjectAt(o.Text, o.Val))

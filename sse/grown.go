@@ -129,6 +129,9 @@ func (t *Transcript) Join(next *Transcript) {
 	t.IDs = append(t.IDs, next.IDs...)
 	t.Text = append(t.Text, next.Text...)
 	t.Runes += next.Runes
+	if len(t.Spans)+len(next.Spans) > 0 {
+		t.Spans = []byte(joinSpans(t.Spans, next.Spans, t.Completed))
+	}
 	t.Completed += next.Completed            // tokens
 	t.Guessed = t.Guessed || next.Guessed    // some of these tokens are estimated
 	t.Content = t.Content || next.Content    // text, reasoning or a tool call has come
@@ -144,7 +147,7 @@ func (t *Transcript) joinLast(next *Transcript) {
 	if len(next.Last) == 0 { // the endpoint is not /generate, or the next engine sent nothing
 		return
 	}
-	last := withWeightVersions(next.Last)
+	last := withWeightVersions(next.Last, next.Spans)
 	if len(t.Last) == 0 { // t is still empty: next is the transcript of the first engine
 		t.Last, t.Grows = last, next.Grows // Grows says whether events have the whole answer so far or only the new part
 		return
@@ -155,8 +158,9 @@ func (t *Transcript) joinLast(next *Transcript) {
 
 // withWeightVersions returns a copy of the event with the member weight_versions, a list of spans that says which model weights made which
 // tokens. Some engines send the list only in the last event of an answer, which an engine that failed never sent. Then withWeightVersions
-// adds a list with one span: weight_version, the current weights, made all of the engine's tokens.
-func withWeightVersions(event []byte) []byte {
+// adds spans, which came with an abort, or without them a list with one span: weight_version, the current weights, made all of the engine's
+// tokens.
+func withWeightVersions(event, spans []byte) []byte {
 	o := rawjson.ObjectAt(event, rawjson.Space(event, 0))
 	for o.NextValue() {
 		meta := o.Value()
@@ -166,8 +170,12 @@ func withWeightVersions(event []byte) []byte {
 		version := memberOf(meta, "weight_version")
 		if memberOf(meta, "weight_versions") == nil && version != nil {
 			end := o.Pos - len("}") // where a new last member of meta_info is inserted
-			spans := `,"weight_versions":` + string(appendSpanList(nil, []span{{version, 0, numberOf(memberOf(meta, "completion_tokens"))}}))
-			return applyEdits([]edit{{end, end, spans}}, event)
+			tokens := numberOf(memberOf(meta, "completion_tokens"))
+			list := string(appendSpanList(nil, []span{{version, 0, tokens}}))
+			if len(spans) > 0 {
+				list = joinSpans(spans, nil, tokens)
+			}
+			return applyEdits([]edit{{end, end, `,"weight_versions":` + list}}, event)
 		}
 	}
 	return bytes.Clone(event)
@@ -271,9 +279,14 @@ func joinedMember(key string, before, v []byte, grows Growth, earlierTokens int)
 
 // joinSpans joins two lists weight_versions, whose spans say which model weights made which tokens. The offsets of this engine's spans, in
 // v, are shifted by earlierTokens even if the engines before sent no list (before is nil): they must count from the start of the whole
-// answer.
+// answer. An engine that has ended its answer early may have told of more tokens than the client got, so its spans end at earlierTokens.
 func joinSpans(before, v []byte, earlierTokens int) string {
-	spans := readSpans(nil, before, 0)
+	var spans []span
+	for _, s := range readSpans(nil, before, 0) {
+		if s.end = min(s.end, earlierTokens); s.start < s.end {
+			spans = append(spans, s)
+		}
+	}
 	spans = readSpans(spans, v, earlierTokens)
 	return string(appendSpanList(nil, spans))
 }

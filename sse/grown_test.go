@@ -137,6 +137,24 @@ func TestEachPartHasTheWeightsThatMadeIt(t *testing.T) {
 	require.Contains(t, got, `"weight_versions":[{"version":"a","start":0,"end":2},{"version":"b","start":2,"end":6},{"version":"c","start":6,"end":8}]`)
 }
 
+// Only its end tells which weights an engine has had. The end may be an abort, after which another engine goes on.
+func TestWeightsAreToldByAnAbort(t *testing.T) {
+	const event = `{"output_ids":[%s],"meta_info":{"id":"x","finish_reason":%s,"completion_tokens":%d,"weight_version":"b"%s}}`
+	kept, sofar := &Transcript{}, &Transcript{}
+	f := NewFilter(Options{Form: Generated, Choice: -1, Cached: OwnCached, Transcript: kept, Aborted: func() bool { return false }})
+	for _, e := range []string{
+		fmt.Sprintf(event, "1", "null", 1, ""), fmt.Sprintf(event, "1,2", "null", 2, ""),
+		fmt.Sprintf(event, "1,2,3", `{"type":"abort","message":"Aborted","status_code":null}`, 3,
+			`,"weight_versions":[{"version":"a","start":0,"end":1},{"version":"b","start":1,"end":3}]`),
+	} {
+		_, _ = f.Event(frames(t, "data: "+e+"\n\n")[0], nil)
+	}
+	sofar.Join(kept)
+	next := fmt.Sprintf(event, "3", `{"type":"stop"}`, 1, `,"weight_versions":[{"version":"c","start":0,"end":1}]`)
+	got := relayed(t, []string{next}, &Continuation{Head: sofar.Head, Tokens: 2, Last: sofar.Last, Grows: sofar.Grows}, &Transcript{})
+	require.Contains(t, got[0], `"weight_versions":[{"version":"a","start":0,"end":1},{"version":"b","start":1,"end":2},{"version":"c","start":2,"end":3}]`)
+}
+
 // Nothing is joined to events of another kind.
 func TestEventsThatDoNotFitAreNotJoined(t *testing.T) {
 	for _, of := range []Growth{Cumulative, Delta} {

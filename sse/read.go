@@ -66,6 +66,7 @@ type facts struct {
 	recomputed              bool // the stop_reason is "recomputed": the engine has preempted the request
 	stopText                bool // the stop_reason is a string, so a stop text of the request may have ended the answer
 	handBackAt, handBackEnd int  // the offsets of kv_transfer_params, with which vLLM hands back the answer's KV; 0: there are none
+	spansAt, spansEnd       int  // the offsets of weight_versions, a list of spans; 0: there is none
 	isError                 bool
 
 	textAt, textEnd int  // the offsets of the member text or content, with its quotes
@@ -283,8 +284,12 @@ func markChoiceMember(f *Filter, choice *rawjson.Object) {
 	case "kv_transfer_params": // no client may get it
 		f.markWholeMember(engineOnlyValue, secondLevel, choice)
 	case "weight_versions": // which model weights made which tokens: the engine counts the tokens from the start of its own part
-		if f.options.Continuation != nil && choice.Text[choice.Val] == '[' {
+		isList := choice.Text[choice.Val] == '['
+		if c := f.options.Continuation; c != nil && (isList || len(c.Spans) > 0) {
 			f.markWholeMember(spansValue, secondLevel, choice)
+		}
+		if isList {
+			f.facts.spansAt, f.facts.spansEnd = choice.Val, rawjson.ValueEnd(choice.Text, choice.Val)
 		}
 	}
 }

@@ -125,38 +125,3 @@ func TokensEnding(dst []byte, h Head, finish string, u Usage) []byte {
 	dst = u.appendJSON(append(begin(dst), `],"usage":`...), nil)
 	return append(append(dst, "}\n\n"...), Done...)
 }
-
-// appendSpans appends a list of spans with start and end shifted by offset tokens. A span says which model weights made some
-// tokens (WeightVersionSpan in vLLM's outputs.py). An engine that continues an answer counts from the start of its own part, and offset is
-// the number of tokens that earlier engines made.
-func appendSpans(dst, list []byte, offset int) []byte {
-	dst = append(dst, '[')
-	for a := rawjson.ArrayAt(list, 0); a.Next(); {
-		if a.N > 1 {
-			dst = append(dst, ',')
-		}
-		if list[a.Val] == '{' {
-			dst, a.Pos = appendSpan(dst, list, a.Val, offset)
-		} else { // the element is no span, so it is copied unchanged
-			dst = append(dst, takeElement(&a)...)
-		}
-	}
-	return append(dst, ']')
-}
-
-// appendSpan appends the span at i in list with start and end shifted by offset tokens. It returns the offset in list where the span ends;
-// -1: it is malformed.
-func appendSpan(dst, list []byte, i, offset int) (all []byte, end int) {
-	dst = append(dst, '{')
-	span := rawjson.ObjectAt(list, i)
-	for span.NextValue() {
-		dst = appendKey(dst, string(span.Key))
-		v, isNumber := rawjson.Int(list, span.Val, span.Pos)
-		if isBound := string(span.Key) == "start" || string(span.Key) == "end"; isNumber && isBound {
-			dst = strconv.AppendInt(dst, int64(v+offset), 10)
-		} else {
-			dst = append(dst, span.Value()...)
-		}
-	}
-	return append(dst, '}'), span.Pos
-}

@@ -148,6 +148,37 @@ func TestSGLangAbortsWithAStatusWhatHasFailed(t *testing.T) {
 	}
 }
 
+// What an engine tells of its weights with an abort counts up to the last token that the client has of it.
+func TestSpansOfWeightsAreJoinedAcrossAnAbort(t *testing.T) {
+	// Of each first part the client gets one token. Those of the event with the abort are lost.
+	const first = `[{"version":"a","start":0,"end":1},{"version":"b","start":1,"end":3}]`
+	stream := strings.NewReplacer(`"length"`, `"abort"`, `[{"version":"default","start":0,"end":3}]`, first).Replace(tokensStream)
+	sofar := &Transcript{}
+	for _, row := range []struct{ stream, want string }{
+		{stream, ""},
+		{strings.Replace(stream, `"start":1,"end":3`, `"start":1,"end":9`, 1), ""},
+		{tokensStream, `"weight_versions":[{"version":"a","start":0,"end":2},{"version":"default","start":2,"end":5}]`},
+		{strings.Replace(tokensStream, `[{"version":"default","start":0,"end":3}]`, "null", 1), `"weight_versions":[{"version":"a","start":0,"end":2}]`},
+		{string(TokensEnding(nil, Head{ID: []byte(`"a"`)}, "length", Usage{})), `"weight_versions":[{"version":"a","start":0,"end":2}]`},
+	} {
+		options := Options{Form: Tokens, Cached: OwnCached, TokenIDs: true, Choice: -1, Transcript: &Transcript{},
+			Aborted: func() bool { return false }}
+		if sofar.Head.ID != nil {
+			options.Continuation = &Continuation{Head: sofar.Head, Tokens: sofar.Completed, Spans: sofar.Spans}
+		}
+		a := new(Answer)
+		a.Reset(options)
+		all, _ := a.Feed(nil, []byte(row.stream), time.Time{})
+		if row.want != "" {
+			require.Contains(t, string(all), row.want)
+			continue
+		}
+		if sofar.Join(options.Transcript); sofar.Head.ID == nil {
+			sofar.Head = options.Transcript.Head
+		}
+	}
+}
+
 func TestTheEndOfAnAnswerOfTokensIsOne(t *testing.T) {
 	for _, mode := range []string{`"tokens"`, `"text"`} {
 		end := TokensEnding(nil, Head{ID: []byte(`"a"`), Mode: []byte(mode)}, "length", Usage{Prompt: 4, Completion: 2, Total: 6, Cached: -1})

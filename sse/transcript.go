@@ -23,6 +23,10 @@ type Transcript struct {
 	Prompt    int     // tokens of the prompt as the decode engine counted them; 0: it sent no count
 	Completed int     // tokens of the answer as the engine counted them
 
+	// Spans is the JSON list weight_versions of an engine that was told to end its answer: which weights made the tokens, maybe also later
+	// ones than those of the transcript. Empty: the engine has not told this, which it does only at the end.
+	Spans []byte
+
 	HandBack []byte // kv_transfer_params of an event: where the engine keeps the KV of the answer
 
 	Last      []byte // the last event of a stream of /generate; empty: the endpoint is another one, or no event came
@@ -47,7 +51,7 @@ type Head struct {
 
 // Reset empties the transcript for another answer and reuses its memory.
 func (t *Transcript) Reset(keepText bool) {
-	*t = Transcript{KeepText: keepText, IDs: t.IDs[:0], Text: t.Text[:0], Last: t.Last[:0], HandBack: t.HandBack[:0]}
+	*t = Transcript{KeepText: keepText, IDs: t.IDs[:0], Text: t.Text[:0], Last: t.Last[:0], HandBack: t.HandBack[:0], Spans: t.Spans[:0]}
 }
 
 // Exact says whether the id of every token is known.
@@ -127,6 +131,8 @@ type Continuation struct {
 	Prompt int // tokens of the client's own prompt; 0: not known, this engine's count less Tokens is used
 	Tokens int // tokens that earlier engines generated
 	Runes  int // runes of the text that earlier engines generated
+
+	Spans []byte // the list weight_versions of earlier engines at /inference/v1/generate; empty: they have not told it
 
 	Last  []byte // the last event so far of /generate; nil: the endpoint is another one
 	Grows Growth

@@ -185,7 +185,7 @@ func (l *Loss) continuationOf(soFar *sse.Transcript) *sse.Continuation {
 		return nil
 	}
 	c := &sse.Continuation{Head: soFar.Head, Prompt: soFar.Prompt, Tokens: soFar.Completed, Runes: soFar.Runes, Last: soFar.Last,
-		Grows: soFar.Grows}
+		Grows: soFar.Grows, Spans: soFar.Spans}
 	if soFar.Prompt == 0 { // the engine reported no count
 		c.Prompt = l.PromptTokens
 	}

@@ -91,6 +91,10 @@ func TestTheSurplusOfARolloutIsEndedAtItsEngines(t *testing.T) {
 					got := readTokens(t, r)
 					require.Empty(t, got.fail, r.body)
 					require.Len(t, got.usage, 1, r.body)
+					spans := fmt.Sprintf(`[{"version":"default","start":0,"end":%d}]`, len(got.ids[0]))
+					if n == 1 {
+						require.Equal(t, spans, got.spans, "the weights that made all tokens, also those from before an abort")
+					}
 					made, finishes = got.ids, got.finishes
 				}
 				require.Len(t, made, n, r.body)
