@@ -46,7 +46,16 @@ func newQuery(e mooncake.Endpoint, model, id string) *query {
 	return &query{body: body, endpoint: e}
 }
 
-// prefill has a prefill engine compute a prompt, and reads the hand-off from its answer.
+// otherConnectorError says that a hand-off is not one of the profile's connector.
+type otherConnectorError struct{ profile, configured, actual string }
+
+func (e *otherConnectorError) Error() string {
+	return fmt.Sprintf("its profile %s has connector %s, but its hand-off is that of %s; set connector: %[3]s in the profile of both sides' "+
+		"engines", e.profile, e.configured, e.actual)
+}
+
+// prefill has a prefill engine compute a prompt, and reads the hand-off from its answer. If the hand-off is that of another connector than
+// the profile's, the answer has it although there is an error.
 func (t *tester) prefill(ctx context.Context, p testedRank, q *query, id string) (answer mooncake.ProbeAnswer, err error) {
 	var info *mooncake.BootstrapInfo // nil: the engine needs no names for the transfer
 	if p.profile.Connector == mooncake.VLLMMooncake {
@@ -64,11 +73,14 @@ func (t *tester) prefill(ctx context.Context, p testedRank, q *query, id string)
 	}
 	connector := mooncake.ConnectorOf(text) // empty: the hand-off does not show it
 	fitsProfile := connector == p.profile.Connector || p.profile.Connector == mooncake.Opaque
+	knownHost := func(host string) bool { return t.hosts[host] }
 	if connector != "" && !fitsProfile {
-		return answer, fmt.Errorf("its profile %s has connector %s, but its hand-off is that of %s; set connector: %[3]s in the profile of both "+
-			"sides' engines", p.profile.Name, p.profile.Connector, connector)
+		actual := *p.profile
+		actual.Connector = connector
+		answer, _ = actual.ReadProbe(text, nil, knownHost) // for discard; after an error, it has no hand-off
+		return answer, &otherConnectorError{profile: p.profile.Name, configured: p.profile.Connector, actual: connector}
 	}
-	answer, err = p.profile.ReadProbe(text, info, func(host string) bool { return t.hosts[host] })
+	answer, err = p.profile.ReadProbe(text, info, knownHost)
 	if errors.Is(err, mooncake.ErrNoHandoff) {
 		err = fmt.Errorf("%w; or is %s the wrong connector? Engines of %s and %s hand nothing off", err, p.profile.Connector,
 			mooncake.VLLMMooncake, mooncake.AscendLayerwise)
@@ -117,6 +129,17 @@ func decodeIDSuffix(a mooncake.ProbeAnswer) string {
 // decode makes a decode engine decode a hand-off. It returns the number of prompt tokens that the decode engine counted.
 func (t *tester) decode(ctx context.Context, d testedRank, q *query, a mooncake.ProbeAnswer, id string) (prompt int, err error) {
 	return t.answer(ctx, d, q, id+decodeIDSuffix(a), d.profile.DecodeBody(&q.body, q.endpoint, q.changes, a.KV, "", true, nil))
+}
+
+// discard makes a decode engine fetch the KV of a hand-off that is not one of the profile's connector (why), because otherwise the KV stays
+// in the prefill engine until its hold timeout. The decode engine's profile must have the connector of the hand-off or the same wrong one,
+// as then both engines are probably of one kind. An engine of a third connector might not be able to read the hand-off, so it gets nothing.
+func (t *tester) discard(ctx context.Context, d testedRank, q *query, a mooncake.ProbeAnswer, id string, why *otherConnectorError) {
+	if has := d.profile.Connector; a.KV == nil || has != why.actual && has != why.configured {
+		return
+	}
+	body := d.profile.DiscardBody(&q.body, q.endpoint, q.changes, a.KV, id, nil)
+	_, _ = t.send(ctx, d, q, lifecycle.Decode, id+decodeIDSuffix(a), body) // that the profile is wrong is reported already
 }
 
 // answer sends a decode request, reads the answer, and checks what the answer says about itself. It returns the number of

@@ -262,14 +262,19 @@ func (t *tester) reportUnreported(s testedRank) {
 }
 
 // sendThroughPair sends a request through a pair: first through the prefill engine and then through the decode engine, or through both at
-// the same time if their connector needs it. It returns the error of each side. After an error of the prefill engine, the decode engine is
-// sent nothing, and decodeErr is nil.
+// the same time if their connector needs it. It returns the error of each side. After an error of the prefill engine, the decode engine at
+// most frees the KV of a hand-off, and decodeErr is nil.
 func (t *tester) sendThroughPair(ctx context.Context, p, d testedRank, q *query, id string) (got pairAnswer, prefillErr, decodeErr error) {
 	if concurrent, _ := compatibility(p, d); concurrent {
 		return t.sendConcurrently(ctx, p, d, q, id)
 	}
-	if got.ProbeAnswer, prefillErr = t.prefill(ctx, p, q, id); prefillErr == nil {
+	got.ProbeAnswer, prefillErr = t.prefill(ctx, p, q, id)
+	var other *otherConnectorError
+	switch {
+	case prefillErr == nil:
 		got.decodeCount, decodeErr = t.decode(ctx, d, q, got.ProbeAnswer, id)
+	case errors.As(prefillErr, &other):
+		t.discard(ctx, d, q, got.ProbeAnswer, id, other)
 	}
 	return got, prefillErr, decodeErr
 }

@@ -522,8 +522,25 @@ func TestAWrongConnectorIsNamed(t *testing.T) {
 			found := Run(t.Context(), cluster(t, mooncake.Profile{Connector: tc.profile}, p.URLs(), d.URLs()), Options{EveryPair: true})
 			require.Len(t, pick(found, Bad), maxFailures, "%v", found)
 			require.Contains(t, pick(found, Bad)[0], tc.want)
-			require.Zero(t, d.Stats().Requests, "no decode engine waits for KV that does not come")
+			require.Eventually(t, func() bool { return p.Stats().Pins == 0 }, 5*time.Second, 5*time.Millisecond, "nothing is left to the hold")
+			require.EqualValues(t, maxFailures, d.Stats().Requests, "a decode engine fetches what was handed over")
+			require.Zero(t, p.Stats().Leaks+d.Stats().Unknown+d.Stats().KeyMismatches+d.Stats().LocalPrefills)
 		})
+	}
+}
+
+// The profile of a decode engine may be right where that of the prefill engine is wrong. One with a third connector is left alone.
+func TestWhoFetchesAHandOffOfAnotherConnector(t *testing.T) {
+	for connector, fetches := range map[refengine.Connector]int{refengine.NIXLPull: 1, refengine.AscendMooncake: 0} {
+		p, d := start(t, refengine.Config{Role: refengine.Prefill, Connector: refengine.NIXLPull}),
+			start(t, refengine.Config{Role: refengine.Decode, Connector: connector})
+		c := cluster(t, mooncake.Profile{Connector: mooncake.NIXLPush}, p.URLs(), d.URLs())
+		c.Profiles["other"] = mooncake.Profile{Connector: string(connector)}.WithDefaults()
+		c.Engines.Decode[0].Profile = "other"
+		found := Run(t.Context(), c, Options{})
+		require.Contains(t, pick(found, Bad)[0], "has connector nixl-push, but its hand-off is that of nixl-pull")
+		require.EqualValues(t, fetches, d.Stats().Requests)
+		require.Eventually(t, func() bool { return p.Stats().Pins == 1-fetches }, 5*time.Second, 5*time.Millisecond)
 	}
 }
 
