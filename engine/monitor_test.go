@@ -30,13 +30,13 @@ func TestAnEngineThatAnswersIsUpWithItsFacts(t *testing.T) {
 		s := m.Status("p0")
 		require.Equal(t, Status{
 			Up: true, Since: s.Since, Changed: s.Changed, Version: "0.27.1", StartTime: 100,
-			Models:         []Model{{ID: "m", MaxModelLen: 32768}, {ID: "m-lora", Parent: "m"}},
-			CapacityTokens: map[string]int64{"0": 1600},
+			Models:   []Model{{ID: "m", MaxModelLen: 1024}, {ID: "m-lora", Parent: "m"}},
+			Memories: Memories{"0": {Capacity: Reading{1600, productLabels}, Block: Reading{16, blockLabel}}},
 		}, s)
 		require.EqualValues(t, 1, gauge(t, reg))
-		s.Models[0].ID, s.CapacityTokens["0"] = "x", 0
+		s.Models[0].ID, s.Memories["0"] = "x", Memory{}
 		require.Equal(t, "m", m.Status("p0").Models[0].ID, "a status is a copy")
-		require.EqualValues(t, 1600, m.Status("p0").CapacityTokens["0"])
+		require.EqualValues(t, 1600, m.Status("p0").Memories["0"].Capacity.Tokens)
 		require.Zero(t, m.Status("p1"))
 
 		time.Sleep(60 * time.Second)
@@ -244,7 +244,7 @@ func TestAnEngineWithoutVersionOrMetricsIsUp(t *testing.T) {
 				require.True(t, s.Up)
 				require.NoError(t, s.Err)
 				require.Empty(t, s.Version)
-				require.Empty(t, s.CapacityTokens)
+				require.Empty(t, s.Memories)
 				require.Zero(t, s.StartTime)
 				require.Len(t, s.Models, 2)
 			})
@@ -288,7 +288,7 @@ func TestARestartIsNoticedBetweenTwoChecks(t *testing.T) {
 		require.True(t, s.Up)
 		require.Equal(t, 200.0, s.StartTime)
 		require.Equal(t, "0.28.0", s.Version)
-		require.Equal(t, map[string]int64{"0": 3200}, s.CapacityTokens)
+		require.EqualValues(t, 3200, s.Memories.Of(0).Capacity.Tokens)
 		require.NotEmpty(t, logs.FilterMessageSnippet("restarted").All())
 	})
 }

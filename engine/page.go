@@ -148,58 +148,6 @@ func quotedShort(text string) string {
 	return strconv.QuoteToASCII(text)
 }
 
-// Capacities returns the KV capacity in tokens of each engine on a page, without those whose capacity is not known. configs are the series
-// of vllm:cache_config_info; the keys of the result are their label engine.
-func Capacities(configs []*dto.Metric) (map[string]float64, error) {
-	all := map[string]float64{}
-	sharers := blockSharers(configs) // vLLM may show each engine the number of blocks of all engines behind its API server
-	for _, m := range configs {
-		tokens, known, err := cacheTokens(m, sharers)
-		if err != nil {
-			return nil, err
-		}
-		if known {
-			all[Label(m, "engine")] = tokens
-		}
-	}
-	return all, nil
-}
-
-// blockSharers returns by how many engines the number of blocks on a page must be divided. An API server of vLLM adds up the blocks of
-// all its engines and shows the sum for each of them. If the numbers differ, each is the engine's own, and the result is 1.
-func blockSharers(configs []*dto.Metric) int {
-	for _, m := range configs {
-		if Label(m, "num_gpu_blocks") != Label(configs[0], "num_gpu_blocks") {
-			return 1
-		}
-	}
-	return len(configs)
-}
-
-// cacheTokens returns the KV capacity in tokens of one engine, m, among whose labels are the number and the size of its KV blocks. The
-// number is divided by sharers, because it is the sum of so many engines.
-func cacheTokens(m *dto.Metric, sharers int) (capacity float64, known bool, err error) {
-	blocks, known, err := Whole(CacheConfigName+" num_gpu_blocks", Label(m, "num_gpu_blocks"), MostKVTokens*int64(sharers))
-	if err != nil || !known { // the label is "None" until the engine has measured its memory
-		return 0, false, err
-	}
-	size, err := blockTokens(m)
-	if err != nil {
-		return 0, false, err
-	}
-	capacity = float64(blocks/int64(sharers)) * float64(size)
-	if capacity > MostKVTokens {
-		return 0, false, &PageError{CacheConfigName, fmt.Sprintf("num_gpu_blocks %d of block_size %d", blocks, size)}
-	}
-	return capacity, capacity > 0, nil // 0 tokens: no block was counted yet, or the size of a block is not known
-}
-
-// blockTokens returns the size of a KV block in tokens, from a series of vllm:cache_config_info; 0: unknown.
-func blockTokens(m *dto.Metric) (int, error) {
-	n, _, err := Whole(CacheConfigName+" block_size", Label(m, "block_size"), mostBlock)
-	return int(n), err
-}
-
 // Label returns the value of a label; empty: the series has no such label.
 func Label(m *dto.Metric, name string) string {
 	for _, l := range m.GetLabel() {
@@ -210,14 +158,18 @@ func Label(m *dto.Metric, name string) string {
 	return ""
 }
 
-// maxByEngine returns one value for each engine that the label engine names, from the first series in names that has a value for it. If an
-// engine has several series of one name, because other labels differ (LoRA), the largest value counts.
-func maxByEngine(families map[string]*dto.MetricFamily, names []string) map[string]float64 {
+// RankLabel returns the label that names the rank of a series: engine for vLLM, dp_rank for SGLang (0.5.23,
+// observability/metrics_collector.py).
+func RankLabel(m *dto.Metric) string { return cmp.Or(Label(m, "engine"), Label(m, "dp_rank")) }
+
+// maxByRank returns one value for each rank, from the first series in names that has a value for it. If a
+// rank has several series of one name, because other labels differ (LoRA), the largest value counts.
+func maxByRank(families map[string]*dto.MetricFamily, names []string) map[string]float64 {
 	out := map[string]float64{}
 	for _, name := range names {
 		found := map[string]float64{}
 		for _, m := range families[name].GetMetric() {
-			v, e := m.GetUntyped().GetValue(), Label(m, "engine")
+			v, e := m.GetUntyped().GetValue(), RankLabel(m)
 			if math.IsNaN(v) {
 				continue
 			}
@@ -234,13 +186,12 @@ func maxByEngine(families map[string]*dto.MetricFamily, names []string) map[stri
 	return out
 }
 
-// sumByRank adds up the values of each rank. The label of a rank is engine for vLLM and dp_rank for SGLang. All values are untyped, because
-// ParseSeries leaves out the lines of a page that say which are gauges and which are counters.
+// sumByRank adds up the values of each rank. All values are untyped, because ParseSeries leaves out the lines of a page that say which are gauges and which are counters.
 func sumByRank(f *dto.MetricFamily) map[string]float64 {
 	out := map[string]float64{}
 	for _, m := range f.GetMetric() {
 		if v := m.GetUntyped().GetValue(); !math.IsNaN(v) { // NaN: the engine does not know the value
-			out[cmp.Or(Label(m, "engine"), Label(m, "dp_rank"))] += v
+			out[RankLabel(m)] += v
 		}
 	}
 	return out

@@ -24,6 +24,8 @@ func TestAPageThatCannotBeRight(t *testing.T) {
 		`vllm:cache_config_info{block_size="16",num_gpu_blocks="1e300"} 1`:         `vllm:cache_config_info num_gpu_blocks says "1e300"`,
 		`vllm:cache_config_info{block_size="-16",num_gpu_blocks="100"} 1`:          `vllm:cache_config_info block_size says "-16"`,
 		`vllm:cache_config_info{block_size="1.5",num_gpu_blocks="100"} 1`:          `vllm:cache_config_info block_size says "1.5"`,
+		`vllm:cache_config_info{kv_cache_size_tokens="-7"} 1`:                      `vllm:cache_config_info kv_cache_size_tokens says "-7"`,
+		`vllm:cache_config_info{effective_attention_block_size="1e300"} 1`:         `vllm:cache_config_info effective_attention_block_size says "1e300"`,
 		`vllm:cache_config_info{block_size="99999",num_gpu_blocks="9999999999"} 1`: "num_gpu_blocks 9999999999 of block_size 99999",
 		`vllm:num_requests_running{engine="9223372036854775807"} 1`:                "the label engine says 1 different numbers up to 9223372036854775807",
 		manyEngines(MostRanks + 1):                                                 "the label engine says 4097 different numbers",
@@ -68,7 +70,7 @@ func TestAPageThatCannotBeRightIsToldOfOnce(t *testing.T) {
 	f := newFake()
 	watched(t, f, func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, _ *prometheus.Registry) {
 		told := func() int { return logs.FilterMessageSnippet("an engine's page is not believed").Len() }
-		known := m.Status("p0").CapacityTokens
+		known := m.Status("p0").Memories
 		for _, odd := range []struct{ path, page string }{
 			{"/metrics", "vllm:num_requests_running{engine=\"0\"} +Inf\n" + metricsPage(200)},
 			{"/v1/models", `{"data":[{"id":"m","max_model_len":-7}]}`},
@@ -78,7 +80,7 @@ func TestAPageThatCannotBeRightIsToldOfOnce(t *testing.T) {
 			time.Sleep(time.Minute)
 			require.Equal(t, before+1, told(), odd.path)
 			require.True(t, m.Status("p0").Up)
-			require.Equal(t, known, m.Status("p0").CapacityTokens)
+			require.Equal(t, known, m.Status("p0").Memories)
 			f.set(odd.path, right)
 			time.Sleep(time.Minute)
 			require.Equal(t, before+1, told(), odd.path)

@@ -99,7 +99,7 @@ func TestBombsAmongThePagesOfAnEngine(t *testing.T) {
 				s := m.Status("p0")
 				require.True(t, s.Up)
 				require.Len(t, s.Models, models)
-				require.Equal(t, page != "/metrics", s.CapacityTokens != nil)
+				require.Equal(t, page != "/metrics", s.Memories != nil)
 				require.Equal(t, page != "/version", s.Version != "")
 			})
 		})

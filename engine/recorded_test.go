@@ -31,15 +31,12 @@ func TestRecordedMetricsAreRead(t *testing.T) {
 			s, err := MetricNames{}.Parse(r.Body())
 			require.NoError(t, err)
 			require.Equal(t, []string{"0"}, s.Engines())
-			require.Equal(t, 32, s.BlockTokens)
 			require.Greater(t, s.StartTime, 1.7e9)
-			tokens, ok := s.CacheTokens(-1)
-			require.True(t, ok)
 			blocks := int64(2000)
 			if r.Engine == "prefill" {
 				blocks = 90
 			}
-			require.Equal(t, blocks*32, tokens)
+			require.Equal(t, Memory{Capacity: Reading{blocks * 32, sizeLabel}, Block: Reading{32, effectiveLabel}}, s.Memories(nil).Of(-1))
 			running, ok := s.Running(-1)
 			require.True(t, ok)
 			waiting, ok := s.Waiting(-1)

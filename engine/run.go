@@ -313,13 +313,13 @@ func (w *watch) statusByFacts(up bool) Status {
 	f := w.facts
 	return Status{
 		Up: up, Err: f.modelsErr, Since: w.status.Since, Changed: w.status.Changed,
-		Models: f.models, Version: f.version, CapacityTokens: f.capacity, StartTime: f.start,
+		Models: f.models, Version: f.version, Memories: f.memory.Memories(f.models), StartTime: f.start,
 		Out: w.status.Out, Wedged: w.status.Wedged,
 	}
 }
 
 // readFacts reads the facts that GET /health does not report: the metrics, the version, whether the engine is a vLLM that reports pauses
-// and faults (its features), and the list of models. It reads version, capacity and features again if full is true, or if the start time
+// and faults (its features), and the list of models. It reads version and features again if full is true, or if the start time
 // shows that the engine has restarted. If an engine has no /version or /metrics, these facts stay unknown, which does not keep the engine
 // from serving. hurry says that the engine gets no requests until the facts are read.
 func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
@@ -333,10 +333,10 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 		f.start, f.version = sample.StartTime, ""
 	}
 	if full {
-		f.capacity = nil
+		f.memory = nil
 	}
-	if pageErr == nil && len(f.capacity) == 0 {
-		f.capacity = sample.Capacities()
+	if pageErr == nil && len(sample.memory) > 0 {
+		f.memory = sample
 	}
 	if full || f.version == "" {
 		f.readVersion(ctx, w, timeout)

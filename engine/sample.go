@@ -8,16 +8,14 @@ import (
 	"math"
 	"slices"
 	"strconv"
-
-	dto "github.com/prometheus/client_model/go"
 )
 
 // Names of the series that a Sample reads, in the order new vLLM, old vLLM, SGLang. The first name that has a value is used.
 var (
 	kvUsageNames  = []string{"vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage"}
+	kvHeldNames   = []string{"sglang:full_token_usage"} // of full attention alone; token_usage is that of the fullest pool
 	runningNames  = []string{"vllm:num_requests_running", "sglang:num_running_reqs"}
 	waitingNames  = []string{"vllm:num_requests_waiting", "sglang:num_queue_reqs"}
-	capacityNames = []string{"sglang:max_total_num_tokens"}
 	outputNames   = []string{"vllm:generation_tokens_total", "sglang:generation_tokens_total"}
 	preemptNames  = []string{"vllm:num_preemptions_total"}
 	wantedKVNames = []string{"vllm:external_prefix_cache_queries_total"} // prompt tokens whose KV was wanted from other engines
@@ -33,7 +31,8 @@ const (
 
 // Names of series that are read from each page, whatever names the config gives other series.
 const (
-	CacheConfigName = "vllm:cache_config_info"     // its labels have the number and the size of the KV blocks
+	capacityName    = "sglang:max_total_num_tokens"
+	CacheConfigName = "vllm:cache_config_info"     // its labels describe the KV memory
 	StartTimeName   = "process_start_time_seconds" // when the process started; a new value means that the engine restarted
 )
 
@@ -46,7 +45,7 @@ const (
 // SGLang use.
 type MetricNames struct{ KVUsage, Running, Waiting string }
 
-// Sample is one reading of an engine's metrics. It has a value for each DP rank, which the label engine names.
+// Sample is one reading of an engine's metrics. It has a value for each DP rank (RankLabel).
 // The second result of a method is false if the series is missing or NaN.
 //
 // Rank -1 stands for the whole instance: its KV usage is that of the fullest rank, and its other values are sums over
@@ -54,13 +53,13 @@ type MetricNames struct{ KVUsage, Running, Waiting string }
 type Sample struct {
 	// StartTime is when the engine's process started, in Unix seconds; 0: unknown.
 	StartTime float64
-	// BlockTokens is the size of a KV block in tokens; 0: unknown.
-	BlockTokens int
 	// FirstRank is the engine's number of the first rank on the page. With vLLM's hybrid load balancing, a node may not number its
 	// ranks from 0. The methods of Sample always count from 0.
 	FirstRank int
 
-	kvUsage, running, waiting, capacity, generated, preempted, wantedTokens, pulledTokens, expired map[string]float64
+	memory map[string]Memory // by the label of the rank, as the page says it; nothing is Misread
+
+	kvUsage, kvHeld, running, waiting, generated, preempted, wantedTokens, pulledTokens, expired map[string]float64
 
 	stepWaits, steps map[string]float64 // seconds of waiting for other ranks, and number of steps; by DP rank if SGLang labels them
 }
@@ -93,7 +92,7 @@ func Metrics(ctx context.Context, c *Client, t *Target) ([]byte, error) {
 // makes Parse fail, except in the series of SGLang's steps, which are then left out.
 func (n MetricNames) Parse(page []byte) (*Sample, error) {
 	kv, running, waiting := orDefault(n.KVUsage, kvUsageNames), orDefault(n.Running, runningNames), orDefault(n.Waiting, waitingNames)
-	limits := Limits{}.Shares(kv...).Add(MostRequests, running...).Add(MostRequests, waiting...).Add(MostKVTokens, capacityNames...)
+	limits := Limits{}.Shares(kv...).Shares(kvHeldNames...).Add(MostRequests, running...).Add(MostRequests, waiting...).Add(MostKVTokens, capacityName)
 	counters := slices.Concat(outputNames, preemptNames, wantedKVNames, pulledKVNames, expiredNames)
 	families, err := ParseSeries(page, limits.Counters(counters...))
 	if err != nil {
@@ -109,19 +108,20 @@ func (n MetricNames) Parse(page []byte) (*Sample, error) {
 	}
 	s := &Sample{
 		FirstRank:    first,
-		kvUsage:      maxByEngine(families, kv),
-		running:      maxByEngine(families, running),
-		waiting:      maxByEngine(families, waiting),
-		capacity:     maxByEngine(families, capacityNames),
-		generated:    maxByEngine(families, outputNames),
-		preempted:    maxByEngine(families, preemptNames),
-		wantedTokens: maxByEngine(families, wantedKVNames), // prompt tokens whose KV was wanted from other engines
-		pulledTokens: maxByEngine(families, pulledKVNames), // those of them whose KV was pulled
-		expired:      maxByEngine(families, expiredNames),
+		kvUsage:      maxByRank(families, kv),
+		kvHeld:       maxByRank(families, kvHeldNames),
+		running:      maxByRank(families, running),
+		waiting:      maxByRank(families, waiting),
+		generated:    maxByRank(families, outputNames),
+		preempted:    maxByRank(families, preemptNames),
+		wantedTokens: maxByRank(families, wantedKVNames), // prompt tokens whose KV was wanted from other engines
+		pulledTokens: maxByRank(families, pulledKVNames), // those of them whose KV was pulled
+		expired:      maxByRank(families, expiredNames),
 		stepWaits:    sumByRank(stepSeries[stepWaitName]),
 		steps:        sumByRank(stepSeries[stepsName]),
 	}
-	if err := s.readCacheConfig(families[CacheConfigName].GetMetric()); err != nil {
+	capacities := maxByRank(families, []string{capacityName})
+	if err := s.readMemory(families[CacheConfigName].GetMetric(), capacities, capacityName); err != nil {
 		return nil, err
 	}
 	for _, m := range families[StartTimeName].GetMetric() {
@@ -132,30 +132,19 @@ func (n MetricNames) Parse(page []byte) (*Sample, error) {
 	return s, nil
 }
 
-// readCacheConfig sets the capacities and the size of a block by the series of vllm:cache_config_info. A capacity that another series
-// gave is overwritten.
-func (s *Sample) readCacheConfig(configs []*dto.Metric) error {
-	capacities, err := Capacities(configs)
-	if err != nil {
-		return err
-	}
-	maps.Copy(s.capacity, capacities)
-	for _, m := range configs {
-		size, err := blockTokens(m)
-		if err != nil {
-			return err
-		}
-		if size > 0 {
-			s.BlockTokens = size
-		}
-	}
-	return nil
-}
-
 // KVUsage returns the share of KV blocks in use on a rank, 0 to 1; for rank -1 that of the fullest rank. ok is false if it is not known.
 func (s *Sample) KVUsage(rank int) (share float64, ok bool) {
 	if rank < 0 { // for the whole instance, the fullest rank counts
 		return fold(s.kvUsage, math.Max)
+	}
+	return s.rankValue(s.kvUsage, rank)
+}
+
+// HeldShare returns the share of a rank's KV capacity that its tokens fill, 0 to 1. It is below KVUsage on an SGLang server with pools for
+// sliding windows or states, one of which may be fuller (0.5.23, managers/scheduler_components/pool_stats_observer.py).
+func (s *Sample) HeldShare(rank int) (share float64, ok bool) {
+	if share, ok = s.rankValue(s.kvHeld, rank); ok {
+		return share, true
 	}
 	return s.rankValue(s.kvUsage, rank)
 }
@@ -195,27 +184,7 @@ func (s *Sample) NotPulledTokens(rank int) (tokens float64, ok bool) {
 	return wanted - pulled, hasWanted && hasPulled
 }
 
-// CacheTokens returns the KV capacity of a rank in tokens, num_gpu_blocks x block_size for vLLM; for rank -1, of all ranks together.
-func (s *Sample) CacheTokens(rank int) (tokens int64, ok bool) {
-	v, ok := s.rankValueOrSum(s.capacity, rank)
-	return int64(v), ok
-}
-
-// Capacities returns CacheTokens of every rank. The keys are the numbers of the ranks, counted from 0. If the engine does not number its
-// ranks, the only key is empty.
-func (s *Sample) Capacities() map[string]int64 {
-	out := make(map[string]int64, len(s.capacity))
-	for label, v := range s.capacity {
-		key := label
-		if number, err := strconv.Atoi(label); err == nil {
-			key = strconv.Itoa(number - s.FirstRank)
-		}
-		out[key] = int64(v)
-	}
-	return out
-}
-
-// Engines returns the values of the label engine for which there is a KV usage, sorted as numbers.
+// Engines returns the labels of the ranks for which there is a KV usage, sorted as numbers.
 func (s *Sample) Engines() []string {
 	return slices.SortedFunc(maps.Keys(s.kvUsage), func(a, b string) int {
 		return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b)) // of two decimal numbers, the one with fewer digits is the smaller

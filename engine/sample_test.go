@@ -15,16 +15,15 @@ func TestSampleOfAnEngineWithTwoRanks(t *testing.T) {
 	s, err := MetricNames{}.Parse(page)
 	require.NoError(t, err)
 	require.Equal(t, []string{"0", "1"}, s.Engines())
-	require.Equal(t, map[string]int64{"0": 4096 * 128, "1": 2048 * 128}, s.Capacities())
 	require.Equal(t, 1755800000.25, s.StartTime)
 	for _, tt := range []struct {
-		name                         string
-		rank                         int
-		kv, running, waiting, tokens float64
+		name                 string
+		rank                 int
+		kv, running, waiting float64
 	}{
-		{"each rank has its own values", 0, 0.25, 3, 0, 4096 * 128},
-		{"the fullest of a rank's series counts", 1, 0.75, 5, 7, 2048 * 128},
-		{"the instance is its fullest rank, and the sum", -1, 0.75, 8, 7, 6144 * 128},
+		{"each rank has its own values", 0, 0.25, 3, 0},
+		{"the fullest of a rank's series counts", 1, 0.75, 5, 7},
+		{"the instance is its fullest rank, and the sum", -1, 0.75, 8, 7},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			kv, ok := s.KVUsage(tt.rank)
@@ -36,9 +35,6 @@ func TestSampleOfAnEngineWithTwoRanks(t *testing.T) {
 			waiting, ok := s.Waiting(tt.rank)
 			require.True(t, ok)
 			require.Equal(t, tt.waiting, waiting)
-			tokens, ok := s.CacheTokens(tt.rank)
-			require.True(t, ok)
-			require.EqualValues(t, tt.tokens, tokens)
 		})
 	}
 	_, ok := s.KVUsage(2)
@@ -90,25 +86,6 @@ func TestMetricNamesOfAnOperator(t *testing.T) {
 	require.Equal(t, 2.0, running)
 }
 
-func TestCapacityThatIsNotMeasuredYetIsUnknown(t *testing.T) {
-	s, err := MetricNames{}.Parse([]byte(`vllm:cache_config_info{block_size="128",engine="0",num_gpu_blocks="None"} 1`))
-	require.NoError(t, err)
-	_, ok := s.CacheTokens(0)
-	require.False(t, ok)
-}
-
-// The page is of vLLM 0.32 with two data-parallel ranks of 2,500 blocks each behind
-// one API server.
-func TestTheBlocksOfAllEnginesOfAPageAreTheirSum(t *testing.T) {
-	s, err := MetricNames{}.Parse([]byte(`vllm:cache_config_info{block_size="64",engine="0",num_gpu_blocks="5000",num_gpu_blocks_override="2500"} 1.0
-vllm:cache_config_info{block_size="64",engine="1",num_gpu_blocks="5000",num_gpu_blocks_override="2500"} 1.0
-`))
-	require.NoError(t, err)
-	require.Equal(t, map[string]int64{"0": 160_000, "1": 160_000}, s.Capacities())
-	both, _ := s.CacheTokens(-1)
-	require.EqualValues(t, 320_000, both)
-}
-
 func TestABrokenLineOfAWantedMetricIsAnError(t *testing.T) {
 	_, err := MetricNames{}.Parse([]byte(`vllm:kv_cache_usage_perc{engine="0" 0.5`))
 	require.ErrorContains(t, err, "metrics page")
@@ -139,6 +116,11 @@ func FuzzMetrics(f *testing.F) {
 	f.Add([]byte("vllm:cache_config_info{num_gpu_blocks=\"9223372036854775807\",block_size=\"9223372036854775807\"," +
 		"engine=\"9223372036854775807\"} 1\n"))
 	f.Add([]byte("sglang:token_usage 1e400\nprocess_start_time_seconds -1 5"))
+	for _, name := range []string{"vllm-0.32.0-gemma4.txt", "made-vllm-0.33-dcp4-dp2.txt"} {
+		page, err := os.ReadFile("testdata/" + name)
+		require.NoError(f, err)
+		f.Add(page)
+	}
 	f.Fuzz(func(t *testing.T, page []byte) {
 		s, err := MetricNames{}.Parse(page)
 		if err != nil {
@@ -151,7 +133,7 @@ func FuzzMetrics(f *testing.F) {
 			{s.kvUsage, mostShare},
 			{s.running, MostRequests},
 			{s.waiting, MostRequests},
-			{s.capacity, MostKVTokens},
+			{s.kvHeld, mostShare},
 			{s.generated, mostCounted},
 			{s.preempted, mostCounted},
 			{s.wantedTokens, mostCounted},
@@ -160,13 +142,17 @@ func FuzzMetrics(f *testing.F) {
 			{s.stepWaits, math.Inf(1)}, // of several workers
 			{s.steps, math.Inf(1)},
 			{map[string]float64{"": s.StartTime}, latestStart},
-			{map[string]float64{"": float64(s.BlockTokens)}, mostBlock},
 			{map[string]float64{"": float64(s.FirstRank)}, math.MaxInt32},
 		} {
 			for e, v := range of.values {
 				if !(v >= 0 && v <= of.most) {
 					t.Fatalf("%q: engine %q has %v for a value, and %v is the most", page, e, v, of.most)
 				}
+			}
+		}
+		for rank, m := range s.memory {
+			if c, b := m.Capacity.Tokens, m.Block.Tokens; c < 0 || c > MostKVTokens || b < 0 || b > mostBlock {
+				t.Fatalf("%q: rank %q has memory for %d tokens in blocks of %d", page, rank, c, b)
 			}
 		}
 		again, err := MetricNames{}.Parse(bytes.ReplaceAll(page, []byte("\n"), []byte("\n# c\n")))

@@ -118,18 +118,18 @@ type Model struct {
 	MaxModelLen int    // longest prompt and answer together, in tokens; 0: unknown
 }
 
-// Status is what the monitor knows about an instance. Models, version and capacity stay known while it is down.
+// Status is what the monitor knows about an instance. Models, version and memory stay known while it is down.
 type Status struct {
-	Up             bool
-	Late           bool      // the engine hangs, but its last good check was less than Standstill ago, so requests wait for it
-	Hangs          bool      // the engine takes connections, but did not answer its last health check, and no stream sent anything meanwhile
-	Err            error     // why the engine is down, or a problem that it has although it is up
-	Since          time.Time // when Up last changed
-	Changed        time.Time // when the result of State last changed
-	Models         []Model
-	Version        string
-	CapacityTokens map[string]int64 // KV tokens by rank, with the keys of Sample.Capacities; empty: unknown
-	StartTime      float64          // when the engine's process started, in Unix seconds; 0: unknown; a new value: it has restarted
+	Up        bool
+	Late      bool      // the engine hangs, but its last good check was less than Standstill ago, so requests wait for it
+	Hangs     bool      // the engine takes connections, but did not answer its last health check, and no stream sent anything meanwhile
+	Err       error     // why the engine is down, or a problem that it has although it is up
+	Since     time.Time // when Up last changed
+	Changed   time.Time // when the result of State last changed
+	Models    []Model
+	Version   string
+	Memories  Memories // KV memory of the ranks; empty: unknown
+	StartTime float64  // when the engine's process started, in Unix seconds; 0: unknown; a new value: it has restarted
 
 	// Out is why no request should go to the engine although it is up: earlier requests failed. Wedged says that a
 	// canary failed, too.
@@ -178,7 +178,7 @@ type suspicion struct {
 type facts struct {
 	models                []Model
 	version               string
-	capacity              map[string]int64
+	memory                *Sample // the last sample that told the KV memory; nil: none did
 	start                 float64
 	modelsErr             error // why the list of models could not be read; nil: it was read
 	reportsFaults         bool  // the engine is a vLLM with --enable-fault-tolerance
@@ -194,13 +194,13 @@ func (s Status) equal(o Status) bool {
 		errorText(s.Out) == errorText(o.Out) && errorText(s.Halt) == errorText(o.Halt) &&
 		maps.Equal(s.Lost, o.Lost) && s.Wedged == o.Wedged && s.Moved == o.Moved &&
 		errorText(s.Accused) == errorText(o.Accused) &&
-		slices.Equal(s.Models, o.Models) && maps.Equal(s.CapacityTokens, o.CapacityTokens)
+		slices.Equal(s.Models, o.Models) && maps.Equal(s.Memories, o.Memories)
 }
 
 // clone returns a copy that shares no memory with the monitor, for callers that do not hold its lock.
 func (s Status) clone() Status {
 	s.Models = slices.Clone(s.Models)
-	s.CapacityTokens = maps.Clone(s.CapacityTokens)
+	s.Memories = maps.Clone(s.Memories)
 	s.Lost = maps.Clone(s.Lost)
 	return s
 }

@@ -33,7 +33,7 @@ type fake struct {
 func newFake() *fake {
 	return &fake{asked: map[string]int{}, answers: map[string]string{
 		"/health":    ok(""),
-		"/v1/models": ok(`{"object":"list","data":[{"id":"m","max_model_len":32768},{"id":"m-lora","parent":"m"}]}`),
+		"/v1/models": ok(`{"object":"list","data":[{"id":"m","max_model_len":1024},{"id":"m-lora","parent":"m"}]}`),
 		"/version":   ok(`{"version":"0.27.1"}`),
 		"/metrics":   ok(metricsPage(100)),
 	}}

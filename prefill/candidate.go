@@ -16,8 +16,8 @@ type Candidate struct {
 	Profile        *mooncake.Profile
 	Models         []string      // base models and LoRA names; empty: not known yet, so that the candidate is not eligible
 	Hardware       string        // label; candidates with the same model and label share a learned latency of prefills
-	CapacityTokens int64         // KV tokens that fit on the candidate; 0: the number from the last scrape counts
-	BlockTokens    int           // tokens per KV block; 0: the number from the last scrape counts, or else 16
+	CapacityTokens int64         // KV tokens that fit on the candidate; 0: not known
+	BlockTokens    int           // tokens per KV block, unless KV events name another size; 0: not known
 	RTT            time.Duration // round trip to the engine, used until a scrape has measured it; 0: the engine is in the proxy's own site
 	Region         string        // region of the engine; empty: the proxy's own region
 	Board          string        // name of the dispatcher board whose decode ranks take the candidate's hand-offs

@@ -75,10 +75,15 @@ func (s *Scheduler) BlockTokens(model string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if m := s.models[model]; m != nil {
+		onPages := 0 // of the first candidate whose metrics tell it
 		for _, c := range m.candidates {
-			if block := c.knownBlockTokens(); block > 0 {
-				return block
+			if events := c.cache.Events(); events != nil && events.BlockTokens() > 0 {
+				return events.BlockTokens()
 			}
+			onPages = cmp.Or(onPages, c.BlockTokens)
+		}
+		if onPages > 0 {
+			return onPages
 		}
 	}
 	if s.cfg.Ranks != nil {

@@ -17,9 +17,13 @@ func (c *candidate) blockTokens() int {
 	return cmp.Or(c.knownBlockTokens(), defaultBlock)
 }
 
-// knownBlockTokens is the number of tokens per KV block, as configured or as the engine reports it; 0: not known.
+// knownBlockTokens is the number of tokens per KV block, as the KV events name the blocks, or else as the engine's metrics say; 0: not known.
+// A page of metrics may have the size of another group of layers.
 func (c *candidate) knownBlockTokens() int {
-	return cmp.Or(c.BlockTokens, c.load.BlockTokens)
+	if events := c.cache.Events(); events != nil {
+		return cmp.Or(events.BlockTokens(), c.BlockTokens)
+	}
+	return c.BlockTokens
 }
 
 // rtt is the round trip to the engine: as a scrape has measured it, or else as it is configured.

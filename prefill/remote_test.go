@@ -199,7 +199,7 @@ func TestNobodyBehindIsAskedWhereNobodyCanGo(t *testing.T) {
 
 func TestWhatWaitsInAnEngineIsPendingWhoeverSentIt(t *testing.T) {
 	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
-	g := &gauges{sample: Sample{KVUsage: math.NaN(), Running: 1, Waiting: 2, CapacityTokens: 50_000}}
+	g := &gauges{sample: Sample{KVUsage: math.NaN(), Running: 1, Waiting: 2}}
 	scheduler := newScheduler(t, up("a"), func(c *Config) {
 		c.Scrape.Interval = 500 * time.Millisecond
 		c.Scraper = g.scrape

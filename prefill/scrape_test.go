@@ -222,17 +222,6 @@ func TestAMissingGaugeLeavesTheGateToOurAccounts(t *testing.T) {
 	})
 }
 
-func TestTheCapacityIsScrapedUnlessConfigured(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		candidates := up("a", "b")
-		candidates[0].CapacityTokens = 0
-		scheduler := scraped(t, &gauges{sample: Sample{CapacityTokens: 4096}}, candidates)
-		time.Sleep(time.Second)
-		require.EqualValues(t, 4096, scheduler.Status()[0].CapacityTokens)
-		require.EqualValues(t, 100_000, scheduler.Status()[1].CapacityTokens)
-	})
-}
-
 func TestForeignRequestsCountUntilTheSampleIsThreeIntervalsOld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gauges{sample: Sample{Running: 3, Waiting: 4}}
@@ -319,7 +308,7 @@ func TestWithoutAnIntervalNothingIsScraped(t *testing.T) {
 
 func TestACallerMayScrapeForItself(t *testing.T) {
 	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
-	g := &gauges{sample: Sample{KVUsage: math.NaN(), Running: 1, Waiting: 2, CapacityTokens: 5000}}
+	g := &gauges{sample: Sample{KVUsage: math.NaN(), Running: 1, Waiting: 2}}
 	scheduler := newScheduler(t, up("a"), func(c *Config) {
 		c.Scrape.Interval = 500 * time.Millisecond
 		c.Scraper = g.scrape

@@ -100,8 +100,8 @@ func ask(ctx context.Context, client *engine.Client, e *Entry, keyEnv string) {
 		}
 	}
 	e.readServerInfo(get, version)
-	e.readModels(ctx, client, target)
-	e.readMetrics(ctx, client, target)
+	models := e.readModels(ctx, client, target)
+	e.readMetrics(ctx, client, target, models)
 	if e.Role == "" && e.model != "" { // a test request needs a model, and is only sent if the role is still unknown
 		e.tryHandOff(ctx, client, target)
 	}
@@ -286,8 +286,8 @@ func aOrAn(role string) string {
 	return "a " + role
 }
 
-// readModels writes into Notes which models the engine serves, or why it does not say so, and sets e.model to the first one.
-func (e *Entry) readModels(ctx context.Context, client *engine.Client, target *engine.Target) {
+// readModels writes into Notes which models the engine serves, or why it does not say so, and sets e.model to the first one. It returns the models.
+func (e *Entry) readModels(ctx context.Context, client *engine.Client, target *engine.Target) []engine.Model {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	models, err := engine.Models(ctx, client, target)
@@ -318,10 +318,11 @@ func (e *Entry) readModels(ctx context.Context, client *engine.Client, target *e
 			e.addNote("It serves %q.", clean(m.ID))
 		}
 	}
+	return models
 }
 
 // readMetrics writes into Notes what the engine's metrics show: the size of its KV cache, and its ranks unless their number is known.
-func (e *Entry) readMetrics(ctx context.Context, client *engine.Client, target *engine.Target) {
+func (e *Entry) readMetrics(ctx context.Context, client *engine.Client, target *engine.Target, models []engine.Model) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	sample, err := engine.Scrape(ctx, client, target)
@@ -338,9 +339,15 @@ func (e *Entry) readMetrics(ctx context.Context, client *engine.Client, target *
 		e.Ranks = ranks
 		e.addNote("Its metrics name %d DP ranks.", ranks)
 	}
-	if tokens, ok := sample.CacheTokens(-1); ok { // -1: of all ranks together
+	memories := sample.Memories(models)
+	misread := memories.Of(-1)
+	switch tokens := memories.Tokens(); {
+	case tokens > 0:
 		e.addNote("Its KV cache has room for %d tokens in all.", tokens)
-	} else {
+	case misread.Misread.Tokens > 0:
+		e.addNote("By %s its KV cache would have room for %d tokens, less than one request needs (%d), so that number means something else. "+
+			"Write kv_tokens of each rank: the KV cache size that it logs at its start.", misread.Misread.From, misread.Misread.Tokens, misread.Context)
+	default:
 		e.addNote("It does not tell how many tokens its KV cache holds. If it never does, write kv_tokens of each rank.")
 	}
 }

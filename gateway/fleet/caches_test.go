@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/bench/lab/refengine"
+	"evenkeel/engine"
 	"evenkeel/gateway/config"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
@@ -126,6 +127,27 @@ func TestKVEventsTellWhatIsCached(t *testing.T) {
 			require.Equal(t, float64(s.Events.Batches), b.Metric(fmt.Sprintf("evenkeel_kv_events_batches_total{candidate=%q}", s.ID)))
 		})
 	}
+}
+
+// With decode context parallelism, and with several groups of layers, the metrics have the size of other blocks.
+func TestKVEventsKnowTheSizeOfABlockBest(t *testing.T) {
+	t.Parallel()
+	b := start(t, options{prefill: []refengine.Config{publisher(nil)}, configure: followed})
+	key := b.fleet.Now().Engines()[0].Key()
+	says := b.monitor.Status(key)
+	says.Memories = engine.Memories{"0": {Capacity: says.Memories.Of(0).Capacity, Block: engine.Reading{Tokens: 32, From: "another group"}}}
+	b.fleet.OnStatus(key, says)
+	require.Equal(t, 32, b.scheduler.BlockTokens(model), "until an event has named a block")
+	talk, sum := newTalks(12), 0
+	b.Hits(talk.next())
+	b.Eventually("events have named blocks", func() bool { return b.scheduler.BlockTokens(model) == 128 })
+	for range 30 {
+		b.caughtUp()
+		predicted, actual := b.Hits(talk.next())
+		require.Equal(t, actual, predicted)
+		sum += actual
+	}
+	require.Positive(t, sum)
 }
 
 // Text is followed, too, where an engine tells its token ids.

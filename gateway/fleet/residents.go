@@ -77,7 +77,7 @@ func (d *Deps) residentsOn(ctx context.Context, engines []*roster.Engine) (found
 			}
 			number := max(0, r) // an only rank without a number counts as rank 0
 			running, hasRunning := sample.Running(number)
-			usage, hasUsage := sample.KVUsage(number)
+			usage, hasUsage := sample.HeldShare(number)
 			if !hasRunning || !hasUsage {
 				silent = append(silent, id)
 				continue
@@ -90,7 +90,9 @@ func (d *Deps) residentsOn(ctx context.Context, engines []*roster.Engine) (found
 
 // kvCapacity returns how many KV tokens a rank's memory can hold: as its engine reports it, because the engine's usage is a share of this
 // number, or else by the config. 0: unknown. The boards prefer the config, which may leave a part of the memory to others.
-func kvCapacity(e *roster.Engine, rank int) int64 { return cmp.Or(e.Capacity(rank), e.Conf.KV) }
+func kvCapacity(e *roster.Engine, rank int) int64 {
+	return cmp.Or(e.Status.Memories.Of(rank).Capacity.Tokens, e.Conf.KV)
+}
 
 // OnSample passes on how many KV tokens are in use on an engine's decode ranks, and for which time each number is valid. Only gauges show
 // when an engine frees the blocks of ended answers, or of requests whose KV never came. asked is when the sample was requested. An engine
@@ -104,7 +106,7 @@ func (f *Fleet) OnSample(key string, s *engine.Sample, asked time.Time) {
 	}
 	for _, r := range e.Ranks() {
 		number := max(0, r) // an only rank without a number counts as rank 0
-		usage, isReported := s.KVUsage(number)
+		usage, isReported := s.HeldShare(number)
 		capacity := kvCapacity(e, r)
 		target := e.At(r)
 		rank, _ := now.RankByName(target.ID)

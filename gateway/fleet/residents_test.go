@@ -57,7 +57,7 @@ func TestTheKVOfOthersCountsWhereOnlyTheConfigHasTheCapacity(t *testing.T) {
 	found, silent := f.deps.residentsOn(t.Context(), []*roster.Engine{in})
 	require.Empty(t, silent)
 	require.Equal(t, []geo.Resident{{ID: target.ID, Requests: 3, KVTokens: 250}}, found)
-	in.Status.CapacityTokens = map[string]int64{"0": 2000}
+	in.Status.Memories = engine.Memories{"0": {Capacity: engine.Reading{Tokens: 2000}}}
 	found, _ = f.deps.residentsOn(t.Context(), []*roster.Engine{in})
 	require.EqualValues(t, 500, found[0].KVTokens, "the engine knows its own capacity best")
 }
@@ -87,12 +87,45 @@ func TestTheBoardsGetTheGaugesOfDecodeEngines(t *testing.T) {
 			require.NoError(t, err)
 			f.OnSample("decode 127.0.0.1:3", page, time.Now())
 			f.OnStatus("decode 127.0.0.1:3", engine.Status{
-				Up: true, Models: []engine.Model{{ID: "m"}}, CapacityTokens: map[string]int64{"0": 2000},
+				Up: true, Models: []engine.Model{{ID: "m"}}, Memories: engine.Memories{"0": {Capacity: engine.Reading{Tokens: 2000}}},
 			})
 			f.OnSample("decode 127.0.0.1:3", page, time.Now())
 			require.Equal(t, []int64{250, 500}, heard, "the usage is a share of the engine's own capacity, if it reports that")
 			require.Equal(t, row.keeps, f.Now().Workers[0].KeepsKVFor)
 		})
+	}
+}
+
+// A capacity that cannot be one bounds nothing: neither the board nor the prefill tier.
+func TestAMisreadCapacityIsUnknownEverywhere(t *testing.T) {
+	cfg := config.Default()
+	cfg.Profiles = map[string]mooncake.Profile{"p": {Connector: mooncake.NIXLPull}}
+	cfg.Engines.Prefill = []config.Engine{{URL: "http://127.0.0.1:2", Profile: "p"}}
+	cfg.Engines.Decode = []config.Engine{{URL: "http://127.0.0.1:3", Profile: "p", Slots: 4}}
+	f := of(t, cfg)
+	enter, err := f.Load()
+	require.NoError(t, err)
+	enter()
+	f.deps.Gauged = func(int32, int64, time.Time) {
+		require.Fail(t, "no share of an unknown capacity is a number of tokens")
+	}
+	models := []engine.Model{{ID: "m", MaxModelLen: 163_840}}
+	for labels, want := range map[string]struct{ capacity, block int64 }{
+		`block_size="4",num_gpu_blocks="20377"`: {0, 4},
+		`block_size="4",effective_attention_block_size="256",kv_cache_size_tokens="1179770",num_gpu_blocks="20377"`: {1_179_770, 256},
+	} {
+		page, err := engine.MetricNames{}.Parse([]byte("vllm:cache_config_info{engine=\"0\"," + labels + "} 1\nvllm:kv_cache_usage_perc{engine=\"0\"} 0.25\n"))
+		require.NoError(t, err)
+		for _, key := range []string{"prefill 127.0.0.1:2", "decode 127.0.0.1:3"} {
+			f.OnStatus(key, engine.Status{Up: true, Models: models, Memories: page.Memories(models)})
+		}
+		if want.capacity == 0 {
+			f.OnSample("decode 127.0.0.1:3", page, time.Now())
+		}
+		require.Equal(t, want.capacity, f.Now().Workers[0].Capacity)
+		require.Equal(t, want.capacity, f.Now().Candidates[0].CapacityTokens)
+		require.EqualValues(t, want.block, f.Now().Candidates[0].BlockTokens)
+		require.Equal(t, page.Memories(models), f.Now().Statuses()[1].Memory)
 	}
 }
 

@@ -21,8 +21,8 @@ type metricPage struct {
 	err    error
 }
 
-// Scrape reads a prefill candidate's gauges, from a metric page of its engine that is at most half an interval old. KVUsage, Running and
-// Waiting are NaN if the engine does not report them. If the page shows that the engine's process has changed, Scrape records it in the
+// Scrape reads a prefill candidate's gauges, from a metric page of its engine that is at most half an interval old. KVUsage, KVHeld, Running
+// and Waiting are NaN if the engine does not report them. If the page shows that the engine's process has changed, Scrape records it in the
 // roster.
 func (f *Fleet) Scrape(ctx context.Context, c prefill.Candidate) (prefill.Sample, error) {
 	known, _ := f.pages.LoadOrStore(c.Instance, &metricPage{})
@@ -53,10 +53,10 @@ func (f *Fleet) Scrape(ctx context.Context, c prefill.Candidate) (prefill.Sample
 		return v
 	}
 	rank := c.Target.Rank
-	capacity, _ := p.sample.CacheTokens(rank) // 0 if the engine does not report it
 	return prefill.Sample{
-		KVUsage: orNaN(p.sample.KVUsage(rank)), Running: orNaN(p.sample.Running(rank)), Waiting: orNaN(p.sample.Waiting(rank)),
-		CapacityTokens: capacity, BlockTokens: p.sample.BlockTokens, StartTime: p.sample.StartTime, RTT: f.deps.Monitor.RTT(c.Instance),
+		KVUsage: orNaN(p.sample.KVUsage(rank)), KVHeld: orNaN(p.sample.HeldShare(rank)),
+		Running: orNaN(p.sample.Running(rank)), Waiting: orNaN(p.sample.Waiting(rank)),
+		StartTime: p.sample.StartTime, RTT: f.deps.Monitor.RTT(c.Instance),
 	}, nil
 }
 

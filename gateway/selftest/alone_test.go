@@ -54,9 +54,9 @@ func TestEachRankThatPrefillsAndDecodesIsTriedAlone(t *testing.T) {
 		found := Run(t.Context(), c, Options{EveryPair: every})
 		require.Empty(t, pick(found, Bad))
 		require.Empty(t, pick(found, Warn))
-		require.Len(t, pick(found, OK), 6, "each rank answers, and each engine says what it does not tell")
-		require.Contains(t, pick(found, OK)[0], "aggregated: does not tell its --max-num-seqs")
-		require.Regexp(t, `^aggregated: computed a prompt of \d+ tokens and answered with 4$`, pick(found, OK)[5])
+		require.Len(t, pick(found, OK), 8, "each rank answers, and each engine says what it holds and does not tell")
+		require.Contains(t, pick(found, OK)[1], "aggregated: does not tell its --max-num-seqs")
+		require.Regexp(t, `^aggregated: computed a prompt of \d+ tokens and answered with 4$`, pick(found, OK)[7])
 	}
 	require.Equal(t, map[string]int{"0": 4, "1": 4}, asked)
 }
@@ -89,7 +89,7 @@ func TestARankIsTriedAloneOnASlot(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{host.Host + "/0", host.Host + "/1"}, sat)
 	require.Equal(t, 1, left)
-	require.Len(t, pick(found, OK), 2)
+	require.Len(t, pick(found, OK), 3)
 }
 
 func TestADiscoveredEngineThatPrefillsAndDecodesIsTriedAlone(t *testing.T) {

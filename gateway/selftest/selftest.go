@@ -3,6 +3,7 @@
 package selftest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -135,6 +136,7 @@ func (t *tester) firstRank(ctx context.Context, role string, e config.Engine) (s
 		t.report(s.name, Warn, "does not tell how long a context its models take: %v", pageErr)
 		err = nil
 	}
+	s.listed = models
 	for _, m := range models {
 		s.models = append(s.models, m.ID)
 	}
@@ -157,12 +159,33 @@ func (t *tester) metrics(ctx context.Context, role string, e config.Engine, s te
 	if _, known := sample.KVUsage(s.target.Rank); !known && role == "prefill" { // the choice of a prefill engine looks at this
 		t.report(s.name, Warn, "no KV usage under a known metric name; set the profile's metrics.kv_usage")
 	}
-	inConfig := s.profile.KVTokensPerRank != 0 || e.KV != 0
-	if _, inMetrics := sample.CacheTokens(s.target.Rank); !inMetrics && !inConfig {
+	t.reportMemory(s, e, sample.Memories(s.listed).Of(s.target.Rank))
+	return sample
+}
+
+// reportMemory reports how many KV tokens a rank holds, and from where that is known.
+func (t *tester) reportMemory(s testedRank, e config.Engine, m engine.Memory) {
+	configured := cmp.Or(int64(e.KV), s.profile.KVTokensPerRank)
+	blocks := ""
+	if m.Block.Tokens > 0 {
+		blocks = fmt.Sprintf(", in blocks of %d (%s)", m.Block.Tokens, m.Block.From)
+	}
+	switch {
+	case configured != 0 && m.Capacity.Tokens != 0:
+		t.report(s.name, OK, "may hold %d KV tokens per rank by the config; its metrics say %d (%s)%s", configured, m.Capacity.Tokens,
+			m.Capacity.From, blocks)
+	case configured != 0:
+		t.report(s.name, OK, "may hold %d KV tokens per rank by the config; its metrics do not say how many fit%s", configured, blocks)
+	case m.Capacity.Tokens != 0:
+		t.report(s.name, OK, "holds %d KV tokens per rank (%s)%s", m.Capacity.Tokens, m.Capacity.From, blocks)
+	case m.Misread.Tokens != 0:
+		t.report(s.name, Warn, "its metrics seem to say that %d KV tokens fit (%s), which is less than one request of its max_model_len %d; "+
+			"this number means something else, so evenkeel does not use it; set the profile's kv_tokens_per_rank to the KV cache size that the "+
+			"engine logs at its start, or only slots limit what it is given", m.Misread.Tokens, m.Misread.From, m.Context)
+	default:
 		t.report(s.name, Warn,
 			"its KV capacity is not in its metrics; set the profile's kv_tokens_per_rank, or only slots limit what it is given")
 	}
-	return sample
 }
 
 // compareModels reports engines that cannot work with the other side. One case is an engine that shares no model with the other side. The

@@ -82,8 +82,10 @@ func TestAGoodPairIsOK(t *testing.T) {
 			found := Run(t.Context(), cluster(t, profile, p.URLs(), d.URLs()), Options{})
 			require.Empty(t, pick(found, Bad))
 			require.Empty(t, pick(found, Warn))
-			require.Len(t, pick(found, OK), 2)
-			require.Contains(t, pick(found, OK)[1], "decode: decoded 4 tokens of a hand-off")
+			require.Len(t, pick(found, OK), 4)
+			require.Equal(t, "decode: holds 524288 KV tokens per rank (vllm:cache_config_info num_gpu_blocks × block_size), in blocks of 128 "+
+				"(vllm:cache_config_info block_size)", pick(found, OK)[1])
+			require.Contains(t, pick(found, OK)[3], "decode: decoded 4 tokens of a hand-off")
 			requireClean(t, p, d)
 		})
 	}
@@ -194,7 +196,7 @@ func TestTwoModelsAreTestedApart(t *testing.T) {
 		Options{})
 	require.Empty(t, pick(found, Bad))
 	require.Empty(t, pick(found, Warn))
-	require.Len(t, pick(found, OK), 4)
+	require.Len(t, pick(found, OK), 8)
 }
 
 func TestWhatIsWrongIsTold(t *testing.T) {
@@ -336,6 +338,16 @@ func TestWhatMetricsLack(t *testing.T) {
 	found = Run(t.Context(), cluster(t, mooncake.Profile{KVTokensPerRank: 1000}, p.URLs(),
 		[]string{between(t, d, "/metrics", without("cache_config_info"))}), Options{})
 	require.Empty(t, pick(found, Warn), "who sets the capacity need not be told")
+	require.Contains(t, pick(found, OK), "decode: may hold 1000 KV tokens per rank by the config; its metrics do not say how many fit")
+
+	misread := func([]byte) []byte {
+		return []byte("vllm:kv_cache_usage_perc 0\nvllm:cache_config_info{block_size=\"4\",effective_attention_block_size=\"256\",num_gpu_blocks=\"1000\"} 1\n")
+	}
+	found = Run(t.Context(), cluster(t, mooncake.Profile{}, p.URLs(), []string{between(t, d, "/metrics", misread)}), Options{})
+	require.Equal(t, []string{"decode: its metrics seem to say that 4000 KV tokens fit (vllm:cache_config_info num_gpu_blocks × block_size), " +
+		"which is less than one request of its max_model_len 131072; this number means something else, so evenkeel does not use it; set the " +
+		"profile's kv_tokens_per_rank to the KV cache size that the engine logs at its start, or only slots limit what it is given"},
+		pick(found, Warn))
 
 	found = Run(t.Context(), cluster(t, mooncake.Profile{}, []string{between(t, p, "/metrics", without("cache_usage_perc"))}, d.URLs()),
 		Options{})
@@ -369,7 +381,7 @@ func TestADeadEngineIsBadAndTheOthersAreTested(t *testing.T) {
 	found := Run(t.Context(), cluster(t, mooncake.Profile{}, p.URLs(), append(d.URLs(), "http://"+closedAddress(t))), Options{})
 	require.Len(t, pick(found, Bad), 1)
 	require.Contains(t, pick(found, Bad)[0], "connect")
-	require.Len(t, pick(found, OK), 2)
+	require.Len(t, pick(found, OK), 4)
 }
 
 func TestAKeyThatIsNotInTheEnvironment(t *testing.T) {
@@ -421,7 +433,7 @@ func TestEveryPairIsTried(t *testing.T) {
 	found := Run(t.Context(), c, Options{EveryPair: true})
 	require.Empty(t, pick(found, Bad), "%v", found)
 	require.Empty(t, pick(found, Warn))
-	require.Len(t, pick(found, OK), 3+5*2, "what is well is told once for each rank")
+	require.Len(t, pick(found, OK), 8+3+5*2, "what is well is told once for each rank")
 	for _, p := range ps {
 		require.EqualValues(t, 5, p.Stats().Requests)
 	}

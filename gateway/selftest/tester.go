@@ -72,6 +72,7 @@ type testedRank struct {
 	ranks      int // ranks behind the engine's URL; 0: one rank without a number
 	profile    *mooncake.Profile
 	models     []string
+	listed     []engine.Model // the models with their contexts
 }
 
 // Slot is a slot of a decode rank that a request of the test has taken from a running proxy.

@@ -84,7 +84,10 @@ func (m *mirror) applyStored(e *event) {
 		m.counters.decodeErrors.Add(1)
 		return
 	}
-	m.counters.blockTokens.Store(int64(e.blockTokens))
+	// vLLM also names the beginning of a block, as a shorter one (0.33, v1/core/block_pool.py). After a restart, nothing is known.
+	if len(m.known) == 0 || int64(e.blockTokens) > m.counters.blockTokens.Load() {
+		m.counters.blockTokens.Store(int64(e.blockTokens))
+	}
 	hashable := m.hashableBlocks(e)
 	if hashable == 0 { // no block of the event has a known key
 		m.counters.skipped.Add(int64(len(e.hashes)))

@@ -90,5 +90,5 @@ type counters struct {
 	decodeErrors, unknownTypes      atomic.Int64
 	unknownParents, skipped         atomic.Int64
 	connects, blocks, lagInMicros   atomic.Int64
-	blockTokens                     atomic.Int64 // tokens per block, of the last stored block
+	blockTokens                     atomic.Int64 // tokens per block, of the longest one
 }

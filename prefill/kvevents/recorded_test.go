@@ -2,6 +2,7 @@ package kvevents
 
 import (
 	"encoding/json"
+	"os"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -112,4 +113,47 @@ func promptOf(t *testing.T, r *recording.Recording) []int32 {
 	}
 	_ = json.Unmarshal(r.Body(), &answer) // nil: it tells none
 	return answer.IDs
+}
+
+// The page of this engine's metrics says block_size 32, which is that of the layer with a sliding window.
+func TestRecordedEventsOfAHybridModelHaveTheBlocksOfFullAttention(t *testing.T) {
+	text, err := os.ReadFile("testdata/vllm-0.32.0-gemma4.json")
+	require.NoError(t, err)
+	var recorded struct {
+		IDs    []int32    `json:"ids"`
+		Frames [][][]byte `json:"frames"`
+	}
+	require.NoError(t, json.Unmarshal(text, &recorded))
+	var count counters
+	now := held{}
+	mirror := newMirror(now, &count)
+	for _, f := range recorded.Frames {
+		m, ok := messageOf(f)
+		require.True(t, ok)
+		_, err := newDecoder().decodeBatch(m.payload, mirror.apply)
+		require.NoError(t, err)
+	}
+	require.EqualValues(t, 64, count.blockTokens.Load())
+	var h index.Hasher
+	keys := h.Tokens(nil, mirror.scope.Root(index.Tokens, 64), recorded.IDs[:256], 64)
+	require.Len(t, now, 4)
+	for _, k := range keys {
+		require.True(t, now[k])
+	}
+}
+
+func TestTheBeginningOfABlockDoesNotShortenTheBlocks(t *testing.T) {
+	var count counters
+	mirror := newMirror(held{}, &count)
+	events := func(list ...any) {
+		_, err := newDecoder().decodeBatch(payload(list...), mirror.apply)
+		require.NoError(t, err)
+	}
+	of := func(hash, tokens int) m {
+		return m{"type": "BlockStored", "block_hashes": []int{hash}, "parent_block_hash": nil, "token_ids": make([]int, tokens), "block_size": tokens}
+	}
+	events(of(1, 4), of(2, 16), of(3, 8))
+	require.EqualValues(t, 16, count.blockTokens.Load())
+	events(m{"type": "AllBlocksCleared"}, of(4, 8))
+	require.EqualValues(t, 8, count.blockTokens.Load(), "another engine may have smaller ones")
 }

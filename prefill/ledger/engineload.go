@@ -1,7 +1,6 @@
 package ledger
 
 import (
-	"cmp"
 	"math"
 	"slices"
 	"time"
@@ -79,7 +78,7 @@ type EngineLoad struct {
 
 	ledger     *Ledger
 	freedPace  freedPace
-	capacity   int64       // KV tokens from the configuration; 0: the scraped capacity is used
+	capacity   int64       // KV tokens that fit; 0: not known
 	unanswered []*InFlight // unanswered probes, the oldest first
 	// previousEndedAt is when the engine last ended a prompt, and so began another one, as far as the ends of probes show; zero: never.
 	previousEndedAt time.Time
@@ -87,19 +86,17 @@ type EngineLoad struct {
 
 // NewLoad returns the load of a new candidate, with nothing charged.
 func (l *Ledger) NewLoad(owner string) EngineLoad {
-	return EngineLoad{ledger: l, Owner: owner, Gauges: Gauges{gaugeUsage: math.NaN()}}
+	return EngineLoad{ledger: l, Owner: owner, Gauges: Gauges{gaugeUsage: math.NaN(), gaugeHeld: math.NaN()}}
 }
 
-// SetCapacity sets the candidate's capacity from the configuration, in KV tokens; 0: the scraped capacity is used.
+// SetCapacity sets how many KV tokens fit on the candidate; 0: not known.
 func (e *EngineLoad) SetCapacity(tokens int64, now time.Time) {
 	e.capacity = tokens
 	e.UpdateGate(now)
 }
 
 // Capacity is how many KV tokens fit on the candidate; 0: not known.
-func (e *EngineLoad) Capacity() int64 {
-	return cmp.Or(e.capacity, e.scrapedCapacity)
-}
+func (e *EngineLoad) Capacity() int64 { return e.capacity }
 
 // AddWaiting adds a prompt that waits for the candidate in this round. It counts like a prompt whose probe is not answered (Probing).
 func (e *EngineLoad) AddWaiting(w Weight) {
@@ -391,13 +388,16 @@ func (e *EngineLoad) gaugeCountsUntil() time.Time {
 
 // GaugeUsage is the share of the KV cache, 0 to 1, that the engine's gauge shows as in use. It is NaN if the engine
 // reported none, if the last reading is too old (gaugeCountsUntil), or if too many scrapes in a row failed (Stale).
-func (e *EngineLoad) GaugeUsage(now time.Time) float64 {
+func (e *EngineLoad) GaugeUsage(now time.Time) float64 { return e.unlessOld(e.gaugeUsage, now) }
+
+// unlessOld returns the value of a gauge, as GaugeUsage does.
+func (e *EngineLoad) unlessOld(gauge float64, now time.Time) float64 {
 	until := e.gaugeCountsUntil() // zero: there was no good scrape yet, so nothing is too old
 	tooOld := !until.IsZero() && !now.Before(until)
 	if e.Stale() || tooOld {
 		return math.NaN()
 	}
-	return e.gaugeUsage // NaN if the last good scrape reported none, or if there was none
+	return gauge // NaN if the last good scrape reported none, or if there was none
 }
 
 // Usage is the share of the KV cache in use, 0 to 1: the larger of the charges' share and the engine's gauge. The gauge does not count
@@ -463,16 +463,10 @@ func (e *EngineLoad) StoreSample(s Sample, start ScrapeStart, now time.Time) (re
 	if s.StartTime > 0 {
 		e.startTime = s.StartTime
 	}
-	if s.CapacityTokens > 0 {
-		e.scrapedCapacity = s.CapacityTokens
-	}
-	if s.BlockTokens > 0 {
-		e.BlockTokens = s.BlockTokens
-	}
 	if s.RTT > 0 {
 		e.RTT = s.RTT
 	}
-	e.gaugeUsage = s.KVUsage
+	e.gaugeUsage, e.gaugeHeld = s.KVUsage, s.KVHeld
 	e.sampledTokens = start.tokensInGauge(s.Waiting) // this proxy's part of the gauge, which lacks the prompts that wait in the engine
 	e.countRequests(s, start)
 	e.SampledAt, e.goodScrapeTook, e.FailedInRow = start.sent, e.scrapeTook, 0 // a good scrape ends the row of failed ones
@@ -554,7 +548,7 @@ func (e *EngineLoad) RoomForecast(now time.Time) (r Room, known bool) {
 // proxy whose KV may still be fetched, because an idle engine does not update it. capacity is the size of the cache in tokens.
 func (e *EngineLoad) usedTokens(capacity float64, now time.Time) float64 {
 	ownTokens := float64(e.KVTokens())
-	usedTokens, gaugeTokens := ownTokens+float64(e.ReportedByOthers.KVTokens), e.GaugeUsage(now)*capacity
+	usedTokens, gaugeTokens := ownTokens+float64(e.ReportedByOthers.KVTokens), e.unlessOld(e.gaugeHeld, now)*capacity
 	mayBeIdle := e.FetchablePrompts() == 0
 	if !mayBeIdle && !math.IsNaN(gaugeTokens) {
 		chargedSinceScrape := ownTokens - e.sampledTokens

@@ -7,9 +7,8 @@ import (
 // Sample is the result of one scrape of a candidate.
 type Sample struct {
 	KVUsage          float64       // share of the KV cache in use, 0 to 1; NaN: not reported
+	KVHeld           float64       // share of the capacity in tokens that is in use, 0 to 1; NaN: not reported
 	Running, Waiting float64       // requests that run, and that wait, in the engine; NaN: not reported
-	CapacityTokens   int64         // KV tokens the candidate can hold, 0: not reported
-	BlockTokens      int           // tokens of a KV block, 0: not reported
 	RTT              time.Duration // round trip to the engine, 0: not measured
 	StartTime        float64       // Unix seconds of the engine's process, 0: not reported
 }
@@ -20,13 +19,12 @@ type Gauges struct {
 	ObservedOthers float64       // requests on the engine at the last scrape that are not probes of this proxy
 	FailedInRow    int           // failed scrapes in a row; from staleAfter on, the gauges do not count
 	FailedScrapes  uint64        // failed scrapes since the start
-	BlockTokens    int           // tokens of a KV block, 0: not known
 	RTT            time.Duration // round trip to the engine, 0: not measured
 	SampledAt      time.Time     // when the last good scrape was sent
 
 	gaugeUsage            float64 // share of the KV cache in use, NaN: not known
-	sampledTokens         float64 // KV tokens of this proxy's prompts that gaugeUsage includes
-	scrapedCapacity       int64   // KV tokens that fit on the engine, as last reported; 0: never reported
+	gaugeHeld             float64 // share of the capacity in tokens that is in use, NaN: not known
+	sampledTokens         float64 // KV tokens of this proxy's prompts that the two include
 	observedOthersWaiting float64 // the part of ObservedOthers that certainly waits
 	waitingAtScrape       float64 // requests that waited at the last scrape, this proxy's included
 	// waitingNow and runningNow are the requests that wait and run in the engine: the counts of the last scrape, corrected by the

@@ -78,14 +78,28 @@ func TestRoomCountsWhatTheEngineSays(t *testing.T) {
 	}
 	p.turnOver(60)
 	at := p.StartScrape(p.now)
-	p.StoreSample(Sample{KVUsage: 0.8, Running: 51}, at, p.now)
+	p.StoreSample(Sample{KVUsage: 0.8, KVHeld: 0.8, Running: 51}, at, p.now)
 	require.InDelta(t, -20_000, p.room(t).InMs, 1000, "answers and others hold 30,000 that we do not know of")
 	p.charge(5000)
 	require.InDelta(t, -15_000, p.room(t).InMs, 1000, "what came since is not in it")
-	p.StoreSample(Sample{KVUsage: 0.8, Running: 51, Waiting: float64(p.Leases[Probing])}, p.StartScrape(p.now), p.now)
+	p.StoreSample(Sample{KVUsage: 0.8, KVHeld: 0.8, Running: 51, Waiting: float64(p.Leases[Probing])}, p.StartScrape(p.now), p.now)
 	require.InDelta(t, -20_000+float64(p.Tokens[Probing]), p.room(t).InMs, 2500, "nor are those that wait in the engine")
-	p.StoreSample(Sample{KVUsage: math.NaN()}, p.StartScrape(p.now), p.now)
+	p.StoreSample(Sample{KVUsage: math.NaN(), KVHeld: math.NaN()}, p.StartScrape(p.now), p.now)
 	require.InDelta(t, -45_000, p.room(t).InMs, 2500, "an engine that does not tell its usage has what we know of")
+}
+
+// A pool for sliding windows may be fuller than the memory that tokens fill.
+func TestRoomIsThatOfTokensAndTheGateThatOfTheFullestPool(t *testing.T) {
+	p := newPrompts(t)
+	for range 50 {
+		p.charge(1000)
+	}
+	p.turnOver(60)
+	p.StoreSample(Sample{KVUsage: 0.8, KVHeld: 0.6, Running: 51}, p.StartScrape(p.now), p.now)
+	require.False(t, p.Closed(p.now))
+	require.InDelta(t, -40_000, p.room(t).InMs, 2000)
+	p.StoreSample(Sample{KVUsage: 0.95, KVHeld: 0.6, Running: 51}, p.StartScrape(p.now), p.now)
+	require.True(t, p.Closed(p.now))
 }
 
 func TestAClosedGateWaitsForTheNextScrape(t *testing.T) {
@@ -94,7 +108,7 @@ func TestAClosedGateWaitsForTheNextScrape(t *testing.T) {
 		p.charge(1000)
 	}
 	p.turnOver(60)
-	p.StoreSample(Sample{KVUsage: 0.91, Running: 51}, p.StartScrape(p.now), p.now)
+	p.StoreSample(Sample{KVUsage: 0.91, KVHeld: 0.91, Running: 51}, p.StartScrape(p.now), p.now)
 	require.True(t, p.Closed(p.now))
 	for range 10 {
 		p.release()

@@ -365,13 +365,13 @@ func TestReferenceMetricsAreLikeRecordedOnes(t *testing.T) {
 			known := func(page []byte) map[string]bool {
 				s, err := engine.MetricNames{}.Parse(page)
 				require.NoError(t, err)
-				k := map[string]bool{"start": s.StartTime > 0, "block": s.BlockTokens > 0}
+				memory := s.Memories(nil).Of(0)
+				k := map[string]bool{"start": s.StartTime > 0, "block": memory.Block.Tokens > 0, "capacity": memory.Capacity.Tokens > 0}
 				_, k["usage"] = s.KVUsage(0)
 				_, k["running"] = s.Running(0)
 				_, k["waiting"] = s.Waiting(0)
 				_, k["generated"] = s.Generated(0)
 				_, k["not pulled"] = s.NotPulledTokens(-1)
-				_, k["capacity"] = s.CacheTokens(0)
 				return k
 			}
 			require.Equal(t, known(r.Body()), known([]byte(page.body)))

@@ -114,8 +114,8 @@ func (f *Finding) judge(ctx context.Context, given Given, progress func(done, of
 		if f.SGLang {
 			lacking = used.names[0]
 		}
-		return fmt.Errorf("the pages do not tell how many KV tokens ranks hold: they lack %s, or it is no number; vLLM 0.32 and SGLang "+
-			"0.5.23 have it, so take another version", lacking)
+		return fmt.Errorf("the pages do not tell how many KV tokens ranks hold: they lack %s, or it is no number, or less than one "+
+			"request may need; vLLM 0.32 and SGLang 0.5.23 have it, so take another version", lacking)
 	}
 	if f.Law = fit(points, surely); !f.Law.ok {
 		return fmt.Errorf("the length of steps follows nothing that the pages tell, in %d windows; "+

@@ -92,6 +92,11 @@ func ask(ctx context.Context, client *engine.Client, targets []*engine.Target, a
 				return // nobody waits for it any more
 			}
 			if err == nil {
+				if round == 0 { // it tells its context once, or is believed
+					models, _ := engine.Models(within, client, t)
+					s.context = engine.LongestContext(models)
+				}
+				p.fit(s.context)
 				err = s.Add(round, now, p)
 			}
 			if err != nil {

@@ -20,6 +20,7 @@ type Rank struct {
 	Coming           float64 // of those that wait, the ones whose prefill runs: SGLang's, which have their rank before it
 	KV               float64 // tokens in use
 	Room             float64 // tokens that there is room for
+	memory           engine.Memory
 
 	// Since the engine started.
 	Output   float64 // tokens of answers
@@ -140,7 +141,7 @@ func Read(text []byte) (Page, error) {
 			p.Model = cmp.Or(p.Model, engine.Label(m, "model_name"))
 			p.SGLang = name == running.names[1]
 			p.Role = cmp.Or(p.Role, engine.Label(m, "engine_type"))
-			ranks[rankOf(m)] = &Rank{Name: rankOf(m)}
+			ranks[engine.RankLabel(m)] = &Rank{Name: engine.RankLabel(m)}
 		}
 	}
 	if len(ranks) == 0 {
@@ -154,7 +155,7 @@ func Read(text []byte) (Page, error) {
 	for _, m := range families[engine.StartTimeName].GetMetric() {
 		p.Started = zeroIfUnknown(m.GetUntyped().GetValue())
 	}
-	rooms, err := engine.Capacities(families[engine.CacheConfigName].GetMetric())
+	memories, err := engine.PageMemories(families[engine.CacheConfigName].GetMetric())
 	if err != nil {
 		return Page{}, err
 	}
@@ -178,8 +179,9 @@ func Read(text []byte) (Page, error) {
 			r.Coming = of(transfer)
 			r.Waiting += zeroIfUnknown(of(prealloc)) + zeroIfUnknown(r.Coming)
 		}
-		if tokens, told := rooms[name]; told {
-			r.Room = tokens
+		r.memory = memories[name]
+		if tokens := r.memory.Capacity.Tokens; tokens > 0 {
+			r.Room = float64(tokens)
 		}
 		r.KV = of(usage) * r.Room
 		if p.SGLang {
@@ -210,6 +212,15 @@ func Read(text []byte) (Page, error) {
 	return p, nil
 }
 
+// fit leaves out the memory of an engine that has less than one request of its context may need, because the page means something else.
+func (p *Page) fit(context int) {
+	for i := range p.Ranks {
+		if r := &p.Ranks[i]; r.memory.For(context).Misread.Tokens > 0 {
+			r.Room, r.KV = math.NaN(), math.NaN()
+		}
+	}
+}
+
 // since is what came to it after it was like another one. Of two counters that belong together, none counts where one is not told.
 func (b Barrier) since(o Barrier) (came Barrier) {
 	if steps, waited := b.Steps-o.Steps, b.WaitedMs-o.WaitedMs; !math.IsNaN(steps + waited) {
@@ -233,18 +244,13 @@ func zeroIfUnknown(x float64) float64 {
 	return x
 }
 
-// rankOf is the label of a rank: vLLM has `engine`, SGLang `dp_rank`.
-func rankOf(m *dto.Metric) string {
-	return cmp.Or(engine.Label(m, "engine"), engine.Label(m, "dp_rank"))
-}
-
 // of is the figure of a rank. SGLang's workers of a rank tell the same each, so the largest counts there.
 func (f family) of(families map[string]*dto.MetricFamily, rank string) float64 {
 	for _, name := range f.names {
 		sum, found := map[string]float64{}, false
 		for _, m := range families[name].GetMetric() {
 			v := m.GetUntyped().GetValue()
-			if rankOf(m) != rank || math.IsNaN(v) || math.IsInf(v, 0) || f.label != "" && engine.Label(m, f.label) != f.value {
+			if engine.RankLabel(m) != rank || math.IsNaN(v) || math.IsInf(v, 0) || f.label != "" && engine.Label(m, f.label) != f.value {
 				continue
 			}
 			if tp := engine.Label(m, "tp_rank") + " " + engine.Label(m, "pp_rank"); f.gauge {
@@ -275,7 +281,7 @@ func lengths(families map[string]*dto.MetricFamily, names []string, rank string)
 		at := map[float64]float64{}
 		for _, m := range families[name+"_bucket"].GetMetric() {
 			le, err := strconv.ParseFloat(engine.Label(m, "le"), 64)
-			if err != nil || math.IsNaN(le) || rankOf(m) != rank {
+			if err != nil || math.IsNaN(le) || engine.RankLabel(m) != rank {
 				continue
 			}
 			at[le] += zeroIfUnknown(m.GetUntyped().GetValue())
@@ -284,7 +290,7 @@ func lengths(families map[string]*dto.MetricFamily, names []string, rank string)
 			continue
 		}
 		for _, m := range families[name+"_sum"].GetMetric() {
-			if rankOf(m) == rank {
+			if engine.RankLabel(m) == rank {
 				h.Sum += zeroIfUnknown(m.GetUntyped().GetValue())
 			}
 		}

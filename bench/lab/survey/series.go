@@ -21,6 +21,7 @@ type Series struct {
 	Silent  int    // times that no page came, or one that cannot be right
 	Err     error  // the last reason
 
+	context int // tokens that a request may have; 0: not told
 	last    Page
 	at      time.Time // of it
 	doubted bool      // a page came after it that could not

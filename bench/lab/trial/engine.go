@@ -71,9 +71,7 @@ func Ask(ctx context.Context, client *engine.Client, at *engine.Target) (e Engin
 	within, cancel = context.WithTimeout(ctx, patience)
 	defer cancel()
 	if page, err := engine.Scrape(within, client, at); err == nil {
-		if all, ok := page.CacheTokens(-1); ok {
-			e.Room = all // of all ranks, until these are counted
-		}
+		e.Room = page.Memories(models).Tokens() // of all ranks, until these are counted
 	}
 	return e
 }

@@ -146,8 +146,9 @@ func (e *engine) sample() prefill.Sample {
 	if e.current != nil {
 		running++
 	}
+	usage := float64(e.cache.pinned()) / float64(e.cache.capacity)
 	return prefill.Sample{
-		KVUsage: float64(e.cache.pinned()) / float64(e.cache.capacity),
+		KVUsage: usage, KVHeld: usage,
 		Running: float64(running), Waiting: float64(len(e.queue)),
 	}
 }

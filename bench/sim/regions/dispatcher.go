@@ -94,7 +94,7 @@ func (d *dispatcher) queue() prefill.Config {
 	cfg.Scraper = func(_ context.Context, c prefill.Candidate) (prefill.Sample, error) {
 		sample := d.replicas[d.at(c.ID)].sample()
 		if d.s.arm.unguarded() {
-			sample.KVUsage = math.NaN()
+			sample.KVUsage, sample.KVHeld = math.NaN(), math.NaN()
 		}
 		return sample, nil
 	}

@@ -173,7 +173,8 @@ func (r *replica) sample() prefill.Sample {
 	if r.PrefillPends {
 		began -= r.fresh
 	}
-	return prefill.Sample{KVUsage: float64(r.tokens) / float64(r.KVTokens), Running: float64(began), Waiting: float64(pending)}
+	usage := float64(r.tokens) / float64(r.KVTokens)
+	return prefill.Sample{KVUsage: usage, KVHeld: usage, Running: float64(began), Waiting: float64(pending)}
 }
 
 // iterate begins what comes next: a prefill, else decode steps until somebody

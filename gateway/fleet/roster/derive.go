@@ -153,9 +153,11 @@ func (d *deriving) addToGroup(e *Engine, w board.Worker) {
 func (d *deriving) newCandidate(e *Engine, rank int, state RankState) prefill.Candidate {
 	id := e.ID + "/" + strconv.Itoa(max(0, rank)) // an only rank counts as rank 0
 	profileName := e.Conf.Profile                 // candidates of one profile count as the same hardware
+	memory := e.Status.Memories.Of(rank)
 	c := prefill.Candidate{
 		ID: id, Instance: e.Key(), Target: e.At(rank), Profile: e.Profile,
-		Hardware: profileName, CapacityTokens: cmp.Or(e.Profile.KVTokensPerRank, e.Capacity(rank)), Region: e.otherRegion,
+		Hardware: profileName, CapacityTokens: cmp.Or(e.Profile.KVTokensPerRank, memory.Capacity.Tokens), BlockTokens: int(memory.Block.Tokens),
+		Region:     e.otherRegion,
 		ProbeLimit: e.limitOf(slowProbes),
 		Live:       state.in(Up, Starting), AnswersLate: state.awaited(),
 	}
@@ -203,7 +205,7 @@ func (d *deriving) newWorker(e *Engine, number int, rank *Rank) board.Worker {
 		ID: rank.Worker, Name: rank.Target.ID, Model: e.board, Group: e.Conf.Group, Barrier: e.Conf.Barrier == config.BarrierDP,
 		Engine: e.ID,
 		Lists:  e.lists, // the names of the models that requests may ask for
-		Slots:  e.Slots(), Limit: e.limitOf(e.Conf.Slots), Capacity: cmp.Or(e.Conf.KV, e.Capacity(number)),
+		Slots:  e.Slots(), Limit: e.limitOf(e.Conf.Slots), Capacity: cmp.Or(e.Conf.KV, e.Status.Memories.Of(number).Capacity.Tokens),
 		Cost:       e.Conf.Cost, // step time per KV token, as a multiple of the mean of the group
 		KeepsKVFor: e.Profile.Keeps(), Unpinned: !honoursRank,
 		Process: math.Float64bits(e.Status.StartTime), // 0: not known; otherwise no other process of the engine has it

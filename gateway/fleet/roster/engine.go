@@ -132,20 +132,6 @@ func (e *Engine) Ranks() []int {
 	return ranks
 }
 
-// Capacity is how many KV tokens the memory of a rank can hold, as the engine reports it; 0: not reported. r is -1 for an only rank without
-// a number: then the engine's only metric series counts, whatever its label.
-func (e *Engine) Capacity(r int) int64 {
-	if tokens, isReported := e.Status.CapacityTokens[strconv.Itoa(max(0, r))]; isReported {
-		return tokens
-	}
-	if r < 0 && len(e.Status.CapacityTokens) == 1 { // an only rank may be reported under any number
-		for _, tokens := range e.Status.CapacityTokens { // the only entry
-			return tokens
-		}
-	}
-	return 0
-}
-
 // workKind is equal for two engines if each can do the other's work: they have the same role and base model.
 func (e *Engine) workKind() string {
 	if len(e.Status.Models) == 0 {

@@ -38,6 +38,8 @@ type EngineStatus struct {
 	Version  string        `json:"version,omitempty"`
 	Ranks    int           `json:"ranks"`
 	Slots    int           `json:"slots,omitempty"` // number of slots of each rank
+	// KV memory of each rank by its number, as the engine's metrics say it, and where they say so; the config may set another capacity
+	Memory engine.Memories `json:"kv_memory,omitempty"`
 
 	OwnedByOther bool `json:"-"` // another proxy owns the engine's region, and only that proxy sends it requests
 }
@@ -51,7 +53,7 @@ func (p *Snapshot) Statuses() []EngineStatus {
 			Up: e.Status.Up, State: e.Status.State(), Share: e.share, Draining: e.withheld == Draining,
 			Error: e.details(), Source: e.Source, Away: e.Away, Since: e.Status.Changed, Version: e.Status.Version,
 			Paused: e.pausedBy != nil, Hangs: e.Status.Hangs, Ranks: len(e.Ranks()), Slots: e.Conf.Slots, Models: []string{},
-			OwnedByOther: e.withheld == Unowned,
+			Memory: e.Status.Memories, OwnedByOther: e.withheld == Unowned,
 		}
 		if moved := e.Status.Moved; !moved.At.IsZero() { // zero: the addresses have never changed
 			s.Moved = &moved

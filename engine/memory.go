@@ -1,0 +1,176 @@
+package engine
+
+import (
+	"fmt"
+	"strconv"
+
+	dto "github.com/prometheus/client_model/go"
+)
+
+// Reading is a number of tokens on an engine's metrics page, and where it stands there. The zero value: not known.
+type Reading struct {
+	Tokens int64  `json:"tokens"`
+	From   string `json:"from"` // the series, and the labels if it is one of them
+}
+
+// Memory is what an engine's metrics page says about the KV memory of one rank.
+type Memory struct {
+	Capacity Reading `json:"capacity,omitzero"` // KV tokens that fit
+	Block    Reading `json:"block,omitzero"`    // tokens of a KV block
+	// Misread is what the page seems to say of the capacity, if it is less than Context. vLLM does not start with less memory than
+	// one request of max_model_len needs (0.33, v1/core/kv_cache_planning.py), so it means something else, and Capacity is not known.
+	Misread Reading `json:"misread,omitzero"`
+	Context int     `json:"-"` // max_model_len, in tokens; 0: nothing is misread
+}
+
+// Memories has the Memory of each rank of an engine. The keys are the numbers of the ranks, counted from 0. If the engine does not number
+// its ranks, the only key is empty.
+type Memories map[string]Memory
+
+// Of returns the memory of a rank; rank -1: of the only rank, whatever its number. The zero value: the page does not tell it.
+func (m Memories) Of(rank int) Memory {
+	if memory, ok := m[strconv.Itoa(max(0, rank))]; ok {
+		return memory
+	}
+	if rank > 0 {
+		return Memory{}
+	}
+	if memory, ok := m[""]; ok || rank == 0 {
+		return memory
+	}
+	if len(m) == 1 {
+		for _, memory := range m {
+			return memory
+		}
+	}
+	return Memory{}
+}
+
+// Tokens returns the capacity of all ranks together; 0: that of one is not known.
+func (m Memories) Tokens() (all int64) {
+	for _, memory := range m {
+		if memory.Capacity.Tokens == 0 {
+			return 0
+		}
+		all += memory.Capacity.Tokens
+	}
+	return all
+}
+
+// Where numbers stand.
+const (
+	sizeLabel      = CacheConfigName + " kv_cache_size_tokens"           // of each engine, for all groups of layers (0.32, 0.33)
+	productLabels  = CacheConfigName + " num_gpu_blocks × block_size"    // right for a model with one group of layers
+	effectiveLabel = CacheConfigName + " effective_attention_block_size" // of full attention, with decode context parallelism (0.32, 0.33)
+	blockLabel     = CacheConfigName + " block_size"                     // the smallest of all groups of layers
+)
+
+// Memories returns the KV memory of each rank; nil: the page does not tell any, or s is nil. models are those that the engine lists.
+func (s *Sample) Memories(models []Model) Memories {
+	if s == nil || len(s.memory) == 0 {
+		return nil
+	}
+	context := LongestContext(models)
+	out := make(Memories, len(s.memory))
+	for label, m := range s.memory {
+		if number, err := strconv.Atoi(label); err == nil {
+			label = strconv.Itoa(number - s.FirstRank)
+		}
+		out[label] = m.For(context)
+	}
+	return out
+}
+
+// LongestContext returns the longest MaxModelLen of the models; 0: none is known.
+func LongestContext(models []Model) (longest int) {
+	for _, m := range models {
+		longest = max(longest, m.MaxModelLen)
+	}
+	return longest
+}
+
+// For returns the memory of an engine with this max_model_len, in tokens; 0: not known.
+func (m Memory) For(context int) Memory {
+	// SGLang may have less memory than its context, and then takes shorter requests (0.5.23, managers/tp_worker.py).
+	isVLLM := m.Capacity.From == sizeLabel || m.Capacity.From == productLabels
+	if isVLLM && m.Capacity.Tokens < int64(context) {
+		m.Misread, m.Capacity, m.Context = m.Capacity, Reading{}, context
+	}
+	return m
+}
+
+// readMemory sets the KV memory of each rank: by the labels of vllm:cache_config_info or, for SGLang, by capacities, the values of the
+// series from.
+func (s *Sample) readMemory(configs []*dto.Metric, capacities map[string]float64, from string) error {
+	s.memory = map[string]Memory{}
+	for label, tokens := range capacities {
+		if tokens > 0 {
+			s.memory[label] = Memory{Capacity: Reading{int64(tokens), from}}
+		}
+	}
+	vllm, err := PageMemories(configs)
+	for label, m := range vllm {
+		s.memory[label] = m
+	}
+	return err
+}
+
+// PageMemories returns the KV memory of the engines on a page of vLLM. configs are the series of vllm:cache_config_info; the keys of the
+// result are their label engine. Nothing is misread, because the page does not tell the context.
+func PageMemories(configs []*dto.Metric) (map[string]Memory, error) {
+	all := map[string]Memory{}
+	sharers := blockSharers(configs) // vLLM may show each engine the number of blocks of all engines behind its API server
+	for _, config := range configs {
+		m, err := configMemory(config, sharers)
+		if err != nil {
+			return nil, err
+		}
+		if m != (Memory{}) {
+			all[Label(config, "engine")] = m
+		}
+	}
+	return all, nil
+}
+
+// blockSharers returns by how many engines the number of blocks on a page must be divided. An API server of vLLM adds up the blocks of
+// all its engines and shows the sum for each of them. If the numbers differ, each is the engine's own, and the result is 1.
+func blockSharers(configs []*dto.Metric) int {
+	for _, m := range configs {
+		if Label(m, "num_gpu_blocks") != Label(configs[0], "num_gpu_blocks") {
+			return 1
+		}
+	}
+	return len(configs)
+}
+
+// configMemory reads the labels of one engine. Where kv_cache_size_tokens is no number, as before 0.32, the capacity is that of the blocks,
+// whose number is divided by sharers, because it is the sum of so many engines.
+func configMemory(config *dto.Metric, sharers int) (m Memory, err error) {
+	number := func(label string, limit int64) int64 { // 0: the label is missing or None, as until the engine has measured its memory
+		n, _, wrong := Whole(CacheConfigName+" "+label, Label(config, label), limit)
+		if err == nil {
+			err = wrong
+		}
+		return n
+	}
+	size, effective := number("kv_cache_size_tokens", MostKVTokens), number("effective_attention_block_size", mostBlock)
+	blocks, block := number("num_gpu_blocks", MostKVTokens*int64(sharers)), number("block_size", mostBlock)
+	product := float64(blocks/int64(sharers)) * float64(block)
+	switch {
+	case err != nil:
+		return Memory{}, err
+	case size > 0:
+		m.Capacity = Reading{size, sizeLabel}
+	case product > MostKVTokens:
+		return Memory{}, &PageError{CacheConfigName, fmt.Sprintf("num_gpu_blocks %d of block_size %d", blocks, block)}
+	case product > 0:
+		m.Capacity = Reading{int64(product), productLabels}
+	}
+	switch {
+	case effective > 0:
+		m.Block = Reading{effective, effectiveLabel}
+	case block > 0:
+		m.Block = Reading{block, blockLabel}
+	}
+	return m, nil
+}
