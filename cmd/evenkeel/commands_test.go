@@ -191,9 +191,9 @@ func TestCheckProbesTheEngines(t *testing.T) {
 		Findings []struct{ Engine, Level, Message string }
 	}
 	require.NoError(t, json.Unmarshal([]byte(out), &report))
-	require.Len(t, report.Findings, 1)
-	require.Equal(t, "bad", report.Findings[0].Level)
-	require.Equal(t, "prefill "+strings.TrimPrefix(broken, "http://"), report.Findings[0].Engine)
+	require.Len(t, report.Findings, 3, "what each engine holds, and what is wrong")
+	require.Equal(t, "bad", report.Findings[2].Level)
+	require.Equal(t, "prefill "+strings.TrimPrefix(broken, "http://"), report.Findings[2].Engine)
 }
 
 func TestEveryEngineFlagReachesTheEngine(t *testing.T) {
