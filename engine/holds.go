@@ -8,6 +8,13 @@ type Holds struct {
 	Delays      bool   `json:"enable_prefill_delayer"`
 	FreeSlots   Number `json:"min_free_slots_delay"` // prompts wait until a rank has so many free slots; null: the flag is not set
 	Speculation string `json:"speculative_algorithm"`
+	DecodeSteps Number `json:"prefill_decode_interval"` // so many steps after one that computes prompts compute none (managers/scheduler.py)
+}
+
+// Interval returns in every how many steps a busy server computes prompts, as --prefill-schedule-interval of vLLM counts; 1: in each one.
+func (h *Holds) Interval() (steps int, err error) {
+	between, err := h.DecodeSteps.Whole("prefill_decode_interval", MostStep)
+	return between + 1, err
 }
 
 // Flags returns the flags of the start command that make the server delay prompts, each with a remedy.

@@ -93,7 +93,7 @@ type sglangFlags struct {
 type aggregatedFlags struct {
 	MaxNumBatchedTokens     int           `default:"8192" help:"Compute this many tokens of prompts and answers on a rank in one step (default: ${default})."`
 	PrefillShared           time.Duration `help:"Take this time more per prompt token, divided by the number of ranks: the part that all ranks compute together."`
-	PrefillScheduleInterval int           `default:"1" help:"Compute prompts only in every Nth step, as vLLM's flag of this name does (default: ${default})."`
+	PrefillScheduleInterval int           `default:"1" help:"Compute prompts only in every Nth step, as vLLM's flag of this name does; with --prefill-first, N-1 steps without prompts follow each step with some, as in SGLang (default: ${default})."`
 	PrefillFirst            bool          `help:"Have a rank not decode while it can compute a prompt, as SGLang does."`
 	PrefillDelayer          int           `placeholder:"STEPS" help:"Begin no prompt until each rank has one, but wait at most this many steps, as SGLang's delayer does (30 there)."`
 }

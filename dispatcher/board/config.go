@@ -103,6 +103,8 @@ type Worker struct {
 	Budget int
 	// Interval: a mixed rank computes prompts only in every Interval-th step; 0 and 1: in every step.
 	Interval int
+	// AfterPrompts: the Interval begins anew with each step in which a rank of the group computes prompts.
+	AfterPrompts bool
 	// Process identifies the operating system's process of the engine. A changed number shows that the engine has restarted, and has
 	// lost all KV; 0: not known.
 	Process uint64

@@ -61,9 +61,13 @@ func (r *rank) computeMs() float32 {
 	// and by SharedPromptMs for each prompt token of the mean over all ranks. All ranks are assumed to compute as many prompt tokens as
 	// this one. OwnPromptMs is for a rank with the mean hardware of the group, and costFactor is above 1 for slower hardware.
 	promptTokens := max(1, r.promptTokensPerStep())
-	stepMs := float64(decodeMs) + m.PrefillMs + (m.OwnPromptMs*r.costFactor()+m.SharedPromptMs)*float64(promptTokens)
+	promptStepMs := float64(decodeMs) + m.PrefillMs + (m.OwnPromptMs*r.costFactor()+m.SharedPromptMs)*float64(promptTokens)
 	promptSteps := math.Ceil(float64(r.backlog) / float64(promptTokens))
-	return float32(stepMs * promptSteps * float64(max(1, r.Interval))) // only every Interval-th step computes prompts
+	if r.AfterPrompts { // decode steps come before the first step with prompts, and between two such steps
+		decodeSteps := float64(r.group.promptRest) + (promptSteps-1)*float64(max(0, r.Interval-1))
+		return float32(promptStepMs*promptSteps + float64(decodeMs)*max(0, decodeSteps))
+	}
+	return float32(promptStepMs * promptSteps * float64(max(1, r.Interval))) // only every Interval-th step computes prompts
 }
 
 // promptTokensPerStep returns how many prompt tokens one step of the rank can compute: the token budget of a step less one token for each
@@ -76,19 +80,31 @@ func (r *rank) promptTokensPerStep() int { return r.StepBudget() - (len(r.slots)
 // more.
 func (b *board) estimatePromptProgress(g *group, lastStep uint32) (tokens int64) {
 	busy := uint64(0)
+	if !slices.ContainsFunc(g.steppingRanks, func(r *rank) bool { return len(r.slots) > r.notDecodingSlots }) {
+		g.promptRest = 0 // nothing decodes, so nothing would be done in these steps
+	}
+	rest := max(0, g.promptRest-1)
 	for _, r := range g.steppingRanks {
 		budget := 0
-		// An engine may compute prompts only in every Interval-th step. The board does not know in which ones, and assumes those
-		// that follow a multiple of Interval.
-		if computesPrompts := r.Interval <= 1 || lastStep%uint32(r.Interval) == 0; computesPrompts {
+		// An engine may compute prompts only in every Interval-th step. Without AfterPrompts, the board does not know in which ones,
+		// and assumes those that follow a multiple of Interval.
+		computesPrompts := r.Interval <= 1 || lastStep%uint32(r.Interval) == 0
+		if r.AfterPrompts {
+			computesPrompts = g.promptRest == 0
+		}
+		if computesPrompts {
 			budget = r.promptTokensPerStep()
 		}
 		r.computePrompts(b, int64(budget), lastStep+1)
 		tokens += r.stepPromptTokens
 		if r.stepPromptTokens > 0 {
 			busy++
+			if r.AfterPrompts {
+				rest = max(rest, r.Interval-1)
+			}
 		}
 	}
+	g.promptRest = rest
 	g.roundCounts.steps++
 	if busy > 0 {
 		g.roundCounts.prefillSteps++

@@ -176,6 +176,29 @@ func TestWhereThereIsAnIntervalOtherStepsComputeNothing(t *testing.T) {
 	require.Equal(t, &RoundStatus{Steps: 8, PrefillSteps: 2, MostBacklog: 3002, MeanBacklog: 3002}, h.status(h.at).Models[0].Groups[0].Rounds)
 }
 
+// SGLang's --prefill-decode-interval 2: after a step with prompts, two without any, on all ranks of the group.
+func TestAfterAStepWithPromptsRanksRest(t *testing.T) {
+	fleet := ranks(2, 8, 0)
+	for i := range fleet {
+		fleet[i].Interval, fleet[i].AfterPrompts = 3, true
+	}
+	h := onMixed(t, "prr", fleet)
+	h.decode(t, 2)
+	for range 4 {
+		h.step()
+	}
+	h.put(pool.Entry{Prompt: 2500})
+	var all []int64
+	for i := range 8 {
+		h.step()
+		if i == 0 {
+			h.put(pool.Entry{Prompt: 500})
+		}
+		all = append(all, h.backlog(0)+h.backlog(1))
+	}
+	require.Equal(t, []int64{1501 + 500, 2001, 2001, 502, 502, 502, 0, 0}, all, "at once, and then in every third step")
+}
+
 func TestALawWithoutAPriceOfPromptsHoldsNothing(t *testing.T) {
 	h := onMixed(t, "evenkeel", ranks(2, 8, 0))
 	h.apply(SetStepModel{Group: GroupKey{"m", "main", true}, StepModel: StepModel{C0Ms: 10, C1Ms: 1e-4}})

@@ -188,6 +188,7 @@ type group struct {
 	heldEntries   int
 	recheckHeldAt time.Time // when the policy wants to decide again about these entries; zero: at no set time
 	roundCounts   roundCounts
+	promptRest    int // number of steps, from the next one on, in which ranks with AfterPrompts compute no prompts
 	recentSteps   recentSteps
 	tokenRate     tokenRate
 	steps         step.Times // the step times so far, and the step model learned from them

@@ -15,6 +15,7 @@ type Mixed struct {
 	KVCapacity   int64 // KV tokens of a rank; 0: unlimited
 	Block        int64 // tokens per KV block, of which a request holds whole ones; 0 and 1: single tokens
 	Interval     int64 // prompts are computed only in every Interval-th step; 0 and 1: in each step
+	AfterPrompts bool  // the Interval begins anew with each step in which a rank computes prompts, as in SGLang
 	PrefillFirst bool  // a rank that computes a prompt decodes nothing in the same step, as in SGLang
 	Delay        int   // number of steps for which new prompts wait until each rank has one, as in SGLang 0.5.23; 0: they do not wait
 
@@ -30,9 +31,10 @@ type Mixed struct {
 	Finished func(rank int, q *MixedRequest) // called when a request has got its last token and has left its rank
 	Computed func(rank int, q *MixedRequest) // called when a step has computed a part of a prompt; may be nil
 
-	Prefilling  int // number of ranks that compute prompts in the step that began last
-	Preemptions int // number of requests preempted so far
-	heldSteps   int // number of steps in a row for which new prompts have waited because of Delay
+	Prefilling  int   // number of ranks that compute prompts in the step that began last
+	Preemptions int   // number of requests preempted so far
+	rest        int64 // number of steps, from the next one on, without prompts because of AfterPrompts
+	heldSteps   int   // number of steps in a row for which new prompts have waited because of Delay
 }
 
 // MixedRank is a rank that prefills and decodes: the requests in its engine's queue, and those that run.
@@ -88,6 +90,9 @@ func (g *Mixed) Begin(now float64) {
 	if g.Ends < Never { // a step is in progress
 		return
 	}
+	if !slices.ContainsFunc(g.Ranks, func(r MixedRank) bool { return r.hasDecoding() }) {
+		g.rest = 0 // SGLang's loop goes on at once where no rank has anything to do
+	}
 	newPrompts := g.decideNewPrompts()
 	busy := false
 	g.Prefilling, g.RankWork = 0, g.RankWork[:0]
@@ -100,6 +105,10 @@ func (g *Mixed) Begin(now float64) {
 		}
 	}
 	if busy { // otherwise no step begins
+		g.rest = max(0, g.rest-1)
+		if g.Prefilling > 0 && g.AfterPrompts {
+			g.rest = max(0, g.Interval-1)
+		}
 		ms := g.Law.Ms(g.RankWork)
 		if g.VaryStepMs != nil {
 			ms = g.VaryStepMs(ms)
@@ -108,9 +117,12 @@ func (g *Mixed) Begin(now float64) {
 	}
 }
 
-// mayCompute says whether a rank computes prompts in this step, by the Interval. Engines ignore the Interval on a rank that decodes no
+// mayCompute says whether a rank computes prompts in this step, by the Interval. vLLM ignores the Interval on a rank that decodes no
 // request, and as long as requests wait that did not fit into the rank's last step with prompts.
 func (g *Mixed) mayCompute(r *MixedRank) bool {
+	if g.AfterPrompts {
+		return g.rest == 0
+	}
 	inInterval := g.Interval <= 1 || g.Step%g.Interval == 0
 	return inInterval || r.leftWaiting || !r.hasDecoding()
 }

@@ -92,6 +92,22 @@ func TestPromptsWaitForTheInterval(t *testing.T) {
 	equal(t, []float64{10, 10, 19.9, 19.9, 19.9, 10.3, 10, 10}, b.steps(8)) // the last three tokens come in time again
 }
 
+func TestPromptsWaitAfterAStepWithPrompts(t *testing.T) {
+	b := mixed(2, func(g *Mixed) { g.Interval, g.AfterPrompts = 3, true })
+	b.Add(0, MixedRequest{Job: 1, Prompt: 10, Left: 30})
+	equal(t, []float64{11, 10, 10, 10, 10}, b.steps(5))
+	b.Add(1, MixedRequest{Job: 2, Prompt: 10, Left: 1})
+	equal(t, []float64{11}, b.steps(1)) // nothing was computed for so long that it begins at once
+	b.Add(1, MixedRequest{Job: 3, Prompt: 10, Left: 1})
+	equal(t, []float64{10, 10, 11, 10, 10}, b.steps(5)) // it waits for the other rank, although its own decodes nothing
+	b.Drop(0, 1)
+	b.Add(0, MixedRequest{Job: 4, Prompt: 10, Left: 1})
+	b.Add(0, MixedRequest{Job: 5, Prompt: 10, Left: 1})
+	equal(t, []float64{12}, b.steps(1))
+	b.Add(0, MixedRequest{Job: 6, Prompt: 10, Left: 1})
+	equal(t, []float64{11}, b.steps(1)) // no rank decodes, so none rests
+}
+
 func TestTheDelayerHoldsPromptsUntilEachRankHasOne(t *testing.T) {
 	b := mixed(2, func(g *Mixed) { g.Delay = 3 })
 	b.Add(0, MixedRequest{Job: 1, Prompt: 10, Left: 30})

@@ -175,6 +175,13 @@ func (e *Entry) fillPromptSettings(budget engine.Number, holds *engine.Holds) {
 		e.Budget = e.wholeNumber(budget, "chunked_prefill_size", engine.MostStep)
 	}
 	delayingFlags, remedies := holds.Flags(e.Slots)
+	interval, err := holds.Interval()
+	switch {
+	case err != nil:
+		e.addNote("%s", sentence(err))
+	case interval > 1:
+		e.Interval = interval
+	}
 	for i := range delayingFlags {
 		e.addNote("It holds prompts back itself (%s). One hold is enough: %s.", delayingFlags[i], remedies[i])
 	}

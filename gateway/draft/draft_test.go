@@ -69,8 +69,8 @@ func TestAsk(t *testing.T) {
 			[]string{"It is SGLang 0.4.9.", "GET /v1/models did not tell its models", "GET /metrics could not be read"},
 		},
 		{
-			"an SGLang that does both", map[string]string{"/health": "", "/server_info": `{"version":"0.5.23","disaggregation_mode":"null","max_running_requests":128,"dp_size":4,"enable_dp_attention":true,"chunked_prefill_size":2048,"enable_prefill_delayer":true}`}, "",
-			Entry{Engine: config.Engine{Ranks: 4, Slots: 32, Budget: 2048}, Role: "aggregated", Connector: mooncake.SGLang},
+			"an SGLang that does both", map[string]string{"/health": "", "/server_info": `{"version":"0.5.23","disaggregation_mode":"null","max_running_requests":128,"dp_size":4,"enable_dp_attention":true,"chunked_prefill_size":2048,"enable_prefill_delayer":true,"prefill_decode_interval":22}`}, "",
+			Entry{Engine: config.Engine{Ranks: 4, Slots: 32, Budget: 2048, Interval: 23}, Role: "aggregated", Connector: mooncake.SGLang},
 			[]string{"It is an aggregated engine: its disaggregation_mode is null.",
 				"It holds prompts back itself (--enable-prefill-delayer). One hold is enough"},
 		},

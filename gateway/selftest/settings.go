@@ -70,6 +70,13 @@ func (t *tester) compareSGLang(ctx context.Context, s testedRank, e config.Engin
 		for i := range flags {
 			t.report(s.name, Warn, "holds prompts back itself (%s). evenkeel holds them, too, and one hold is enough; %s", flags[i], remedies[i])
 		}
+		switch interval, err := reported.Interval(); {
+		case err != nil:
+			t.report(s.name, Warn, "does not tell its prefill_decode_interval: %v", err)
+		case interval != max(1, e.Interval):
+			t.report(s.name, Warn, "was started with --prefill-decode-interval %d (or chose it itself), and the config says "+
+				"prefill_schedule_interval: %d; write %d", interval-1, max(1, e.Interval), interval)
+		}
 	}
 }
 

@@ -77,7 +77,7 @@ func own(e *Engine) mixed.Contender {
 			c.Spec, c.Route = "", mixed.VLLM
 		}
 	}
-	c.Every = e.Interval
+	c.Every, c.Rests = e.Interval, e.Kind == sglang
 	return c
 }
 
@@ -154,7 +154,7 @@ func simulate(ctx context.Context, e *Engine, loads []*Load, law step.Law, seed 
 		if p.theirs, err = mixed.Serve(ctx, m, own(e)); err != nil {
 			return nil, err
 		}
-		ours := mixed.Contender{Name: "evenkeel", Spec: "evenkeel", Every: e.Interval, Learn: true}
+		ours := mixed.Contender{Name: "evenkeel", Spec: "evenkeel", Every: e.Interval, Rests: e.Kind == sglang, Learn: true}
 		if p.ours, err = mixed.Serve(ctx, m, ours); err != nil {
 			return nil, err
 		}

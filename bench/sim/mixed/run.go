@@ -24,6 +24,7 @@ type Contender struct {
 	Route Router     // of a proxy that sends each request when it comes; nil: spec decides
 	Delay int        // passes for which the engines hold prompts
 	Every int        // steps of the engines between those that compute prompts
+	Rests bool       // these steps are counted from one that computes prompts, as in SGLang
 	Exact bool       // the proxy knows how long prompts are
 	Learn bool       // it learns what a step takes; else that is told
 	Form  *step.Form // that is told; nil: that of the engines
@@ -133,10 +134,10 @@ func (s *Run) fleet() {
 		ids[i] = int32(i)
 		workers[i] = board.Worker{
 			ID: int32(i), Name: strconv.Itoa(i), Model: model, Group: key.Name, Barrier: true, Slots: s.Slots, Capacity: s.Room, Up: true,
-			Mixed: true, Budget: int(s.Budget), Interval: s.Every,
+			Mixed: true, Budget: int(s.Budget), Interval: s.Every, AfterPrompts: s.Rests,
 		}
 	}
-	engines := virtual.Mixed{Law: s.Law, Budget: s.Budget, Slots: s.Slots, KVCapacity: s.Room, Delay: s.Delay, Interval: int64(s.Every)}
+	engines := virtual.Mixed{Law: s.Law, Budget: s.Budget, Slots: s.Slots, KVCapacity: s.Room, Delay: s.Delay, Interval: int64(s.Every), AfterPrompts: s.Rests}
 	s.group = s.Add(key, engines, ids, s.cached)
 	s.Apply(board.SetWorkers{Workers: workers}, 0)
 	if s.Learn {

@@ -212,7 +212,8 @@ func (d *deriving) newWorker(e *Engine, number int, rank *Rank) board.Worker {
 		Up:      rank.State == Up, Awaited: rank.State == Halted, Down: !e.Status.Up || isWedged || hasLeftGroup,
 	}
 	if e.Role == Aggregated {
-		w.Mixed, w.Budget, w.Interval = true, e.Conf.Budget, e.Conf.Interval
+		w.Mixed, w.Budget = true, e.Conf.Budget
+		w.Interval, w.AfterPrompts = e.Conf.Interval, e.Profile.Connector == mooncake.SGLang
 	} else {
 		d.describeHandOffs(e, &w)
 	}

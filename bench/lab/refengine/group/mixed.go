@@ -35,7 +35,7 @@ func newMixed(g *Group) *mixed {
 	m.Mixed = virtual.Mixed{
 		Law:    cfg.law(),
 		Budget: int32(how.Budget), Slots: cfg.Slots, KVCapacity: int64(cfg.Blocks) * cache.BlockSize, Block: cache.BlockSize,
-		Interval: int64(how.Interval), PrefillFirst: how.First, Delay: how.Delay,
+		Interval: int64(how.Interval), AfterPrompts: how.First, PrefillFirst: how.First, Delay: how.Delay,
 		Ranks: make([]virtual.MixedRank, cfg.Ranks), Ends: virtual.Never,
 		Cached: m.cached, Computed: m.computed, Token: m.token, Finished: m.finished,
 	}
