@@ -192,8 +192,9 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	h.Lease.Dispatched()
 	// The engine pulls the KV of whole blocks, and computes the rest of the prompt itself: less than one block. How many tokens it has
 	// really computed is not read from the answer, so this upper bound stays when the call has ended.
-	rank.Traffic.ExpectComputed(BlockTokens)
-	defer rank.Traffic.SettleComputed(BlockTokens, BlockTokens)
+	most := MostComputed(rank)
+	rank.Traffic.ExpectComputed(most)
+	defer rank.Traffic.SettleComputed(most, most)
 	call := d.newCall(rank, slot, h)
 	defer context.AfterFunc(d.Context, call.Abort)() // a shutdown does not wait for the discard
 	if slot.InEngineQueue {

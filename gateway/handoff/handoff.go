@@ -99,9 +99,12 @@ var ErrOutlived = errors.New("the prefill engine's process that made the hand-of
 var ErrLate = errors.New("the decode engine gave no sign of life for longer than the prefill engine certainly keeps the KV, and began " +
 	"its answer after that: it may be made of another prompt's KV")
 
-// BlockTokens is the largest number of tokens in one KV block of any engine. An engine may pull only whole blocks, and then computes the
-// rest of the prompt itself: less than one block.
+// BlockTokens is the largest number of tokens in one KV block of an engine that does not tell it.
 const BlockTokens = 128
+
+// MostComputed is how many prompt tokens a rank may compute beside a hand-off: it may pull only whole blocks, and then computes the rest of
+// the prompt itself, which is less than one block. Blocks are longer with decode context parallelism, and in hybrid models.
+func MostComputed(rank *roster.Rank) int64 { return max(BlockTokens, rank.BlockTokens) }
 
 // SettleLease gives back the lease of a prompt's prefill, in the way that disposition says. With Refuse and Lose, a failure is counted
 // against the engine. fault is the fault with which the prefill ended; nil: there was none.

@@ -86,3 +86,9 @@ func TestWhatWaitsBesideARefutedHandOffIsNotBelieved(t *testing.T) {
 	require.False(t, pulls.RecordFirstEvent(now.Add(2*time.Second)), "it has the salt of the wrong KV")
 	require.True(t, later.RecordFirstEvent(now.Add(2*time.Second)))
 }
+
+func TestARankMayComputeABlockBesideAHandOff(t *testing.T) {
+	for block, want := range map[int64]int64{0: 128, 16: 128, 256: 256, 1056: 1056} {
+		require.Equal(t, want, MostComputed(&roster.Rank{BlockTokens: block}), "blocks of %d", block)
+	}
+}

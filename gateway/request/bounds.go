@@ -191,7 +191,7 @@ const unknownPromptTokens = 1 << 40
 // announceTokensToCompute tells the engine's traffic, right before the request is sent, how many tokens of the prompt the engine may
 // compute itself. If the engine computes more than this, it has not pulled the KV of all tokens that were handed over.
 func (u *upstreamCall) announceTokensToCompute() {
-	u.tokensToCompute = handoff.BlockTokens // beside a hand-off, an engine computes less than one KV block
+	u.tokensToCompute = handoff.MostComputed(u.rank)
 	if u.computesPrompt {
 		u.tokensToCompute = unknownPromptTokens // the length of the prompt is known only from the answer
 	}

@@ -185,7 +185,8 @@ func (d *deriving) newRank(e *Engine, number int, id int32, state RankState) *Ra
 		Region:  e.otherRegion,                   // empty: the proxy's own region
 		Board:   e.board,
 		Context: e.longestContext(), Scope: e.ownerScope, PinsResponses: pinsResponses,
-		State: state,
+		BlockTokens: e.Status.Memories.Of(number).Block.Tokens,
+		State:       state,
 	}
 	if e.Role == Aggregated {
 		out.Group = e.groupID()

@@ -55,6 +55,7 @@ type Rank struct {
 	Board         string           // the dispatcher's board for the rank's model
 	Group         string           // groupID of an aggregated rank, which prefills and decodes; empty: the rank only decodes
 	Context       int              // longest context of the rank's models, prompt and answer together, in tokens; 0: unknown
+	BlockTokens   int64            // tokens of a KV block, as the engine's metrics say; 0: unknown
 	PinsResponses bool             // the engine runs a request to /v1/responses on the rank that the request names
 	Scope         *owner.Scope     // says whether this proxy owns the rank; nil: ranks have no owners
 
