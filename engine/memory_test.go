@@ -113,6 +113,11 @@ func TestTokensHeldAreThoseOfFullAttention(t *testing.T) {
 	s, err := MetricNames{}.Parse([]byte("sglang:token_usage{dp_rank=\"0\"} 0.9\nsglang:full_token_usage{dp_rank=\"0\"} 0.125\n" +
 		"sglang:token_usage{dp_rank=\"1\"} 0.5\n"))
 	require.NoError(t, err)
+	odd, err := MetricNames{}.Parse([]byte("sglang:token_usage 0.25\nsglang:full_token_usage -0.001\n"))
+	require.NoError(t, err)
+	held, known := odd.HeldShare(0)
+	require.True(t, known)
+	require.Equal(t, 0.25, held, "a number that cannot be right does not cost the page")
 	for rank, want := range [][2]float64{{0.9, 0.125}, {0.5, 0.5}} {
 		fullest, _ := s.KVUsage(rank)
 		held, known := s.HeldShare(rank)

@@ -186,7 +186,8 @@ func maxByRank(families map[string]*dto.MetricFamily, names []string) map[string
 	return out
 }
 
-// sumByRank adds up the values of each rank. All values are untyped, because ParseSeries leaves out the lines of a page that say which are gauges and which are counters.
+// sumByRank adds up the values of each rank. All values are untyped, because ParseSeries
+// leaves out the lines of a page that say which are gauges and which are counters.
 func sumByRank(f *dto.MetricFamily) map[string]float64 {
 	out := map[string]float64{}
 	for _, m := range f.GetMetric() {

@@ -89,10 +89,10 @@ func Metrics(ctx context.Context, c *Client, t *Target) ([]byte, error) {
 
 // Parse reads a page in the Prometheus text format. It parses only lines with known names, because an engine's page has
 // thousands of histogram buckets, and a broken line among them must not make the whole page unreadable. A value that cannot be right
-// makes Parse fail, except in the series of SGLang's steps, which are then left out.
+// makes Parse fail, except in the series of SGLang's steps and of its full attention, which are then left out.
 func (n MetricNames) Parse(page []byte) (*Sample, error) {
 	kv, running, waiting := orDefault(n.KVUsage, kvUsageNames), orDefault(n.Running, runningNames), orDefault(n.Waiting, waitingNames)
-	limits := Limits{}.Shares(kv...).Shares(kvHeldNames...).Add(MostRequests, running...).Add(MostRequests, waiting...).Add(MostKVTokens, capacityName)
+	limits := Limits{}.Shares(kv...).Add(MostRequests, running...).Add(MostRequests, waiting...).Add(MostKVTokens, capacityName)
 	counters := slices.Concat(outputNames, preemptNames, wantedKVNames, pulledKVNames, expiredNames)
 	families, err := ParseSeries(page, limits.Counters(counters...))
 	if err != nil {
@@ -106,10 +106,14 @@ func (n MetricNames) Parse(page []byte) (*Sample, error) {
 	if err != nil {
 		stepSeries = nil // no decision depends on these series, so the rest of the page is still used
 	}
+	heldSeries, err := ParseSeries(page, Limits{}.Shares(kvHeldNames...))
+	if err != nil {
+		heldSeries = nil // SGLang computes it as a difference, which may be below 0; KVUsage counts then
+	}
 	s := &Sample{
 		FirstRank:    first,
 		kvUsage:      maxByRank(families, kv),
-		kvHeld:       maxByRank(families, kvHeldNames),
+		kvHeld:       maxByRank(heldSeries, kvHeldNames),
 		running:      maxByRank(families, running),
 		waiting:      maxByRank(families, waiting),
 		generated:    maxByRank(families, outputNames),

@@ -17,8 +17,8 @@ func (c *candidate) blockTokens() int {
 	return cmp.Or(c.knownBlockTokens(), defaultBlock)
 }
 
-// knownBlockTokens is the number of tokens per KV block, as the KV events name the blocks, or else as the engine's metrics say; 0: not known.
-// A page of metrics may have the size of another group of layers.
+// knownBlockTokens is the number of tokens per KV block, as the KV events name the blocks, or else as the engine's metrics
+// say, which may mean another group of layers; 0: not known.
 func (c *candidate) knownBlockTokens() int {
 	if events := c.cache.Events(); events != nil {
 		return cmp.Or(events.BlockTokens(), c.BlockTokens)

@@ -293,7 +293,8 @@ func aOrAn(role string) string {
 	return "a " + role
 }
 
-// readModels writes into Notes which models the engine serves, or why it does not say so, and sets e.model to the first one. It returns the models.
+// readModels writes into Notes which models the engine serves, or why it does not say so, and sets e.model to the first one.
+// It returns the models.
 func (e *Entry) readModels(ctx context.Context, client *engine.Client, target *engine.Target) []engine.Model {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()

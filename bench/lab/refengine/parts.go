@@ -93,7 +93,7 @@ type Prompts struct {
 	// Of aggregated ranks.
 	MaxBatchedTokens int           // tokens of prompts and answers that a rank computes in a step (max_num_batched_tokens), default 8192
 	Shared           time.Duration // of uncached prompt tokens, the part that all ranks compute together
-	Interval         int           // prompts are computed in every so many steps (vLLM's prefill_schedule_interval; with First, SGLang's prefill_decode_interval and one), default 1
+	Interval         int           // prompts are computed in every so many steps (vLLM's prefill_schedule_interval), default 1
 	First            bool          // a rank does not decode while it can compute a prompt, as those of SGLang
 	Delayer          int           // steps for which no prompt is begun until each rank has one, as SGLang's delayer does; 0: none is held
 }

@@ -137,7 +137,8 @@ func (s *Run) fleet() {
 			Mixed: true, Budget: int(s.Budget), Interval: s.Every, AfterPrompts: s.Rests,
 		}
 	}
-	engines := virtual.Mixed{Law: s.Law, Budget: s.Budget, Slots: s.Slots, KVCapacity: s.Room, Delay: s.Delay, Interval: int64(s.Every), AfterPrompts: s.Rests}
+	engines := virtual.Mixed{Law: s.Law, Budget: s.Budget, Slots: s.Slots, KVCapacity: s.Room, Delay: s.Delay,
+		Interval: int64(s.Every), AfterPrompts: s.Rests}
 	s.group = s.Add(key, engines, ids, s.cached)
 	s.Apply(board.SetWorkers{Workers: workers}, 0)
 	if s.Learn {

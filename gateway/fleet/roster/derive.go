@@ -156,10 +156,11 @@ func (d *deriving) newCandidate(e *Engine, rank int, state RankState) prefill.Ca
 	memory := e.Status.Memories.Of(rank)
 	c := prefill.Candidate{
 		ID: id, Instance: e.Key(), Target: e.At(rank), Profile: e.Profile,
-		Hardware: profileName, CapacityTokens: cmp.Or(e.Profile.KVTokensPerRank, memory.Capacity.Tokens), BlockTokens: int(memory.Block.Tokens),
-		Region:     e.otherRegion,
-		ProbeLimit: e.limitOf(slowProbes),
-		Live:       state.in(Up, Starting), AnswersLate: state.awaited(),
+		Hardware: profileName, CapacityTokens: cmp.Or(e.Profile.KVTokensPerRank, memory.Capacity.Tokens),
+		BlockTokens: int(memory.Block.Tokens),
+		Region:      e.otherRegion,
+		ProbeLimit:  e.limitOf(slowProbes),
+		Live:        state.in(Up, Starting), AnswersLate: state.awaited(),
 	}
 	_, c.Decodes = d.r.engines[Decode+" "+e.ID] // an engine with both roles has two entries in engines
 	for _, m := range e.Status.Models {
