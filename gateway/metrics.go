@@ -35,7 +35,8 @@ func (g *Gateway) registerMetrics() {
 		func() float64 { return float64(time.Now().UnixMilli()) / 1000 })
 	gauge("evenkeel_connections_open", "Connections of clients, including idle ones.", func() float64 { return float64(stats().Open) })
 	gauge("evenkeel_bodies_bytes", "Bytes of request bodies (the arrived part of bodies that are being read, and bodies that no decode "+
-		"engine has taken over yet) and of answers in one piece to requests that are passed through. limits.bodies_bytes bounds them.",
+		"engine has taken over yet) and of answers in one piece that clients have not read yet, from 4 KiB each. limits.bodies_bytes "+
+		"bounds them.",
 		func() float64 { return float64(g.bodies.Held()) })
 	const refused, cut = "evenkeel_connections_refused_total", "evenkeel_clients_cut_total"
 	const refusedHelp = "Connections that were closed at once. total: limits.connections were open. address: limits.connections_per_ip of " +

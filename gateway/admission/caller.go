@@ -112,8 +112,13 @@ const priorityHeader = "X-Evenkeel-Priority"
 type requestContext struct {
 	*request.Incoming
 	key            keys.Key
-	answersCounted int // answers that count against the key's max_concurrent until giveBack
-	tokensCharged  int // estimated prompt tokens that count against the key's tokens per minute until giveBack gets the exact number
+	answersCounted int // answers that count against the key's max_concurrent until stillCounting is 0
+	tokensCharged  int // estimated prompt tokens that count against the key's tokens per minute until end gets the exact number
+
+	// stillCounting is how many of two have not come yet: the end of the request, and the end of
+	// its handler or, if the handler leaves an answer in one piece that is still to be written, the
+	// end of that.
+	stillCounting atomic.Int32
 }
 
 // applyKey sets the priority of a request. The priority header counts before the objective header, and both count before the priority of
@@ -180,7 +185,7 @@ func countRequest(key keys.Key, now time.Time) *openai.Error {
 }
 
 // countAnswers counts n more answers of the request against the key, which may have a limited number of answers at once. It returns 400 if
-// this request alone asks for more than the limit, and 429 if other requests use the rest. giveBack returns the answers.
+// this request alone asks for more than the limit, and 429 if other requests use the rest. letGo returns the answers.
 func (r *requestContext) countAnswers(n int) *openai.Error {
 	switch limit := r.key.MaxConcurrent; {
 	case r.key.Acquire(n):
@@ -203,8 +208,9 @@ func (r *requestContext) countAnswers(n int) *openai.Error {
 	}
 }
 
-// chargePrompt counts the estimated tokens of a request's prompts against the tokens per minute of the caller's key. It returns an error if
-// too few are left. giveBack corrects the estimate, and counts the tokens of the answers.
+// chargePrompt counts the estimated tokens of a request's prompts against the tokens per minute of
+// the caller's key. It returns an error if too few are left. end corrects the estimate, and counts
+// the tokens of the answers.
 func (r *requestContext) chargePrompt(tokens int, now time.Time) *openai.Error {
 	wait, ok := r.key.TakeTokens(now, tokens)
 	if !ok {
@@ -215,12 +221,21 @@ func (r *requestContext) chargePrompt(tokens int, now time.Time) *openai.Error {
 	return nil
 }
 
-// giveBack corrects the limits of the key at the end of the request. It takes the request's answers off the running ones, and replaces the
-// estimated tokens by the number that its prompts and answers really had. tokens below 0: the number is not known, and the estimate stays.
-func (r *requestContext) giveBack(tokens int) {
-	r.key.Release(r.answersCounted)
+// end corrects the limits of the key at the end of the request: it replaces the estimated tokens by
+// the number that its prompts and answers really had. tokens below 0: the number is not known, and
+// the estimate stays.
+func (r *requestContext) end(tokens int) {
 	if tokens >= 0 {
 		r.key.AdjustTokens(time.Now(), tokens-r.tokensCharged)
+	}
+	r.letGo()
+}
+
+// letGo takes the request's answers off the running ones of the key, once it was called twice (see
+// stillCounting).
+func (r *requestContext) letGo() {
+	if r.stillCounting.Add(-1) == 0 {
+		r.key.Release(r.answersCounted)
 	}
 }
 

@@ -9,6 +9,8 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"evenkeel/gateway/edge"
+	"evenkeel/gateway/failure"
 	"evenkeel/gateway/openai"
 )
 
@@ -38,8 +40,18 @@ func (d *Handler) metrics(ctx *fasthttp.RequestCtx) {
 		ctx.SetStatusCode(http.StatusServiceUnavailable) // without a recent page the load is not known
 		return
 	}
-	ctx.SetContentType("text/plain; version=0.0.4; charset=utf-8")
-	_, _ = ctx.Write(page.text) // writes to memory, which cannot fail
+	d.writePage(ctx, "text/plain; version=0.0.4; charset=utf-8", page.text)
+}
+
+// writePage answers with a page, which counts as an answer of the caller until it is written. It
+// answers with an error if the caller may hold no more memory for it.
+func (d *Handler) writePage(ctx *fasthttp.RequestCtx, contentType string, page []byte) {
+	memory, ok := edge.ChargeAnswer(ctx, len(page))
+	if !ok {
+		d.deps.Requests.Fail(ctx, failure.NoRoomForAnswer)
+		return
+	}
+	edge.AnswerWhole(ctx, contentType, page, memory)
 }
 
 // makePage makes a new page of metrics, and then lets another request make the next page. If the dispatcher does not answer in time, the

@@ -117,7 +117,6 @@ func (d *Handler) receive(ctx *fasthttp.RequestCtx, path string, serve func(*req
 	clientID := string(ctx.Request.Header.Peek("X-Request-Id"))
 	in := d.newIncoming(journal.LogEntry{ID: request.NewID(), ClientID: clientID, Arrival: arrival})
 	ctx.Response.Header.Set("X-Request-Id", cmp.Or(clientID, in.Record.ID))
-
 	d.serveOrRefuse(ctx, in, func() *openai.Error {
 		if fail := d.checkSender(ctx, path, in); fail != nil {
 			return fail
@@ -126,14 +125,21 @@ func (d *Handler) receive(ctx *fasthttp.RequestCtx, path string, serve func(*req
 	})
 }
 
-// serveOrRefuse calls serve. If serve returns an error, the client gets that error as the answer. If serve panics, the request first gives
-// back what it holds of its caller's limits. Package edge recovers the panic and answers the client.
+// serveOrRefuse calls serve. If serve returns an error, the client gets that error as the answer.
+// If serve panics, the request first gives back what it holds of its caller's limits. Package edge
+// recovers the panic and answers the client. A client that does not read its answer keeps it in
+// memory, so the request counts against the limits of its key until the answer is written.
 func (d *Handler) serveOrRefuse(ctx *fasthttp.RequestCtx, in *requestContext, serve func() *openai.Error) {
 	panicked := true
 	defer func() {
 		if panicked {
 			d.deps.Requests.ConcludePanicked(in.Incoming)
 		}
+		if unwritten := edge.WholeOf(ctx); unwritten != nil {
+			unwritten.OnWritten = in.letGo
+			return
+		}
+		in.letGo()
 	}()
 	if fail := serve(); fail != nil {
 		d.deps.Requests.Refuse(ctx, in.Incoming, fail)
@@ -141,12 +147,13 @@ func (d *Handler) serveOrRefuse(ctx *fasthttp.RequestCtx, in *requestContext, se
 	panicked = false
 }
 
-// newIncoming begins the record of a request. Until the request ends, it counts against the limits of its caller's key: with the answers
-// that it asks for, and with an estimate of its tokens. At its end giveBack takes off the answers, and replaces the estimate by the number
-// of tokens that engines counted.
+// newIncoming begins the record of a request. The request counts against the limits of its caller's
+// key: with the answers that it asks for, until it has ended and its answer is written, and with an
+// estimate of its tokens, which its end replaces by the number that engines counted.
 func (d *Handler) newIncoming(facts journal.LogEntry) *requestContext {
 	in := &requestContext{Incoming: d.deps.Requests.BeginRequest(facts)}
-	in.CorrectEstimate = in.giveBack // called when the request ends
+	in.CorrectEstimate = in.end
+	in.stillCounting.Store(2)
 	return in
 }
 
@@ -470,7 +477,7 @@ func (d *Handler) listModels(ctx *fasthttp.RequestCtx) {
 	if len(list) > 0 {
 		page.FirstID, page.LastID = &list[0].ID, &list[len(list)-1].ID
 	}
-	writeJSON(ctx, http.StatusOK, page)
+	d.writeJSON(ctx, http.StatusOK, page)
 }
 
 // showModel answers with the one model of servedModels that the path names.
@@ -485,7 +492,7 @@ func (d *Handler) showModel(ctx *fasthttp.RequestCtx) {
 		d.deps.Requests.Fail(ctx, failure.NoSuchModel(name))
 		return
 	}
-	writeJSON(ctx, http.StatusOK, list[i])
+	d.writeJSON(ctx, http.StatusOK, list[i])
 }
 
 // admitModelsCaller counts a request for the list of models. admitted is false if the caller is unknown or over its rate; then
@@ -534,19 +541,18 @@ func (d *Handler) healthcheck(ctx *fasthttp.RequestCtx) {
 	if !ok {
 		status, word = http.StatusServiceUnavailable, "unavailable"
 	}
-	writeJSON(ctx, status, map[string]any{"status": word, "prefill_instances": prefillers, "decode_instances": decoders})
+	d.writeJSON(ctx, status, map[string]any{"status": word, "prefill_instances": prefillers, "decode_instances": decoders})
 }
 
 // writeJSON answers with v as JSON, or with 500 if v cannot be encoded.
-func writeJSON(ctx *fasthttp.RequestCtx, status int, v any) {
+func (d *Handler) writeJSON(ctx *fasthttp.RequestCtx, status int, v any) {
 	body, err := json.Marshal(v)
 	if err != nil {
 		ctx.SetStatusCode(http.StatusInternalServerError)
 		return
 	}
 	ctx.SetStatusCode(status)
-	ctx.SetContentType("application/json")
-	ctx.SetBody(body)
+	d.writePage(ctx, "application/json", body)
 }
 
 // passThrough serves a request that is passed through to one engine unchanged.

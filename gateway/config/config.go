@@ -199,7 +199,8 @@ type Health struct {
 // Limits bound the memory and the time that a client or an engine can take from the proxy.
 type Limits struct {
 	Body int `yaml:"body_bytes"`
-	// Bodies bounds the bytes of all request bodies that no engine has taken yet, and of all answers passed through. 0: no limit.
+	// Bodies bounds the bytes of all request bodies that no engine has taken yet, and of all
+	// answers in one piece that clients have not read yet. 0: no limit.
 	Bodies         int           `yaml:"bodies_bytes"`
 	Head           int           `yaml:"head_bytes"`
 	Connections    int           `yaml:"connections"`

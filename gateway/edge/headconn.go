@@ -16,6 +16,7 @@ import (
 // their memory while they arrive.
 type Server struct {
 	*fasthttp.Server
+	options  *Options
 	stopping atomic.Bool // Drain was called: the server takes no new requests
 }
 

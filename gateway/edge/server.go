@@ -35,7 +35,7 @@ func (o Options) withDefaults() Options {
 // fasthttp's WriteTimeout is not set, because it bounds a whole answer and would cut long streams. The Listener bounds each write instead.
 func NewServer(o Options) *Server {
 	o = o.withDefaults()
-	return &Server{Server: &fasthttp.Server{
+	return &Server{options: &o, Server: &fasthttp.Server{
 		Handler:        o.serve,
 		HeaderReceived: withoutBody,
 		ErrorHandler:   o.answerUnreadable,

@@ -103,6 +103,11 @@ func StreamBroke(code string, err error) *openai.Error {
 	return openai.NewError(http.StatusBadGateway, code, "the engine's answer broke off: "+causeInWords(err))
 }
 
+// NoRoomForAnswer is the error of a request whose answer is ready, but would take more memory than
+// its caller may hold.
+var NoRoomForAnswer = openai.Unavailable("overloaded",
+	"requests and answers, of all callers or of you alone, take all the memory that they may use; read your answers, and retry later", 1)
+
 // FromStream turns a failure that an engine reported in an event into the error that the client gets. Only a refusal of the request (4xx)
 // keeps its status. A failure of the engine, or of the proxy's own API key (401 and 403), becomes 502.
 func FromStream(f sse.Failure) *openai.Error {

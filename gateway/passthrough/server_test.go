@@ -2,6 +2,7 @@ package passthrough
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -144,7 +145,7 @@ func start(t *testing.T, change func(*config.Config), all ...*odd) *proxy {
 	bodies := edge.NewBodies(int64(cfg.Limits.Bodies))
 	p.Server = New(Deps{Registerer: reg, Settings: settings, Engines: func() Engines { return p.engines }, Requests: requests, Bodies: bodies})
 
-	ln, err := edge.Listen("127.0.0.1:0", edge.ListenOptions{})
+	ln, err := edge.Listen("127.0.0.1:0", edge.ListenOptions{SendBuffer: 64 << 10})
 	require.NoError(t, err)
 	p.url = "http://" + ln.Addr().String()
 	server := edge.NewServer(edge.Options{
@@ -251,3 +252,26 @@ func (p *proxy) cancels(phase string) (n float64) {
 }
 
 const embedding = `{"model":"emb","input":"a"}`
+
+// An engine's refusal may be as long as an answer, and waits for its client as one does.
+func TestALongRefusalIsChargedUntilItIsRead(t *testing.T) {
+	o := &odd{}
+	const long = 400 << 10
+	o.answers(says(http.StatusUnprocessableEntity, "application/json", `{"detail":"`+strings.Repeat("a", long)+`"}`))
+	p := start(t, nil, o)
+	conn, err := net.Dial("tcp", strings.TrimPrefix(p.url, "http://"))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	require.NoError(t, conn.(*net.TCPConn).SetReadBuffer(16<<10))
+	_, err = fmt.Fprintf(conn, "POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nX-Caller: a\r\nContent-Type: application/json\r\n"+
+		"Content-Length: %d\r\n\r\n%s", len(embedding), embedding)
+	require.NoError(t, err)
+	p.eventually("it waits", func() bool { return p.Bodies.Held() > long })
+	r := p.post(t.Context(), "/v1/embeddings", embedding, "second", "a")
+	require.Equal(t, http.StatusServiceUnavailable, r.status, "the caller would have more than is left for others")
+	require.Contains(t, r.body, `"overloaded"`)
+	r = p.post(t.Context(), "/v1/embeddings", embedding, "third", "b")
+	require.Equal(t, http.StatusUnprocessableEntity, r.status, "another caller has nothing else")
+	require.NoError(t, conn.Close())
+	p.eventually("nothing is charged", func() bool { return p.Bodies.Held() == 0 })
+}

@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/dispatcher/board"
+	"evenkeel/gateway/edge"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
@@ -208,7 +209,8 @@ func (s *stream) Close() {
 	s.endFailed(lifecycle.Left, failure.ClientGone, nil) // if the answer has not ended, the client's side has ended first
 	s.finishAnswer(failure.ClientGone)                   // has an effect only after a panic, because of which the answer has no end
 	s.recordEnd()
-	s.job.releaseResumeBytes()     // has an effect only after a panic, if the lifecycle did not know of the kept bytes yet
+	s.job.releaseResumeBytes() // has an effect only after a panic, if the lifecycle did not know of the kept bytes yet
+	s.memory.Release()
 	s.giveBackAll(board.Cancelled) // the call and the buffers, and after a panic also the slot, which then counts as Cancelled
 }
 
@@ -255,26 +257,33 @@ func compareTokenCounts(s *stream) {
 	}
 }
 
-// collect reads the answer to its end and returns it as one body, for a client that has not asked for a stream. It also ends the request
-// and gives back what the request holds.
-func (s *stream) collect() ([]byte, *openai.Error) {
+// collect reads the answer to its end and returns it as one body, for a client that has not asked
+// for a stream. It charges the body to memory, ends the request, and gives back what else the
+// request holds.
+func (s *stream) collect(memory *edge.Reservation) ([]byte, *openai.Error) {
 	defer s.Close()
 	for s.state < ended {
 		if err := s.fill(); err != nil {
 			return nil, failure.StreamBroke("upstream_broken", err)
 		}
 	}
-	switch {
-	case s.endError != nil:
+	if s.endError != nil {
 		return nil, s.endError
-	case s.upstream.unstreamed:
+	}
+	var body []byte
+	if s.upstream.unstreamed {
 		// The buffer has the engine's body as one event, because readWhole makes an event of it. The body is copied, because Close
 		// gives the buffer to other requests.
-		return bytes.TrimSpace(bytes.TrimPrefix(bytes.Clone(s.upstream.answer.out), []byte("data:"))), nil
+		body = bytes.TrimSpace(bytes.TrimPrefix(bytes.Clone(s.upstream.answer.out), []byte("data:")))
+	} else {
+		var err error
+		if body, err = s.upstream.answer.Assembler.JSON(nil); err != nil {
+			s.endError = failure.StreamBroke("upstream_broken", err)
+			return nil, s.endError
+		}
 	}
-	body, err := s.upstream.answer.Assembler.JSON(nil)
-	if err != nil {
-		s.endError = failure.StreamBroke("upstream_broken", err)
+	if !memory.AcquireAnswer(len(body)) {
+		s.endError = failure.NoRoomForAnswer
 		return nil, s.endError
 	}
 	return body, nil

@@ -41,11 +41,12 @@ type fannedOut struct {
 	stopOnce   sync.Once
 	stop       chan struct{} // endLegs closes stop, which ends all waits of the legs
 
-	pieces     chan piece    // parts of the answer, on their way from the legs to the client
-	pending    []byte        // bytes that Read can return without waiting
-	endedCount int           // number of legs that have ended
-	allEnded   bool          // no leg has anything more for the client
-	endError   *openai.Error // the error that ended the whole answer; nil: none did
+	memory     *edge.Reservation // what the caller was charged for answers that are ready; nil: another owner gives it back
+	pieces     chan piece        // parts of the answer, on their way from the legs to the client
+	pending    []byte            // bytes that Read can return without waiting
+	endedCount int               // number of legs that have ended
+	allEnded   bool              // no leg has anything more for the client
+	endError   *openai.Error     // the error that ended the whole answer; nil: none did
 }
 
 // A fanOutLeg is one leg of a fan-out: a job with one prompt and one answer.
@@ -91,6 +92,7 @@ func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, leg
 		return fail
 	}
 	conn.OnGone(f.endLegs) // the legs are served here
+	f.memory = edge.NewAnswer(ctx)
 	if req.Stream {
 		f.stream(ctx)
 	} else {
@@ -273,16 +275,19 @@ func (f *fannedOut) nextPiece() (piece, bool) {
 
 // collect answers a fan-out that is not streamed, once all legs have their answers or one leg has failed.
 func (f *fannedOut) collect(ctx *fasthttp.RequestCtx) {
+	defer onPanic(func() { f.endAndConclude(failure.InternalError) })
 	f.startLegs(f.collectLeg)
 	answer, fail := f.mergeLegs()
 	if fail != nil {
 		f.answerError(ctx, fail)
 		return
 	}
+	memory := f.memory
+	f.memory = nil // AnswerWhole gives it back
 	f.endAndConclude(nil)
 	f.srv.setServedByHeader(ctx, f.in)
 	f.srv.setPeerHeaders(ctx, f.in, nil)
-	AnswerWhole(ctx, "application/json", answer, nil) // nil: no memory is charged for the body
+	edge.AnswerWhole(ctx, "application/json", answer, memory)
 }
 
 // collectLeg serves one answer of a fan-out that is not streamed, and keeps it in l. If it returns an error, its caller sends the piece
@@ -291,7 +296,7 @@ func (f *fannedOut) collectLeg(l *fanOutLeg) *openai.Error {
 	s, fail := l.job.serve(nil) // nil: a leg is sent to no other proxy
 	switch {
 	case fail == nil:
-		l.answer, fail = s.collect()
+		l.answer, fail = s.collect(f.memory)
 	case failedOnlyByAbort(l.job, f.conn, fail):
 		// The client has ended this leg by its id before a rank began the answer, and still waits. So the leg has not failed, and
 		// gets an answer without tokens.
@@ -317,6 +322,9 @@ func (f *fannedOut) mergeLegs() ([]byte, *openai.Error) {
 	answer, err := f.merge(parts)
 	if err != nil {
 		return nil, failure.StreamBroke("upstream_broken", err)
+	}
+	if !f.memory.ReplaceAnswer(len(answer)) {
+		return nil, failure.NoRoomForAnswer
 	}
 	return answer, nil
 }
@@ -351,6 +359,10 @@ func (f *fannedOut) relayLeg(l *fanOutLeg) *openai.Error {
 		return fail
 	}
 	defer s.Close()
+	if s.state == ended && !f.memory.AcquireAnswer(s.Pending()) { // the whole answer came at once, and waits in pieces for the client
+		s.endError = failure.NoRoomForAnswer
+		return s.endError
+	}
 	contentType := bytes.Clone(s.upstream.contentType())
 	for {
 		events, err := s.Next()
@@ -475,6 +487,7 @@ func (f *fannedOut) endAndConclude(fail *openai.Error) {
 	f.conn.OnGone(nil) // the legs are ended already, so a client that leaves need not end them
 	conclude := func() {
 		f.wg.Wait()
+		f.memory.Release()
 		for _, l := range f.legs {
 			f.in.Record.AddLeg(&l.job.record.LogEntry)
 		}

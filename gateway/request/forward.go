@@ -52,7 +52,12 @@ func (j *job) forwardToPeer(ctx *fasthttp.RequestCtx, forward *geo.Forward) (lif
 	edge.StopKeepAlive(ctx) // the peer's answer begins, so the client gets no more comments
 	if whole != nil {
 		j.client.OnGone(nil)
-		peer.answerInOnePiece(ctx, whole)
+		memory, ok := edge.ChargeAnswer(ctx, len(whole.Body))
+		if !ok {
+			peer.noteAnsweredWhole(ctx, whole)
+			return lifecycle.PeerRefuses, failure.NoRoomForAnswer
+		}
+		peer.answerInOnePiece(ctx, whole, memory)
 		return lifecycle.PeerAnswers, nil
 	}
 	// The first event of a stream has come. A client that leaves still ends the forward, until peer.Close removes the callback.
@@ -194,8 +199,20 @@ func (f *forwarded) noteAnswerStarted(ctx *fasthttp.RequestCtx) {
 	j.srv.setServedByHeader(ctx, j.incoming)
 }
 
-// answerInOnePiece gives the client the other proxy's answer, which came in one piece, and concludes the request.
-func (f *forwarded) answerInOnePiece(ctx *fasthttp.RequestCtx, whole *geo.Relay) {
+// answerInOnePiece gives the client the other proxy's answer, which came in one piece and is
+// charged to memory, and concludes the request.
+func (f *forwarded) answerInOnePiece(ctx *fasthttp.RequestCtx, whole *geo.Relay, memory *edge.Reservation) {
+	j := f.job
+	f.noteAnsweredWhole(ctx, whole)
+	j.record.EndAttempt(nil)
+	j.srv.Conclude(j.incoming, nil)
+	ctx.SetStatusCode(whole.Status)
+	edge.AnswerWhole(ctx, whole.ContentType, whole.Body, memory)
+}
+
+// noteAnsweredWhole ends the forward, whose answer has come in one piece, and notes the answer's
+// token counts.
+func (f *forwarded) noteAnsweredWhole(ctx *fasthttp.RequestCtx, whole *geo.Relay) {
 	j := f.job
 	f.noteAnswerStarted(ctx)
 	f.Forward.Close()
@@ -211,10 +228,6 @@ func (f *forwarded) answerInOnePiece(ctx *fasthttp.RequestCtx, whole *geo.Relay)
 		j.record.PromptTokens, j.record.OutputTokens = usage.Prompt, usage.Completion
 		j.record.CachedTokens = min(max(0, f.Cached()), usage.Prompt)
 	}
-	j.record.EndAttempt(nil)
-	j.srv.Conclude(j.incoming, nil)
-	ctx.SetStatusCode(whole.Status)
-	AnswerWhole(ctx, whole.ContentType, whole.Body, nil)
 }
 
 // Close ends the forward of a request whose answer a peer has streamed, and concludes the request.

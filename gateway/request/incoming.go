@@ -95,24 +95,33 @@ func (srv *Server) newJob(in *Incoming, req *openai.Request, model roster.Route,
 	return j
 }
 
-// answerClient gives the client the answer that s has begun: as a stream, or collected into one piece. If the answer cannot be collected,
-// the client gets an error.
+// answerClient gives the client the answer that s has begun: as a stream, or collected into one
+// piece. If the answer cannot be collected, or the caller may hold no more memory for answers, the
+// client gets an error.
 func answerClient(ctx *fasthttp.RequestCtx, s *stream) {
 	srv := s.job.srv
-	if s.job.req.Stream {
-		tokensToCome := s.upstream.maxTokens // at most; Stream gives only an answer that may be long to an event loop
-		if s.state == ended {                // the whole answer came at once
-			tokensToCome = 0
+	if !s.job.req.Stream {
+		memory := edge.NewAnswer(ctx)
+		answer, fail := s.collect(memory)
+		if fail != nil {
+			srv.Fail(ctx, fail)
+			return
 		}
-		srv.Stream(ctx, s.upstream.contentType(), s, tokensToCome)
+		edge.AnswerWhole(ctx, "application/json", answer, memory)
 		return
 	}
-	answer, fail := s.collect()
-	if fail != nil {
-		srv.Fail(ctx, fail)
-		return
+	tokensToCome := s.upstream.maxTokens // at most; Stream gives only an answer that may be long to an event loop
+	if s.state == ended {                // the whole answer came at once
+		tokensToCome = 0
+		var ok bool
+		if s.memory, ok = edge.ChargeAnswer(ctx, s.Pending()); !ok {
+			s.endError = failure.NoRoomForAnswer
+			s.Close()
+			srv.Fail(ctx, failure.NoRoomForAnswer)
+			return
+		}
 	}
-	AnswerWhole(ctx, "application/json", answer, nil)
+	srv.Stream(ctx, s.upstream.contentType(), s, tokensToCome)
 }
 
 // ServePassthrough has an engine answer a request that is passed through. If it returns an error, the client has no answer yet.
@@ -142,7 +151,7 @@ func (srv *Server) ServePassthrough(ctx *fasthttp.RequestCtx, in *Incoming, req 
 	if meta := s.upstream.resp.Header(metadataHeader); len(meta) > 0 {
 		h.SetBytesV(metadataHeader, meta)
 	}
-	AnswerWhole(ctx, string(s.upstream.resp.ContentType()), p.answer, p.Memory) // serve has read the whole answer into p.answer
+	edge.AnswerWhole(ctx, string(s.upstream.resp.ContentType()), p.answer, p.Memory) // serve has read the whole answer into p.answer
 	s.Close()
 	return nil
 }
@@ -202,25 +211,41 @@ const (
 	servedAfterReturn = "fallback"
 )
 
-// Fail answers with an error. If the client already has the head of a stream, it gets the error as the last event of this stream.
+// Fail answers with an error. If the client already has the head of a stream, it gets the error as
+// the last event of this stream. The text of an engine's refusal may be long. If the caller may
+// hold no more memory for it, Fail answers with that error instead.
 func (srv *Server) Fail(ctx *fasthttp.RequestCtx, e *openai.Error) {
 	// While the client waits, it gets comments of a stream, the first of which sends the head.
 	headSent := edge.StopKeepAlive(ctx)
-	if path := string(ctx.Path()); headSent { // the status is sent already, so the error goes into the stream
-		end := sse.OnlyFailure(nil, sse.FormOf(path), e.Text(), e.TypeFor(path), e.Code)
-		nothingToRelease := func(error) {} // called at the end of the stream
-		edge.NewBodyStream(bytes.NewReader(end), nothingToRelease, srv.Log).Answer(ctx)
+	path := string(ctx.Path())
+	if headSent { // the status is sent already, so the error goes into the stream
+		end := failureEvents(path, e)
+		memory, ok := edge.ChargeAnswer(ctx, len(end))
+		if !ok {
+			end = failureEvents(path, failure.NoRoomForAnswer)
+		}
+		edge.NewBodyStream(bytes.NewReader(end), func(error) { memory.Release() }, srv.Log).Answer(ctx)
 		return
 	}
+	body, contentType := e.BodyAndTypeFor(path)
+	memory, ok := edge.ChargeAnswer(ctx, len(body))
+	if !ok {
+		e = failure.NoRoomForAnswer
+		body, contentType = e.BodyAndTypeFor(path)
+	}
 	ctx.SetStatusCode(e.Status)
-	body, contentType := e.BodyAndTypeFor(string(ctx.Path()))
 	if e.RetryAfter > 0 {
 		ctx.Response.Header.Set("Retry-After", strconv.Itoa(e.RetryAfter))
 	}
 	if srv.Settings().ExposeRoute {
 		setReasonHeader(ctx, e)
 	}
-	AnswerWhole(ctx, contentType, body, nil)
+	edge.AnswerWhole(ctx, contentType, body, memory)
+}
+
+// failureEvents are the events of a stream that has nothing but an error.
+func failureEvents(path string, e *openai.Error) []byte {
+	return sse.OnlyFailure(nil, sse.FormOf(path), e.Text(), e.TypeFor(path), e.Code)
 }
 
 // setReasonHeader names the error's code in a header, if the error has one.
@@ -309,29 +334,6 @@ func (srv *Server) Stream(ctx *fasthttp.RequestCtx, contentType []byte, answer E
 	}
 }
 
-// AnswerWhole answers the client of ctx in one piece. memory is what the caller was charged for the body. It is given back after the write;
-// nil: nothing was charged.
-func AnswerWhole(ctx *fasthttp.RequestCtx, contentType string, body []byte, memory *edge.Reservation) {
-	ctx.SetContentType(contentType)
-	if memory == nil {
-		ctx.SetBody(body)
-		return
-	}
-	ctx.SetBodyStream(&chargedBody{bytes.NewReader(body), memory}, len(body))
-}
-
-// chargedBody is the body of an answer in one piece, whose memory is charged to the client's caller.
-type chargedBody struct {
-	*bytes.Reader
-	memory *edge.Reservation
-}
-
-// Close gives the memory back to the quota that it was charged to. fasthttp calls it once the body is written.
-func (c *chargedBody) Close() error {
-	c.memory.Release()
-	return nil
-}
-
 // allowCancelByName lets the client end the job by the name of its answer, if the endpoint has such names. For a fan-out,
 // fannedOut.allowCancelByName does the same. When the client asks for the end, the register (srv.Running) calls abort.
 func allowCancelByName(j *job, conn *edge.Conn) {
@@ -363,7 +365,7 @@ func answerAborted(ctx *fasthttp.RequestCtx, j *job, conn client, fail *openai.E
 		j.srv.Stream(ctx, []byte("text/event-stream"), events, withoutLoop) // no engine sends them, so no event loop can read them
 		return true
 	}
-	AnswerWhole(ctx, "application/json", emptyAnswer(j), nil) // nil: no memory is charged for the body
+	edge.AnswerWhole(ctx, "application/json", emptyAnswer(j), nil) // nil: it is short, so no memory is charged
 	j.srv.Conclude(j.incoming, fail)
 	return true
 }

@@ -15,7 +15,6 @@ import (
 	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/lifecycle"
-	"evenkeel/gateway/openai"
 	"evenkeel/gateway/upstream"
 	"evenkeel/mooncake"
 	"evenkeel/sse"
@@ -200,9 +199,7 @@ func readOnePiece(s *stream, call *upstream.Call, limit int) *failure.Fault {
 	whole, err := p.readAll(s.upstream.resp, limit)
 	switch {
 	case errors.Is(err, errNoRoom):
-		full := openai.Unavailable("overloaded",
-			"requests and answers, of all callers or of you alone, take all the memory that they may use; retry later", 1)
-		return failure.UnusableAnswer(lifecycle.Sole, lifecycle.TooLarge, full, err)
+		return failure.UnusableAnswer(lifecycle.Sole, lifecycle.TooLarge, failure.NoRoomForAnswer, err)
 	case errors.Is(err, engine.ErrTooLarge):
 		tooLarge := failure.BadGateway(failure.Engine,
 			"its answer is larger than limits.answer_bytes, or than the room in limits.bodies_bytes; ask for less at once")

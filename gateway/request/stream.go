@@ -10,6 +10,7 @@ import (
 
 	"evenkeel/dispatcher"
 	"evenkeel/engine"
+	"evenkeel/gateway/edge"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/fleet/roster"
@@ -26,15 +27,16 @@ type stream struct {
 	job      *job
 	upstream upstreamCall
 
-	unread            []byte          // events that the client has not taken yet
-	readAt            time.Time       // when the last bytes arrived
-	firstAt           time.Time       // when the first data event came; from then on the client may have bytes
-	firstTokenAt      time.Time       // when the first event with tokens came
-	lastTokenAt       time.Time       // when the last event with tokens came
-	earlierTranscript *sse.Transcript // the part of the answer that earlier calls sent; nil: there was no earlier call
-	earlierTokens     int             // number of tokens that earlier calls sent
-	state             streamState     // how far the answer has come
-	endError          *openai.Error   // why the answer ended too early; nil: it is complete, or has not ended
+	unread            []byte            // events that the client has not taken yet
+	memory            *edge.Reservation // what the caller was charged for the events of an answer that came at once; nil: nothing
+	readAt            time.Time         // when the last bytes arrived
+	firstAt           time.Time         // when the first data event came; from then on the client may have bytes
+	firstTokenAt      time.Time         // when the first event with tokens came
+	lastTokenAt       time.Time         // when the last event with tokens came
+	earlierTranscript *sse.Transcript   // the part of the answer that earlier calls sent; nil: there was no earlier call
+	earlierTokens     int               // number of tokens that earlier calls sent
+	state             streamState       // how far the answer has come
+	endError          *openai.Error     // why the answer ended too early; nil: it is complete, or has not ended
 }
 
 // streamState says how far an answer has come.

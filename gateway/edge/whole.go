@@ -1,0 +1,111 @@
+package edge
+
+import (
+	"io"
+
+	"github.com/valyala/fasthttp"
+)
+
+// ChargeAnswer charges the n bytes of an answer to ctx's request to its caller, if its connection's
+// buffers do not hold that many. false: the quota does not allow it, and nothing is charged.
+func ChargeAnswer(ctx *fasthttp.RequestCtx, n int) (memory *Reservation, ok bool) {
+	if n <= smallBody {
+		return nil, true
+	}
+	memory = NewAnswer(ctx)
+	return memory, memory.Acquire(n)
+}
+
+// NewAnswer returns an empty reservation for the answer to ctx's request. It is charged to the
+// caller of the request, on the quota for bodies. The result is nil for a connection that no Server
+// of this package has accepted.
+func NewAnswer(ctx *fasthttp.RequestCtx) *Reservation {
+	h := headConnOf(ctx)
+	switch {
+	case h == nil:
+		return nil
+	case h.reservation != nil:
+		return h.reservation.quota.For(h.reservation)
+	}
+	o := h.server.options
+	return &Reservation{quota: o.Bodies, caller: o.callerOf(&ctx.Request.Header, h)}
+}
+
+// AcquireAnswer charges the n bytes of an answer, as ChargeAnswer does.
+func (r *Reservation) AcquireAnswer(n int) bool { return n <= smallBody || r.Acquire(n) }
+
+// ReplaceAnswer charges the n bytes of an answer, as AcquireAnswer does, in place of all that r
+// holds. false: the quota does not allow it, and nothing changes.
+func (r *Reservation) ReplaceAnswer(n int) bool {
+	if n <= smallBody {
+		n = 0
+	}
+	more := n - int(r.held())
+	if more < 0 {
+		r.releaseSome(int64(-more))
+		return true
+	}
+	return r.Acquire(more)
+}
+
+// AnswerWhole answers ctx's request in one piece. memory is what the caller was charged for the
+// body, which it gives back once the body is written or the client is gone.
+func AnswerWhole(ctx *fasthttp.RequestCtx, contentType string, body []byte, memory *Reservation) {
+	ctx.SetContentType(contentType)
+	if len(body) <= smallBody {
+		memory.Release()
+		ctx.SetBody(body) // copies the body
+		return
+	}
+	ctx.SetBodyStream(&WholeAnswer{unread: body, memory: memory}, len(body))
+}
+
+// WholeOf returns the answer that AnswerWhole has given to ctx; nil: there is none, or the buffers
+// of its connection hold it.
+func WholeOf(ctx *fasthttp.RequestCtx) *WholeAnswer {
+	answer, _ := ctx.Response.BodyStream().(*WholeAnswer)
+	return answer
+}
+
+// WholeAnswer is an answer in one piece that is not written yet, and whose memory is charged to its
+// caller. fasthttp writes it when the handler has returned, and then calls Close, also if the
+// client is gone.
+type WholeAnswer struct {
+	OnWritten func() // called by Close, unless it is nil
+	unread    []byte
+	memory    *Reservation
+}
+
+func (a *WholeAnswer) Read(p []byte) (int, error) {
+	if len(a.unread) == 0 {
+		return 0, io.EOF
+	}
+	n := copy(p, a.unread)
+	a.unread = a.unread[n:]
+	return n, nil
+}
+
+// heldBackBytes are so few that fasthttp's buffer of 4 KiB takes the end of them at least, and
+// sends it only after Close.
+const heldBackBytes = 1 << 10
+
+// WriteTo writes the body without a copy. A client that has the last byte finds the answer charged
+// no more, because that byte is sent after Close.
+func (a *WholeAnswer) WriteTo(w io.Writer) (int64, error) {
+	beginning := max(0, len(a.unread)-heldBackBytes)
+	n, err := w.Write(a.unread[:beginning])
+	if err != nil {
+		return int64(n), err
+	}
+	m, err := w.Write(a.unread[beginning:])
+	return int64(n + m), err
+}
+
+// Close gives the memory back to the quota that it was charged to.
+func (a *WholeAnswer) Close() error {
+	a.memory.Release()
+	if a.OnWritten != nil {
+		a.OnWritten()
+	}
+	return nil
+}
