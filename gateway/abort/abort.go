@@ -11,14 +11,16 @@ type Running struct {
 
 // entry is one running request.
 type entry struct {
-	name   string
-	cancel func()
+	name      string
+	cancel    func()
+	cancelled chan struct{} // closed when cancel has returned; nil: cancel was not called
 }
 
-// Register registers a running request of a caller under a name. When the caller ends the requests of that name, cancel is called.
-// unregister must be called when the request is over. Several requests may have the same name.
+// Register registers a running request of a caller under a name. When the caller ends the requests
+// of that name, cancel is called, but only the first time. unregister must be called when the
+// request is over. Several requests may have the same name.
 func (r *Running) Register(caller, name string, cancel func()) (unregister func()) {
-	e := &entry{name, cancel}
+	e := &entry{name: name, cancel: cancel}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.byCaller == nil {
@@ -41,18 +43,24 @@ func (r *Running) Register(caller, name string, cancel func()) (unregister func(
 // End ends the caller's requests whose names match. It cancels them concurrently, returns when all calls of cancel have returned, and says
 // how many requests matched. No caller can end the request of another caller.
 func (r *Running) End(caller string, matches func(name string) bool) int {
-	var cancels []func()
+	var matching []*entry
 	r.mu.Lock()
 	for e := range r.byCaller[caller] {
-		if matches(e.name) {
-			cancels = append(cancels, e.cancel)
+		if !matches(e.name) {
+			continue
+		}
+		matching = append(matching, e)
+		if e.cancelled == nil {
+			e.cancelled = make(chan struct{})
+			go func() {
+				defer close(e.cancelled)
+				e.cancel()
+			}()
 		}
 	}
 	r.mu.Unlock()
-	var cancelling sync.WaitGroup
-	for _, cancel := range cancels {
-		cancelling.Go(cancel)
+	for _, e := range matching {
+		<-e.cancelled
 	}
-	cancelling.Wait()
-	return len(cancels)
+	return len(matching)
 }

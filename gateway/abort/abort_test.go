@@ -1,7 +1,10 @@
 package abort
 
 import (
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -26,5 +29,22 @@ func TestACallerEndsItsOwnRequestsByTheirNames(t *testing.T) {
 	<-told
 	gone()
 	require.Equal(t, 2, r.End("a", func(string) bool { return true }))
-	require.Len(t, told, 2)
+	require.Empty(t, told, "both were ended before")
+}
+
+func TestARequestIsCancelledOnce(t *testing.T) {
+	var r Running
+	var begun atomic.Int32
+	goesOn := make(chan struct{})
+	r.Register("a", "one", func() { begun.Add(1); <-goesOn })
+	all := func(string) bool { return true }
+	var ending sync.WaitGroup
+	for range 8 {
+		ending.Go(func() { require.Equal(t, 1, r.End("a", all)) })
+	}
+	require.Eventually(t, func() bool { return begun.Load() > 0 }, 20*time.Second, time.Millisecond)
+	close(goesOn)
+	ending.Wait()
+	require.Equal(t, 1, r.End("a", all), "it still runs, and has its name")
+	require.EqualValues(t, 1, begun.Load())
 }

@@ -28,6 +28,7 @@ type abortByName struct {
 	endAsIfClientLeft func() // makes the job end as if its client had left
 	outputMode        []byte // the output_mode of the request, which an answer without tokens repeats
 
+	once sync.Once // the engine is told once, although a leg of a fan-out may have two names
 	mu   sync.Mutex
 	rank *roster.Rank // the rank to which the request was sent last; nil: no rank has it
 	id   string       // the id under which the engine of rank has the request
@@ -71,8 +72,10 @@ func (a *abortByName) endedByClient() bool { return a != nil && a.requested.Load
 
 // abort ends the request because its client asked for this by name. It tells the engine that decodes the request to end it, so that the
 // client still gets the answer up to this point. If no rank has the request, or the engine cannot be told, the request ends as if the
-// client had left. An answer that has begun then ends with an error.
-func (a *abortByName) abort(srv *Server) {
+// client had left. An answer that has begun then ends with an error. Only the first call does this.
+func (a *abortByName) abort(srv *Server) { a.once.Do(func() { a.abortNow(srv) }) }
+
+func (a *abortByName) abortNow(srv *Server) {
 	a.requested.Store(true)
 	a.mu.Lock()
 	rank, id := a.rank, a.id

@@ -49,6 +49,7 @@ type pair struct {
 
 	mu      sync.Mutex
 	aborted []string // engines that were told to abort the request
+	mute    bool     // aborts get no answer
 	asked   int      // requests that the prefill engine has got
 }
 
@@ -132,7 +133,11 @@ func (c *pair) serve(name string, w http.ResponseWriter, r *http.Request) {
 	c.mu.Lock()
 	if r.URL.Path == "/abort_request" {
 		c.aborted = append(c.aborted, name)
+		mute := c.mute
 		c.mu.Unlock()
+		if mute {
+			<-c.gone
+		}
 		return
 	}
 	answers := c.answer

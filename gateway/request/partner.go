@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -260,9 +261,9 @@ func (p *concurrentPrefill) do(effect lifecycle.Effect, fault *failure.Fault) (g
 	case lifecycle.AbortDecode:
 		p.abort(p.rank.Target)
 	case lifecycle.AbortPrefill: // at the engine that was asked last, even if its lease was given back, so that p.heldLease is nil
-		p.abort(p.lastLease.Candidate.Target)
+		answered := p.abort(p.lastLease.Candidate.Target)
 		if p.prefillCall != nil { // the engine ignores an abort that comes before the request itself
-			p.repeatAbort(p.lastLease.Candidate.Target, p.timeout(effect.Until))
+			p.repeatAbort(answered, p.lastLease.Candidate.Target, p.timeout(effect.Until))
 		}
 	case lifecycle.HangUp: // the proxy closes the prefill call
 		if p.prefillCall != nil {
@@ -320,9 +321,10 @@ func (p *concurrentPrefill) stopListeningAfter(grace time.Duration) {
 	}
 }
 
-// repeatAbort repeats the abort of the prefill call until the call has ended, because SGLang ignores an abort that comes before the request
-// itself. When limit is over, repeatAbort ends the call. It is called with the job's mutex held.
-func (p *concurrentPrefill) repeatAbort(target *engine.Target, limit time.Duration) {
+// repeatAbort repeats the abort of the prefill call until the call has ended, because SGLang ignores
+// an abort that comes before the request itself. It repeats none that has no answer yet (answered).
+// When limit is over, it ends the call. It is called with the job's mutex held.
+func (p *concurrentPrefill) repeatAbort(answered *atomic.Bool, target *engine.Target, limit time.Duration) {
 	call, until := p.prefillCall, time.Now().Add(limit)
 	handoff.Repeat(min(abortEvery, limit), func() time.Duration {
 		p.job.mu.Lock()
@@ -334,7 +336,9 @@ func (p *concurrentPrefill) repeatAbort(target *engine.Target, limit time.Durati
 			call.Disconnect(upstream.NoticeTimeout)
 			return 0
 		default:
-			p.abort(target)
+			if answered.Load() {
+				answered = p.abort(target)
+			}
 			return min(abortEvery, timeLeft)
 		}
 	})
@@ -343,16 +347,20 @@ func (p *concurrentPrefill) repeatAbort(target *engine.Target, limit time.Durati
 // abortEvery is how often an abort is repeated.
 const abortEvery = 250 * time.Millisecond
 
-// abort asks an SGLang engine to end its call, and does not wait for the engine's answer.
-func (p *concurrentPrefill) abort(target *engine.Target) {
+// abort asks an SGLang engine to end its call, and does not wait for the engine's answer. answered
+// says later whether it has come, or was given up.
+func (p *concurrentPrefill) abort(target *engine.Target) (answered *atomic.Bool) {
 	srv := p.job.srv
+	answered = new(atomic.Bool)
 	// Run fails only while the proxy shuts down: then its connections close, and engines notice that
 	_ = srv.prefillCalls.Run(anyNumberAtOnce, func() {
+		defer answered.Store(true)
 		if err := upstream.Abort(srv.Client, target, p.id, srv.Log); err != nil {
 			srv.Log.Warn("an engine did not accept an abort, so it ends the request at its own timeout", zap.Inline(p.job),
 				zap.String("engine", target.ID), zap.Error(err))
 		}
 	})
+	return answered
 }
 
 // startFirstTimer starts the timer that ends the decode call if its first event does not come in time. limit says how long it may take:

@@ -479,3 +479,16 @@ func TestAPrefillEndsAtOnceIfItsDecodeIsRefused(t *testing.T) {
 	require.False(t, blocksMayLeak)
 	<-c.prefillOver
 }
+
+// As long as an engine does not answer an abort, no second one is sent.
+func TestAnAbortIsNotRepeatedBeforeItsAnswer(t *testing.T) {
+	t.Parallel()
+	c := newPair(t, mooncake.SGLang, func(c *config.Config) { c.Bind.Grace = 4 * abortEvery })
+	c.mute = true
+	c.sent()
+	c.decodeFailed(lifecycle.Died)
+	<-c.prefillOver // at the end of the grace
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	require.Equal(t, []string{"prefill"}, c.aborted)
+}

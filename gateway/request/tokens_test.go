@@ -409,6 +409,40 @@ func TestAnAbortThatTheEngineRefusesEndsTheAnswerWithAnError(t *testing.T) {
 	}
 }
 
+// However often a client ends a request, and by whichever of its names, each engine is told once for each answer.
+func TestAnEngineIsToldOnceToEndARequest(t *testing.T) {
+	for path, answers := range map[string]int32{mooncake.Tokens.Path(): 1, mooncake.Generate.Path(): 2} {
+		t.Run(path, func(t *testing.T) {
+			var told atomic.Int32
+			o := setup{
+				decode: []refengine.Config{{Steps: refengine.Steps{C0: 20 * time.Millisecond}}},
+				front: func(w http.ResponseWriter, r *http.Request, engine http.Handler) {
+					if strings.HasPrefix(r.URL.Path, "/inference/v1/abort") || r.URL.Path == "/abort_request" {
+						told.Add(1)
+						return // and goes on with the request
+					}
+					engine.ServeHTTP(w, r)
+				},
+			}
+			body, _ := tokensOf(t, "", `"request_id":"mine",`)
+			if path == mooncake.Generate.Path() {
+				o.profile.Connector = mooncake.SGLang
+				body = fmt.Sprintf(`{"model":%q,"rid":["one","two"],"input_ids":[[1,2,3,4,5,6,7,8,9],[9,8,7,6,5,4,3,2,1]]}`, refModel)
+			}
+			b := start(t, o)
+			said := make(chan reply, 1)
+			go func() { said <- b.post(path, body) }()
+			b.eventually("it is under way", func() bool { return b.d[0].Stats().Tokens > 6 })
+			all := func(string) bool { return true }
+			for range 5 {
+				require.NotZero(t, b.Running.End("", all))
+			}
+			<-said
+			require.Equal(t, answers, told.Load())
+		})
+	}
+}
+
 // One of two answers is ended by name before a rank has it, the other one after that. The prompt is in the usage of both.
 func TestUsageOfAnAnswerThatWasEndedBeforeItsFirstToken(t *testing.T) {
 	for range 4 { // either of the two may be the one that hangs
