@@ -7,6 +7,7 @@
 package fleetcall
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,6 +17,7 @@ import (
 	"slices"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"go.uber.org/zap"
 
@@ -194,11 +196,39 @@ func (c *Caller) callEngine(ctx context.Context, p *checkedCall, to *target, con
 		a.Error = c.errorText(ctx, err, limit)
 	}
 	a.Body = text
-	if len(text) > 0 && !json.Valid(text) { // the body is no JSON, or was cut off, so it is given as a string
+	a.setDone()
+	if len(text) > 0 && !isFlatJSON(text) {
 		a.Body, _ = json.Marshal(string(text)) // cannot fail: a string always marshals
 	}
-	a.setDone()
 	return a
+}
+
+// mostLevels is how many levels of lists and objects a body may have that is given as JSON. The
+// result is indented, so that each of them makes it larger.
+const mostLevels = 8
+
+// isFlatJSON says whether the result may have a body as the JSON that it is. A body that is no JSON,
+// or was cut off, would make the result invalid.
+func isFlatJSON(text []byte) bool {
+	if !utf8.Valid(text) || !json.Valid(text) {
+		return false
+	}
+	levels := 0
+	tokens := json.NewDecoder(bytes.NewReader(text))
+	tokens.UseNumber() // a float64 does not hold every number
+	for {
+		token, err := tokens.Token()
+		switch {
+		case err != nil:
+			return errors.Is(err, io.EOF)
+		case token == json.Delim('['), token == json.Delim('{'):
+			if levels++; levels > mostLevels {
+				return false
+			}
+		case token == json.Delim(']'), token == json.Delim('}'):
+			levels--
+		}
+	}
 }
 
 // errorText says for people why a call to an engine failed with err. ctx ends with the call's time limit, and limit is its length. After

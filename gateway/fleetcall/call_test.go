@@ -2,13 +2,16 @@ package fleetcall
 
 import (
 	"context"
+	"encoding/json"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"strings"
 	"sync"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
@@ -151,4 +154,37 @@ func TestAnEngineThatDoesNotAnswerInTime(t *testing.T) {
 	require.False(t, r.Done)
 	require.Contains(t, r.Engines[0].Error, "no answer came within fleet_call.timeout (100ms)")
 	require.Len(t, f.Now().Pauses(), 1, "it may have paused")
+}
+
+// Whatever an engine answers, the result is JSON, and not much larger than the answers.
+func TestAnEnginesBodyDoesNotSpoilTheResult(t *testing.T) {
+	const most = mostBody / 2
+	for name, row := range map[string]struct {
+		body, want string
+		done       bool
+	}{
+		"an object":                        {`{"a":{"b":[1,{"c":2}]}}`, `{"a":{"b":[1,{"c":2}]}}`, true},
+		"deep lists":                       {strings.Repeat("[", most) + strings.Repeat("]", most), "", true},
+		"a deep object":                    {strings.Repeat(`{"a":`, 30) + "1" + strings.Repeat("}", 30), "", true},
+		"a deep one that says no":          {`{"success":false,"why":` + strings.Repeat("[", 30) + strings.Repeat("]", 30) + "}", "", false},
+		"a deep list after a large number": {"[1e999," + strings.Repeat("[", 4000) + strings.Repeat("]", 4000) + "]", "", true},
+		"no UTF-8":                         {"{\"a\":\"\xff\"}", `"{\"a\":\"�\"}"`, true},
+		"no UTF-8 that says no":            {"{\"success\":false,\"a\":\"\xff\"}", "", false},
+		"many numbers":                     {"[" + strings.Repeat("1,", most-1) + "1]", "", true},
+		"brackets in a text":               {`{"a":"` + strings.Repeat("[", 100) + `\""}`, `{"a":"` + strings.Repeat("[", 100) + `\""}`, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, _, _, _ := call(t, time.Minute, says(200, row.body))
+			r, wrong := c.Do(t.Context(), Call{Path: "/resume"}, "somebody")
+			require.Nil(t, wrong)
+			require.Equal(t, row.done, r.Engines[0].Done, r.Engines[0].Error)
+			if row.want != "" {
+				require.JSONEq(t, row.want, string(r.Engines[0].Body))
+			}
+			all, err := json.MarshalIndent(r, "", "  ")
+			require.NoError(t, err)
+			require.Less(t, len(all), 20*mostBody)
+			require.True(t, utf8.Valid(all))
+		})
+	}
 }

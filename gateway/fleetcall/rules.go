@@ -33,7 +33,7 @@ type Answer struct {
 	Engine string          `json:"engine"`          // host:port
 	Done   bool            `json:"done"`            // the engine did what it was asked for
 	Status int             `json:"status"`          // HTTP status of the engine's answer; 0: no answer came
-	Body   json.RawMessage `json:"body,omitempty"`  // body of the answer, at most 16 KiB; a body that is not JSON is given as a string
+	Body   json.RawMessage `json:"body,omitempty"`  // body of the answer, at most 16 KiB; a string if it is not JSON, or has more than 8 levels
 	Error  string          `json:"error,omitempty"` // why the engine did not do what it was asked for
 	Ms     float64         `json:"ms"`              // how long the call took, in milliseconds
 	// the engine restarted after its pause began: it has its initial weights again, and is paused only if a later call has paused it
