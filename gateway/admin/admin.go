@@ -49,7 +49,7 @@ func New(g *gateway.Gateway, opt Options) (http.Handler, error) {
 	for pattern, f := range h.guarded(livePage) {
 		mux.HandleFunc(pattern, h.guard(f))
 	}
-	return limitBodyTime(answerUnknownRoutes(mux)), nil
+	return limitBodyTime(limitWriteTime(answerUnknownRoutes(mux))), nil
 }
 
 // answerUnknownRoutes passes requests to the routes of mux, and answers those that no route takes. Like the errors of routes, this answer

@@ -19,3 +19,36 @@ func limitBodyTime(next http.Handler) http.Handler {
 		next.ServeHTTP(w, r)
 	})
 }
+
+// writeTime is how long a client may take to read what one write sends, unless its route sets a
+// deadline itself.
+const writeTime = time.Minute
+
+// limitWriteTime ends connections whose clients do not read their answers. Without it net/http would
+// keep an answer for ever.
+func limitWriteTime(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		next.ServeHTTP(&timedWriter{ResponseWriter: w, conn: http.NewResponseController(w)}, r)
+	})
+}
+
+// timedWriter limits the time of each write.
+type timedWriter struct {
+	http.ResponseWriter
+	conn        *http.ResponseController
+	ownDeadline bool // the route has set a deadline
+}
+
+func (w *timedWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+func (w *timedWriter) SetWriteDeadline(t time.Time) error {
+	w.ownDeadline = true
+	return w.conn.SetWriteDeadline(t)
+}
+
+func (w *timedWriter) Write(p []byte) (int, error) {
+	if !w.ownDeadline {
+		_ = w.conn.SetWriteDeadline(time.Now().Add(writeTime)) // fails only for the writers of tests
+	}
+	return w.ResponseWriter.Write(p)
+}

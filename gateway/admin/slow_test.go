@@ -2,6 +2,7 @@ package admin
 
 import (
 	"bufio"
+	"cmp"
 	"io"
 	"net"
 	"net/http"
@@ -76,4 +77,31 @@ func TestACallMayTakeLongOnceItsBodyIsRead(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, "done", strings.TrimSpace(string(text)))
 	})
+}
+
+// An answer is not kept for ever for a client that does not read it.
+func TestASlowReaderIsCut(t *testing.T) {
+	for name, own := range map[string]time.Duration{"without a deadline of its route": 0, "with one": time.Second} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				cut := make(chan time.Duration, 1)
+				client := served(t, limitWriteTime(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+					began := time.Now()
+					if own > 0 {
+						require.NoError(t, http.NewResponseController(w).SetWriteDeadline(began.Add(own)))
+					}
+					_, err := w.Write(make([]byte, 1<<20))
+					require.Error(t, err)
+					cut <- time.Since(began)
+				})), "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+				select {
+				case took := <-cut:
+					require.Equal(t, cmp.Or(own, writeTime), took)
+				case <-time.After(time.Hour):
+					t.Error("the answer waits for ever")
+				}
+				_ = client.Close()
+			})
+		})
+	}
 }
