@@ -65,20 +65,11 @@ const (
 	blockLabel     = CacheConfigName + " block_size"                     // the smallest of all groups of layers
 )
 
-// Memories returns the KV memory of each rank; nil: the page does not tell any, or s is nil. models are those that the engine lists.
-func (s *Sample) Memories(models []Model) Memories {
-	if s == nil || len(s.memory) == 0 {
-		return nil
-	}
-	context := LongestContext(models)
-	out := make(Memories, len(s.memory))
-	for label, m := range s.memory {
-		if number, err := strconv.Atoi(label); err == nil {
-			label = strconv.Itoa(number - s.FirstRank)
-		}
-		out[label] = m.For(context)
-	}
-	return out
+// Model is one model or LoRA adapter in an engine's answer to GET /v1/models.
+type Model struct {
+	ID          string
+	Parent      string // the base model of a LoRA adapter; empty: the model is not an adapter
+	MaxModelLen int    // longest prompt and answer together, in tokens; 0: unknown
 }
 
 // LongestContext returns the longest MaxModelLen of the models; 0: none is known.
@@ -97,22 +88,6 @@ func (m Memory) For(context int) Memory {
 		m.Misread, m.Capacity, m.Context = m.Capacity, Reading{}, context
 	}
 	return m
-}
-
-// readMemory sets the KV memory of each rank: by the labels of vllm:cache_config_info or, for SGLang, by capacities, the values of the
-// series from.
-func (s *Sample) readMemory(configs []*dto.Metric, capacities map[string]float64, from string) error {
-	s.memory = map[string]Memory{}
-	for label, tokens := range capacities {
-		if tokens > 0 {
-			s.memory[label] = Memory{Capacity: Reading{int64(tokens), from}}
-		}
-	}
-	vllm, err := PageMemories(configs)
-	for label, m := range vllm {
-		s.memory[label] = m
-	}
-	return err
 }
 
 // PageMemories returns the KV memory of the engines on a page of vLLM. configs are the series of vllm:cache_config_info; the keys of the

@@ -25,6 +25,12 @@ func (e *PageError) Error() string {
 	return fmt.Sprintf("the engine's page cannot be right: %s says %s", e.Name, e.Says)
 }
 
+// Names of series that are read from each page, whatever names the config gives other series.
+const (
+	CacheConfigName = "vllm:cache_config_info"     // its labels describe the KV memory
+	StartTimeName   = "process_start_time_seconds" // when the process started; a new value means that the engine restarted
+)
+
 // The largest numbers that are accepted from an engine's page. They are far above those of any engine. A
 // larger number comes from a broken counter, or from a page that is not an engine's.
 const (

@@ -8,6 +8,8 @@ import (
 	"math"
 	"slices"
 	"strconv"
+
+	dto "github.com/prometheus/client_model/go"
 )
 
 // Names of the series that a Sample reads, in the order new vLLM, old vLLM, SGLang. The first name that has a value is used.
@@ -29,12 +31,8 @@ const (
 	stepsName    = "sglang:dp_attention_sync_wait_seconds_count"
 )
 
-// Names of series that are read from each page, whatever names the config gives other series.
-const (
-	capacityName    = "sglang:max_total_num_tokens"
-	CacheConfigName = "vllm:cache_config_info"     // its labels describe the KV memory
-	StartTimeName   = "process_start_time_seconds" // when the process started; a new value means that the engine restarted
-)
+// capacityName is read from each page, whatever names the config gives other series.
+const capacityName = "sglang:max_total_num_tokens"
 
 const (
 	metricsLimit  = 16 << 20                           // largest page in bytes; the page of a big deployment is below 1 MiB
@@ -270,4 +268,36 @@ func orDefault(name string, defaults []string) []string {
 		return defaults
 	}
 	return []string{name}
+}
+
+// Memories returns the KV memory of each rank; nil: the page does not tell any, or s is nil. models are those that the engine lists.
+func (s *Sample) Memories(models []Model) Memories {
+	if s == nil || len(s.memory) == 0 {
+		return nil
+	}
+	context := LongestContext(models)
+	out := make(Memories, len(s.memory))
+	for label, m := range s.memory {
+		if number, err := strconv.Atoi(label); err == nil {
+			label = strconv.Itoa(number - s.FirstRank)
+		}
+		out[label] = m.For(context)
+	}
+	return out
+}
+
+// readMemory sets the KV memory of each rank: by the labels of vllm:cache_config_info or, for SGLang, by capacities, the values of the
+// series from.
+func (s *Sample) readMemory(configs []*dto.Metric, capacities map[string]float64, from string) error {
+	s.memory = map[string]Memory{}
+	for label, tokens := range capacities {
+		if tokens > 0 {
+			s.memory[label] = Memory{Capacity: Reading{int64(tokens), from}}
+		}
+	}
+	vllm, err := PageMemories(configs)
+	for label, m := range vllm {
+		s.memory[label] = m
+	}
+	return err
 }

@@ -111,13 +111,6 @@ type Held struct{ Why string }
 
 func (h *Held) Error() string { return h.Why }
 
-// Model is one model or LoRA adapter in an engine's answer to GET /v1/models.
-type Model struct {
-	ID          string
-	Parent      string // the base model of a LoRA adapter; empty: the model is not an adapter
-	MaxModelLen int    // longest prompt and answer together, in tokens; 0: unknown
-}
-
 // Status is what the monitor knows about an instance. Models, version and memory stay known while it is down.
 type Status struct {
 	Up        bool

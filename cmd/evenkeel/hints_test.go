@@ -134,7 +134,7 @@ func TestWhatCannotWorkIsSaidFirst(t *testing.T) {
 		{"twice what can be served", "simulate --load 2 --seeds 500", 1, "--load 2 is 2 times what the ranks can serve, so the pool would only grow"},
 		{"per cent", "simulate --load 90 --seeds 500", 1, "write a share up to 1, like 0.9, or closed"},
 		{"too few requests", "simulate --requests 5 --seeds 500", 1, "5 requests are too few: nothing is measured before 160 of them are in the system"},
-		{"a drawn trace that is none", "simulate --trace synth:none --seeds 500", 1, "--trace: there is no synthetic trace \"synth:none\"; there are synth:lognormal,"},
+		{"a drawn trace that is none", "simulate --trace synth:none --seeds 500", 1, "--trace: there is no synthetic trace \"synth:none\" (did you mean \"synth:code\"?); there are synth:lognormal,"},
 		{"a trace that is no text", "simulate --trace evenkeel.test --seeds 500", 1, "evenkeel.test:1: the file is no text"},
 		{"a snapshot that is none", "decide --policy br0 --snapshot words", 1, "words: snapshot: invalid character 'h' looking for beginning of value; it must hold JSON"},
 		{"a page that cannot be written", "simulate --seeds 500 --out " + file, 1, "--out: mkdir " + file + ": not a directory"},

@@ -42,8 +42,8 @@ var mayImport = map[string][]string{
 	"dispatcher/forecast": {"predictor", "dispatcher/policy"},
 	"pool":                {"mooncake"},
 	"dispatcher/delivery": {"engine/circuit"},
-	"dispatcher/board":    {"pool", "predictor", "dispatcher/delivery", "dispatcher/forecast", "dispatcher/kept",
-	"dispatcher/policy", "dispatcher/step", "dispatcher/verdict", "engine/circuit"},
+	"dispatcher/board": {"pool", "predictor", "dispatcher/delivery", "dispatcher/forecast", "dispatcher/kept",
+		"dispatcher/policy", "dispatcher/step", "dispatcher/verdict", "engine/circuit"},
 	"dispatcher/kept":     {},
 	"dispatcher/rounds":   {},
 	"dispatcher/verdict":  {},
@@ -129,7 +129,8 @@ var mayImport = map[string][]string{
 // pure packages are functions of their arguments: no clock, no I/O, no network.
 var pure = []string{"internal/words", "internal/rawjson", "internal/namedargs", "internal/spelling", "internal/stats", "sse", "mooncake",
 	"predictor", "geo/policy", "prefill/queue", "prefill/ledger", "prefill/cache", "prefill/fit", "prefill/steer", "prefill/policy",
-	"prefill/index", "dispatcher/board", "dispatcher/delivery", "dispatcher/forecast", "dispatcher/kept", "dispatcher/policy", "dispatcher/rounds", "dispatcher/step", "dispatcher/subset", "dispatcher/twin", "dispatcher/verdict",
+	"prefill/index", "dispatcher/board", "dispatcher/delivery", "dispatcher/forecast", "dispatcher/kept",
+	"dispatcher/policy", "dispatcher/rounds", "dispatcher/step", "dispatcher/subset", "dispatcher/twin", "dispatcher/verdict",
 	"dispatcher/virtual", "engine/circuit", "gateway/advice", "gateway/detect", "gateway/fleet/roster",
 	"gateway/lifecycle"}
 

@@ -229,7 +229,7 @@ func TestServeDrainsOnSIGTERM(t *testing.T) {
 
 	require.Eventually(t, func() bool { return proxy.find("the self-test is done") != "" }, patience, 5*time.Millisecond,
 		"the engines are tested once they are up")
-	require.Contains(t, proxy.find("the self-test is done"), `"ok":3,"warnings":0,"bad":0`)
+	require.Contains(t, proxy.find("the self-test is done"), `"ok":6,"warnings":0,"bad":0`)
 
 	const tokens = 500 // 2.5 s
 	prompt = reftext.MakePrompt(2, 40)

@@ -177,7 +177,10 @@ func (e *Engine) checkAggregatedKeys(path, role string, bad report) {
 			bad(path+"."+key, "only aggregated engines have it; remove it")
 		case n < 0:
 			bad(path+"."+key, "%d is negative; write the engine's --%s", n,
-				map[string]string{"token_budget": "max-num-batched-tokens", "prefill_schedule_interval": "prefill-schedule-interval, or one more than its --prefill-decode-interval (SGLang)"}[key])
+				map[string]string{
+					"token_budget":              "max-num-batched-tokens",
+					"prefill_schedule_interval": "prefill-schedule-interval, or one more than its --prefill-decode-interval (SGLang)",
+				}[key])
 		}
 	}
 }

@@ -354,7 +354,8 @@ func (e *Entry) readMetrics(ctx context.Context, client *engine.Client, target *
 		e.addNote("Its KV cache has room for %d tokens in all.", tokens)
 	case misread.Misread.Tokens > 0:
 		e.addNote("By %s its KV cache would have room for %d tokens, less than one request needs (%d), so that number means something else. "+
-			"Write kv_tokens of each rank: the KV cache size that it logs at its start.", misread.Misread.From, misread.Misread.Tokens, misread.Context)
+			"Write kv_tokens of each rank: the KV cache size that it logs at its start.",
+			misread.Misread.From, misread.Misread.Tokens, misread.Context)
 	default:
 		e.addNote("It does not tell how many tokens its KV cache holds. If it never does, write kv_tokens of each rank.")
 	}

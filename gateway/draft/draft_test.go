@@ -128,7 +128,8 @@ func TestAsk(t *testing.T) {
 		},
 		{
 			"a capacity that means something else", map[string]string{"/health": "", "/version": `{"version":"0.31.0"}`, "/v1/models": models, "/metrics": "vllm:cache_config_info{num_gpu_blocks=\"300\",block_size=\"4\",engine=\"0\"} 1\n"}, "decode",
-			Entry{Role: "decode"}, []string{"would have room for 1200 tokens, less than one request needs (4096), so that number means something else. Write kv_tokens"},
+			Entry{Role: "decode"}, []string{"would have room for 1200 tokens, less than one request needs (4096), so that number " +
+				"means something else. Write kv_tokens"},
 		},
 		{
 			"vLLM in developer mode", map[string]string{"/health": "", "/version": `{"version":"0.27.1"}`, "/server_info": `{"vllm_config":"... kv_transfer_config=KVTransferConfig(kv_connector='NixlConnector', engine_id='x', kv_role='kv_producer') ..."}`}, "",

@@ -114,6 +114,7 @@ func TestAWedgedEngineIsLeftAndTakenBack(t *testing.T) {
 // does not, however often.
 func TestWhatCountsAgainstADecodeEngine(t *testing.T) {
 	t.Parallel()
+	const lost = "quarantined" // only another engine's answers show that this one is to blame
 	for _, row := range []struct {
 		name  string
 		rule  refengine.Rule
@@ -121,10 +122,10 @@ func TestWhatCountsAgainstADecodeEngine(t *testing.T) {
 		state string
 	}{
 		{"503", refengine.Rule{Fault: refengine.Busy, Leg: refengine.LegDecode}, false, "out"},
-		{"a connection that is reset", refengine.Rule{Fault: refengine.Reset, Leg: refengine.LegDecode}, false, "out"},
-		{"a stream that ends before it began", refengine.Rule{Fault: refengine.SilentEnd, Leg: refengine.LegDecode}, false, "out"},
-		{"an error event", refengine.Rule{Fault: refengine.ErrorEvent, Leg: refengine.LegDecode}, false, "out"},
-		{"500 where another engine answers", refengine.Rule{Fault: refengine.Internal, Leg: refengine.LegDecode}, false, "out"},
+		{"a connection that is reset", refengine.Rule{Fault: refengine.Reset, Leg: refengine.LegDecode}, false, lost},
+		{"a stream that ends before it began", refengine.Rule{Fault: refengine.SilentEnd, Leg: refengine.LegDecode}, false, lost},
+		{"an error event", refengine.Rule{Fault: refengine.ErrorEvent, Leg: refengine.LegDecode}, false, lost},
+		{"500 where another engine answers", refengine.Rule{Fault: refengine.Internal, Leg: refengine.LegDecode}, false, lost},
 		{"500 that every engine gives: the request's", refengine.Rule{Fault: refengine.Internal, Leg: refengine.LegDecode}, true, "up"},
 		{"400", refengine.Rule{Fault: refengine.Reject, Leg: refengine.LegDecode}, false, "up"},
 		{"422", refengine.Rule{Fault: refengine.Status, Value: 422, Leg: refengine.LegDecode}, false, "up"},
@@ -140,13 +141,20 @@ func TestWhatCountsAgainstADecodeEngine(t *testing.T) {
 				require.NoError(t, b.Decode[1].SetFaults(row.rule))
 			}
 			out := func() float64 { return b.Sum("evenkeel_engine_outages_total") }
-			for i := 0; i < 16 && out() == 0; i++ {
+			quarantines := func() float64 {
+				return b.Metric(fmt.Sprintf(`evenkeel_pair_quarantines_total{engine=%q,prefiller=""}`, refclient.AddressOf(b.Decode[0])))
+			}
+			for i := 0; i < 16 && out()+quarantines() == 0; i++ {
 				b.Judge(fmt.Sprint("prompt ", i), `"stream":true,`)
 			}
-			if row.state == "out" {
+			switch row.state {
+			case "out":
 				require.Positive(t, out())
-			} else {
+			case lost:
+				require.Positive(t, quarantines(), "hand-offs that it loses, and another one gets, take it out")
+			default:
 				require.Zero(t, out())
+				require.Zero(t, quarantines())
 				require.Equal(t, "up", b.engineStatus(b.Decode[0]).State)
 			}
 		})
@@ -297,9 +305,8 @@ func TestARankThatFailsAtOnceDrawsNoTraffic(t *testing.T) {
 	require.NoError(t, bad.SetFaults(refengine.Rule{Fault: refengine.Internal, Leg: refengine.LegDecode}))
 	before := b.Decode[0].Stats().Decodes
 	b.Eventually("the others serve on", func() bool { return b.Decode[0].Stats().Decodes > before+40 })
-	b.Eventually("it is out", func() bool { return b.status(refclient.AddressOf(bad)).State == "out" })
-	outages := b.Sum("evenkeel_engine_outages_total")
-	require.Positive(t, outages)
+	outages := 0.0
+	b.Eventually("it is out", func() bool { outages = b.Sum("evenkeel_pair_quarantines_total"); return outages > 0 })
 	require.LessOrEqual(t, float64(struck.Load()), 10*outages, "each time that it is tried again it gets no more than tell what it is")
 	require.Positive(t, stop())
 }

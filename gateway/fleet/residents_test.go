@@ -114,7 +114,8 @@ func TestAMisreadCapacityIsUnknownEverywhere(t *testing.T) {
 		`block_size="4",num_gpu_blocks="20377"`: {0, 4},
 		`block_size="4",effective_attention_block_size="256",kv_cache_size_tokens="1179770",num_gpu_blocks="20377"`: {1_179_770, 256},
 	} {
-		page, err := engine.MetricNames{}.Parse([]byte("vllm:cache_config_info{engine=\"0\"," + labels + "} 1\nvllm:kv_cache_usage_perc{engine=\"0\"} 0.25\n"))
+		page, err := engine.MetricNames{}.Parse([]byte("vllm:cache_config_info{engine=\"0\"," + labels + "} 1\n" +
+			"vllm:kv_cache_usage_perc{engine=\"0\"} 0.25\n"))
 		require.NoError(t, err)
 		for _, key := range []string{"prefill 127.0.0.1:2", "decode 127.0.0.1:3"} {
 			f.OnStatus(key, engine.Status{Up: true, Models: models, Memories: page.Memories(models)})

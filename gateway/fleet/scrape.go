@@ -21,9 +21,9 @@ type metricPage struct {
 	err    error
 }
 
-// Scrape reads a prefill candidate's gauges, from a metric page of its engine that is at most half an interval old. KVUsage, KVHeld, Running
-// and Waiting are NaN if the engine does not report them. If the page shows that the engine's process has changed, Scrape records it in the
-// roster.
+// Scrape reads a prefill candidate's gauges, from a metric page of its engine that is at most half an interval old. KVUsage, KVHeld,
+// Running and Waiting are NaN if the engine does not report them. If the page shows that the engine's process has changed, Scrape
+// records it in the roster.
 func (f *Fleet) Scrape(ctx context.Context, c prefill.Candidate) (prefill.Sample, error) {
 	known, _ := f.pages.LoadOrStore(c.Instance, &metricPage{})
 	p := known.(*metricPage)

@@ -145,7 +145,7 @@ func (j *job) callFailedEvent(fault *failure.Fault, s *stream) lifecycle.Event {
 	case fault.Status == http.StatusInternalServerError:
 		event.Faulty = !fault.Moved // an engine that was taken out of service has not failed, whatever it answered
 		if event.Faulty && s != nil && s.firstAt.IsZero() && s.upstream.handsOver() && fault.Call == lifecycle.Decode {
-			event.Faulty = j.lost.confirm(j.srv.Dispatcher, &s.upstream)
+			event.Faulty = j.lost.confirm(j.srv.Dispatcher, s.upstream.slot, s.upstream.handoffLink())
 		}
 	case connectionBroke:
 		event.BrokenConn = lifecycle.BrokenConn{Engine: fault.BlamedEngine, At: time.Now()}

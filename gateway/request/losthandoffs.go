@@ -20,13 +20,12 @@ type lostHandoff struct {
 // confirm adds a hand-off, and says whether its 500 counts as an engine's word against the request:
 // it is the first one, or the dispatcher knows of nothing else that this one and an earlier one
 // could be due to.
-func (l *lostHandoffs) confirm(d Dispatcher, u *upstreamCall) (confirms bool) {
-	link := u.handoffLink()
+func (l *lostHandoffs) confirm(d Dispatcher, slot *dispatcher.Slot, link delivery.Link) (confirms bool) {
 	confirms = len(*l) == 0
 	for _, earlier := range *l {
-		confirms = confirms || d.BlamesRequest(u.slot, earlier.link, link, earlier.at)
+		confirms = confirms || d.BlamesRequest(slot, earlier.link, link, earlier.at)
 	}
-	*l = append(*l, lostHandoff{u.slot, link, time.Now()})
+	*l = append(*l, lostHandoff{slot, link, time.Now()})
 	return confirms
 }
 
@@ -37,12 +36,4 @@ func (l lostHandoffs) excuse(d Dispatcher) lostHandoffs {
 		d.Excuse(l[i].slot, l[i].link)
 	}
 	return nil
-}
-
-// handsOver says whether the rank gets the KV of the prompt from a prefill engine.
-func (u *upstreamCall) handsOver() bool { return u.prefiller != "" }
-
-// handoffLink returns the engines of the call's hand-off.
-func (u *upstreamCall) handoffLink() delivery.Link {
-	return delivery.Link{Prefiller: u.prefiller, Engine: u.rank.Instance}
 }

@@ -2,6 +2,7 @@ package request
 
 import (
 	"runtime/debug"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/dispatcher"
+	"evenkeel/dispatcher/delivery"
 	"evenkeel/engine"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/failure"
@@ -87,6 +89,15 @@ type upstreamCall struct {
 // endedByDrain says whether the call had to leave its engine, because the engine was taken out of service or is paused. It must not be
 // called for the answer of a prefill engine, whose call is not tracked.
 func (u *upstreamCall) endedByDrain() bool { return u.tracked.MustMove() }
+
+// handsOver says whether the rank gets the KV of the prompt from a prefill engine.
+func (u *upstreamCall) handsOver() bool { return u.prefiller != "" }
+
+// handoffLink returns the engines of the call's hand-off, by the names that the dispatcher knows.
+func (u *upstreamCall) handoffLink() delivery.Link {
+	_, address, _ := strings.Cut(u.rank.Instance, " ") // it follows the role
+	return delivery.Link{Prefiller: u.prefiller, Engine: address}
+}
 
 // buffers are the memory of a stream. Later streams use it again.
 type buffers struct {

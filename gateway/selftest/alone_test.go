@@ -158,7 +158,8 @@ func TestSettingsThatDifferFromTheConfigAreTold(t *testing.T) {
 		},
 		{
 			"SGLang rests after a prefill", `{"prefill_decode_interval":22,"prefill_decode_interval_min_bs":0}`, sglang,
-			[]string{"aggregated: was started with --prefill-decode-interval 22 (or chose it itself), and the config says prefill_schedule_interval: 1; write 23"},
+			[]string{"aggregated: was started with --prefill-decode-interval 22 (or chose it itself), " +
+				"and the config says prefill_schedule_interval: 1; write 23"},
 		},
 		{"SGLang rests after no prefill", `{"prefill_decode_interval":0}`, sglang, nil},
 		{"SGLang holds nothing", `{"enable_prefill_delayer":false}`, sglang, nil},

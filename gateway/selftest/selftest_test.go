@@ -341,10 +341,12 @@ func TestWhatMetricsLack(t *testing.T) {
 	require.Contains(t, pick(found, OK), "decode: may hold 1000 KV tokens per rank by the config; its metrics do not say how many fit")
 
 	misread := func([]byte) []byte {
-		return []byte("vllm:kv_cache_usage_perc 0\nvllm:cache_config_info{block_size=\"4\",effective_attention_block_size=\"256\",num_gpu_blocks=\"1000\"} 1\n")
+		return []byte("vllm:kv_cache_usage_perc 0\n" +
+			"vllm:cache_config_info{block_size=\"4\",effective_attention_block_size=\"256\",num_gpu_blocks=\"1000\"} 1\n")
 	}
 	found = Run(t.Context(), cluster(t, mooncake.Profile{}, p.URLs(), []string{between(t, d, "/metrics", misread)}), Options{})
-	require.Equal(t, []string{"decode: its metrics seem to say that 4000 KV tokens fit (vllm:cache_config_info num_gpu_blocks × block_size), " +
+	require.Equal(t, []string{"decode: its metrics seem to say that 4000 KV tokens fit " +
+		"(vllm:cache_config_info num_gpu_blocks × block_size), " +
 		"which is less than one request of its max_model_len 131072; this number means something else, so evenkeel does not use it; set the " +
 		"profile's kv_tokens_per_rank to the KV cache size that the engine logs at its start, or only slots limit what it is given"},
 		pick(found, Warn))

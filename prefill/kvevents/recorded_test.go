@@ -150,7 +150,8 @@ func TestTheBeginningOfABlockDoesNotShortenTheBlocks(t *testing.T) {
 		require.NoError(t, err)
 	}
 	of := func(hash, tokens int) m {
-		return m{"type": "BlockStored", "block_hashes": []int{hash}, "parent_block_hash": nil, "token_ids": make([]int, tokens), "block_size": tokens}
+		return m{"type": "BlockStored", "block_hashes": []int{hash}, "parent_block_hash": nil,
+			"token_ids": make([]int, tokens), "block_size": tokens}
 	}
 	events(of(1, 4), of(2, 16), of(3, 8))
 	require.EqualValues(t, 16, count.blockTokens.Load())
