@@ -62,6 +62,11 @@ func compare(x, y Link) int {
 	return cmp.Or(cmp.Compare(x.Prefiller, y.Prefiller), cmp.Compare(x.Engine, y.Engine))
 }
 
+// find returns where a link stands, or would stand, in the list.
+func (t *Table) find(l Link) (at int, known bool) {
+	return slices.BinarySearchFunc(t.links, l, func(r record, l Link) int { return compare(r.Link, l) })
+}
+
 // record is what is known of a link. Results are ordered by the time at which their hand-offs were
 // sent: a hand-off that hangs is known to be lost long after later ones have arrived.
 type record struct {
@@ -282,8 +287,10 @@ func (t *Table) endOutages(ends func(*Outage) bool) {
 // record returns what is known of a link over which a hand-off was sent. It is valid until the next
 // call.
 func (t *Table) record(l Link, sent time.Time) *record {
-	at, known := slices.BinarySearchFunc(t.links, l, func(r record, l Link) int { return compare(r.Link, l) })
+	at, known := t.find(l)
 	if !known {
+		t.forgetLinks(sent) // engines come and go, so without this the table would only grow
+		at, _ = t.find(l)
 		t.links = slices.Insert(t.links, at, record{Link: l})
 	}
 	r := &t.links[at]
@@ -296,6 +303,10 @@ func (t *Table) record(l Link, sent time.Time) *record {
 // forget drops what is too old to count.
 func (t *Table) forget(now time.Time) {
 	t.endOutages(func(o *Outage) bool { return now.Sub(o.TrialAt()) > memory })
+	t.forgetLinks(now)
+}
+
+func (t *Table) forgetLinks(now time.Time) {
 	t.links = slices.DeleteFunc(t.links, func(r record) bool {
 		return !t.isExplained(r.Link) && now.Sub(r.sent) > memory && now.Sub(r.lastLost) > memory
 	})
@@ -304,8 +315,8 @@ func (t *Table) forget(now time.Time) {
 // Excuse takes a lost hand-off back, because its request made the engines fail. It does not end an
 // outage.
 func (t *Table) Excuse(l Link) {
-	if r := t.record(l, time.Time{}); r.losses > 0 {
-		r.losses--
+	if at, known := t.find(l); known && t.links[at].losses > 0 {
+		t.links[at].losses--
 	}
 }
 
@@ -357,7 +368,7 @@ func (t *Table) Allows(l Link, now time.Time) bool {
 
 // losses returns how many hand-offs were lost over a link since the last one that arrived.
 func (t *Table) losses(l Link) int {
-	at, known := slices.BinarySearchFunc(t.links, l, func(r record, l Link) int { return compare(r.Link, l) })
+	at, known := t.find(l)
 	if !known {
 		return 0
 	}

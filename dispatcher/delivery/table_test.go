@@ -1,6 +1,7 @@
 package delivery
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -107,6 +108,17 @@ func TestWhenAConfirmed500IsTheRequestsFault(t *testing.T) {
 			require.Equal(t, row.want, told(row.steps).BlamesRequest(row.first, row.second, at(2)))
 		})
 	}
+}
+
+// Pods come and go with addresses of their own.
+func TestEnginesThatHaveLeftAreForgotten(t *testing.T) {
+	table := &Table{}
+	for day := range 100 {
+		l := Link{fmt.Sprint("p", day), fmt.Sprint("d", day)}
+		table.Sent(l, 1, at(float64(day)*86_400))
+		table.Lost(l, 1, at(float64(day)*86_400), at(float64(day)*86_400+1))
+	}
+	require.Len(t, table.links, 1)
 }
 
 func TestAHandoffCostsNoAllocation(t *testing.T) {
