@@ -55,16 +55,21 @@ func parseModels(body []byte) ([]Model, error) {
 // Requests go only to engines that list the name, so the engine's list has changed since it was read.
 var ErrUnlisted = errors.New("it does not have the model, or the LoRA adapter, that the request names")
 
-// noModelMessage matches the message by which engines say that they do not have a model: vLLM 0.31 in entrypoints/openai/models/serving.py
-// and entrypoints/serve/engine/serving.py, SGLang 0.5.23 in entrypoints/openai/serving_responses.py. It matches only
+// noModelMessages match, by status, the message by which engines say that they do not have a model: vLLM 0.31 in
+// entrypoints/openai/models/serving.py and entrypoints/serve/engine/serving.py, SGLang 0.5.23 in
+// entrypoints/openai/serving_responses.py and, of a LoRA adapter, managers/tokenizer_manager.py. They match only
 // whole messages, because a message with another meaning may quote a client's text.
-var noModelMessage = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile("(?s)^(?:The model [`'].*[`']|LoRA adapter .*) does not exist\\.?$")
+var noModelMessages = sync.OnceValue(func() map[int]*regexp.Regexp {
+	return map[int]*regexp.Regexp{
+		http.StatusNotFound:   regexp.MustCompile("(?s)^(?:The model [`'].*[`']|LoRA adapter .*) does not exist\\.?$"),
+		http.StatusBadRequest: regexp.MustCompile(`(?s)^Got LoRA adapter that has never been loaded: .*\nAll loaded adapters: .*$`),
+	}
 })
 
 // Unlisted returns ErrUnlisted if an answer says that the engine does not have the model; nil: it says something else.
 func Unlisted(status int, body []byte) error {
-	if status != http.StatusNotFound {
+	message := noModelMessages()[status]
+	if message == nil {
 		return nil
 	}
 	var answer struct {
@@ -77,8 +82,8 @@ func Unlisted(status int, body []byte) error {
 		Code    json.RawMessage `json:"code"` // a number; vLLM's Rust front end and SGLang send a word
 	}
 	_ = json.Unmarshal(answer.Error, &inner) // an error that is not an object has no message
-	saysNoModel := noModelMessage().MatchString(inner.Message) || noModelMessage().MatchString(answer.Message)
-	if saysNoModel || string(inner.Code) == `"model_not_found"` {
+	saysNoModel := message.MatchString(inner.Message) || message.MatchString(answer.Message)
+	if saysNoModel || status == http.StatusNotFound && string(inner.Code) == `"model_not_found"` {
 		return ErrUnlisted
 	}
 	return nil

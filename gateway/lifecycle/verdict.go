@@ -76,8 +76,8 @@ const (
 	Odd       // any status that has no reason of its own
 	Preempted // the engine ran out of KV memory and gave the request back
 	Paused    // the engine takes no requests while its group of ranks re-forms, or none for this rank; its core saw nothing
-	// Unlisted is a 404 of an engine that does not serve the model of the request, although its list of models had it. The engine has
-	// looked at nothing else of the request.
+	// Unlisted is the answer of an engine that does not serve the model of the request, although its list of models had it
+	// (engine.Unlisted). The engine has looked at nothing else of the request.
 	Unlisted
 
 	reasons // number of reasons
