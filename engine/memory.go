@@ -69,6 +69,7 @@ const (
 type Model struct {
 	ID          string
 	Parent      string // the base model of a LoRA adapter; empty: the model is not an adapter
+	Adapter     string // the adapter's own name, if ID is another name of it; empty: it is not
 	MaxModelLen int    // longest prompt and answer together, in tokens; 0: unknown
 }
 

@@ -103,6 +103,7 @@ func (p *Profile) Nameless(e Endpoint) bool {
 // the result is not their own rank, which is 0 in all replicas without DP attention. Other prefill ranks would first register the room
 // with their bootstrap server, and do no other work meanwhile (SGLang 0.5.23, CommonKVSender in disaggregation/common/conn.py).
 func (p *Profile) sglangBody(b *Body, changes *Patch, r *Rendezvous, rank int, stream bool, dst [][]byte) [][]byte {
+	b = p.nameAdapter(b, r.Endpoint, changes)
 	members, drop, ridKey := p.sglangMembers(b, changes, r.Endpoint, stream)
 	if ridKey != "" { // empty: the body cannot have an id, which is then in the header RIDHeader
 		members = append(members, Member{ridKey, appendString(nil, r.RID)})

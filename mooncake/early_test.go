@@ -80,6 +80,41 @@ func TestTheLegsOfSGLangDifferInTheirRanksOnly(t *testing.T) {
 	}
 }
 
+// SGLang answers with the base model unless it is asked for an adapter in its own way. Other engines list adapters as models.
+func TestAnAdapterIsNamedAsItsEngineWants(t *testing.T) {
+	for ep, asked := range map[Endpoint]string{
+		Chat:        `{"messages":[{"role":"user","content":"Hi"}],"model":"lora1"}`,
+		Completions: `{"prompt":"Hi","model":"lora1"}`,
+		Messages:    `{"messages":[{"role":"user","content":"Hi"}],"max_tokens":9}`,
+		Generate:    `{"text":"Hi","sampling_params":{"max_new_tokens":9}}`,
+	} {
+		b, err := ScanFor(ep, []byte(asked), 0)
+		require.NoError(t, err)
+		r := &Rendezvous{Endpoint: ep, RID: "r", Host: "h", Port: 1, Room: 6, PrefillRank: 2, DecodeRank: 1, Coordinates: &KVAddress{}}
+		leg := &Patch{Adapter: Adapter{Base: "gpt-oss:120b", Name: "lora1"}}
+		p := profileOf(SGLang)
+		for name, sent := range map[string]string{
+			"prefill": join(p.EarlyProbe(&b, leg, r, true, nil)), "decode": join(p.EarlyDecode(&b, leg, r, "", true, nil)),
+			"alone": join(p.DecodeBody(&b, ep, leg, nil, "salt", true, nil)),
+		} {
+			var got struct {
+				Model string `json:"model"`
+				Path  string `json:"lora_path"`
+			}
+			require.NoError(t, json.Unmarshal([]byte(sent), &got), sent)
+			require.Equal(t, ep != Generate, got.Model == "gpt-oss:120b:lora1", "%s: %s", name, sent)
+			require.Equal(t, ep != Messages, got.Path == "lora1", "%s: %s", name, sent)
+		}
+		require.Equal(t, join(p.DecodeBody(&b, ep, nil, nil, "", true, nil)), join(p.DecodeBody(&b, ep, &Patch{Adapter: Adapter{Base: "m"}}, nil, "", true, nil)), "the base model")
+		for _, other := range []string{NIXLPush, NIXLPull, None} {
+			p := profileOf(other)
+			require.Equal(t, join(p.DecodeBody(&b, ep, nil, nil, "", true, nil)), join(p.DecodeBody(&b, ep, leg, nil, "", true, nil)), other)
+		}
+		again, _ := b.Get("lora_path")
+		require.Nil(t, again, "the body itself stays")
+	}
+}
+
 // Both legs of a layerwise request get the longer prompt: the decode leg beside the
 // metaserver, the prefill leg in the callback's object, to which nothing else is added.
 func TestALayerwiseChatGoesOnOnBothLegs(t *testing.T) {

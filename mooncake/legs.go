@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -64,7 +65,29 @@ type Patch struct {
 	IgnoreEOS  bool            // true for a probe that is repeated because its first token ended the answer
 	Resume     *Resume         // set if the request continues an interrupted answer; nil: it begins the answer
 	Fetch      json.RawMessage // kv_transfer_params with which the prefill engine fetches KV of the chat's last turn; nil: it fetches none
+	Adapter    Adapter         // the LoRA adapter that the client asks for; zero: it asks for a base model
 	ProbeSalt  string          // salt of a probe to an engine that also decodes, as that of DecodeBody; empty: it needs none
+}
+
+// Adapter is a LoRA adapter, by its own name and that of its base model.
+type Adapter struct{ Base, Name string }
+
+// nameAdapter returns the body with the adapter named as SGLang wants it: behind the name of the base model (from
+// 0.5.4 on, _resolve_lora_path in entrypoints/openai/serving_base.py) and in lora_path, which older versions and
+// /generate read. Without either, SGLang answers with the base model.
+func (p *Profile) nameAdapter(b *Body, ep Endpoint, changes *Patch) *Body {
+	if p.Connector != SGLang || changes == nil || changes.Adapter.Name == "" {
+		return b
+	}
+	named := *b
+	named.pending = slices.Clone(b.pending) // the other leg's engine may want other names
+	if ep != Generate {
+		named.Set("model", appendString(nil, changes.Adapter.Base+":"+changes.Adapter.Name))
+	}
+	if ep != Messages { // which have no lora_path
+		named.Set("lora_path", appendString(nil, changes.Adapter.Name))
+	}
+	return &named
 }
 
 // BootstrapInfo is the part of a vllm-mooncake hand-off that the proxy invents or
@@ -229,6 +252,7 @@ func asksTooManyLogprobs(b *Body) bool {
 // some ways of resuming, as token ids in kv_transfer_params. salt goes into the request's cache_salt; empty: it does not. An engine shares
 // cached blocks only among requests with the same cache_salt, so a new salt keeps the request from using blocks that may be wrong.
 func (p *Profile) DecodeBody(b *Body, ep Endpoint, changes *Patch, kv json.RawMessage, salt string, stream bool, dst [][]byte) [][]byte {
+	b = p.nameAdapter(b, ep, changes)
 	if s := bodyRulesOf[ep]; s != nil { // Responses and Messages, whose bodies differ from those of chat and completions
 		return s.decode(p, b, kv, salt, stream, dst)
 	}

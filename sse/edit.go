@@ -98,6 +98,14 @@ func (f *Filter) actionFor(marked *mark, b []byte) action {
 			return keepValue
 		}
 		return setValue
+	case modelValue:
+		switch {
+		case f.options.Model == nil:
+			return continuedAction(f, marked, old)
+		case bytes.Equal(old, f.options.Model):
+			return keepValue
+		}
+		return setValue
 	case indexValue: // the number of the choice; Options.Choice replaces it
 		return setUnlessSame(f, marked, old)
 	case endValue: // finish_reason or stop_reason
@@ -105,7 +113,7 @@ func (f *Filter) actionFor(marked *mark, b []byte) action {
 			return setNull
 		}
 		return keepValue
-	default: // created, model, system_fingerprint, role, the counts of the usage, text_offset, weight_versions
+	default: // created, system_fingerprint, role, the counts of the usage, text_offset, weight_versions
 		return continuedAction(f, marked, old)
 	}
 }
@@ -201,6 +209,10 @@ func (f *Filter) appendValue(dst []byte, marked *mark, old []byte) []byte {
 	case createdValue:
 		if f.options.Created != 0 { // the caller has chosen this value
 			return strconv.AppendInt(dst, f.options.Created, 10)
+		}
+	case modelValue:
+		if f.options.Model != nil {
+			return append(dst, f.options.Model...)
 		}
 	}
 	// Here the member is only marked because this engine continues an answer: created, model, the counts of the usage and so on.

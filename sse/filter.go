@@ -18,6 +18,8 @@ type Options struct {
 	TokenIDs        bool // the client set return_token_ids
 	Unstreamed      bool // the engine does not stream: its whole answer is one event
 
+	Model []byte // replaces the model in each event, as JSON, because the engine got another name for it; nil: the engine's stays
+
 	// Cached is the prefill engine's cached_tokens. It replaces the count of the decode engine, which is wrong, because that engine
 	// counts the KV that it pulled as cached. If it is -1, the number is not known, and the decode engine's count is removed. If it is
 	// OwnCached, the decode engine computed the prompt itself, so its count is right.

@@ -2,6 +2,7 @@ package sse
 
 import (
 	"bytes"
+	"fmt"
 	"math"
 	"slices"
 	"strconv"
@@ -287,6 +288,33 @@ func TestUsageAndErrorEventsAreSafe(t *testing.T) {
 	require.True(t, strings.Contains(string(ErrorEvent(nil, "m", "t", "")), `"code":null`))
 }
 
+// An engine that was asked for a model by another name tells that name.
+func TestTheClientReadsTheNameThatItGave(t *testing.T) {
+	const theirs, ours = `"model":"base:x"`, `"model":"x"`
+	chat := fmt.Sprintf(`data: {"id":"1","object":"chat.completion.chunk","created":1,%s,"choices":[{"index":0,"delta":{"content":"%s"},"finish_reason":null}]}`+"\n\n", theirs, `\"model\":\"base:x\"`)
+	last := fmt.Sprintf(`data: {"id":"1","object":"chat.completion.chunk","created":1,%s,"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}`+"\n\n", theirs)
+	whole := fmt.Sprintf(`data: {"id":"1","object":"chat.completion","created":1,%s,"choices":[{"index":0,"message":{"content":"a"},"finish_reason":"stop"}],"usage":null}`+"\n\n", theirs)
+	message := `{"id":"m","type":"message","role":"assistant","content":[],` + theirs + `,"stop_reason":"end_turn","usage":{"input_tokens":9,"output_tokens":1}}`
+	begins := strings.Replace(messageStart, `"id":"m"`, `"id":"m",`+theirs, 1)
+	for _, row := range []struct {
+		name, stream string
+		options      Options
+	}{
+		{"a stream", chat + chat + last, Options{}},
+		{"a stream that goes on", chat + last, Options{Continuation: &Continuation{Head: Head{ID: []byte(`"1"`), Model: []byte(`"base:x"`)}}}},
+		{"an answer in one piece", whole, Options{Unstreamed: true, ContinuousUsage: true, Usage: true}},
+		{"a message", "data: " + message + "\n\n", Options{Form: Messages, Unstreamed: true}},
+		{"the events of a message", begins + blockStart + blockDelta + messageDelta + messageStop, Options{Form: Messages}},
+	} {
+		row.options.Choice, row.options.Cached, row.options.Model = -1, OwnCached, []byte(`"x"`)
+		out, _, _ := feed(row.stream, row.options.Form, row.options, 1<<20)
+		require.Equal(t, strings.ReplaceAll(row.stream, theirs, ours), out, row.name)
+		row.options.Model = []byte(`"base:x"`)
+		out, _, _ = feed(row.stream, row.options.Form, row.options, 1<<20)
+		require.Equal(t, row.stream, out, row.name)
+	}
+}
+
 func TestAnEventCostsNoAllocation(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
@@ -296,6 +324,7 @@ func TestAnEventCostsNoAllocation(t *testing.T) {
 		{"token ids and usage taken out", nothing},
 		{"cached tokens overwritten", Options{Usage: true, ContinuousUsage: true, Cached: math.MaxInt32, Choice: -1}},
 		{"a leg of a fan-out", Options{Usage: true, Cached: 3, ID: []byte("chatcmpl-one"), Created: 1790000000, Choice: 5}},
+		{"a model by another name", Options{Usage: true, ContinuousUsage: true, Cached: OwnCached, Choice: -1, Model: []byte(`"a long name of an adapter of this model"`)}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f, filter := NewFramer(0), NewFilter(tt.options)

@@ -55,6 +55,7 @@ type formFacts struct {
 	endedByStopText bool   // a stop text of the request ended the answer
 	usage           Usage
 	edits           []edit // changes between the engine's event and the client's copy
+	modelAt         edit   // of Messages: the offsets of the model
 	idAt            edit   // of Generated: the offsets of the answer's id
 	textAt          edit   // of Generated: the offsets of the text
 	idsAt           edit   // of Generated: the offsets of the list of token ids

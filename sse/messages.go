@@ -1,6 +1,7 @@
 package sse
 
 import (
+	"bytes"
 	"strconv"
 
 	"evenkeel/internal/rawjson"
@@ -86,8 +87,20 @@ func (s *formFacts) readAnswer(o rawjson.Object, cached int) {
 			s.readReason(o.Value())
 		case "usage":
 			s.readMessageUsage(&o, cached)
+		case "model":
+			s.modelAt = edit{from: o.Val, to: o.Pos}
 		}
 	}
+}
+
+// adaptMessage has the client read the model's name that it gave.
+func (f *Filter) adaptMessage(s *formFacts, data []byte) {
+	if f.options.Model == nil || s.modelAt.to == 0 || bytes.Equal(data[s.modelAt.from:s.modelAt.to], f.options.Model) {
+		return
+	}
+	s.modelAt.replacement = string(f.options.Model)
+	s.edits = append(s.edits, s.modelAt)
+	s.sortEdits()
 }
 
 // readDelta reads the delta of an event: whether it has generated tokens, and the stop_reason if it has one.

@@ -179,7 +179,9 @@ func (f *Filter) read(b []byte) (ok bool) {
 				f.markWholeMember(createdValue, topLevel, &o)
 			}
 		case "model":
-			f.markIfContinued(modelValue, topLevel, &o)
+			if f.options.Model != nil || f.options.Continuation != nil {
+				f.markWholeMember(modelValue, topLevel, &o)
+			}
 		case "system_fingerprint":
 			f.markIfContinued(fingerprintValue, topLevel, &o)
 		case "error":

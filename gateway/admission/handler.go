@@ -383,9 +383,7 @@ const mayEndUnseen = ": this model has decode engines of vllm-ascend, which may 
 	"use /v1/chat/completions, or ask the operator whether the connector of the engines is right, and for gives_back: false"
 
 // checkEnginesServe returns an error if the engines of the request's model do not serve the endpoint, or would answer with another model;
-// nil: the endpoint is served. Chats and completions do not come here. At the other endpoints, SGLang does not find a LoRA adapter by the
-// model's name: for a message it takes the text behind a colon in the name, and for responses it takes no adapter (0.5.23,
-// _resolve_lora_path in entrypoints/openai/serving_base.py, create_responses in serving_responses.py).
+// nil: the endpoint is served. Chats and completions do not come here.
 func checkEnginesServe(ep mooncake.Endpoint, route roster.Route) *openai.Error {
 	why := ""
 	switch {
@@ -395,8 +393,8 @@ func checkEnginesServe(ep mooncake.Endpoint, route roster.Route) *openai.Error {
 		return nil
 	case ep == mooncake.Tokens:
 		why = "its engines take token ids at " + mooncake.Generate.Path()
-	case route.Name != route.Board: // the model is a LoRA adapter, because the board has the name of the base model
-		why = "engines of SGLang would answer there with the base model in place of this LoRA adapter"
+	case ep == mooncake.Responses && route.Adapter != "": // 0.5.23, create_responses in entrypoints/openai/serving_responses.py
+		return noAdapterOfSGLang(ep.Path(), route.Name)
 	case route.NoHandOff[ep]: // an older SGLang cannot hand a prefill over to a decode engine at this endpoint
 		why = "it needs SGLang 0.5.23 or later, and an engine of this model is older, or does not tell its version at /server_info; use " +
 			"/v1/chat/completions"
@@ -404,6 +402,12 @@ func checkEnginesServe(ep mooncake.Endpoint, route roster.Route) *openai.Error {
 		return nil
 	}
 	return openai.NewError(http.StatusNotFound, "no_such_route", ep.Path()+" is not served for "+strconv.Quote(route.Name)+": "+why)
+}
+
+// noAdapterOfSGLang is the error for an endpoint at which SGLang has no LoRA adapters, or gets the request unchanged.
+func noAdapterOfSGLang(path, model string) *openai.Error {
+	return openai.NewError(http.StatusNotFound, "no_such_route", path+" is not served for "+strconv.Quote(model)+
+		": engines of SGLang would answer there with the base model in place of this LoRA adapter")
 }
 
 // checkShutdown returns an error while the proxy shuts down. Until it has handed over its engines to another proxy, it still takes requests
@@ -585,7 +589,12 @@ func (d *Handler) admitPassedThrough(ctx *fasthttp.RequestCtx, path string, in *
 	if fail != nil {
 		return nil, nil, fail
 	}
-	return req, raw, d.checkServedHere(path, req.Model) // with the request also after an error, so that its receipt names the model
+	fail = d.checkServedHere(path, req.Model)
+	route, _, _ := d.deps.Fleet.Now().Lookup(req.Model)
+	if fail == nil && passthrough.RunsModel(path) && route.SGLang && route.Adapter != "" {
+		fail = noAdapterOfSGLang(path, req.Model)
+	}
+	return req, raw, fail // with the request also after an error, so that its receipt names the model
 }
 
 // checkServedHere returns an error if no engine of this region has the model. It is for endpoints whose requests are not forwarded to other

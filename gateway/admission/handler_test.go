@@ -59,13 +59,13 @@ func TestAKeyAtItsLimitIsToldAsItsOwn(t *testing.T) {
 func TestWhatEnginesOfSGLangDoNotServe(t *testing.T) {
 	m := roster.Route{Name: "m", Board: "m", SGLang: true}
 	lora, old := m, m
-	lora.Name, old.NoHandOff[mooncake.Messages] = "adapter", true
+	lora.Adapter, old.NoHandOff[mooncake.Messages] = "adapter", true
 	require.Nil(t, checkEnginesServe(mooncake.Responses, m))
 	require.Nil(t, checkEnginesServe(mooncake.Responses, old))
 	require.Nil(t, checkEnginesServe(mooncake.Messages, roster.Route{Name: "a", Board: "m", NoHandOff: old.NoHandOff}), "not of SGLang")
-	for _, ep := range []mooncake.Endpoint{mooncake.Responses, mooncake.Messages} {
-		require.Contains(t, checkEnginesServe(ep, lora).Message, "with the base model")
-	}
+	require.Contains(t, checkEnginesServe(mooncake.Responses, lora).Message, "with the base model")
+	require.Nil(t, checkEnginesServe(mooncake.Messages, lora))
+	require.Nil(t, checkEnginesServe(mooncake.Generate, lora))
 	fail := checkEnginesServe(mooncake.Messages, old)
 	require.Equal(t, []any{404, "no_such_route"}, []any{fail.Status, fail.Code})
 	require.Contains(t, fail.Message, "SGLang 0.5.23 or later")

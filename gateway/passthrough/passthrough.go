@@ -52,7 +52,7 @@ func (s *Server) Serve(ctx *fasthttp.RequestCtx, in *request.Incoming, req *open
 	} else { // the JSON goes on without the keys that only the proxy may set
 		p.Body = req.Body.Splice(nil, mooncake.Reserved, nil)
 	}
-	if runsModel(path) {
+	if RunsModel(path) {
 		p.MaxTokens = int64(len(raw)) // bounds the tokens that the engine computes, each of which has at least one byte of the body
 	}
 	return s.Requests.ServePassthrough(ctx, in, req, p)
@@ -128,8 +128,8 @@ func New(deps Deps) *Server {
 	return s
 }
 
-// runsModel says whether an engine runs its model for a request to this path. For token counts it does not.
-func runsModel(path string) bool {
+// RunsModel says whether an engine runs its model for a request to this path. For token counts it does not.
+func RunsModel(path string) bool {
 	return path != "/tokenize" && path != "/detokenize" && path != openai.CountPath
 }
 
@@ -146,7 +146,7 @@ func takesAudio(path string) bool { return strings.HasPrefix(path, "/v1/audio/")
 // Estimate returns how many tokens a request counts against its key's limit of tokens per minute, until an engine reports the
 // real number.
 func Estimate(path string, req *openai.Request) int {
-	if !runsModel(path) {
+	if !RunsModel(path) {
 		return 0
 	}
 	if takesAudio(path) {
@@ -169,7 +169,7 @@ var errNoEngine = openai.Unavailable("engine_unavailable", "no healthy engine of
 // caller must subtract the call with AddRunning when it is over. outcome is Chosen if an engine was chosen, NoRoute if no engine has the
 // endpoint, and otherwise NoneLeft.
 func (s *Server) Choose(model, path string, tried []string) (chosen roster.SoleEngine, outcome lifecycle.EventKind, fail *openai.Error) {
-	all, onlyPairs := s.Engines().SoleEngines(model, runsModel(path))
+	all, onlyPairs := s.Engines().SoleEngines(model, RunsModel(path))
 	switch {
 	case onlyPairs: // no engine of the model serves such a request alone
 		return roster.SoleEngine{}, lifecycle.NoneLeft, errPaired

@@ -2,6 +2,7 @@
 package prompt
 
 import (
+	"cmp"
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/binary"
@@ -144,7 +145,7 @@ func (r *Reader) CacheKeys(s *Source) prefill.Prompt {
 func (r *Reader) scopeOf(s *Source) (scope index.Scope, canBeShared bool) {
 	scope = index.Scope{Model: s.Model.Board}
 	if s.Model.Name != s.Model.Board {
-		scope.LoRA = s.Model.Name // an adapter has KV of its own
+		scope.LoRA = cmp.Or(s.Model.Adapter, s.Model.Name) // an adapter has KV of its own, whatever name the client has used
 	}
 	salt, ok := s.Body.Salt()
 	if !ok { // any other request without a salt may have the same prompt

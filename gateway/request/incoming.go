@@ -46,6 +46,9 @@ func (srv *Server) Serve(
 		return &openai.Error{Status: http.StatusInternalServerError, Code: "internal_error", Message: "the connection is not watched"}
 	}
 	in.servedBy = servedLocally
+	for i := range legs {
+		legs[i].Patch.Adapter = mooncake.Adapter{Base: model.Board, Name: model.Adapter}
+	}
 	j := srv.newJob(in, req, model, conn)
 	// While the client waits for the first event of its answer, it gets comments. Another proxy gets none: it needs the final status,
 	// and sends comments to its client itself.

@@ -62,10 +62,30 @@ func (e *Engine) change(port int, name string, load bool) {
 // lists says whether a request at a port may ask for a model, and by which name the answer calls it: that of the adapter, else the
 // first of the base model (check_model and model_name in entrypoints/openai/models/serving.py of vLLM 0.31).
 func (a *adapters) lists(cfg *Config, port int, name string) (called string, ok bool) {
+	if cfg.Connector == SGLang { // it takes any name, and repeats it
+		return name, true
+	}
 	if name == "" || name == cfg.Model.Name || slices.Contains(cfg.Model.Aliases, name) {
 		return cfg.Model.Name, true
 	}
 	return name, slices.Contains(a.of(port), name)
+}
+
+// adapterOf is the LoRA adapter with which SGLang computes a request; empty: with none. The text behind the name of the
+// base model and a colon counts before lora_path (0.5.23, _resolve_lora_path in entrypoints/openai/serving_base.py).
+func (a *adapters) adapterOf(cfg *Config, port int, model, path string) (string, *apiError) {
+	adapter, named := strings.CutPrefix(model, cfg.Model.Name+":")
+	switch _, behind, hasColon := strings.Cut(model, ":"); {
+	case named:
+	case hasColon && model != cfg.Model.Name:
+		adapter = behind
+	default:
+		adapter = path
+	}
+	if adapter != "" && !slices.Contains(a.of(port), adapter) { // _resolve_lora_path in managers/tokenizer_manager.py
+		return "", refuse(400, "Got LoRA adapter that has never been loaded: %s\nAll loaded adapters: dict_keys([]).", adapter)
+	}
+	return adapter, nil
 }
 
 func noSuchModel(name string) *apiError {

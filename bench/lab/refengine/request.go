@@ -108,6 +108,13 @@ func (l *life) parse(chat bool, port int, body []byte) (*request, *apiError) {
 		if err := r.enter(m, cfg.Role); err != nil {
 			return nil, err
 		}
+		adapter, err := l.adapters.adapterOf(&cfg, port, model, f.text("lora_path"))
+		if err != nil {
+			return nil, err
+		}
+		if adapter != "" {
+			l.engine.count.Adapted.Add(1)
+		}
 	} else if raw, ok := f.member("kv_transfer_params"); ok && cfg.Role != Aggregated {
 		kv, err := readKV(cfg, raw)
 		if err != nil {

@@ -92,8 +92,11 @@ func (l *life) serveResponseOfSGLang(x *exchange) bool {
 }
 
 func (l *life) serveMessageOfSGLang(x *exchange) bool {
-	w := &messages.SGLang{Model: l.engine.cfg.Model.Name}
+	w := new(messages.SGLang)
 	chat := func(body []byte) (text []byte, err error) {
+		var asked struct{ Model string }
+		_ = json.Unmarshal(body, &asked) // what is no object, ChatOfSGLang refuses
+		w.Model = asked.Model
 		text, err = messages.ChatOfSGLang(body, l.engine.cfg.roomsEverywhere())
 		w.Taken = err == nil
 		return text, err

@@ -41,6 +41,7 @@ type Events[N any] struct {
 	CallerTurns   N `json:"caller_turns"`          // decodes with another credential than the one before
 	StaleEpochs   N `json:"stale_epochs"`          // decodes of a proxy that came after those of a later owner: two admit here
 	Epoch         N `json:"epoch"`                 // of the last owner
+	Adapted       N `json:"adapted"`               // requests to SGLang that run with a LoRA adapter
 	Writes[N]
 }
 

@@ -286,6 +286,9 @@ func (d *deriving) addRoutes(e *Engine, usable bool) {
 		if !hasRoute { // a board has the name of its base model, also for requests for a LoRA
 			r = Route{Name: m.ID, Board: e.baseModel(), AllAggregated: true, PromptLogprobs: true}
 		}
+		if m.Parent != "" {
+			r.Adapter = cmp.Or(m.Adapter, m.ID)
+		}
 		r.addEngine(e, usable)
 		if e.Role != Decode {
 			r.listed[prefillSide] = true // usable or not

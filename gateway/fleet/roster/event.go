@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"evenkeel/engine"
+	"evenkeel/mooncake"
 )
 
 // Event is something that happens to engines, or a change of settings or owners.
@@ -159,6 +160,9 @@ func (v Health) apply(r *Roster, out *effects) {
 		e.setProcesses(out, Restarted, next, evidence)
 	}
 	e.Status = v.Status
+	if e.Profile.Connector == mooncake.SGLang {
+		e.Status.Models = addFullNames(v.Status.Models)
+	}
 }
 
 // Located says which hosts an engine has, because its name did not resolve when the engine came in, and does now.

@@ -5,12 +5,31 @@ import (
 	"slices"
 
 	"evenkeel/dispatcher/board"
+	"evenkeel/engine"
 	"evenkeel/prefill"
 )
 
 // An engine lists the names of its base model and of the LoRA adapters that it has loaded. Adapters are loaded engine by engine, so engines
 // of one model may list different names. A request goes only to engines that list the name in the request. This file finds these engines:
 // for boards, for the prefill tier, and for requests that one engine serves alone.
+
+// addFullNames adds the names by which SGLang's own clients ask for LoRA adapters: the base model's name, a colon,
+// and the adapter's (0.5.23, _parse_model_parameter in entrypoints/openai/serving_base.py).
+func addFullNames(models []engine.Model) []engine.Model {
+	listed := make(map[string]bool, len(models))
+	for _, m := range models {
+		listed[m.ID] = true
+	}
+	all := slices.Clone(models)
+	for _, m := range models {
+		full := m.Parent + ":" + m.ID
+		if m.Parent == "" || listed[full] { // it is no adapter, or another adapter has this name
+			continue
+		}
+		all = append(all, engine.Model{ID: full, Parent: m.Parent, Adapter: m.ID, MaxModelLen: m.MaxModelLen})
+	}
+	return all
+}
 
 // listings has the model lists of the decode ranks that can take a candidate's requests.
 type listings struct {

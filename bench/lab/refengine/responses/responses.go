@@ -392,6 +392,7 @@ func (w *Writer) ChatOfSGLang(body []byte, knows bool) ([]byte, error) {
 		return nil, err
 	}
 	delete(chat, "rid")
+	delete(chat, "model") // a response is the base model's, whatever it names (create_responses in serving_responses.py)
 	if id, ok := chat["request_id"]; ok {
 		chat["rid"] = id
 		_ = json.Unmarshal(id, &w.named) // what is no text, generate refuses
