@@ -79,7 +79,7 @@ var shapes = []struct {
 	{"rids of a list", asks(body{"input_ids": [][]int{ids(30, 2), ids(20, 3)}, "rid": []string{"one", "two"}}, nil), ""},
 	{"rid of a list", asks(body{"input_ids": [][]int{ids(30, 2), ids(20, 3)}, "rid": "mine"}, nil), ""},
 	{"stream_interval", asks(nil, body{"stream_interval": 5}), ""},
-	{"model", asks(body{"model": "tiny"}, nil), ""},
+	{"model", asks(body{"model": base}, nil), ""},
 
 	{"no prompt", body{"sampling_params": body{"max_new_tokens": 4}}, ""},
 	{"empty input_ids", asks(body{"input_ids": []int{}}, nil), ""},
@@ -163,6 +163,7 @@ var scenes = []scene{
 		}
 		return "four bodies have the same status", nil
 	}},
+	{"a LoRA adapter, and a base model with a colon in its name", adapts},
 	{"kill -9 of a server under streams and answers in one piece", dies},
 	{"a rollout by SGLang's documented client: 64 prompts with 8 samples", rollout},
 }

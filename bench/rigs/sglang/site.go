@@ -59,9 +59,9 @@ func newSite(ctx context.Context, o options, env pyenv.Env, model string) (_ *si
 func (w *site) start(ctx context.Context, model string) error {
 	args := []string{w.env.Dir + "/servers.py"}
 	for server := range servers {
-		line := fmt.Sprintf("--model-path %s --served-model-name tiny --device cpu --host 127.0.0.1 --port %d --context-length 2048 "+
-			"--skip-server-warmup --enable-metrics --enable-cache-report",
-			model, w.port+server)
+		line := fmt.Sprintf("--model-path %s --served-model-name %s --lora-paths %s=nowhere --device cpu --host 127.0.0.1 --port %d "+
+			"--context-length 2048 --skip-server-warmup --enable-metrics --enable-cache-report",
+			model, base, adapter, w.port+server)
 		switch server {
 		case prefill:
 			line += fmt.Sprintf(" --disaggregation-mode prefill --disaggregation-bootstrap-port %d", w.bootstrap())

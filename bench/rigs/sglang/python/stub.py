@@ -1,6 +1,6 @@
 """A server of SGLang without a model. What is SGLang's own: http_server, TokenizerManager,
 DetokenizerManager, Req, SchedulerOutputStreamer, and how a scheduler takes requests.
-Tokens follow from all tokens before them, and a file is what a pair hands over."""
+Tokens follow from the adapter and all tokens before them, and a file is what a pair hands over."""
 
 import os
 import pathlib
@@ -150,8 +150,12 @@ class Stub(Scheduler):
                 log.input_token_ids_logprobs_val.append(None if first else [self.chance(ids[:i], t) for t in log.token_ids_logprob])
                 log.input_token_ids_logprobs_idx.append(None if first else log.token_ids_logprob)
 
+    def prompt(self, req):
+        """What a pair must agree on: the adapter, if there is one, and the prompt."""
+        return ([req.lora_id] if req.lora_id else []) + list(req.origin_input_ids)
+
     def decode(self, req):
-        ids = list(req.origin_input_ids) + list(req.output_ids)
+        ids = self.prompt(req) + list(req.output_ids)
         log = req.logprob
         top = self.scores(ids, log.top_logprobs_num)
         token = top[0][1]
@@ -175,7 +179,7 @@ class Stub(Scheduler):
                 self.prompt_scores(req)
             self.decode(req)
             self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / ("." + room.name)).write_text(repr(list(req.origin_input_ids)))
+            (self.folder / ("." + room.name)).write_text(repr(self.prompt(req)))
             (self.folder / ("." + room.name)).rename(room)
             req.sent = True
             return False
@@ -190,8 +194,8 @@ class Stub(Scheduler):
             return self.late(req, room)
         said = room.read_text()
         room.unlink()
-        if said != repr(list(req.origin_input_ids)):
-            prepare_abort(req, "the prompt of the pair's other half is another one", status_code=500)
+        if said != repr(self.prompt(req)):
+            prepare_abort(req, "the prompt or the adapter of the pair's other half is another one", status_code=500)
             return True
         return None
 
@@ -249,6 +253,7 @@ class Stub(Scheduler):
 def serve(args):
     server_args = prepare_server_args(args)
     server_args.resolve_once()
+    server_args.check_server_args()
     publish(server_args, role="tokenizer", ranks=SpawnRanks(world_rank=0))
     port_args = PortArgs.init_new(server_args)
     manager, templates = init_tokenizer_manager(server_args, port_args)
