@@ -34,11 +34,15 @@ func (f *Forward) appendEvents(dst []byte) (_ []byte, event bool) {
 		if !ok {
 			return dst, event
 		}
+		if e.Kind == sse.KindComment {
+			dst = sse.AppendComments(dst, e)
+			continue
+		}
 		dst = append(dst, e.Raw...)
 		if e.Kind == sse.KindData {
 			f.events++
 		}
-		event = event || e.Kind != sse.KindComment
+		event = true
 	}
 }
 

@@ -114,7 +114,7 @@ func (f *Filter) Event(e Event, dst []byte) (out []byte, end End) {
 	f.facts.isEmpty = false // Answer.Event then asks whether the event had nothing of the answer; not all cases below set it
 	switch {
 	case e.Kind == KindComment:
-		return e.Raw, NotEnded
+		return AppendComments(dst, e), NotEnded
 	case e.Kind == KindDone:
 		return takeDone(f, e)
 	// The answer is one of a fan-out, so the id and the index in its events must be replaced. This event is too large to be read.

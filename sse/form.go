@@ -323,7 +323,8 @@ func OnlyFailure(dst []byte, f Form, message, typ, code string) []byte {
 }
 
 // Silence returns the bytes that show a client that its connection is alive while no event comes. For /v1/messages it is
-// the event ping, for other endpoints a comment, which clients ignore. The caller must not change the bytes.
+// the event ping, for other endpoints a comment, which clients ignore. It is a line of the event that comes next: see AppendComments. The
+// caller must not change the bytes.
 func Silence(f Form) []byte {
 	if f == Messages {
 		return pinged
@@ -333,7 +334,7 @@ func Silence(f Form) []byte {
 
 var (
 	pinged    = []byte("event: ping\ndata: {\"type\": \"ping\"}\n\n")
-	commented = []byte(": keep-alive\n\n")
+	commented = []byte(": keep-alive\n")
 )
 
 // Ending appends the end of a client's stream: an error event if failed, and [DONE] if the endpoint uses it.

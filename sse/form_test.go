@@ -2,12 +2,13 @@ package sse
 
 import (
 	"encoding/json"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 )
 
-// What a client gets before its first event is whole events, which tell of nothing. An error behind them is an event of its endpoint,
+// What a client gets before its first event is whole lines, which tell of nothing. An error behind them is an event of its endpoint,
 // and the last one.
 func TestWhatComesBeforeAnEvent(t *testing.T) {
 	for path, want := range map[string]string{
@@ -17,7 +18,7 @@ func TestWhatComesBeforeAnEvent(t *testing.T) {
 	} {
 		form := FormOf(path)
 		frames := NewFramer(0)
-		frames.Feed(Silence(form))
+		frames.Feed(append(slices.Clone(Silence(form)), '\n')) // in a stream, an event comes behind it
 		f := NewFilter(Options{Form: form})
 		for e, ok := frames.Next(); ok; e, ok = frames.Next() {
 			out, _ := f.Event(e, nil)
@@ -38,7 +39,7 @@ func TestAnAnswerIsPassedOnAsItCame(t *testing.T) {
 		usage             Usage
 	}{
 		{"nothing came", "", "", Short, Usage{}},
-		{"comments before the first event are withheld, and later ones are not", ": a\n\n" + one + ": b\n\n", one + ": b\n\n", Complete, Usage{}},
+		{"comments before the first event are withheld, and later ones are not", ": a\n\n" + one + ": b\n\n", one + ": b\n", Complete, Usage{}},
 		{"what is no JSON is passed on", "data: hello\n\ndata: {\"a\n\n", "data: hello\n\ndata: {\"a\n\n", Complete, Usage{}},
 		{"behind [DONE] comes nothing", one + done + one, one + done, Complete, Usage{}},
 		{"it is cut", one + "data: {", one, Short, Usage{}},

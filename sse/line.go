@@ -63,6 +63,19 @@ func appendOtherLines(dst, raw []byte) []byte {
 	return dst
 }
 
+// AppendComments appends the comments of an event without data, each with an LF. The rest of it is left out, above all
+// the blank line: openai-go before 3.43 takes it for the end of an event, and fails because there is no data.
+func AppendComments(dst []byte, e Event) []byte {
+	for raw := e.Raw; len(raw) > 0; {
+		var line []byte
+		line, raw = cutLine(raw)
+		if len(line) > 0 && line[0] == ':' {
+			dst = append(append(dst, line...), '\n')
+		}
+	}
+	return dst
+}
+
 // isDone says whether the data of an event is [DONE], with white space or without.
 func isDone(data []byte) bool {
 	const tooLong = 16 // in bytes; no engine sends so much white space, and long data need not be searched for it

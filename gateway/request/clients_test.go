@@ -216,6 +216,17 @@ func read(t *testing.T, r reply) (text string, finished bool, fail string) {
 	return texts[0], ends[0], fail
 }
 
+// eventsOf are the events of a stream without its comments, each of which is a line of the event that follows.
+func eventsOf(stream string) []string {
+	var text strings.Builder
+	for line := range strings.Lines(strings.ReplaceAll(stream, "\r\n", "\n")) {
+		if !strings.HasPrefix(line, ":") {
+			text.WriteString(line)
+		}
+	}
+	return strings.Split(strings.TrimSuffix(text.String(), "\n\n"), "\n\n")
+}
+
 // readAll is read of all answers.
 func readAll(t *testing.T, r reply) (texts map[int]string, finished map[int]bool, fail string) {
 	t.Helper()
@@ -230,15 +241,12 @@ func readAll(t *testing.T, r reply) (texts map[int]string, finished map[int]bool
 	all := []string{r.body}
 	if strings.HasPrefix(r.header.Get("Content-Type"), "text/event-stream") {
 		require.Equal(t, http.StatusOK, r.status)
-		all = strings.Split(strings.TrimSuffix(strings.ReplaceAll(r.body, "\r\n", "\n"), "\n\n"), "\n\n")
+		all = eventsOf(r.body)
 		require.Equal(t, "data: [DONE]", all[len(all)-1], r.body)
 		all = all[:len(all)-1]
 	}
 	texts, finished = map[int]string{}, map[int]bool{}
 	for _, data := range all {
-		if strings.HasPrefix(data, ":") {
-			continue
-		}
 		var e event
 		require.NoError(t, json.Unmarshal([]byte(strings.TrimPrefix(data, "data: ")), &e), data)
 		if e.Error != nil {

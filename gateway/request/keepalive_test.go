@@ -53,6 +53,20 @@ func comments(r *reply, path string) (n int) {
 	return n
 }
 
+// eventsHaveData says of a stream that each blank line has data before it, as clients want that take it for the end of an event.
+func eventsHaveData(t *testing.T, stream string) {
+	t.Helper()
+	data := false
+	for line := range strings.Lines(stream) {
+		if blank := line == "\n"; blank {
+			require.True(t, data, "%q", stream)
+			data = false
+		} else if strings.HasPrefix(line, "data:") {
+			data = true
+		}
+	}
+}
+
 // However a request is served: while it waits for its first token its client gets comments, and the answer is the same. An answer
 // that is not streamed has none.
 func TestAClientThatWaitsGetsComments(t *testing.T) {
@@ -95,6 +109,9 @@ func TestAClientThatWaitsGetsComments(t *testing.T) {
 					}
 					r := b.post(row.path, body)
 					require.Equal(t, http.StatusOK, r.status, r.body)
+					if stream {
+						eventsHaveData(t, r.body)
+					}
 					n := comments(&r, row.path)
 					b.over()
 					require.Equal(t, stream, n > 0, "%d comments: %s", n, r.body)

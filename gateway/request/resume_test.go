@@ -53,15 +53,12 @@ func readSeamless(t *testing.T, r reply) *seamless {
 	s := &seamless{texts: map[int]string{}, heads: map[string]bool{}}
 	all := []string{strings.TrimSpace(r.body)}
 	if !strings.HasPrefix(r.body, "{") {
-		all = strings.Split(strings.TrimSuffix(strings.ReplaceAll(r.body, "\r\n", "\n"), "\n\n"), "\n\n")
+		all = eventsOf(r.body)
 		require.Equal(t, "data: [DONE]", all[len(all)-1], r.body)
 		require.Equal(t, 1, strings.Count(r.body, "[DONE]"))
 		all = all[:len(all)-1]
 	}
 	for _, data := range all {
-		if strings.HasPrefix(data, ":") {
-			continue
-		}
 		data = strings.TrimPrefix(data, "data: ")
 		require.NotContains(t, data, "recomputed\"")
 		type said struct {

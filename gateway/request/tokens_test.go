@@ -52,7 +52,7 @@ func readTokens(t *testing.T, r reply) *tokensAnswer {
 	a := &tokensAnswer{ids: map[int][]int32{}, texts: map[int]string{}, probs: map[int]int{}, names: map[string]bool{}}
 	all := []string{strings.TrimSpace(r.body)}
 	if !strings.HasPrefix(r.body, "{") {
-		all = strings.Split(strings.TrimSuffix(strings.ReplaceAll(r.body, "\r\n", "\n"), "\n\n"), "\n\n")
+		all = eventsOf(r.body)
 		require.Equal(t, "data: [DONE]", all[len(all)-1], r.body)
 		all = all[:len(all)-1]
 	}

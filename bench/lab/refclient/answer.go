@@ -45,11 +45,12 @@ func Events(t *testing.T, body string) (all []string) {
 	t.Helper()
 	body = strings.ReplaceAll(body, "\r\n", "\n")
 	for event := range strings.SplitSeq(strings.TrimSuffix(body, "\n\n"), "\n\n") {
-		data, ok := strings.CutPrefix(event, "data: ")
-		require.True(t, ok || strings.HasPrefix(event, ":"), "not an event: %q", event)
-		if ok {
-			all = append(all, data)
+		for strings.HasPrefix(event, ":") { // a comment is a line of the event that follows
+			_, event, _ = strings.Cut(event, "\n")
 		}
+		data, ok := strings.CutPrefix(event, "data: ")
+		require.True(t, ok, "not an event: %q", event)
+		all = append(all, data)
 	}
 	return all
 }
