@@ -224,7 +224,7 @@ var forms = [...]struct {
 	end    string // the event that ends a complete answer; empty: the event with the finish_reason ends it
 }{
 	Responses: {read: readResponse, failed: failedResponse},
-	Messages:  {read: readMessage, adapt: (*Filter).adaptMessage, failed: failedMessage, end: messageStop},
+	Messages:  {read: readMessage, adapt: adaptMessage, failed: failedMessage, end: messageStop},
 	Generated: {read: readGenerated, adapt: (*Filter).adaptGenerated, record: (*Transcript).recordGenerated, end: Done},
 	Verbatim:  {},
 }

@@ -100,9 +100,9 @@ func (f *Filter) actionFor(marked *mark, b []byte) action {
 		return setValue
 	case modelValue:
 		switch {
-		case f.options.Model == nil:
+		case len(f.model) == 0:
 			return continuedAction(f, marked, old)
-		case bytes.Equal(old, f.options.Model):
+		case bytes.Equal(old, f.model):
 			return keepValue
 		}
 		return setValue
@@ -211,8 +211,8 @@ func (f *Filter) appendValue(dst []byte, marked *mark, old []byte) []byte {
 			return strconv.AppendInt(dst, f.options.Created, 10)
 		}
 	case modelValue:
-		if f.options.Model != nil {
-			return append(dst, f.options.Model...)
+		if len(f.model) > 0 {
+			return append(dst, f.model...)
 		}
 	}
 	// Here the member is only marked because this engine continues an answer: created, model, the counts of the usage and so on.

@@ -18,7 +18,7 @@ type Options struct {
 	TokenIDs        bool // the client set return_token_ids
 	Unstreamed      bool // the engine does not stream: its whole answer is one event
 
-	Model []byte // replaces the model in each event, as JSON, because the engine got another name for it; nil: the engine's stays
+	Model string // replaces the model in each event, because the engine got another name for it; empty: the engine's stays
 
 	// Cached is the prefill engine's cached_tokens. It replaces the count of the decode engine, which is wrong, because that engine
 	// counts the KV that it pulled as cached. If it is -1, the number is not known, and the decode engine's count is removed. If it is
@@ -100,7 +100,11 @@ func (f *Filter) Reset(o Options) {
 	case o.Continuation != nil: // the client already got events with the first engine's id, which is already JSON
 		id = append(id, o.Continuation.Head.ID...)
 	}
-	*f = Filter{options: o, isTokensForm: o.Form == Tokens, continuousUsage: o.Usage && o.ContinuousUsage, id: id, marks: marks,
+	model := emptied(f.model)
+	if o.Model != "" {
+		model = rawjson.AppendString(model, o.Model)
+	}
+	*f = Filter{options: o, model: model, isTokensForm: o.Form == Tokens, continuousUsage: o.Usage && o.ContinuousUsage, id: id, marks: marks,
 		preparedUsage: emptied(f.preparedUsage), details: emptied(f.details), heldEvents: emptied(f.heldEvents)}
 }
 

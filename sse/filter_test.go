@@ -306,10 +306,10 @@ func TestTheClientReadsTheNameThatItGave(t *testing.T) {
 		{"a message", "data: " + message + "\n\n", Options{Form: Messages, Unstreamed: true}},
 		{"the events of a message", begins + blockStart + blockDelta + messageDelta + messageStop, Options{Form: Messages}},
 	} {
-		row.options.Choice, row.options.Cached, row.options.Model = -1, OwnCached, []byte(`"x"`)
+		row.options.Choice, row.options.Cached, row.options.Model = -1, OwnCached, "x"
 		out, _, _ := feed(row.stream, row.options.Form, row.options, 1<<20)
 		require.Equal(t, strings.ReplaceAll(row.stream, theirs, ours), out, row.name)
-		row.options.Model = []byte(`"base:x"`)
+		row.options.Model = "base:x"
 		out, _, _ = feed(row.stream, row.options.Form, row.options, 1<<20)
 		require.Equal(t, row.stream, out, row.name)
 	}
@@ -324,7 +324,7 @@ func TestAnEventCostsNoAllocation(t *testing.T) {
 		{"token ids and usage taken out", nothing},
 		{"cached tokens overwritten", Options{Usage: true, ContinuousUsage: true, Cached: math.MaxInt32, Choice: -1}},
 		{"a leg of a fan-out", Options{Usage: true, Cached: 3, ID: []byte("chatcmpl-one"), Created: 1790000000, Choice: 5}},
-		{"a model by another name", Options{Usage: true, ContinuousUsage: true, Cached: OwnCached, Choice: -1, Model: []byte(`"a long name of an adapter of this model"`)}},
+		{"a model by another name", Options{Usage: true, ContinuousUsage: true, Cached: OwnCached, Choice: -1, Model: "a long name of an adapter of this model"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f, filter := NewFramer(0), NewFilter(tt.options)

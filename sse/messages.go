@@ -94,11 +94,11 @@ func (s *formFacts) readAnswer(o rawjson.Object, cached int) {
 }
 
 // adaptMessage has the client read the model's name that it gave.
-func (f *Filter) adaptMessage(s *formFacts, data []byte) {
-	if f.options.Model == nil || s.modelAt.to == 0 || bytes.Equal(data[s.modelAt.from:s.modelAt.to], f.options.Model) {
+func adaptMessage(f *Filter, s *formFacts, data []byte) {
+	if len(f.model) == 0 || s.modelAt.to == 0 || bytes.Equal(data[s.modelAt.from:s.modelAt.to], f.model) {
 		return
 	}
-	s.modelAt.replacement = string(f.options.Model)
+	s.modelAt.replacement = string(f.model)
 	s.edits = append(s.edits, s.modelAt)
 	s.sortEdits()
 }

@@ -11,6 +11,7 @@ import (
 type Filter struct {
 	options Options
 	id      []byte // the id that the client gets, as JSON; empty: it gets the engine's own id
+	model   []byte // Options.Model as JSON
 
 	facts facts  // what the current event contains
 	marks []mark // members of the current event that may have to change
@@ -179,7 +180,7 @@ func (f *Filter) read(b []byte) (ok bool) {
 				f.markWholeMember(createdValue, topLevel, &o)
 			}
 		case "model":
-			if f.options.Model != nil || f.options.Continuation != nil {
+			if len(f.model) > 0 || f.options.Continuation != nil {
 				f.markWholeMember(modelValue, topLevel, &o)
 			}
 		case "system_fingerprint":

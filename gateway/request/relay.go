@@ -18,7 +18,6 @@ import (
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/prompt"
 	"evenkeel/gateway/upstream"
-	"evenkeel/internal/rawjson"
 	"evenkeel/mooncake"
 	"evenkeel/sse"
 )
@@ -102,7 +101,7 @@ func (u *upstreamCall) filterOptions() sse.Options {
 		options.Cached = sse.OwnCached
 	}
 	if u.rank.Profile.Connector == mooncake.SGLang && u.job.model.Adapter != "" { // the engine repeats the name by which evenkeel asks it
-		options.Model = rawjson.AppendString(nil, u.job.model.Name)
+		options.Model = u.job.model.Name
 	}
 	if u.unstreamed { // the answer is handled as one event; with ContinuousUsage, this event may have both choices and usage
 		options.ContinuousUsage, options.Unstreamed = true, true
