@@ -288,6 +288,26 @@ func TestUsageAndErrorEventsAreSafe(t *testing.T) {
 	require.True(t, strings.Contains(string(ErrorEvent(nil, "m", "t", "")), `"code":null`))
 }
 
+// A count that no machine's number holds is no missing count.
+func TestACountOfManyDigitsIsTooLarge(t *testing.T) {
+	const huge = "9223372036854775807"
+	for name, row := range map[string]struct {
+		form   Form
+		stream string
+	}{
+		"chat":     {Chunks, `data: {"choices":[{"index":0,"text":"a","finish_reason":"stop"}],"usage":{"prompt_tokens":3,"completion_tokens":` + huge + `}}` + "\n\n"},
+		"prompt":   {Chunks, `data: {"choices":[{"index":0,"text":"a","finish_reason":"stop"}],"usage":{"prompt_tokens":` + huge + `,"completion_tokens":1}}` + "\n\n"},
+		"message":  {Messages, messageStart + blockDelta + strings.Replace(messageDelta, `"output_tokens":3`, `"output_tokens":`+huge, 1)},
+		"response": {Responses, created + delta + strings.Replace(completed, `"output_tokens":3`, `"output_tokens":`+huge, 1)},
+		"generate": {Generated, `data: {"text":"a","output_ids":[1],"meta_info":{"id":"x","finish_reason":null,"prompt_tokens":3,"completion_tokens":` + huge + `,"cached_tokens":0}}` + "\n\n"},
+	} {
+		out, end, a := feed(row.stream, row.form, Options{Cached: OwnCached, Choice: -1, MaxTokens: 9, Context: 100}, 1<<20)
+		require.Equal(t, Broken, end, name)
+		require.ErrorIs(t, a.Err(), ErrBadCount, name)
+		require.NotContains(t, out, huge, name)
+	}
+}
+
 // An engine that was asked for a model by another name tells that name.
 func TestTheClientReadsTheNameThatItGave(t *testing.T) {
 	const theirs, ours = `"model":"base:x"`, `"model":"x"`

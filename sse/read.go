@@ -447,7 +447,7 @@ func (f *Filter) readCount(kind valueKind, usage *rawjson.Object) (n int, ok boo
 	if f.options.Continuation != nil {
 		f.markMember(kind, secondLevel, usage)
 	}
-	return rawjson.Int(usage.Text, usage.Val, usage.Pos)
+	return tokenCount(usage)
 }
 
 // readDetails reads prompt_tokens_details, the current member of a usage, into u, and moves usage.Pos to their end. It marks the details
