@@ -207,7 +207,7 @@ func OutputMode(body *mooncake.Body) json.RawMessage {
 func (e *Error) withClientKey(body *mooncake.Body, key string) *Error {
 	if name := body.Name(key); e != nil && name != key {
 		e.Param = strings.Replace(e.Param, key, name, 1)
-		e.Message = strings.Replace(e.Message, fmt.Sprintf("%q", key), fmt.Sprintf("%q", name), 1)
+		e.Message = strings.NewReplacer(`"`+key+`"`, `"`+name+`"`, `"`+key+`[`, `"`+name+`[`).Replace(e.Message)
 	}
 	return e
 }

@@ -194,3 +194,17 @@ func TestPromptLogprobsOfAStreamReachNoDecodeEngine(t *testing.T) {
 		require.NotContains(t, string(body), `"prompt_logprobs":1`, v)
 	}
 }
+
+// An element of a list is named by the client's key, too, in the message as in param.
+func TestAnElementHasTheClientsName(t *testing.T) {
+	for ep, row := range map[mooncake.Endpoint][2]string{
+		mooncake.Tokens:   {`{"model":"m","token_ids":[true],"sampling_params":{"max_tokens":2}}`, "token_ids[0]"},
+		mooncake.Generate: {`{"model":"m","input_ids":[{}],"sampling_params":{"max_new_tokens":2}}`, "input_ids[0]"},
+	} {
+		_, fail := Parse(ep, []byte(row[0]), Limits{})
+		require.NotNil(t, fail)
+		require.Equal(t, row[1], fail.Param)
+		require.Contains(t, fail.Message, row[1])
+		require.NotContains(t, fail.Message, "prompt[")
+	}
+}
