@@ -89,7 +89,9 @@ func (c *Client) dial(ctx context.Context, t *Target) (*conn, error) {
 }
 
 const (
-	answerLimit = 1 << 20 // most bytes of an answer about health or models
+	answerLimit = 1 << 20 // most bytes of an answer about health
+	// modelsLimit is the most bytes of a list of models, which may have 20,000 LoRA adapters of vLLM, with 500 bytes for each.
+	modelsLimit = 16 << 20
 	// perRankLimit is the most bytes of an answer of SGLang about each rank, such as the rank's settings or load.
 	perRankLimit = 16 << 20
 )

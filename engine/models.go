@@ -14,7 +14,7 @@ import (
 // Models reads GET /v1/models, bounded by ctx. With a PageError it still returns the models, but at least one of them has no context
 // length.
 func Models(ctx context.Context, c *Client, t *Target) ([]Model, error) {
-	body, err := c.read(ctx, t, "/v1/models", answerLimit)
+	body, err := c.read(ctx, t, "/v1/models", modelsLimit)
 	if err != nil {
 		return nil, err
 	}

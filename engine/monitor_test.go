@@ -497,6 +497,23 @@ func TestAVersionAtAnotherPath(t *testing.T) {
 	})
 }
 
+// A list may have thousands of LoRA adapters. One that is too long to be read is told of, once, and the last one stays.
+func TestALongListOfModels(t *testing.T) {
+	f := newFake()
+	list := func(n int) string {
+		return ok(`{"data":[{"id":"m"}` + strings.Repeat(`,{"id":"`+strings.Repeat("a", 80)+`","parent":"m"}`, n) + `]}`)
+	}
+	f.set("/v1/models", list(20_000))
+	watched(t, f, func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, _ *prometheus.Registry) {
+		require.Len(t, m.Status("p0").Models, 20_001)
+		f.set("/v1/models", list(200_000))
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		require.Len(t, m.Status("p0").Models, 20_001)
+		require.Equal(t, 1, logs.FilterMessageSnippet("too long").Len())
+	})
+}
+
 // An operator corrects first_rank: canaries go to the ranks that there are from now on.
 func TestCanariesFollowTheFirstRank(t *testing.T) {
 	m := NewMonitor(MonitorConfig{Client: NewClient(Options{})})

@@ -376,6 +376,10 @@ func (f *facts) readModels(ctx context.Context, w *watch) (badNumber error) {
 	if errors.As(err, new(*PageError)) { // a number on the page cannot be right, but models is complete
 		badNumber, err = err, nil
 	}
+	if errors.Is(err, ErrTooLarge) && !errors.Is(f.modelsErr, ErrTooLarge) {
+		w.m.cfg.Log.Warn("an engine's list of models is too long to be read, so the proxy goes by the last one that it could read; unload "+
+			"LoRA adapters", zap.String("engine", w.in.ID), zap.String("role", w.in.Role), zap.Error(err))
+	}
 	f.modelsErr = err
 	if err == nil {
 		f.models = models
