@@ -37,14 +37,15 @@ func Derive(r *Roster) *Snapshot {
 
 // newDeriving begins a Snapshot of the roster. It copies what events change in the roster itself, such as drains.
 func newDeriving(r *Roster) *deriving {
-	return &deriving{r: r, regionListings: map[string]*listings{}, groupListings: map[string]*listings{}, p: &Snapshot{
-		owners: r.owners, engines: make(map[string]*Engine, len(r.order)), ranks: map[int32]*Rank{}, workers: map[string]int32{},
-		order:  make([]*Engine, 0, len(r.order)),
-		drains: maps.Clone(r.drains), pauses: maps.Clone(r.pauses), hosts: maps.Clone(r.hosts),
-		endedIncarnations: maps.Clone(r.endedIncarnations),
-		departed:          maps.Clone(r.departed),
-		routes:            map[string]Route{},
-	}}
+	return &deriving{r: r, regionListings: map[string]*listings{}, groupListings: map[string]*listings{},
+		groupModels: map[string]map[string]bool{}, p: &Snapshot{
+			owners: r.owners, engines: make(map[string]*Engine, len(r.order)), ranks: map[int32]*Rank{}, workers: map[string]int32{},
+			order:  make([]*Engine, 0, len(r.order)),
+			drains: maps.Clone(r.drains), pauses: maps.Clone(r.pauses), hosts: maps.Clone(r.hosts),
+			endedIncarnations: maps.Clone(r.endedIncarnations),
+			departed:          maps.Clone(r.departed),
+			routes:            map[string]Route{},
+		}}
 }
 
 // describeEngines adds all engines to the snapshot: their routes, a candidate for each rank of a prefill engine, and a worker for each rank
@@ -74,7 +75,8 @@ func (d *deriving) describeEngines() {
 type deriving struct {
 	r                             *Roster
 	p                             *Snapshot
-	regionListings, groupListings map[string]*listings // model lists: of decode-only ranks, by region; of aggregated ranks, by group
+	groupModels                   map[string]map[string]bool // the models of a group's candidate, by group; an engine may list thousands
+	regionListings, groupListings map[string]*listings       // model lists: of decode-only ranks, by region; of aggregated ranks, by group
 }
 
 // addDecodeRank adds a rank that decodes. Its worker id can be found by its name from now on. Once its engine has named its models, decode
@@ -139,8 +141,14 @@ func (d *deriving) addToGroup(e *Engine, w board.Worker) {
 	c := &d.p.Candidates[index]
 	c.Live = c.Live || w.Up
 	c.AnswersLate = c.AnswersLate || w.Awaited // whether or not a rank is live
+	known := d.groupModels[id]
+	if known == nil {
+		known = map[string]bool{}
+		d.groupModels[id] = known
+	}
 	for _, m := range e.Status.Models {
-		if !slices.Contains(c.Models, m.ID) {
+		if !known[m.ID] {
+			known[m.ID] = true
 			c.Models = append(c.Models, m.ID)
 		}
 	}
