@@ -395,17 +395,20 @@ func markFallbacks(preferredKind string, candidates []prefill.Candidate, workers
 	isPreferred := func(c *prefill.Candidate) bool { return c.Aggregated == (preferredKind == config.PreferAggregated) }
 	// An aggregated candidate decodes by itself; any other needs a rank of its board.
 	serves := func(c *prefill.Candidate) bool { return c.Live && (c.Aggregated || decodes[c.Board]) }
-	servedByPreferred := func(model string) bool { // some engine of the preferred kind serves the model
-		return slices.ContainsFunc(candidates, func(c prefill.Candidate) bool {
-			return isPreferred(&c) && serves(&c) && slices.Contains(c.Models, model)
-		})
+	servedByPreferred := map[string]bool{} // by model: some engine of the preferred kind serves it
+	for i := range candidates {
+		if c := &candidates[i]; isPreferred(c) && serves(c) {
+			for _, model := range c.Models {
+				servedByPreferred[model] = true
+			}
+		}
 	}
 	for i := range candidates {
 		c := &candidates[i]
 		c.NoDecodeRank = !serves(c)
 		c.Fallback = c.NoDecodeRank
 		if !c.Fallback && !isPreferred(c) { // the candidate comes second if the preferred kind serves one of its models
-			c.Fallback = slices.ContainsFunc(c.Models, servedByPreferred)
+			c.Fallback = slices.ContainsFunc(c.Models, func(model string) bool { return servedByPreferred[model] })
 		}
 	}
 }
