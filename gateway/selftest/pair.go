@@ -172,7 +172,7 @@ func (s *stream) read(text []byte) error {
 	for e := range sse.Events(text) {
 		switch _, end := s.filter.Event(e, nil); end {
 		case sse.Refused:
-			return fmt.Errorf("the stream failed: %s", s.filter.Failure().Message)
+			return fmt.Errorf("the stream failed: %.200q", s.filter.Failure().Message)
 		case sse.Complete, sse.Short:
 			return nil
 		}

@@ -246,7 +246,7 @@ func TestWhatIsWrongIsTold(t *testing.T) {
 		},
 		{
 			name: "an error inside the stream", decode: refengine.Config{Faults: []refengine.Rule{{Fault: refengine.ErrorEvent, AfterTokens: 1}}},
-			level: Bad, want: []string{"the stream failed: "},
+			level: Bad, want: []string{"the stream failed: \""},
 		},
 		{
 			name: "a stream that just ends", decode: refengine.Config{Faults: []refengine.Rule{{Fault: refengine.SilentEnd, AfterTokens: 1}}},
