@@ -8,11 +8,18 @@ import (
 	"fmt"
 	"net/http"
 	"regexp"
+	"slices"
 	"sync"
+
+	"evenkeel/internal/words"
 )
 
+// mostModels bounds the models and LoRA adapters of one engine. modelsLimit alone would allow a
+// million with short names.
+const mostModels = 1 << 16
+
 // Models reads GET /v1/models, bounded by ctx. With a PageError it still returns the models, but at least one of them has no context
-// length.
+// length, or is left out because of its name.
 func Models(ctx context.Context, c *Client, t *Target) ([]Model, error) {
 	body, err := c.read(ctx, t, "/v1/models", modelsLimit)
 	if err != nil {
@@ -25,8 +32,9 @@ func Models(ctx context.Context, c *Client, t *Target) ([]Model, error) {
 	return models, nil
 }
 
-// parseModels reads an answer of GET /v1/models. It leaves out each context length that cannot be right, and returns
-// the first PageError about one together with the models.
+// parseModels reads an answer of GET /v1/models. It leaves out each context length that cannot be
+// right, and each model whose name or whose parent's name is not one by words.IsName. It returns the
+// first PageError about one together with the models.
 func parseModels(body []byte) ([]Model, error) {
 	var list struct {
 		Data []struct {
@@ -38,17 +46,22 @@ func parseModels(body []byte) ([]Model, error) {
 	if err := json.Unmarshal(body, &list); err != nil || list.Data == nil {
 		return nil, ErrNotAnEngine
 	}
+	if len(list.Data) > mostModels {
+		return nil, fmt.Errorf("%w: it lists %d models, and %d are read at most", ErrTooLarge, len(list.Data), mostModels)
+	}
 	models := make([]Model, 0, len(list.Data))
-	var badNumber error // the first context length that cannot be right; nil: all are right
+	var bad error // the first name or context length that cannot be right; nil: all are right
 	for _, d := range list.Data {
-		if d.ID == "" { // no request could name this model
+		names := []string{d.ID, cmp.Or(d.Parent, d.ID)} // only LoRA adapters have a parent
+		if i := slices.IndexFunc(names, func(s string) bool { return !words.IsName(s) }); i >= 0 {
+			bad = cmp.Or[error](bad, &PageError{"the name of a model that is left out", quotedShort(names[i])})
 			continue
 		}
 		longest, err := d.MaxModelLen.Whole("max_model_len", MostContext)
-		badNumber = cmp.Or(badNumber, err)
+		bad = cmp.Or(bad, err)
 		models = append(models, Model{ID: d.ID, Parent: d.Parent, MaxModelLen: longest})
 	}
-	return models, badNumber
+	return models, bad
 }
 
 // ErrUnlisted says that an engine refused a request because it does not have the model, or the LoRA adapter, that the request names.

@@ -14,11 +14,11 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// PageError says that a number on an engine's page, such as its metrics page, cannot be right. The page, or at least the number, is
-// not used.
+// PageError says that a number or a name on an engine's page, such as its metrics page, cannot be right. The page, or at
+// least this number or name, is not used.
 type PageError struct {
-	Name string // what the number is, such as the name of its series
-	Says string // the number's text on the page
+	Name string // what it is, such as the name of a number's series
+	Says string // its text on the page
 }
 
 func (e *PageError) Error() string {

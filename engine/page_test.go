@@ -65,6 +65,25 @@ func TestAContextThatCannotBeRight(t *testing.T) {
 	}
 }
 
+// Names of models become labels of metrics, and are shown in logs and terminals.
+func TestNamesThatCannotBeShownAreNotTaken(t *testing.T) {
+	for name, quoted := range map[string]string{
+		`\u001b[2Jm`: `"\x1b[2Jm"`, `m\n`: `"m\n"`, "m\xff": `"m\ufffd"`, `m\u202e`: `"m\u202e"`,
+		strings.Repeat("m", 513): `"` + strings.Repeat("m", 40) + `..."`,
+	} {
+		models, err := parseModels([]byte(`{"data":[{"id":"` + name + `"},{"id":"l","parent":"` + name + `"},{"id":"m"}]}`))
+		require.Equal(t, []Model{{ID: "m"}}, models, quoted)
+		require.EqualError(t, err, "the engine's page cannot be right: the name of a model that is left out says "+quoted)
+		require.ErrorAs(t, err, new(*PageError))
+	}
+	require.Equal(t, "0.31.0", parseVersion([]byte(`{"version":"0.31.0"}`)))
+	require.Empty(t, parseVersion([]byte(`{"version":"0.31.0\u001b[2J"}`)))
+
+	list := `{"data":[` + strings.Repeat(`{"id":"m"},`, mostModels) + `{"id":"m"}]}`
+	_, err := parseModels([]byte(list))
+	require.ErrorIs(t, err, ErrTooLarge)
+}
+
 // The engine keeps what was known of it, and one line tells of the page, however often it is read.
 func TestAPageThatCannotBeRightIsToldOfOnce(t *testing.T) {
 	f := newFake()

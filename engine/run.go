@@ -366,15 +366,16 @@ func scrapeAndCrossCheck(ctx context.Context, w *watch, timeout time.Duration) (
 	return sample, err
 }
 
-// readModels reads the list of models. After an error the old models stay, and modelsErr has the error. A model's context length that
-// cannot be right is no such error: the list is used without this number, and badNumber says what is wrong; nil: nothing is.
-func (f *facts) readModels(ctx context.Context, w *watch) (badNumber error) {
+// readModels reads the list of models. After an error the old models stay, and modelsErr has the
+// error. A name or a context length that cannot be right is no such error: the list is used without
+// it, and bad says what is wrong; nil: nothing is.
+func (f *facts) readModels(ctx context.Context, w *watch) (bad error) {
 	w.m.mu.Lock()
 	w.rereadDue = false // cleared before the list is read: a caller that finds it wrong later may mean the list that is read now
 	w.m.mu.Unlock()
 	models, err := w.models(ctx)
-	if errors.As(err, new(*PageError)) { // a number on the page cannot be right, but models is complete
-		badNumber, err = err, nil
+	if errors.As(err, new(*PageError)) { // the models can be used without what cannot be right
+		bad, err = err, nil
 	}
 	if errors.Is(err, ErrTooLarge) && !errors.Is(f.modelsErr, ErrTooLarge) {
 		w.m.cfg.Log.Warn("an engine's list of models is too long to be read, so the proxy goes by the last one that it could read; unload "+
@@ -384,7 +385,7 @@ func (f *facts) readModels(ctx context.Context, w *watch) (badNumber error) {
 	if err == nil {
 		f.models = models
 	}
-	return badNumber
+	return bad
 }
 
 // readFeatures finds out whether the engine is a vLLM that reports faults and pauses. If it does not answer, featuresUnknown is set, so
@@ -413,12 +414,12 @@ func (f *facts) readVersion(ctx context.Context, w *watch, timeout time.Duration
 	}
 }
 
-// logBadPage logs that numbers on an engine's page cannot be right. It logs again only after the pages were right.
+// logBadPage logs that numbers or names on an engine's page cannot be right. It logs again only after the pages were right.
 func (w *watch) logBadPage(err error) {
 	isBad := errors.As(err, new(*PageError))
 	if isBad && !w.badPageLogged {
-		w.m.cfg.Log.Warn("an engine's page is not believed, so the proxy goes by its own accounts; if its numbers stay so, restart the engine, "+
-			"or report them to its makers",
+		w.m.cfg.Log.Warn("an engine's page is not believed, so the proxy goes by its own accounts or does without; if the page "+
+			"stays so, restart the engine, or report it to its makers",
 			zap.String("engine", w.in.ID), zap.String("role", w.in.Role), zap.Error(err))
 	}
 	if isBad || err == nil { // another error does not show whether the pages are right

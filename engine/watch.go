@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"evenkeel/internal/words"
 )
 
 // ErrNotAnEngine is in Status.Err if the address answers, but not as an engine does: for example, it may be a web server
@@ -179,15 +181,12 @@ func (w *watch) ask(ctx context.Context, call *Call, path string, timeout time.D
 	return body, err
 }
 
-// longestVersion is how many bytes an engine's version may have. It is bounded because evenkeel stores and logs it.
-const longestVersion = 256
-
-// parseVersion returns the version in an answer; empty: there is none, or it is too long.
+// parseVersion returns the version in an answer; empty: there is none, or it is not a name by words.IsName.
 func parseVersion(body []byte) string {
 	var v struct {
 		Version string `json:"version"`
 	}
-	if json.Unmarshal(body, &v) != nil || len(v.Version) > longestVersion {
+	if json.Unmarshal(body, &v) != nil || !words.IsName(v.Version) {
 		return ""
 	}
 	return v.Version

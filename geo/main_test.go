@@ -367,6 +367,13 @@ func TestABudgetIsForADay(t *testing.T) {
 	require.Equal(t, 1.0, s.add(1, day.Add(2*time.Minute)))
 }
 
+func TestNamesOfAPeersModelsAreChecked(t *testing.T) {
+	for _, list := range []string{`"models":{"m\u001b[2J":{}}`, `"models":{"":{}}`, `"decodes":["m\n"]`} {
+		_, err := readAnswer([]byte(`{"v":"1.0","id":"eu-1","boot":"b","seq":1,` + list + `}`))
+		require.ErrorIs(t, err, ErrProbe, list)
+	}
+}
+
 func FuzzReadAnswer(f *testing.F) {
 	f.Add([]byte(`{"v":"1.0","id":"eu-1","boot":"b","seq":1,"models":{"m":{"free":1e18,"queue":-1}}}`))
 	f.Add([]byte(`{"models":{"m":null}}`))

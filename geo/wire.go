@@ -4,10 +4,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 
 	"evenkeel/geo/policy"
+	"evenkeel/internal/words"
 	"evenkeel/prefill"
 )
 
@@ -63,10 +66,13 @@ func readAnswer(text []byte) (answer, error) {
 	if !namesAreValid || len(a.Models) > maxModels {
 		return a, fmt.Errorf("%w: its id, boot or number of models", ErrProbe)
 	}
-	for name, o := range a.Models {
-		if len(name) > maxModelName {
-			return a, fmt.Errorf("%w: a model's name over %d bytes", ErrProbe, maxModelName)
+	for _, name := range slices.Concat(slices.Collect(maps.Keys(a.Models)), a.Decodes) {
+		if !words.IsName(name) {
+			return a, fmt.Errorf("%w: %.40q is no name of a model; a name has 1 to %d bytes, all of printable characters", ErrProbe, name,
+				words.MaxName)
 		}
+	}
+	for name, o := range a.Models {
 		o.Free = min(o.Free, maxFree)
 		a.Models[name] = o
 	}
@@ -79,8 +85,6 @@ func readAnswer(text []byte) (answer, error) {
 	a.ProcUs = max(0, a.ProcUs)
 	return a, nil
 }
-
-const maxModelName = 512
 
 // major is the major number of a version; -1: the version is invalid.
 func major(v string) int {

@@ -50,7 +50,7 @@ var mayImport = map[string][]string{
 	"dispatcher/virtual":  {"dispatcher/board", "dispatcher/kept", "dispatcher/step"},
 	"dispatcher/twin":     {"dispatcher/board", "dispatcher/virtual", "pool"},
 	"dispatcher":          {"dispatcher/board", "dispatcher/delivery", "internal/logfile", "dispatcher/forecast", "dispatcher/twin", "dispatcher/verdict", "pool", "predictor", "dispatcher/policy"},
-	"engine":              {"engine/circuit", "mooncake", "internal/socket", "sse"},
+	"engine":              {"engine/circuit", "mooncake", "internal/socket", "internal/words", "sse"},
 	"engine/circuit":      {},
 	"engine/discover":     {"engine/discover"}, // its sources are below it
 	"prefill":             {"prefill/queue", "prefill/ledger", "prefill/cache", "prefill/fit", "prefill/steer", "prefill/policy", "prefill/index", "prefill/kvevents", "mooncake", "engine", "engine/circuit"},
@@ -66,7 +66,7 @@ var mayImport = map[string][]string{
 	"lease":               {},
 	"lease/kube":          {"lease"},
 	"lease/etcd":          {"lease"},
-	"geo":                 {"lease", "geo/policy", "prefill", "prefill/fit", "prefill/index", "prefill/policy", "engine", "engine/circuit", "sse"},
+	"geo":                 {"lease", "geo/policy", "internal/words", "prefill", "prefill/fit", "prefill/index", "prefill/policy", "engine", "engine/circuit", "sse"},
 	"geo/policy":          {"internal/namedargs", "prefill/policy"},
 	"gateway/advice":      {},
 	"gateway/peerserver":  {"gateway/certs", "gateway/detect", "gateway/edge", "gateway/fleet", "gateway/fleet/roster", "gateway/openai", "gateway/owner", "gateway/reload", "gateway/service", "geo", "prefill", "dispatcher", "dispatcher/board", "engine", "mooncake"},
@@ -84,14 +84,14 @@ var mayImport = map[string][]string{
 	"gateway/fleet":       {"gateway/config", "gateway/fleet/roster", "gateway/recording", "gateway/upstream", "gateway/owner", "engine", "geo", "prefill", "prefill/kvevents", "prefill/local", "dispatcher/board", "mooncake"},
 	"gateway/fleetcall":   {"gateway/config", "gateway/fleet/roster", "engine", "internal/spelling"},
 	"gateway/journal":     {"internal/logfile", "internal/words", "gateway/config", "gateway/openai", "gateway/detect", "gateway/receipt", "gateway/tracing", "geo", "prefill", "prefill/policy", "dispatcher", "dispatcher/board", "engine", "mooncake"},
-	"gateway/keys":        {"internal/smallfile"},
+	"gateway/keys":        {"internal/smallfile", "internal/words"},
 	"gateway/reload":      {"internal/smallfile", "gateway/certs", "gateway/config", "gateway/files", "gateway/fleet", "gateway/keys", "gateway/openai", "geo", "dispatcher/board", "predictor"},
 	"gateway/service":     {},
 	"gateway/openai":      {"mooncake", "internal/rawjson"},
 	"gateway/prompt":      {"gateway/fleet", "gateway/fleet/roster", "gateway/openai", "engine", "engine/circuit", "prefill", "prefill/index", "internal/rawjson", "mooncake"},
 	"gateway/receipt":     {"internal/words"},
 	"gateway/tracing":     {},
-	"gateway/config":      {"gateway/certs", "gateway/keys", "gateway/tracing", "geo", "mooncake", "engine", "prefill", "prefill/policy", "dispatcher", "dispatcher/board", "internal/spelling", "internal/smallfile"},
+	"gateway/config":      {"gateway/certs", "gateway/keys", "gateway/tracing", "geo", "mooncake", "engine", "prefill", "prefill/policy", "dispatcher", "dispatcher/board", "internal/spelling", "internal/smallfile", "internal/words"},
 	"gateway/owner":       {"gateway/certs", "gateway/cluster", "gateway/config", "gateway/detect", "gateway/owner", "geo", "engine", "lease", "lease/kube", "lease/etcd"}, // ownertest is below it
 	"gateway":             {"dispatcher", "dispatcher/board", "engine", "engine/discover", "gateway/abort", "gateway/peerserver", "gateway/advice", "gateway/adviser", "gateway/config", "gateway/admission", "gateway/detect", "gateway/discovery", "gateway/edge", "gateway/fleet", "gateway/fleet/roster", "gateway/fleetcall", "gateway/journal", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/receipt", "gateway/reload", "gateway/request", "gateway/selftest", "gateway/service", "gateway/passthrough", "gateway/watch", "geo", "mooncake", "pool", "predictor", "prefill", "prefill/local"},
 	"gateway/lifecycle":   {"mooncake", "sse"},
@@ -120,7 +120,7 @@ var mayImport = map[string][]string{
 
 	"gateway/metaserver": {"gateway/edge", "mooncake"},
 
-	"gateway/fleet/roster": {"dispatcher/board", "engine", "gateway/config", "gateway/owner", "mooncake", "prefill", "prefill/kvevents", "prefill/local"},
+	"gateway/fleet/roster": {"dispatcher/board", "engine", "gateway/config", "gateway/owner", "internal/words", "mooncake", "prefill", "prefill/kvevents", "prefill/local"},
 
 	"bench/lab/refclient":       {"bench", "dispatcher/board", "engine/discover", "gateway/config", "internal/race", "mooncake", "prefill"},
 	"bench/lab/refengine/group": {"bench", "dispatcher/step", "dispatcher/virtual"}, // it schedules as the simulator does

@@ -28,6 +28,7 @@ engines:
 		{"a decode engine joins the first one's group", "decode", Engine{URL: "http://d1:1"}, Engine{URL: "http://d1:1", Profile: "n", Group: "west", Barrier: "dp", Slots: 4, Cost: 1}, ""},
 		{"what is given stays", "decode", Engine{URL: "http://d1:1", Profile: "ascend", Group: "east", Barrier: "none", Slots: 2, Cost: 3},
 			Engine{URL: "http://d1:1", Profile: "ascend", Group: "east", Barrier: "none", Slots: 2, Cost: 3}, ""},
+		{"a group that steers a terminal", "decode", Engine{URL: "http://d1:1", Group: "a\x1b[2J"}, Engine{}, `"a\x1b[2J" is no name of a group`},
 		{"a group keeps its barrier", "decode", Engine{URL: "http://d1:1", Group: "west", Barrier: "none"}, Engine{}, "group \"west\" has barrier dp, this engine none"},
 		{"an aggregated engine joins the first one's group", "aggregated", Engine{URL: "http://a1:1"}, Engine{URL: "http://a1:1", Profile: "aggregated", Group: "east", Barrier: "dp", Slots: 4, Cost: 1, Budget: 8192, Interval: 2}, ""},
 		{"a profile that hands nothing over is one of aggregated engines", "decode", Engine{URL: "http://d1:1", Profile: "aggregated"}, Engine{}, "list it under engines.aggregated"},

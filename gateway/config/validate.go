@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"evenkeel/internal/spelling"
+	"evenkeel/internal/words"
 	"evenkeel/mooncake"
 )
 
@@ -221,6 +222,9 @@ func (e *Engine) checkProfile(path, role string, p *mooncake.Profile, bad report
 
 // checkDecodeKeys checks the keys that only decode and aggregated engines have.
 func (e *Engine) checkDecodeKeys(path string, bad report) {
+	if !words.IsName(e.Group) {
+		bad(path+".group", "%.40q is no name of a group; write 1 to %d bytes, all of printable characters", e.Group, words.MaxName)
+	}
 	if e.Barrier != BarrierDP && e.Barrier != BarrierNone {
 		bad(path+".barrier", "%q is not a barrier; write dp (ranks step together) or none (dense model)", e.Barrier)
 	}

@@ -103,6 +103,7 @@ func TestValidateRefuses(t *testing.T) {
 		{"the token budget of a decode engine", "engines: {decode: [{url: \"http://d0:1\", token_budget: 2048}]}", "engines.decode[0].token_budget", "only aggregated engines"},
 		{"the interval of a prefill engine", "engines: {prefill: [{url: \"http://p0:1\", prefill_schedule_interval: 2}]}", "engines.prefill[0].prefill_schedule_interval", "only aggregated engines"},
 		{"KV events of a decode engine", "engines: {decode: [{url: \"http://a0:1\", kv_events_port: 5557}]}", "engines.decode[0].kv_events_port", "only the events of engines that prefill"},
+		{"a group that steers a terminal", `engines: {decode: [{url: "http://d0:1", group: "a\e[2J"}]}`, "engines.decode[0].group", `"a\x1b[2J" is no name of a group`},
 		{"an aggregated group of two barriers", "engines: {aggregated: [{url: \"http://a0:1\"}, {url: \"http://a1:1\", barrier: none}]}", "engines.aggregated[1].barrier", "group \"main\" has barrier none here"},
 		{"a kind of engines that is preferred and does not exist", "engines: {prefer: both}", "engines.prefer", "write pd or aggregated"},
 		{"no body at all", "limits: {body_bytes: 0}", "limits.body_bytes", "at least 1"},

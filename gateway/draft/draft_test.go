@@ -155,8 +155,8 @@ func TestAsk(t *testing.T) {
 			Entry{Role: "decode"}, []string{"It answered GET /health with status 404", "did not tell its models"},
 		},
 		{
-			"lines that would leave their comment", map[string]string{"/health": "", "/version": `{"version":"1\nlisten: evil"}`, "/v1/models": `{"data":[{"id":"a\n\u2028b: c"},{"id":"2"},{"id":"3"},{"id":"4"},{"id":"5"}]}`}, "decode",
-			Entry{Role: "decode"}, []string{"Its version is 1 listen: evil.", `It serves "a  b: c".`, "It serves 2 more models."},
+			"lines that would leave their comment", map[string]string{"/health": "", "/version": `{"version":"1\nlisten: evil"}`, "/v1/models": `{"data":[{"id":"a\n\u2028b: c"},{"id":"2"},{"id":"3"},{"id":"4"},{"id":"5"},{"id":"6"}]}`}, "decode",
+			Entry{Role: "decode"}, []string{"Its version is 1 listen: evil.", `a model that is left out says "a\n\u2028b: c"`, "It serves 2 more models."},
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

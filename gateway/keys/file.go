@@ -15,6 +15,7 @@ import (
 	"github.com/goccy/go-yaml/parser"
 
 	"evenkeel/internal/smallfile"
+	"evenkeel/internal/words"
 )
 
 // maxFile bounds a key file, in bytes. 16 MiB are about 100,000 keys.
@@ -102,6 +103,9 @@ func decode(src []byte) (entries []entry, lines []int, err error) {
 func (e *entry) check() (sum [sha256.Size]byte, err error) {
 	if e.Name == "" || strings.TrimSpace(e.Name) != e.Name {
 		return sum, errors.New("a key needs a name that does not begin or end with a space; logs and metrics show it")
+	}
+	if !words.IsName(e.Name) {
+		return sum, fmt.Errorf("%.40q is no name of a key; write up to %d bytes, all of printable characters", e.Name, words.MaxName)
 	}
 	raw, err := hex.DecodeString(e.SHA256)
 	if err != nil || len(raw) != len(sum) {

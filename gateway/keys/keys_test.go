@@ -80,6 +80,7 @@ func TestParseSaysWhatIsWrong(t *testing.T) {
 		{"a wrong type", ops + "    trusted: maybe\n", []string{"line 4", "trusted"}},
 		{"not YAML", "keys: [\n", []string{"line 1"}},
 		{"no name", "keys:\n  - sha256: " + Hash("a") + "\n", []string{"keys.yaml:2", "needs a name"}},
+		{"a name that steers a terminal", "keys:\n" + entryOf(`"a\e[2J"`, "a", ""), []string{"keys.yaml:2", `"a\x1b[2J"`, "512 bytes"}},
 		{"a name twice", ops + entryOf("ops", "b", ""), []string{"keys.yaml:4", `"ops"`, "key 1"}},
 		{"a key twice", ops + entryOf("lab", "a", ""), []string{"keys.yaml:4", `"lab"`, `"ops"`}},
 		{"a negative limit", ops + "    max_concurrent: -1\n", []string{"keys.yaml:2", "max_concurrent", "0 for no limit"}},

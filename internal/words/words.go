@@ -1,10 +1,12 @@
 // Package words forms the parts of English sentences that depend on a number or on their position. It also bounds the length of texts that
-// come from clients or engines.
+// come from clients or engines, and says which names may be shown.
 package words
 
 import (
 	"fmt"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"evenkeel/internal/stats"
 )
@@ -57,4 +59,15 @@ func Clip(s string) string {
 		s = s[:MaxText]
 	}
 	return strings.ToValidUTF8(s, "\uFFFD")
+}
+
+// MaxName bounds each name of a model, a group or a key, in bytes.
+const MaxName = 512
+
+// IsName says whether a name may be a label of a metric and be shown in logs and terminals: it is
+// valid UTF-8 of printable characters, and neither empty nor longer than MaxName. U+FFFD is refused,
+// because a decoder has put it in the place of bytes that were not valid.
+func IsName(s string) bool {
+	cannotBeShown := func(r rune) bool { return r == utf8.RuneError || !unicode.IsPrint(r) }
+	return s != "" && len(s) <= MaxName && !strings.ContainsFunc(s, cannotBeShown)
 }

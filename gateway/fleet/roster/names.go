@@ -6,6 +6,7 @@ import (
 
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
+	"evenkeel/internal/words"
 	"evenkeel/prefill"
 )
 
@@ -23,7 +24,8 @@ func addFullNames(models []engine.Model) []engine.Model {
 	all := slices.Clone(models)
 	for _, m := range models {
 		full := m.Parent + ":" + m.ID
-		if m.Parent == "" || listed[full] { // it is no adapter, or another adapter has this name
+		// It is no adapter, another adapter has this name, or the name is too long.
+		if m.Parent == "" || listed[full] || !words.IsName(full) {
 			continue
 		}
 		all = append(all, engine.Model{ID: full, Parent: m.Parent, Adapter: m.ID, MaxModelLen: m.MaxModelLen})

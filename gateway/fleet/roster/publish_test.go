@@ -12,6 +12,7 @@ import (
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/owner"
+	"evenkeel/internal/words"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
@@ -192,6 +193,13 @@ func TestPromptsWaitWhereDecodeIsHalted(t *testing.T) {
 			require.Equal(t, [2]bool{row.live, row.late}, [2]bool{c[0].Live, c[0].AnswersLate})
 		})
 	}
+}
+
+// Another region refuses the whole answer to a probe if one name in it is too long.
+func TestAFullNameOfAnAdapterIsANameToo(t *testing.T) {
+	long := strings.Repeat("x", words.MaxName)
+	models := []engine.Model{{ID: "m"}, {ID: "a", Parent: "m"}, {ID: long, Parent: "m"}}
+	require.Equal(t, append(slices.Clone(models), engine.Model{ID: "m:a", Parent: "m", Adapter: "a"}), addFullNames(models))
 }
 
 func TestWhichKindOfEnginesComesFirst(t *testing.T) {

@@ -21,30 +21,30 @@ func (p *Snapshot) Text() (lines []string) {
 	for i := range p.Candidates {
 		c := &p.Candidates[i]
 		lines = append(lines,
-			words("prefill", c.ID, c.Board, joined(c.Models), wordIf("live", c.Live), wordIf("late", c.AnswersLate),
+			spaced("prefill", c.ID, c.Board, joined(c.Models), wordIf("live", c.Live), wordIf("late", c.AnswersLate),
 				wordIf("second", c.Fallback), wordIf("idle", c.NoDecodeRank),
 				wordIf("behind="+joined(c.FallbackFor), len(c.FallbackFor) > 0), wordIf(fmt.Sprint("limit=", c.ProbeLimit), c.ProbeLimit > 0)))
 	}
 	for i := range p.Workers {
 		w := &p.Workers[i]
 		lines = append(lines,
-			words("decode", w.Name, fmt.Sprint("#", w.ID), w.Model, p.ranks[w.ID].State.String(), wordIf(fmt.Sprint("limit=", w.Limit), w.Limit > 0),
-				wordIf("down", w.Down), wordIf(fmt.Sprint("others=", w.Others), w.Others > 0)))
+			spaced("decode", w.Name, fmt.Sprint("#", w.ID), w.Model, p.ranks[w.ID].State.String(),
+				wordIf(fmt.Sprint("limit=", w.Limit), w.Limit > 0), wordIf("down", w.Down), wordIf(fmt.Sprint("others=", w.Others), w.Others > 0)))
 	}
 	for _, l := range p.Locals {
-		lines = append(lines, words("local", l.Name, wordIf("up", l.Up), wordIf("computes", l.Computes)))
+		lines = append(lines, spaced("local", l.Name, wordIf("up", l.Up), wordIf("computes", l.Computes)))
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.routes)) {
 		r := p.routes[name]
 		lines = append(lines,
-			words("model", name, r.Board, wordIf("prefill", r.Prefill), wordIf("decode", r.Decode), wordIf("half", r.OneSided),
+			spaced("model", name, r.Board, wordIf("prefill", r.Prefill), wordIf("decode", r.Decode), wordIf("half", r.OneSided),
 				wordIf("alone", r.AllAggregated)))
 	}
 	return lines
 }
 
-// words joins the words that are not empty.
-func words(all ...string) string {
+// spaced joins the words that are not empty.
+func spaced(all ...string) string {
 	return strings.Join(slices.DeleteFunc(all, func(w string) bool { return w == "" }), " ")
 }
 
