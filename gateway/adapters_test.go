@@ -12,8 +12,9 @@ import (
 	"evenkeel/bench/lab/refengine"
 )
 
-// SGLang answers with the base model unless an adapter is named behind the base model's name, or by lora_path. So both engines of a pair are
-// asked in that way, at every endpoint, and the client reads the name that it gave.
+// SGLang answers with the base model unless an adapter is named behind the base model's name, or by
+// lora_path. So both engines of a pair are asked in that way, at every endpoint, and the client
+// reads the name that it gave.
 func TestAnAdapterOfSGLangAnswers(t *testing.T) {
 	t.Parallel()
 	const adapter = "x"
@@ -54,7 +55,9 @@ func TestAnAdapterOfSGLangAnswers(t *testing.T) {
 					}
 				}
 			}
-			for name, path := range map[string]string{adapter: "/v1/responses", base + ":" + adapter: "/v1/score", base + ":other": refclient.ChatPath} {
+			for name, path := range map[string]string{
+				adapter: "/v1/responses", base + ":" + adapter: "/v1/score", base + ":other": refclient.ChatPath,
+			} {
 				r := b.Post(path, fmt.Sprintf(`{"model":%q,"max_output_tokens":9,"input":"hi","messages":[{"role":"user","content":"hi"}]}`, name))
 				require.Equal(t, http.StatusNotFound, r.Status, "%s at %s: %s", name, path, r.Body)
 			}

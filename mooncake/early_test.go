@@ -105,7 +105,8 @@ func TestAnAdapterIsNamedAsItsEngineWants(t *testing.T) {
 			require.Equal(t, ep != Generate, got.Model == "gpt-oss:120b:lora1", "%s: %s", name, sent)
 			require.Equal(t, ep != Messages, got.Path == "lora1", "%s: %s", name, sent)
 		}
-		require.Equal(t, join(p.DecodeBody(&b, ep, nil, nil, "", true, nil)), join(p.DecodeBody(&b, ep, &Patch{Adapter: Adapter{Base: "m"}}, nil, "", true, nil)), "the base model")
+		ofBase := &Patch{Adapter: Adapter{Base: "m"}}
+		require.Equal(t, join(p.DecodeBody(&b, ep, nil, nil, "", true, nil)), join(p.DecodeBody(&b, ep, ofBase, nil, "", true, nil)))
 		for _, other := range []string{NIXLPush, NIXLPull, None} {
 			p := profileOf(other)
 			require.Equal(t, join(p.DecodeBody(&b, ep, nil, nil, "", true, nil)), join(p.DecodeBody(&b, ep, leg, nil, "", true, nil)), other)

@@ -9,7 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// dispatches reads a stream as openai-go before 3.43 does: each blank line ends an event, whose data must be JSON, whether or not there is any.
+// dispatches reads a stream as openai-go before 3.43 does: each blank line ends an event, whose
+// data must be JSON, whether or not there is any.
 func dispatches(stream string) (events int, err error) {
 	data := ""
 	for line := range strings.Lines(stream) {
@@ -57,7 +58,8 @@ func TestCommentsEndNoEvent(t *testing.T) {
 				want, err := dispatches(plain)
 				require.NoError(t, err)
 				require.Equal(t, want, n, "%s, %q: %q", name, between, out)
-				require.True(t, kept == "" || strings.Contains(out, kept+"data: ") || strings.Contains(out, kept+"event: "), "%s, %q: %q", name, between, out)
+				isKept := kept == "" || strings.Contains(out, kept+"data: ") || strings.Contains(out, kept+"event: ")
+				require.True(t, isKept, "%s, %q: %q", name, between, out)
 				require.Equal(t, plain, strings.ReplaceAll(out, "\n"+kept, "\n"), "nothing else differs")
 				require.NoError(t, a.Err())
 			}

@@ -315,22 +315,6 @@ func countOf(o *rawjson.Object) int {
 	return n
 }
 
-// tooManyDigits stands for a count that rawjson.Int cannot read. No limit of an answer allows it, and two of them can be added.
-const tooManyDigits = 1 << 53
-
-// tokenCount reads the current member of an object as a number of tokens. ok is false if it is not a whole number.
-func tokenCount(o *rawjson.Object) (n int, ok bool) {
-	if n, ok = rawjson.Int(o.Text, o.Val, o.Pos); ok {
-		return n, true
-	}
-	for i := o.Val; i < o.Pos; i++ { // Pos is -1 if the value has no end
-		if digit := o.Text[i]; digit < '0' || digit > '9' {
-			return 0, false
-		}
-	}
-	return tooManyDigits, o.Pos > o.Val
-}
-
 // OnlyFailure appends a complete stream whose only event is an error, with [DONE] after it if the endpoint uses it. It is Ending for an
 // answer without any event.
 func OnlyFailure(dst []byte, f Form, message, typ, code string) []byte {

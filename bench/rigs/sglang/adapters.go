@@ -57,8 +57,9 @@ func speaks(a answer) (text string, models []string, err error) {
 	return text, slices.Compact(models), err
 }
 
-// adapts asks for the adapter by both of its names, and for the base model, at each endpoint, whole and in a stream. The answer must be what
-// the server itself says to its own name, and must have the name that was asked for.
+// adapts asks for the adapter by both of its names, and for the base model, at each endpoint, whole
+// and in a stream. The answer must be what the server itself says to its own name, and must have
+// the name that was asked for.
 func adapts(ctx context.Context, w *site) (string, error) {
 	n := 0
 	for path, form := range spoken {

@@ -65,7 +65,8 @@ func (s *SGLang) Completion(body []byte) ([]byte, error) {
 		}
 		out[key] = v
 	}
-	for _, key := range []string{"stream", "cache_salt", "bootstrap_host", "bootstrap_port", "bootstrap_room", "rid", "routed_dp_rank", "lora_path",
+	for _, key := range []string{"stream", "cache_salt", "bootstrap_host", "bootstrap_port", "bootstrap_room", "rid", "routed_dp_rank",
+		"lora_path",
 		"disagg_prefill_dp_rank"} {
 		if v, ok := members[key]; ok {
 			out[key] = v
