@@ -23,7 +23,9 @@ func jam(t *testing.T, queue int, keys ...string) *cluster {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "keys.yaml")
 	refclient.KeyFile(t, file, append(keys, "jam ek-jam")...)
-	return start(t, options{decode: []refengine.Config{{Slots: 1, KV: refengine.KV{Tokens: 10 * 128}}}, configure: func(cfg *config.Config) {
+	const room = 10 * 128 // an engine has at least as much as its longest request may take
+	decode := refengine.Config{Slots: 1, KV: refengine.KV{Tokens: room}, Model: refengine.Model{MaxLen: room}}
+	return start(t, options{decode: []refengine.Config{decode}, configure: func(cfg *config.Config) {
 		cfg.KeysFile, cfg.Pool.Size, cfg.Prefill.Queue.Max = file, 1, queue
 		cfg.GatewayAPI = config.GatewayAPI{Metrics: true, Objectives: map[string]int{"batch": -10}}
 		cfg.Prefill.Queue.Timeout = time.Hour // nobody is refused for its wait, however slow the machine
