@@ -230,8 +230,9 @@ func Early(t *testing.T, connector refengine.Connector, prefills, decodes []refe
 		if connector == refengine.NIXLPush {
 			p.Bind = mooncake.BindArrival
 		}
-		for i := range cfg.Engines.Prefill { // a reference engine's rooms are at its own port
-			if connector != refengine.SGLang {
+		atOwnPort := connector == refengine.SGLang || connector == refengine.VLLMMooncake // where a reference engine is met
+		for i := range cfg.Engines.Prefill {
+			if !atOwnPort {
 				break
 			}
 			u, err := url.Parse(cfg.Engines.Prefill[i].URL)
@@ -245,7 +246,7 @@ func Early(t *testing.T, connector refengine.Connector, prefills, decodes []refe
 			}
 			cfg.Profiles[name] = p
 		}
-		if connector != refengine.SGLang {
+		if !atOwnPort {
 			p.BootstrapPort = 0
 			cfg.Profiles[config.DefaultProfile] = p
 		}

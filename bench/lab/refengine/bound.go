@@ -257,10 +257,6 @@ func (b *bound) awaitKV(x *exchange, r *request, j *group.Job, a *answer, right 
 	case NIXLPush:
 		b.register(r)
 	case SGLang:
-		if r.troubles.has(TransferFails) {
-			b.landings.Fail(landing, errors.New("Failed to send kv chunk")) //nolint:staticcheck // SGLang's own words
-			break
-		}
 		b.joinRoom(x, r, landing)
 	}
 	if !waitFor(a, landing.Done()) {

@@ -61,7 +61,7 @@ const (
 	PrefillAbort200 Fault = "prefill-abort-200"
 	DoneLost        Fault = "done-lost"      // the prefill engine's last word that the KV is written gets lost
 	FailedSent      Fault = "failed-sent"    // the prefill engine tells the decode engine that it failed
-	TransferFails   Fault = "transfer-fails" // KV cannot be written to a decode engine of SGLang
+	TransferFails   Fault = "transfer-fails" // the KV does not come across: the decode engine says so, and SGLang's prefill engine, too
 	MaskedRank      Fault = "masked-rank"    // elastic EP has taken the rank out of SGLang's service: a request that names it ends the server
 	BootstrapSlow   Fault = "bootstrap-slow" // a prefill engine of SGLang looks for its decode engine after Delay only
 

@@ -75,6 +75,10 @@ func (l *life) fetchKV(x *exchange, r *request, j *group.Job, a *answer, right u
 		if x.Ctx.Err() != nil { // the core has its abort before it looks at the request
 			return 0, false, nil //nolint:nilerr // the client left: there is nobody to tell
 		}
+		if r.troubles.has(TransferFails) { // the prefill engine is not told, and keeps the KV
+			count.FailedPulls.Add(1)
+			return 0, false, refuse(500, "KV load failure: the transfer failed")
+		}
 		reply, failure := l.pullOnce(x, r.kv.remote,
 			pullRequest{ID: r.kv.remote.id, Engine: r.kv.remote.engine, Blocks: r.kv.remote.blocks, Drain: r.drains()})
 		if x.Ctx.Err() != nil {

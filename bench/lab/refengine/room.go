@@ -313,10 +313,13 @@ func (b *bound) prefillRoom(x *exchange, r *request) bool {
 	}
 	defer free()
 	a.cached = cached
-	if !r.room.Fake && !b.writeRoom(x, r, a, to.Address) {
+	if !r.room.Fake && !b.writeRoom(x, r, a, to) {
 		return false
 	}
 	switch {
+	case r.cut(to): // handle_inflight_transfer_failure, SGLang 0.5.23, disaggregation/prefill.py
+		return a.failed(refuse(500, "Prefill transfer failed for request rank=%d req.bootstrap_room=%d with exception "+
+			"KVTransferError(bootstrap_room=%d): Failed to send kv chunk", r.rank, r.room.ID, r.room.ID), cfg.Answers.ErrorShape)
 	case a.breaks:
 		return a.breakOff()
 	case !r.stream:
@@ -325,9 +328,12 @@ func (b *bound) prefillRoom(x *exchange, r *request) bool {
 	return (!r.chat || a.send(a.appendRole)) && a.sendTokens(1, a.finish) && a.close()
 }
 
+// cut says whether no KV can be written to the decode engine.
+func (r *request) cut(to bind.Registration) bool { return to.Cut || r.troubles.has(TransferFails) }
+
 // writeRoom writes the KV of a prompt to its decode engine; false: the request was ended. A transfer that has begun goes on to its end all
 // the same.
-func (b *bound) writeRoom(x *exchange, r *request, a *answer, to string) bool {
+func (b *bound) writeRoom(x *exchange, r *request, a *answer, to bind.Registration) bool {
 	rank := b.prefills[r.rank]
 	rank.Inflight.Add(1)
 	select {
@@ -339,12 +345,13 @@ func (b *bound) writeRoom(x *exchange, r *request, a *answer, to string) bool {
 		return false
 	}
 	p := b.push(r, a.cached)
+	p.Failed = p.Failed || r.cut(to)
 	late, broken := r.troubles.find(PrefillAbort200, "")
 	if p.Broken = broken; broken {
 		a.prompt = r.prompt.Tokens() / 2
 	}
 	b.desk.Spend(p)
-	b.tell(r, to, p)
+	b.tell(r, to.Address, p)
 	return x.Ctx.Err() == nil && (!broken || x.Pause(late.delay()))
 }
 
@@ -353,7 +360,7 @@ func (b *bound) writeRoom(x *exchange, r *request, a *answer, to string) bool {
 func (b *bound) joinRoom(x *exchange, r *request, landing *bind.Landing) {
 	cfg, to, ctx := b.engine.cfg, r.room.Address, x.Ctx
 	err := bind.Post(b.ctx, b.pull, to, bind.RegisterPath,
-		bind.Registration{ID: r.baseID(), Address: b.address(r.rank), Rank: r.room.PrefillRank})
+		bind.Registration{ID: r.baseID(), Address: b.address(r.rank), Rank: r.room.PrefillRank, Cut: r.troubles.has(TransferFails)})
 	if err != nil {
 		b.landings.Fail(landing, fmt.Errorf("bootstrap: %w", err))
 		return

@@ -25,6 +25,7 @@ type Registration struct {
 	Engine  string `json:"engine_id,omitempty"` // of the prefill engine that it is meant for; empty: whichever reads it
 	Address string `json:"address"`             // host:port of the decode engine
 	Rank    int    `json:"rank"`                // of the prefill engine, as the decode engine knows it; -1: it does not
+	Cut     bool   `json:"cut,omitempty"`       // no KV can be written to the decode engine
 }
 
 // Push is a prefill engine's word that one of its workers has written its part of the KV.
