@@ -29,7 +29,7 @@ func mayGo(e *pool.Entry, r *rank) bool {
 }
 
 // mustAvoid says whether an entry must not go to the ranks in its Avoid list yet: it has waited for less than avoidFor, and another rank
-// that is up could take it. An entry with an Only list never goes to other ranks, however long it waits, so mustAvoid is true for it.
+// that is up and loses no hand-offs could take it. An entry with an Only list never goes to other ranks, however long it waits, so mustAvoid is true for it.
 func (b *board) mustAvoid(e *pool.Entry, now time.Time) bool {
 	if len(e.Only) > 0 {
 		return true
@@ -40,7 +40,7 @@ func (b *board) mustAvoid(e *pool.Entry, now time.Time) bool {
 	for _, g := range b.groups {
 		p := g.policyInForce()
 		for _, r := range g.steppingRanks {
-			if r.Up && mayGo(e, r) && r.fitsWhenIdle(e, p) {
+			if r.Up && mayGo(e, r) && r.fitsWhenIdle(e, p) && !b.pairs.isQuarantined(e, r, now) {
 				return true // the entry need not avoid this rank, so it waits for such a rank
 			}
 		}

@@ -74,8 +74,10 @@ func (l *Boards) BlamesRequest(model string, first, second delivery.Link, since 
 
 // isQuarantined says whether the KV of an entry should not go to a rank now, because either engine or their connection loses hand-offs, and
 // no trial is due. A prefill engine alone is no obstacle: it has computed the prompt already, and no other rank would get the KV sooner.
+// An entry that another rank has failed before (Avoid) is no trial: the trials of several engines could use up its attempts.
 func (p *pairs) isQuarantined(e *pool.Entry, r *rank, now time.Time) bool {
-	return e.Prefiller != "" && !p.Allows(delivery.Link{Prefiller: e.Prefiller, Engine: r.Engine}, now)
+	l := delivery.Link{Prefiller: e.Prefiller, Engine: r.Engine}
+	return e.Prefiller != "" && (!p.Allows(l, now) || len(e.Avoid) > 0 && p.LosesAt(l))
 }
 
 // avoidQuarantinedPair gives the entry of the i-th assignment another rank if the prefill engine of the entry and the engine of the chosen

@@ -424,3 +424,24 @@ func TestAnEntryIsLookedAtWhenTheQuarantineEnds(t *testing.T) {
 		})
 	}
 }
+
+// The hand-off of a request was lost at a decode engine that works, because its prefill engine is sick. The request does not wait for a
+// decode engine that is out, and it is not the trial of one: with a second lost trial it would come to the end of its attempts.
+func TestARequestThatHasFailedIsNoTrial(t *testing.T) {
+	h := newHand(t, testConfig())
+	ws := ranks(3, 8, 0)
+	for i, e := range []string{"d0", "d0", "d1"} {
+		ws[i].Engine = e
+	}
+	h.fleet(ws)
+	for range 3 {
+		h.lose(h.from("p0").slotNow(t))
+	}
+	h.works("p0", "d1")
+	require.True(t, h.board().pairs.AnyOut())
+	failed := func() waiting { return h.put(pool.Entry{Prompt: 10, Prefiller: "p1", Avoid: []int32{2}}) }
+	require.EqualValues(t, 2, failed().slotNow(t).Worker, "d0 is out")
+	h.pass(time.Second)
+	require.EqualValues(t, 2, failed().slotNow(t).Worker, "though a trial of d0 is due")
+	require.EqualValues(t, 0, h.from("p1").slotNow(t).Worker)
+}

@@ -366,6 +366,12 @@ func (t *Table) Allows(l Link, now time.Time) bool {
 	return true
 }
 
+// LosesAt says whether the decode engine of a link or its connection is out, whether a trial is due
+// or not.
+func (t *Table) LosesAt(l Link) bool {
+	return slices.ContainsFunc(t.outages, func(o Outage) bool { return o.Subject.Engine != "" && o.Subject.covers(l) })
+}
+
 // losses returns how many hand-offs were lost over a link since the last one that arrived.
 func (t *Table) losses(l Link) int {
 	at, known := t.find(l)
@@ -376,10 +382,12 @@ func (t *Table) losses(l Link) int {
 }
 
 // worksBetterElsewhere says whether an engine is in use at which the one on the given side of the
-// link has lost fewer hand-offs.
+// link has lost fewer hand-offs. An engine that is out is the last choice: a hand-off between two
+// that are out would be lost as long as one of them is sick, and would not show that the other one
+// has recovered.
 func (t *Table) worksBetterElsewhere(l Link, side Side, now time.Time) bool {
-	lost := t.losses(l)
-	if lost == 0 {
+	lost, isOut := t.losses(l), t.isOut(l.on(1-side), 1-side)
+	if lost == 0 && !isOut {
 		return false
 	}
 	for i := range t.links {
@@ -388,11 +396,22 @@ func (t *Table) worksBetterElsewhere(l Link, side Side, now time.Time) bool {
 		if side == Decode {
 			other = Link{r.Prefiller, l.Engine}
 		}
-		if now.Sub(r.sent) <= inUse && t.losses(other) < lost {
+		otherIsOut := t.isOut(r.on(1-side), 1-side)
+		better := isOut && !otherIsOut || isOut == otherIsOut && t.losses(other) < lost
+		if better && now.Sub(r.sent) <= inUse {
 			return true
 		}
 	}
 	return false
+}
+
+// isOut says whether the engine with this name on the given side is out.
+func (t *Table) isOut(name string, side Side) bool {
+	subject := Link{Prefiller: name}
+	if side == Decode {
+		subject = Link{Engine: name}
+	}
+	return slices.ContainsFunc(t.outages, func(o Outage) bool { return o.Subject == subject })
 }
 
 // AllowsEngine says whether a decode engine may get hand-offs at all. It gets none while it is out,

@@ -132,3 +132,19 @@ func TestAHandoffCostsNoAllocation(t *testing.T) {
 		table.AllowsEngine("d1", at(4))
 	}))
 }
+
+func TestATrialIsNoHandoffBetweenTwoThatAreOut(t *testing.T) {
+	table := told([]step{
+		arrived("p1", "d1", 0, 1),
+		lost("p0", "d1", 1, 2), lost("p0", "d1", 1, 2), lost("p0", "d0", 1, 2), lost("p1", "d0", 1, 2), lost("p1", "d0", 1, 2),
+		lost("p1", "d0", 1, 2), lost("p0", "d1", 1, 2), arrived("p1", "d1", 3, 4),
+	})
+	var out []Link
+	for _, o := range table.Outages() {
+		out = append(out, o.Subject)
+	}
+	require.Equal(t, []Link{{Engine: "d0"}, {Prefiller: "p0"}}, out)
+	require.False(t, table.Allows(Link{"p0", "d0"}, at(6)))
+	require.True(t, table.Allows(Link{"p0", "d1"}, at(6)), "a trial of p0")
+	require.True(t, table.Allows(Link{"p1", "d0"}, at(6)), "a trial of d0")
+}
