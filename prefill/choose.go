@@ -293,6 +293,12 @@ func (d *chooser) filterCircuit(r *Request, candidates []*candidate) (eligible [
 			d.eligible = append(d.eligible, c)
 		}
 	}
+	// A request that was tried before is no trial: the trials of several engines could use up its attempts.
+	losesHandoffs := func(c *candidate) bool { return !c.trialAt.IsZero() }
+	isRetry := len(r.Exclude) > 0
+	if isRetry && slices.ContainsFunc(d.eligible, func(c *candidate) bool { return !losesHandoffs(c) }) {
+		d.eligible = slices.DeleteFunc(d.eligible, losesHandoffs)
+	}
 	if len(d.eligible) > 0 {
 		return r.dropFallbacks(d.eligible), false
 	}
@@ -394,8 +400,10 @@ func (d *chooser) makeLease(c *candidate, p *policy.Policy, r *Request, indicato
 func (d *chooser) bookLease(lease *Lease, r *Request, weight ledger.Weight) {
 	c := lease.chargedTo
 	c.circuit.Send(lease.number, d.now)
-	if !c.trialAt.IsZero() { // this is the trial; its end is known from AvoidFor, or there is another one after a while
+	if !c.trialAt.IsZero() && !d.now.Before(c.trialAt) {
+		// This is the trial. AvoidFor tells its result. If the trial has none, another one is sent after a while.
 		d.setTrial(c.Instance, d.now.Add(circuit.MaxOut))
+		c.trialLease = lease.number
 	}
 	d.fit.LearnNewTokens(weight.NewTokens)
 	lease.charge(r, weight)

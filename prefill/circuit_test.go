@@ -152,3 +152,29 @@ func TestARefusedRequestSaysNothingAboutTheCandidate(t *testing.T) {
 	require.Equal(t, "open", stateOf(scheduler, "a"))
 	requireIdle(t, scheduler)
 }
+
+// An engine whose hand-offs are lost gets one prompt as a trial when its time is over. A prompt that was tried before is none.
+func TestAnEngineThatLosesHandoffsGetsOnePromptAsATrial(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		scheduler := newScheduler(t, up("a", "b"))
+		scheduler.AvoidFor("a", time.Second)
+		get := func(exclude ...string) string {
+			r := request(1)
+			r.Exclude = exclude
+			return acquire(t, scheduler, r).Candidate.ID
+		}
+		require.Equal(t, []string{"b", "b", "b"}, []string{get(), get(), get()})
+		time.Sleep(time.Second)
+		require.Equal(t, "b", get("b"), "it was tried before")
+		require.Equal(t, []string{"a", "b"}, []string{get(), get()})
+		scheduler.AvoidFor("a", 0)
+		require.Equal(t, "a", get())
+
+		scheduler.AvoidFor("a", 10*time.Second)
+		scheduler.SetCandidates(append(up("a"), Candidate{ID: "b", Instance: "b", Models: []string{testModel}, CapacityTokens: 100_000}))
+		require.Equal(t, "a", get(), "no other is there")
+		scheduler.SetCandidates(up("a", "b"))
+		time.Sleep(10 * time.Second)
+		require.Equal(t, "a", get(), "what it got because no other was there puts no trial off")
+	})
+}

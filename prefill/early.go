@@ -48,6 +48,9 @@ func (l *Lease) MoveIfSooner(leastGain time.Duration, avoid []string) *Lease {
 	l.inFlight.ClaimEnd()
 	l.predictedHit.NotRun()
 	l.chargedTo.circuit.Neutral(l.number)
+	if l.chargedTo.trialLease == l.number { // the next prompt is the trial instead
+		s.setTrial(l.chargedTo.Instance, s.now)
+	}
 	l.endCharge()
 	return next
 }

@@ -143,7 +143,7 @@ func (s *Scheduler) AvoidFor(instance string, d time.Duration) {
 func (s *state) setTrial(instance string, at time.Time) {
 	for _, c := range s.candidates {
 		if c.Instance == instance {
-			c.trialAt = at
+			c.trialAt, c.trialLease = at, 0
 		}
 	}
 }

@@ -79,6 +79,7 @@ type candidate struct {
 	residual        fit.Residual
 	circuit         circuit.Circuit
 	trialAt         time.Time           // its engine's hand-offs are lost: when it gets a prompt as a trial; zero: they arrive
+	trialLease      uint64              // number of the lease whose prompt is the trial; 0: none is, or its result is known
 	lastFault       string              // description of the last failed probe; empty after a probe was answered
 	capacityWarned  bool                // the warning that the candidate's KV capacity is not known was logged
 	answeredSeconds prometheus.Observer // histogram of the durations of the candidate's answered probes; nil before the first answer
