@@ -138,6 +138,9 @@ func endAfterClientLeft(c client, call *engine.Call, grace time.Duration, earlie
 func (j *job) callFailedEvent(fault *failure.Fault, s *stream) lifecycle.Event {
 	event := lifecycle.Event{Kind: lifecycle.CallFailed, End: fault.CallEnd, MostLosses: fault.MostLosses}
 	if errors.Is(fault.Err, failure.ErrUndelivered) { // lost KV is never the fault of the request, however many engines report it
+		if fault.Call == lifecycle.Prefill && s != nil && s.upstream.rank != nil { // either of the two engines may be to blame
+			j.avoid.noteFailure(j.srv.Engines(), s.upstream.rank.Worker, fault, false)
+		}
 		return event
 	}
 	connectionBroke := fault.Status == 0 && fault.BlamedEngine != "" && prefill.Broke(fault.Err)

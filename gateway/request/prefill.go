@@ -531,6 +531,9 @@ func (p *concurrentPrefill) readAnswer(candidate prefill.Candidate, answer []byt
 	if fault := failure.RefusedInAnswer(lifecycle.Prefill, err); fault != nil {
 		return probed, fault
 	}
+	if said, ok := errors.AsType[*mooncake.SaidError](err); ok {
+		err = failure.MarkUndelivered(err, string(said.Answer))
+	}
 	srv.Log.Warn("a prefill failed after its request had got its decode rank", zap.Inline(p.job), zap.Error(err))
 	noHandover := failure.BadGateway("prefill", "it did not hand the prompt over")
 	return probed, failure.UnusableAnswer(lifecycle.Prefill, lifecycle.Garbled, noHandover, err)
