@@ -101,10 +101,16 @@ func findNoHandoffs(v *view, report reportFunc) {
 		}
 		var prefills, decodes []string
 		for _, p := range m.Pairs {
-			prefills, decodes = append(prefills, addressOf(p.Prefiller)), append(decodes, addressOf(p.Engine))
+			if p.Prefiller != "" { // else the decode engine alone was to blame before
+				prefills = append(prefills, addressOf(p.Prefiller))
+			}
+			if p.Engine != "" {
+				decodes = append(decodes, addressOf(p.Engine))
+			}
 		}
+		slices.Sort(prefills) // those that are out come first
 		slices.Sort(decodes)
-		prefills, decodes = slices.Compact(prefills), slices.Compact(decodes) // prefills are sorted already
+		prefills, decodes = slices.Compact(prefills), slices.Compact(decodes)
 		report(place{"model", m.Name, ranksPanel}, noReason,
 			"No hand-off of model %s arrives, from prefill engines %s at decode engines %s. No engine is taken out of service",
 			m.Name, words.FirstOf(prefills), words.FirstOf(decodes)).LastedFor = v.At.Sub(m.NoneArriveSince)
