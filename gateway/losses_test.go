@@ -76,7 +76,10 @@ func (l losses) start(t *testing.T) *lossy {
 	t.Helper()
 	o := options{
 		prefill: make([]refengine.Config, l.prefills), decode: make([]refengine.Config, l.decodes), dirty: true,
-		profile: mooncake.Profile{FirstEventTimeout: time.Second},
+		profile: mooncake.Profile{FirstEventTimeout: patience},
+	}
+	if l.fault == refengine.Hang {
+		o.profile.FirstEventTimeout = 3 * time.Second
 	}
 	for i := range o.decode {
 		o.decode[i].KV.Tokens = 1 << 20 // more than requests that hang and leak can fill
@@ -340,7 +343,7 @@ func (l losses) areNobodys(t *testing.T) {
 	if l.fault == refengine.Hang {
 		told = "504"
 	}
-	require.Equal(t, map[string]int{told: 32}, k.ask(32, nil))
+	require.Equal(t, map[string]int{told: 16}, k.ask(16, nil))
 	require.Empty(t, k.out())
 	k.nobodyIsDown()
 	var all []string
