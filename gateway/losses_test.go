@@ -41,7 +41,8 @@ func (l losses) String() string {
 	if l.turns {
 		policy = "in turn"
 	}
-	return fmt.Sprintf("%s, %s, %d prefill, %v sick, %d decode, %v sick, %s", l.connector, l.fault, l.prefills, l.sickP, l.decodes, l.sickD, policy)
+	return fmt.Sprintf("%s, %s, %d prefill, %v sick, %d decode, %v sick, %s", l.connector, l.fault, l.prefills, l.sickP, l.decodes, l.sickD,
+		policy)
 }
 
 // drawLosses draws a fleet of which an engine of each side works.

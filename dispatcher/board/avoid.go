@@ -29,7 +29,8 @@ func mayGo(e *pool.Entry, r *rank) bool {
 }
 
 // mustAvoid says whether an entry must not go to the ranks in its Avoid list yet: it has waited for less than avoidFor, and another rank
-// that is up and loses no hand-offs could take it. An entry with an Only list never goes to other ranks, however long it waits, so mustAvoid is true for it.
+// that is up and loses no hand-offs could take it. An entry with an Only list never goes to other ranks, however long it waits, so
+// mustAvoid is true for it.
 func (b *board) mustAvoid(e *pool.Entry, now time.Time) bool {
 	if len(e.Only) > 0 {
 		return true
