@@ -8,7 +8,7 @@ func (b *board) cachedTokens(g *group) (tokens int) {
 		most := 0 // an entry goes to one rank
 		for _, h := range w.Hits {
 			if g.rankWithID(h.Worker) != nil {
-				most = max(most, int(h.Tokens))
+				most = max(most, h.Tokens)
 			}
 		}
 		tokens += most

@@ -165,7 +165,7 @@ func (t *tester) metrics(ctx context.Context, role string, e config.Engine, s te
 
 // reportMemory reports how many KV tokens a rank holds, and from where that is known.
 func (t *tester) reportMemory(s testedRank, e config.Engine, m engine.Memory) {
-	configured := cmp.Or(int64(e.KV), s.profile.KVTokensPerRank)
+	configured := cmp.Or(e.KV, s.profile.KVTokensPerRank)
 	blocks := ""
 	if m.Block.Tokens > 0 {
 		blocks = fmt.Sprintf(", in blocks of %d (%s)", m.Block.Tokens, m.Block.From)
