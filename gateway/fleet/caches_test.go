@@ -175,7 +175,7 @@ func TestARestartedPublisherIsCold(t *testing.T) {
 	b := start(t, options{prefill: []refengine.Config{publisher(nil)}, configure: followed, dirty: true})
 	b.Eventually("the size of a block is known", func() bool { return b.scheduler.BlockTokens(model) == 128 })
 	// Nobody would miss a first batch that was published before there was a subscriber.
-	b.Eventually("its events are followed", func() bool { return b.candidates()[0].Events.Connected })
+	b.Eventually("its events are followed", func() bool { e := b.candidates()[0].Events; return e != nil && e.Connected })
 	story := newTalks(1).next()
 	b.Hits(story)
 	b.caughtUp()
