@@ -115,8 +115,8 @@ func TestWhoServesOthersIsNotToBlame(t *testing.T) {
 	}
 }
 
-// A decode engine that is out gets no requests, whatever the policy wants, until its trial; without another one it gets them all the same.
-func TestADecodeEngineThatLosesAllIsSpared(t *testing.T) {
+// withoutD0 has a real policy, and d0 is out, which has ranks 0 and 1. Rank 2 is on d1.
+func withoutD0(t tb) *hand {
 	h := newHand(t, testConfig())
 	ws := ranks(3, 8, 0)
 	for i, e := range []string{"d0", "d0", "d1"} {
@@ -127,6 +127,12 @@ func TestADecodeEngineThatLosesAllIsSpared(t *testing.T) {
 		h.lose(h.from("p0").slotNow(t))
 	}
 	h.works("p0", "d1")
+	return h
+}
+
+// A decode engine that is out gets no requests, whatever the policy wants, until its trial; without another one it gets them all the same.
+func TestADecodeEngineThatLosesAllIsSpared(t *testing.T) {
+	h := withoutD0(t)
 	require.EqualValues(t, 2, h.from("p0").slotNow(t).Worker)
 	require.EqualValues(t, 2, h.from("p1").slotNow(t).Worker, "from no prefill engine")
 	h.pass(time.Second)
@@ -428,16 +434,7 @@ func TestAnEntryIsLookedAtWhenTheQuarantineEnds(t *testing.T) {
 // The hand-off of a request was lost at a decode engine that works, because its prefill engine is sick. The request does not wait for a
 // decode engine that is out, and it is not the trial of one: with a second lost trial it would come to the end of its attempts.
 func TestARequestThatHasFailedIsNoTrial(t *testing.T) {
-	h := newHand(t, testConfig())
-	ws := ranks(3, 8, 0)
-	for i, e := range []string{"d0", "d0", "d1"} {
-		ws[i].Engine = e
-	}
-	h.fleet(ws)
-	for range 3 {
-		h.lose(h.from("p0").slotNow(t))
-	}
-	h.works("p0", "d1")
+	h := withoutD0(t)
 	require.True(t, h.board().pairs.AnyOut())
 	failed := func() waiting { return h.put(pool.Entry{Prompt: 10, Prefiller: "p1", Avoid: []int32{2}}) }
 	require.EqualValues(t, 2, failed().slotNow(t).Worker, "d0 is out")

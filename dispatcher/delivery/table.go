@@ -7,7 +7,8 @@
 //
 //   - One works with others, and the other does not: the other one is to blame.
 //   - Both work with others: the connection between the two is.
-//   - Neither works: nobody is. If all prefill engines are sick, that looks the same as if all decode engines are.
+//   - Neither works: nobody is. If all prefill engines are sick, that looks the same as if all
+//     decode engines are.
 //
 // Who is to blame gets no hand-offs for a second. Then one hand-off is a trial. If it is lost, too,
 // the time doubles, up to 30 s. Package delivery has no clock and no lock: its owner passes the
@@ -36,17 +37,16 @@ const memory = 5 * time.Minute
 // Link is a prefill engine and a decode engine between which hand-offs go.
 type Link struct{ Prefiller, Engine string }
 
-// Side is one of the two engines of a hand-off.
-type Side uint8
+// end is one of the two engines of a hand-off.
+type end uint8
 
-// The sides.
 const (
-	Prefill Side = iota
-	Decode
+	prefill end = iota
+	decode
 )
 
-func (l Link) on(s Side) string {
-	if s == Prefill {
+func (l Link) on(s end) string {
+	if s == prefill {
 		return l.Prefiller
 	}
 	return l.Engine
@@ -62,11 +62,6 @@ func compare(x, y Link) int {
 	return cmp.Or(cmp.Compare(x.Prefiller, y.Prefiller), cmp.Compare(x.Engine, y.Engine))
 }
 
-// find returns where a link stands, or would stand, in the list.
-func (t *Table) find(l Link) (at int, known bool) {
-	return slices.BinarySearchFunc(t.links, l, func(r record, l Link) int { return compare(r.Link, l) })
-}
-
 // record is what is known of a link. Results are ordered by the time at which their hand-offs were
 // sent: a hand-off that hangs is known to be lost long after later ones have arrived.
 type record struct {
@@ -78,7 +73,7 @@ type record struct {
 	lostSent  time.Time // when the last of them was sent
 	worked    time.Time // when the last hand-off that arrived was sent; zero: none has since the table began to look
 
-	worksElsewhere [2]bool // by Side: this engine has served another one since firstLost; set by judge
+	worksElsewhere [2]bool // by end: this engine has served another one since firstLost; set by judge
 }
 
 // Outage says who gets no hand-offs.
@@ -196,7 +191,7 @@ func (t *Table) pardon(subject Link) {
 func (t *Table) judge(now time.Time) {
 	for i := range t.links {
 		if r := &t.links[i]; r.losses > 0 {
-			r.worksElsewhere = [2]bool{t.worksElsewhere(r, Prefill), t.worksElsewhere(r, Decode)}
+			r.worksElsewhere = [2]bool{t.worksElsewhere(r, prefill), t.worksElsewhere(r, decode)}
 		}
 	}
 	for i := range t.links {
@@ -204,17 +199,17 @@ func (t *Table) judge(now time.Time) {
 		case r.losses == 0:
 		case r.worksElsewhere == [2]bool{true, true} && r.losses >= Limit:
 			t.takeOut(r.Link, r.losses, r.lostSent, now)
-		case r.worksElsewhere == [2]bool{Prefill: false, Decode: true}:
-			t.judgeEngine(r, Prefill, now)
-		case r.worksElsewhere == [2]bool{Prefill: true, Decode: false}:
-			t.judgeEngine(r, Decode, now)
+		case r.worksElsewhere == [2]bool{prefill: false, decode: true}:
+			t.judgeEngine(r, prefill, now)
+		case r.worksElsewhere == [2]bool{prefill: true, decode: false}:
+			t.judgeEngine(r, decode, now)
 		}
 	}
 }
 
 // worksElsewhere says whether the engine on one side of a link has served another one since the
 // link began to lose hand-offs.
-func (t *Table) worksElsewhere(r *record, side Side) bool {
+func (t *Table) worksElsewhere(r *record, side end) bool {
 	return slices.ContainsFunc(t.links, func(x record) bool {
 		return x.on(side) == r.on(side) && x.on(1-side) != r.on(1-side) && x.losses == 0 && x.arrivedSince(r.firstLost)
 	})
@@ -228,7 +223,7 @@ func (r *record) arrivedSince(sent time.Time) bool {
 // that work with others, and none has arrived since. If it has lost hand-offs at one engine only,
 // although others are in use, the connection between the two may be broken, and only this is
 // avoided first.
-func (t *Table) judgeEngine(of *record, side Side, now time.Time) {
+func (t *Table) judgeEngine(of *record, side end, now time.Time) {
 	l, first := of.Link, of.firstLost
 	name, other := l.on(side), 1-side
 	lost, at, anyOther := 0, 0, false
@@ -252,7 +247,7 @@ func (t *Table) judgeEngine(of *record, side Side, now time.Time) {
 	}
 	if at > 1 || !anyOther {
 		l = Link{Prefiller: name}
-		if side == Decode {
+		if side == decode {
 			l = Link{Engine: name}
 		}
 	}
@@ -282,6 +277,11 @@ func (t *Table) endOutages(ends func(*Outage) bool) {
 		t.changes = append(t.changes, Change{Subject: o.Subject})
 		return true
 	})
+}
+
+// find returns where a link stands, or would stand, in the list.
+func (t *Table) find(l Link) (at int, known bool) {
+	return slices.BinarySearchFunc(t.links, l, func(r record, l Link) int { return compare(r.Link, l) })
 }
 
 // record returns what is known of a link over which a hand-off was sent. It is valid until the next
@@ -355,10 +355,10 @@ func (t *Table) Allows(l Link, now time.Time) bool {
 		if o.Subject.Engine != "" && !o.circuit.Allows(now) {
 			return false
 		}
-		isTrial[Prefill] = isTrial[Prefill] || o.Subject.Engine == ""
-		isTrial[Decode] = isTrial[Decode] || o.Subject.Prefiller == ""
+		isTrial[prefill] = isTrial[prefill] || o.Subject.Engine == ""
+		isTrial[decode] = isTrial[decode] || o.Subject.Prefiller == ""
 	}
-	for _, side := range []Side{Prefill, Decode} {
+	for _, side := range []end{prefill, decode} {
 		if isTrial[side] && t.worksBetterElsewhere(l, side, now) {
 			return false
 		}
@@ -385,7 +385,7 @@ func (t *Table) losses(l Link) int {
 // link has lost fewer hand-offs. An engine that is out is the last choice: a hand-off between two
 // that are out would be lost as long as one of them is sick, and would not show that the other one
 // has recovered.
-func (t *Table) worksBetterElsewhere(l Link, side Side, now time.Time) bool {
+func (t *Table) worksBetterElsewhere(l Link, side end, now time.Time) bool {
 	lost, isOut := t.losses(l), t.isOut(l.on(1-side), 1-side)
 	if lost == 0 && !isOut {
 		return false
@@ -393,7 +393,7 @@ func (t *Table) worksBetterElsewhere(l Link, side Side, now time.Time) bool {
 	for i := range t.links {
 		r := &t.links[i]
 		other := Link{l.Prefiller, r.Engine}
-		if side == Decode {
+		if side == decode {
 			other = Link{r.Prefiller, l.Engine}
 		}
 		otherIsOut := t.isOut(r.on(1-side), 1-side)
@@ -406,9 +406,9 @@ func (t *Table) worksBetterElsewhere(l Link, side Side, now time.Time) bool {
 }
 
 // isOut says whether the engine with this name on the given side is out.
-func (t *Table) isOut(name string, side Side) bool {
+func (t *Table) isOut(name string, side end) bool {
 	subject := Link{Prefiller: name}
-	if side == Decode {
+	if side == decode {
 		subject = Link{Engine: name}
 	}
 	return slices.ContainsFunc(t.outages, func(o Outage) bool { return o.Subject == subject })
@@ -428,7 +428,7 @@ func (t *Table) AllowsEngine(engine string, now time.Time) bool {
 	var last time.Time
 	for i := range t.links {
 		r := &t.links[i]
-		if r.Engine == engine && r.losses > 0 && !r.worksElsewhere[Decode] && !t.isExplained(r.Link) {
+		if r.Engine == engine && r.losses > 0 && !r.worksElsewhere[decode] && !t.isExplained(r.Link) {
 			lost += r.losses
 			if r.lastLost.After(last) {
 				last = r.lastLost
@@ -456,14 +456,13 @@ func (t *Table) Outages() []Outage { return t.outages }
 type Suspected struct {
 	Link
 	Losses int
-	Since  time.Time // when the first of them was known to be lost
 }
 
 // Suspected returns the links whose last hand-offs were lost, sorted.
 func (t *Table) Suspected() (all []Suspected) {
 	for i := range t.links {
 		if r := &t.links[i]; r.losses > 0 {
-			all = append(all, Suspected{r.Link, r.losses, r.firstLost})
+			all = append(all, Suspected{r.Link, r.losses})
 		}
 	}
 	return all
@@ -498,7 +497,7 @@ func (t *Table) isExplained(l Link) bool {
 // had only one engine has one name.
 func (t *Table) BlamesRequest(first, second Link, since time.Time) bool {
 	serve, lose := true, false
-	for _, side := range []Side{Prefill, Decode} {
+	for _, side := range []end{prefill, decode} {
 		for _, l := range []Link{first, second} {
 			name := l.on(side)
 			if name == "" {

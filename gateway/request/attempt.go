@@ -148,7 +148,7 @@ func (j *job) callFailedEvent(fault *failure.Fault, s *stream) lifecycle.Event {
 	case fault.Status == http.StatusInternalServerError:
 		event.Faulty = !fault.Moved // an engine that was taken out of service has not failed, whatever it answered
 		if event.Faulty && s != nil && s.firstAt.IsZero() && s.upstream.handsOver() && fault.Call == lifecycle.Decode {
-			event.Faulty = j.lost.confirm(j.srv.Dispatcher, s.upstream.slot, s.upstream.handoffLink())
+			event.Faulty = note500(j).confirm(j.srv.Dispatcher, s.upstream.slot, s.upstream.handoffLink())
 		}
 	case connectionBroke:
 		event.BrokenConn = lifecycle.BrokenConn{Engine: fault.BlamedEngine, At: time.Now()}
@@ -198,7 +198,8 @@ func (s *stream) reportDecodeOutcome(effect lifecycle.Effect) {
 func accuseUntilExplained(s *stream) {
 	monitor, id, err := s.job.srv.Monitor, s.upstream.rank.Instance, s.upstream.fault.Err
 	withdrawAccusation := monitor.Accuse(id)
-	s.job.unexplained500s = append(s.job.unexplained500s, func(cause lifecycle.Blame) {
+	unexplained := note500(s.job)
+	unexplained.settle = append(unexplained.settle, func(cause lifecycle.Blame) {
 		withdrawAccusation()
 		switch cause {
 		case lifecycle.Engine:
@@ -236,7 +237,7 @@ func (s *stream) slotOutcome(kind board.Kind) board.Outcome {
 		Empty:     finished && filter.Empty() && filter.FinishReason() == "stop" && !s.job.life.Resumed(),
 		NoUsage:   finished && (s.upstream.noUsage || !hasUsage),
 		Refused:   failedBeforeFirst && s.upstream.fault.DecodeRefused(),
-		Lost:      failedBeforeFirst && s.upstream.fault.LosesHandoff() && !s.job.causes500,
+		Lost:      failedBeforeFirst && s.upstream.fault.LosesHandoff() && !s.job.answered500.causes500(),
 		Orphaned:  s.upstream.blocksMayLeak,
 		Kept:      finished && !s.upstream.computesPrompt && filter.Kept(),
 	}

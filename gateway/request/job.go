@@ -42,6 +42,7 @@ type job struct {
 	passthrough   *Passthrough    // set for a request that one engine serves alone; nil: the prompt is prefilled and decoded
 	client        client          // the connection that the answer goes to
 	isLeg         bool            // the job is a leg of a fan-out, so its end does not conclude the client's request
+	ranElsewhere  int32           // how many proxies of this region may have run the request before they gave it back
 	id            string          // the request id; the ids that engines get begin with it
 	model         roster.Route    // the model that the client asked for, and its board: the decode ranks that serve it
 	filterOptions sse.Options     // which parts of the engine's answer the client gets, and in which form
@@ -60,19 +61,16 @@ type job struct {
 	life     lifecycle.Lifecycle
 	recorder recording.Recorder
 	// query asks to which dispatcher the request goes; nil: there is no other proxy, or the question is answered.
-	query        *geo.RoutingQuery
-	ranElsewhere int // how many proxies of this region may have run the request before they gave it back
+	query *geo.RoutingQuery
 
 	unlistedAnswer *openai.Error // the error of the last engine that did not have the model; nil: there was none
 
 	avoid avoided
 	local localDecode
 
-	maybeRead       []*handoff.Handoff // hand-offs that an engine may have read, but that led to no answer
-	resume          resumption
-	lost            lostHandoffs                  // hand-offs over which engines answered 500
-	causes500       bool                          // the request is at fault for them
-	unexplained500s []func(cause lifecycle.Blame) // called once it is known whether the engines or the request caused their status 500
+	maybeRead   []*handoff.Handoff // hand-offs that an engine may have read, but that led to no answer
+	resume      resumption
+	answered500 *answered500 // what engines that answered 500 leave to be settled; nil: none has
 }
 
 // client is the connection that the answer goes to: an edge.Conn, or the share of a connection

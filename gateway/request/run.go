@@ -183,13 +183,7 @@ func (r *executor) do(effect lifecycle.Effect) lifecycle.Event {
 	case lifecycle.Avoid, lifecycle.ReportFailure, lifecycle.ReportSuccess: // the rank is avoided, or its outcome counted
 		r.reportOutcome(effect)
 	case lifecycle.Resolve: // the engines of earlier 500s are blamed or cleared
-		for _, settle := range j.unexplained500s {
-			settle(effect.Blame)
-		}
-		j.unexplained500s = nil
-		if effect.Blame == lifecycle.Nobody {
-			j.lost, j.causes500 = j.lost.excuse(j.srv.Dispatcher), true
-		}
+		j.answered500.resolve(j.srv.Dispatcher, effect.Blame)
 	case lifecycle.Pause: // waits before the next attempt
 		if j.awaitRetry(effect.Retry, r.fault) {
 			return lifecycle.Event{Kind: lifecycle.Retried}
@@ -439,7 +433,8 @@ func (r *executor) reportOutcome(effect lifecycle.Effect) {
 // lifecycle reports the cause by the effect Resolve. It calls the function that is noted here, which then takes the count back.
 func (r *executor) noteUnexplained500() {
 	scheduler, id := r.job.srv.Prefill, r.prefillEngine().ID
-	r.job.unexplained500s = append(r.job.unexplained500s, func(cause lifecycle.Blame) {
+	unexplained := note500(r.job)
+	unexplained.settle = append(unexplained.settle, func(cause lifecycle.Blame) {
 		if cause == lifecycle.Nobody { // the request is the cause
 			scheduler.Forgive(id)
 		}
