@@ -22,14 +22,6 @@ type lostHandoff struct {
 	at   time.Time
 }
 
-// note500 returns what engines that answered 500 leave to be settled, for one more of them.
-func note500(j *job) *answered500 {
-	if j.answered500 == nil {
-		j.answered500 = &answered500{}
-	}
-	return j.answered500
-}
-
 // confirm adds a hand-off, and says whether its 500 counts as an engine's word against the request:
 // it is the first one, or the dispatcher knows of nothing else that this one and an earlier one
 // could be due to.

@@ -73,6 +73,14 @@ type job struct {
 	answered500 *answered500 // what engines that answered 500 leave to be settled; nil: none has
 }
 
+// note500 returns what engines that answered 500 leave to be settled, for one more of them.
+func note500(j *job) *answered500 {
+	if j.answered500 == nil {
+		j.answered500 = &answered500{}
+	}
+	return j.answered500
+}
+
 // client is the connection that the answer goes to: an edge.Conn, or the share of a connection
 // that one leg of a fan-out has.
 type client interface {
