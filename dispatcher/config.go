@@ -9,7 +9,6 @@ import (
 
 	"evenkeel/dispatcher/board"
 	"evenkeel/pool"
-	"evenkeel/predictor"
 )
 
 // Config has the section `dispatch` of the config file, and what else Start needs. A field that is zero means the default that its comment
@@ -51,12 +50,6 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 	if c.DecisionLog.MaxBytes < leastLogBytes {
 		bad("dispatch.log.max_bytes", "%d; at least %d is needed", c.DecisionLog.MaxBytes, leastLogBytes)
 	}
-}
-
-// DoubtFit returns a warning if a part of a fit file of this kind is read neither by the policy nor by the policies of the twin; empty: all
-// parts are read.
-func (c *Config) DoubtFit(kind predictor.Kind) string {
-	return c.Config.DoubtFit(kind, append([]string{c.Policy}, c.Twin...)...)
 }
 
 // withDefaults fills in the defaults of board.Config, and a Log that writes nothing if there is none.

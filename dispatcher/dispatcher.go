@@ -256,10 +256,10 @@ func (d *Dispatcher) ask(f func(r *scheduler) error) error {
 
 // run is the scheduler's goroutine. In each turn, it calls all queued functions before it lets the boards decide, so that a burst of
 // requests leads to one round of decisions. When ctx ends, it answers all waiting entries with ErrDraining, stores the last status, waits
-// for the goroutines of the learner, the twin and the decision log, and closes d.done.
+// for the goroutines of the learner and the decision log, and closes d.done.
 func (d *Dispatcher) run(ctx context.Context, r *scheduler) {
 	defer close(d.done)
-	waitForHelpers := r.start(ctx) // the helpers are the goroutines of the learner, the twin and the decision log
+	waitForHelpers := r.start(ctx) // the helpers are the goroutines of the learner and the decision log
 	defer waitForHelpers()
 	timer := time.NewTimer(0)
 	defer timer.Stop()

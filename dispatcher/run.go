@@ -23,7 +23,6 @@ func newScheduler(cfg Config, d *Dispatcher, wake func(func(*scheduler)) bool) (
 	publish := func(tables board.TablesBuilt) { wake(func(r *scheduler) { r.apply(tables) }) }
 	r := &scheduler{
 		boards: boards, cfg: cfg, d: d, wake: wake, log: cfg.Log, metrics: d.metrics, learner: newLearner(cfg.Log, d.metrics, publish),
-		twins:   newTwins(cfg, d.metrics),
 		waiting: map[*pool.Entry]waitingEntry{}, byModel: map[string]*boardState{}, detectors: map[board.GroupKey]*stepDetector{},
 		labels: map[board.GroupKey]string{},
 	}
@@ -32,22 +31,19 @@ func newScheduler(cfg Config, d *Dispatcher, wake func(func(*scheduler)) bool) (
 	return r, nil
 }
 
-// start starts the goroutines of the learner, the twin and the decision log, which end when ctx ends. The returned function waits until all
-// have ended, because no goroutine may outlive the dispatcher.
+// start starts the goroutines of the learner and the decision log, which end when ctx ends. The returned function
+// waits until both have ended, because no goroutine may outlive the dispatcher.
 func (r *scheduler) start(ctx context.Context) (wait func()) {
 	var goroutines sync.WaitGroup
 	goroutines.Go(func() { r.learner.run(ctx) })
-	if r.twins != nil {
-		goroutines.Go(func() { r.twins.run(ctx) })
-	}
 	if r.declog != nil {
 		goroutines.Go(func() { r.declog.run(ctx) })
 	}
 	return goroutines.Wait
 }
 
-// advance makes one turn of the scheduler: it calls the queued functions, and then gives each board a Tick, which makes the boards decide
-// if something is to be decided. It also ends the current segment of the twin's recording, if this is due.
+// advance makes one turn of the scheduler: it calls the queued functions, and then gives each board a Tick, which
+// makes the boards decide if something is to be decided.
 func (r *scheduler) advance(queue []func(*scheduler), now time.Time) {
 	r.now = now
 	for _, f := range queue {
@@ -59,24 +55,16 @@ func (r *scheduler) advance(queue []func(*scheduler), now time.Time) {
 		}
 		r.apply(&b.tick)
 	}
-	if r.twins.segmentDue(now) {
-		r.readAllProgress() // the twin's copy of the boards must have all tokens that the streams have brought until now
-		r.twins.endSegment(now, r.boards)
-	}
 }
 
 // apply gives the boards an event and carries out the effects. Then it runs the rounds of decisions that follow from the event, one after
 // the other: the event Decide runs a round, and the event Decided tells the board how long the round took.
 func (r *scheduler) apply(e board.Event) {
-	r.twins.record(e, r.now)
 	r.carryOut(r.boards.Apply(e, r.now), 0) // 0: no round caused these effects
 	for r.boards.Deciding() {
 		start := time.Now()
 		effects := r.boards.Apply(board.Decide{}, r.now)
 		r.decided.Took = time.Since(start)
-		if r.decided.Took > r.boards.Config().TickLimit/2 {
-			r.twins.pause() // the replays of the twin may have slowed down this round
-		}
 		r.carryOut(effects, r.decided.Took)
 		r.carryOut(r.boards.Apply(&r.decided, r.now), 0)
 	}
@@ -178,13 +166,9 @@ func (r *scheduler) shutDown(queue []func(*scheduler), now time.Time) {
 	}
 }
 
-// status returns the status of the boards. For each group, it adds the result of the twin: what the last minutes would have cost under
-// other policies.
 func (r *scheduler) status(now time.Time) board.Status {
 	r.readAllProgress() // the boards know only the tokens that had come by their last event
-	s := r.boards.Status(now)
-	r.twins.addResults(&s, now)
-	return s
+	return r.boards.Status(now)
 }
 
 // loads returns the present loads of all ranks, with all tokens that the streams have brought until now.
@@ -193,11 +177,9 @@ func (r *scheduler) loads() board.Loads {
 	return r.boards.Loads()
 }
 
-// carryOut carries out effects in their order, and records them for the twin. took is the duration of the round that caused them; 0: no
-// round did.
+// carryOut carries out effects in their order. took is the duration of the round that caused them; 0: no round did.
 func (r *scheduler) carryOut(effects []board.Effect, took time.Duration) {
 	for i := range effects {
-		r.twins.recordEffect(&effects[i], r.now)
 		r.carryOutOne(&effects[i], took)
 	}
 }
@@ -254,7 +236,7 @@ func (r *scheduler) carryOutOne(e *board.Effect, took time.Duration) {
 	case board.EffectPolicy: // the barrier groups have a new policy
 		name := e.Policy
 		r.d.policy.Store(&name)
-	case board.EffectNewPredictor: // a policy, or one that the twin replays, needs output lengths that are not learned yet
+	case board.EffectNewPredictor: // a policy needs output lengths that are not learned yet
 		r.learner.addPredictor(e.Predictor, e.Fit)
 	case board.EffectFit: // all predictors forget what they learned, and start from the fit file
 		r.learner.restart(e.Fit)

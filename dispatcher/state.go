@@ -60,7 +60,6 @@ type scheduler struct {
 	log       *zap.Logger
 	metrics   *metrics
 	learner   *learner
-	twins     *twins       // replays the last minutes under other policies; nil: no policy is replayed
 	declog    *decisionLog // writes rounds to the decision log; nil: there is none
 	waiting   map[*pool.Entry]waitingEntry
 	byModel   map[string]*boardState

@@ -43,7 +43,7 @@ func (g observer) Facts(ctx context.Context) detect.Facts {
 			ScrapeEveryMs: float64(conf.Prefill.Scrape.Interval.Milliseconds()),
 			HitShare:      share(float64(overview.Index.ActualTokens), float64(overview.Index.PromptTokens)),
 		},
-		Advice: s.Advice, Twin: len(conf.Dispatch.Twin) > 0,
+		Advice: s.Advice,
 	}
 	if s.Config.Last != nil {
 		f.Proxy.ConfigError = s.Config.Last.Error
@@ -204,12 +204,12 @@ func (g observer) modelFacts(m *board.ModelStatus, ttl float64) detect.Model {
 // groupFacts returns the facts about a group: its loads, its steps, and those of the model's ranks that are in the group. The engines'
 // gauges are among them only if the ranks step together and do not prefill, because package detect compares only such ranks by them.
 func (g observer) groupFacts(from *board.GroupStatus, ranks []board.WorkerStatus) detect.Group {
-	group := detect.Group{GroupLoads: from.GroupLoads, GroupReports: from.GroupReports, Held: from.Held}
+	group := detect.Group{GroupLoads: from.GroupLoads, Rounds: from.Rounds, Held: from.Held}
 	if step := from.Step; step != nil {
 		group.StepModel = detect.StepModel{BaseMs: step.C0Ms, PerTokenMs: step.C1Ms, PerRequestMs: step.RequestMs}
 		group.StepMs, group.ModelMs = float64(step.MeanMs), step.ModelMs
 		group.PromptTokenMs = step.OwnPromptMs // what a prompt token adds to a step if the slowest rank computes it
-		group.ModelWhy, group.Source = step.Why, step.Source
+		group.ModelWhy = step.Why
 		group.LostShare, group.LostMs, group.SyncWaitMs = step.LostShare, step.LostMs, step.SyncWaitMs
 	}
 	for _, w := range ranks {

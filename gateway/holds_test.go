@@ -33,8 +33,8 @@ func TestWhatAStreamHolds(t *testing.T) {
 	var packages map[string]int
 	c.Eventually("all streams are with a loop, and hold little", func() bool {
 		all, packages = 0, held()
-		// What the page and the twin keep grows with the minutes.
-		for _, name := range []string{"evenkeel/gateway/detect", "evenkeel/gateway/live", "evenkeel/dispatcher/twin"} {
+		// What the page keeps grows with the minutes.
+		for _, name := range []string{"evenkeel/gateway/detect", "evenkeel/gateway/live"} {
 			delete(packages, name)
 		}
 		for name := range packages {
@@ -77,8 +77,6 @@ func held() map[string]int {
 			case !ours:
 			case strings.HasPrefix(name, "bench/"), strings.HasPrefix(name, "gateway_test."):
 				by, more = "", false
-			case strings.HasPrefix(name, "dispatcher.(*twins)."): // the boards of the last minutes that the twin keeps, and what it replays
-				by, more = "evenkeel/dispatcher/twin", false
 			case by == "":
 				end := strings.LastIndexByte(name, '/') + 1
 				dot := strings.IndexByte(name[end:], '.')

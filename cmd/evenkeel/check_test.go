@@ -144,17 +144,17 @@ func TestCheckWarnsOfAFitThatIsNotRead(t *testing.T) {
 	for _, tt := range []struct{ name, kind, policy, predictor, says string }{
 		{"the default reads the mean", "survival", "evenkeel", "survival", ""},
 		{"brh reads all", "survival", "brh", "survival", ""},
-		{"br0 reads nothing", "survival", "br0", "survival", "no policy of this config looks at the lengths of answers"},
-		{"nor does it read an exact one", "exact", "jsq-kv", "survival", "no policy of this config looks at the lengths of answers"},
-		{"brh without a predictor", "survival", "brh:predictor=none,horizon=80,gamma=0.9", "survival", "no policy of this config looks at the lengths of answers"},
-		{"exact, and the default reads the mean", "exact", "evenkeel", "survival", "read only the mean length of answers; fit again with --kind survival"},
-		{"exact under survival", "exact", "brh", "survival", "the policies predict with survival"},
-		{"exact under a policy of survival", "exact", "brh:predictor=survival", "exact", "the policies predict with survival"},
+		{"br0 reads nothing", "survival", "br0", "survival", "the policy of this config does not look at the lengths of answers"},
+		{"nor does it read an exact one", "exact", "jsq-kv", "survival", "the policy of this config does not look at the lengths of answers"},
+		{"brh without a predictor", "survival", "brh:predictor=none,horizon=80,gamma=0.9", "survival", "the policy of this config does not look at the lengths of answers"},
+		{"exact, and the default reads the mean", "exact", "evenkeel", "survival", "reads only the mean length of answers; fit again with --kind survival"},
+		{"exact under survival", "exact", "brh", "survival", "the policy predicts with survival"},
+		{"exact under a policy of survival", "exact", "brh:predictor=survival", "exact", "the policy predicts with survival"},
 		{"exact under exact", "exact", "brh", "exact", ""},
 		{"survival under exact", "survival", "brh", "exact", "the predictor exact begins without what answers to single prompts were"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			config := fmt.Sprintf("dispatch: {policy: %q, twin: off}\npredictor: {kind: %s, file: %q, secret_file: %q}\n",
+			config := fmt.Sprintf("dispatch: {policy: %q}\npredictor: {kind: %s, file: %q, secret_file: %q}\n",
 				tt.policy, tt.predictor, write(t, fmt.Sprintf(fitted, tt.kind)), secret)
 			status, out, errs := line("check", "--config", write(t, config), "--json")
 			require.Equal(t, 0, status, out+errs)

@@ -47,7 +47,6 @@ var capabilities = []capability{
 	{"self-test", []string{"gateway/selftest", "gateway/seat.go"}, ""},
 	{"survey", []string{"bench/lab/survey", "cmd/evenkeel/survey.go", "cmd/evenkeel/survey_trial.go"}, ""},
 	{"trial", []string{"bench/lab/trial", "cmd/evenkeel/survey_trial.go"}, ""},
-	{"twin", []string{"dispatcher/twin", "dispatcher/verdict", "dispatcher/virtual", "dispatcher/twins.go", "dispatcher/twin_metrics.go", "gateway/live/twin.go"}, ""},
 }
 
 // owns says whether a file, or its folder, is the capability's own.

@@ -43,13 +43,11 @@ var mayImport = map[string][]string{
 	"pool":                {"mooncake"},
 	"dispatcher/delivery": {"engine/circuit"},
 	"dispatcher/board": {"pool", "predictor", "dispatcher/delivery", "dispatcher/forecast", "dispatcher/kept",
-		"dispatcher/policy", "dispatcher/step", "dispatcher/verdict", "engine/circuit"},
+		"dispatcher/policy", "dispatcher/step", "engine/circuit"},
 	"dispatcher/kept":     {},
 	"dispatcher/rounds":   {},
-	"dispatcher/verdict":  {},
 	"dispatcher/virtual":  {"dispatcher/board", "dispatcher/kept", "dispatcher/step"},
-	"dispatcher/twin":     {"dispatcher/board", "dispatcher/virtual", "pool"},
-	"dispatcher":          {"dispatcher/board", "dispatcher/delivery", "internal/logfile", "dispatcher/forecast", "dispatcher/twin", "dispatcher/verdict", "pool", "predictor", "dispatcher/policy"},
+	"dispatcher":          {"dispatcher/board", "dispatcher/delivery", "internal/logfile", "dispatcher/forecast", "pool", "predictor", "dispatcher/policy"},
 	"engine":              {"engine/circuit", "mooncake", "internal/socket", "internal/words", "sse"},
 	"engine/circuit":      {},
 	"engine/discover":     {"engine/discover"}, // its sources are below it
@@ -103,12 +101,12 @@ var mayImport = map[string][]string{
 	"gateway/handback":    {"gateway/fleet/roster"},
 	"gateway/request":     {"gateway/abort", "gateway/edge", "gateway/failure", "gateway/fleet", "gateway/fleet/roster", "gateway/handback", "gateway/handoff", "gateway/journal", "gateway/upstream", "gateway/lifecycle", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/prompt", "gateway/pump", "gateway/recording", "gateway/service", "geo", "prefill", "prefill/local", "dispatcher", "dispatcher/board", "dispatcher/delivery", "pool", "engine", "sse", "mooncake"},
 	"gateway/selftest":    {"gateway/config", "gateway/failure", "gateway/upstream", "gateway/lifecycle", "gateway/metaserver", "gateway/owner", "engine", "sse", "mooncake"},
-	"gateway/live":        {"gateway/advice", "gateway/detect", "gateway/fleet/roster", "gateway/live", "gateway/openai", "gateway/receipt", "gateway/watch", "dispatcher/board", "dispatcher/policy", "dispatcher/verdict", "docs", "internal/stats", "internal/words"}, // livetest is below it
+	"gateway/live":        {"gateway/advice", "gateway/detect", "gateway/fleet/roster", "gateway/live", "gateway/openai", "gateway/receipt", "gateway/watch", "dispatcher/board", "dispatcher/policy", "docs", "internal/stats", "internal/words"}, // livetest is below it
 	"gateway/watch":       {"gateway/detect"},
 	"gateway/detect":      {"gateway/advice", "dispatcher/board", "internal/stats", "internal/words"},
 	"gateway/top":         {},
 	"gateway/admin":       {"gateway", "gateway/fleetcall", "gateway/owner", "geo", "gateway/config", "gateway/live", "gateway/openai", "gateway/receipt", "prefill"},
-	"bench":               {"bench", "geo", "geo/policy", "prefill", "prefill/policy", "prefill/index", "dispatcher", "dispatcher/board", "dispatcher/policy", "dispatcher/step", "dispatcher/subset", "dispatcher/twin", "pool", "predictor", "engine", "sse", "mooncake", "internal/rawjson", "internal/namedargs", "internal/spelling", "internal/stats"},
+	"bench":               {"bench", "geo", "geo/policy", "prefill", "prefill/policy", "prefill/index", "dispatcher", "dispatcher/board", "dispatcher/policy", "dispatcher/step", "dispatcher/subset", "pool", "predictor", "engine", "sse", "mooncake", "internal/rawjson", "internal/namedargs", "internal/spelling", "internal/stats"},
 	"bench/sim/mixed":     {"bench", "dispatcher/board", "dispatcher/policy", "dispatcher/step", "dispatcher/virtual", "internal/stats"},
 	"bench/claims/rounds": {"bench", "dispatcher/rounds", "internal/stats"},
 	"bench/lab/laws":      {"dispatcher/step", "internal/spelling"},
@@ -130,7 +128,7 @@ var mayImport = map[string][]string{
 var pure = []string{"internal/words", "internal/rawjson", "internal/namedargs", "internal/spelling", "internal/stats", "sse", "mooncake",
 	"predictor", "geo/policy", "prefill/queue", "prefill/ledger", "prefill/cache", "prefill/fit", "prefill/steer", "prefill/policy",
 	"prefill/index", "dispatcher/board", "dispatcher/delivery", "dispatcher/forecast", "dispatcher/kept",
-	"dispatcher/policy", "dispatcher/rounds", "dispatcher/step", "dispatcher/subset", "dispatcher/twin", "dispatcher/verdict",
+	"dispatcher/policy", "dispatcher/rounds", "dispatcher/step", "dispatcher/subset",
 	"dispatcher/virtual", "engine/circuit", "gateway/advice", "gateway/detect", "gateway/fleet/roster",
 	"gateway/lifecycle"}
 

@@ -30,10 +30,6 @@ func New(cfg Config) (*Boards, error) {
 		allBoards: &allBoards{cfg: cfg, fit: cfg.Predictor.Fit, predictors: map[PredictorKey]*predictorState{}},
 		boards:    map[string]*board{},
 	}
-	// The twin replays the last minutes under these policies. The boards make learners learn the output lengths that they read.
-	for _, spec := range cfg.Twin {
-		l.twinNeeds = append(l.twinNeeds, needsOf(l.buildPolicy(spec).Policy))
-	}
 	return l, l.setPolicy(cfg.Policy) // setPolicy checks the policy of barrier groups, which checkPolicies leaves out
 }
 
@@ -43,8 +39,8 @@ func (l *Boards) Config() Config { return l.cfg }
 // Policy returns the canonical name of the policy of the groups whose ranks step together.
 func (l *Boards) Policy() string { return l.policyName }
 
-// checkPolicies returns an error if the configured kind of predictor is not available, or if the policy of ranks without a barrier or a
-// policy of the twin cannot work. Its callers check the policy of barrier groups themselves.
+// checkPolicies returns an error if the configured kind of predictor is not available, or if the policy of ranks
+// without a barrier cannot work. Its callers check the policy of barrier groups themselves.
 func (c *Config) checkPolicies() error {
 	if err := c.Predictor.checkKindAvailable(c.Predictor.Kind); err != nil {
 		return fmt.Errorf("dispatcher: %w", err)
@@ -53,10 +49,7 @@ func (c *Config) checkPolicies() error {
 	if err != nil {
 		return err
 	}
-	if err := c.Predictor.checkAvailableFor(p); err != nil {
-		return err
-	}
-	return c.checkTwin()
+	return c.Predictor.checkAvailableFor(p)
 }
 
 // Next returns the earliest time at which a board must look at its entries again, so that the caller must send a Tick even if no other

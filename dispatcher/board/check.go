@@ -1,7 +1,6 @@
 package board
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 
@@ -22,11 +21,6 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 	c.Predictor.check(bad)
 	if _, err := c.policyOf(c.Policy); err != nil {
 		bad("dispatch.policy", "%v", err)
-	}
-	for i, spec := range c.Twin {
-		if _, err := c.policyOf(cmp.Or(spec, "?")); err != nil { // an empty name in the list is an error, as the unknown name ? is
-			bad(fmt.Sprintf("dispatch.twin[%d]", i), "%v", err)
-		}
 	}
 }
 
@@ -83,33 +77,29 @@ func (c *PredictorConfig) check(bad func(key, format string, args ...any)) {
 	}
 }
 
-// DoubtFit returns a warning if no policy reads a part of a fit file of this kind, with what to do about it; empty: all parts are read.
-// policies has the specs of the policies that decide and of those that the twin replays.
-func (c *Config) DoubtFit(kind predictor.Kind, policies ...string) string {
-	kindsRead, meanRead := map[predictor.Kind]bool{}, false
-	for _, text := range policies {
-		p, err := c.policyOf(text)
-		if err != nil {
-			continue // Check reports a policy that cannot work
-		}
-		needs := needsOf(p)
-		kindsRead[predictor.Kind(needs.Predictor)] = true
-		meanRead = meanRead || needs.MeanOutput
+// DoubtFit returns a warning if the policy does not read a part of a fit file of this kind, with what to do about it;
+// empty: all parts are read.
+func (c *Config) DoubtFit(kind predictor.Kind) string {
+	p, err := c.policyOf(c.Policy)
+	if err != nil {
+		return "" // Check reports a policy that cannot work
 	}
-	predictionsRead := kindsRead[predictor.KindSurvival] || kindsRead[predictor.KindExact]
+	needs := needsOf(p)
+	read := predictor.Kind(needs.Predictor)
+	predictionsRead := read == predictor.KindSurvival || read == predictor.KindExact
 	switch {
-	case !predictionsRead && !meanRead:
-		return "no policy of this config looks at the lengths of answers, so the file changes no decision; remove it, or name a policy that " +
-			"does, such as evenkeel (their mean) or brh"
+	case !predictionsRead && !needs.MeanOutput:
+		return "the policy of this config does not look at the lengths of answers, so the file changes no decision; remove " +
+			"it, or name a policy that does, such as evenkeel (their mean) or brh"
 	case kind == predictor.KindExact && !predictionsRead:
-		return "the file is of kind exact, and the policies of this config read only the mean length of answers; fit again with --kind " +
-			"survival, or name a policy that predicts, such as brh"
-	case kind == predictor.KindExact && !kindsRead[kind]:
-		return "the file is of kind exact, and the policies predict with survival, so what it knows of single prompts is not read; write " +
-			"predictor.kind: exact with predictor.secret_file, or fit again with --kind survival"
-	case kind == predictor.KindSurvival && kindsRead[predictor.KindExact]:
-		return "the file is of kind survival, so the predictor exact begins without what answers to single prompts were; fit again with --kind " +
-			"exact, or write predictor.kind: survival"
+		return "the file is of kind exact, and the policy of this config reads only the mean length of answers; fit again " +
+			"with --kind survival, or name a policy that predicts, such as brh"
+	case kind == predictor.KindExact && read != kind:
+		return "the file is of kind exact, and the policy predicts with survival, so what it knows of single prompts is not " +
+			"read; write predictor.kind: exact with predictor.secret_file, or fit again with --kind survival"
+	case kind == predictor.KindSurvival && read == predictor.KindExact:
+		return "the file is of kind survival, so the predictor exact begins without what answers to single prompts were; fit " +
+			"again with --kind exact, or write predictor.kind: survival"
 	}
 	return ""
 }

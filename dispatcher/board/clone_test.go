@@ -345,7 +345,7 @@ func TestTheBoardsArePure(t *testing.T) {
 					// debug: the stack of a policy that panicked
 					"cmp", "errors", "fmt", "iter", "maps", "math", "runtime/debug", "slices", "strconv", "time",
 					"evenkeel/dispatcher/delivery", "evenkeel/dispatcher/forecast", "evenkeel/dispatcher/kept",
-					"evenkeel/dispatcher/policy", "evenkeel/dispatcher/step", "evenkeel/dispatcher/verdict",
+					"evenkeel/dispatcher/policy", "evenkeel/dispatcher/step",
 					"evenkeel/pool", "evenkeel/predictor", "evenkeel/engine/circuit",
 				}
 				require.Contains(t, pure, strings.Trim(i.Path.Value, `"`), name)

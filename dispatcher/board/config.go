@@ -7,7 +7,6 @@ import (
 
 	"evenkeel/dispatcher/policy"
 	"evenkeel/dispatcher/step"
-	"evenkeel/dispatcher/verdict"
 	"evenkeel/pool"
 	"evenkeel/predictor"
 )
@@ -126,8 +125,6 @@ type Config struct {
 	// wait in the engine's own queue. The boards do not read Beyond but Worker.MaxEngineQueue. The fleet sets that to Beyond for
 	// engines that make prefill engines keep the KV of queued requests.
 	Beyond int `yaml:"beyond_slots"`
-	// Twin has the policies that the twin compares with the present policy, by replaying the last minutes under each of them.
-	Twin verdict.Policies `yaml:"twin"`
 
 	DensePolicy string        `yaml:"-"` // policy of ranks without a barrier; "" = DefaultDense
 	TTL         time.Duration `yaml:"-"` // longest time that an entry may wait in the pool; 0 = until the deadline of its hand-off
@@ -148,8 +145,7 @@ type Config struct {
 
 // Default returns the settings that an empty config file stands for.
 func Default() Config {
-	return Config{Policy: DefaultPolicy, Window: DefaultWindow, TickLimit: DefaultTickLimit, Beyond: defaultBeyond,
-		Twin: verdict.Policies{DefaultDense}}
+	return Config{Policy: DefaultPolicy, Window: DefaultWindow, TickLimit: DefaultTickLimit, Beyond: defaultBeyond}
 }
 
 // WithDefaults returns the config with the defaults of Policy, DensePolicy, TickLimit and Parse filled in.

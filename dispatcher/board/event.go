@@ -117,8 +117,8 @@ type Step struct {
 	Length time.Duration
 }
 
-// SetStepModel gives a group a step model, which replaces the learned one. Only the simulator and the twin send it: they decide how long
-// steps take, so they know the model.
+// SetStepModel gives a group a step model, which replaces the learned one. Only the simulator sends it: it decides
+// how long steps take, so it knows the model.
 type SetStepModel struct {
 	Group GroupKey
 	StepModel

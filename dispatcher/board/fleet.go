@@ -85,15 +85,11 @@ func (r *rank) reserve() {
 	}
 }
 
-// newGroup makes a group without ranks, and emits EffectGroup. The twin replays the traffic of a barrier group under other policies. So for
-// such a group, newGroup also makes the Learner learn the output lengths that these policies read.
+// newGroup makes a group without ranks, and emits EffectGroup.
 func (b *board) newGroup(name string, barrier bool) *group {
 	g := &group{name: name, barrier: barrier, chosenPolicy: b.policyFor(barrier), fallbackPolicy: b.buildPolicy(FallbackSpec)}
 	if barrier {
 		g.steps.Configure(b.cfg.StepModel)
-		for _, needs := range b.twinNeeds {
-			b.findOrStartPredictor(needs) // the twin reads the predictor later; here it only has to learn from now on
-		}
 	}
 	b.emit(Effect{Kind: EffectGroup, Group: b.key(g), Policy: g.chosenPolicy.name, Label: b.label(g)})
 	return g

@@ -54,28 +54,6 @@ func TestNothingIsLearnedForPoliciesThatReadNothing(t *testing.T) {
 	require.Contains(t, h.predictors, PredictorKey{"m", predictor.KindExact})
 }
 
-// The twin replays a policy with predictions of its own while one that reads none is in force.
-func TestWhatTheTwinReplaysIsLearnedToo(t *testing.T) {
-	cfg := realConfig("br0")
-	cfg.Twin = []string{"brh:horizon=40"}
-	h := newHand(t, cfg)
-	h.fleet(ranks(2, 9, 0))
-	h.teach(lengths(100))
-	require.Equal(t, 100, h.Status(h.at).Models[0].Predictors[0].Outputs)
-}
-
-func TestWhatTheTwinCannotReplayIsRefused(t *testing.T) {
-	for spec, refused := range map[string]string{
-		"nonsense":             `dispatcher: twin: unknown policy "nonsense"`,
-		"brh:predictor=oracle": "only a replay can",
-	} {
-		cfg := realConfig("br0")
-		cfg.Twin = []string{spec}
-		_, err := New(cfg)
-		require.ErrorContains(t, err, refused)
-	}
-}
-
 func TestModelsLearnApart(t *testing.T) {
 	h := newHand(t, realConfig("evenkeel"))
 	two := ranks(2, 9, 0)

@@ -53,21 +53,6 @@ func (c *PredictorConfig) checkAvailableFor(p policy.Policy) error {
 	return nil
 }
 
-// checkTwin returns an error if the spec of a policy that the twin replays is wrong, or if the predictor that the policy needs is not
-// available.
-func (c *Config) checkTwin() error {
-	for _, spec := range c.Twin {
-		p, err := c.Parse(spec)
-		if err == nil {
-			err = c.Predictor.checkAvailableFor(p)
-		}
-		if err != nil {
-			return fmt.Errorf("dispatcher: twin: %w", err)
-		}
-	}
-	return nil
-}
-
 // checkKindAvailable returns an error for the kind oracle if the lengths of answers are not known in advance (KnownLengths). All other
 // kinds are always available.
 func (c *PredictorConfig) checkKindAvailable(kind predictor.Kind) error {

@@ -390,8 +390,6 @@ type allBoards struct {
 	policyName       string          // canonical name of the policy of barrier groups
 	sharedGroupNames map[string]bool // names that groups of several models have
 
-	twinNeeds []policy.Requirements // what the policies that the twin replays read from a Snapshot
-
 	fit        *predictor.Fit                   // fit file that new predictors start from; nil: they start from nothing
 	predictors map[PredictorKey]*predictorState // a predictor stays when the board of its model is removed
 

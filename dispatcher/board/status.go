@@ -8,7 +8,6 @@ import (
 
 	"evenkeel/dispatcher/policy"
 	"evenkeel/dispatcher/step"
-	"evenkeel/dispatcher/verdict"
 	"evenkeel/predictor"
 )
 
@@ -75,16 +74,9 @@ type GroupStatus struct {
 
 	Step *StepStatus `json:"step,omitempty"` // nil for ranks without a barrier, which have no common steps
 
-	GroupReports
+	Rounds *RoundStatus `json:"rounds,omitempty"` // nil if the ranks of the group do not prefill
 
 	Steps StepHistogram `json:"-"`
-}
-
-// GroupReports has the reports that exist only for some groups: on rounds of prompts, and of the twin.
-type GroupReports struct {
-	Rounds *RoundStatus `json:"rounds,omitempty"` // nil if the ranks of the group do not prefill
-	// Twin is the result of replaying the last minutes under other policies; nil without dispatch.twin, and before the first result.
-	Twin *verdict.Twin `json:"twin,omitempty"`
 }
 
 // GroupLoads describes a group, and how equal the loads of its ranks are.

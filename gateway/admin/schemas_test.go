@@ -35,7 +35,7 @@ func schemaName(t reflect.Type) string {
 	switch part {
 	case "roster", "journal", "reload", "service":
 		part = "gateway"
-	case "board", "verdict":
+	case "board":
 		part = "dispatcher"
 	case "detect":
 		part = "live"

@@ -46,7 +46,6 @@ var restoreRestartKeys = []func(next, running *Config){
 	func(n, r *Config) { n.Admin.ReceiptsBytes = r.Admin.ReceiptsBytes },
 	func(n, r *Config) { n.SelfTest = r.SelfTest },
 	func(n, r *Config) { n.EventLoops = r.EventLoops },
-	func(n, r *Config) { n.Dispatch.Twin = r.Dispatch.Twin },
 	func(n, r *Config) { n.Dispatch.DecisionLog = r.Dispatch.DecisionLog },
 	func(n, r *Config) { n.Bind.Listen = r.Bind.Listen },
 	func(n, r *Config) { n.Prefill.Index = r.Prefill.Index },

@@ -43,8 +43,7 @@ func TestDefaults(t *testing.T) {
 	require.Empty(t, c.KeysFile)
 	require.True(t, c.SelfTest)
 	require.Equal(t, dispatcher.Config{
-		Config: board.Config{Policy: "evenkeel", Window: 3 * time.Millisecond, TickLimit: 20 * time.Millisecond, Beyond: 16,
-			Twin: []string{"jsq-kv"}},
+		Config:      board.Config{Policy: "evenkeel", Window: 3 * time.Millisecond, TickLimit: 20 * time.Millisecond, Beyond: 16},
 		DecisionLog: dispatcher.DecisionLogConfig{MaxBytes: 256 << 20},
 	}, c.Dispatch)
 	require.Equal(t, board.PredictorConfig{Kind: "survival"}, c.Predictor)
@@ -341,15 +340,6 @@ func TestATextThatLooksLikeANumberIsNotChanged(t *testing.T) {
 		c, err := Parse("f.yaml", headers(word))
 		require.NoError(t, err, word)
 		require.Equal(t, word, c.Tracing.Headers["token"])
-	}
-}
-
-func TestTheTwinCanBeTurnedOff(t *testing.T) {
-	const engines = "engines:\n  prefill: [{url: \"http://p0\"}]\n  decode: [{url: \"https://d0\"}]\n"
-	for text, want := range map[string]int{"off": 0, `"off"`: 0, "[]": 0, "[br0, jsq]": 2} {
-		c, err := Parse("f.yaml", []byte("dispatch: {twin: "+text+"}\n"+engines))
-		require.NoError(t, err, text)
-		require.Len(t, c.Dispatch.Twin, want, text)
 	}
 }
 

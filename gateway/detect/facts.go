@@ -26,7 +26,6 @@ type Facts struct {
 	Geo      *Geo            `json:"geo,omitempty"`
 	Sources  []Source        `json:"sources"` // sources of discovered engines; empty: discovery is off
 	Scopes   []Scope         `json:"areas"`   // groups or regions whose engines this proxy may serve; empty: no other proxy may serve them
-	Twin     bool            `json:"-"`       // the proxy simulates the load of a group under another policy, too (the twin)
 }
 
 // Proxy has the facts about the proxy's own process.
@@ -136,7 +135,7 @@ type Pool struct {
 // Group has the ranks that step together, or all ranks of a model that have no barrier.
 type Group struct {
 	board.GroupLoads
-	board.GroupReports `json:"-"`
+	Rounds *board.RoundStatus `json:"-"` // nil if the ranks of the group do not prefill
 
 	Held    int     `json:"held_entries"`       // pool entries that the policy held back for a later round, although a slot was free
 	StepMs  float64 `json:"step_ms"`            // measured mean length of the last steps; 0: unknown
@@ -157,7 +156,6 @@ type Group struct {
 	// known, or no step
 	SyncWaitMs    float64   `json:"sync_wait_ms,omitempty"`
 	StepModel     StepModel `json:"-"`
-	Source        string    `json:"-"` // source of the step model: learned or configured; empty: there is no model
 	PromptTokenMs float64   `json:"-"` // time that a computed prompt token costs the slowest rank, by the step model; 0: unknown
 	Ranks         []Rank    `json:"ranks"`
 	Gauges        []*Gauges `json:"-"` // for each entry of Ranks, the gauges that its engine reports; nil: not known

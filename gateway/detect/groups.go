@@ -43,7 +43,7 @@ var groupDetectors = []Detector{
 		Kind: Imbalance, find: findImbalance,
 		harm: slower, sharesNoCause: true, headline: "Imbalance", runbook: "imbalance",
 		clients: "Clients of this group get every token later.",
-		next:    "Look which rank is the fullest, and what another policy would have cost.", command: `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/live?once" | jq '.models[].groups[].twin.says'`,
+		next:    "Look which rank is the fullest.", command: `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/live?once" | jq '.models[].groups[].ranks | max_by(.kv_tokens)'`,
 	},
 	{
 		Kind: StepsSlow, find: findStepsSlow, slowsTokens: true,

@@ -14,7 +14,7 @@ import (
 
 // Form is the version of the Document's format. New fields keep the version. The version rises if a field is removed or changes its
 // meaning.
-const Form = 2
+const Form = 3
 
 // Document has everything that the page shows at one instant. Names of fields end in their unit:
 // _ms, _s, _tokens, _per_s. A _share is between 0 and 1. Lists are never null.
@@ -38,7 +38,7 @@ func documentOf(snapshot *watch.Snapshot, version string) Document {
 	d.Proxy.Version = version
 	d.ReplaceNilLists()
 	for i := range d.Models {
-		d.Models[i] = modelOf(&d.Facts.Models[i], snapshot.Facts.Twin)
+		d.Models[i] = modelOf(&d.Facts.Models[i])
 	}
 	return d
 }

@@ -25,7 +25,7 @@ func TestRoundsInWords(t *testing.T) {
 				"most."},
 		{"several are", 3, board.RoundStatus{HeldS: 4}, "No step is known yet. 3 requests are held for a round now, for 4.0 s at most."},
 	} {
-		require.Equal(t, tt.want, roundsOf(&detect.Group{Held: tt.held, GroupReports: board.GroupReports{Rounds: &tt.status}}).Says, tt.name)
+		require.Equal(t, tt.want, roundsOf(&detect.Group{Held: tt.held, Rounds: &tt.status}).Says, tt.name)
 	}
 	require.Nil(t, roundsOf(&detect.Group{}), "ranks that only decode get no prompts")
 }

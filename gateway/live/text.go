@@ -27,7 +27,6 @@ const (
 	incidentsOver     = 3
 	mostListed        = 8 // lines each for prefill engines, engines with trouble, peers and ownership scopes
 	decisionsListed   = 5
-	replaysOfAGroup   = 4
 	ranksWithTheirBar = 16
 )
 

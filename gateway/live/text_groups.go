@@ -20,25 +20,17 @@ func (s *sheet) model(m *Model, d *Document) {
 	}
 }
 
-// group writes how evenly the ranks of a group are loaded, their loads, how ranks that prefill get their prompts (rounds), and what other
-// policies would have cost, by replays of the twin. Of the twin's sentences only the first ones are written. Its note says how far the
-// replays can be trusted, or why there are none.
+// group writes how evenly the ranks of a group are loaded, their loads, and how ranks that prefill get their prompts
+// (rounds).
 func (s *sheet) group(g *Group, t *detect.Traffic) {
 	s.paragraph(2, groupSummary(g, t))
 	s.ranks(g)
 	if g.Rounds != nil { // the ranks also prefill
 		s.paragraph(indentInGroup, g.Rounds.Says)
 	}
-	if g.ModelWhy != "" { // without a step model, the twin has no results
+	if g.ModelWhy != "" {
 		s.paragraph(indentInGroup, "There is no step model: "+withFullStop(g.ModelWhy))
-		return
 	}
-	for i, says := range g.Twin.Says {
-		if i < replaysOfAGroup {
-			s.paragraph(indentInGroup, says)
-		}
-	}
-	s.paragraph(indentInGroup, g.Twin.Note)
 }
 
 // indentInGroup is how many columns the text about a group is indented.

@@ -120,7 +120,7 @@ func variable(name, query string, many bool) map[string]any {
 
 func (p panel) grafana(id int) grafanaPanel {
 	defaults := map[string]any{"unit": p.unit}
-	if p.unit == "percentunit" && !p.signed {
+	if p.unit == "percentunit" {
 		defaults["min"], defaults["max"] = 0, 1
 	}
 	g := grafanaPanel{ID: id, Type: string(p.kind), Title: p.title, Description: p.says, Datasource: source}

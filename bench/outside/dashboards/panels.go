@@ -21,7 +21,6 @@ type panel struct {
 	lines       []line
 	idle        string // why it may be empty though all is well; empty: it may not
 	zero        bool   // anything but 0 is red
-	signed      bool   // a share that may be below 0, and is small
 }
 
 type kind string
@@ -149,12 +148,6 @@ var decodeBoard = dashboard{
 			{title: "Imbalance", says: "Sum over ranks of the largest load less their own.", kind: graph, unit: "short", lines: one(`evenkeel_imbalance_tokens`, "{{group}}")},
 			{title: "Idle share of a step", kind: graph, unit: "percentunit",
 				lines: []line{{`evenkeel_idle_share_ratio`, "{{group}} by load"}, {`evenkeel_step_lost_ratio`, "{{group}} by the step model"}}},
-			{title: "Saved by the policy, against others", says: "Share of the time of steps, as replays of the last minutes tell; below 0 it is " +
-				"lost. Differences no larger than the error of the replay are not counted.", kind: graph, unit: "percentunit", signed: true,
-				lines: []line{
-					{`sum by (group, against) (rate(evenkeel_twin_saved_seconds_total[15m]) - rate(evenkeel_twin_lost_seconds_total[15m])) / on (group) group_left () sum by (group) (rate(evenkeel_step_seconds_sum[15m]))`, "{{group}} against {{against}}"},
-					{`max by (group) (evenkeel_twin_error_ratio)`, "{{group}} error of the replay"},
-				}, idle: "it comes with the first verdicts, after some minutes"},
 			{title: "Time of a step", kind: graph, unit: "s", lines: quantiles("evenkeel_step_seconds", "group")},
 			{title: "Step model", kind: graph, unit: "short", lines: one(`evenkeel_step_model_r2_ratio`, "{{group}} R²")},
 			{title: "What a step takes by it", says: "A step without load, and what a million KV tokens of the fullest rank add.", kind: graph,

@@ -22,7 +22,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"evenkeel/dispatcher/verdict"
 	"evenkeel/gateway/detect"
 	"evenkeel/gateway/live"
 	"evenkeel/gateway/live/livetest"
@@ -342,25 +341,6 @@ func TestPageTellsOfOneStep(t *testing.T) {
 	b.calm(s)
 }
 
-// What another policy would have cost stands below how level the group is, with what it does not tell.
-func TestPageTellsWhatAnotherPolicyWouldHaveCost(t *testing.T) {
-	b, s := chromium(t), newSite(t, 16).open()
-	b.visit(s)
-	b.eventually("the verdict", `document.querySelectorAll('.twin li').length === 2`)
-	require.Equal(t,
-		"against jsq-kv: 3.1 ms of every 31 ms step saved, 2.6 rank-hours saved today; over 52 min: 3.0 ms saved, with an error of 0.4 ms",
-		b.eval("document.querySelector('.twin li').textContent"))
-	for _, says := range []string{"Replayed: the 4.0 min until 12 s ago; error 0.8 % of a step. Requests are replayed as they came: ",
-		"evenkeel: imbalance "} {
-		require.Contains(t, b.eval("document.getElementById('balances').innerText"), says)
-	}
-	s.fake.Change(func(d *detect.Facts) {
-		d.Models[0].Groups[0].Twin = nil
-	})
-	b.eventually("there is none", `document.querySelectorAll('.twin li').length === 0 && document.querySelector('.twin').innerText.endsWith('The twin has replayed nothing yet.')`)
-	b.calm(s)
-}
-
 // A rank that is dead enters neither the mean nor the emptiest.
 func TestPageLeavesDeadRanksOutOfTheMean(t *testing.T) {
 	b, s := chromium(t), newSite(t, 4)
@@ -440,7 +420,6 @@ func TestPageTakesNamesAsText(t *testing.T) {
 	s.fake.Change(func(d *detect.Facts) {
 		m := &d.Models[0]
 		m.Name, m.Groups[0].Name, m.Groups[0].Policy = evil, evil, evil
-		m.Groups[0].Twin = &verdict.Twin{Policy: evil, Against: []verdict.Against{{Policy: evil, Says: evil}}}
 		for i := range m.Groups[0].Ranks {
 			m.Groups[0].Ranks[i].Name, m.Groups[0].Ranks[i].State = fmt.Sprint(evil, i), evil
 		}

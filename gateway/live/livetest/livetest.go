@@ -12,7 +12,6 @@ import (
 
 	"evenkeel/dispatcher/board"
 	"evenkeel/dispatcher/policy"
-	"evenkeel/dispatcher/verdict"
 	"evenkeel/gateway/detect"
 	"evenkeel/gateway/live"
 	"evenkeel/gateway/watch"
@@ -156,19 +155,7 @@ func (p *Proxy) facts() detect.Facts {
 	s := p.at(seconds)
 	g := detect.Group{GroupLoads: board.GroupLoads{Name: "dp", Barrier: true, Policy: "evenkeel"}, StepMs: 31.4, ModelMs: 30.6,
 		LostShare: 0.062, LostMs: 1.9, Held: 3}
-	g.Source, g.StepModel = "learned", detect.StepModel{BaseMs: 20, PerTokenMs: 1.3e-4}
-	g.Twin = &verdict.Twin{
-		AgeSeconds: 12, WindowSeconds: 240, Policy: "evenkeel", StepMs: 31.4, TwinStepMs: 31.2, ErrorRatio: 0.008,
-		Against: []verdict.Against{
-			{
-				Policy: "jsq-kv", StepMs: 34.3, SavedMs: 3.1, Claimed: true,
-				Hour: &verdict.Hour{Seconds: 3120, StepMs: 34.2, SavedMs: 3, ErrorRatio: 0.012},
-				Says: "against jsq-kv: 3.1 ms of every 31 ms step saved, 2.6 rank-hours saved today; over 52 min: 3.0 ms saved, with an error of 0.4 " +
-					"ms",
-			},
-			{Policy: "brh", StepMs: 31.3, SavedMs: 0.1, Says: "against brh: no difference beyond the twin's error of 0.8 % of a step"},
-		},
-	}
+	g.StepModel = detect.StepModel{BaseMs: 20, PerTokenMs: 1.3e-4}
 	var loads policy.Balance
 	for i, r := range s.Ranks {
 		loads.Add(r.KVTokens)
@@ -181,7 +168,7 @@ func (p *Proxy) facts() detect.Facts {
 	g.SteppingRanks, g.KVTokens, g.MeanTokens, g.LeastTokens, g.MostTokens = loads.Ranks, loads.Sum, loads.Mean(), loads.Min, loads.Max
 	g.ImbalanceTokens, g.IdleShare = loads.Imbalance(), loads.IdleShare()
 	f := detect.Facts{
-		At: p.now(), Twin: true,
+		At: p.now(),
 		Proxy: detect.Proxy{ID: "eu-1", UptimeS: 90_000 + seconds, Ready: true, Policy: "evenkeel", PrefillPolicy: "finish", Open: 5012,
 			Places: 400, PlacesUsed: 37},
 		Traffic: detect.Traffic{TTFT: s.TTFT, TPOT: s.TPOT},

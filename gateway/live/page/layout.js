@@ -46,11 +46,9 @@ export function place(ranks, left, wide) {
   });
 }
 
-// ceiling is the largest number of KV tokens that the picture has room for: the line,
-// the ghosts that are near it, and some air.
+// ceiling is the largest number of KV tokens that the picture has room for: the line, and some air.
 export function ceiling(g) {
-  const line = Math.max(1, g.most_tokens, ...g.ranks.filter((r) => r.steps).map((r) => r.kv_tokens));
-  return 1.14 * Math.max(line, ...g.ghosts.map((o) => o.most_tokens).filter((t) => t <= 1.6 * line));
+  return 1.14 * Math.max(1, g.most_tokens, ...g.ranks.filter((r) => r.steps).map((r) => r.kv_tokens));
 }
 
 // runs are stretches of columns beside each other for which a test holds.

@@ -42,23 +42,13 @@ const own = (g) => (g?.sync_wait_ms ? `; engines count ${g.sync_wait_ms.toFixed(
 export function showBalance(d) {
   const groups = d.models.flatMap((m) => m.groups.filter((g) => g.barrier).map((g) => ({ m, g })));
   keyed($('balances'), groups, ({ m, g }) => groupKey(m, g),
-    () => el('div', { class: 'group' }, el('h3'), el('canvas', { class: 'chart', role: 'img' }), el('p'),
-      el('div', { class: 'twin' }, el('h4', null, 'What another policy would have cost'), el('ul'), el('p', { class: 'fine' }))),
+    () => el('div', { class: 'group' }, el('h3'), el('canvas', { class: 'chart', role: 'img' }), el('p')),
     (e, { m, g }) => {
       put(e.children[0], groupName(m, g));
       drawLine(e.children[1], { values: past.imbalances(g), colour: ink.l0, wide: 2.2 }, short);
       e.children[1].setAttribute('aria-label', `${g.policy}: ${short(g.imbalance_tokens)}`);
       put(e.children[2], `${g.policy}: imbalance ${whole(g.imbalance_tokens)}, idle share ${percent(g.idle_share, 1)}`);
-      showTwin(e.children[3], g.twin);
     });
-}
-
-const asTheyCame = 'Requests are replayed as they came: clients that wait for an answer would have sent more or fewer under another policy.';
-
-// showTwin says what the last minutes would have been under other policies.
-function showTwin(e, twin) {
-  keyed(e.children[1], twin.says.map((says, i) => ({ says, i })), (s) => s.i, () => el('li'), (li, s) => put(li, s.says));
-  put(e.children[2], twin.verdict ? `${twin.note} ${asTheyCame}` : twin.note);
 }
 
 // keysOf says whose requests wait; empty where callers have no keys.

@@ -59,7 +59,7 @@ function hatch(x, colour) {
 // columns are. With x null it only measures.
 function paint(x, g, engines, w, chosen) {
   const axis = w > 700 ? 52 : 38, right = 4;
-  const bands = place(g.ranks, axis, w - axis - right), top = 22 + 13 * Math.min(3, g.ghosts.length), lane = g.rounds ? 34 : 0, slots = 20 + lane, names = 16;
+  const bands = place(g.ranks, axis, w - axis - right), top = 22, lane = g.rounds ? 34 : 0, slots = 20 + lane, names = 16;
   const high = bands.length > 1 ? 120 : w > 700 ? 230 : 190, each = high + slots + names + (bands.length > 1 && g.ranks.some((r) => marks.of(r.name)) ? 20 : 10), map = [];
   const keys = legend(g, w - axis - right), scale = ceiling(g), total = top + bands.length * each + (keys[keys.length - 1].row + 1) * keyRow;
   if (!x) return { height: total };
@@ -108,7 +108,6 @@ function paint(x, g, engines, w, chosen) {
       const mean = y(g.mean_tokens);
       x.fillStyle = ink.soft;
       if (Math.abs(mean - line) > 12 || !g.barrier) { x.textAlign = 'right'; x.fillText(short(g.mean_tokens), axis - 7, mean); x.fillRect(axis - 4, mean, 4, 1); }
-      if (g.barrier) ghosts(x, g, y, axis, end, base - high, b);
       if (b === 0 && lost(g)) tellLost(x, g, columns, line, axis, w - right);
     }
     for (const h of hosts) for (const run of runs(h.columns, (r) => cause(r, engines))) tellDead(x, { ...run, what: why(run.columns[0].rank, engines) }, base - high, high);
@@ -234,19 +233,6 @@ function roundsOf(g) {
 // noModel asks what keeps steps from following the load; empty where they do, or were not told yet.
 export const noModel = (g) => (g.model_why?.endsWith('?') ? `There is no step model: ${g.model_why}` : '');
 
-// ghosts are the lines that other policies would have.
-function ghosts(x, g, y, axis, end, top, band) {
-  g.ghosts.slice(0, 3).forEach((o, i) => {
-    const at = Math.max(top, y(o.most_tokens));
-    x.strokeStyle = ink['l' + (1 + i)]; x.lineWidth = 1.5; x.setLineDash([7, 4]);
-    x.beginPath(); x.moveTo(axis - 4, at); x.lineTo(end, at); x.stroke(); x.setLineDash([]);
-    if (band > 0) return;
-    const words = `with ${o.policy} the line would be at ${short(o.most_tokens)}, and a step ${Math.abs(o.saved_ms).toFixed(1)} ms ${o.saved_ms < 0 ? 'shorter' : 'longer'}`;
-    const low = 8 + 13 * (Math.min(3, g.ghosts.length) - 1 - i);
-    x.textAlign = 'left'; x.fillStyle = ink['l' + (1 + i)]; x.fillText(fit(x, '┄ ' + words, end - axis, true), axis, low);
-  });
-}
-
 // tellLost writes what the waste costs into it, where there is most of it.
 function tellLost(x, g, columns, line, axis, end) {
   const says = end - axis < 500 ? lost(g).replace('spent waiting for the fullest rank', 'lost').replace('of what the ranks could hold is empty below the line', 'of the room below the line is empty') : lost(g);
@@ -341,9 +327,8 @@ function drawGroup(e, m, g, engines) {
 
 // describe is the picture for those who do not see it.
 function describe(m, g) {
-  const ghost = g.ghosts[0];
   return `${groupName(m, g)}: ${upOf(g)} of ${g.ranks.length} ranks up, KV tokens from ${short(g.least_tokens)} to ${short(g.most_tokens)}, mean ${short(g.mean_tokens)}.` +
-    (lost(g) ? ` ${lost(g)}.` : '') + (g.rounds ? ` ${g.rounds.says}` : '') + legendOf(g.ranks, marks).map((k) => ` Marked as ${k.words}.`).join('') + (ghost ? ` With ${ghost.policy} the line would be at ${short(ghost.most_tokens)}.` : '') + ' Arrow keys read out a rank.';
+    (lost(g) ? ` ${lost(g)}.` : '') + (g.rounds ? ` ${g.rounds.says}` : '') + legendOf(g.ranks, marks).map((k) => ` Marked as ${k.words}.`).join('') + ' Arrow keys read out a rank.';
 }
 
 function makeGroup(redraw) {

@@ -30,18 +30,6 @@ export function verdictOf(d) {
   return { bad, tone: bad ? 'bad' : 'warn', title: `${bad ? '✕' : '!'} ${says}`, aloud: `${says}. ${lasting[0].what.replace(/^[\d,]+ of the [\d,]+ requests/, 'Requests')}`, spoken: lasting.map((i) => i.id + i.what.replace(/[\d.,]+/g, '#')).join() };
 }
 
-// gainOf is what the policy in force saves or loses, where the twin claims most; empty
-// while it claims nothing.
-export function gainOf(d) {
-  let best = null, group = '';
-  for (const m of d.models) {
-    for (const g of m.groups) {
-      for (const a of g.twin.verdict?.against || []) if (a.claimed && (!best || Math.abs(a.saved_ms) > Math.abs(best.saved_ms))) { best = a; group = g; }
-    }
-  }
-  return best ? `Replayed under ${best.policy}, a step of the last minutes takes ${Math.abs(best.saved_ms).toFixed(1)} ms ${best.saved_ms < 0 ? 'less' : 'more'} than under ${group.policy}, which is in force.` : '';
-}
-
 let spoken = null, all = false;
 
 // fold leaves the last few of those that are over in sight, and what somebody has opened, and
@@ -64,7 +52,6 @@ export function showVerdict(d) {
   $('problems').className = v.tone;
   keyed($('problem-list'), d.incidents, (i) => i.id, make, (li, i) => update(li, i, d.at_ms));
   fold();
-  put($('gain'), gainOf(d));
   document.title = (v.bad ? `(${v.bad}) ` : '') + 'evenkeel ' + d.proxy.id;
 }
 
