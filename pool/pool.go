@@ -20,17 +20,6 @@ type Pool struct {
 // New returns an empty pool. An entry may wait for ttl, or until its deadline if that is earlier. With ttl 0, only the deadline counts.
 func New(ttl time.Duration) *Pool { return &Pool{ttl: ttl} }
 
-// Clone copies the pool with its entries, so that neither pool sees changes of the other.
-func (p *Pool) Clone() *Pool {
-	c := *p
-	c.entries = make([]*Entry, len(p.entries))
-	for i, e := range p.entries {
-		entry := *e
-		c.entries[i] = &entry
-	}
-	return &c
-}
-
 // SetTTL changes how long an entry may wait. It does not affect entries that are in the pool already.
 func (p *Pool) SetTTL(ttl time.Duration) { p.ttl = ttl }
 

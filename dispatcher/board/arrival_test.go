@@ -138,12 +138,3 @@ func TestOneProcessHasRanksThatAreEarlyAndOthers(t *testing.T) {
 	require.Len(t, h.boards["other"].ranks[7].slots, 1)
 	require.Zero(t, h.boards["other"].ranks[7].notDecodingSlots)
 }
-
-func TestACopyKnowsWhatIsNotPrefilled(t *testing.T) {
-	h, _ := arriving(t, ranks(1, 1, 0))
-	h.put(pool.Entry{Prompt: 100}).slotNow(t)
-	h.put(pool.Entry{Prompt: 200})
-	c := h.Clone().boards["m"]
-	require.Equal(t, 1, c.ranks[0].notDecodingSlots)
-	require.EqualValues(t, 100, c.ranks[0].notDecodingKV)
-}

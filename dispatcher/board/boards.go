@@ -1,6 +1,7 @@
 package board
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -190,6 +191,18 @@ func (a *allBoards) buildPolicy(spec string) policyInUse {
 		panic("dispatcher: policy " + spec + " was accepted before and no longer parses: " + err.Error())
 	}
 	return policyInUse{
-		Policy: p, spec: spec, name: p.Name(), shared: a, sendsAhead: policy.SendsAhead(p), readsHits: needsOf(p).Hits,
+		Policy: p, name: p.Name(), shared: a, sendsAhead: policy.SendsAhead(p), readsHits: needsOf(p).Hits,
 	}
+}
+
+// add adds a board. inOrder stays sorted by model, so that boards are always visited in the same order.
+func (l *Boards) add(b *board) {
+	l.boards[b.model] = b
+	l.inOrder = slices.SortedFunc(maps.Values(l.boards), func(x, y *board) int { return cmp.Compare(x.model, y.model) })
+}
+
+// remove drops a board that has neither ranks nor entries.
+func (l *Boards) remove(b *board) {
+	delete(l.boards, b.model)
+	l.inOrder = slices.DeleteFunc(slices.Clone(l.inOrder), func(o *board) bool { return o == b })
 }

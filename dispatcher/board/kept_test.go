@@ -99,8 +99,8 @@ func TestKeepingDoesNotTouchTheHeap(t *testing.T) {
 	require.Zero(t, testing.AllocsPerRun(200, turn))
 }
 
-// Whatever is bound, answered, restarted, gauged and waited for: what was kept is there or was given up, a copy of the boards has
-// the same, and nothing is kept by an engine that has restarted.
+// Whatever is bound, answered, restarted, gauged and waited for: what was kept is there or was given up, and
+// nothing is kept by an engine that has restarted.
 func TestWhatIsKeptAndGivenUpAgree(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		h := newHand(t, testConfig())
@@ -143,15 +143,11 @@ func TestWhatIsKeptAndGivenUpAgree(t *testing.T) {
 			"": func(rt *rapid.T) {
 				all.collect(rt)
 				require.Zero(rt, h.status(h.at).Drift)
-				copied := h.Clone()
-				for id, r := range h.boards["m"].ranks {
-					require.Equal(rt, r.keptKV.Tokens(), copied.boards["m"].ranks[id].keptKV.Tokens())
-				}
-				copied.Apply(&Tick{"m"}, h.at.Add(2*keeps))
-				for _, r := range copied.boards["m"].ranks {
-					require.Zero(rt, r.keptKV.Tokens(), "all of it is over then")
-				}
 			},
 		})
+		h.pass(2 * keeps)
+		for _, r := range h.boards["m"].ranks {
+			require.Zero(rt, r.keptKV.Tokens(), "all of it is over then")
+		}
 	})
 }

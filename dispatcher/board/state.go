@@ -404,7 +404,6 @@ func (a *allBoards) emit(e Effect) { a.effects = append(a.effects, e) }
 // example, which rank is next in turn.
 type policyInUse struct {
 	policy.Policy
-	spec       string
 	name       string
 	shared     *allBoards      // settings and tables of all boards
 	sendsAhead bool            // the policy sends requests before their slots are free (ahead.go)

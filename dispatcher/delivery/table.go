@@ -518,8 +518,3 @@ func (t *Table) BlamesRequest(first, second Link, since time.Time) bool {
 	shareEngine := first.Engine != "" && first.Engine == second.Engine
 	return serve || !sharePrefiller && !shareEngine && !lose
 }
-
-// Clone returns a copy that shares nothing with t.
-func (t *Table) Clone() Table {
-	return Table{links: slices.Clone(t.links), outages: slices.Clone(t.outages)}
-}

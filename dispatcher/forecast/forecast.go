@@ -3,8 +3,6 @@
 package forecast
 
 import (
-	"slices"
-
 	"evenkeel/dispatcher/policy"
 	"evenkeel/predictor"
 )
@@ -27,7 +25,7 @@ type Running struct {
 	rulesVersion uint32     // grows when rules or policyReads change; a request whose estimate has an older version is predicted anew
 	estimates    []estimate // estimates of the running requests, by slot number
 
-	scored        *predictor.Live // sample of predictions and their outcomes; nil: none, before KeepScores is called and in a clone
+	scored        *predictor.Live // sample of predictions and their outcomes; nil: none, before KeepScores is called
 	scoredHorizon int             // horizon of the scored predictions, in steps
 
 	needPrediction []*policy.Request // requests that must be predicted anew in this round; reused
@@ -164,9 +162,4 @@ func (f *Running) Rows() []predictor.Row {
 		return nil
 	}
 	return f.scored.Rows()
-}
-
-// Clone returns a copy that keeps no scores: they are only reported from the original.
-func (f *Running) Clone() Running {
-	return Running{rules: f.rules, policyReads: f.policyReads, rulesVersion: f.rulesVersion, estimates: slices.Clone(f.estimates)}
 }

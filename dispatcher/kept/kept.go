@@ -119,11 +119,3 @@ func (k *KV) Next() time.Time {
 	}
 	return k.entries[0].lastExpiry
 }
-
-// Clone returns a copy that shares no memory with the original. It reserves the same memory, so that Add allocates nothing in the copy
-// either.
-func (k *KV) Clone() KV {
-	c := *k
-	c.entries = append(make([]entry, 0, cap(k.entries)), k.entries...)
-	return c
-}

@@ -40,20 +40,6 @@ type firstCome struct {
 	eligible  []int32
 }
 
-// Resume copies into p the state with which the policy `from` would begin its next round. Both must have been built from the same spec.
-// Only first-come policies have such a state: which rank got the last entry, and the state of the random numbers.
-func Resume(p, from Policy) {
-	old, ok := from.(*firstCome)
-	if !ok { // all other policies decide each round by its snapshot alone
-		return
-	}
-	next := p.(*firstCome)
-	next.lastRank = old.lastRank
-	if old.dice != nil { // br0:bypass draws no random numbers
-		*next.dice = *old.dice
-	}
-}
-
 func (p *firstCome) Name() string      { return p.name }
 func (p *firstCome) Immediate() bool   { return p.immediate }
 func (p *firstCome) MaxAgeMs() float32 { return p.maxAgeMs }

@@ -26,7 +26,7 @@ const UsualWeight = 20_000
 type Times struct {
 	regression
 	Configured Model // model from the config, used until one is learned; zero: none
-	GivenModel Model // model that an event of the board has set, as in replays; it replaces a learned model; zero: none
+	GivenModel Model // model that an event of the board has set, as in simulations; it replaces a learned model; zero: none
 
 	medianLength      median[time.Duration] // median length of the last steps
 	medianPlainLength median[time.Duration] // the same of steps without a prefill, counted since the first step with a prefill
@@ -36,7 +36,6 @@ type Times struct {
 	meanMs            float32 // mean length of a step in ms, in which a step counts half after 32 further steps; 0: no step yet
 	meanDeviation     float64 // mean distance of the lengths of steps without a prefill from the line, in ms; older steps count less
 	tokensPerStep     float64 // mean number of tokens that a request gets per step; older steps count less; 0: not known
-	learned           LearnedSteps
 	buckets           [len(bounds)]uint64
 	sumMs             float64
 }
@@ -149,8 +148,8 @@ func (s *Times) learnPlainLength(length time.Duration) (usualLength bool) {
 	return isUsual(length, s.medianPlainLength.value)
 }
 
-// learnDecode adds a step without a prefill that took ms to the three things that are learned from such steps: the line of step time over
-// load (regression), the sums from which replays compute means (learned), and the search for the weight of a request (weights). slowest is
+// learnDecode adds a step without a prefill that took ms to the two things that are learned from such steps: the line of step time over
+// load (regression), and the search for the weight of a request (weights). slowest is
 // the work for which the step waited under the given weight. The search tries other weights, under which it may be the work of another
 // rank, so it gets all ranks. It also gets a clipped time, because a few outliers could lead it to a wrong weight. If the search changes
 // the weight, its regression, with the new weight, replaces the present one.
@@ -161,7 +160,6 @@ func (s *Times) learnDecode(ranks []Rank, slowest *Rank, weight requestWeight, m
 	load := slowest.load(weight.tokensPerRequest)
 	clippedMs := s.clipOutlier(load, ms) // compared with the line from before this step
 	s.regression.add(load, ms)
-	s.learned.add(slowest, ms)
 	if line, changed := s.weights.add(ranks, clippedMs); changed {
 		s.regression = line
 	}
@@ -275,98 +273,6 @@ func (s *Times) ownShare() float64 {
 		return c.OwnPromptMs / (c.OwnPromptMs + c.SharedPromptMs)
 	}
 	return UsualOwnShare
-}
-
-// LearnedSteps has sums over all steps from which the model was learned. The difference of two such values describes the steps between
-// them.
-type LearnedSteps struct {
-	Steps    float64
-	Tokens   float64 // sum of the KV tokens of each step's rank with the largest load
-	Requests float64 // sum of the requests of each step's rank with the largest load
-	Ms       float64 // sum of the lengths of the steps
-}
-
-// add adds a step that took ms. slowest is the work of the rank with the largest load in this step.
-func (t *LearnedSteps) add(slowest *Rank, ms float64) {
-	t.Steps++
-	t.Tokens += slowest.KV
-	t.Requests += slowest.Requests
-	t.Ms += ms
-}
-
-// minus returns the sums over the steps since before.
-func (t *LearnedSteps) minus(before *LearnedSteps) LearnedSteps {
-	return LearnedSteps{
-		Steps: t.Steps - before.Steps, Tokens: t.Tokens - before.Tokens,
-		Requests: t.Requests - before.Requests, Ms: t.Ms - before.Ms,
-	}
-}
-
-// Line is the learned model of step times, with what a replay of these steps needs in addition.
-type Line struct {
-	Model            // C1Ms is 0 if step lengths do not depend on the load
-	InForce     bool // policies may use the model; false: it is good enough for replays at most
-	Learned     LearnedSteps
-	PrefillC0Ms float64 // ms of a step with a prefill that do not depend on its load; 0: not known
-}
-
-// Line returns the model of steps for replays. It is the model in force (InForce), whether that is learned, configured or given. If no
-// model is in force, it is a learned line that is good enough for a replay, though not for policies: then InForce is false and C1Ms is set.
-// If there is no such line either, C1Ms is 0. Beside the model, Line returns PrefillC0Ms, the fixed part of a step with a prefill, from
-// which a replay takes what a prefill adds to a step (see ThroughStepsSince).
-func (s *Times) Line() Line {
-	l := Line{Learned: s.learned}
-	l.Model, _, _ = s.Model() // the model in force; its C1Ms is 0 if none is in force
-	// A given model has a cost of prefills of its own, so the learned one does not belong to it.
-	if m, ok := s.modelWithPrefills(); ok && s.GivenModel == (Model{}) {
-		l.PrefillC0Ms = m.C0Ms + m.PrefillMs // the fixed part of any step, and what a prefill adds to it
-	}
-	l.InForce = l.C1Ms > 0
-	if l.InForce {
-		return l
-	}
-	// A line that is not good enough for policies may still be good enough for a replay. C0Ms is left out, because a replay computes it
-	// from the steps that it replays.
-	if learned, r2 := s.fit(); s.n >= fitSteps && learned.C1Ms > 0 && s.slopeIsSure(r2) {
-		l.C1Ms, l.RequestMs = learned.C1Ms, learned.RequestMs
-	}
-	return l
-}
-
-// Known says whether anything was learned about the length of steps. Without that, steps cannot be replayed.
-func (l *Line) Known() bool { return l.Learned.Steps > 0 || l.PrefillC0Ms > 0 }
-
-// ThroughStepsSince returns the line as a model. It changes C0Ms, the ms of a step without any load, so that the line goes through the mean
-// of the steps without a prefill since before, which has earlier sums of the same steps. If there are no such steps, C0Ms stays as it is.
-// If it is not known either (0), the line goes through all steps. The fixed part of a step with a prefill, C0Ms+PrefillMs, stays as it was
-// learned, and may bound C0Ms (see boundByPrefills).
-func (l *Line) ThroughStepsSince(before LearnedSteps) Model {
-	m := l.Model
-	steps := l.Learned.minus(&before)
-	if steps.Steps == 0 && m.C0Ms == 0 { // nothing to go through, and no C0Ms to keep, so use all steps, however old
-		steps = l.Learned
-	}
-	if steps.Steps > 0 {
-		// C0Ms becomes the mean length of these steps, less the time that their mean load takes by the line.
-		m.C0Ms = max(0, (steps.Ms-m.C1Ms*steps.Tokens-m.RequestMs*steps.Requests)/steps.Steps)
-	}
-	if l.PrefillC0Ms > 0 { // 0: not known
-		m.C0Ms = l.boundByPrefills(m.C0Ms, steps.Steps)
-		m.PrefillMs = max(0, l.PrefillC0Ms-m.C0Ms)
-	}
-	return m
-}
-
-// boundByPrefills returns the C0Ms that a model gets: c0Ms, or PrefillC0Ms, the fixed part of a step with a prefill. steps is the number of
-// steps without a prefill by which c0Ms was computed. PrefillC0Ms replaces a c0Ms that is not known. It also replaces a larger c0Ms if
-// there were few steps: a prefill makes no step shorter, so some of these few may have had an unnoticed prefill.
-func (l *Line) boundByPrefills(c0Ms, steps float64) float64 {
-	isUnknown := steps == 0 && c0Ms == 0
-	isDoubtful := steps < fitSteps && c0Ms > l.PrefillC0Ms
-	if isUnknown || isDoubtful {
-		return l.PrefillC0Ms
-	}
-	return c0Ms
 }
 
 // isUsual says whether a step is neither too short nor too long, compared with the typical length, to learn from it.

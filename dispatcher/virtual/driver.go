@@ -1,5 +1,4 @@
-// Package virtual has simulated decode engines in virtual time. The boards in front of them are the same code as in the server. The
-// simulator and the twin both use it.
+// Package virtual has simulated decode engines in virtual time. The boards in front of them are the same code as in the server.
 package virtual
 
 import (
@@ -24,10 +23,6 @@ type Driver struct {
 	OnDecided     func(ms float64)      // called after an event was applied and all decisions were made; ms is the time of the event
 	Timed         func(round func())    // if set, called in place of round to measure it, and must call round; nil: nothing is measured
 
-	// Functions for recorders such as the twin's tape; nil: nothing is recorded.
-	OnEvent  func(e board.Event, now time.Time)   // called before an event is applied to the boards
-	OnEffect func(e *board.Effect, now time.Time) // called before an effect is carried out
-
 	tick       board.Tick
 	tookNoTime board.Decided   // always zero, because decisions take no virtual time; a field, so that Apply need not allocate it
 	idleGroups map[string]bool // names of groups in which no request decodes any more; the next step of such a group has no known length
@@ -50,10 +45,7 @@ func (d *Driver) Instant(ms float64) time.Time {
 // nothing more to decide. If Timed is set, it calls each round, to measure how long the decision takes in real time.
 func (d *Driver) Apply(e board.Event, ms float64) {
 	now := d.Instant(ms)
-	if d.OnEvent != nil {
-		d.OnEvent(e, now)
-	}
-	d.carryOut(d.Boards.Apply(e, now), now)
+	d.carryOut(d.Boards.Apply(e, now))
 	for d.Boards.Deciding() {
 		var effects []board.Effect
 		round := func() { effects = d.Boards.Apply(board.Decide{}, now) }
@@ -62,8 +54,8 @@ func (d *Driver) Apply(e board.Event, ms float64) {
 		} else {
 			round()
 		}
-		d.carryOut(effects, now)
-		d.carryOut(d.Boards.Apply(&d.tookNoTime, now), now) // ends the round, which took no virtual time
+		d.carryOut(effects)
+		d.carryOut(d.Boards.Apply(&d.tookNoTime, now)) // ends the round, which took no virtual time
 	}
 	d.OnDecided(ms)
 }
@@ -90,13 +82,10 @@ var Never = math.Inf(1)
 // Count gives the boards the token counts of all requests at the time ms, so that they decide with them at the next event.
 func (d *Driver) Count(ms float64) { d.Boards.Apply(&d.Counts, d.Instant(ms)) }
 
-// carryOut passes each effect to OnEffect, if that is set. Then it passes EffectBind to OnBind, EffectRefuse to OnRefuse, and the others to
-// OnOtherEffect, except EffectGroupIdle, which only marks the group as idle. EffectBind also sets the token count of the slot to zero.
-func (d *Driver) carryOut(effects []board.Effect, now time.Time) {
+// carryOut passes EffectBind to OnBind, EffectRefuse to OnRefuse, and the other effects to OnOtherEffect, except
+// EffectGroupIdle, which only marks the group as idle. EffectBind also sets the token count of the slot to zero.
+func (d *Driver) carryOut(effects []board.Effect) {
 	for i := range effects {
-		if d.OnEffect != nil {
-			d.OnEffect(&effects[i], now)
-		}
 		switch e := &effects[i]; e.Kind {
 		case board.EffectBind:
 			d.resetCounts(e.Bound.Slot)

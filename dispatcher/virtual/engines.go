@@ -7,7 +7,7 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// Engines simulates the ranks of one model that only decode, in groups. The simulator or the twin provides the requests.
+// Engines simulates the ranks of one model that only decode, in groups.
 type Engines struct {
 	*Driver
 	Groups           []*Group
@@ -89,20 +89,6 @@ func (e *Engines) Place(r *Rank, q Request) {
 		e.reserveKV(r, q.EarliestStep)
 		e.assignSlots(r)
 	}
-}
-
-// Put puts a request on a rank when the simulation begins, with the tokens that the request has got already. The rank's KV includes the
-// request only if its KV room is reserved (Reserved). Otherwise the request waits for room, and reserveKV adds it later. setCounts shows
-// the boards the tokens that the request has got; without a token (FirstStep 0), the counts stay zero.
-func (e *Engines) Put(r *Rank, q Request) {
-	e.Driver.resetCounts(q.Slot)
-	if q.Reserved {
-		r.KV += int64(q.Prompt) + int64(q.Gen)
-	}
-	if q.FirstStep != 0 {
-		e.setCounts(q.Slot, q.Gen, q.FirstStep)
-	}
-	r.Requests = append(r.Requests, q)
 }
 
 // assignSlots gives the free slots of a rank to the requests that wait in the engine and whose KV is ready, in order of arrival. On a rank
@@ -187,8 +173,8 @@ func (e *Engines) prepareRank(r *Rank, step int64) (preempted bool) {
 // Preempt takes the i-th request off a rank. The boards get its slot back with the outcome Failed, so the request must get another rank.
 func (e *Engines) Preempt(r *Rank, i int) {
 	q := r.Requests[i]
-	r.Remove(i)
-	e.Release(r.Group, &q, board.Failed)
+	r.remove(i)
+	e.releaseSlot(r.Group, &q, board.Failed)
 	e.Preempted(r, q)
 }
 
@@ -246,19 +232,19 @@ func (e *Engines) releaseFinished(g *Group) {
 				continue
 			}
 			q := r.Requests[i]
-			r.Remove(i) // the next request is now at index i
+			r.remove(i) // the next request is now at index i
 			if r.KeepsKVFor > 0 {
 				r.EndedKV.Add(int64(q.Prompt)+int64(q.Gen), e.Instant(e.Now), r.KeepsKVFor)
 			}
-			e.Release(g, &q, board.Finished)
+			e.releaseSlot(g, &q, board.Finished)
 			e.Finished(g, q)
 		}
 	}
 }
 
-// Release gives the slot of a request back to the boards, with the outcome kind and the request's token count. Only a finished request may
-// leave KV that the engine keeps. The request stays on its rank; the caller must remove it.
-func (e *Engines) Release(g *Group, q *Request, kind board.Kind) {
+// releaseSlot gives the slot of a request back to the boards, with the outcome kind and the request's token count.
+// Only a finished request may leave KV that the engine keeps. The request stays on its rank; the caller must remove it.
+func (e *Engines) releaseSlot(g *Group, q *Request, kind board.Kind) {
 	e.release = board.Release{
 		Model: e.Model, Slot: q.Slot, Outcome: board.Outcome{Kind: kind, Generated: int(q.Gen), Kept: kind == board.Finished}, Generated: q.Gen,
 		Started: q.Gen > 0, FirstStep: q.FirstStep,

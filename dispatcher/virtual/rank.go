@@ -58,7 +58,7 @@ type Group struct {
 	Step  int64    // number of the step in progress or, if there is none, of the next step
 	Ends  float64  // when the step in progress ends, in ms of virtual time; Never: no step is in progress
 
-	nextStepBegun bool // a step has just ended, but the engines have begun the next one already, see StepInProgress
+	nextStepBegun bool // a step has just ended, but the engines have begun the next one already, see stepInProgress
 }
 
 // NewGroup returns a group without ranks, in which no step has begun. law gives the length of its steps.
@@ -128,8 +128,8 @@ func (r *Rank) toPreempt() (i int, ok bool) {
 	return 0, false
 }
 
-// Remove takes the i-th request off the rank, and frees its KV. It does not tell the boards.
-func (r *Rank) Remove(i int) {
+// remove takes the i-th request off the rank, and frees its KV. It does not tell the boards.
+func (r *Rank) remove(i int) {
 	if q := &r.Requests[i]; q.Reserved {
 		r.KV -= int64(q.Prompt) + int64(q.Gen)
 	}
@@ -154,14 +154,14 @@ func (g *Group) FirstReady() float64 {
 	return next
 }
 
-// StepInProgress says whether a step is in progress. While answers go on, an engine begins its next step before it sends the tokens of the
-// last one, so StepInProgress is true between such steps, too.
-func (g *Group) StepInProgress() bool { return g.nextStepBegun || g.Ends < Never }
+// stepInProgress says whether a step is in progress. While answers go on, an engine begins its next step before it sends the tokens of the
+// last one, so stepInProgress is true between such steps, too.
+func (g *Group) stepInProgress() bool { return g.nextStepBegun || g.Ends < Never }
 
 // earliestStep returns the number of the first step that a request can take part in if it is admitted now: it cannot join a step in
 // progress.
 func (g *Group) earliestStep() int64 {
-	if g.StepInProgress() {
+	if g.stepInProgress() {
 		return g.Step + 1
 	}
 	return g.Step

@@ -87,15 +87,8 @@ func TestUsageIsOfTheProcessesNamed(t *testing.T) {
 		t.Skip("no /proc here, so nothing tells what a process uses")
 	}
 	most := PeakRSS(func() []int { return []int{os.Getpid()} })
-	one, err := CPU(os.Getpid())
-	require.NoError(t, err)
-	two, err := CPU(os.Getpid(), os.Getpid())
-	require.NoError(t, err)
-	require.GreaterOrEqual(t, two, 2*one)
 	require.Greater(t, RSS(os.Getpid()), int64(1<<20))
 	require.Zero(t, RSS(1<<30), "there is no such process")
-	_, err = CPU(1 << 30)
-	require.Error(t, err)
 	require.GreaterOrEqual(t, most(), int64(0))
 }
 

@@ -7,32 +7,15 @@ import (
 	"github.com/prometheus/procfs"
 )
 
-// stat is what Linux's /proc says of a process.
-func stat(pid int) (procfs.ProcStat, error) {
-	p, err := procfs.NewProc(pid)
-	if err != nil {
-		return procfs.ProcStat{}, err
-	}
-	return p.Stat()
-}
-
-// CPU is the processor time of these processes so far.
-func CPU(pids ...int) (sum time.Duration, err error) {
-	for _, pid := range pids {
-		s, err := stat(pid)
-		if err != nil {
-			return 0, err
-		}
-		sum += time.Duration(s.CPUTime() * float64(time.Second))
-	}
-	return sum, nil
-}
-
 // RSS is the resident memory of these processes in bytes; one that has ended
 // has none.
 func RSS(pids ...int) (sum int64) {
 	for _, pid := range pids {
-		if s, err := stat(pid); err == nil {
+		p, err := procfs.NewProc(pid)
+		if err != nil {
+			continue
+		}
+		if s, err := p.Stat(); err == nil {
 			sum += int64(s.ResidentMemory())
 		}
 	}
