@@ -21,7 +21,6 @@ var caches = []row{
 var handoffs = []row{
 	scene("what the drain of a consumed hand-off leaves in a prefix cache", everyone, drainLeavesNothing),
 	scene("a request that comes ahead of its slot", everyone, aheadOfItsSlot),
-	usually("a further turn goes where its KV is", furtherTurn),
 }
 
 var dataParallel = []row{
