@@ -111,7 +111,7 @@ var mayImport = map[string][]string{
 	"bench/claims/rounds": {"bench", "dispatcher/rounds", "internal/stats"},
 	"bench/lab/laws":      {"dispatcher/step", "internal/spelling"},
 	"bench/lab/survey":    {"bench", "dispatcher/step", "engine", "internal/stats"},
-	"bench/sim/decode":    {"bench", "dispatcher/board", "dispatcher/step", "dispatcher/virtual", "prefill/index", "internal/stats"}, // what it simulates is what ships
+	"bench/sim/decode":    {"bench", "dispatcher/board", "dispatcher/step", "dispatcher/virtual", "internal/stats"}, // what it simulates is what ships
 	"docs":                {},
 	"bench/outside/book":  {},
 	"cmd":                 {"*"},

@@ -44,7 +44,6 @@ type simulateCmd struct {
 	Requests  int           `tier:"decode,prefill" placeholder:"N" help:"Take this many requests for a run (default: its part of the trace, repeated if the ranks need more; with --tier prefill, the whole trace, or 12000 drawn requests)."`
 	Stale     int           `tier:"decode" placeholder:"N" help:"Let policies see the progress of requests N steps late."`
 	Transfer  int           `tier:"decode" placeholder:"N" help:"Let N steps pass between an admission and the first token. The request holds its slot and its KV in this time."`
-	Cached    bool          `tier:"decode" name:"decode-cache" help:"Have decode ranks keep the KV of prompts, as --enable-prefix-caching does. Of a further prompt they pull only the part that they lack; --transfer is the time of a whole prompt. The trace must have hash_ids, as Mooncake's and synth:prefix have."`
 	Spare     *int          `tier:"decode" placeholder:"N" help:"Let a rank run N requests more than it has slots; the sum is its --max-num-seqs. It begins to pull the KV of a request only while it runs fewer than that, as vLLM does (default: it runs as many requests as it has slots, and pulls at once)."`
 	Bind      string        `tier:"decode" enum:"late,arrival" default:"late" help:"With late, a request gets its rank after its prefill. With arrival, it gets its rank before, as some connectors need it, and holds its slot and the room for its KV from then on (default: ${default})."`
 	PrefillMs float64       `tier:"decode" default:"50" placeholder:"MS" help:"A prefill takes this time, however short. In a closed loop with --bind late, this counts only for requests that are prefilled again, because all others wait in the pool after their prefill (default: ${default})."`
@@ -144,7 +143,7 @@ func errorOrSignal(ctx context.Context, std streams, err error) error {
 // The columns of the tables of a simulation and of a replay. The JSON output has all metrics.
 var (
 	simulatedColumns = []report.Metric{report.Imbalance, report.IdleShare, report.TokensPerS, report.TPOTP95, report.TTFTP50, report.TTFTP99,
-		report.WaitMax, report.Preempted, report.Pulled, report.Failed, report.TickP99}
+		report.WaitMax, report.Preempted, report.Failed, report.TickP99}
 	replayedColumns = []report.Metric{report.Imbalance, report.MaxMinusMin, report.IdleShare, report.Placed, report.Agreement,
 		report.SamePairs}
 )
@@ -192,7 +191,7 @@ func (c *simulateCmd) makePlan() (_ *decode.Plan, traceName string, _ error) {
 			return nil, "", err
 		}
 	}
-	plan.Fleet.Stale, plan.Fleet.Transfer, plan.Fleet.Spare, plan.Fleet.Caches = c.Stale, c.Transfer, c.Spare, c.Cached
+	plan.Fleet.Stale, plan.Fleet.Transfer, plan.Fleet.Spare = c.Stale, c.Transfer, c.Spare
 	plan.Window = c.Window
 	plan.TellLaw = c.TellLaw // the simulator tells policies how long a step takes, so they need not learn it
 	if plan.Load, err = c.parseLoad(&plan.Fleet); err != nil {
@@ -399,7 +398,6 @@ func (c *simulateCmd) commandLine() string {
 	line.Add(c.Requests != 0, "requests %d", c.Requests)
 	line.Add(c.Stale != 0, "stale %d", c.Stale)
 	line.Add(c.Transfer != 0, "transfer %d", c.Transfer)
-	line.Add(c.Cached, "decode-cache")
 	if c.Spare != nil {
 		line.Add(true, "spare %d", *c.Spare)
 	}

@@ -12,8 +12,7 @@ const (
 	WaitMax   Metric = "wait_max_ms"
 	E2EP50    Metric = "e2e_p50_ms" // from arrival to the last token
 	E2EP99    Metric = "e2e_p99_ms"
-	Preempted Metric = "preempted"    // requests thrown out by KV overflow
-	Pulled    Metric = "pulled_share" // of the prompts' tokens, that decode ranks did not hold
+	Preempted Metric = "preempted" // requests thrown out by KV overflow
 	TickMean  Metric = "tick_mean_us"
 	Agreement Metric = "agreement"    // share of replayed rounds with the recorded assignments
 	SamePairs Metric = "same_entries" // share of the recorded assignments that were made again

@@ -47,7 +47,6 @@ var columns = []column{
 	{E2EP50, "E2E p50", "s", 1e-3, 1, true, "from arrival to the last token, median request"},
 	{E2EP99, "E2E p99", "s", 1e-3, 1, true, "from arrival to the last token, 99 % of requests are faster"},
 	{Preempted, "preempted", "", 1, 0, false, "requests that KV overflow threw out, to be prefilled again"},
-	{Pulled, "pulled", "%", 100, 1, false, "share of the prompts' tokens whose KV was pulled, because the rank did not hold it"},
 	{Agreement, "same rounds", "%", 100, 1, false, "rounds with exactly the recorded assignments"},
 	{SamePairs, "same pairs", "%", 100, 1, false, "recorded assignments that were made again"},
 	{Placed, "placed", "a round", 1, 2, false, "requests admitted in a round"},

@@ -13,9 +13,8 @@ import (
 // Fleet is the decode ranks of a run.
 type Fleet struct {
 	Groups   []Group
-	Stale    int  // policies see a request's progress this many steps late
-	Transfer int  // steps between an admission and the first token; slot and KV are taken meanwhile
-	Caches   bool // ranks keep the KV of prompts, and pull only what they lack: Transfer is that of a whole prompt
+	Stale    int // policies see a request's progress this many steps late
+	Transfer int // steps between an admission and the first token; slot and KV are taken meanwhile
 
 	// As vLLM runs requests: a rank runs so many more than it has slots, which is its max_num_seqs, and begins to pull KV only while it runs
 	// fewer. Nil: it runs as many as it has slots, and pulls at once.

@@ -27,22 +27,6 @@ type Drawn struct {
 	Warm     int   // requests to be done before anything is measured
 }
 
-// shares says whether it tells what prompts have in common.
-func (s *Source) shares() bool {
-	var requests []trace.Request
-	switch {
-	case s.Drawn != nil:
-		requests = s.Drawn.Requests
-	case s.Trace != nil:
-		requests = s.Trace.Requests
-	default:
-		if t, err := trace.Synth(s.Synth, 1, 1); err == nil { // else something else says what is wrong
-			requests = t.Requests
-		}
-	}
-	return slices.ContainsFunc(requests, func(q trace.Request) bool { return len(q.HashIDs) > 0 })
-}
-
 // Load is how requests arrive.
 type Load struct {
 	Rho  float64 // open loop: share of what a level fleet could serve; 0: closed loop
@@ -88,7 +72,6 @@ type arrival struct {
 	prompt, output int32
 	key            uint64
 	age            int32 // generated before the run
-	blocks         []uint64
 }
 
 // enough is how often a run replaces all that is in the system once it is measured, unless the trace is
@@ -157,7 +140,7 @@ func (p *Plan) draw(seed int) (*workload, error) {
 		a := arrival{
 			at:     float64(q.At-all[before].At) / float64(time.Millisecond),
 			prompt: int32(min(q.Prompt, math.MaxInt32/4)), output: int32(min(q.Output, math.MaxInt32/4)),
-			key: q.PromptKey(), blocks: q.HashIDs,
+			key: q.PromptKey(),
 		}
 		if i < before {
 			w.history = append(w.history, a)

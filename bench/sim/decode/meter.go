@@ -30,7 +30,6 @@ type meter struct {
 	ttft, tpot, e2e                                                           []float64
 	poolWaitMax, waitMax, waitSum                                             float64
 	seats                                                                     int
-	lacked, prompts                                                           float64   // tokens that were pulled, and those of their prompts
 	ticks                                                                     []float64 // us
 	loads                                                                     []int64
 	does                                                                      []step.Rank
@@ -71,13 +70,6 @@ func (m *meter) tick(took time.Duration) {
 func (m *meter) admitted(wait float64) {
 	if m.warmed() {
 		m.poolWaitMax = max(m.poolWaitMax, wait)
-	}
-}
-
-func (m *meter) pulled(lacked, prompt int32) {
-	if m.measuring {
-		m.lacked += float64(lacked)
-		m.prompts += float64(prompt)
 	}
 }
 
@@ -181,9 +173,6 @@ func (m *meter) sample() (run, bound report.Sample) {
 	run[report.PoolWaitMax], run[report.WaitMax] = m.poolWaitMax, m.waitMax
 	run[report.WaitMean] = m.waitSum / float64(m.seats)
 	run[report.Preempted] = float64(m.preempted)
-	if m.prompts > 0 {
-		run[report.Pulled] = m.lacked / m.prompts
-	}
 	run[report.TTFTMean] = stats.Mean(m.ttft)
 	slices.Sort(m.ticks)
 	run[report.TickP99], run[report.TickMean] = stats.Percentile(m.ticks, 0.99), stats.Mean(m.ticks)

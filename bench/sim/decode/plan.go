@@ -72,9 +72,6 @@ func (p *Plan) Validate() error {
 		return fmt.Errorf("%d seeds; want at least 1", p.Seeds)
 	case len(p.Policies) == 0:
 		return errors.New("no policy")
-	case p.Fleet.Caches && !p.Source.shares():
-		return errors.New("ranks that keep prompts need a trace with hash_ids, which say what prompts share; take one like Mooncake's, or " +
-			"synth:prefix")
 	case p.Load.AtArrival && p.Fleet.Spare != nil:
 		return errors.New("a rank that is chosen at arrival has the prefill before it, so it has nothing to pull")
 	}

@@ -143,8 +143,6 @@ func TestAPlanThatCannotBeRun(t *testing.T) {
 		{"less than no pool", func(p *Plan) { p.Load.Pool = -1 }, "a pool of -1"},
 		{"no ranks", func(p *Plan) { p.Fleet = Fleet{} }, "no ranks"},
 		{"the past before the past", func(p *Plan) { p.Fleet.Stale = -1 }, "stale -1"},
-		{"a trace that does not say what prompts share", func(p *Plan) { p.Fleet.Caches = true }, "need a trace with hash_ids"},
-		{"a drawn one that does not", func(p *Plan) { p.Fleet.Caches, p.Source = true, Source{Synth: "mix"} }, "need a trace with hash_ids"},
 		{"a trace that is not drawn", func(p *Plan) { p.Source = Source{Synth: "none"} }, "no synthetic trace"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -36,10 +36,9 @@ type run struct {
 	waits   int       // of them, in the pool
 	law     bool
 	meter   meter
-	err     error   // a policy broke a limit
-	stalled int     // turns in which nothing happened
-	ended   func()  // a request is done
-	caches  *caches // nil: ranks keep none
+	err     error  // a policy broke a limit
+	stalled int    // turns in which nothing happened
+	ended   func() // a request is done
 }
 
 // never is the end of a step that is not in progress.
@@ -89,12 +88,6 @@ func newRun(fleet *Fleet, load Load, w *workload, cfg board.Config) (*run, error
 			g.later = append(g.later, w)
 		}
 		r.groups = append(r.groups, g)
-	}
-	if fleet.Caches {
-		r.caches = newCaches(r.workers)
-		for i, a := range w.jobs {
-			r.jobs[i].blocks = keys(a.blocks, a.prompt)
-		}
 	}
 	cfg.Predictor.KnownLengths, cfg.BindAhead = true, load.Ahead              // it is up to policies to ask
 	r.early = load.AtArrival && (r.prefill.time(1) > 0 || fleet.Transfer > 0) // else binding at arrival is binding late
@@ -320,11 +313,7 @@ func (r *run) enter(at int) {
 	q := &r.jobs[at]
 	q.state = jobWaiting
 	r.waits++
-	var hits []board.Hit
-	if r.caches != nil {
-		hits = r.caches.hits(q)
-	}
-	r.Apply(board.Enqueue{Output: q.output, Hits: hits, Entry: &board.Entry{
+	r.Apply(board.Enqueue{Output: q.output, Entry: &board.Entry{
 		ID: uint64(at) + 1, Model: model, Prompt: int(q.prompt), Age: int(q.age), Key: q.key, Arrival: instant(q.arrival),
 		Entered: instant(q.entered),
 		Early:   r.early,
@@ -337,15 +326,9 @@ func (r *run) placed(e *board.Effect) {
 	q.state = jobPlaced
 	r.waits--
 	r.meter.admitted(r.Now - q.entered)
-	q.rank = e.Bound.Worker
-	lacks := q.prompt
-	if r.caches != nil {
-		lacks -= r.caches.on(q.rank, q)
-		r.meter.pulled(lacks, q.prompt)
-	}
-	r.Place(r.workers[q.rank].Rank, virtual.Request{
+	r.Place(r.workers[e.Bound.Worker].Rank, virtual.Request{
 		Job: int32(e.Entry.ID - 1), Slot: e.Bound.Slot, Prompt: q.prompt, Left: q.output - q.age,
-		StepsToFirstToken: lag(r.fleet.Transfer, lacks, q.prompt),
+		StepsToFirstToken: int64(r.fleet.Transfer),
 	})
 }
 
@@ -356,9 +339,6 @@ func (r *run) seated(l *virtual.Request) {
 // token is one of a request.
 func (r *run) token(l *virtual.Request) {
 	q := &r.jobs[l.Job]
-	if l.Gen == 1 && r.caches != nil {
-		r.caches.keep(q.rank, q)
-	}
 	if l.Gen == 1 && q.age == 0 {
 		q.first = r.Now
 		r.meter.firstToken(r.Now - q.arrival)

@@ -311,17 +311,3 @@ func TestWhenAllRanksHaveLeft(t *testing.T) {
 	require.NoError(t, err)
 	require.ErrorContains(t, r.all(context.Background()), "1 requests are left and no rank will ever take them")
 }
-
-// A rank that holds the beginning of a prompt pulls the rest, in a share of the steps of a whole transfer.
-func TestARankPullsWhatItLacks(t *testing.T) {
-	f := simple(1, 1, 0)
-	f.Transfer, f.Caches = 4, true
-	w := &workload{jobs: []arrival{
-		{prompt: 1024, output: 1, blocks: []uint64{1, 2}}, {prompt: 2048, output: 1, blocks: []uint64{1, 2, 3, 4}}, {prompt: 2048, output: 1, blocks: []uint64{5, 6, 7, 8}},
-	}}
-	_, steps := follow(t, f, Load{Pool: 1}, w, "pjsq-kv:ahead=false")
-	require.Len(t, steps, 5+3+5)
-	f.Caches = false
-	_, steps = follow(t, f, Load{Pool: 1}, w, "pjsq-kv:ahead=false")
-	require.Len(t, steps, 5+5+5)
-}

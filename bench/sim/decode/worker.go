@@ -2,7 +2,6 @@ package decode
 
 import (
 	"evenkeel/dispatcher/virtual"
-	"evenkeel/prefill/index"
 )
 
 // job is one request of a run. Its number is its place in order of arrival; the
@@ -11,13 +10,11 @@ type job struct {
 	prompt  int32 // tokens of the next or present leg, with those that earlier ones emitted
 	output  int32 // tokens in all
 	age     int32 // generated in earlier legs
-	rank    int32 // that it was placed on last
 	state   jobState
 	key     uint64
-	blocks  []index.Key // of its prompt, where ranks keep them
-	arrival float64     // ms
-	entered float64     // the pool, or the line in front of it, last time
-	first   float64     // end of the step of its first token; NaN before
+	arrival float64 // ms
+	entered float64 // the pool, or the line in front of it, last time
+	first   float64 // end of the step of its first token; NaN before
 }
 
 type jobState uint8
