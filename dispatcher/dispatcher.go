@@ -41,11 +41,8 @@ func Start(ctx context.Context, cfg Config) (*Dispatcher, error) {
 }
 
 // Enqueue adds e to the pool. Exactly one answer comes on the returned channel, which has room for it. A caller that no longer wants a slot
-// must call Withdraw and then still read the channel, because e may have got a slot before. hits are the ranks whose prefix caches hold a
-// part of the prompt, so that this part need not be copied there.
-func (d *Dispatcher) Enqueue(e *pool.Entry, hits ...board.Hit) <-chan Result {
-	return d.enqueue(board.Enqueue{Entry: e, Hits: hits})
-}
+// must call Withdraw and then still read the channel, because e may have got a slot before.
+func (d *Dispatcher) Enqueue(e *pool.Entry) <-chan Result { return d.enqueue(board.Enqueue{Entry: e}) }
 
 // EnqueueAggregated is Enqueue for ranks that prefill and decode. hits say how much of the prompt of e each rank has in its prefix cache.
 // Entries for the same ranks keep the order of these calls.

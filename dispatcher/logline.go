@@ -130,7 +130,7 @@ func appendEntry(dst []byte, s *policy.Snapshot, i int) []byte {
 	return append(appendKey(dst, e.Key), '}')
 }
 
-// appendWait appends the members of an entry that matter only if ranks prefill, or if a rank has a part of the prompt in its prefix cache.
+// appendWait appends the members of an entry that matter only if ranks prefill.
 // HeldMs is below 0 if no slot was free for the entry yet, and is then left out. UrgentInMs is 0, and is left out, if the entry is urgent
 // already, which appendEntry writes, or never becomes urgent.
 func appendWait(dst []byte, e *policy.EntryDetails) []byte {

@@ -415,12 +415,6 @@ func (p *Profile) Canary() func(model string, rank int) []byte {
 	}
 }
 
-// PullsLacking says whether a decode engine pulls only the KV that is missing in its own prefix cache, as with vLLM's NIXL connectors
-// (0.33, get_num_new_matched_tokens). It is false for vllm-ascend, whose connectors can do so, because its decode engines are usually
-// started without a prefix cache. SGLang's decode engines do so only with --disaggregation-decode-enable-radix-cache (0.5.23), which is off
-// by default.
-func (p *Profile) PullsLacking() bool { return p.nixl() }
-
 // Keeps returns how long a decode engine keeps the KV of an answer that has ended; 0: it keeps none.
 func (p *Profile) Keeps() time.Duration {
 	if p.HandBack != HandBackCounted && p.HandBack != HandBackFetched {

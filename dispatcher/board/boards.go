@@ -190,9 +190,7 @@ func (a *allBoards) buildPolicy(spec string) policyInUse {
 	if err != nil {
 		panic("dispatcher: policy " + spec + " was accepted before and no longer parses: " + err.Error())
 	}
-	return policyInUse{
-		Policy: p, name: p.Name(), shared: a, sendsAhead: policy.SendsAhead(p), readsHits: needsOf(p).Hits,
-	}
+	return policyInUse{Policy: p, name: p.Name(), shared: a, sendsAhead: policy.SendsAhead(p)}
 }
 
 // add adds a board. inOrder stays sorted by model, so that boards are always visited in the same order.

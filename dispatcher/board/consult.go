@@ -53,7 +53,7 @@ func (b *board) fillPool(g *group, p *policyInUse, now time.Time) {
 		if hidden := b.restrictedCount > 0 && (b.hiddenFrom(e, g) || b.mustAvoid(e, now)); hidden {
 			continue
 		}
-		b.addToSnapshot(e, p, now)
+		b.addToSnapshot(e, now)
 	}
 }
 
@@ -112,9 +112,8 @@ func (b *board) fillWorkers(g *group, p *policyInUse, now time.Time) {
 	}
 }
 
-// addToSnapshot adds an entry to the snapshot, and its details to Waits if the policy may read them. For ranks that prefill, a policy may
-// read how long each entry has been held back. In one snapshot, either all entries have details or none has.
-func (b *board) addToSnapshot(e *pool.Entry, p *policyInUse, now time.Time) {
+// addToSnapshot adds an entry to the snapshot, and its details to Waits if the ranks prefill.
+func (b *board) addToSnapshot(e *pool.Entry, now time.Time) {
 	s := &b.snapshot
 	s.Pool = append(s.Pool, policy.Entry{
 		ID: e.ID, Prompt: clampTokens(e.Prompt), Key: e.Key, Urgent: e.Urgent(now),
@@ -122,8 +121,7 @@ func (b *board) addToSnapshot(e *pool.Entry, p *policyInUse, now time.Time) {
 		WaitMs:  float32(e.GuardWait(now).Seconds() * 1000), // wait by which the starvation guard finds the overdue entries
 		Express: e.Express,                                  // the policy must not hold the entry back
 	})
-	hitsMatter := p.readsHits && b.entriesWithHits > 0 // the policy reads prefix hits, and some entry has one
-	if b.ranksPrefill || hitsMatter {
+	if b.ranksPrefill {
 		w := b.waiting[e.ID]
 		s.Waits = append(s.Waits, w.details(now))
 	}

@@ -89,7 +89,7 @@ func (b *board) runLocalRound(g *group, p *policyInUse, now time.Time) {
 	if offered == 0 {
 		return // no rank is left to the policy of this group
 	}
-	b.addToSnapshot(w.Entry, p, now)
+	b.addToSnapshot(w.Entry, now)
 	b.runPolicy(g, p, now)
 	if b.policyFailure != nil {
 		return // the policy panicked, so it assigned nothing; finishLocalRound replaces it

@@ -407,7 +407,6 @@ type policyInUse struct {
 	name       string
 	shared     *allBoards      // settings and tables of all boards
 	sendsAhead bool            // the policy sends requests before their slots are free (ahead.go)
-	readsHits  bool            // the policy reads which ranks have a part of a prompt in their prefix caches
 	predictor  *predictorState // tables of the output lengths that the policy predicts; nil: the policy needs none
 }
 

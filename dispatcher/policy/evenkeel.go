@@ -18,11 +18,10 @@ type evenkeel struct {
 	placed   []placement // placements of this round, in the order in which they were made
 	unplaced []int32     // indices of candidates that are not placed: overdue ones first, then the others, oldest first
 
-	rows         rows      // used if the rank with most requests makes steps longer, see Snapshot.RowTokens
-	tight        tight     // used if KV room is short
-	gather       gather    // used if the ranks prefill
-	heldBack     heldBack  // used if the ranks only decode
-	placementsOn residents // placements by rank, used by preferPrefixRanks
+	rows     rows     // used if the rank with most requests makes steps longer, see Snapshot.RowTokens
+	tight    tight    // used if KV room is short
+	gather   gather   // used if the ranks prefill
+	heldBack heldBack // used if the ranks only decode
 }
 
 // placement puts a candidate on a rank. Both are indices: in candidates.all, and in Snapshot.Workers.
@@ -34,11 +33,7 @@ func (p *evenkeel) Name() string      { return p.name }
 func (p *evenkeel) Immediate() bool   { return false }
 func (p *evenkeel) MaxAgeMs() float32 { return float32(p.set.maxAgeMs) }
 
-// requirements returns which optional parts of a snapshot the policy reads. It reads prefix hits only if the setting near allows it to move
-// entries for them. The mean output, its parameter, changes nothing.
-func (p *evenkeel) requirements(float64) Requirements {
-	return Requirements{MeanOutput: true, Hits: p.set.nearShare > 0}
-}
+func (p *evenkeel) requirements(float64) Requirements { return Requirements{MeanOutput: true} }
 
 // limits returns which slots and how much KV room the policy may fill, the rank that its last round reserved, and the entries that it held
 // back: in gather on ranks that prefill, in heldBack on ranks that only decode.
@@ -50,9 +45,8 @@ func (p *evenkeel) limits() limits {
 }
 
 // Decide places the entries of a round on ranks that only decode, as follows. It holds back entries that would make steps longer by more
-// than they gain. It places the others, and improves the placements by a search. Then it moves entries to ranks whose prefix caches hold a
-// part of their prompts, if these moves hardly raise the cost. Rounds with scarce KV room, and ranks that also prefill, are decided in
-// other ways.
+// than they gain. It places the others, and improves the placements by a search. Rounds with scarce KV room, and ranks that also prefill,
+// are decided in other ways.
 func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	p.gather.reset() // drops the last round's report of entries that were held back
 	p.heldBack.reset()
@@ -71,7 +65,6 @@ func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	}
 	p.holdBack(s)
 	arrange(p, s) // places the entries, and improves the placements by a search
-	p.preferPrefixRanks(s)
 	return p.appendAssignments(s, dst)
 }
 

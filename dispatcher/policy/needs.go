@@ -14,7 +14,6 @@ type Requirements struct {
 	DecrementAnchor bool    // Rhat counts down with each token even if it is H because of Tau, as in the paper; see predictor.Rules
 
 	MeanOutput bool // the policy reads Snapshot.MeanOutput
-	Hits       bool // the policy reads EntryDetails.Hits: which ranks have a part of a prompt in their cache
 }
 
 // hasRequirements is implemented by policies that read optional parts of a Snapshot.

@@ -30,7 +30,7 @@ func TestNeeds(t *testing.T) {
 			"the paper counts the anchor down", "brh:paper", 28,
 			Requirements{Predictor: "survival", Horizon: 80, Tau: 0.5, Every: 20, DecrementAnchor: true},
 		},
-		{"evenkeel wants their mean alone", "evenkeel", 0, Requirements{MeanOutput: true, Hits: true}},
+		{"evenkeel wants their mean alone", "evenkeel", 0, Requirements{MeanOutput: true}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p, err := Parse(c.spec)

@@ -37,7 +37,6 @@ func TestRowsPlaceNoFewer(t *testing.T) {
 		s := drawMeasured(t)
 		s.Waits = nil
 		v := evenkeelDefaults
-		v.nearShare = 0
 		v.budget = searchCount * rapid.IntRange(1, 500).Draw(t, "evaluations of one")
 		decide := func(budget int) (all []Assignment, overdue int) {
 			v := v
@@ -69,8 +68,12 @@ func TestRowsPlaceNoFewer(t *testing.T) {
 }
 
 func TestRowsDoNotAllocate(t *testing.T) {
-	s, p := crowd(64), newPolicy(t, "evenkeel")
-	s.RowTokens = 2000
+	s, p := &Snapshot{C0Ms: 50, C1Ms: 1e-4, StepMs: 60, RowTokens: 2000}, newPolicy(t, "evenkeel")
+	for g := range int32(64) {
+		s.Workers = append(s.Workers, Worker{ID: g, Up: true, Free: 4,
+			Running: []Request{{ID: uint64(1000 + g), Prompt: 9000 + g%7, Generated: 1, Slot: g}}})
+		s.Pool = append(s.Pool, Entry{ID: uint64(g + 1), Prompt: 1000})
+	}
 	dst := p.Decide(s, nil)
 	require.NotEmpty(t, dst)
 	require.Zero(t, testing.AllocsPerRun(20, func() { dst = p.Decide(s, dst[:0]) }))

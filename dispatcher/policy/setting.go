@@ -41,7 +41,6 @@ type settings struct {
 	patience        float64
 	maxHoldS        float64
 	countRequests   bool // value of the key requests: a request counts in loads in addition to its KV
-	nearShare       float64
 }
 
 type key = namedargs.Key[settings]
@@ -83,8 +82,6 @@ var allSettings = []key{
 	namedargs.Number("patience", 0, 100, func(v *settings) *float64 { return &v.patience }),
 	namedargs.Number("max_hold", 0, 3600, func(v *settings) *float64 { return &v.maxHoldS }).Meaning("seconds from 0 to 3600"),
 	namedargs.Either("requests", "false", "true", func(v *settings) *bool { return &v.countRequests }),
-	namedargs.Number("near", 0, 1, func(v *settings) *float64 { return &v.nearShare }).Meaning(
-		"the share of a step by which ranks below the fullest may become less level for prompts that ranks hold, from 0 to 1"),
 	namedargs.Number("max_age_ms", 0, math.MaxInt32,
 		func(v *settings) *float64 { return &v.maxAgeMs }).Meaning("milliseconds, 0 turns the guard off"),
 	namedargs.Either("ahead", "false", "true", func(v *settings) *bool { return &v.sendsAhead }),

@@ -32,7 +32,7 @@ type Snapshot struct {
 	// PromptRate is how many prompt tokens all ranks together computed per second of these steps of the last minute. Below 0: not
 	// known.
 	PromptRate float32
-	Waits      []EntryDetails // one per entry of Pool; empty unless Aggregated, or unless the policy reads Hits and some prompt has hits
+	Waits      []EntryDetails // one per entry of Pool; empty unless Aggregated
 }
 
 // Worker is one DP rank of the group, as it is at the beginning of the round.
@@ -87,8 +87,8 @@ type Entry struct {
 	Key     uint64
 }
 
-// EntryDetails has what policies read of an entry only if ranks prefill, or if a rank holds a part of its prompt. These fields are not in
-// Entry, because a tick copies many entries, and most need no EntryDetails.
+// EntryDetails has what policies read of an entry only if ranks prefill. These fields are not in Entry, because a tick copies many
+// entries, and most need no EntryDetails.
 type EntryDetails struct {
 	Hits       []Hit   // workers that have a part of the prompt in their prefix cache, sorted by ID; the slice never changes
 	HeldMs     float64 // ms since a slot was first free for the entry and the policy held it back; below 0: no slot was free for it yet

@@ -27,7 +27,7 @@ var brhDefaults = withChange(commonDefaults, func(v *settings) {
 var evenkeelDefaults = withChange(commonDefaults, func(v *settings) {
 	v.extraCandidates, v.budget, v.bestPairMax, v.workerFirstMax = 128, 4000, 24, 200
 	v.kappa, v.ageWeight, v.countRequests = 0.6, auto, true
-	v.nearShare, v.holdSteps = 0.01, 3
+	v.holdSteps = 3
 	v.patience, v.maxHoldS = rounds.Default.Patience, rounds.Default.MaxHold
 })
 
@@ -66,9 +66,8 @@ var namedPolicies = slices.Concat([]namedPolicy{
 		},
 	},
 	{
-		name: "evenkeel",
-		keys: keysNamed("budget", "kappa", "age_weight", "hold", "patience", "max_hold", "requests", "near", "max_age_ms", "ahead",
-			"watermark"),
+		name:     "evenkeel",
+		keys:     keysNamed("budget", "kappa", "age_weight", "hold", "patience", "max_hold", "requests", "max_age_ms", "ahead", "watermark"),
 		defaults: evenkeelDefaults, build: newEvenkeel,
 	},
 }, ruleForms("random", ruleRandom, "seed"), ruleForms("rr", ruleRR), ruleForms("p2c", ruleP2C, "seed"),

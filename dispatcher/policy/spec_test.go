@@ -23,11 +23,11 @@ func TestParse(t *testing.T) {
 		{"or not", "brh:beta=8,horizon=16,predictor=exact,tau=0.7,every=10,decrement_anchor=true", "brh:horizon=16,beta=8,predictor=exact,tau=0.7,every=10,decrement_anchor=true"},
 		{"the paper's form has its own defaults", "brh:paper,horizon=80,gamma=0.8", "brh:paper,gamma=0.8"},
 		{
-			"evenkeel with all that differs", "evenkeel:near=0,budget=1000,kappa=0.5,age_weight=0",
-			"evenkeel:budget=1000,kappa=0.5,age_weight=0,near=0",
+			"evenkeel with all that differs", "evenkeel:requests=false,budget=1000,kappa=0.5,age_weight=0",
+			"evenkeel:budget=1000,kappa=0.5,age_weight=0,requests=false",
 		},
 		{
-			"and with its defaults", "evenkeel:budget=4000,kappa=0.6,ahead=true,age_weight=auto,near=0.01,max_age_ms=30000,watermark=0.05",
+			"and with its defaults", "evenkeel:budget=4000,kappa=0.6,ahead=true,age_weight=auto,max_age_ms=30000,watermark=0.05",
 			"evenkeel",
 		},
 	} {

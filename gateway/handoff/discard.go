@@ -70,7 +70,7 @@ type Engines interface {
 
 // Dispatcher assigns slots on decode ranks, and takes them back.
 type Dispatcher interface {
-	Enqueue(e *pool.Entry, hits ...board.Hit) <-chan dispatcher.Result
+	Enqueue(e *pool.Entry) <-chan dispatcher.Result
 	Release(s *dispatcher.Slot, o board.Outcome)
 }
 

@@ -36,7 +36,7 @@ type slots struct {
 	back    []board.Outcome
 }
 
-func (s *slots) Enqueue(e *pool.Entry, _ ...board.Hit) <-chan dispatcher.Result {
+func (s *slots) Enqueue(e *pool.Entry) <-chan dispatcher.Result {
 	s.entries = append(s.entries, e)
 	r := dispatcher.Result{Err: s.err}
 	if s.err == nil {

@@ -204,11 +204,12 @@ func start(t *testing.T, o setup) *bed {
 	}
 	b.Prefill.SetCandidates(candidates)
 	b.Dispatcher.SetWorkers(b.workers)
-	if profile.AllowLocalPrefill || profile.PullsLacking() || o.mixed != nil {
+	if profile.AllowLocalPrefill || o.mixed != nil {
 		var ranks []local.Rank
 		for _, w := range b.workers {
-			ranks = append(ranks,
-				local.Rank{ID: w.ID, Name: w.Name, Model: w.Model, Engine: w.Engine, Up: true, Computes: profile.AllowLocalPrefill || w.Mixed})
+			if profile.AllowLocalPrefill || w.Mixed {
+				ranks = append(ranks, local.Rank{ID: w.ID, Name: w.Name, Model: w.Model, Engine: w.Engine, Up: true})
+			}
 		}
 		b.LocalRanks.Set(ranks)
 	}

@@ -27,8 +27,8 @@ const (
 	DisaggregateNever  = "never"
 )
 
-// prefixKeys hashes the prompt for lookups in prefix caches. If evenkeel remembers which prompts the model's decode ranks hold, the job
-// keeps the hashes, so that the prompt is hashed only once.
+// prefixKeys hashes the prompt for lookups in prefix caches. If ranks of the model may compute prompts themselves, the job keeps the
+// hashes, so that the prompt is hashed only once.
 func (j *job) prefixKeys() prefill.Prompt {
 	if j.life.Resumed() {
 		return j.srv.Prompts.CacheKeys(j.parts()) // the answer so far is a part of the prompt now
@@ -37,9 +37,8 @@ func (j *job) prefixKeys() prefill.Prompt {
 		return *j.local.promptHashes
 	}
 	p := j.srv.Prompts.CacheKeys(j.parts())
-	// HasRanks says that the prefix caches of the model's decode ranks are predicted, so the prompt is looked up there, too. For ranks
-	// that also prefill, placeAggregated keeps the hashes.
-	if j.srv.LocalRanks.HasRanks(j.model.Board) {
+	// For ranks that also prefill, placeAggregated keeps the hashes.
+	if j.srv.LocalRanks.AnyComputes(j.model.Board) {
 		hashes := p // a copy on the heap; taking p's address would move p to the heap on every call
 		j.local.promptHashes = &hashes
 	}
@@ -128,19 +127,6 @@ func (j *job) localPrompt() (sought local.Prompt, lengthKnown bool) {
 		sought.Tokens = cmp.Or(sought.Prompt.Tokens, j.estimatedTokens())
 	}
 	return sought, true
-}
-
-// ranksWithPrefix returns the ranks of a board (the decode ranks of one model) that hold the beginning of the prompt, with how many tokens
-// of KV each need not pull. tokens is the length of the prompt.
-func (j *job) ranksWithPrefix(boardName string, tokens int) (hits []board.Hit) {
-	// The hashes that the job keeps are those of the client's prompt. A resumed request has another one, with the answer so far.
-	if j.local.promptHashes == nil || j.life.Resumed() {
-		return nil
-	}
-	for _, offer := range j.srv.LocalRanks.Held(&local.Prompt{Prompt: *j.local.promptHashes, Model: boardName, Tokens: tokens}) {
-		hits = append(hits, board.Hit{Worker: offer.Rank, Tokens: offer.Hit})
-	}
-	return hits
 }
 
 // whyLocal returns why a decode rank may compute the prompt now; empty: no decode rank may. localShort says that it may if little of the

@@ -256,36 +256,8 @@ func TestManyShortAndLongPromptsAtOnce(t *testing.T) {
 	require.EqualValues(t, 40, locals+b.metric(t, "evenkeel_local_prefill_declined_total", ""))
 }
 
-// A further turn of a chat goes to the rank that pulled the turn before it, if no step becomes longer by that. After the last turn
-// of a session nothing is remembered.
-func TestAFurtherTurnGoesWhereItsKVIs(t *testing.T) {
-	t.Parallel()
-	b := start(t, setup{profile: mooncake.Profile{Connector: mooncake.NIXLPull}, decode: []refengine.Config{{}, {}}, waits: true,
-		configure: func(c *config.Config, _ *Deps) {
-			c.Dispatch.Policy = "evenkeel"
-		}})
-	on := func(body string) string {
-		text, finished, fail := read(t, b.post(mooncake.Chat.Path(), body))
-		require.Empty(t, fail)
-		require.True(t, finished, text)
-		return b.asked[len(b.asked)-1].Record.Rank
-	}
-	words := func(seed uint64) string { return reftext.MakePrompt(seed, 2000) }
-	end := b.endless() // on the first rank, so that the others go to the second
-	second := on(talk("", words(60)))
-	b.options.EndsSession = true
-	require.Equal(t, second, on(talk("", words(61))))
-	b.options.EndsSession = false
-	end()
-	b.over()
-	require.Equal(t, second, on(talk("", words(60), "yes", "and then?")))
-	require.NotEqual(t, second, on(talk("", words(61), "yes", "and then?")))
-	require.NotEqual(t, second, on(talk("", words(62))))
-	b.settle()
-}
-
-// A short turn of a chat is computed by the rank that pulled the turns before it, and what is remembered of that is forgotten with the
-// engines' caches.
+// A short turn of a chat is computed by the rank that pulled the turns before it. What is remembered of that is forgotten with the
+// engines' caches, and at the last turn of a session.
 func TestShortTurnsOfAChatAreServedByTheRankThatHasIt(t *testing.T) {
 	t.Parallel()
 	b := start(t, alone(setup{decode: []refengine.Config{{DPSize: 2, KV: refengine.KV{PrefixCache: 4096}}}, waits: true,
@@ -306,12 +278,15 @@ func TestShortTurnsOfAChatAreServedByTheRankThatHasIt(t *testing.T) {
 		require.Greater(t, r.PromptTokens, 3000)
 		require.Equal(t, 1, r.Attempts)
 	}
+	b.options.EndsSession = true
 	require.Equal(t, journal.Disaggregated, b.say(talk("", reftext.MakePrompt(2, 3000))))
+	b.options.EndsSession = false
+	require.Equal(t, journal.Disaggregated, b.say(talk("", reftext.MakePrompt(2, 3000), "well", "go on")), "the session was over")
 	b.LocalRanks.Forget(b.LocalRanks.IDs())
 	require.Equal(t, journal.Disaggregated, b.say(talk("", first, "well", "once more")), "no engine has anything any more")
 	require.EqualValues(t, 2, b.locals())
 	require.EqualValues(t, 2, b.d[0].Stats().LocalPrefills)
-	require.Equal(t, 3, b.probes())
+	require.Equal(t, 4, b.probes())
 	b.clean()
 }
 

@@ -24,7 +24,7 @@ func (j *job) placeHandoff(h *handoff.Handoff) (*dispatcher.Slot, *failure.Fault
 	prefilledBy := h.Lease.Candidate // decides which region and which board may decode the hand-off
 	slot, fault := j.place(prefilledBy, j.promptTokens, func(entry *pool.Entry) <-chan dispatcher.Result {
 		entry.Deadline = h.BindBy()
-		return j.srv.Dispatcher.Enqueue(entry, j.ranksWithPrefix(entry.Model, j.promptTokens)...)
+		return j.srv.Dispatcher.Enqueue(entry)
 	})
 	if fault != nil {
 		fault.Progress, fault.Kept = lifecycle.Through, true

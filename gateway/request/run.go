@@ -316,7 +316,7 @@ func (r *executor) awaitSlot(bind lifecycle.Bind) (*dispatcher.Slot, *failure.Fa
 	case lifecycle.Early: // the prompt is not prefilled yet, so the client's deadline limits the wait, and the length is an estimate
 		return j.place(r.lease.Candidate, j.estimatedTokens(), func(entry *pool.Entry) <-chan dispatcher.Result {
 			entry.Early, entry.Deadline = true, j.firstTokenDeadline()
-			return j.srv.Dispatcher.Enqueue(entry, j.ranksWithPrefix(entry.Model, entry.Prompt)...)
+			return j.srv.Dispatcher.Enqueue(entry)
 		})
 	default: // Late: the prompt is prefilled, and there is a hand-off
 		return j.placeHandoff(r.handoff)

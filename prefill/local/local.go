@@ -1,12 +1,10 @@
-// Package local predicts how many tokens of a prompt are in the prefix cache of each decode rank. The prediction is used
-// for ranks that may compute prompts themselves, and for ranks that pull only the KV that they lack. The dispatcher
-// chooses the rank of a request, because only the dispatcher knows the free slots.
+// Package local predicts how many tokens of a prompt are in the prefix cache of each rank that decodes and may compute
+// prompts itself. The dispatcher chooses the rank of a request, because only the dispatcher knows the free slots.
 package local
 
 import (
 	"cmp"
 	"maps"
-	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -19,7 +17,7 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// Rank is a decode rank whose prefix cache is predicted.
+// Rank is a rank that decodes and may compute prompts.
 type Rank struct {
 	ID       int32
 	Name     string
@@ -27,7 +25,6 @@ type Rank struct {
 	Engine   string // API server of the rank; ranks of one API server share their trust
 	Capacity int64  // KV tokens that fit on the rank; 0: not known
 	Up       bool
-	Computes bool                // the rank may compute prompts; false: it pulls the KV that it lacks
 	Events   prefill.EventSource // where the rank publishes KV events; zero: its cache is known only from answers
 }
 
@@ -45,7 +42,8 @@ type Offer struct {
 	New  int // tokens that the rank would have to compute, at least 1
 }
 
-// Ranks predicts the prefix caches of all decode ranks. One lock, mu, guards the state; it is never held during I/O.
+// Ranks predicts the prefix caches of all ranks that decode and may compute prompts. One lock, mu, guards
+// the state; it is never held during I/O.
 type Ranks struct {
 	setMu         sync.Mutex // serialises Set and Close: they wait for streams to end, and so cannot hold mu, which streams take
 	closed        bool       // Close was called: no more streams begin; guarded by setMu
@@ -197,18 +195,6 @@ func (l *Ranks) AnyComputes(model string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, r := range l.ranks {
-		if r.Model == model && r.Computes {
-			return true
-		}
-	}
-	return false
-}
-
-// HasRanks reports whether the prefix caches of any ranks of the model are predicted.
-func (l *Ranks) HasRanks(model string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, r := range l.ranks {
 		if r.Model == model {
 			return true
 		}
@@ -240,7 +226,7 @@ func (l *Ranks) Offers(p *Prompt, avoid []int32) (offers []Offer) {
 	now := time.Now()
 	found := l.cache.Match(&p.Prompt, &cache.Lookup{}, now)
 	for _, r := range l.ranks {
-		mayCompute := r.Model == p.Model && r.Computes && r.Up
+		mayCompute := r.Model == p.Model && r.Up
 		if !mayCompute || slices.Contains(avoid, r.ID) {
 			continue
 		}
@@ -260,29 +246,6 @@ func (l *Ranks) Offers(p *Prompt, avoid []int32) (offers []Offer) {
 func (r *rank) hitTokens(found []int32, p *Prompt, tokens int) int {
 	heldTokens := float64(r.cache.Blocks(found, &p.Prompt)) * p.BlockSize(tokens)
 	return index.UsableHit(int(heldTokens), tokens, r.blockTokens())
-}
-
-// Held lists, by ID, the ranks that have more of the prompt in their cache than the rank with the least. Hit is how many
-// tokens more: the KV of these tokens need not be pulled.
-func (l *Ranks) Held(p *Prompt) (held []Offer) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	tokens, least := l.length(p), math.MaxInt
-	found := l.cache.Match(&p.Prompt, &cache.Lookup{}, time.Now())
-	for _, r := range l.ranks {
-		if r.Model != p.Model || !r.Up {
-			continue
-		}
-		hit := r.hitTokens(found, p, tokens)
-		least = min(least, hit)
-		held = append(held, Offer{Rank: r.ID, Hit: hit})
-	}
-	for i := range held { // all of the ranks hold these tokens, so that they do not tell the ranks apart
-		held[i].Hit -= least
-	}
-	held = slices.DeleteFunc(held, func(o Offer) bool { return o.Hit == 0 })
-	slices.SortFunc(held, func(a, b Offer) int { return int(a.Rank - b.Rank) })
-	return held
 }
 
 // NoteHeld notes that a rank has the prompt's KV, because it computed or pulled the KV for a request that was sent at the time sent. If the

@@ -22,8 +22,8 @@ func two() *Ranks {
 }
 
 func pair(a, b bool) []Rank {
-	return []Rank{{ID: 1, Name: "d/0", Model: "m", Engine: "d", Capacity: 100_000, Up: a, Computes: true},
-		{ID: 2, Name: "e/0", Model: "m", Engine: "e", Capacity: 100_000, Up: b, Computes: true}}
+	return []Rank{{ID: 1, Name: "d/0", Model: "m", Engine: "d", Capacity: 100_000, Up: a},
+		{ID: 2, Name: "e/0", Model: "m", Engine: "e", Capacity: 100_000, Up: b}}
 }
 
 // ids is a prompt of so many token ids that begins as all of the same seed do.
@@ -60,27 +60,6 @@ func TestARankThatComesBackHoldsNothing(t *testing.T) {
 	require.Len(t, l.Offers(ids(7, 3000), nil), 1)
 	l.NoteHeld(1, ids(7, 2816), 2816, time.Now()) // what it still ran ends
 	l.Computed(1, ids(7, 2816), 2816, 2800, 0, time.Now())
-}
-
-// Ranks that compute no prompts are asked what they hold, and never to compute the rest.
-func TestARankThatPullsIsNotOfferedPrompts(t *testing.T) {
-	l := New(1 << 20)
-	ranks := pair(true, true)
-	ranks[0].Computes, ranks[1].Computes = false, false
-	l.Set(ranks)
-	require.False(t, l.AnyComputes("m"))
-	require.True(t, l.HasRanks("m"))
-	require.False(t, l.HasRanks("other"))
-	l.NoteHeld(1, ids(7, 2816), 2816, time.Now())
-	require.Empty(t, l.Offers(ids(7, 3000), nil))
-	require.Equal(t, []Offer{{Rank: 1, Hit: 2816}}, l.Held(ids(7, 3000)))
-	require.Empty(t, l.Held(ids(8, 3000)))
-	l.NoteHeld(2, ids(7, 1600), 1600, time.Now())
-	require.Equal(t, []Offer{{Rank: 1, Hit: 1216}}, l.Held(ids(7, 3000)), "both have 1,600")
-	require.Empty(t, l.Held(ids(7, 1600)), "both have all of it")
-	ranks[0].Up = false
-	l.Set(ranks)
-	require.Empty(t, l.Held(ids(7, 3000)), "only one is up")
 }
 
 func TestAnEngineIsTakenAtItsWord(t *testing.T) {
@@ -234,8 +213,8 @@ func BenchmarkOffers(b *testing.B) {
 func TestWhatIsToldLateOfACacheThatWasEmptied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := New(1 << 20)
-		l.Set([]Rank{{ID: 1, Name: "d/0", Model: "m", Engine: "d", Up: true, Computes: true},
-			{ID: 2, Name: "e/0", Model: "m", Engine: "e", Up: true, Computes: true}})
+		l.Set([]Rank{{ID: 1, Name: "d/0", Model: "m", Engine: "d", Up: true},
+			{ID: 2, Name: "e/0", Model: "m", Engine: "e", Up: true}})
 		sent := time.Now()
 		l.NoteHeld(1, ids(7, 2816), 2816, sent)
 		l.NoteHeld(2, ids(7, 2816), 2816, sent)

@@ -222,7 +222,6 @@ func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 		}
 		s.Workers = append(s.Workers, worker)
 	}
-	waits := in.Mixed || slices.ContainsFunc(in.Pool, func(e entryJSON) bool { return len(e.Hits) > 0 })
 	for _, e := range in.Pool {
 		if e.Prompt < 0 {
 			return s, fmt.Errorf("pool entry %d: prompt cannot be negative", e.ID)
@@ -230,7 +229,7 @@ func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 		entry := policy.Entry{
 			ID: e.ID, Prompt: e.Prompt, Age: e.Age, WaitMs: e.WaitMs, Urgent: e.Urgent, Express: e.Express, Key: e.Key,
 		}
-		if waits {
+		if in.Mixed {
 			s.Waits = append(s.Waits, e.wait())
 		}
 		s.Pool = append(s.Pool, entry)

@@ -111,14 +111,12 @@ func (d *deriving) addDecodeRank(e *Engine, rank int, state RankState) {
 	d.addLocalRank(e, rank, &w)
 }
 
-// addLocalRank adds a decode rank to those whose prefix caches the proxy follows, if its cache matters: because the rank may compute
-// prompts, or because it pulls only the KV that it lacks.
+// addLocalRank adds a rank that decodes to those whose prefix caches the proxy follows, if it may compute prompts.
 func (d *deriving) addLocalRank(e *Engine, rank int, w *board.Worker) {
-	computesPrompts := e.Profile.AllowLocalPrefill || w.Mixed
-	if !computesPrompts && !e.Profile.PullsLacking() {
+	if computesPrompts := e.Profile.AllowLocalPrefill || w.Mixed; !computesPrompts {
 		return
 	}
-	l := local.Rank{ID: w.ID, Name: w.Name, Model: w.Model, Engine: w.Engine, Capacity: w.Capacity, Up: w.Up, Computes: computesPrompts}
+	l := local.Rank{ID: w.ID, Name: w.Name, Model: w.Model, Engine: w.Engine, Capacity: w.Capacity, Up: w.Up}
 	if w.Mixed { // the cache of a rank that only decodes is known from the answers that it gave
 		l.Events = d.eventSource(e, rank)
 	}

@@ -69,7 +69,7 @@ func TestWhatIsPublished(t *testing.T) {
 		{"of another base model one engine is enough", "p1 d2", "p1 up m; d2 up m; p3 enters; p3 up embed", "model embed embed prefill"},
 
 		// Groups of ranks that prefill and decode.
-		{"a group is one candidate", "a1 a2 a3/2+g", "a1 up m; a2 up m; a3 up m", "prefill main of m+aggregated m+aggregated m live; prefill g of m+aggregated m+aggregated m live; decode a1:80 #0 m+aggregated up; decode a3:80/1 #3 m+aggregated up; local a1:80 up computes; model m m prefill decode alone"},
+		{"a group is one candidate", "a1 a2 a3/2+g", "a1 up m; a2 up m; a3 up m", "prefill main of m+aggregated m+aggregated m live; prefill g of m+aggregated m+aggregated m live; decode a1:80 #0 m+aggregated up; decode a3:80/1 #3 m+aggregated up; local a1:80 up; model m m prefill decode alone"},
 		{"one rank that is gone stops the others of its group", "a1 a2", "a1 up m; a2 up m; a2 down m", "prefill main of m+aggregated m+aggregated m second idle; decode a1:80 #0 m+aggregated broken; decode a2:80 #1 m+aggregated down down"},
 		{"one that is wedged, too", "a1 a2", "a1 up m; a2 up m; a2 wedged m", "decode a1:80 #0 m+aggregated broken"},
 		{"not one that was never there", "a1 a2", "a1 up m", "decode a1:80 #0 m+aggregated up"},

@@ -32,7 +32,7 @@ func (p *Snapshot) Text() (lines []string) {
 				wordIf(fmt.Sprint("limit=", w.Limit), w.Limit > 0), wordIf("down", w.Down), wordIf(fmt.Sprint("others=", w.Others), w.Others > 0)))
 	}
 	for _, l := range p.Locals {
-		lines = append(lines, spaced("local", l.Name, wordIf("up", l.Up), wordIf("computes", l.Computes)))
+		lines = append(lines, spaced("local", l.Name, wordIf("up", l.Up)))
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.routes)) {
 		r := p.routes[name]
