@@ -75,7 +75,7 @@ func proxies(t *testing.T, mode string, n int, groups ...string) *family {
 			region(t, cfg, proxyName(i), at[i], peers...)
 			cfg.Geo.Probe.Interval = 500 * time.Millisecond // so that others learn soon who the owner is
 			h := &cfg.HA
-			h.Mode, h.Engine, h.Lease, h.StartDelay = mode, geo.OwnEtcd, haLease, time.Second
+			h.Mode, h.Engine, h.Lease = mode, geo.OwnEtcd, haLease
 			h.Etcd.Endpoints = []string{"http://" + f.store[i].at}
 			cfg.Health.SlowStart = 0
 			cfg.Limits.DrainGrace = 12 * time.Second // a busy machine takes long to hand over

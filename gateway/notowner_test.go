@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -41,7 +40,7 @@ func standby(t *testing.T, serve http.HandlerFunc) *cluster {
 		region(t, cfg, "us-1", "127.0.0.1:0", "us-2", sibling(t, "us-2", serve), "us-3", sibling(t, "us-3", serve))
 		h := &cfg.HA
 		h.Mode, h.Engine, h.Etcd.Endpoints = geo.HAStandby, geo.OwnEtcd, []string{"http://" + freePorts(t, 1)[0]}
-		h.Lease, h.StartDelay = haLease, time.Second
+		h.Lease = haLease
 		for i := range cfg.Engines.Decode {
 			cfg.Engines.Decode[i].Group = "main"
 		}

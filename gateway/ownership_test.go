@@ -141,7 +141,7 @@ func threeRegions(t *testing.T, ownership func(*geo.Ownership)) *tenants {
 					cfg.Geo.Probe.Interval = 500 * time.Millisecond // three misses before dead_after
 					cfg.Geo.Policy = "local-only"
 					o := &cfg.Geo.Ownership
-					o.Lease, o.StartDelay, o.DeadAfter, o.TakeoverOrder = 3*time.Second, time.Second, 2*time.Second, []string{"eu-1", "as-1"}
+					o.Lease, o.DeadAfter, o.TakeoverOrder = 3*time.Second, 2*time.Second, []string{"eu-1", "as-1"}
 					ownership(o)
 					cfg.Health.SlowStart, cfg.Prefill.Policy = 0, "round-robin" // near and far alike
 					if i == 0 {

@@ -175,7 +175,7 @@ func regionIsReleased(t *testing.T) {
 	w := newWire(t, store)
 	us := alone(t, func(cfg *config.Config) {
 		o := &cfg.Geo.Ownership
-		o.Engine, o.Etcd.Endpoints, o.Lease, o.StartDelay = geo.OwnEtcd, []string{"http://" + w.at}, haLease, time.Second
+		o.Engine, o.Etcd.Endpoints, o.Lease = geo.OwnEtcd, []string{"http://" + w.at}, haLease
 	})
 	us.hasEngines()
 	us.Eventually("us-1 owns its region", func() bool { return us.gw.Owners()[0].Admits })
@@ -220,7 +220,7 @@ func groupIsReleased(t *testing.T) {
 		for i := range cfg.Engines.Decode {
 			cfg.Engines.Decode[i].Group = "main"
 		}
-		h.Lease, h.StartDelay = haLease, time.Second
+		h.Lease = haLease
 	}})
 	us.Eventually("us-1 owns the group", func() bool { return groupOf(us, "main").Admits })
 	require.True(t, strings.HasPrefix(kept(t, store, "evenkeel/group/main/owner"), "us-1_"))

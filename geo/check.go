@@ -77,9 +77,6 @@ func (c *Config) checkPeer(p *PeerConfig, bad report) {
 	}
 }
 
-// minSnapshotBytes is the smallest useful memory for the index of prompts sent to a peer, in bytes.
-const minSnapshotBytes = 64 << 10
-
 // checkValues calls bad for the mode, the policy, and every number, time and size below geo that is not valid.
 func (c *Config) checkValues(bad report) {
 	s := c.Settings()
@@ -88,9 +85,7 @@ func (c *Config) checkValues(bad report) {
 	} else if _, err := s.Parse(c.Policy); err != nil { // whether a policy's text is valid depends on the mode
 		bad("policy", "%v", err)
 	}
-	for key, n := range map[string]int{
-		"push.max_outstanding": c.Push.MaxOutstanding, "push.credit_max": c.Push.CreditMax, "probe.misses": c.Probe.Misses, "max_hops": c.MaxHops,
-	} {
+	for key, n := range map[string]int{"probe.misses": c.Probe.Misses, "max_hops": c.MaxHops} {
 		if n < 1 {
 			bad(key, "%d; at least 1 is needed", n)
 		}
@@ -106,12 +101,7 @@ func (c *Config) checkValues(bad report) {
 			bad(key, "%v; a time above 0 is needed", d)
 		}
 	}
-	for key, v := range map[string]float64{"push.patience": c.Push.Patience, "egress.daily_usd": c.Egress.DailyUSD} {
-		if !(v >= 0) { // this form also refuses NaN
-			bad(key, "%v; write 0 or more", v)
-		}
-	}
-	if n, ok := c.SnapshotBytes(); !ok || n < minSnapshotBytes {
-		bad("snapshot.max_bytes_per_peer", "%q is no size of 64KiB or more; write one such as 32MiB", c.Snapshot.MaxBytesPerPeer)
+	if v := c.Egress.DailyUSD; !(v >= 0) { // this form also refuses NaN
+		bad("egress.daily_usd", "%v; write 0 or more", v)
 	}
 }

@@ -31,25 +31,22 @@ type Config struct {
 	Peers  []PeerConfig `yaml:"peers"`
 	Policy string       `yaml:"policy"` // name of the policy, or name:key=value,... as policy.Settings.Parse reads it
 	Push   struct {
-		Mode           string  `yaml:"mode"`           // sp-e, sp-p, sp-o or blind, see policy.Push
-		MaxUnanswered  string  `yaml:"max_unanswered"` // a number, or auto
-		MaxOutstanding int     `yaml:"max_outstanding"`
-		CreditMax      int     `yaml:"credit_max"`
-		Patience       float64 `yaml:"patience"`
+		Mode          string `yaml:"mode"`           // sp-e, sp-p, sp-o or blind, see policy.Push
+		MaxUnanswered string `yaml:"max_unanswered"` // a number, or auto
 	} `yaml:"push"`
 	Probe struct {
 		Interval time.Duration `yaml:"interval"` // time between two probes of a peer
 		Misses   int           `yaml:"misses"`   // number of missed probes in a row after which a peer counts as down
 	} `yaml:"probe"`
-	Snapshot struct {
-		MaxBytesPerPeer string `yaml:"max_bytes_per_peer"` // memory for an index of the prompts sent to a peer: bytes, or with KiB, MiB, GiB
-	} `yaml:"snapshot"`
 	MaxHops   int       `yaml:"max_hops"`
 	Ownership Ownership `yaml:"ownership"`
 	Egress    struct {
 		DailyUSD float64 `yaml:"daily_usd"` // budget in USD for the bytes of forwards, per peer and UTC day; 0: no limit
 	} `yaml:"egress"`
 	Residency map[string][]string `yaml:"residency"` // by tenant or model: the regions to which its requests may go; no entry: all regions
+
+	// PromptIndexBytes is a constant except in tests and simulations: it bounds the memory for what each peer was sent.
+	PromptIndexBytes int64 `yaml:"-"`
 
 	Siblings   bool          `yaml:"-"` // peers in the own region serve the same engines; each owns some decode groups
 	FirstByte  time.Duration `yaml:"-"` // time limit for the first event of a forward
@@ -143,9 +140,8 @@ func Default() Config {
 	c := Config{Mode: Off, Listen: ":9443", Policy: "finish", MaxHops: 1, Ownership: defaultOwnership()}
 	c.HMAC.Skew = 30 * time.Second
 	c.Push.Mode, c.Push.MaxUnanswered = d.Push.String(), strconv.Itoa(d.MaxUnanswered)
-	c.Push.MaxOutstanding, c.Push.CreditMax, c.Push.Patience = d.MaxOutstanding, d.CreditMax, d.Patience
 	c.Probe.Interval, c.Probe.Misses = 500*time.Millisecond, 3
-	c.Snapshot.MaxBytesPerPeer = "32MiB"
+	c.PromptIndexBytes = 32 << 20
 	return c
 }
 
@@ -162,7 +158,7 @@ func (c *Config) Leads() bool { return c.Mode == Central && c.Central == c.Self.
 // which checkValues refuses, the default mode remains.
 func (c *Config) Settings() policy.Settings {
 	s := policy.Defaults()
-	s.MaxUnanswered, s.MaxOutstanding, s.CreditMax, s.Patience = c.maxUnanswered(), c.Push.MaxOutstanding, c.Push.CreditMax, c.Push.Patience
+	s.MaxUnanswered = c.maxUnanswered()
 	for mode := policy.SPE; mode <= policy.Blind; mode++ {
 		if mode.String() == c.Push.Mode {
 			s.Push = mode
@@ -181,18 +177,6 @@ func (c *Config) maxUnanswered() int {
 		return -1
 	}
 	return n
-}
-
-// SnapshotBytes is snapshot.max_bytes_per_peer in bytes; ok is false if it is not a size.
-func (c *Config) SnapshotBytes() (bytes int64, ok bool) {
-	text, unit := c.Snapshot.MaxBytesPerPeer, int64(1)
-	for suffix, bytesPerUnit := range map[string]int64{"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30} {
-		if number, hasSuffix := strings.CutSuffix(text, suffix); hasSuffix {
-			text, unit = strings.TrimSpace(number), bytesPerUnit
-		}
-	}
-	n, err := strconv.ParseInt(text, 10, 32) // 32 bits, so that the product does not overflow
-	return n * unit, err == nil && n > 0
 }
 
 // Signed reports whether requests between proxies are signed with keys.

@@ -71,7 +71,7 @@ func node(t *testing.T, change func(c *Config), peers ...PeerConfig) (*Peers, *q
 	q := &queue{}
 	c := Default()
 	// A peer that a busy machine keeps from answering for three intervals is stale.
-	c.Self, c.Probe.Interval, c.Snapshot.MaxBytesPerPeer = Self{"us-1", "us"}, 500*time.Millisecond, "1MiB"
+	c.Self, c.Probe.Interval, c.PromptIndexBytes = Self{"us-1", "us"}, 500*time.Millisecond, 1<<20
 	c.FirstByte, c.Idle, c.Connect, c.WholeBytes, c.EventBytes = time.Minute, time.Minute, time.Minute, 1<<20, 1<<20
 	c.Peers, c.Queue, c.Log = peers, q, zap.NewNop()
 	c.Running, c.Draining = func(string) (float64, int) { return 5, 64 }, func() bool { return false }

@@ -26,9 +26,7 @@ func New(cfg Config) (*Peers, error) {
 	if ps.policy, err = ps.settings.Parse(cfg.Policy); err != nil {
 		return nil, fmt.Errorf("geo.policy: %w", err)
 	}
-	// For each peer, an index has the prompts that were sent there. snapshot.max_bytes_per_peer bounds its memory; the check of the
-	// config has refused a text that is no size.
-	ps.maxPromptBytes, _ = cfg.SnapshotBytes()
+	ps.maxPromptBytes = cfg.PromptIndexBytes
 	ps.process = newProcess(ps.started, cfg.HMAC.Skew)
 	ps.verifier = &Verifier{self: cfg.Self.ID, process: ps.process, maxHops: cfg.MaxHops, skew: cfg.HMAC.Skew,
 		nonces:           newNonces(3 * cfg.HMAC.Skew), // a hop is accepted for twice the skew, and the clock may be set back by one skew

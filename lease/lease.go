@@ -81,36 +81,30 @@ type Times struct {
 	Step          time.Duration // time limit of each step in which an owner hands the scope back
 }
 
-// Waits are the times in the config file, which must be the same for every proxy. All other Times are scaled in
-// proportion to Lease.
+// Waits is the time in the config file, which must be the same for every proxy. All Times are scaled in proportion to Lease.
 type Waits struct {
-	Lease      time.Duration `yaml:"lease"`       // an owner that does not renew for this time may lose what it owns
-	StartDelay time.Duration `yaml:"start_delay"` // wait from the end of the lease until another proxy may admit
+	Lease time.Duration `yaml:"lease"` // an owner that does not renew for this time may lose what it owns
 }
 
 // DefaultWaits returns the waits that a config file without them gets; they result in DefaultTimes.
-func DefaultWaits() Waits { return Waits{DefaultTimes.Duration, DefaultTimes.StartDelay} }
+func DefaultWaits() Waits { return Waits{DefaultTimes.Duration} }
 
 // Check calls bad for each wait that is too short to rule out two owners, or that is not in whole seconds.
 func (w Waits) Check(bad func(key, format string, args ...any)) {
 	if w.Lease < 3*time.Second || w.Lease%time.Second != 0 {
 		bad("lease", "%v; write whole seconds, 3s or more", w.Lease)
 	}
-	if w.StartDelay < w.Lease/3 {
-		bad("start_delay", "%v is too short for clocks that differ; write a third of the lease or more, %v", w.StartDelay, w.Lease/3)
-	}
 }
 
-// Times returns all waits that keep two proxies from owning a scope at the same time. Two of them are configured: the duration of a lease,
-// and the delay until its next owner may admit. The others are those of DefaultTimes, scaled in proportion to the duration. The type
-// Times says what each wait is for.
+// Times returns all waits that keep two proxies from owning a scope at the same time: those of DefaultTimes, scaled in proportion to the
+// duration of a lease, which is configured. The type Times says what each wait is for.
 func (w Waits) Times() Times {
 	defaults := DefaultTimes
 	scaled := func(d time.Duration) time.Duration {
 		return time.Duration(float64(d) / float64(defaults.Duration) * float64(w.Lease))
 	}
 	return Times{
-		Duration: w.Lease, RenewDeadline: scaled(defaults.RenewDeadline), Retry: scaled(defaults.Retry), StartDelay: w.StartDelay,
+		Duration: w.Lease, RenewDeadline: scaled(defaults.RenewDeadline), Retry: scaled(defaults.Retry), StartDelay: scaled(defaults.StartDelay),
 		RankDelay: scaled(defaults.RankDelay), Step: scaled(defaults.Step),
 	}
 }

@@ -132,8 +132,7 @@ type Profile struct {
 	DPMode          string        `yaml:"dp_mode"`
 	MaxNumSeqs      int           `yaml:"max_num_seqs"`
 	KVTokensPerRank int64         `yaml:"kv_tokens_per_rank"` // tokens in the KV cache of a rank; 0: taken from the engine's metrics
-	NumSpecTokens   int           `yaml:"num_spec_tokens"`
-	VocabSize       int           `yaml:"vocab_size"` // tokens in the model's vocabulary; 0: unknown
+	VocabSize       int           `yaml:"vocab_size"`         // tokens in the model's vocabulary; 0: unknown
 	// MaxModelLen bounds prompt and answer together, in tokens. 0: taken from the engine's /v1/models.
 	MaxModelLen       int           `yaml:"max_model_len"`
 	AllowLocalPrefill bool          `yaml:"allow_local_prefill"`    // decode engines may compute prompts themselves, without a hand-off
@@ -289,7 +288,6 @@ func (p Profile) Validate() error {
 	}
 	notNegative("max_num_seqs", int64(p.MaxNumSeqs))
 	notNegative("kv_tokens_per_rank", p.KVTokensPerRank)
-	notNegative("num_spec_tokens", int64(p.NumSpecTokens))
 	notNegative("vocab_size", int64(p.VocabSize))
 	notNegative("max_model_len", int64(p.MaxModelLen))
 	notNegative("max_num_batched_tokens", int64(p.MaxBatchedTokens))

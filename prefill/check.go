@@ -48,11 +48,8 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 			bad("kv_events."+key, "%d is no port; write the one in the engines' --kv-events-config", port)
 		}
 	}
-	if !(c.Affinity.LoadFactor >= 1) { // negated, here and below, so that NaN is refused
-		bad("affinity.load_factor", "%v is less than its share; write 1 or more", c.Affinity.LoadFactor)
-	}
 	for key, v := range map[string]float64{"tp_ms": c.Calibration.TPMs, "t0_ms": c.Calibration.T0Ms, "beta2_ms": c.Calibration.Beta2} {
-		if !(v >= 0) {
+		if !(v >= 0) { // negated, here and below, so that NaN is refused
 			bad("calibration."+key, "%v; write what was measured, or 0 to have it learned", v)
 		}
 	}
@@ -67,7 +64,7 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 	}
 	for key, d := range map[string]time.Duration{
 		"scrape.timeout": c.Scrape.Timeout, "queue.timeout": c.Queue.Timeout, "queue.batch_timeout": c.Queue.BatchTimeout,
-		"retry.base": c.Retry.Base, "kv_events.replay_timeout": c.KVEvents.ReplayTimeout, "affinity.ttl": c.Affinity.TTL,
+		"retry.base": c.Retry.Base,
 	} {
 		if d <= 0 {
 			bad(key, "%v; a time above 0 is needed", d)
@@ -85,7 +82,6 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 	least("queue.max", c.Queue.Max, 1)
 	least("push.max_unanswered", c.Push.MaxUnanswered, 1)
 	least("index.max_bytes", int(c.Index.MaxBytes), 1<<20)
-	least("affinity.max_keys", c.Affinity.MaxKeys, 1)
 	least("retry.attempts", c.Retry.Attempts, 1)
 }
 

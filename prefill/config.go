@@ -120,10 +120,12 @@ const (
 // KVEventsConfig configures where engines publish their KV events. If an engine does not report its ports, its rank i
 // publishes at these ports plus i.
 type KVEventsConfig struct {
-	Enabled       bool          `yaml:"enabled"`
-	Port          int           `yaml:"port"`
-	ReplayPort    int           `yaml:"replay_port"` // 0: no replays, so that after a gap in the events all known blocks are dropped
-	ReplayTimeout time.Duration `yaml:"replay_timeout"`
+	Enabled    bool `yaml:"enabled"`
+	Port       int  `yaml:"port"`
+	ReplayPort int  `yaml:"replay_port"` // 0: no replays, so that after a gap in the events all known blocks are dropped
+	// ReplayTimeout is a constant except in tests: missed events are in the engine's memory, and an engine that stays silent for 2 s
+	// sends none. Without the replay, what is known of its cache is forgotten.
+	ReplayTimeout time.Duration `yaml:"-"`
 }
 
 // HotspotConfig configures whether requests with a very common prefix are kept off the engines that hold it for a while, so

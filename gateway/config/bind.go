@@ -21,7 +21,9 @@ type Bind struct {
 	Advertise string   `yaml:"advertise"` // URL at which decode engines reach Listen; empty: http:// and Listen
 	Allow     []string `yaml:"allow"`     // addresses or ranges that may send callbacks; empty: those of the decode engines
 
-	Lead time.Duration `yaml:"lead"` // time from the choice of the decode rank until a prefill engine can start
+	// Lead is a constant except in tests: the time from the choice of the decode rank until a prefill engine can start. It covers the
+	// way of the request to the rank and of the rank's call to the prefill engine; for longer, the slot would stand empty.
+	Lead time.Duration `yaml:"-"`
 	// Ahead is how many requests a decode rank may have beyond its slots, because a prefill needs no slot: a number, or auto.
 	Ahead           string        `yaml:"ahead"`
 	CallbackTimeout time.Duration `yaml:"callback_timeout"`
@@ -94,9 +96,6 @@ func (c *Config) checkBind(bad report) {
 		if _, rangeErr := netip.ParsePrefix(a); err != nil && rangeErr != nil {
 			bad(fmt.Sprintf("$.bind.allow[%d]", i), "%q is neither an address nor a range; write one such as 10.0.1.5 or 10.0.1.0/24", a)
 		}
-	}
-	if b.Lead < 0 {
-		bad("$.bind.lead", "%v is negative; write 0s or more", b.Lead)
 	}
 	if b.CallbackTimeout <= 0 {
 		bad("$.bind.callback_timeout", "%v; a time above 0 is needed", b.CallbackTimeout)

@@ -280,7 +280,7 @@ func Default() *Config {
 		FleetCall: FleetCall{Timeout: 5 * time.Minute},
 
 		Log:      Log{Level: "info"},
-		Tracing:  Tracing{Sample: 0.1, Timeout: 10 * time.Second},
+		Tracing:  Tracing{Sample: 0.1},
 		SelfTest: true,
 	}
 	c.Prefill = prefill.Default()

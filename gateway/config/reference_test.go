@@ -120,13 +120,13 @@ func typeWord(t reflect.Type) string {
 
 // units of numbers by the end of a key's path. The longest that fits counts.
 var units = map[string]string{
-	"bytes": "bytes", "body": "bytes", "_peer": "bytes, as 32MiB", "tokens": "tokens", "tokens_per_rank": "tokens", "_ms": "ms", "usd": "USD", "price_out": "USD", "price_in": "USD",
+	"bytes": "bytes", "body": "bytes", "tokens": "tokens", "tokens_per_rank": "tokens", "_ms": "ms", "usd": "USD", "price_out": "USD", "price_in": "USD",
 	"slots": "requests", "max_num_seqs": "requests", "pool.size": "places", "queue.max": "requests", "receipts": "receipts", "connections": "connections", "per_ip": "connections",
-	"max_unanswered": "requests", "max_outstanding": "requests", "credit_max": "requests", "ahead": "requests", "ranks": "ranks", "size": "ranks",
-	"vocab_size": "token ids", "max_model_len": "tokens", "recompute_max": "times", "attempts": "probes", "misses": "misses", "max_keys": "sessions",
-	"max_hops": "proxies", "event_loops": "goroutines", "patience": "ms per ms",
+	"max_unanswered": "requests", "ahead": "requests", "ranks": "ranks", "size": "ranks",
+	"vocab_size": "token ids", "max_model_len": "tokens", "recompute_max": "times", "attempts": "probes", "misses": "misses",
+	"max_hops": "proxies", "event_loops": "goroutines",
 	"sample": "share, 0 to 1", "target": "share, 0 to 1", "share": "share, 0 to 1", "kv_threshold": "share, 0 to 1", "budget": "share of requests",
-	"cost": "times", "load_factor": "times", "threshold_tokens": "tokens", "token_budget": "tokens", "prefill_schedule_interval": "steps",
+	"cost": "times", "threshold_tokens": "tokens", "token_budget": "tokens", "prefill_schedule_interval": "steps",
 }
 
 func unitOf(path string, t reflect.Type) string {
@@ -143,7 +143,7 @@ func unitOf(path string, t reflect.Type) string {
 			longest = end
 		}
 	}
-	if text := t.Kind() == reflect.String || t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.String; text && longest != "_peer" &&
+	if text := t.Kind() == reflect.String || t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.String; text &&
 		longest != "ahead" && longest != "threshold_tokens" && longest != "max_unanswered" {
 		return ""
 	}
@@ -290,7 +290,7 @@ var page = regexp.MustCompile(`\bdocs/([a-z-]+)\.md`)
 func TestWhatAReloadTakesIsAsTheCodeHasIt(t *testing.T) {
 	for path, want := range map[string]string{
 		"listen": "restart", "tls.cert_file": "yes, but a restart to begin or end", "admin.token_file": "yes", "engines.prefill[].url": "yes", "profiles.ascend.connector": "yes",
-		"pool.ttl": "yes", "geo.push.mode": "restart", "log.level": "restart", "prefill.index.max_bytes": "restart", "prefill.queue.max": "yes", "bind.listen": "restart", "bind.lead": "yes",
+		"pool.ttl": "yes", "geo.push.mode": "restart", "log.level": "restart", "prefill.index.max_bytes": "restart", "prefill.queue.max": "yes", "bind.listen": "restart",
 	} {
 		require.Equal(t, want, reloads(t, path), path)
 	}

@@ -9,7 +9,6 @@ import (
 	"net/url"
 	"slices"
 	"strings"
-	"time"
 
 	"evenkeel/gateway/certs"
 	"evenkeel/gateway/tracing"
@@ -24,7 +23,6 @@ type Tracing struct {
 	Sample      float64           `yaml:"sample"`
 	Headers     Headers           `yaml:"headers"`
 	TLS         CollectorTLS      `yaml:"tls"`
-	Timeout     time.Duration     `yaml:"timeout"`
 	ServiceName string            `yaml:"service_name"`
 	Resource    map[string]string `yaml:"resource_attributes"`
 }
@@ -100,9 +98,6 @@ func (c *Config) checkTracing(bad report) {
 	}
 	if !(t.Sample >= 0 && t.Sample <= 1) { // in this form, NaN is refused as well
 		bad("$.tracing.sample", "%v is no share of requests; write a number from 0 to 1, such as 0.1", t.Sample)
-	}
-	if t.Timeout <= 0 {
-		bad("$.tracing.timeout", "%v; write how long an export may take, such as 10s", t.Timeout)
 	}
 	if (t.TLS.CertFile == "") != (t.TLS.KeyFile == "") {
 		bad("$.tracing.tls", "a certificate and its key go together; write both cert_file and key_file, or neither")

@@ -59,7 +59,7 @@ func New(c Config) (*Journal, error) {
 	g.okRequests = g.requests.WithLabelValues("ok")
 	g.spans = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "evenkeel_trace_spans_total", Help: "Spans of traced requests that have ended. exported: sent to the collector. dropped: the " +
-			"queue was full. failed: the collector did not take them within tracing.timeout.",
+			"queue was full. failed: the collector did not take them within 10 s.",
 	}, []string{"outcome"})
 	for _, outcome := range []string{tracing.Exported, tracing.Dropped, tracing.Failed} {
 		g.spans.WithLabelValues(outcome)

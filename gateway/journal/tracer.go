@@ -14,6 +14,9 @@ import (
 // flushTime bounds the export of the last spans, at the end of the proxy or after a reload.
 const flushTime = 5 * time.Second
 
+// exportTimeout bounds one export of spans, its retries included: OpenTelemetry's own default (OTEL_EXPORTER_OTLP_TIMEOUT).
+const exportTimeout = 10 * time.Second
+
 // PrepareTracing reads the config of traces and changes nothing. When begin is called, new requests are traced as the config says, and the
 // old tracer exports its last spans.
 func (g *Journal) PrepareTracing(c *config.Tracing) (begin func() error, err error) {
@@ -21,7 +24,7 @@ func (g *Journal) PrepareTracing(c *config.Tracing) (begin func() error, err err
 		return func() error { g.setTracer(nil); return nil }, nil
 	}
 	t := tracing.Config{
-		Endpoint: c.Endpoint, Insecure: c.Insecure, Headers: c.Headers, Timeout: c.Timeout, Sample: c.Sample,
+		Endpoint: c.Endpoint, Insecure: c.Insecure, Headers: c.Headers, Timeout: exportTimeout, Sample: c.Sample,
 		Service: c.ServiceName, Version: moduleVersion(), Resource: c.Resource, Log: g.log,
 		Count: func(outcome string, n int) { g.spans.WithLabelValues(outcome).Add(float64(n)) },
 	}

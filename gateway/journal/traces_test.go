@@ -20,7 +20,7 @@ func traced(t *testing.T) (s *sinks, spans func() []tracetest.Span) {
 	t.Helper()
 	s = open(t)
 	c := tracetest.Start(t)
-	begin, err := s.PrepareTracing(&config.Tracing{Endpoint: c.URL, Sample: 1, Timeout: 10 * time.Second})
+	begin, err := s.PrepareTracing(&config.Tracing{Endpoint: c.URL, Sample: 1})
 	require.NoError(t, err)
 	require.NoError(t, begin())
 	return s, func() []tracetest.Span {

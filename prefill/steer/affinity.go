@@ -22,10 +22,13 @@ type Affinity struct {
 // AffinityConfig configures session affinity: a session returns to the engine of its last request, as long as this engine
 // does not have much more than its even share of the load.
 type AffinityConfig struct {
-	Enabled    bool          `yaml:"enabled"`
-	LoadFactor float64       `yaml:"load_factor"` // a session leaves an engine that would have more than this factor times its even share
-	TTL        time.Duration `yaml:"ttl"`
-	MaxKeys    int           `yaml:"max_keys"`
+	Enabled bool `yaml:"enabled"`
+
+	// The others are constants except in tests. LoadFactor: a session leaves an engine that would have more than this factor times its
+	// even share, so that sessions stay only while the engines are about level. TTL and MaxKeys bound what is remembered.
+	LoadFactor float64       `yaml:"-"`
+	TTL        time.Duration `yaml:"-"`
+	MaxKeys    int           `yaml:"-"`
 }
 
 // Outcomes of session affinity, as metrics name them. Affinity.Keep explains them.

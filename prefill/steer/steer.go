@@ -10,8 +10,7 @@ type Overrides struct {
 	Affinity *Affinity // nil: sessions do not stay with their engine
 }
 
-// Configure configures the mechanisms that may overrule a policy. A mechanism whose configuration does not change keeps its
-// state, as does Affinity if only its load factor changes.
+// Configure configures the mechanisms that may overrule a policy. A mechanism that stays on keeps its state.
 func (o *Overrides) Configure(hotspots bool, a AffinityConfig) {
 	switch {
 	case !hotspots:
@@ -22,9 +21,7 @@ func (o *Overrides) Configure(hotspots bool, a AffinityConfig) {
 	switch {
 	case !a.Enabled:
 		o.Affinity = nil
-	case o.Affinity == nil || o.Affinity.ttl != a.TTL || o.Affinity.maxSessions != a.MaxKeys: // what it remembers was bounded otherwise
+	case o.Affinity == nil:
 		o.Affinity = NewAffinity(a)
-	default: // only the load factor may have changed
-		o.Affinity.loadFactor = a.LoadFactor
 	}
 }

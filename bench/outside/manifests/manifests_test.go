@@ -239,7 +239,7 @@ func configIsOne(t *testing.T, m *manifest) {
 		names = append(names, fmt.Sprint(m.proxy.Name, "-", i))
 	}
 	require.Equal(t, names, cfg.HA.MemberList(), "all pods, by the names that a StatefulSet gives them")
-	require.Greater(t, time.Duration(m.proxy.Spec.MinReadySeconds)*time.Second, cfg.HA.Lease+cfg.HA.StartDelay,
+	require.Greater(t, time.Duration(m.proxy.Spec.MinReadySeconds)*time.Second, cfg.HA.Lease+cfg.HA.Times().StartDelay,
 		"the pod before may admit when the next one is replaced")
 	peers := slices.IndexFunc(m.services, func(s *core.Service) bool { return s.Name == m.proxy.Spec.ServiceName })
 	require.GreaterOrEqual(t, peers, 0, "the service that the pods' names belong to")

@@ -35,7 +35,7 @@ type dispatcher struct {
 const (
 	model      = "simulated"
 	maxNumSeqs = 256 // with which engines are configured
-	snapshot   = "64MiB"
+	snapshot   = 64 << 20
 
 	// lookMs is how often a proxy tells its node what its engines decode.
 	lookMs = 250.0
@@ -56,7 +56,7 @@ func (d *dispatcher) start() error {
 	now := process{d, d.boot}
 	cfg := d.s.arm.config()
 	cfg.Self.ID, cfg.Self.Region = d.id, d.id
-	cfg.Probe.Interval, cfg.Snapshot.MaxBytesPerPeer = time.Duration(d.s.probeMs*float64(time.Millisecond)), snapshot
+	cfg.Probe.Interval, cfg.PromptIndexBytes = time.Duration(d.s.probeMs*float64(time.Millisecond)), snapshot
 	cfg.Queue, cfg.Draining = d.scheduler, func() bool { return d.draining }
 	cfg.Running = func(string) (float64, int) { return float64(d.fewest), maxNumSeqs * len(d.replicas) }
 	cfg.Clock, cfg.Link = now, func(peer string) geo.Link { return &link{process: now, to: d.s.named(peer)} }

@@ -55,8 +55,8 @@ func shardSettings(w *site, p *side) (geo, rest string) {
 	return "", fmt.Sprintf(`profiles:
   ascend: {kv_hold_timeout: %v, first_event_timeout: 10s, reject_releases: true}
 limits: {connect_timeout: 1s, probe_timeout: 10s, event_timeout: 5s, drain_grace: 1s, drain_timeout: 10s}
-ha: {mode: shard, engine: etcd, lease: %v, start_delay: %v, members: [here-0, here-1, here-2], etcd: {endpoints: [%q]}}
-`, hold, w.lease, w.lease/3, "http://"+p.store.Address())
+ha: {mode: shard, engine: etcd, lease: %v, members: [here-0, here-1, here-2], etcd: {endpoints: [%q]}}
+`, hold, w.lease, "http://"+p.store.Address())
 }
 
 // owns says whether the proxy admits to a group; one that does not answer owns none.

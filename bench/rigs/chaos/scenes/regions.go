@@ -73,7 +73,7 @@ limits: {connect_timeout: 1s, probe_timeout: 10s, event_timeout: 3s, write_timeo
 `, w.File("keys.yaml"), hold, environ, [...]float64{1, 0.5, 0.01}[p.index], [...]float64{400_000, 2500, 0.1}[p.index], [...]float64{1, 0.5, 0}[p.index])
 	engine := "engine: static"
 	if w.leases { // a third of the usual times and less
-		engine = fmt.Sprintf("engine: etcd, etcd: {endpoints: [%q]}, lease: 3s, start_delay: 1s", "http://"+p.store.Address())
+		engine = fmt.Sprintf("engine: etcd, etcd: {endpoints: [%q]}, lease: 3s", "http://"+p.store.Address())
 	}
 	geo = fmt.Sprintf("  probe: {interval: 200ms, misses: 5}\n  ownership: {%s, takeover_order: [us-1, as-1, eu-1], dead_after: %v}\n  "+
 		"residency:\n", engine, w.deadAfter)
@@ -296,7 +296,7 @@ func playTakeover(ctx context.Context, w *site, r *testbed.Report) error {
 	s, there := testbed.Count(lost, results...), w.prefill[eu].Metric(prompts)-before
 	how := fmt.Sprintf("`dead_after: %v`, static", w.deadAfter)
 	if w.leases {
-		how = "etcd, `lease: 3s`, `start_delay: 1s`"
+		how = "etcd, `lease: 3s`"
 	}
 	r.Add(scene, "%.1f s after the last stream that it answered (%s); us's own prefill engine killed, too: "+
 		"%d of its requests, all right, %.0f prompt tokens prefilled by eu's engines",
