@@ -45,7 +45,8 @@ type Config struct {
 	} `yaml:"egress"`
 	Residency map[string][]string `yaml:"residency"` // by tenant or model: the regions to which its requests may go; no entry: all regions
 
-	// PromptIndexBytes is a constant except in tests and simulations: it bounds the memory for what each peer was sent.
+	// PromptIndexBytes is a constant except in tests and simulations: it bounds the memory for what
+	// each peer was sent.
 	PromptIndexBytes int64 `yaml:"-"`
 
 	Siblings   bool          `yaml:"-"` // peers in the own region serve the same engines; each owns some decode groups

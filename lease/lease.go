@@ -81,7 +81,8 @@ type Times struct {
 	Step          time.Duration // time limit of each step in which an owner hands the scope back
 }
 
-// Waits is the time in the config file, which must be the same for every proxy. All Times are scaled in proportion to Lease.
+// Waits is the time in the config file, which must be the same for every proxy. All Times are
+// scaled in proportion to Lease.
 type Waits struct {
 	Lease time.Duration `yaml:"lease"` // an owner that does not renew for this time may lose what it owns
 }
@@ -96,16 +97,17 @@ func (w Waits) Check(bad func(key, format string, args ...any)) {
 	}
 }
 
-// Times returns all waits that keep two proxies from owning a scope at the same time: those of DefaultTimes, scaled in proportion to the
-// duration of a lease, which is configured. The type Times says what each wait is for.
+// Times returns all waits that keep two proxies from owning a scope at the same time: those of
+// DefaultTimes, scaled in proportion to the duration of a lease, which is configured. The type
+// Times says what each wait is for.
 func (w Waits) Times() Times {
 	defaults := DefaultTimes
 	scaled := func(d time.Duration) time.Duration {
 		return time.Duration(float64(d) / float64(defaults.Duration) * float64(w.Lease))
 	}
 	return Times{
-		Duration: w.Lease, RenewDeadline: scaled(defaults.RenewDeadline), Retry: scaled(defaults.Retry), StartDelay: scaled(defaults.StartDelay),
-		RankDelay: scaled(defaults.RankDelay), Step: scaled(defaults.Step),
+		Duration: w.Lease, RenewDeadline: scaled(defaults.RenewDeadline), Retry: scaled(defaults.Retry),
+		StartDelay: scaled(defaults.StartDelay), RankDelay: scaled(defaults.RankDelay), Step: scaled(defaults.Step),
 	}
 }
 

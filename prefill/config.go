@@ -123,8 +123,9 @@ type KVEventsConfig struct {
 	Enabled    bool `yaml:"enabled"`
 	Port       int  `yaml:"port"`
 	ReplayPort int  `yaml:"replay_port"` // 0: no replays, so that after a gap in the events all known blocks are dropped
-	// ReplayTimeout is a constant except in tests: missed events are in the engine's memory, and an engine that stays silent for 2 s
-	// sends none. Without the replay, what is known of its cache is forgotten.
+	// ReplayTimeout is a constant except in tests: missed events are in the engine's memory, and an
+	// engine that stays silent for 2 s sends none. Without the replay, what is known of its cache
+	// is forgotten.
 	ReplayTimeout time.Duration `yaml:"-"`
 }
 

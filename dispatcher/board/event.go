@@ -22,7 +22,8 @@ type Enqueue struct {
 	Local *Local
 	// Trace is memory of the caller in which the board writes why the rank was chosen; nil: the board writes nothing.
 	Trace *Explanation
-	// Hits says, where ranks prefill, how much of the prompt is in the prefix cache of each. The caller does not change the slice afterwards.
+	// Hits says, where ranks prefill, how much of the prompt is in the prefix cache of each. The
+	// caller does not change the slice afterwards.
 	Hits []Hit
 	// Output is how many tokens the answer will have. Only a simulation knows the number (PredictorConfig.KnownLengths); 0: not known.
 	Output int32

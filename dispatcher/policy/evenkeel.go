@@ -44,9 +44,10 @@ func (p *evenkeel) limits() limits {
 	}
 }
 
-// Decide places the entries of a round on ranks that only decode, as follows. It holds back entries that would make steps longer by more
-// than they gain. It places the others, and improves the placements by a search. Rounds with scarce KV room, and ranks that also prefill,
-// are decided in other ways.
+// Decide places the entries of a round on ranks that only decode, as follows. It holds back entries
+// that would make steps longer by more than they gain. It places the others, and improves the
+// placements by a search. Rounds with scarce KV room, and ranks that also prefill, are decided in
+// other ways.
 func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	p.gather.reset() // drops the last round's report of entries that were held back
 	p.heldBack.reset()

@@ -87,8 +87,8 @@ type Entry struct {
 	Key     uint64
 }
 
-// EntryDetails has what policies read of an entry only if ranks prefill. These fields are not in Entry, because a tick copies many
-// entries, and most need no EntryDetails.
+// EntryDetails has what policies read of an entry only if ranks prefill. These fields are not in
+// Entry, because a tick copies many entries, and most need no EntryDetails.
 type EntryDetails struct {
 	Hits       []Hit   // workers that have a part of the prompt in their prefix cache, sorted by ID; the slice never changes
 	HeldMs     float64 // ms since a slot was first free for the entry and the policy held it back; below 0: no slot was free for it yet

@@ -21,8 +21,9 @@ type Bind struct {
 	Advertise string   `yaml:"advertise"` // URL at which decode engines reach Listen; empty: http:// and Listen
 	Allow     []string `yaml:"allow"`     // addresses or ranges that may send callbacks; empty: those of the decode engines
 
-	// Lead is a constant except in tests: the time from the choice of the decode rank until a prefill engine can start. It covers the
-	// way of the request to the rank and of the rank's call to the prefill engine; for longer, the slot would stand empty.
+	// Lead is a constant except in tests: the time from the choice of the decode rank until a
+	// prefill engine can start. It covers the way of the request to the rank and of the rank's call
+	// to the prefill engine; for longer, the slot would stand empty.
 	Lead time.Duration `yaml:"-"`
 	// Ahead is how many requests a decode rank may have beyond its slots, because a prefill needs no slot: a number, or auto.
 	Ahead           string        `yaml:"ahead"`

@@ -14,7 +14,8 @@ import (
 // flushTime bounds the export of the last spans, at the end of the proxy or after a reload.
 const flushTime = 5 * time.Second
 
-// exportTimeout bounds one export of spans, its retries included: OpenTelemetry's own default (OTEL_EXPORTER_OTLP_TIMEOUT).
+// exportTimeout bounds one export of spans, its retries included: OpenTelemetry's own default
+// (OTEL_EXPORTER_OTLP_TIMEOUT).
 const exportTimeout = 10 * time.Second
 
 // PrepareTracing reads the config of traces and changes nothing. When begin is called, new requests are traced as the config says, and the

@@ -27,8 +27,8 @@ const (
 	DisaggregateNever  = "never"
 )
 
-// prefixKeys hashes the prompt for lookups in prefix caches. If ranks of the model may compute prompts themselves, the job keeps the
-// hashes, so that the prompt is hashed only once.
+// prefixKeys hashes the prompt for lookups in prefix caches. If ranks of the model may compute
+// prompts themselves, the job keeps the hashes, so that the prompt is hashed only once.
 func (j *job) prefixKeys() prefill.Prompt {
 	if j.life.Resumed() {
 		return j.srv.Prompts.CacheKeys(j.parts()) // the answer so far is a part of the prompt now

@@ -256,8 +256,8 @@ func TestManyShortAndLongPromptsAtOnce(t *testing.T) {
 	require.EqualValues(t, 40, locals+b.metric(t, "evenkeel_local_prefill_declined_total", ""))
 }
 
-// A short turn of a chat is computed by the rank that pulled the turns before it. What is remembered of that is forgotten with the
-// engines' caches, and at the last turn of a session.
+// A short turn of a chat is computed by the rank that pulled the turns before it. What is
+// remembered of that is forgotten with the engines' caches, and at the last turn of a session.
 func TestShortTurnsOfAChatAreServedByTheRankThatHasIt(t *testing.T) {
 	t.Parallel()
 	b := start(t, alone(setup{decode: []refengine.Config{{DPSize: 2, KV: refengine.KV{PrefixCache: 4096}}}, waits: true,

@@ -63,10 +63,11 @@ func forwardInstead(query *geo.RoutingQuery, err error) (*geo.Forward, error) {
 	return nil, err
 }
 
-// moveOffBlockedEngine exchanges a lease for one on another prefill engine if a decode engine of the board lately got no KV from the chosen
-// one (which is then blocked), and if the other engine ends the prefill at most Bind.Lead later. Otherwise it returns the lease as it is.
-// Only a request that is bound to a decode rank before its prefill needs this: it is not known yet which rank it will get, and the best one
-// may belong to the decode engine that got no KV.
+// moveOffBlockedEngine exchanges a lease for one on another prefill engine if a decode engine of
+// the board lately got no KV from the chosen one (which is then blocked), and if the other engine
+// ends the prefill at most Bind.Lead later. Otherwise it returns the lease as it is. Only a request
+// that is bound to a decode rank before its prefill needs this: it is not known yet which rank it
+// will get, and the best one may belong to the decode engine that got no KV.
 func moveOffBlockedEngine(j *job, lease *prefill.Lease) *prefill.Lease {
 	candidate := lease.Candidate
 	if !candidate.Profile.Early() {

@@ -1,5 +1,6 @@
-// Package local predicts how many tokens of a prompt are in the prefix cache of each rank that decodes and may compute
-// prompts itself. The dispatcher chooses the rank of a request, because only the dispatcher knows the free slots.
+// Package local predicts how many tokens of a prompt are in the prefix cache of each rank that
+// decodes and may compute prompts itself. The dispatcher chooses the rank of a request, because
+// only the dispatcher knows the free slots.
 package local
 
 import (
@@ -42,8 +43,8 @@ type Offer struct {
 	New  int // tokens that the rank would have to compute, at least 1
 }
 
-// Ranks predicts the prefix caches of all ranks that decode and may compute prompts. One lock, mu, guards
-// the state; it is never held during I/O.
+// Ranks predicts the prefix caches of all ranks that decode and may compute prompts. One lock, mu,
+// guards the state; it is never held during I/O.
 type Ranks struct {
 	setMu         sync.Mutex // serialises Set and Close: they wait for streams to end, and so cannot hold mu, which streams take
 	closed        bool       // Close was called: no more streams begin; guarded by setMu

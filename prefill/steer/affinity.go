@@ -24,8 +24,9 @@ type Affinity struct {
 type AffinityConfig struct {
 	Enabled bool `yaml:"enabled"`
 
-	// The others are constants except in tests. LoadFactor: a session leaves an engine that would have more than this factor times its
-	// even share, so that sessions stay only while the engines are about level. TTL and MaxKeys bound what is remembered.
+	// The others are constants except in tests. LoadFactor: a session leaves an engine that would
+	// have more than this factor times its even share, so that sessions stay only while the engines
+	// are about level. TTL and MaxKeys bound what is remembered.
 	LoadFactor float64       `yaml:"-"`
 	TTL        time.Duration `yaml:"-"`
 	MaxKeys    int           `yaml:"-"`

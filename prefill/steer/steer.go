@@ -10,7 +10,8 @@ type Overrides struct {
 	Affinity *Affinity // nil: sessions do not stay with their engine
 }
 
-// Configure configures the mechanisms that may overrule a policy. A mechanism that stays on keeps its state.
+// Configure configures the mechanisms that may overrule a policy. A mechanism that stays on keeps
+// its state.
 func (o *Overrides) Configure(hotspots bool, a AffinityConfig) {
 	switch {
 	case !hotspots:

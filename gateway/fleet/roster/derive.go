@@ -111,7 +111,8 @@ func (d *deriving) addDecodeRank(e *Engine, rank int, state RankState) {
 	d.addLocalRank(e, rank, &w)
 }
 
-// addLocalRank adds a rank that decodes to those whose prefix caches the proxy follows, if it may compute prompts.
+// addLocalRank adds a rank that decodes to those whose prefix caches the proxy follows, if it may
+// compute prompts.
 func (d *deriving) addLocalRank(e *Engine, rank int, w *board.Worker) {
 	if computesPrompts := e.Profile.AllowLocalPrefill || w.Mixed; !computesPrompts {
 		return
