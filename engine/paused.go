@@ -5,12 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"net/http"
 	"regexp"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -136,59 +134,26 @@ func IsRefusal(err error) bool {
 
 // restrictions says which ranks of an engine get no requests although the engine is up, or why the whole engine gets none.
 type restrictions struct {
-	haltReason    error         // why the engine gets no new requests for now; nil: it may get them
-	haltedAt      time.Time     // when the halt for haltReason began
-	haltConfirmed bool          // a check has seen the reason; false: only answers to requests gave it
-	ranksLeft     int           // number of ranks that the engine still has, by its last RankError; hasAllRanks: none is lost
-	lastTryAt     time.Time     // when a request last showed how many ranks the engine has
-	retryDelay    time.Duration // least time between two tries of a lost rank by clients' requests; it doubles when one is refused
-	silentRanks   map[int]bool  // ranks of SGLang that do not report their load
-	loadReports   loadReports
-}
-
-// hasAllRanks as restrictions.ranksLeft means that the engine has all ranks of the config.
-const hasAllRanks = 0
-
-// lostRanks returns the reason for each lost rank, by rank. configured is how many ranks the engine has in the config.
-func (r *restrictions) lostRanks(configured int) map[int]string {
-	if r.ranksLeft == hasAllRanks && len(r.silentRanks) == 0 {
-		return nil
-	}
-	all := map[int]string{}
-	for rank := range r.silentRanks {
-		all[rank] = "its scheduler says nothing while those of other ranks do, so SGLang goes on without it (elastic EP)"
-	}
-	if r.ranksLeft != hasAllRanks {
-		for rank := r.ranksLeft; rank < configured; rank++ {
-			all[rank] = fmt.Sprintf("the engine has only %d ranks now (elastic EP)", r.ranksLeft)
-		}
-	}
-	return all
+	haltReason    error     // why the engine gets no new requests for now; nil: it may get them
+	haltedAt      time.Time // when the halt for haltReason began
+	haltConfirmed bool      // a check has seen the reason; false: only answers to requests gave it
+	rankCount     int       // for Status.RankCount
+	loggedCount   int       // the rankCount that the log has, so that it is not logged after each reading of the facts
 }
 
 // Halted says that the engine is up, but that it gets no new requests for now, and that requests wait for it.
 func (s Status) Halted() bool { return s.Up && s.Halt != nil }
 
-// LostRanks returns an error that says which ranks are lost, and why; nil: none is lost.
+// Lacks says whether the engine has said that it does not have this rank. An only rank is rank 0,
+// or NoRank.
+func (s Status) Lacks(rank int) bool { return s.RankCount > 0 && rank >= s.RankCount }
+
+// LostRanks returns an error that says which ranks are lost; nil: none is lost.
 func (s Status) LostRanks() error {
-	if len(s.Lost) == 0 {
+	if s.RankCount == 0 {
 		return nil
 	}
-	parts := make([]string, 0, len(s.Lost))
-	ranks := slices.Sorted(maps.Keys(s.Lost))
-	for from := 0; from < len(ranks); { // each pass describes ranks[from:to], successive ranks that are lost for the same reason
-		to := from + 1
-		for to < len(ranks) && ranks[to] == ranks[to-1]+1 && s.Lost[ranks[to]] == s.Lost[ranks[from]] {
-			to++
-		}
-		which := fmt.Sprintf("rank %d is", ranks[from])
-		if to-from > 1 {
-			which = fmt.Sprintf("ranks %d to %d are", ranks[from], ranks[to-1])
-		}
-		parts = append(parts, fmt.Sprintf("%s lost: %s", which, s.Lost[ranks[from]]))
-		from = to
-	}
-	return errors.New(strings.Join(parts, "; "))
+	return fmt.Errorf("rank %d and those above it are lost: the engine has only %[1]d ranks now (elastic EP)", s.RankCount)
 }
 
 // recordRefusal records the reason with which an engine refused a request (see ParseRefusal), and makes run check the engine at once. If
@@ -209,7 +174,9 @@ func (w *watch) recordRefusal(why error) {
 		w.reportCount++
 		w.setHalt(ErrPaused, confirmed)
 	case errors.As(why, &rank):
-		recordLostRanks(w, rank.Ranks)
+		if rank.Ranks < w.in.Ranks { // else the request named a rank that the config does not have
+			w.recordLostRanks(rank.Ranks)
+		}
 	case errors.Is(why, ErrRetired):
 		w.reportCount++
 		next := w.status
@@ -218,17 +185,19 @@ func (w *watch) recordRefusal(why error) {
 	}
 }
 
-// recordLostRanks records that the engine has only rankCount ranks left, because it refused a request to another rank. Ranks are numbered
-// from 0, so the rank rankCount and all higher ones are lost. The caller holds m.mu.
-func recordLostRanks(w *watch, rankCount int) {
+// recordLostRanks records that the engine has only count ranks, because it refused a request to
+// another rank. No page of vLLM gives this number, so the ranks are lost only until the facts are
+// read next: then a request finds out whether they are back. The caller holds m.mu.
+func (w *watch) recordLostRanks(count int) {
 	r := &w.restrictions
-	// If the watch assumed another number, tryLostRankIfDue may have put a lost rank back into service. The refused request was then
-	// the try of this rank, and the next try comes later. Before the first try, retryDelay is 0 and stays so.
-	if r.ranksLeft != rankCount {
-		r.retryDelay = min(2*r.retryDelay, maxRetryDelay)
+	r.rankCount = count
+	w.publish(w.status)
+	if r.loggedCount != count {
+		r.loggedCount = count
+		w.m.cfg.Log.Warn("an engine has lost ranks; now and then a request is sent to them and, if they refuse it, "+
+			"served elsewhere; if they do not come back, lower ranks of the engine in the config",
+			zap.String("engine", w.in.ID), zap.Error(w.status.LostRanks()))
 	}
-	r.ranksLeft, r.lastTryAt = rankCount, time.Now()
-	w.publish(w.status) // the status lists the lost ranks
 }
 
 // setHalt stops new requests to the engine for the reason why; nil: it may get them again. confirmed says that a check has seen the
@@ -244,8 +213,8 @@ func (w *watch) setHalt(why error, confirmed bool) {
 	}
 	switch {
 	case ends && confirmedBefore:
-		w.clearFailures()                          // the halt may have caused them
-		r.lastTryAt, r.retryDelay = time.Time{}, 0 // lost ranks are tried at once, because the engine may have more ranks now
+		w.clearFailures()                 // the halt may have caused them
+		r.rankCount, r.loggedCount = 0, 0 // the engine may have another number of ranks now
 		w.m.cfg.Log.Info("an engine takes requests again", zap.String("engine", w.in.ID))
 	case ends:
 		countUnconfirmedHalt(w, before)
@@ -305,24 +274,17 @@ func (r *restrictions) downReason(now time.Time) error {
 	return nil
 }
 
-// publish sets Halt, Lost and Accused in a status and makes it the current one. It logs which ranks are lost or back. The
-// caller holds m.mu.
+// publish sets Halt, RankCount and Accused in a status and makes it the current one. The caller
+// holds m.mu.
 func (w *watch) publish(next Status) {
 	w.fillRestrictions(&next)
-	lostBefore := w.status.LostRanks()
 	w.setStatus(next)
-	switch lost := next.LostRanks(); {
-	case errorText(lost) == errorText(lostBefore): // the lost ranks are the same as before
-	case lost != nil:
-		w.m.cfg.Log.Warn("an engine has lost ranks, which get no requests", zap.String("engine", w.in.ID), zap.Error(lost))
-	default:
-		w.m.cfg.Log.Info("an engine has all its ranks again", zap.String("engine", w.in.ID))
-	}
 }
 
-// fillRestrictions sets Halt, Lost and Accused of a status: why the engine or some of its ranks get no new requests. The caller holds m.mu.
+// fillRestrictions sets Halt, RankCount and Accused of a status: why the engine or some of its
+// ranks get no new requests. The caller holds m.mu.
 func (w *watch) fillRestrictions(next *Status) {
-	next.Halt, next.Lost = w.restrictions.haltReason, w.restrictions.lostRanks(w.in.Ranks)
+	next.Halt, next.RankCount = w.restrictions.haltReason, w.restrictions.rankCount
 	// An operator may have stopped requests (Held), and may also have paused the engine for it. Then Held has the reason. A halt of
 	// another kind stays: the group of the engine re-forms, or it has met a fault, which Held does not explain.
 	if w.in.Held != nil && (next.Halt == nil || errors.Is(next.Halt, ErrPaused)) {
@@ -333,10 +295,11 @@ func (w *watch) fillRestrictions(next *Status) {
 	}
 }
 
-// checkRestrictions asks an engine that is alive for what its health check does not show: whether it is paused or waits for recovery, and
-// which of its ranks are silent. It stores the silent ranks, and returns why the engine may get no new requests; nil: it may get them.
-// silentCore says why the core has not answered whether it is paused. While vLLM shuts down, its core answers no such question, and GET
-// /health may still be answered well (0.33.0, _reject_utility_in_shutdown in v1/engine/core.py).
+// checkRestrictions asks an engine that is alive for what its health check does not show: whether
+// it is paused or waits for recovery. It returns why the engine may get no new requests; nil: it
+// may get them. silentCore says why the core has not answered whether it is paused. While vLLM
+// shuts down, its core answers no such question, and GET /health may still be answered well
+// (0.33.0, _reject_utility_in_shutdown in v1/engine/core.py).
 func (w *watch) checkRestrictions(ctx context.Context) (halt, silentCore error) {
 	w.m.mu.Lock()
 	isHeld, wasPaused := w.in.Held != nil, errors.Is(w.restrictions.haltReason, ErrPaused)
@@ -354,19 +317,16 @@ func (w *watch) checkRestrictions(ctx context.Context) (halt, silentCore error) 
 			return ErrPaused, silentCore
 		}
 	}
-	switch {
-	case w.facts.reportsFaults:
-		fault, err := w.readFault(ctx, w.m.cfg.Timeout)
-		if err != nil { // without an answer, the last reported fault stays valid
-			w.m.mu.Lock()
-			fault = w.restrictions.reportedFault()
-			w.m.mu.Unlock()
-		}
-		return fault, silentCore
-	case w.facts.continuesWithoutRanks && w.in.Ranks > 1: // a single rank could not be compared with others
-		updateSilentRanks(ctx, w)
+	if !w.facts.reportsFaults {
+		return nil, silentCore
 	}
-	return nil, silentCore
+	fault, err := w.readFault(ctx, w.m.cfg.Timeout)
+	if err != nil { // without an answer, the last reported fault stays valid
+		w.m.mu.Lock()
+		fault = w.restrictions.reportedFault()
+		w.m.mu.Unlock()
+	}
+	return fault, silentCore
 }
 
 // reportedFault returns the fault for which the engine is halted; nil: it is not halted, or for a reason that watch.readFault does not
@@ -404,78 +364,6 @@ func (w *watch) readScaling(ctx context.Context) error {
 		return fmt.Errorf("%w; it is to have %d", ErrReforming, ranks)
 	}
 	return ErrReforming
-}
-
-// lostRankTryDue says that some rank is lost, and that it is time to try whether the engine has this rank again. A halted engine is not
-// tried, because it refuses every request. The caller holds m.mu.
-func (w *watch) lostRankTryDue() bool {
-	r := &w.restrictions
-	hasLostRank := r.ranksLeft != hasAllRanks
-	mayTry := w.status.Up && hasLostRank && r.haltReason == nil
-	return mayTry && time.Since(r.lastTryAt) >= max(r.retryDelay, w.m.cfg.FactsInterval)
-}
-
-// tryLostRankIfDue starts a try of the first lost rank if one is due, to find out whether the engine has this rank again. The try is a
-// canary if canaries are on and the rank gets them: runCanaries sends it and notes when. Otherwise this rank is put back into service, and
-// the next request of a client is the try. The caller holds m.mu.
-func (w *watch) tryLostRankIfDue() {
-	if !w.lostRankTryDue() { // no rank is lost, or it is not yet time
-		return
-	}
-	r := &w.restrictions
-	firstLost := r.ranksLeft // ranks are numbered from 0, so this and all higher ones are lost
-	rankGetsCanaries := slices.ContainsFunc(w.in.Canaries, func(t *Target) bool { return t.Rank == firstLost })
-	switch {
-	case w.m.cfg.Canary > 0 && rankGetsCanaries:
-		select {
-		case w.canaryWake <- struct{}{}:
-		default: // runCanaries has a wake-up pending already
-		}
-	default:
-		r.lastTryAt = time.Now()
-		// If the engine refuses the client's request, recordLostRanks doubles this delay. That must begin with a number above 0.
-		r.retryDelay = max(r.retryDelay, w.m.cfg.FactsInterval)
-		if r.ranksLeft++; r.ranksLeft >= w.in.Ranks { // the first lost rank counts as back
-			r.ranksLeft = hasAllRanks
-		}
-		w.publish(w.status)
-	}
-}
-
-// maxRetryDelay bounds retryDelay, which doubles each time the engine refuses a request to a lost rank.
-const maxRetryDelay = 5 * time.Minute
-
-// sendLostRankCanary sends a canary to the first lost rank if a try is due, to find out whether the engine has this rank again. If it
-// does not, the engine refuses the request before it computes anything. No try is due if no rank is lost.
-func (w *watch) sendLostRankCanary(ctx context.Context) {
-	w.m.mu.Lock()
-	ranksLeft, model := w.restrictions.ranksLeft, w.status.baseModel()
-	// Ranks are numbered from 0, so the first lost one has the number ranksLeft. If none is lost, lostRankTryDue is false.
-	index := slices.IndexFunc(w.in.Canaries, func(t *Target) bool { return t.Rank == ranksLeft })
-	canSend := index >= 0 && model != ""
-	due := w.lostRankTryDue() && canSend
-	ask := w.canaryRequestFor(model)
-	w.m.mu.Unlock()
-	if !due {
-		return
-	}
-	bounded, stop := context.WithTimeout(ctx, min(w.m.cfg.Canary, w.m.cfg.Timeout))
-	computed, err := oneToken(bounded, w.m.cfg.Client, w.in.Canaries[index], ask)
-	stop()
-	w.m.mu.Lock()
-	defer w.m.mu.Unlock()
-	if w.removed || w.restrictions.ranksLeft != ranksLeft { // another answer has shown meanwhile how many ranks there are
-		return
-	}
-	w.restrictions.lastTryAt = time.Now()
-	var rank *RankError
-	switch {
-	case errors.As(err, &rank):
-		w.restrictions.ranksLeft = rank.Ranks
-	case computed: // all higher ranks count as back, too, until one of them refuses a request
-		w.restrictions.ranksLeft = hasAllRanks
-	}
-	w.publish(w.status)
 }
 
 // readFault asks vLLM whether its core has met a fault and waits for recovery. halt is the fault, for which requests must wait; nil: there

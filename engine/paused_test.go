@@ -11,7 +11,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap/zaptest/observer"
-	"pgregory.net/rapid"
 
 	"evenkeel/engine/circuit"
 )
@@ -49,46 +48,6 @@ func TestWhatIsSaidOfTheEngineAndNotOfTheRequest(t *testing.T) {
 			require.Equal(t, row.want, ParseRefusal(row.status, []byte(row.body), at))
 		})
 	}
-}
-
-func TestRanksThatAreLostAreNamedInASentence(t *testing.T) {
-	require.NoError(t, Status{}.LostRanks())
-	require.EqualError(t, Status{Lost: map[int]string{2: "a", 3: "a", 5: "a", 6: "b"}}.LostRanks(),
-		"ranks 2 to 3 are lost: a; rank 5 is lost: a; rank 6 is lost: b")
-}
-
-// A rank is silent only while others are not, for so long, and no longer.
-func TestARankIsSilentOnlyBesideOthers(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		const ranks, quiet = 4, 5 * time.Second
-		var l loadReports
-		at, stamp := time.Now(), map[int]float64{}
-		last := map[int]time.Time{}
-		for range rapid.IntRange(1, 40).Draw(t, "looks") {
-			at = at.Add(time.Second)
-			told := map[int]float64{}
-			for r := range ranks {
-				if rapid.Bool().Draw(t, "says") {
-					stamp[r]++
-				}
-				if was, known := l.stamps[r]; !known || was != stamp[r] {
-					last[r] = at
-				}
-				told[r] = stamp[r]
-			}
-			silent := l.record(told, quiet, at)
-			newest := last[0]
-			for r := range ranks {
-				if last[r].After(newest) {
-					newest = last[r]
-				}
-			}
-			for r := range ranks {
-				require.Equal(t, newest.Sub(last[r]) >= quiet, silent[r], "rank %d", r)
-			}
-			require.Less(t, len(silent), ranks, "all of them are only idle, or the server is")
-		}
-	})
 }
 
 func refusing(code int, body string) string {
@@ -308,96 +267,45 @@ func TestAFaultIsSeenAtTheNextCheck(t *testing.T) {
 	}
 }
 
-// Ranks above the engine's number are lost until a request of one token for the first of them is not refused for that.
+// Ranks from the engine's number on are lost until its facts are read next, and no other health
+// check brings them back.
 func TestRanksThatAnEngineDoesNotHave(t *testing.T) {
 	f := newFake()
-	none := refusing(400, `{"error":{"message":"data_parallel_rank 1 is out of range [0, 1)."}}`)
-	f.set(completionsPath, none)
 	watched(t, f, func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, _ *prometheus.Registry) {
-		m.cfg.Canary = time.Second
-		base := target(t, "http://p0:8000")
-		in := Instance{ID: "d0", Role: "decode", Target: base, Ranks: 3}
-		for r := range 3 {
-			one := *base
-			one.Rank = r
-			in.Canaries = append(in.Canaries, &one)
-		}
-		m.Set([]Instance{in})
+		m.Set([]Instance{{ID: "d0", Role: "decode", Target: target(t, "http://p0:8000"), Ranks: 3}})
 		time.Sleep(2 * time.Second)
+		m.ReportFailure("d0", &RankError{Rank: 3, Ranks: 3})
+		require.NoError(t, m.Status("d0").LostRanks(), "the config has no rank 3")
+
 		m.ReportFailure("d0", errors.Join(errors.New("decode d0"), &RankError{Rank: 2, Ranks: 2}))
-		require.Equal(t, map[int]string{2: "the engine has only 2 ranks now (elastic EP)"}, m.Status("d0").Lost)
 		m.ReportFailure("d0", &RankError{Rank: 1, Ranks: 1})
-		require.Len(t, m.Status("d0").Lost, 2)
-		require.NoError(t, m.Status("d0").Err)
-		time.Sleep(time.Minute)
-		require.Len(t, m.Status("d0").Lost, 2)
-		require.InDelta(t, 6, f.count(completionsPath), 2, "tried now and then")
-		f.set(completionsPath, ok(`{"choices":[{}]}`))
-		time.Sleep(15 * time.Second)
-		require.Empty(t, m.Status("d0").Lost)
-		require.Len(t, logs.FilterMessage("an engine has all its ranks again").All(), 1)
-	})
-}
+		s := m.Status("d0")
+		require.EqualError(t, s.LostRanks(), "rank 1 and those above it are lost: the engine has only 1 ranks now (elastic EP)")
+		require.False(t, s.Lacks(-1) || s.Lacks(0))
+		require.True(t, s.Lacks(1) && s.Lacks(2))
+		require.Equal(t, "up", s.State())
+		require.NoError(t, s.Err)
 
-// A try that hangs, and one that says nothing of the rank, leave it lost. Health checks go on meanwhile.
-func TestATryOfALostRankHoldsNoCheckUp(t *testing.T) {
-	f := newFake()
-	watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
-		m.cfg.Canary = time.Minute
-		base := target(t, "http://p0:8000")
-		one := *base
-		one.Rank = 1
-		m.Set([]Instance{{ID: "d0", Role: "decode", Target: base, Ranks: 2, Canaries: []*Target{base, &one}}})
-		time.Sleep(2 * time.Second)
-		m.ReportFailure("d0", &RankError{Rank: 1, Ranks: 1})
-		for _, says := range []string{"", status(500), status(404), refusing(400, `{"error":"no such model"}`)} {
-			f.set(completionsPath, says)
-			before, tries := f.count("/health"), f.count(completionsPath)
-			time.Sleep(time.Minute)
-			require.InDelta(t, 60, f.count("/health")-before, 8)
-			require.InDelta(t, 5, f.count(completionsPath)-tries, 2)
-			require.Len(t, m.Status("d0").Lost, 1)
-			require.Equal(t, "up", m.Status("d0").State())
-		}
-	})
-}
-
-// Where no request of one token is sent, the first lost rank is used again now and then, and more seldom each time it is refused.
-func TestALostRankThatOnlyClientsTry(t *testing.T) {
-	f := newFake()
-	watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
-		m.Set([]Instance{{ID: "q0", Role: "prefill", Target: target(t, "http://p0:8000"), Ranks: 4}})
-		time.Sleep(2 * time.Second)
-		m.ReportFailure("q0", &RankError{Rank: 2, Ranks: 2})
-		tries := 0
-		for range 3600 {
-			time.Sleep(time.Second)
-			lost := m.Status("q0").Lost
-			require.NotEmpty(t, lost[3], "one rank at a time")
-			if lost[2] == "" {
-				tries++
-				m.ReportFailure("q0", &RankError{Rank: 2, Ranks: 2})
-				m.ReportFailure("q0", &RankError{Rank: 2, Ranks: 2})
+		for range 5 {
+			reads, checks := f.count("/v1/models"), f.count("/health")
+			for f.count("/v1/models") == reads {
+				require.True(t, m.Status("d0").Lacks(1))
+				time.Sleep(100 * time.Millisecond)
 			}
+			synctest.Wait()
+			require.Greater(t, f.count("/health"), checks)
+			require.False(t, m.Status("d0").Lacks(1))
+			m.ReportFailure("d0", &RankError{Rank: 1, Ranks: 1})
+			require.True(t, m.Status("d0").Lacks(1), "it still has only one")
 		}
-		require.InDelta(t, 16, tries, 2, "after 10, 20, 40 s and so on, at most five minutes")
-		time.Sleep(15 * time.Minute)
-		require.Empty(t, m.Status("q0").Lost, "none is refused")
-	})
-}
-
-// A server may name ranks that are not configured, such as those that have just joined it.
-func TestOnlyRanksThatAreConfiguredAreLost(t *testing.T) {
-	f := newFake()
-	f.set("/server_info", ok(`{"version":"0.5.23","elastic_ep_backend":"mooncake"}`))
-	watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
-		m.Set([]Instance{{ID: "d0", Role: "decode", Target: target(t, "http://p0:8000"), Ranks: 2, Version: "/server_info"}})
-		for i := range 20 {
-			f.set("/v1/loads", ok(fmt.Sprintf(`{"loads":[{"dp_rank":-1,"timestamp":1},{"dp_rank":0,"timestamp":%d},{"dp_rank":1,"timestamp":1},{"dp_rank":2,"timestamp":1}]}`, i)))
-			time.Sleep(time.Second)
-		}
-		require.Len(t, m.Status("d0").Lost, 1)
-		require.Contains(t, m.Status("d0").Lost, 1)
+		require.Equal(t, 2, logs.FilterMessageSnippet("has lost ranks").Len(), "each number once")
+		m.ReportFailure("d0", ErrReforming)
+		f.set("/v1/models", refusing(503, `{"error":"`+saysScaling+`"}`))
+		time.Sleep(3 * time.Second)
+		require.True(t, m.Status("d0").Halted())
+		f.set("/v1/models", newFake().answers["/v1/models"])
+		time.Sleep(3 * time.Second)
+		require.False(t, m.Status("d0").Lacks(1), "its group has changed")
 	})
 }
 

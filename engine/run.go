@@ -248,9 +248,9 @@ func (w *watch) haltAfter(result checkResult) (seenNow bool, halt error) {
 	return sawOther, otherHalt
 }
 
-// applyGoodCheck updates the status after a good health check. halt says why new requests must wait for the engine, for example that it is
-// paused; nil: they need not. haltSeenNow says whether this check has seen a reason, and up whether the engine may serve. If the engine has
-// lost ranks, applyGoodCheck also lets one of them be tried again once that is due. The caller holds m.mu.
+// applyGoodCheck updates the status after a good health check. halt says why new requests must wait
+// for the engine, for example that it is paused; nil: they need not. haltSeenNow says whether this
+// check has seen a reason, and up whether the engine may serve. The caller holds m.mu.
 func (w *watch) applyGoodCheck(halt error, haltSeenNow, up bool) {
 	w.failedChecks = 0
 	if w.facts.start != w.status.StartTime { // the engine has restarted, and suspicion and lost ranks are of the old process
@@ -263,7 +263,6 @@ func (w *watch) applyGoodCheck(halt error, haltSeenNow, up bool) {
 		next.Up, next.Err = false, why
 	}
 	w.publish(next)
-	w.tryLostRankIfDue()
 	w.publishSuspicion()
 }
 
@@ -308,7 +307,7 @@ func (w *watch) logRefusedCredential(refused bool) {
 }
 
 // statusByFacts returns a status with the facts that were read last, and with this Up. It keeps Since, Changed, Out and Wedged of the
-// current status. Halt, Lost and Accused are left for publish.
+// current status. Halt, RankCount and Accused are left for publish.
 func (w *watch) statusByFacts(up bool) Status {
 	f := w.facts
 	return Status{
@@ -371,7 +370,9 @@ func scrapeAndCrossCheck(ctx context.Context, w *watch, timeout time.Duration) (
 // it, and bad says what is wrong; nil: nothing is.
 func (f *facts) readModels(ctx context.Context, w *watch) (bad error) {
 	w.m.mu.Lock()
-	w.rereadDue = false // cleared before the list is read: a caller that finds it wrong later may mean the list that is read now
+	// Both are cleared before the list is read, because what a caller reports later may be about the
+	// list that is read now.
+	w.rereadDue, w.restrictions.rankCount = false, 0
 	w.m.mu.Unlock()
 	models, err := w.models(ctx)
 	if errors.As(err, new(*PageError)) { // the models can be used without what cannot be right
@@ -399,18 +400,14 @@ func (f *facts) readFeatures(ctx context.Context, w *watch, timeout time.Duratio
 	f.featuresUnknown = noFaultAnswer || noPauseAnswer
 }
 
-// readVersion sets the version, and whether the engine is an elastic SGLang, one that continues without ranks that have failed. After an
-// error the old values stay. An engine whose version is not at /version is an SGLang: its profile gives the path /server_info, where the
-// settings of the server are, too.
+// readVersion sets the version. After an error the old one stays.
 func (f *facts) readVersion(ctx context.Context, w *watch, timeout time.Duration) {
 	path, limit := "/version", answerLimit
-	isSGLang := w.in.Version != ""
-	if isSGLang { // the server may ask each rank for this answer, which takes longer while ranks are busy
+	if w.in.Version != "" { // SGLang may ask each rank for this answer, which takes longer while ranks are busy
 		path, timeout, limit = w.in.Version, w.m.cfg.Timeout, perRankLimit
 	}
 	if answer, err := w.get(ctx, path, timeout, limit); err == nil {
 		f.version = parseVersion(answer)
-		f.continuesWithoutRanks = isSGLang && parseElastic(answer)
 	}
 }
 

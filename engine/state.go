@@ -56,7 +56,7 @@ type watch struct {
 	// m.mu guards the following fields.
 	status          Status
 	suspect         suspicion
-	restrictions    restrictions // only the goroutine of run uses its loadReports
+	restrictions    restrictions
 	rtt             time.Duration
 	sample          *Sample        // the last sample that crossCheck has seen; nil: there was none
 	sampleAt        time.Time      // when the scrape of sample began
@@ -139,8 +139,10 @@ type Status struct {
 	// Halt is why the engine gets no new requests for now, and requests wait for it: its group of ranks re-forms or waits for
 	// recovery, or the engine is paused.
 	Halt error
-	// Lost has the reason for each rank that has dropped out of the engine's group. Such ranks get no requests.
-	Lost map[int]string
+	// RankCount is how many ranks the engine has, by its last refusal of a request to a rank that it
+	// lacks. The ranks from this number on get no requests. 0: it has refused none since its facts
+	// were last read.
+	RankCount int
 }
 
 // MonitorConfig has the settings of a Monitor; Client is required.
@@ -169,15 +171,14 @@ type suspicion struct {
 
 // facts are values that change only if the engine restarts or loads a LoRA adapter.
 type facts struct {
-	models                []Model
-	version               string
-	memory                *Sample // the last sample that told the KV memory; nil: none did
-	start                 float64
-	modelsErr             error // why the list of models could not be read; nil: it was read
-	reportsFaults         bool  // the engine is a vLLM with --enable-fault-tolerance
-	reportsPause          bool  // the engine is a vLLM that reports whether it is paused
-	featuresUnknown       bool  // the engine did not answer when it was asked for reportsFaults and reportsPause, so it is asked again
-	continuesWithoutRanks bool  // the engine is an SGLang with --elastic-ep-backend
+	models          []Model
+	version         string
+	memory          *Sample // the last sample that told the KV memory; nil: none did
+	start           float64
+	modelsErr       error // why the list of models could not be read; nil: it was read
+	reportsFaults   bool  // the engine is a vLLM with --enable-fault-tolerance
+	reportsPause    bool  // the engine is a vLLM that reports whether it is paused
+	featuresUnknown bool  // the engine did not answer when it was asked for reportsFaults and reportsPause, so it is asked again
 }
 
 // equal compares the fields that matter to callbacks: all but Since and Changed.
@@ -185,7 +186,7 @@ func (s Status) equal(o Status) bool {
 	return s.Up == o.Up && s.Late == o.Late && s.Hangs == o.Hangs && s.Version == o.Version && s.StartTime == o.StartTime &&
 		errorText(s.Err) == errorText(o.Err) &&
 		errorText(s.Out) == errorText(o.Out) && errorText(s.Halt) == errorText(o.Halt) &&
-		maps.Equal(s.Lost, o.Lost) && s.Wedged == o.Wedged && s.Moved == o.Moved &&
+		s.RankCount == o.RankCount && s.Wedged == o.Wedged && s.Moved == o.Moved &&
 		errorText(s.Accused) == errorText(o.Accused) &&
 		slices.Equal(s.Models, o.Models) && maps.Equal(s.Memories, o.Memories)
 }
@@ -194,7 +195,6 @@ func (s Status) equal(o Status) bool {
 func (s Status) clone() Status {
 	s.Models = slices.Clone(s.Models)
 	s.Memories = maps.Clone(s.Memories)
-	s.Lost = maps.Clone(s.Lost)
 	return s
 }
 

@@ -173,8 +173,7 @@ func (w *watch) publishSuspicion() {
 func (w *watch) clearFailures() { w.suspect = suspicion{} }
 
 // runCanaries sends the canaries of the instance at the times that nextCanary returns, until ctx ends. A send to canaryWake makes it ask
-// nextCanary again, because a canary may be needed now. Tries of lost ranks have no time of their own: at such a wake-up, runCanaries also
-// makes one if it is due.
+// nextCanary again, because a canary may be needed now.
 func (w *watch) runCanaries(ctx context.Context) {
 	timer := time.NewTimer(time.Hour) // the loop sets or stops it before it waits
 	defer timer.Stop()
@@ -189,7 +188,6 @@ func (w *watch) runCanaries(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-w.canaryWake:
-			w.sendLostRankCanary(ctx) // it does nothing if no try of a lost rank is due
 		case <-timer.C:
 			w.checkByCanaries(ctx)
 		}
@@ -228,7 +226,7 @@ func (w *watch) checkByCanaries(ctx context.Context) {
 	s.circuit.Send(canaryID, time.Now()) // if the engine is out of service, this canary is the trial
 	eventsBefore := w.traffic.events.Load()
 	ask := w.canaryRequestFor(model)
-	ranks := slices.DeleteFunc(slices.Clone(w.in.Canaries), func(t *Target) bool { return w.status.Lost[t.Rank] != "" })
+	ranks := slices.DeleteFunc(slices.Clone(w.in.Canaries), func(t *Target) bool { return w.status.Lacks(t.Rank) })
 	w.m.mu.Unlock()
 
 	outcome, err := canaryNotSent, error(nil)

@@ -192,14 +192,6 @@ func parseVersion(body []byte) string {
 	return v.Version
 }
 
-// parseElastic says whether an SGLang server continues without ranks that have failed.
-func parseElastic(body []byte) bool {
-	var v struct {
-		Backend string `json:"elastic_ep_backend"`
-	}
-	return json.Unmarshal(body, &v) == nil && v.Backend != ""
-}
-
 // jitter returns a random duration within 10 % of d, so that the checks of many engines do not coincide.
 func jitter(d time.Duration) time.Duration {
 	return time.Duration(float64(d) * (0.9 + 0.2*rand.Float64()))

@@ -161,7 +161,7 @@ func (a *Adviser) needsNoRepair(instance string) bool {
 		return false
 	}
 	s := &e.Status
-	allRanksAnswer := s.Up && len(s.Lost) == 0
+	allRanksAnswer := s.Up && s.RankCount == 0
 	failsRequests := s.Wedged || s.Out != nil
 	return allRanksAnswer && (s.Halted() || !failsRequests) // a halted engine gets no requests that could fail
 }

@@ -29,6 +29,13 @@ func retrying(cfg *config.Config) {
 	cfg.Prefill.Retry.Attempts, cfg.Prefill.Retry.Budget = 3, 1
 }
 
+// seldomRead is retrying for tests in which lost ranks must not come back by a reading of the
+// engine's facts, which is made with each 10th check.
+func seldomRead(cfg *config.Config) {
+	retrying(cfg)
+	cfg.Health.Interval = 2 * time.Second
+}
+
 // state is what the page shows of an engine.
 func (b *bed) state(e *refengine.Engine) string { return b.engineStatus(e).State }
 
@@ -186,7 +193,7 @@ func TestRanksThatAreGoneAreNotNamed(t *testing.T) {
 				dirty: true, decode: []refengine.Config{{DPSize: 3, DPMode: "internal", Steps: refengine.Steps{C0: 20 * time.Millisecond},
 					Connector: connector}},
 				prefill: []refengine.Config{{Connector: connector}},
-				profile: mooncake.Profile{Connector: string(connector), ChatResume: mooncake.ChatResumeVLLM}, configure: retrying,
+				profile: mooncake.Profile{Connector: string(connector), ChatResume: mooncake.ChatResumeVLLM}, configure: seldomRead,
 			}
 			b := start(t, o)
 			if connector == refengine.NIXLPush {
@@ -214,7 +221,7 @@ func TestRanksThatAreGoneAreNotNamed(t *testing.T) {
 			require.True(t, b.rankOf(d, 0).Up)
 			s := b.engineStatus(d)
 			require.Equal(t, "up", s.State)
-			require.Equal(t, "ranks 1 to 2 are lost: the engine has only 1 ranks now (elastic EP)", s.Error)
+			require.Equal(t, "rank 1 and those above it are lost: the engine has only 1 ranks now (elastic EP)", s.Error)
 
 			require.NoError(t, d.SetFaults(refengine.Rule{Fault: refengine.Scaling}))
 			b.Eventually("the scale-up is seen", func() bool {
@@ -262,34 +269,9 @@ func TestACoreThatWaitsForItsRecoveryGetsNothing(t *testing.T) {
 	require.Equal(t, probes+1, b.Prefill[0].Stats().Requests, "its prompt was prefilled when a rank could fetch the KV")
 }
 
-// Which rank of a server of SGLang has lost its GPU is seen by the load that its scheduler publishes no more.
-func TestARankOfSGLangThatIsMaskedIsSeen(t *testing.T) {
-	t.Parallel()
-	b := early(t, refengine.SGLang, options{
-		dirty: true, decode: []refengine.Config{{DPSize: 2, DPMode: "internal", SGLang: refengine.SGLangOptions{ElasticEP: new("mooncake")}}},
-		configure: func(cfg *config.Config) {
-			quickHealth(cfg)
-			p := cfg.Profiles[config.DefaultProfile]
-			p.NameRanks = new(false)
-			cfg.Profiles[config.DefaultProfile] = p
-		},
-	})
-	d := b.Decode[0]
-	require.Equal(t, "right", b.Judge("before", `"stream":true,`))
-	require.NoError(t, d.SetFaults(refengine.Rule{Fault: refengine.MaskedRank, Rank: new(1)}))
-	b.Eventually("it is seen", func() bool { return b.rankOf(d, 1).Down })
-	require.True(t, b.rankOf(d, 0).Up)
-	require.Contains(t, b.engineStatus(d).Error, "rank 1 is lost: its scheduler says nothing")
-	require.Equal(t, map[string]int{"right": 20}, b.JudgeAll(20, `"stream":true,`))
-	require.Zero(t, b.rankOf(d, 1).Used, "SGLang sends it nothing, and it counts for nothing")
-	require.NoError(t, d.SetFaults())
-	b.Eventually("it is back", func() bool { return b.rankOf(d, 1).Up })
-	require.Empty(t, b.engineStatus(d).Error)
-	require.Zero(t, d.Stats().Crashes)
-}
-
-// Ranks are gone while nothing runs on them. The engine says so with the 400 that the next request to one of them gets. This
-// request goes to another rank, and nothing names one that is gone after it.
+// Ranks are gone while nothing runs on them. The engine says so with the 400 that the next request
+// to one of them gets. This request goes to another rank, and nothing names one that is gone until
+// the engine's facts are read next.
 func TestRanksThatVanishWhileNothingRuns(t *testing.T) {
 	t.Parallel()
 	one := refengine.Config{DPSize: 4, DPMode: "internal", KV: refengine.KV{PrefixCache: 4096}}
@@ -299,7 +281,7 @@ func TestRanksThatVanishWhileNothingRuns(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			o.dirty, o.configure = true, retrying
+			o.dirty, o.configure = true, seldomRead
 			b := start(t, o)
 			require.Equal(t, map[string]int{"right": 8}, b.JudgeAll(8, streamed))
 			b.Accounted()
@@ -307,7 +289,7 @@ func TestRanksThatVanishWhileNothingRuns(t *testing.T) {
 			require.NoError(t, d.SetFaults(refengine.Rule{Fault: refengine.FewerRanks, Value: 2}))
 			require.Equal(t, map[string]int{"right": 16}, b.JudgeAll(16, streamed))
 			b.Eventually("it is known", func() bool { return b.engineStatus(d).Error != "" })
-			require.Equal(t, "ranks 2 to 3 are lost: the engine has only 2 ranks now (elastic EP)", b.engineStatus(d).Error)
+			require.Equal(t, "rank 2 and those above it are lost: the engine has only 2 ranks now (elastic EP)", b.engineStatus(d).Error)
 			for rank := range one.DPSize {
 				require.Equal(t, rank < 2, b.rankOf(d, rank).Up, "rank %d", rank)
 			}
@@ -316,6 +298,39 @@ func TestRanksThatVanishWhileNothingRuns(t *testing.T) {
 			for _, r := range b.Records()[24:] {
 				require.Equal(t, 1, r.Attempts, "no request is sent to a rank that is gone")
 			}
+		})
+	}
+}
+
+// With each reading of the facts requests find out whether lost ranks are back. Those that are
+// refused are served elsewhere, and that is no failure of the engine.
+func TestRequestsFindOutWhetherLostRanksAreBack(t *testing.T) {
+	t.Parallel()
+	one := refengine.Config{DPSize: 4, DPMode: "internal"}
+	for name, o := range map[string]options{
+		"decode ranks":                  {decode: []refengine.Config{one}},
+		"ranks that prefill and decode": {mixed: []refengine.Config{one}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o.dirty, o.configure = true, func(cfg *config.Config) {
+				retrying(cfg)
+				cfg.Health.Interval = 100 * time.Millisecond // facts are read each second: no request is refused three times
+			}
+			b := start(t, o)
+			e := b.Decode[0]
+			require.NoError(t, e.SetFaults(refengine.Rule{Fault: refengine.FewerRanks, Value: 2}))
+			for range 3 {
+				b.Eventually("a request finds that they are lost", func() bool {
+					require.Equal(t, map[string]int{"right": 8}, b.JudgeAll(8, streamed))
+					return b.engineStatus(e).Error != ""
+				})
+				b.Eventually("the facts are read", func() bool { return b.engineStatus(e).Error == "" })
+			}
+			require.NoError(t, e.SetFaults())
+			b.Eventually("they are back", func() bool { return b.engineStatus(e).Error == "" })
+			require.Equal(t, map[string]int{"right": 8}, b.JudgeAll(8, ""))
+			require.Zero(t, b.Sum("evenkeel_engine_outages_total"))
 		})
 	}
 }

@@ -24,7 +24,6 @@ var sglangEndpoints = map[string]endpoint{
 	"/flush_cache":              {"POST", false, func(l *life, x *exchange) bool { return l.pause.serveFlush(x) }}, // GET, too
 	"/health":                   {"GET", true, (*life).serveHealthToken},
 	"/server_info":              {"GET", false, (*life).serveServerInfo},
-	"/v1/loads":                 {"GET", false, serveLoads},
 	"/v1/responses":             {"POST", false, (*life).serveResponseOfSGLang},
 	"/v1/messages":              {"POST", false, (*life).serveMessageOfSGLang},
 	"/v1/messages/count_tokens": {"POST", false, (*life).serveCount},
@@ -63,20 +62,6 @@ func (l *life) serveServerInfo(x *exchange) bool {
 		"disaggregation_bootstrap_port": l.ports[0], "load_balance_method": cfg.SGLang.LoadBalance,
 		"elastic_ep_backend": cfg.SGLang.ElasticEP,
 	})
-}
-
-// serveLoads tells the load that each rank's scheduler has published last. That of a rank without a GPU publishes none.
-func serveLoads(l *life, x *exchange) bool {
-	var loads []any
-	for rank := range l.engine.cfg.DPSize {
-		at := any(float64(time.Now().UnixMicro()) / 1e6)
-		if _, masked := l.engine.faults.now(MaskedRank, rank); masked {
-			at, _ = l.frozen.LoadOrStore(ridOf(rank), at)
-		}
-		s := l.rankStats(rank)
-		loads = append(loads, map[string]any{"dp_rank": rank, "timestamp": at, "num_running_reqs": s.Running, "num_waiting_reqs": s.Waiting})
-	}
-	return x.answerJSON(map[string]any{"version": l.engine.cfg.Version, "loads": loads})
 }
 
 // roomsEverywhere says whether a version of SGLang reads rooms at every endpoint.

@@ -208,7 +208,6 @@ func (d *deriving) newRank(e *Engine, number int, id int32, state RankState) *Ra
 // started, or because requests of other proxies may run on the rank (applyQuota).
 func (d *deriving) newWorker(e *Engine, number int, rank *Rank) board.Worker {
 	isWedged := e.Status.Wedged && !e.Status.Halted()         // a halted engine need not compute anything
-	hasLeftGroup := e.Status.Lost[max(0, number)] != ""       // an only rank counts as rank 0
 	honoursRank := rank.EngineHonoursRank(mooncake.Responses) // engines that ignore the named rank do so at this endpoint
 	w := board.Worker{
 		ID: rank.Worker, Name: rank.Target.ID, Model: e.board, Group: e.Conf.Group, Barrier: e.Conf.Barrier == config.BarrierDP,
@@ -218,7 +217,7 @@ func (d *deriving) newWorker(e *Engine, number int, rank *Rank) board.Worker {
 		Cost:       e.Conf.Cost, // step time per KV token, as a multiple of the mean of the group
 		KeepsKVFor: e.Profile.Keeps(), Unpinned: !honoursRank,
 		Process: math.Float64bits(e.Status.StartTime), // 0: not known; otherwise no other process of the engine has it
-		Up:      rank.State == Up, Awaited: rank.State == Halted, Down: !e.Status.Up || isWedged || hasLeftGroup,
+		Up:      rank.State == Up, Awaited: rank.State == Halted, Down: !e.Status.Up || isWedged || e.Status.Lacks(number),
 	}
 	if e.Role == Aggregated {
 		w.Mixed, w.Budget = true, e.Conf.Budget

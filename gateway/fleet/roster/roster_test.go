@@ -29,7 +29,7 @@ func drawn(t *rapid.T, s *scene, name string) Event {
 	case 2:
 		return Turned{key(name), Found{Away: rapid.SampledFrom([]string{"", "not ready"}).Draw(t, "away")}}
 	}
-	words := rapid.SampledFrom([]string{"up", "down", "late", "late,accused", "halted", "out", "wedged", "accused", "retired", "up,lost0",
+	words := rapid.SampledFrom([]string{"up", "down", "late", "late,accused", "halted", "out", "wedged", "accused", "retired", "up,lost1",
 		"restarted"}).Draw(t, "health")
 	return Health{Key: key(name), Status: health(words, rapid.SampledFrom([][]string{nil, {"m"}, {"m", "x"}, {"n"}}).Draw(t, "lists")...),
 		IsRefused: words == "down"}
@@ -323,7 +323,7 @@ func TestWhatEnginesMissRequests(t *testing.T) {
 	}
 	s = begin(t, "d1 d2 d3 d4 d5 d6 d7 d8 d9 d0")
 	require.Equal(t, "and 2 more", s.Missing()[mostMissing])
-	for _, e := range begin(t, "d1 d2").steps("d1 up,lost0 m; d2 halted m").Statuses() {
+	for _, e := range begin(t, "d1 d2").steps("d1 up,lost1 m; d2 halted m").Statuses() {
 		require.NotEmpty(t, e.Error)
 	}
 }

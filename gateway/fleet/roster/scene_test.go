@@ -86,7 +86,8 @@ func key(name string) string {
 
 var errFailed = errors.New("500")
 
-// health is a status in words: up, down, late, halted, out, wedged, accused, retired, lost0, and what it lists.
+// health is a status in words: up, down, late, halted, out, wedged, accused, retired, lost1, and
+// what it lists.
 func health(word string, names ...string) engine.Status {
 	s := engine.Status{Up: true, StartTime: 1}
 	for i, name := range names {
@@ -113,8 +114,8 @@ func health(word string, names ...string) engine.Status {
 			s.Accused = errFailed
 		case "retired":
 			s.Up, s.Err = false, engine.ErrRetired
-		case "lost0":
-			s.Lost = map[int]string{0: "retired"}
+		case "lost1":
+			s.RankCount = 1
 		case "restarted":
 			s.StartTime = 2
 		default:

@@ -289,7 +289,7 @@ func (r *Roster) stateOfRank(e *Engine, rank int) RankState {
 		return e.state
 	case r.drains[e.rankDrainKey(rank)] != nil:
 		return Draining
-	case e.Status.Lost[max(0, rank)] != "":
+	case e.Status.Lacks(rank):
 		return Lost
 	case !e.Decodes(): // groups and owners concern only ranks that decode
 		return e.state
