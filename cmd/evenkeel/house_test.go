@@ -1,83 +1,18 @@
 package main
 
 import (
-	"bytes"
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-
-	"evenkeel/internal/race"
 )
-
-// What can be held in the head: so many fields and methods of a type.
-const (
-	mostFields  = 35
-	mostMethods = 50
-)
-
-// large are the types beyond that. Each stands in ARCHITECTURE.md with its reason.
-var large = []string{"dispatcher/board.board", "mooncake.Profile"}
-
-func TestTypesAreOfASize(t *testing.T) {
-	race.Alone(t)
-	root := filepath.Join("..", "..")
-	fields, methods := map[string]int{}, map[string]int{}
-	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		if name := d.Name(); d.IsDir() && name != ".." && (strings.HasPrefix(name, ".") || name == "testdata" || name == "bin" || name == "out") {
-			return fs.SkipDir
-		}
-		if d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
-			return nil
-		}
-		text, err := os.ReadFile(path)
-		require.NoError(t, err)
-		rel, err := filepath.Rel(root, filepath.Dir(path))
-		require.NoError(t, err)
-		pkg := filepath.ToSlash(rel)
-		file, err := parser.ParseFile(token.NewFileSet(), path, text, parser.SkipObjectResolution)
-		require.NoError(t, err)
-		for _, decl := range file.Decls {
-			switch decl := decl.(type) {
-			case *ast.FuncDecl:
-				if decl.Recv != nil {
-					methods[pkg+"."+receiver(decl.Recv.List[0].Type)]++
-				}
-			case *ast.GenDecl:
-				for _, spec := range decl.Specs {
-					if s, ok := spec.(*ast.TypeSpec); ok {
-						fields[pkg+"."+s.Name.Name] = fieldsOf(s.Type)
-					}
-				}
-			}
-		}
-		return nil
-	})
-	require.NoError(t, err)
-	described, err := os.ReadFile(filepath.Join(root, "ARCHITECTURE.md"))
-	require.NoError(t, err)
-	for name, n := range fields {
-		if slices.Contains(large, name) {
-			assert.True(t, bytes.Contains(described, []byte("`"+name+"`")), "%s has no reason in ARCHITECTURE.md", name)
-			assert.True(t, n > mostFields || methods[name] > mostMethods, "%s is large no more: take it off the list", name)
-			continue
-		}
-		assert.LessOrEqual(t, n, mostFields, "fields of %s", name)
-		assert.LessOrEqual(t, methods[name], mostMethods, "methods of %s", name)
-	}
-}
 
 // rowsOf are the lines of the table in ARCHITECTURE.md whose head begins so.
 func rowsOf(t *testing.T, head string) (rows []string) {
@@ -161,14 +96,4 @@ func receiver(of ast.Expr) string {
 		return of.Name
 	}
 	return ""
-}
-
-// fieldsOf counts the fields of a struct; what is embedded is one.
-func fieldsOf(of ast.Expr) (n int) {
-	if s, ok := of.(*ast.StructType); ok {
-		for _, f := range s.Fields.List {
-			n += max(1, len(f.Names))
-		}
-	}
-	return n
 }
