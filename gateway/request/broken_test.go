@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/gateway/config"
 	"evenkeel/mooncake"
 )
 
@@ -84,6 +85,7 @@ func TestABrokenEventInTheMiddle(t *testing.T) {
 					o.front = func(w http.ResponseWriter, r *http.Request, engine http.Handler) {
 						engine.ServeHTTP(&breaker{ResponseWriter: w, spoil: spoil, nth: at}, r)
 					}
+					o.configure = func(c *config.Config, _ *Deps) { shortGrace(c) }
 					b := start(t, o)
 					at = nth // what engines said to each other before the test was whole
 					for _, stream := range []bool{true, false} {
