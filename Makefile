@@ -16,8 +16,14 @@ PLATFORMS ?= linux/amd64 linux/arm64
 # Their tests start a whole proxy, or are those of bench: how much of a package they run says nothing about its own tests.
 PROXIES  := ./gateway ./gateway/admin ./cmd/evenkeel ./bench/...
 # What CI runs under the race detector: the product, and what runs in one program with it. Simulators and claims only compute, and rigs and
-# pages start the proxy as another program, in which there is no detector. `make race` runs all.
-RACED    := $(addsuffix /...,./cmd ./dispatcher ./engine ./gateway ./geo ./internal ./lease ./mooncake ./pool ./predictor ./prefill ./sse ./bench/lab) ./bench/outside/api
+# pages start the proxy as another program, in which there is no detector. No code and no test of ALONE starts a goroutine, so the detector
+# has nothing to find there, and their tests only compute, ten times as long with it. `make race` runs all.
+ALONE    := bench/lab/laws bench/lab/reftext bench/lab/trace dispatcher/delivery dispatcher/forecast dispatcher/kept dispatcher/policy \
+            dispatcher/rounds dispatcher/step dispatcher/subset dispatcher/virtual engine/circuit gateway/advice gateway/detect \
+            gateway/lifecycle geo/policy internal/namedargs internal/rawjson internal/spelling internal/stats internal/words predictor \
+            prefill/fit prefill/ledger prefill/policy prefill/queue prefill/steer sse
+RACED     = $(filter-out $(addprefix evenkeel/,$(ALONE)),$(shell go list $(addsuffix /...,./cmd ./dispatcher ./engine ./gateway ./geo \
+            ./internal ./lease ./mooncake ./pool ./predictor ./prefill ./sse ./bench/lab) ./bench/outside/api))
 # Tools are built by `go install`, at these versions.
 GOLANGCI := v2.15.0
 VULNCHECK := latest

@@ -1,8 +1,12 @@
 package main
 
 import (
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -67,5 +71,35 @@ func TestAPackageThatItsOwnTestsHardlyRunFails(t *testing.T) {
 		require.Equal(t, complaint == "", err == nil, line)
 		require.Equal(t, line+"\n", string(said), "it passes on what it reads")
 		require.Equal(t, complaint, complaints.String(), line)
+	}
+}
+
+// The race detector does not run these packages in CI, so nothing in them, nor in their tests, may
+// run beside something else.
+func TestWhatIsNotRacedStartsNoGoroutine(t *testing.T) {
+	text, err := os.ReadFile("../../Makefile")
+	require.NoError(t, err)
+	_, alone, _ := strings.Cut(strings.ReplaceAll(string(text), "\\\n", " "), "\nALONE    := ")
+	alone, _, _ = strings.Cut(alone, "\n")
+	require.Greater(t, len(strings.Fields(alone)), 20)
+	for _, folder := range strings.Fields(alone) {
+		files, err := filepath.Glob(filepath.Join("..", "..", folder, "*.go"))
+		require.NoError(t, err)
+		require.NotEmpty(t, files, folder)
+		for _, path := range files {
+			at := token.NewFileSet()
+			file, err := parser.ParseFile(at, path, nil, parser.SkipObjectResolution)
+			require.NoError(t, err)
+			ast.Inspect(file, func(n ast.Node) bool {
+				_, starts := n.(*ast.GoStmt)
+				if s, ok := n.(*ast.SelectorExpr); ok {
+					starts = s.Sel.Name == "Parallel" || s.Sel.Name == "Go" || s.Sel.Name == "AfterFunc"
+				}
+				if starts {
+					t.Errorf("%s starts a goroutine: take %s off ALONE in Makefile", at.Position(n.Pos()), folder)
+				}
+				return true
+			})
+		}
 	}
 }
