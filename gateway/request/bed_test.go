@@ -42,7 +42,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	at := "16" // these tests wait more than they compute
+	at := "24" // these tests wait more than they compute
 	if race.Enabled {
 		at = "10"
 	}
