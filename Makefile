@@ -117,7 +117,7 @@ ha: ## three proxies of one region: an owner killed, back, cut off; 3 minutes
 	go run ./bench/rigs/chaos/ha
 
 .PHONY: real
-real: build ## vLLM on a CPU beside a plain engine; ROW='^chat' CONNECTOR=nixl-push; 45 minutes
+real: build ## vLLM on a CPU beside a plain engine; ROW='^chat' CONNECTOR=nixl-push; 25 minutes
 	go run ./bench/rigs/real -bin $(BIN)/evenkeel $(if $(CONNECTOR),-connector $(CONNECTOR)) $(if $(ROW),-row '$(ROW)',-out docs/results/real.md)
 
 .PHONY: bench

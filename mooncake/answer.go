@@ -41,8 +41,6 @@ type ProbeAnswer struct {
 	Aborted        bool   // the engine was told to end the prefill: the FinishReason is abort, and not with the status of an error
 	EngineID       string // id of the engine that keeps the blocks; empty: not reported
 
-	Coordinates *KVAddress // where decode engines reach a prefill engine that pushes KV; nil: not reported
-
 	// ReusesRequestID says that the decode request must have the X-Request-Id of the probe. The decode engine uses its own request's id
 	// to tell the prefill engine that it has pulled the KV, or into which blocks to write the KV. The prefill engine finds its request
 	// only by the same id, because the hand-off has no request id or the engine ignores it. With another id, the prefill engine would
@@ -92,9 +90,6 @@ func (p *Profile) ReadProbe(answer []byte, info *BootstrapInfo, knownHost func(h
 		}
 	}
 	answered.KV, answered.EngineID = bytes.Clone(kv), stringValue(h.engineID)
-	if p.Connector == NIXLPush { // with early binding, a later decode request needs this address before its own hand-off exists
-		answered.Coordinates = h.kvAddress()
-	}
 	return answered, nil
 }
 
@@ -261,7 +256,7 @@ func finishReason(value json.RawMessage) string {
 type handoff struct {
 	members int // how many members the object has
 
-	doPrefill, mode, blockIDs, engineID, host, requestID, port, tpSize, ppSize, dcpSize json.RawMessage
+	doPrefill, mode, blockIDs, engineID, host, requestID, port json.RawMessage
 }
 
 // readHandoff parses a kv_transfer_params, which the caller has checked to be valid JSON. ok is false if it is not an object, or has too
@@ -285,12 +280,6 @@ func readHandoff(kv json.RawMessage) (h handoff, ok bool) {
 			h.mode = value
 		case "remote_port":
 			h.port = value
-		case "tp_size":
-			h.tpSize = value
-		case "pp_size":
-			h.ppSize = value
-		case "dcp_size":
-			h.dcpSize = value
 		}
 	}
 	return h, kv[0] == '{' && h.members <= maxMembers
@@ -436,9 +425,8 @@ func tokenList(raw json.RawMessage) json.RawMessage {
 var ErrPrefillFailed = errors.New("mooncake: the prefill engine did not finish the prompt")
 
 // ReadEarlyProbe reads an answer with status 200 to an EarlyProbe: a probe whose request was bound to its decode rank before the prefill
-// (early binding). The answer is JSON, or a stream of events from SGLang. knownHost says whether a hand-off may send a decode engine to a
-// host. The error wraps ErrPrefillFailed or, with nixl-push, an error of ReadProbe. With an error, the ProbeAnswer has what was read before
-// the error.
+// (early binding). The answer is JSON, or a stream of events from SGLang. The error wraps ErrPrefillFailed. With an error, the ProbeAnswer
+// has what was read before the error.
 //
 // An SGLang prefill that was not aborted ends with finish_reason length, whatever the first token is (0.5.23,
 // process_disagg_prefill_inflight_queue in disaggregation/prefill.py). An abort is noticed in one of three ways:
@@ -446,10 +434,7 @@ var ErrPrefillFailed = errors.New("mooncake: the prefill engine did not finish t
 //   - At /v1/messages, the stop_reason is end_turn (STOP_REASON_MAP in entrypoints/anthropic/serving.py), which addPart refuses.
 //   - If the abort comes while the engine writes its KV, the answer may look as if nothing had happened (SGLang issue 33507). Only the
 //     caller can notice it: the prefill engine then reports fewer PromptTokens than the decode engine.
-func (p *Profile) ReadEarlyProbe(answer []byte, knownHost func(host string) bool) (ProbeAnswer, error) {
-	if p.Connector == NIXLPush { // with early binding, too, the probe of nixl-push returns a hand-off, which has the coordinates
-		return p.ReadProbe(answer, nil, knownHost) // nil: only vllm-mooncake needs a BootstrapInfo
-	}
+func (p *Profile) ReadEarlyProbe(answer []byte) (ProbeAnswer, error) {
 	a := ProbeAnswer{CachedTokens: -1}
 	if len(answer) > MaxProbeAnswer {
 		return a, fmt.Errorf("%w: its answer has %d bytes, more than %d", ErrPrefillFailed, len(answer), MaxProbeAnswer)
@@ -513,15 +498,4 @@ func (a *ProbeAnswer) addPart(part []byte) error {
 		a.FinishReason, a.Aborted = read.FinishReason, read.Aborted
 	}
 	return nil
-}
-
-// kvAddress returns the address and the parallel layout of the prefill engine that made the hand-off. The hand-off must have passed
-// checkHandoff.
-func (h *handoff) kvAddress() *KVAddress {
-	a := &KVAddress{EngineID: stringValue(h.engineID), Host: stringValue(h.host)}
-	a.Port, _ = rawjson.Int(h.port, 0, len(h.port))
-	a.TPSize, _ = rawjson.Int(h.tpSize, 0, len(h.tpSize))
-	a.PPSize, _ = rawjson.Int(h.ppSize, 0, len(h.ppSize))
-	a.DCPSize, _ = rawjson.Int(h.dcpSize, 0, len(h.dcpSize))
-	return a
 }

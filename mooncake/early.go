@@ -11,6 +11,7 @@ type Rendezvous struct {
 	// The following fields are for connector ascend-layerwise.
 	Metaserver string          // the URL to which the decode engine posts its callback
 	Callback   json.RawMessage // the decode engine's callback, which the prefill engine gets: Callback.KV
+	RequestID  string          // id of the decode request, see Endpoint.RequestID, which the callback must name
 
 	// The following fields are for connector sglang.
 	Endpoint Endpoint
@@ -21,32 +22,16 @@ type Rendezvous struct {
 	// 0094505d, disaggregation/common/conn.py).
 	Room                    int64
 	PrefillRank, DecodeRank int // numbers of the ranks for the two requests; -1: the engine has one rank, or chooses the rank itself
-
-	// The following fields are for connector nixl-push.
-	Coordinates *KVAddress // where to reach the prefill engine
-	RequestID   string     // id of the prefill request, see Endpoint.RequestID
-}
-
-// KVAddress is where decode engines reach a prefill engine with connector nixl-push: its address and its parallel layout. It is valid until
-// the prefill engine restarts.
-type KVAddress struct {
-	EngineID                string
-	Host                    string
-	Port                    int
-	TPSize, PPSize, DCPSize int // sizes of the engine's tensor, pipeline and decode context parallelism; 0: 1
 }
 
 // EarlyProbe appends to dst the segments of the prefill request, for a profile whose Early is true: the client's request has its decode
 // rank already, and r says how its prefill and its decode request find each other. stream says whether the decode engine streams its
 // answer. Only SGLang uses stream, because its prefill request must be equal to its decode request except for the ranks.
 func (p *Profile) EarlyProbe(b *Body, changes *Patch, r *Rendezvous, stream bool, dst [][]byte) [][]byte {
-	switch p.Connector {
-	case SGLang:
+	if p.Connector == SGLang {
 		return p.sglangBody(b, changes, r, r.PrefillRank, stream, dst)
-	case AscendLayerwise: // the decode engine's callback says where the prefill engine must write the KV
-		return p.probeBody(b, changes, r.Callback, dst)
 	}
-	return p.probeBody(b, changes, pullProbe, dst) // nixl-push: the probe is the same as with a decode rank that is chosen later
+	return p.probeBody(b, changes, r.Callback, dst) // the decode engine's callback says where the prefill engine must write the KV
 }
 
 // EarlyDecode appends to dst the segments of the decode request, for a profile whose Early is true. If the request continues an answer that
@@ -57,30 +42,14 @@ func (p *Profile) EarlyDecode(b *Body, changes *Patch, r *Rendezvous, salt strin
 		return p.sglangBody(b, changes, r, r.DecodeRank, stream, dst)
 	}
 	members, drop := p.answerMembers(b, changes, stream)
-	resume := changes.resumeOrNil()             // nil: the request begins the answer, and the two calls below change nothing
-	kv := resume.addTokenIDs(p.decodeParams(r)) // some engines take the ids of prompt and answer so far beside the KV
-	drop = resume.dropForLongerPrompt(drop)     // echo, for example, must not apply to the longer prompt
+	resume := changes.resumeOrNil() // nil: the request begins the answer, and the two calls below change nothing
+	// The params are from vllm-ascend 182b75ea, load_balance_proxy_layerwise_server_example.py.
+	// Some engines take the ids of prompt and answer so far beside the KV.
+	params := appendString([]byte(`{"do_remote_decode":false,"do_remote_prefill":true,"metaserver":`), r.Metaserver)
+	kv := resume.addTokenIDs(append(params, '}'))
+	drop = resume.dropForLongerPrompt(drop) // echo, for example, must not apply to the longer prompt
 	members = append(addSalt(b, salt, members), Member{"kv_transfer_params", kv})
 	return b.Splice(dst, drop, members)
-}
-
-// decodeParams returns the kv_transfer_params that tell a decode engine where its KV comes from. Their form for ascend-layerwise is from
-// vllm-ascend 182b75ea, load_balance_proxy_layerwise_server_example.py. Their form for nixl-push is from vLLM 0316d25a,
-// nixl/push_scheduler.py, and was tested with 0.32.0.
-func (p *Profile) decodeParams(r *Rendezvous) []byte {
-	if p.Connector == AscendLayerwise {
-		out := []byte(`{"do_remote_decode":false,"do_remote_prefill":true,"metaserver":`)
-		return append(appendString(out, r.Metaserver), '}')
-	}
-	a := r.Coordinates
-	out := []byte(`{"do_remote_prefill":true,"do_remote_decode":false,"remote_engine_id":`)
-	out = append(appendString(out, a.EngineID), `,"remote_host":`...)
-	out = append(appendString(out, a.Host), `,"remote_port":`...)
-	out = append(strconv.AppendInt(out, int64(a.Port), 10), `,"tp_size":`...)
-	out = append(strconv.AppendInt(out, int64(max(1, a.TPSize)), 10), `,"pp_size":`...)
-	out = append(strconv.AppendInt(out, int64(max(1, a.PPSize)), 10), `,"dcp_size":`...)
-	out = append(strconv.AppendInt(out, int64(max(1, a.DCPSize)), 10), `,"remote_request_id":`...)
-	return append(appendString(out, r.RequestID), '}')
 }
 
 // RIDHeader is the header that gives a request's id to SGLang at endpoints whose body cannot have an id, such as /v1/messages. SGLang

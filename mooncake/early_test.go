@@ -13,11 +13,7 @@ const callbackJSON = `{"token_ids":[],"request_id":"chatcmpl-ek-1","do_remote_pr
 	`"remote_engine_id":"d1","remote_host":"10.0.0.5","remote_port":31000,"remote_tp_size":1,"remote_pcp_size":1,"remote_dcp_size":1, "remote_cached_tokens":0}`
 
 func profileOf(connector string) *Profile {
-	p := Profile{Connector: connector}
-	if connector == NIXLPush {
-		p.Bind = BindArrival
-	}
-	p = p.WithDefaults()
+	p := Profile{Connector: connector}.WithDefaults()
 	return &p
 }
 
@@ -26,11 +22,10 @@ func TestBodiesOfEarlyBinds(t *testing.T) {
 	r := &Rendezvous{
 		Metaserver: "http://10.0.0.2:8010/v1/metaserver/0123", Callback: json.RawMessage(callbackJSON),
 		RID: "r-0001", Host: "10.0.0.5", Port: 8998, Room: 1<<63 - 2, PrefillRank: 2, DecodeRank: 5,
-		Coordinates: &KVAddress{EngineID: "e1", Host: "10.0.0.5", Port: 5600, TPSize: 2}, RequestID: Chat.RequestID("ek-1"),
 	}
 	alone := *r
 	alone.PrefillRank, alone.DecodeRank = -1, -1
-	lw, sgl, push := profileOf(AscendLayerwise), profileOf(SGLang), profileOf(NIXLPush)
+	lw, sgl := profileOf(AscendLayerwise), profileOf(SGLang)
 	for name, segments := range map[string][][]byte{
 		"early-layerwise-probe":  lw.EarlyProbe(b, nil, r, true, nil),
 		"early-layerwise-decode": lw.EarlyDecode(b, nil, r, "", true, nil),
@@ -39,8 +34,6 @@ func TestBodiesOfEarlyBinds(t *testing.T) {
 		"early-sglang-decode":    sgl.EarlyDecode(b, nil, r, "", true, nil),
 		"early-sglang-alone":     sgl.EarlyProbe(b, &Patch{SeedOffset: 2}, &alone, true, nil),
 		"early-sglang-whole":     sgl.EarlyDecode(b, nil, &alone, "", false, nil),
-		"early-push-probe":       push.EarlyProbe(b, nil, r, true, nil),
-		"early-push-decode":      push.EarlyDecode(b, nil, r, "", true, nil),
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := join(segments)
@@ -52,12 +45,6 @@ func TestBodiesOfEarlyBinds(t *testing.T) {
 			require.NotContains(t, got, "evil")
 		})
 	}
-}
-
-func TestAPushingPrefillIsAskedAsAPullingOne(t *testing.T) {
-	b := scan(t, kitchenSink)
-	p := profileOf(NIXLPush)
-	require.Equal(t, join(p.ProbeBody(b, Chat, nil, nil, nil)), join(p.EarlyProbe(b, nil, &Rendezvous{}, true, nil)))
 }
 
 func TestTheLegsOfSGLangDifferInTheirRanksOnly(t *testing.T) {
@@ -384,7 +371,7 @@ func TestReadEarlyProbe(t *testing.T) {
 		{"nothing", SGLang, "", ProbeAnswer{CachedTokens: -1}, "finish_reason is missing"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			got, err := profileOf(tc.connector).ReadEarlyProbe([]byte(tc.answer), known)
+			got, err := profileOf(tc.connector).ReadEarlyProbe([]byte(tc.answer))
 			if tc.err == "" {
 				require.NoError(t, err)
 			} else {
@@ -394,15 +381,6 @@ func TestReadEarlyProbe(t *testing.T) {
 			require.Equal(t, tc.want, got)
 		})
 	}
-}
-
-func TestAPushingPrefillTellsItsCoordinates(t *testing.T) {
-	kv := strings.Replace(handoffJSON, `"odd"`, `"transfer_mode":"push","tp_size":4,"pp_size":2,"odd"`, 1)
-	a, err := profileOf(NIXLPush).ReadEarlyProbe([]byte(strings.Replace(chatAnswer, "KV", kv, 1)), known)
-	require.NoError(t, err)
-	require.Equal(t, &KVAddress{EngineID: "e1", Host: "10.0.0.5", Port: 30000, TPSize: 4, PPSize: 2}, a.Coordinates)
-	_, err = profileOf(NIXLPush).ReadEarlyProbe([]byte(strings.Replace(chatAnswer, "KV", "null", 1)), known)
-	require.ErrorIs(t, err, ErrNoHandoff)
 }
 
 func upTo(text, mark string) string {

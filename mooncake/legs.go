@@ -190,13 +190,15 @@ func (p *Profile) probeBody(b *Body, changes *Patch, params json.RawMessage, dst
 	return b.Splice(dst, drop, append(members, Member{"kv_transfer_params", params}))
 }
 
-// addAgainstEOS adds the members that keep a probe from ending with the end-of-sequence token, after which it would return no hand-off: by
-// the profile min_tokens, ignore_eos, both or none. A probe that is repeated because its first token ended the answer always gets
-// ignore_eos (ignoresEOS). Connectors that bind every request to its decode rank before the prefill (alwaysEarly) return no hand-off, and
-// so need no min_tokens. Their profiles cannot ask for ignore_eos either.
+// addAgainstEOS adds the members that keep a probe from ending with the end-of-sequence token,
+// after which it would return no hand-off: by the profile min_tokens, ignore_eos, both or none. A
+// probe that is repeated because its first token ended the answer always gets ignore_eos
+// (ignoresEOS). Connectors that bind every request to its decode rank before the prefill
+// (handsNothingOff) return no hand-off, and so need no min_tokens. Their profiles cannot ask for
+// ignore_eos either.
 func (p *Profile) addAgainstEOS(changes *Patch, members []Member) []Member {
 	setsMinTokens := p.ProbeMinTokens == MinTokensOne || p.ProbeMinTokens == ""
-	if setsMinTokens && !p.alwaysEarly() {
+	if setsMinTokens && !p.handsNothingOff() {
 		members = append(members, Member{"min_tokens", jsonOne})
 	}
 	if p.ProbeIgnoreEOS || p.ProbeMinTokens == MinTokensIgnoreEOS || changes.ignoresEOS() {

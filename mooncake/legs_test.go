@@ -224,13 +224,12 @@ func TestAProbeAsksForManyLogprobsOnly(t *testing.T) {
 // A client may write null for a salt that it does not set, and engines take that for none. The salt that keeps a rank's wrong KV away is
 // sent all the same.
 func TestANullSaltIsNone(t *testing.T) {
-	pull, push := Profile{Connector: NIXLPull}.WithDefaults(), Profile{Connector: NIXLPush, Bind: BindArrival}.WithDefaults()
+	pull, layerwise := Profile{Connector: NIXLPull}.WithDefaults(), Profile{Connector: AscendLayerwise}.WithDefaults()
 	body := scan(t, `{"model":"m","messages":[{"role":"user","content":"hi"}],"cache_salt":null}`)
-	rendezvous := &Rendezvous{Coordinates: &KVAddress{EngineID: "e", Host: "h", Port: 1}, RequestID: "r"}
 	for name, got := range map[string][][]byte{
 		"chat":     pull.DecodeBody(body, Chat, nil, []byte(`{"k":1}`), "ours", true, nil),
 		"messages": pull.DecodeBody(body, Messages, nil, []byte(`{"k":1}`), "ours", true, nil),
-		"early":    push.EarlyDecode(body, nil, rendezvous, "ours", true, nil),
+		"early":    layerwise.EarlyDecode(body, nil, &Rendezvous{}, "ours", true, nil),
 	} {
 		require.Contains(t, join(got), `"cache_salt":"ours"`, name)
 	}

@@ -29,40 +29,25 @@ func Connectors() []string {
 	return []string{AscendMooncakeV1, NIXLPull, NIXLPush, VLLMMooncake, Opaque, AscendLayerwise, SGLang, None}
 }
 
-// These values say when a request is bound to its decode rank.
-const (
-	BindLate    = "late"    // a request is bound to its decode rank after its prefill
-	BindArrival = "arrival" // a request is bound to its decode rank before its prefill
-
-	bindAggregated = "alone" // a request is bound to one rank that both prefills and decodes; only Alone sets this value
-)
-
 // Alone returns the profile for an aggregated engine, which both prefills and decodes, so that the connector only says what
 // kind of engine it is.
 func (p Profile) Alone() Profile {
-	p.Bind = bindAggregated
+	p.Aggregated = true
 	return p
 }
 
-// Aggregated says whether the profile is for an aggregated engine, as Alone returns it.
-func (p *Profile) Aggregated() bool { return p.Bind == bindAggregated }
-
-// alwaysEarly lists the connectors with which a request must be bound to its decode rank before its prefill, each with the reason.
-var alwaysEarly = map[string]string{
-	AscendLayerwise: "its decode rank allocates blocks before the prefill starts; to choose the rank after the prefill, start the engines " +
-		"with MooncakeConnectorV1 and use " + AscendMooncakeV1,
-	SGLang: "both its engines must get the request at once, and there is no hand-off that could wait",
-	None:   "one engine prefills and decodes, and there is no hand-off",
-}
-
 // Early says whether a request is bound to its decode rank before its prefill.
-func (p *Profile) Early() bool { return p.Bind == BindArrival || p.alwaysEarly() || p.Aggregated() }
+func (p *Profile) Early() bool { return !p.HasHandoff() }
 
 // HasHandoff says whether the prefill engine returns a hand-off, so that the decode rank can be chosen after the prefill.
-func (p *Profile) HasHandoff() bool { return !p.alwaysEarly() && !p.Aggregated() }
+func (p *Profile) HasHandoff() bool { return !p.handsNothingOff() && !p.Aggregated }
 
-// alwaysEarly says whether the connector leaves no choice: requests are bound to their decode rank before their prefill.
-func (p *Profile) alwaysEarly() bool { return alwaysEarly[p.Connector] != "" }
+// handsNothingOff says whether no engine with the connector returns a hand-off: the decode rank of
+// AscendLayerwise allocates blocks before the prefill starts, both engines of SGLang must get the
+// request at once, and with None one engine prefills and decodes.
+func (p *Profile) handsNothingOff() bool {
+	return p.Connector == AscendLayerwise || p.Connector == SGLang || p.Connector == None
+}
 
 // nixl says whether the connector is vLLM's NIXL, which keeps KV under a lease that the decode engine renews while a request is queued.
 func (p *Profile) nixl() bool { return p.Connector == NIXLPull || p.Connector == NIXLPush }
@@ -121,7 +106,6 @@ const (
 type Profile struct {
 	Name            string        `yaml:"name"`
 	Connector       string        `yaml:"connector"`
-	Bind            string        `yaml:"bind"`            // late or arrival; only nixl-push allows both
 	KVHoldTimeout   time.Duration `yaml:"kv_hold_timeout"` // how long the prefill engine keeps the KV of a hand-off
 	HoldMargin      time.Duration `yaml:"hold_margin"`     // part of kv_hold_timeout for decode to queue and pull; 0: half, at most 120 s
 	ProbeMinTokens  string        `yaml:"probe_min_tokens"`
@@ -164,6 +148,8 @@ type Profile struct {
 	GivesBack  *bool         `yaml:"gives_back"`
 	HandBack   string        `yaml:"hand_back"`
 	DecoderTTL time.Duration `yaml:"decoder_kv_blocks_ttl"` // how long a decode engine keeps the KV of an ended answer, with HandBack
+	// Aggregated says that the profile is for an aggregated engine, as Alone returns it.
+	Aggregated bool `yaml:"-"`
 }
 
 // MetricNames are the names of the engine's load gauges. If a name is empty, vLLM's new name is tried, then its old one.
@@ -206,10 +192,7 @@ func (p Profile) WithDefaults() Profile {
 
 // setConnectorDefaults sets defaults that depend on the connector, in the fields that are not set.
 func (p *Profile) setConnectorDefaults() {
-	if p.alwaysEarly() { // the decode rank is chosen at arrival: there is no hand-off, so no KV waits for a rank
-		setDefault(&p.Bind, BindArrival)
-	} else {
-		setDefault(&p.Bind, BindLate)
+	if !p.handsNothingOff() { // otherwise no KV waits for a rank
 		hold := holdWithoutLease
 		if p.nixl() {
 			hold = 30 * time.Second // vLLM's lease since mid 2026
@@ -253,17 +236,9 @@ func (p Profile) Validate() error {
 		}
 	}
 	oneOf("connector", p.Connector, Connectors()...)
-	oneOf("bind", p.Bind, BindLate, BindArrival)
-	switch {
-	case p.alwaysEarly():
-		if p.Bind == BindLate {
-			bad("bind is late, and connector %s cannot wait for a decode rank: %s", p.Connector, alwaysEarly[p.Connector])
-		}
+	if p.handsNothingOff() {
 		p.reportMeaningless(bad)
-	case p.Bind == BindArrival && p.Connector != NIXLPush:
-		bad("bind is arrival, and connector %s gets its decode rank after the prefill; only %s has the choice", p.Connector, NIXLPush)
-	}
-	if !p.alwaysEarly() {
+	} else {
 		oneOf("probe_min_tokens", p.ProbeMinTokens, MinTokensOne, MinTokensOmit, MinTokensIgnoreEOS)
 	}
 	oneOf("chat_resume", p.ChatResume, chatResumes...)
@@ -311,9 +286,11 @@ func (p Profile) Validate() error {
 	return errors.Join(errs...)
 }
 
-// reportMeaningless reports, by bad, the settings that have no meaning with the profile's connector, and an impossible chat_resume. It is
-// for connectors with which a request is always bound to its decode rank before its prefill (alwaysEarly). With them, there is no hand-off
-// that could wait, expire or be released. A room is the number by which the two requests to SGLang find each other.
+// reportMeaningless reports, by bad, the settings that have no meaning with the profile's
+// connector, and an impossible chat_resume. It is for connectors with which a request is bound to
+// its decode rank before its prefill (handsNothingOff). With them, there is no hand-off that could
+// wait, expire or be released. A room is the number by which the two requests to SGLang find each
+// other.
 func (p *Profile) reportMeaningless(bad func(format string, args ...any)) {
 	for _, key := range []struct {
 		name string
@@ -353,7 +330,7 @@ const maxHoldMargin = 120 * time.Second
 func (p Profile) HoldBudget() (time.Duration, error) {
 	timeout, margin := p.KVHoldTimeout, p.HoldMargin
 	switch {
-	case p.alwaysEarly(): // the rank is chosen before the prefill, so there is no hand-off that could wait and expire
+	case p.handsNothingOff(): // the rank is chosen before the prefill, so there is no hand-off that could wait and expire
 		return math.MaxInt64, nil
 	case timeout <= 0:
 		return 0, fmt.Errorf("kv_hold_timeout is %v; set it to the time for which the prefill engine keeps the blocks of a finished request",

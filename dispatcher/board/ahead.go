@@ -32,8 +32,6 @@ func (r *rank) needsFreeSlots() bool {
 	switch {
 	case r.Limit > 0: // while the engine has just started, or may run requests of other proxies, only so many slots may be used
 		return true
-	case r.Early && r.AtOnce: // the prefill engine keeps the KV only briefly, so the rank must have a slot when the prefill ends
-		return true
 	case r.Mixed:
 		// The rank computes prompts itself, and might begin at once with a prompt that was sent ahead. But the policy wants all
 		// ranks to compute prompts in the same steps.

@@ -94,16 +94,11 @@ func TestWhatIsBoundBeforeItsPrefillHasItsRoomButIsNoLoad(t *testing.T) {
 }
 
 func TestARankMayHaveMoreThanItsSlotsWhileSomePrefill(t *testing.T) {
-	for _, c := range []struct {
-		ahead, want int
-		atOnce      bool
-	}{{0, 4, false}, {2, 6, false}, {2, 4, true}, {AheadAuto, 4, true}} {
+	for _, c := range []struct{ ahead, want int }{{0, 4}, {2, 6}} {
 		cfg := realConfig("pjsq-kv")
 		cfg.BindAhead = c.ahead
 		h := newHand(t, cfg)
-		fleet := early(ranks(1, 4, 1000))
-		fleet[0].AtOnce = c.atOnce
-		h.fleet(fleet)
+		h.fleet(early(ranks(1, 4, 1000)))
 		for range 9 {
 			h.put(pool.Entry{Prompt: 50})
 		}

@@ -92,9 +92,6 @@ type Worker struct {
 	// Early: the connector of the engine must know the decode rank before the prefill begins, so entries get a slot before their
 	// prefill. All ranks of a model are early, or none is.
 	Early bool
-	// AtOnce: the prefill engine does not keep the KV of an early entry for long, so the decode rank must have a slot for the entry
-	// when its prefill ends.
-	AtOnce bool
 	// Mixed: the rank is one of an engine whose role is aggregated. It prefills and decodes, so its entries come without a hand-off.
 	// All ranks of a model are mixed, or none is.
 	Mixed bool

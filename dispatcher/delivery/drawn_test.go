@@ -207,8 +207,8 @@ func TestWhoLosesHandoffsIsOut(t *testing.T) {
 		}
 		// How soon a loss is known, by connector: an engine that fails at once says so, and
 		// silence ends with first_event_timeout, or with the hold of the prefill engine.
-		connector := rapid.SampledFrom([]string{"nixl-pull", "vllm-mooncake", "sglang", "nixl-push"}).Draw(t, "connector")
-		f.early = connector == "sglang" || connector == "nixl-push"
+		connector := rapid.SampledFrom([]string{"nixl-pull", "vllm-mooncake", "sglang"}).Draw(t, "connector")
+		f.early = connector == "sglang"
 		f.detect = 5 * time.Millisecond
 		silent := rapid.Bool().Draw(t, "silent")
 		if silent {

@@ -42,11 +42,7 @@ type Attributes struct {
 	KVTokens                   int64
 	Cost                       float32
 	KVEventsPort, KVReplayPort int
-	// Of a prefill engine that pushes KV: where decode engines reach it. If they are empty, its first answer names the address.
-	KVEngineID, KVHost      string
-	KVPort                  int
-	TPSize, PPSize, DCPSize int
-	Budget, Interval        int // most tokens in a step; steps from one that prefills to the next one that does; 0: not set
+	Budget, Interval           int // most tokens in a step; steps from one that prefills to the next one that does; 0: not set
 }
 
 // A Source passes all its engines to report whenever they change, until ctx ends. An error means that the source does not know

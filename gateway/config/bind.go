@@ -206,7 +206,7 @@ func PairingKey(p *mooncake.Profile) string {
 	if p.Early() {
 		return p.Connector
 	}
-	return mooncake.BindLate
+	return "hand-off"
 }
 
 // checkPartners reports engines that have no partner: no engine of the other role has the same PairingKey, so none can serve a model
@@ -234,10 +234,9 @@ func (c *Config) checkPartners(bad report) {
 				continue
 			}
 			first := side.partners[0]
-			bad(fmt.Sprintf("$.engines.%s[%d].profile", side.role, i), "its connector is %s (profile %s, bind: %s), and no %s engine has the same: "+
-				"%s has %s (profile %s, bind: %s); all engines of one model share one connector",
-				p.Connector, e.Profile, p.Bind, side.other, first.URL, c.Profiles[first.Profile].Connector, first.Profile,
-				c.Profiles[first.Profile].Bind)
+			bad(fmt.Sprintf("$.engines.%s[%d].profile", side.role, i), "its connector is %s (profile %s), and no %s engine has the same: "+
+				"%s has %s (profile %s); all engines of one model share one connector",
+				p.Connector, e.Profile, side.other, first.URL, c.Profiles[first.Profile].Connector, first.Profile)
 		}
 	}
 }
@@ -246,43 +245,4 @@ func (c *Config) checkPartners(bad report) {
 func (c *Config) pairingKeyOf(e Engine) string {
 	p := c.Profiles[e.Profile]
 	return PairingKey(&p)
-}
-
-// checkCoordinates checks the keys, such as kv_host, that say where decode engines reach a prefill engine that pushes KV to them.
-func (e *Engine) checkCoordinates(path, role string, p *mooncake.Profile, bad report) {
-	set := map[string]bool{"kv_engine_id": e.KVEngineID != "", "kv_host": e.KVHost != "", "kv_port": e.KVPort != 0, "tp_size": e.TPSize != 0,
-		"pp_size": e.PPSize != 0, "dcp_size": e.DCPSize != 0}
-	hasAddress := set["kv_engine_id"] || set["kv_host"] || set["kv_port"]
-	for key, isSet := range set {
-		ofAddress := strings.HasPrefix(key, "kv_") // the keys for sizes may be left out
-		switch {
-		case isSet && role != "prefill":
-			bad(path+"."+key, "only prefill engines have it; remove it")
-		case isSet && (p.Connector != mooncake.NIXLPush || !p.Early()):
-			bad(path+"."+key, "only prefill engines with connector %s and bind: %s need it; remove it", mooncake.NIXLPush, mooncake.BindArrival)
-		case isSet && e.Ranks > 1:
-			bad(path+"."+key, "each of its %d ranks has another one; remove the key, because each rank tells its own with its first answer", e.Ranks)
-		case ofAddress && hasAddress && !isSet:
-			bad(path+"."+key, "kv_engine_id, kv_host and kv_port belong together; write all three, or none, so that evenkeel learns them from the "+
-				"engine's first answer")
-		}
-	}
-	if e.KVPort < 0 || e.KVPort > 65535 {
-		bad(path+".kv_port", "%d is no port; write that of the engine's NIXL side channel", e.KVPort)
-	}
-	for key, n := range map[string]int{"tp_size": e.TPSize, "pp_size": e.PPSize, "dcp_size": e.DCPSize} {
-		if n < 0 {
-			bad(path+"."+key, "%d; write the number of ranks that share the model, or 0 for 1", n)
-		}
-	}
-}
-
-// Coordinates returns where decode engines reach a prefill engine that pushes KV to them; nil: the file does not say it, and the engine's
-// first answer will.
-func (e *Engine) Coordinates() *mooncake.KVAddress {
-	if e.KVEngineID == "" {
-		return nil
-	}
-	return &mooncake.KVAddress{EngineID: e.KVEngineID, Host: e.KVHost, Port: e.KVPort, TPSize: e.TPSize, PPSize: e.PPSize,
-		DCPSize: e.DCPSize}
 }

@@ -129,14 +129,6 @@ type Engine struct {
 	// port that the engine reports, or prefill.kv_events.port if it reports none.
 	KVEventsPort int `yaml:"kv_events_port"`
 	KVReplayPort int `yaml:"kv_replay_port"`
-	// The following keys are for connector nixl-push with bind: arrival. They say where decode engines reach this prefill engine.
-	// Without them, evenkeel takes the values from the engine's first answer.
-	KVEngineID string `yaml:"kv_engine_id"`
-	KVHost     string `yaml:"kv_host"`
-	KVPort     int    `yaml:"kv_port"`  // port of the engine's NIXL side channel
-	TPSize     int    `yaml:"tp_size"`  // tensor parallelism; 0: 1
-	PPSize     int    `yaml:"pp_size"`  // pipeline parallelism; 0: 1
-	DCPSize    int    `yaml:"dcp_size"` // decode context parallelism; 0: 1
 	// The following keys are for decode and aggregated engines only.
 	Group   string `yaml:"group"`
 	Barrier string `yaml:"barrier"` // dp: the ranks of the group step together; none: each rank steps by itself

@@ -90,12 +90,10 @@ func profilesWithoutEmpty(all map[string]mooncake.Profile) map[string]mooncake.P
 
 // Keys of engines that those of some roles do not have.
 var (
-	onlyPrefill    = []string{"kv_engine_id", "kv_host", "kv_port", "tp_size", "pp_size", "dcp_size"}
 	onlyAggregated = []string{"token_budget", "prefill_schedule_interval"}
 	foreign        = map[string][]string{
-		"$.engines.prefill[0]":    slices.Concat(onlyAggregated, []string{"group", "barrier", "slots", "kv_tokens", "cost"}),
-		"$.engines.decode[0]":     slices.Concat(onlyAggregated, onlyPrefill, []string{"kv_events_port", "kv_replay_port"}),
-		"$.engines.aggregated[0]": onlyPrefill,
+		"$.engines.prefill[0]": slices.Concat(onlyAggregated, []string{"group", "barrier", "slots", "kv_tokens", "cost"}),
+		"$.engines.decode[0]":  slices.Concat(onlyAggregated, []string{"kv_events_port", "kv_replay_port"}),
 	}
 )
 

@@ -208,7 +208,6 @@ func (e *Engine) checkProfile(path, role string, p *mooncake.Profile, bad report
 		bad(path+".first_rank", "its profile %s has dp_mode %s, and only the nodes of a hybrid deployment may count their ranks from another "+
 			"number than 0; remove it, or set dp_mode: hybrid", e.Profile, p.DPMode)
 	}
-	e.checkCoordinates(path, role, p, bad)
 	if p.Connector == mooncake.None && role != "aggregated" {
 		bad(path+".profile", "its profile %s has connector %s, so it hands no KV over; list it under engines.aggregated, or use a profile with "+
 			"the connector that it was started with", e.Profile, mooncake.None)

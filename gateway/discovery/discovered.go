@@ -11,9 +11,8 @@ func engineOf(e discover.Engine) config.Engine {
 	a := e.Attributes
 	return config.Engine{
 		URL: e.URL, Profile: a.Profile, Ranks: a.Ranks, First: a.FirstRank, Region: a.Region, KVEventsPort: a.KVEventsPort,
-		KVReplayPort: a.KVReplayPort, KVEngineID: a.KVEngineID, KVHost: a.KVHost, KVPort: a.KVPort, TPSize: a.TPSize, PPSize: a.PPSize,
-		DCPSize: a.DCPSize,
-		Group:   a.Group, Barrier: a.Barrier, Slots: a.Slots, KV: a.KVTokens, Cost: a.Cost, Budget: a.Budget, Interval: a.Interval,
+		KVReplayPort: a.KVReplayPort, Group: a.Group, Barrier: a.Barrier, Slots: a.Slots,
+		KV: a.KVTokens, Cost: a.Cost, Budget: a.Budget, Interval: a.Interval,
 	}
 }
 
@@ -21,9 +20,8 @@ func engineOf(e discover.Engine) config.Engine {
 func attributesOf(e config.Engine) discover.Attributes {
 	return discover.Attributes{
 		Profile: e.Profile, Ranks: e.Ranks, FirstRank: e.First, Region: e.Region, KVEventsPort: e.KVEventsPort,
-		KVReplayPort: e.KVReplayPort, KVEngineID: e.KVEngineID, KVHost: e.KVHost, KVPort: e.KVPort, TPSize: e.TPSize, PPSize: e.PPSize,
-		DCPSize: e.DCPSize,
-		Group:   e.Group, Barrier: e.Barrier, Slots: e.Slots, KVTokens: e.KV, Cost: e.Cost, Budget: e.Budget, Interval: e.Interval,
+		KVReplayPort: e.KVReplayPort, Group: e.Group, Barrier: e.Barrier, Slots: e.Slots,
+		KVTokens: e.KV, Cost: e.Cost, Budget: e.Budget, Interval: e.Interval,
 	}
 }
 

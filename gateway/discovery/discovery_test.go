@@ -126,7 +126,7 @@ func TestWhatAFileSaysOfAnEngine(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "engines.yaml")
 	d := hosted(t, func(cfg *config.Config) {
 		cfg.Profiles["h"] = mooncake.Profile{Connector: mooncake.None, DPMode: mooncake.DPHybrid}
-		cfg.Profiles["n"] = mooncake.Profile{Connector: mooncake.NIXLPush, Bind: mooncake.BindArrival}
+		cfg.Profiles["n"] = mooncake.Profile{Connector: mooncake.NIXLPush}
 		cfg.Discovery.Files = []string{path}
 	})
 	sources, err := d.Sources()
@@ -134,13 +134,11 @@ func TestWhatAFileSaysOfAnEngine(t *testing.T) {
 	require.NoError(t, os.WriteFile(path, []byte("aggregated: [{url: http://127.0.0.1:8, profile: h, ranks: 4, first_rank: 4, region: r, "+
 		"group: g, barrier: none, slots: 8, kv_tokens: 9, cost: 2, kv_events_port: 5557, kv_replay_port: 5558, token_budget: 2048, "+
 		"prefill_schedule_interval: 3}]\n"+
-		"prefill: [{url: http://127.0.0.1:9, profile: n, kv_engine_id: e, kv_host: h, kv_port: 5600, tp_size: 2, pp_size: 3, "+
-		"dcp_size: 4}]"), 0o600))
+		"prefill: [{url: http://127.0.0.1:9, profile: n}]"), 0o600))
 	list, _, err := sources[0].(*fileSource).readIfChanged()
 	require.NoError(t, err)
 	require.Len(t, list, 2)
-	require.Equal(t, config.Engine{URL: "http://127.0.0.1:9", Profile: "n", KVEngineID: "e", KVHost: "h", KVPort: 5600, TPSize: 2, PPSize: 3,
-		DCPSize: 4}, engineOf(list[0]))
+	require.Equal(t, config.Engine{URL: "http://127.0.0.1:9", Profile: "n"}, engineOf(list[0]))
 	require.Equal(t, config.Engine{URL: "http://127.0.0.1:8", Profile: "h", Ranks: 4, First: 4, Region: "r", Group: "g", Barrier: "none",
 		Slots: 8, KV: 9, Cost: 2, KVEventsPort: 5557, KVReplayPort: 5558, Budget: 2048, Interval: 3}, engineOf(list[1]))
 }

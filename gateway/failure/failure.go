@@ -34,9 +34,7 @@ var (
 	InternalError = openai.NewError(http.StatusInternalServerError, "internal_error", "internal error; the request may be tried again")
 	NotOurs       = openai.Unavailable(geo.RejectOwner, "another proxy admits to the decode group now; send the request again", 1)
 	Leaving       = openai.Unavailable("draining", "this proxy is shutting down; use another", 1)
-	NoAddress     = openai.Unavailable("prefill_unavailable",
-		"it is not known yet at which address decode engines reach the prefill engine; send the request again", 1)
-	Deadline = openai.Unavailable("deadline_unmet", // the request is refused before its prefill, which would be wasted
+	Deadline      = openai.Unavailable("deadline_unmet", // the request is refused before its prefill, which would be wasted
 		"the first token could not have come by x-evenkeel-deadline-ms, so nothing was computed; give the request more time, or send it later", 1)
 	// LateKV is the error if a decode engine began its answer so late that its KV may have been another prompt's.
 	LateKV = openai.NewError(http.StatusGatewayTimeout, "decode_timeout",

@@ -25,4 +25,4 @@ func TestAPrefillEngineThatRestartsIsNamedAnew(t *testing.T) {
 	}
 }
 
-var earlyConnectors = []refengine.Connector{refengine.AscendLayerwise, refengine.SGLang, refengine.NIXLPush}
+var earlyConnectors = []refengine.Connector{refengine.AscendLayerwise, refengine.SGLang}

@@ -9,7 +9,6 @@ import (
 	"go.uber.org/zap"
 
 	"evenkeel/engine"
-	"evenkeel/gateway/fleet/roster"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
@@ -17,44 +16,13 @@ import (
 // learned holds how decode engines reach prefill engines, as the prefill engines have reported it.
 type learned struct {
 	deps             *Deps
-	now              func() *roster.Snapshot
-	coordinates      sync.Map // reportedCoordinates values, by the candidate's ID
 	bootstrapAnswers sync.Map // bootstrapAnswer values of vllm-mooncake prefill engines, by the candidate's ID
-}
-
-// reportedCoordinates holds the coordinates at which decode engines reach a candidate, and the engine process that reported them.
-type reportedCoordinates struct {
-	process roster.ProcessID
-	at      *mooncake.KVAddress
 }
 
 // bootstrapAnswer is an answer of a bootstrap server, with the time from which bootstrapAnswerLife counts.
 type bootstrapAnswer struct {
 	answer mooncake.BootstrapInfo
 	at     time.Time
-}
-
-// Coordinates says where decode engines reach a prefill engine that writes KV to them; nil: not known yet, or another process has replaced
-// the one that reported its coordinates.
-func (l *learned) Coordinates(c prefill.Candidate) *mooncake.KVAddress {
-	engines := l.now()
-	stored, reported := l.coordinates.Load(c.ID)
-	if !reported { // until the engine reports coordinates, the configured ones count
-		if e := engines.Engine(c.Instance); e != nil {
-			return e.Conf.Coordinates()
-		}
-		return nil
-	}
-	last := stored.(reportedCoordinates)
-	if last.process != engines.ProcessAt(c.Instance) { // another process is there now, and has not reported its coordinates yet
-		return nil
-	}
-	return last.at
-}
-
-// StoreCoordinates stores the coordinates that a process of a candidate's engine has reported.
-func (l *learned) StoreCoordinates(c prefill.Candidate, process roster.ProcessID, at *mooncake.KVAddress) {
-	l.coordinates.Store(c.ID, reportedCoordinates{process, at})
 }
 
 // forgetBootstrapAnswers drops the answers of the bootstrap server of an engine, because they name a process that is gone.

@@ -129,16 +129,12 @@ func differing() map[string]options {
 		"a pair, in one group":                      of(pair(refengine.Config{}, mooncake.Profile{}), grouped("dp", "main")),
 		"a pair, in two groups":                     of(pair(refengine.Config{}, mooncake.Profile{}), grouped("dp", "one", "other")),
 		"a pair whose KV is pushed":                 of(pair(refengine.Config{Connector: refengine.NIXLPush}, mooncake.Profile{Connector: mooncake.NIXLPush}), grouped("dp", "main")),
-		pushed:                                      of(pair(refengine.Config{}, mooncake.Profile{}), grouped("dp", "main")),
 		layerwise:                                   of(pair(refengine.Config{}, mooncake.Profile{}), grouped("none", "main")),
 	}
 }
 
-// Arrangements in which the decode rank is chosen before the prefill.
-const (
-	pushed    = "a pair whose rank is chosen first, and whose KV is pushed"
-	layerwise = "a pair whose rank is chosen first, and calls back"
-)
+// layerwise is an arrangement in which the decode rank is chosen before the prefill.
+const layerwise = "a pair whose rank is chosen first, and calls back"
 
 // A request goes to the engines that list the name that it asks for, and to no other. An adapter is loaded on one engine, on both,
 // and unloaded again while requests for it come. All the while, other clients ask for the base model, so that the engine without the
@@ -148,14 +144,11 @@ func TestARequestGoesWhereItsNameIsListed(t *testing.T) {
 	for name, o := range differing() {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			o.dirty = name == pushed // a prefill that ends before its decode engine has refused keeps its KV until the lease is over
-			var b *bed
-			if connector := map[string]refengine.Connector{pushed: refengine.NIXLPush, layerwise: refengine.AscendLayerwise}[name]; connector != "" {
-				b = early(t, connector, o)
-				require.Equal(t, "right", b.Judge("where the engines are reached is learned with this", streamed))
-			} else {
-				b = start(t, o)
+			begin := start
+			if name == layerwise {
+				begin = func(t *testing.T, o options) *bed { return early(t, refengine.AscendLayerwise, o) }
 			}
+			b := begin(t, o)
 			require.Equal(t, http.StatusNotFound, b.asks(adapter, "", "hi").Status)
 			for _, p := range b.Prefill {
 				p.Load(0, adapter)

@@ -70,7 +70,7 @@ func TestTheBoardsGetTheGaugesOfDecodeEngines(t *testing.T) {
 	}{
 		"it keeps nothing":        {mooncake.Profile{Connector: mooncake.NIXLPull}, 0},
 		"its answers are counted": {mooncake.Profile{Connector: mooncake.NIXLPull, HandBack: mooncake.HandBackCounted, DecoderTTL: time.Minute}, time.Minute},
-		"it is bound at arrival":  {mooncake.Profile{Connector: mooncake.NIXLPush, Bind: mooncake.BindArrival}, 0},
+		"it is bound at arrival":  {mooncake.Profile{Connector: mooncake.SGLang}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := config.Default()
@@ -133,7 +133,7 @@ func TestAMisreadCapacityIsUnknownEverywhere(t *testing.T) {
 // The gauges of a core that stands still are those of its last step: they say nothing of what came after it.
 func TestGaugesTellOfTheTimeUpToTheLastSignOfLife(t *testing.T) {
 	cfg := config.Default()
-	cfg.Profiles = map[string]mooncake.Profile{"push": {Connector: mooncake.NIXLPush, Bind: mooncake.BindArrival}}
+	cfg.Profiles = map[string]mooncake.Profile{"push": {Connector: mooncake.NIXLPush}}
 	cfg.Engines.Decode = []config.Engine{{URL: "http://127.0.0.1:3", Profile: "push", KV: 1000}}
 	f := of(t, cfg)
 	enter, err := f.Load()

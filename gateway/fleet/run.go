@@ -43,7 +43,7 @@ type Fleet struct {
 // New returns a Fleet without engines. The caller adds those of the config with Load.
 func New(d Deps) *Fleet {
 	f := &Fleet{deps: &d, roster: roster.New()}
-	f.learned.deps, f.learned.now = &d, f.Now
+	f.learned.deps = &d
 	f.trackedCalls.presentFleet, f.trackedCalls.serving, f.trackedCalls.all = f.Now, d.Serving, map[*TrackedCall]struct{}{}
 	f.current.Store(&roster.Snapshot{})
 	f.timer = time.AfterFunc(time.Hour, f.Publish)

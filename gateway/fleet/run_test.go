@@ -119,18 +119,14 @@ func TestARestartIsToldOfOnce(t *testing.T) {
 	c := prefill.Candidate{ID: "127.0.0.1:1/0", Instance: p1}
 	f.bootstrapAnswers.Store(c.ID, bootstrapAnswer{})
 	process := f.MakerOf(f.Now().ProcessAt(p1), c, "a")
-	f.StoreCoordinates(c, process, &mooncake.KVAddress{Host: "h"})
-	require.NotNil(t, f.Coordinates(c))
 	require.Equal(t, process, f.MakerOf(process, c, "a"))
 	f.MakerOf(f.Now().ProcessAt(p1), c, "b")
 	require.Equal(t, 1, logs.FilterMessageSnippet("may have restarted").Len())
-	require.Nil(t, f.Coordinates(c), "another process may have others")
 	_, known := f.bootstrapAnswers.Load(c.ID)
 	require.False(t, known)
 	f.OnStatus(p1, engine.Status{Err: syscall.ECONNREFUSED})
 	f.OnStatus(p1, engine.Status{Err: syscall.ECONNREFUSED})
 	require.Equal(t, 1, logs.FilterMessageSnippet("a prefill engine has restarted").Len())
-	require.Nil(t, f.Coordinates(prefill.Candidate{ID: "x", Instance: p1}), "nobody has told them")
 	require.True(t, f.DownSince(p1, time.Now()), "the monitor does not run")
 	require.Equal(t, "127.0.0.1:2", f.AnyPrefill("m").ID)
 }

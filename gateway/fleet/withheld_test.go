@@ -62,8 +62,8 @@ func TestAGroupThatReformsIsWaitedFor(t *testing.T) {
 		{"decode", "decode", "0.33.0", refengine.NIXLPull, false},
 		{"decode, and its health check says it, too", "decode", "0.32.0", refengine.NIXLPull, false},
 		{"prefill", "prefill", "0.33.0", refengine.NIXLPull, false},
-		{"a decode engine that is bound before the prefill", "decode", "0.33.0", refengine.NIXLPush, false},
-		{"a prefill engine that is chosen after the bind", "prefill", "0.33.0", refengine.NIXLPush, false},
+		{"a decode engine that is bound before the prefill", "decode", "0.33.0", refengine.AscendLayerwise, false},
+		{"a prefill engine that is chosen after the bind", "prefill", "0.33.0", refengine.AscendLayerwise, false},
 		{"ranks that do both", "decode", "0.33.0", "", true},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -78,7 +78,7 @@ func TestAGroupThatReformsIsWaitedFor(t *testing.T) {
 			switch {
 			case row.mixed:
 				o.mixed, o.decode, o.prefill = o.decode, nil, nil
-			case row.connector == refengine.NIXLPush:
+			case row.connector == refengine.AscendLayerwise:
 				begin = func() *bed { return early(t, row.connector, o) }
 			default:
 				o.profile.Connector = string(row.connector)
@@ -186,7 +186,7 @@ func TestAWaitForAGroupThatReformsHasItsLimit(t *testing.T) {
 // scale-up they are used again.
 func TestRanksThatAreGoneAreNotNamed(t *testing.T) {
 	t.Parallel()
-	for _, connector := range []refengine.Connector{refengine.NIXLPull, refengine.NIXLPush} {
+	for _, connector := range []refengine.Connector{refengine.NIXLPull, refengine.AscendLayerwise} {
 		t.Run(string(connector), func(t *testing.T) {
 			t.Parallel()
 			o := options{
@@ -195,10 +195,11 @@ func TestRanksThatAreGoneAreNotNamed(t *testing.T) {
 				prefill: []refengine.Config{{Connector: connector}},
 				profile: mooncake.Profile{Connector: string(connector), ChatResume: mooncake.ChatResumeVLLM}, configure: seldomRead,
 			}
-			b := start(t, o)
-			if connector == refengine.NIXLPush {
-				b = early(t, connector, o)
+			begin := start
+			if connector == refengine.AscendLayerwise {
+				begin = func(t *testing.T, o options) *bed { return early(t, connector, o) }
 			}
+			b := begin(t, o)
 			d := b.Decode[0]
 			var under []<-chan string
 			for i := range 9 {

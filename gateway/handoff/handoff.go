@@ -254,13 +254,15 @@ func (h *Handoff) holdOn(r *roster.Rank, now time.Time, onePiece bool) mooncake.
 	return hold
 }
 
-// LeaksBlocks says whether a decode engine that failed at an expired hand-off may hold KV blocks for it for ever. This happens if the core
-// of the engine stood still: it reads the request only now, and waits for KV that is gone. An engine that has answered has read the request
+// LeaksBlocks says whether a decode engine that failed at an expired hand-off may hold KV blocks
+// for it for ever. This happens if the core of the engine stood still: it reads the request only
+// now, and waits for a push of KV that is gone (vLLM's watchdog for registrations only writes a log
+// line: nixl/push_scheduler.py, vLLM issue 46283). An engine that has answered has read the request
 // before.
 func LeaksBlocks(r *roster.Rank, fault *failure.Fault) bool {
-	leaks := lifecycle.Traits[r.Profile.Connector].LeaksBlocks
+	awaitsPush := r.Profile.Connector == mooncake.NIXLPush
 	unanswered := fault.Reason < lifecycle.Garbled // from this reason on, the engine has answered
-	return leaks && unanswered && fault.Verdict().KV == lifecycle.MaybeRunning
+	return awaitsPush && unanswered && fault.Verdict().KV == lifecycle.MaybeRunning
 }
 
 // Forever is the limit of a wait that other code ends.

@@ -29,7 +29,6 @@ type Event struct {
 	MayIgnoreAbort bool            // only in Bound: the engines may ignore an abort, and notice a closed connection late
 	Pair           int             // number of the request's pair, from 1; set in CalledBack and in all kinds of events declared after it
 	Prompt         int             // prompt tokens as the engine counted them; 0: the engine reported no count
-	Expired        bool            // only in Began: the prefill engine may have reused the memory of the KV before the first event came
 	Again          bool            // only in PrefillFailed: one more prefill engine may be tried
 	Reason         DecodeFailure   // only in DecodeFailed: why the decode call ended
 }
@@ -182,7 +181,6 @@ const (
 	NoTimeout    Timeout = iota // the wait needs no limit, because another component ends it
 	ByProbe                     // the wait while an engine prefills a prompt
 	ByFirstEvent                // the wait for the first event from an engine that has the prompt
-	ByHold                      // the wait for the first event as in ByFirstEvent, but not after the prefill engine may have freed the KV
 	ByWhole                     // the wait for an answer in one piece: as long as ByProbe, and then while its rank shows signs of life
 	ByCallback                  // the wait for the callback in which a decode engine says where the KV goes
 	ByGrace                     // the wait for the outcome of a call whose result is not needed any more
@@ -192,7 +190,7 @@ const (
 
 // timeoutKeys holds, as text for the docs, the config key that sets each timeout, or the value of a timeout that no key sets.
 var timeoutKeys = [timeouts]string{
-	ByProbe: "`limits.probe_timeout`", ByFirstEvent: "`first_event_timeout`", ByHold: "`first_event_timeout`, but only until the lease ends",
+	ByProbe: "`limits.probe_timeout`", ByFirstEvent: "`first_event_timeout`",
 	ByWhole: "`limits.probe_timeout`, then as long as its rank gives signs of life within `limits.event_timeout`; in all 1 s more for " +
 		"each token that it may have",
 	ByCallback: "`bind.callback_timeout`", ByGrace: "5 s", ByConfirm: "100 ms",
@@ -272,22 +270,13 @@ type Retry struct {
 }
 
 // ConnectorTraits describes how the connectors that bind a decode rank before the prefill differ.
+// Each has one of the two traits.
 type ConnectorTraits struct {
 	CallsBack bool // the decode engine calls back to say where the KV goes, and the prefill waits for this
 	// Aborts: the proxy can tell an engine to abort a request, by the request's id. The engine then reuses the request's blocks at
 	// once. If the abort comes while the prefill engine writes the KV, the KV may be incomplete although both calls end without an
 	// error.
 	Aborts bool
-	Keeps  bool // the prefill engine keeps the KV until the decode engine has read it, or until the hold timeout
-	// LeaksBlocks: the decode engine keeps blocks for a prefill that never comes, and no call can free them. vLLM's watchdog for
-	// registrations only writes a log line (nixl/push_scheduler.py, vLLM issue 46283). A request of vllm-ascend that was aborted
-	// while it waited keeps its blocks until a prefill ends (vllm-ascend issue 16662). That a decode engine which is told of a
-	// failed prefill waits for ever is inferred from mooncake_layerwise_connector.py and vLLM pull request 50984.
-	LeaksBlocks bool
-	// Retries: another prefill engine may replace one that has not taken the request. If the first one has taken the request, a
-	// layerwise decode engine would count the ends of both prefills together, and begin too early (vllm-ascend 182b75ea,
-	// mooncake_layerwise_connector.py).
-	Retries bool
 }
 
 // DecodeFailure is why a decode call ends without a first event.

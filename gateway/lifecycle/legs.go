@@ -2,11 +2,11 @@ package lifecycle
 
 import "evenkeel/mooncake"
 
-// Traits has an entry for each connector that may bind a decode rank before the prefill, by the name of the connector.
+// Traits has an entry for each connector of two engines that binds a decode rank before the
+// prefill, by the name of the connector.
 var Traits = map[string]ConnectorTraits{
-	mooncake.AscendLayerwise: {CallsBack: true, LeaksBlocks: true, Retries: true},
+	mooncake.AscendLayerwise: {CallsBack: true},
 	mooncake.SGLang:          {Aborts: true},
-	mooncake.NIXLPush:        {Keeps: true, LeaksBlocks: true},
 }
 
 // prefilling is how far the prefill call of a pair has come.
@@ -67,9 +67,6 @@ func newPair(t ConnectorTraits, noEarlyEvents, mayIgnoreAbort bool) Pair {
 	if t.CallsBack { // only the callback says where the KV goes
 		p.prefill = awaitsCallback
 	}
-	if t.Keeps { // only nixl-push: its decode engine reserves blocks as soon as it gets the request, and no callback will report them
-		p.decodeBlocks = blocksAwaitKV
-	}
 	return p
 }
 
@@ -82,8 +79,12 @@ func (p *Pair) PrefillAborting() bool { return p.prefill == aborting }
 // AnswerBegun says whether the first event has come.
 func (p *Pair) AnswerBegun() bool { return p.decode == begun || p.decode == endedBegun }
 
-// MayLeakBlocks says whether the decode engine may keep blocks for a prefill that may not come.
-func (p *Pair) MayLeakBlocks() bool { return p.traits.LeaksBlocks && p.decodeBlocks == blocksAwaitKV }
+// MayLeakBlocks says whether the decode engine may keep blocks for a prefill that may not come,
+// which no call can free. A request of vllm-ascend that was aborted while it waited keeps its
+// blocks until a prefill ends (vllm-ascend issue 16662). That a decode engine which is told of a
+// failed prefill waits for ever is inferred from mooncake_layerwise_connector.py and vLLM pull
+// request 50984.
+func (p *Pair) MayLeakBlocks() bool { return p.decodeBlocks == blocksAwaitKV }
 
 // PrefillDue says whether the prefill call may be sent.
 func (p *Pair) PrefillDue() bool { return p.prefill == mayBeSent }
@@ -150,8 +151,10 @@ func (p *Pair) stepPrefill(e Event, dst []Effect) []Effect {
 		return p.handlePrefillDue(dst)
 	case PrefillFailed:
 		dst = p.settleLease(e.End.Verdict().KV, dst)
-		// Again: one more engine may be tried. Retries: the connector allows it if the failed engine did not take the request.
-		mayTryAnotherEngine := e.Again && p.traits.Retries && e.End.MayReplaceEngine()
+		// Again: one more engine may be tried, if the failed one did not take the request.
+		// Else a layerwise decode engine would count the ends of both prefills together,
+		// and begin too early (vllm-ascend 182b75ea, mooncake_layerwise_connector.py).
+		mayTryAnotherEngine := e.Again && p.traits.CallsBack && e.End.MayReplaceEngine()
 		if mayTryAnotherEngine {
 			p.prefill = seekingEngine
 			return append(dst, Effect{Kind: Seek, Until: ByProbe})
@@ -172,14 +175,12 @@ func (p *Pair) stepPrefill(e Event, dst []Effect) []Effect {
 // handlePrefillDue is called just before the prefill call is sent. It gives the lease of the prompt back instead if no prefill is needed
 // any more.
 func (p *Pair) handlePrefillDue(dst []Effect) []Effect {
-	// Each connector of a pair has one of the traits Aborts, Keeps and CallsBack. With CallsBack, only the end of the prefill frees the
-	// blocks of the decode engine, so the prefill is sent even after the end of the decode call. With the other two it is then not
-	// needed.
-	decodeGone := p.DecodeEnded() && (p.traits.Aborts || p.traits.Keeps)
-	// With Aborts, a client that left before the prefill was sent has ended the decode call (handleClientLeft). With Keeps that
-	// call goes on: its first event shows that both engines can free their blocks.
-	clientGone := p.ClientLeft && p.traits.Aborts
-	if p.prefill == noPrefill || decodeGone || clientGone {
+	// With CallsBack, only the end of the prefill frees the blocks of the decode engine, so the
+	// prefill is sent even after the end of the decode call. With Aborts it is then not needed.
+	// A client that left before the prefill was sent has ended the decode call
+	// (handleClientLeft).
+	decodeGone := p.traits.Aborts && (p.DecodeEnded() || p.ClientLeft)
+	if p.prefill == noPrefill || decodeGone {
 		p.prefill = noPrefill
 		return p.settleLease(Free, dst)
 	}
@@ -308,18 +309,14 @@ func (p *Pair) handleCallback(e Event, dst []Effect) []Effect {
 }
 
 // startFirstEventLimit starts the time limit for the first event, unless that event has come or the decode call has ended. The limit is the
-// usual one (ByFirstEvent), except for answers in one piece (ByWhole) and for prefill engines that keep the KV only for a limited time
-// (ByHold).
+// usual one (ByFirstEvent), except for answers in one piece (ByWhole).
 func (p *Pair) startFirstEventLimit(dst []Effect) []Effect {
 	if p.decode != unbegun {
 		return dst
 	}
 	wait := Effect{Kind: AwaitFirst, Until: ByFirstEvent}
-	switch {
-	case p.noEarlyEvents: // the answer has no event before its end
+	if p.noEarlyEvents { // the answer has no event before its end
 		wait.Until = ByWhole
-	case p.traits.Keeps: // once the prefill engine may have freed the KV, the answer could come from the KV of another prompt
-		wait.Until = ByHold
 	}
 	return append(dst, wait)
 }
@@ -336,43 +333,32 @@ func (p *Pair) ConfirmTimeout() Timeout {
 	return ByGrace
 }
 
-// handlePrefillDone handles an answer without an error from the prefill engine, and starts the time limit for the first event. It gives the
-// lease of the prompt back if it is known what becomes of the KV: the prefill engine has none or has freed it (Free), or keeps it until its
-// hold timeout (Orphan). Otherwise the first event or the end of the decode call gives the lease back. If KV is missing, handlePrefillDone
-// ends the decode call (failIfKVMissing).
+// handlePrefillDone handles an answer without an error from the prefill engine, and starts the time
+// limit for the first event. It gives the lease of the prompt back if the prefill engine has no KV
+// any more. Otherwise the first event or the end of the decode call gives the lease back. If KV is
+// missing, handlePrefillDone ends the decode call (failIfKVMissing).
 func (p *Pair) handlePrefillDone(e Event, dst []Effect) []Effect {
 	p.prefill, p.prefillPromptTokens = answered, e.Prompt
-	// The connectors have three kinds of prefill engines. One kind keeps the KV until the decode engine has read it. Another can be
-	// told to abort, and neither keeps nor writes any KV after its answer. The third answers when it has written all KV to the decode
-	// engine.
-	keepsKV, canAbort := p.traits.Keeps, p.traits.Aborts
-	answersAfterWriting := !keepsKV && !canAbort
-	decodeHasKV := answersAfterWriting || p.AnswerBegun()
+	// A prefill engine that can be told to abort neither keeps nor writes any KV after its
+	// answer. The other kind answers when it has written all KV to the decode engine.
 	switch {
-	case decodeHasKV, canAbort && p.DecodeEnded(): // the prefill engine has no KV any more
+	case p.traits.CallsBack, p.AnswerBegun(), p.DecodeEnded(): // the prefill engine has no KV any more
 		dst = p.settleLease(Free, dst)
-	// After its client had left, the decode call waited only for this answer, and now ends. With other connectors it waits for its
-	// first event instead (handleClientLeft).
-	case canAbort && p.ClientLeft:
+	// After its client had left, the decode call waited only for this answer, and now ends.
+	// With CallsBack it waits for its first event instead (handleClientLeft).
+	case p.ClientLeft:
 		dst = p.settleLease(Free, dst)
 		dst = p.fail(e.End, dst)
-	case p.DecodeEnded(): // the prefill engine keeps the KV, and no decode engine will fetch it
-		dst = p.settleLease(Orphan, dst)
 	}
 	dst = p.failIfKVMissing(dst)
 	return p.startFirstEventLimit(dst)
 }
 
-// handleFirstEvent handles the first event of the answer, and lifts the time limit for it. An answer that may come from another prompt's
-// KV fails the pair, which makes the proxy close the decode call. The end of that call is reported later, by an event of its own. With
-// engines that can be told to abort (SGLang), a first event does not prove that all KV has come (answerProvesKV). It is then held back for
-// a short time (ByConfirm) until the prefill engine has answered.
+// handleFirstEvent handles the first event of the answer, and lifts the time limit for it. With
+// engines that can be told to abort (SGLang), a first event does not prove that all KV has come
+// (answerProvesKV). It is then held back for a short time (ByConfirm) until the prefill engine has
+// answered.
 func (p *Pair) handleFirstEvent(e Event, dst []Effect) []Effect {
-	// Expired: the prefill engine may have reused the memory before the decode engine read the KV.
-	if mayBeOtherPromptsKV := p.prefill == answered && e.Expired; mayBeOtherPromptsKV {
-		// This must come before p.decode is set: once the answer counts as begun, fail takes its KV for complete and does nothing.
-		dst = p.fail(e.End, dst)
-	}
 	p.decode, p.decodePromptTokens = begun, e.Prompt
 	// The decode engine has begun without a callback that says where KV should go.
 	neededNoPrefill := p.traits.CallsBack && p.decodeBlocks == blocksUnknown
@@ -421,8 +407,8 @@ func (p *Pair) handleDecodeFailed(reason DecodeFailure, dst []Effect) []Effect {
 	if prefillMayWrite {
 		dst = append(dst, Effect{Kind: AwaitPrefill, Until: ByGrace})
 	}
-	if p.prefill == answered { // no decode engine will fetch KV that is left, so the prefill engine frees it at its hold timeout (Orphan)
-		dst = p.settleLease(Orphan, dst)
+	if p.prefill == answered { // the prefill engine keeps no KV after its answer
+		dst = p.settleLease(Free, dst)
 	}
 	return dst
 }
@@ -452,26 +438,17 @@ func (p *Pair) leaksAfterFailure() bool {
 	return p.MayLeakBlocks() && !prefillFreesBlocks
 }
 
-// endPrefill ends the prefill call after the decode call has ended by itself, in the way that the connector needs. Each connector has one
-// of three traits. Aborts: the engines can be told to abort. CallsBack: the decode engine calls back to say where the KV goes. Keeps: the
-// prefill engine keeps the KV until the decode engine has read it. leaks says whether the decode engine may keep blocks for ever, because
-// it waits for KV that may never come.
+// endPrefill ends the prefill call after the decode call has ended by itself, in the way that the
+// connector needs. leaks says whether the decode engine may keep blocks for ever, because it waits
+// for KV that may never come.
 func (p *Pair) endPrefill(reason DecodeFailure, dst []Effect) (_ []Effect, leaks bool) {
 	decodeMayHaveRequest := reason == Died // otherwise the decode engine has neither the request nor blocks for it
-	switch {
-	case p.traits.Aborts:
-		dst = p.abortPrefill(dst)
-		if !decodeMayHaveRequest { // there are no blocks for the KV, so it does not matter when the prefill engine stops writing
-			dst = append(dst, Effect{Kind: HangUp})
-		}
-		return dst, false
-	case p.traits.CallsBack:
+	if p.traits.CallsBack {
 		return p.endCalledPrefill(decodeMayHaveRequest, dst)
-	case p.traits.Keeps && decodeMayHaveRequest: // the prefill goes on: if no KV comes, the decode engine keeps its blocks
-		kvMayNeverCome := p.prefill != answered // a prefill that has not ended can still fail
-		return dst, kvMayNeverCome
-	case p.traits.Keeps: // no engine will fetch the KV
-		return append(dst, Effect{Kind: HangUp}), false
+	}
+	dst = p.abortPrefill(dst)
+	if !decodeMayHaveRequest { // there are no blocks for the KV, so it does not matter when the prefill engine stops writing
+		dst = append(dst, Effect{Kind: HangUp})
 	}
 	return dst, false
 }

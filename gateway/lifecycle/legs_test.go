@@ -11,20 +11,18 @@ import (
 )
 
 // traitsByName holds the traits of all connectors, by short names.
-var traitsByName = map[string]ConnectorTraits{"layerwise": Traits[mooncake.AscendLayerwise], "sglang": Traits[mooncake.SGLang],
-	"push": Traits[mooncake.NIXLPush]}
+var traitsByName = map[string]ConnectorTraits{"layerwise": Traits[mooncake.AscendLayerwise], "sglang": Traits[mooncake.SGLang]}
 
-// Each connector with two engines that may bind before the prefill has traits, and no other has.
+// Each connector with two engines that binds before the prefill has one trait, and no other
+// connector has any.
 func TestConnectorsThatHaveTraits(t *testing.T) {
 	for _, name := range mooncake.Connectors() {
 		p := mooncake.Profile{Connector: name}.WithDefaults()
 		_, has := Traits[name]
-		require.Equal(t, p.Early() && name != mooncake.None || name == mooncake.NIXLPush, has, name)
+		require.Equal(t, p.Early() && name != mooncake.None, has, name)
 	}
 	for name, traits := range Traits {
-		require.False(t, traits.Aborts && traits.LeaksBlocks, "%s: what ends with an abort keeps nothing for ever", name)
-		require.False(t, traits.Retries && !traits.CallsBack,
-			"%s: another prefill engine can only be named to one that has not been named yet", name)
+		require.True(t, traits.Aborts != traits.CallsBack, name)
 	}
 }
 
@@ -168,12 +166,11 @@ func (w *twoLegs) last() (e Event, more bool) {
 
 func (w *twoLegs) drawn(t *rapid.T) Event {
 	e := Event{Kind: rapid.SampledFrom(w.mayCome()).Draw(t, "what"), Prompt: rapid.SampledFrom([]int{0, 5, 10}).Draw(t, "prompt"),
-		Again: rapid.Bool().Draw(t, "again"), Expired: rapid.IntRange(0, 5).Draw(t, "late") == 0}
+		Again: rapid.Bool().Draw(t, "again")}
 	e.Reason = rapid.SampledFrom([]DecodeFailure{Refused, Declined, Died}).Draw(t, "parting")
 	switch e.Kind {
 	case PrefillFailed, NotFound:
 		e.End = rapid.SampledFrom(probeEnds).Draw(t, "end")
-		e.End.Kept = w.legs.traits.Keeps
 	case Quiet, Began:
 		e.End = CallEnd{Call: Decode, Progress: Sent, Reason: Unbegun}
 	case Overdue:
@@ -200,7 +197,7 @@ var probeEnds = func() (all []CallEnd) {
 // the other one at most once.
 func TestTwoLegsOweNothingAtTheEnd(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		name := rapid.SampledFrom([]string{"layerwise", "push", "sglang"}).Draw(t, "connector")
+		name := rapid.SampledFrom([]string{"layerwise", "sglang"}).Draw(t, "connector")
 		w := twoLegs{legs: newPair(traitsByName[name], false, false), leases: 1}
 		for range rapid.IntRange(0, 15).Draw(t, "events") {
 			if len(w.mayCome()) == 0 {
@@ -218,7 +215,7 @@ func TestTwoLegsOweNothingAtTheEnd(t *testing.T) {
 // A client that leaves before the first event ends both calls, at once or when what it left may be ended.
 func TestAClientThatLeavesEndsBothLegs(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		name := rapid.SampledFrom([]string{"layerwise", "push", "sglang"}).Draw(t, "connector")
+		name := rapid.SampledFrom([]string{"layerwise", "sglang"}).Draw(t, "connector")
 		w := twoLegs{legs: newPair(traitsByName[name], false, false), leases: 1}
 		for range rapid.IntRange(0, 6).Draw(t, "events") {
 			if w.legs.decode != unbegun {
@@ -254,17 +251,6 @@ func TestAnAnswerOfHalfAPromptIsNotBelieved(t *testing.T) {
 	})
 }
 
-// KV whose first event came, and was not believed, was read.
-func TestKVOfAFirstEventThatIsNotBelievedIsFree(t *testing.T) {
-	l := newPair(traitsByName["push"], false, false)
-	for _, e := range []Event{{Kind: ProbeDue}, {Kind: ClientGone, End: CallEnd{Reason: Left}},
-		{Kind: ClientWaited, End: CallEnd{Reason: Left}},
-		{Kind: Began}, {Kind: Confirmed}, {Kind: DecodeFailed, Reason: Died}} {
-		l.step(e, nil)
-	}
-	require.Contains(t, l.step(Event{Kind: PrefillDone}, nil), Effect{Kind: Settle, Resource: Lease, Disposition: Free})
-}
-
 // What stays on a decode rank when its leg ends by itself, by connector and phase.
 func TestWhatAnEndedDecodeStrands(t *testing.T) {
 	called := []Event{{Kind: CalledBack}, {Kind: ProbeDue}}
@@ -280,9 +266,7 @@ func TestWhatAnEndedDecodeStrands(t *testing.T) {
 		{"one that broke before its callback", "layerwise", nil, Died, false},
 		{"a layerwise one that broke while its prompt goes to another engine", "layerwise", append(slices.Clone(called), Event{Kind: PrefillFailed, Again: true, End: CallEnd{Progress: Headed, Reason: Busy}}, Event{Kind: Found}), Died, true},
 		{"one that says then that it needs nothing", "layerwise", []Event{{Kind: ClientGone, End: CallEnd{Reason: Left}}, {Kind: Began}, {Kind: NeedsNothing}}, Died, false},
-		{"a pushed one that broke while its prefill runs", "push", []Event{{Kind: ProbeDue}}, Died, true},
-		{"a pushed one whose prefill has answered", "push", []Event{{Kind: ProbeDue}, {Kind: PrefillDone}}, Died, false},
-		{"a pushed one that refused", "push", []Event{{Kind: ProbeDue}}, Refused, false},
+		{"SGLang's that broke while its prefill runs", "sglang", []Event{{Kind: ProbeDue}}, Died, false},
 	} {
 		l := newPair(traitsByName[row.connector], false, false)
 		for _, e := range row.before {

@@ -403,7 +403,7 @@ func (l *Lifecycle) verdictOn(end *CallEnd) (verdict Consequences, backSoon bool
 // rank, unless the rank may be used again. backSoon says that the engine takes no requests now, but is expected back soon.
 func (l *Lifecycle) settleFailedCall(e *Event, backSoon bool, dst []Effect) []Effect {
 	// These reasons have nothing to do with the rank.
-	rankUnconcerned := e.End.Reason == Unready || e.End.Reason == Unlearned || e.End.Reason == Leaving
+	rankUnconcerned := e.End.Reason == Unready || e.End.Reason == Leaving
 	// The client left, and no engine uses the slot any more: the event says so (Quit), or the answer had begun (Open) and was closed.
 	clientLeft := e.Quit || e.End.Reason == Left && e.End.Open
 	slotDisposition := Failing

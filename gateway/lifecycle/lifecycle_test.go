@@ -46,9 +46,9 @@ var settles = [resources][]Disposition{
 
 // calls are the ends that a call may have in a state: those for which the tables have an entry.
 func legs(l *Lifecycle) (all []CallEnd) {
-	early := []Reason{Uncalled, Misplaced, Unbegun}                    // only the calls of an early attempt end so
-	pool := []Reason{Left, Leaving, Unowned, NoRank, RanksLost}        // only the pool's wait does
-	late := []Reason{Unconfirmed, Incomplete, Restarted, MaybeWrongKV} // only an early prefill does
+	early := []Reason{Uncalled, Misplaced, Unbegun}             // only the calls of an early attempt end so
+	pool := []Reason{Left, Leaving, Unowned, NoRank, RanksLost} // only the pool's wait does
+	late := []Reason{Unconfirmed, Incomplete, MaybeWrongKV}     // only an early prefill does
 	ends(func(e CallEnd, said Disposition) {
 		fits := said != unsaid
 		switch l.state {
@@ -383,7 +383,7 @@ func TestADecodeEngineIsNotBlamedForItsPrefill(t *testing.T) {
 
 // An attempt of which nothing was sent, or that its engine gave back, does not keep the next one off the rank.
 func TestWhenARankIsShunned(t *testing.T) {
-	for why, want := range map[Reason]bool{Unlearned: false, Unready: false, Leaving: false, Preempted: false, NotOurs: true, Broke: true} {
+	for why, want := range map[Reason]bool{Unready: false, Leaving: false, Preempted: false, NotOurs: true, Broke: true} {
 		l := coupled()
 		progress := Headed
 		if why < Unreachable {

@@ -180,8 +180,8 @@ func TestWhatHappensToTwoLegsIf(t *testing.T) {
 		},
 		{
 			"a prefill engine is full that decode engines know by name: no other one may take its place",
-			"push", "ProbeDue; PrefillFailed End.Progress=Headed End.Reason=Busy End.Kept Again",
-			"Settle Resource=Lease Disposition=Refuse, EndDecode",
+			"sglang", "ProbeDue; PrefillFailed End.Progress=Headed End.Reason=Busy Again",
+			"Settle Resource=Lease Disposition=Refuse, AbortDecode, EndDecode",
 		},
 		{
 			"one is full that was not named yet",

@@ -330,7 +330,7 @@ func (w *words) pairsOfLegs() (all []string) {
 			todo = todo[1:]
 			for _, what := range at.mayCome() {
 				pairs[w.whereOf(&at.legs)+" "+w.of("EventKind", int(what))] = true
-				for _, e := range variants(what, t) {
+				for _, e := range variants(what) {
 					next := at
 					next.tell(panics{}, e)
 					next.ended, next.hungUp = 0, 0
@@ -346,14 +346,14 @@ func (w *words) pairsOfLegs() (all []string) {
 }
 
 // variants are events of a kind that differ in what they lead to.
-func variants(what EventKind, t ConnectorTraits) (all []Event) {
+func variants(what EventKind) (all []Event) {
 	switch what {
 	case PrefillFailed, NotFound:
 		for _, why := range []Reason{Busy, Broke} {
-			all = append(all, Event{Kind: what, Again: true, End: CallEnd{Progress: Headed, Reason: why, Kept: t.Keeps}})
+			all = append(all, Event{Kind: what, Again: true, End: CallEnd{Progress: Headed, Reason: why}})
 		}
 	case Began, PrefillDone, Confirmed:
-		all = append(all, Event{Kind: what, Prompt: 5}, Event{Kind: what, Prompt: 10, Expired: t.Keeps})
+		all = append(all, Event{Kind: what, Prompt: 5}, Event{Kind: what, Prompt: 10})
 	case DecodeFailed:
 		all = append(all, Event{Kind: what, Reason: Died}, Event{Kind: what, Reason: Refused})
 	default:

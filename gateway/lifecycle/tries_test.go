@@ -74,7 +74,6 @@ func TestHowAttemptsCount(t *testing.T) {
 		{Silent, 0, []Retry{{Budget: Counted, N: 1}, {Budget: Counted, N: 2}, {Budget: Counted, N: 3}}},
 		{Unreachable, 0, []Retry{{Budget: OfUnsent, N: 1}, {Budget: OfUnsent, N: 2}}},
 		{Stale, 0, []Retry{{Budget: Freely}, {Budget: Counted, N: 1}, {Budget: Counted, N: 2}}},
-		{Unlearned, 0, []Retry{{Budget: Freely}, {Budget: Freely}}},
 		{Preempted, 2, []Retry{{Budget: Freely, Pause: 1}, {Budget: Freely, Pause: 2}, {}}},
 		{Paused, 0, []Retry{
 			{Budget: Freely, Pause: 1}, {Budget: Freely, Pause: 2}, {Budget: Counted, N: 1}, {Budget: Counted, N: 2},

@@ -38,7 +38,6 @@ const (
 	Unowned                    // another proxy owns the whole decode group now
 	NoRank                     // the pool had no rank for the request in time, or will have none
 	RanksLost                  // the region that has to decode the hand-off has no rank any more
-	Unlearned                  // the address at which decode engines reach the prefill engine is unknown
 	Outlived                   // the prefill engine has restarted, so the KV is gone
 	MayOutlive                 // the prefill engine may have restarted, so the KV may be gone
 	Expired                    // the hand-off was too old when a slot came, or the KV that a prefill engine was to fetch is gone
@@ -56,7 +55,6 @@ const (
 	Unnamed     // the engine's bootstrap server does not name the engine id under which the KV is held
 	Bare        // the prefill engine's answer has no hand-off
 	Empty       // the answer of the prefill engine has no hand-off, because its first token already ends the answer
-	Restarted   // the prefill engine restarted after the decode engine had been given its address
 	Uncalled    // the decode engine did not call back in time to say where the KV goes
 	Misplaced   // the decode engine named an address to which KV may not be sent
 	Unbegun     // the prompt was prefilled, but the decode engine did not begin its answer
@@ -187,7 +185,6 @@ var prefills = [reasons]row{
 	Unnamed:     {[...]Disposition{Refuse, unsaid, unsaid, unsaid}, Again, Nobody},
 	Bare:        {[...]Disposition{unsaid, unsaid, Refuse, unsaid}, Again, Nobody}, // without a hand-off the engine keeps nothing
 	Empty:       {[...]Disposition{unsaid, unsaid, Free, unsaid}, Again, Nobody},
-	Restarted:   {[...]Disposition{unsaid, unsaid, Orphan, unsaid}, Again, Nobody},
 	Unconfirmed: {[...]Disposition{unsaid, Free, Free, Free}, Again, Nobody},
 	Incomplete:  {[...]Disposition{unsaid, Free, Free, Free}, Again, Nobody},
 
@@ -211,7 +208,6 @@ var decodes = [reasons]row{
 	HungUp:       {[...]Disposition{Keep, MaybeRunning, MaybeRunning, Free}, Elsewhere, Nobody},
 	NotOurs:      {[...]Disposition{Keep, unsaid, unsaid, unsaid}, Anew, Nobody},
 	Unready:      {[...]Disposition{Free, unsaid, unsaid, unsaid}, Over, Nobody},
-	Unlearned:    {[...]Disposition{Free, unsaid, unsaid, unsaid}, Anew, Nobody},
 	Outlived:     {[...]Disposition{Free, unsaid, unsaid, unsaid}, Anew, Nobody},
 	MayOutlive:   {[...]Disposition{Orphan, unsaid, unsaid, unsaid}, Anew, Nobody},
 	Expired:      {[...]Disposition{Orphan, unsaid, unsaid, unsaid}, Again, Nobody},

@@ -107,7 +107,7 @@ var waits = []wait{
 	{State: Transferring, When: "on a rank that prefills and decodes", For: "the first event", Most: "{}", Until: []Timeout{ByProbe}, Early: "client, the connection breaks, the engine is drained; after `first_event_timeout` and 16 times the predicted time: its core gives no sign of life for `first_event_timeout`, and another group can take the request", Then: "another rank"},
 	{State: Transferring, When: "in one piece, as in coupled", For: "the whole answer", Most: "{}", Until: []Timeout{ByWhole}, Early: "the connection breaks; the client, if KV is pulled after `first_event_timeout`", Then: "another prefill, another rank"},
 	{State: Coupled, When: "`ascend-layerwise`, before the callback", For: "the address for the KV, from the decode engine", Most: "{}", Until: []Timeout{ByCallback}, Early: "client, the decode leg ends", Then: "bound anew"},
-	{State: Coupled, For: "the first event", Most: "{} for the prefill, then {}, with `nixl-push` {}; in one piece {}", Until: []Timeout{ByProbe, ByFirstEvent, ByHold, ByWhole}, Early: "one leg ends the other; the client, at once or after 5 s", Then: "bound anew"},
+	{State: Coupled, For: "the first event", Most: "{} for the prefill, then {}; in one piece {}", Until: []Timeout{ByProbe, ByFirstEvent, ByWhole}, Early: "one leg ends the other; the client, at once or after 5 s", Then: "bound anew"},
 	{State: Coupled, When: "`ascend-layerwise`, left by its client before the callback", For: "a late callback", Most: "5 s", Early: "the callback", Then: "a prefill that nobody waits for, because only its end frees the decode engine's blocks"},
 	{State: Coupled, When: "left by its client", For: "the end of the prefill leg", Most: "{}", Until: []Timeout{ByGrace}, Early: "the leg ends", Then: "the slot is free; where the engine keeps blocks, their room counts as lost"},
 	{State: Coupled, When: "`sglang`, after the first token", For: "the prefill engine's answer", Most: "{}", Until: []Timeout{ByConfirm}, Early: "the answer comes", Then: "the token goes out"},
@@ -138,8 +138,7 @@ func saidLimits(t *testing.T) map[State]map[Timeout]bool {
 		said[Calling][x.Until] = true
 	}
 	w := readWords(t)
-	for _, script := range []string{"Late", "Early Traits.CallsBack Traits.LeaksBlocks Traits.Retries", "Early Traits.Aborts",
-		"Early Traits.Keeps Traits.LeaksBlocks", "Aggregated"} {
+	for _, script := range []string{"Late", "Early Traits.CallsBack", "Early Traits.Aborts", "Aggregated"} {
 		for _, whole := range []string{"", " NoEarlyEvents", " NoEarlyEvents MayIgnoreAbort"} {
 			turn := "Begun; NoLocal; Turn Bind=" + script
 			for _, rest := range []string{

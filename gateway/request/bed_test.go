@@ -73,7 +73,6 @@ type bed struct {
 	paid    atomic.Int64 // tokens by which the estimates of callers were corrected
 	options Options      // of the next request
 	key     string       // of the caller
-	met     int          // probes from before the test
 	shown   []byte       // what clients have read since there was no stream
 	streams int          // clients that are to read one
 
@@ -137,9 +136,6 @@ func start(t *testing.T, o setup) *bed {
 			o.configure(cfg, deps)
 		}
 	})
-	if o.profile.Connector == mooncake.NIXLPush && o.profile.Bind == "" {
-		o.profile.Bind = mooncake.BindArrival
-	}
 	o.profile.ChatResume = cmp.Or(o.profile.ChatResume, mooncake.ChatResumeNone) // a test whose chats go on says how
 	profile := o.profile.WithDefaults()
 	for _, c := range o.prefill {
@@ -214,9 +210,6 @@ func start(t *testing.T, o setup) *bed {
 		b.LocalRanks.Set(ranks)
 	}
 	b.listen()
-	if profile.Connector == mooncake.NIXLPush && profile.Early() {
-		b.meet()
-	}
 	return b
 }
 
@@ -248,15 +241,6 @@ func (b *bed) ranksOf(e *refengine.Engine, like roster.Rank, w board.Worker, o s
 		}
 		b.workers = append(b.workers, w)
 	}
-}
-
-// meet has every prefill engine tell where decode engines reach it. As long as it has not, its requests are bound after their prefill.
-func (b *bed) meet() {
-	for len(b.engines.at) < len(b.p) {
-		b.right(short)
-		b.over()
-	}
-	b.met, b.asked = b.probes(), nil
 }
 
 // engine is a reference engine whose times do not hold a test up.
@@ -417,9 +401,9 @@ func (b *bed) clean() {
 var verdicts = [...]string{engine.Faulted: "faulted", engine.Silent: "silent", engine.Unclear: "unclear"}
 
 // fate says in words what became of a request, of its hand-offs and of the name of its engines: how often they prefilled only with
-// prefills, and who was reported, or failed at a prefill, only with blame, and what is left to prefill engines only with holds. Of two legs
+// prefills, and who was reported, or failed at a prefill, only with blame. Of two legs
 // that run at once, either may end first, so that these may differ.
-func (b *bed) fate(got string, in *Incoming, prefills, blame, holds bool) string {
+func (b *bed) fate(got string, in *Incoming, prefills, blame bool) string {
 	words := []string{got}
 	note := func(n int, format string, args ...any) {
 		if n > 0 {
@@ -432,9 +416,7 @@ func (b *bed) fate(got string, in *Incoming, prefills, blame, holds bool) string
 		note(1-n, "no prefill")
 	}
 	words = append(words, b.discarded()...)
-	if holds {
-		note(b.orphans(), "%d left to the hold", b.orphans())
-	}
+	note(b.orphans(), "%d left to the hold", b.orphans())
 	for _, c := range b.Prefill.Status() {
 		if !blame {
 			break
@@ -474,20 +456,12 @@ func (b *bed) pins() (n int) {
 	return n
 }
 
-// untold are the hand-offs of which prefill engines could tell nobody.
-func (b *bed) untold() (n int) {
-	for _, e := range b.p {
-		n += int(e.Stats().LostHandoffs)
-	}
-	return n
-}
-
 // probes are those that prefill engines had.
 func (b *bed) probes() (n int) {
 	for _, e := range b.p {
 		n += int(e.Stats().Probes)
 	}
-	return n - b.met
+	return n
 }
 
 // discarded says what became of discarded hand-offs.

@@ -112,8 +112,6 @@ func timeoutOf(limit lifecycle.Timeout, settings *fleet.Settings, profile *moonc
 		return settings.Limits.ProbeTimeout
 	case lifecycle.ByFirstEvent: // the prompt is computed, and a decode engine is to send its first event
 		return profile.FirstEventTimeout
-	case lifecycle.ByHold: // the same wait, which the caller ends earlier if the prefill engine may free the KV earlier
-		return profile.FirstEventTimeout
 	case lifecycle.ByCallback: // a decode engine is to say where the KV goes
 		return settings.Bind.CallbackTimeout
 	case lifecycle.ByGrace: // a call whose result is not needed any more is to end

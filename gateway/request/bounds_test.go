@@ -26,7 +26,6 @@ func TestALimitIsTheKeyThatTheDocsName(t *testing.T) {
 		lifecycle.ByProbe:      {"limits.probe_timeout", func(c *config.Config, _ *mooncake.Profile) { c.Limits.ProbeTimeout = odd }},
 		lifecycle.ByWhole:      {"limits.probe_timeout", func(c *config.Config, _ *mooncake.Profile) { c.Limits.ProbeTimeout = odd }},
 		lifecycle.ByFirstEvent: {"first_event_timeout", func(_ *config.Config, p *mooncake.Profile) { p.FirstEventTimeout = odd }},
-		lifecycle.ByHold:       {"first_event_timeout", func(_ *config.Config, p *mooncake.Profile) { p.FirstEventTimeout = odd }},
 		lifecycle.ByCallback:   {"bind.callback_timeout", func(c *config.Config, _ *mooncake.Profile) { c.Bind.CallbackTimeout = odd }},
 		lifecycle.ByGrace:      {"5 s", nil},
 		lifecycle.ByConfirm:    {"100 ms", nil},

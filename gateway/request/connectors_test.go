@@ -184,5 +184,5 @@ func TestAWholeAnswerThatIsTooLarge(t *testing.T) {
 	}
 	b.settle()
 	require.Equal(t, 8, b.decodes(), "none is tried again")
-	require.Equal(t, "502", b.fate("502", b.asked[0], false, true, true), "no engine is blamed, and the KV was pulled")
+	require.Equal(t, "502", b.fate("502", b.asked[0], false, true), "no engine is blamed, and the KV was pulled")
 }

@@ -147,8 +147,7 @@ func TestAnEngineOfEachSideDiesUnderManyRequests(t *testing.T) {
 var boundFaults = map[string][]refengine.Fault{
 	mooncake.AscendLayerwise: {refengine.NoCallback, refengine.CallbackTwice, refengine.CallbackLate, refengine.CallbackBadHost,
 		refengine.CallbackShortID, refengine.CallbackNewKey, refengine.CallbackEmpty, refengine.DoneLost, refengine.FailedSent},
-	mooncake.SGLang:   {refengine.PrefillAbort200, refengine.DoneLost, refengine.FailedSent, refengine.TransferFails, refengine.BootstrapSlow},
-	mooncake.NIXLPush: {refengine.DoneLost},
+	mooncake.SGLang: {refengine.PrefillAbort200, refengine.DoneLost, refengine.FailedSent, refengine.TransferFails, refengine.BootstrapSlow},
 }
 
 // Random lives: engines fail in every way, clients leave in every phase. No answer is wrong, no id or room is used twice, and nothing is

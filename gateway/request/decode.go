@@ -2,7 +2,6 @@ package request
 
 import (
 	"encoding/json"
-	"errors"
 	"math"
 	"strconv"
 	"time"
@@ -186,7 +185,7 @@ func limitWait(s *stream, h *handoff.Handoff, until lifecycle.Timeout) (maxSilen
 	// only if the hold on the KV is renewed meanwhile. Otherwise the KV must be pulled in time, despite the queue.
 	case s.upstream.slot.InEngineQueue && h != nil && profile.Renews():
 		return handoff.Forever, pullEndsBy, handoff.LimitFromSlot(s.upstream.slot, s.upstream.call, maxSilence)
-	case h == nil && profile.Aggregated(): // watchCore may find a core that stands still before maxSilence is over
+	case h == nil && profile.Aggregated: // watchCore may find a core that stands still before maxSilence is over
 		return maxSilence, pullEndsBy, watchCore(s)
 	}
 	return maxSilence, pullEndsBy, func() {}
@@ -390,11 +389,6 @@ func (u *upstreamCall) failDuringPrefill(reason lifecycle.DecodeFailure, fault *
 		u.blameForFailure(reason, fault)
 		return fault
 	}
-	if errors.Is(endedBy.Err, errLateFirstEvent) {
-		// The prefill engine may have freed the KV before it was read, so the decode engine may have read another prompt's.
-		u.pull.MarkLost()
-		u.job.srv.metrics.latePulls.Inc()
-	}
 	copied := *endedBy // the caller changes its fault, and the prefill call keeps endedBy
 	return &copied
 }
@@ -491,9 +485,9 @@ func pairRequestID(request string, attempt int) string {
 	return "ek-" + request + "-" + strconv.Itoa(attempt) + "b"
 }
 
-// prepareRendezvous decides how the two engines find each other. That depends on the connector: the decode engine calls the proxy back
-// (CallsBack), or it is told the address of the prefill engine, which keeps the KV for it (Keeps). For SGLang, NewRendezvous has set all
-// that the engines need. prepareRendezvous fails if the proxy does not listen for callbacks yet, or if the address is not known yet.
+// prepareRendezvous decides how the two engines find each other. That depends on the connector: the
+// decode engine calls the proxy back (CallsBack), or, with SGLang, NewRendezvous has set all that
+// the engines need. prepareRendezvous fails if the proxy does not listen for callbacks yet.
 func (p *concurrentPrefill) prepareRendezvous() *failure.Fault {
 	srv, candidate, rank := p.job.srv, p.heldLease.Candidate, p.rank
 	longestPrompt := rank.Context // in tokens; 0: not known
@@ -512,13 +506,6 @@ func (p *concurrentPrefill) prepareRendezvous() *failure.Fault {
 				return rank.Profile.ReadCallback(body, p.rendezvous.RequestID, longestPrompt, minBlockTokens, known)
 			}})
 		p.rendezvous.Metaserver = p.callback.URL
-	case p.traits.Keeps:
-		if p.rendezvous.Coordinates = srv.Fleet.Coordinates(candidate); p.rendezvous.Coordinates == nil {
-			// The address was known when the attempt began (bindOrder). Another attempt follows (Unlearned), unless the time
-			// limit of the client ends before it.
-			return failure.NewFault(lifecycle.CallEnd{Call: lifecycle.Decode, Reason: lifecycle.Unlearned},
-				failure.NoAddress, errAddressUnknown)
-		}
 	}
 	return nil
 }

@@ -89,7 +89,7 @@ func TestBlocksOfADiscardThatComesLateCountAsTaken(t *testing.T) {
 	e := refengine.Config{KV: refengine.KV{HoldTimeout: lease}, Slots: 1}
 	b, free := full(t, setup{
 		prefill: []refengine.Config{e}, decode: []refengine.Config{e}, late: true,
-		profile: mooncake.Profile{Connector: mooncake.NIXLPush, Bind: mooncake.BindLate, KVHoldTimeout: lease, FirstEventTimeout: lease},
+		profile: mooncake.Profile{Connector: mooncake.NIXLPush, KVHoldTimeout: lease, FirstEventTimeout: lease},
 	})
 	leave, wait := b.send(chat("a b c", `"stream":true,`))
 	pooled(b, 1)

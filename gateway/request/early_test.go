@@ -15,7 +15,7 @@ import (
 	"evenkeel/mooncake"
 )
 
-var earlyConnectors = []string{mooncake.AscendLayerwise, mooncake.SGLang, mooncake.NIXLPush}
+var earlyConnectors = []string{mooncake.AscendLayerwise, mooncake.SGLang}
 
 // confirm waits so long for the end of a prefill before a token goes out.
 func confirm(d time.Duration) func(*config.Config, *Deps) {
@@ -346,7 +346,7 @@ func TestAPushedPrefillWaitsForItsRank(t *testing.T) {
 	const hold, margin = 8 * time.Second, 5 * time.Second
 	e := refengine.Config{KV: refengine.KV{HoldTimeout: hold}, Slots: 1}
 	b, leave := full(t, setup{prefill: []refengine.Config{e}, decode: []refengine.Config{e}, profile: mooncake.Profile{
-		Connector: mooncake.NIXLPush, Bind: mooncake.BindLate, KVHoldTimeout: hold, HoldMargin: margin,
+		Connector: mooncake.NIXLPush, KVHoldTimeout: hold, HoldMargin: margin,
 	}, configure: func(c *config.Config, _ *Deps) { c.Dispatch.Beyond = 0 }}) // at its deadline it does not go to the engine's own queue
 	begun := time.Now()
 	require.Equal(t, "503", b.judge(short, `"stream":true,`))

@@ -182,38 +182,6 @@ func TestWhatComesOfTheEndOfALeg(t *testing.T) {
 			{"is garbage", "right, 2 attempts, d0 unclear", ""},
 			{"has another content type", "right, 2 attempts, d0 unclear", ""},
 		}},
-		{"a prefill that pushes", mooncake.NIXLPush, refengine.LegProbe, []legEnd{
-			{"is reset before the head", again + ", 1 left to the hold, p0 reported", ""}, // the connection was kept alive, and had most likely ended
-			{"is reset after the 200", "right, 1 left to the hold, p0 failed, p0 reported", ""},
-			{"is silent before the head", again + ", 1 left to the hold, p0 failed, p0 reported", ""},
-			{"is refused with 400", "400", ""},
-			{"is refused with 404", "404", ""},
-			{"is refused with 429", again + ", p0 failed", ""},
-			{"is refused with 500", again + ", p0 failed", ""},
-			{"is refused with 503", again + ", p0 failed", ""},
-			{"is an error beneath a 200", again + ", 1 left to the hold, p0 failed", ""},
-			{"is garbage", again + ", 1 left to the hold, p0 failed", ""},
-		}},
-		{"a decode that waits for a push", mooncake.NIXLPush, refengine.LegDecode, []legEnd{
-			{"is reset before the head", "right, 2 attempts", ""}, // likewise
-			{"is reset after the 200", "right, 2 attempts, d0 unclear", ""},
-			{"is reset in the middle", "upstream_broken, d0 faulted", "right, 2 attempts, d0 faulted"},
-			{"is silent before the head", "right, 2 attempts, d0 unclear", ""},
-			{"is silent after the 200", "right, 2 attempts, d0 unclear", ""},
-			{"falls silent in the middle", "upstream_broken, d0 silent", "right, 2 attempts, d0 silent"},
-			{"is refused with 400", "400", ""},
-			{"is refused with 404", "404", ""},
-			{"is refused with 429", "right, 2 attempts", ""},
-			{"is refused with 500", "right, 2 attempts, d0 unclear", ""},
-			{"is refused with 503", "right, 2 attempts, d0 faulted", ""},
-			{"begins with an error event", "right, 2 attempts, d0 unclear", ""},
-			{"has an error event in the middle", "500, d0 unclear", "right, 2 attempts, d0 faulted"},
-			{"is an error beneath a 200", "right, 2 attempts, d0 unclear", ""},
-			{"ends before the first token", "right, 2 attempts, d0 unclear", ""},
-			{"ends in the middle", "upstream_incomplete, d0 faulted", "right, 2 attempts, d0 faulted"},
-			{"ends without [DONE]", "right", ""},
-			{"is garbage", "right, 2 attempts, d0 unclear", ""},
-		}},
 		{"a prefill that its decode calls for", mooncake.AscendLayerwise, refengine.LegProbe, []legEnd{
 			{"is reset before the head", again + ", p0 failed, p0 reported", ""},
 			{"is reset after the 200", "right, p0 failed, p0 reported", ""},
@@ -308,11 +276,7 @@ func TestWhatComesOfTheEndOfALeg(t *testing.T) {
 					b.settle()
 					leads := late || table.of == refengine.LegProbe
 					if rule.Fault != refengine.EmptyBlocks { // the reference engine keeps what it does not name
-						untold := 0 // a prefill may end in the moment in which its call is ended, and nobody is told of its pin
-						if table.connector == mooncake.NIXLPush && !leads {
-							untold = b.untold()
-						}
-						require.LessOrEqual(t, b.pins(), b.orphans()+untold, "what no engine fetches is on the prefill engine's account")
+						require.LessOrEqual(t, b.pins(), b.orphans(), "what no engine fetches is on the prefill engine's account")
 					}
 					for _, d := range b.d {
 						require.Zero(t, d.Stats().LocalPrefills)
@@ -320,8 +284,7 @@ func TestWhatComesOfTheEndOfALeg(t *testing.T) {
 					if result := callbackOf[row.leg]; result != "" && table.connector == mooncake.AscendLayerwise {
 						require.EqualValues(t, 1, b.metric(t, "evenkeel_bind_callbacks_total", result))
 					}
-					require.Equal(t, want,
-						b.fate(got, b.asked[0], leads || table.connector == mooncake.AscendLayerwise, leads, leads || table.connector != mooncake.NIXLPush))
+					require.Equal(t, want, b.fate(got, b.asked[0], leads || table.connector == mooncake.AscendLayerwise, leads))
 				})
 			}
 		}

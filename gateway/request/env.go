@@ -86,8 +86,6 @@ type Engines interface {
 // Fleet tracks the calls that are under way, and stores facts about engines that requests have learnt.
 type Fleet interface {
 	KnownHost(host string) bool
-	Coordinates(candidate prefill.Candidate) *mooncake.KVAddress
-	StoreCoordinates(candidate prefill.Candidate, b roster.ProcessID, at *mooncake.KVAddress)
 	TrackProbe(c *prefill.Candidate, call *engine.Call) *fleet.TrackedCall
 	Untrack(c *fleet.TrackedCall)
 	AnyPrefill(model string) *engine.Target

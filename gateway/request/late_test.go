@@ -119,33 +119,6 @@ func TestAnAnswerThatWaitedInItsEnginesQueue(t *testing.T) {
 	}
 }
 
-// A prefill engine that pushes frees the blocks at its lease though it is still writing them, because the decode engine
-// stands still. The decode engine does not renew the lease of a request that was bound before the prefill.
-func TestAPushIntoAnEngineThatStandsStill(t *testing.T) {
-	t.Parallel()
-	o := holding(mooncake.NIXLPush, longLease, 0, 0)
-	o.late, o.decode = true, append(o.decode, o.decode...)
-	b := start(t, o)
-	require.NoError(t, b.p[0].SetFaults(refengine.Rule{Fault: refengine.Slow, DelayMS: 3000, Count: 1}))
-	got := b.judging("one two three", `"stream":true,`)
-	b.eventually("the decode engine has blocks for it", func() bool { return b.d[0].Stats().KVUsed+b.d[1].Stats().KVUsed > 0 })
-	for _, d := range b.d {
-		if d.Stats().KVUsed > 0 {
-			require.NoError(t, d.SetFaults(standing))
-		}
-	}
-	require.Equal(t, "right", <-got)
-	b.eventually("the prefill engine has freed the blocks", func() bool { return b.p[0].Stats().Leaks == 1 })
-	for _, d := range b.d {
-		require.NoError(t, d.SetFaults())
-	}
-	for range 2 {
-		require.Equal(t, "right", b.judge("one two three", `"stream":true,`))
-	}
-	b.settle()
-	require.NotZero(t, b.metric(t, latePulls, ""))
-}
-
 // NIXL keeps a hand-off for a short lease only, which a decode engine renews for what is in its own queue. All slots are taken
 // for much longer than the lease and than first_event_timeout, and yet everybody is answered.
 func TestWaitsLongerThanALeaseAreAnswered(t *testing.T) {
@@ -161,9 +134,6 @@ func TestWaitsLongerThanALeaseAreAnswered(t *testing.T) {
 		t.Run(fmt.Sprintf("%s, stream %t", row.connector, stream), func(t *testing.T) {
 			t.Parallel()
 			o := holding(row.connector, hold, margin, 20*time.Millisecond)
-			if row.connector == mooncake.NIXLPush {
-				o.profile.Bind = mooncake.BindLate
-			}
 			o.waits, o.decode, o.profile.FirstEventTimeout = true, append(o.decode, o.decode...), time.Second
 			o.configure = func(c *config.Config, _ *Deps) { c.Dispatch.Beyond, c.Prefill.Retry.Attempts = 2*waiting, 10 }
 			b := start(t, o)

@@ -20,7 +20,7 @@ const noModel = "{\"error\":{\"message\":\"The model `ref` does not exist.\",\"t
 // blamed, and the client gets the 404 once no engine is left, or too many have said so.
 func TestEnginesThatDoNotHaveTheModel(t *testing.T) {
 	t.Parallel()
-	late, early := mooncake.Profile{}, mooncake.Profile{Connector: mooncake.NIXLPush, Bind: mooncake.BindArrival}
+	late, early := mooncake.Profile{}, mooncake.Profile{Connector: mooncake.AscendLayerwise}
 	for _, row := range []struct {
 		name    string
 		profile mooncake.Profile
@@ -34,7 +34,7 @@ func TestEnginesThatDoNotHaveTheModel(t *testing.T) {
 		{"three prefill engines", late, func(probe bool, n int32) bool { return probe && n <= 3 }, "right", [2]int32{4, 1}},
 		{"every prefill engine", late, func(probe bool, _ int32) bool { return probe }, "404", [2]int32{4, 0}},
 		{"every decode engine", late, func(probe bool, _ int32) bool { return !probe }, "404", [2]int32{4, 4}},
-		{"a prefill engine, beside the decode leg", early, func(probe bool, n int32) bool { return probe && n == 1 }, "right", [2]int32{2, 2}},
+		{"a prefill engine, beside the decode leg", early, func(probe bool, n int32) bool { return probe && n == 1 }, "right", [2]int32{2, 1}},
 		{"a decode engine, beside the prefill", early, func(probe bool, n int32) bool { return !probe && n == 1 }, "right", [2]int32{0, 2}},
 	} {
 		t.Run(row.name, func(t *testing.T) {

@@ -80,18 +80,13 @@ func newPair(t *testing.T, connector string, change func(*config.Config)) *pair 
 		return &engine.Target{ID: name, URL: u, Rank: -1}
 	}
 	profile.Connector = connector
-	if connector == mooncake.NIXLPush {
-		profile.Bind = mooncake.BindArrival
-	}
 	profile = profile.WithDefaults()
 	p, d := serve("prefill"), serve("decode")
 	t.Cleanup(func() { close(c.gone) })
 	var all []prefill.Candidate
-	c.srv.engines.at = map[string]*mooncake.KVAddress{}
 	for _, id := range []string{"a", "b"} {
 		all = append(all,
 			prefill.Candidate{ID: id + "/0", Instance: "prefill " + id, Target: p, Models: []string{"m"}, Live: true, Profile: &profile})
-		c.srv.engines.at[id+"/0"] = &mooncake.KVAddress{EngineID: "e1", Host: "127.0.0.1", Port: 5600, TPSize: 1}
 	}
 	c.srv.Prefill.SetCandidates(all)
 	lease, err := c.srv.Prefill.Acquire(t.Context(), prefill.Request{Model: "m", PromptTokens: 7})
@@ -158,9 +153,7 @@ func (c *pair) serve(name string, w http.ResponseWriter, r *http.Request) {
 // says answers a prefill that has counted so many tokens.
 func says(prompt int) func(http.ResponseWriter) {
 	return func(w http.ResponseWriter) {
-		_, _ = fmt.Fprintf(w, `{"choices":[{"finish_reason":"length"}],"usage":{"prompt_tokens":%d,"completion_tokens":1},`+
-			`"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_engine_id":"e1","remote_block_ids":[[1]],`+
-			`"remote_host":"127.0.0.1","remote_port":5600,"remote_request_id":"x","tp_size":1}}`, prompt)
+		_, _ = fmt.Fprintf(w, `{"choices":[{"finish_reason":"length"}],"usage":{"prompt_tokens":%d,"completion_tokens":1}}`, prompt)
 	}
 }
 

@@ -190,12 +190,11 @@ func (b breaks) OnGone(f func()) {
 // early is a request whose turn has come, and whose decode rank is bound before its prefill.
 func early(t *testing.T, to client) (*server, *executor) {
 	srv := newServer(t)
-	p := (&mooncake.Profile{Connector: mooncake.NIXLPush, Bind: mooncake.BindArrival}).WithDefaults()
+	p := (&mooncake.Profile{Connector: mooncake.SGLang}).WithDefaults()
 	target := &engine.Target{ID: "d", URL: &url.URL{Scheme: "http", Host: "127.0.0.1:9"}, Rank: -1}
 	srv.engines.ranks = map[int32]*roster.Rank{0: {Instance: "decode d", Target: target, Profile: &p, Traffic: &engine.Traffic{},
 		Signs: engine.NewLiveness()}}
 	srv.Prefill.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "p", Target: target, Profile: &p, Models: []string{"m"}, Live: true}})
-	srv.engines.at = map[string]*mooncake.KVAddress{"p/0": {EngineID: "e1", Host: "127.0.0.1", Port: 5600, TPSize: 1}}
 	srv.Dispatcher.SetWorkers([]board.Worker{{Name: "d/0", Model: "m", Engine: "d", Slots: 1, Up: true}})
 	in := &Incoming{Record: srv.Journal.Begin(journal.LogEntry{ID: "x"})}
 	body, err := mooncake.ScanBody([]byte(`{"model":"m","messages":[]}`), 10)
@@ -212,7 +211,7 @@ func early(t *testing.T, to client) (*server, *executor) {
 	lease, err := srv.Prefill.Acquire(t.Context(), prefill.Request{ID: "x", Model: "m", PromptTokens: 7})
 	require.NoError(t, err)
 	for _, e := range []lifecycle.Event{{Kind: lifecycle.Begun}, {Kind: lifecycle.NoLocal},
-		{Kind: lifecycle.Turn, Bind: lifecycle.Early, Traits: lifecycle.Traits[mooncake.NIXLPush]}} {
+		{Kind: lifecycle.Turn, Bind: lifecycle.Early, Traits: lifecycle.Traits[mooncake.SGLang]}} {
 		j.step(e, nil)
 	}
 	return srv, &executor{job: j, lease: lease, slot: bound.Slot, stream: j.newStream(bound.Slot)}
@@ -232,23 +231,9 @@ func TestAPanicLeavesThePrefillLegToItself(t *testing.T) {
 // The leg that nobody began has the lease back, too.
 func TestAPanicBeforeThePrefillLegGivesTheLeaseBack(t *testing.T) {
 	srv, r := early(t, edge.NewCloseNotifier(zap.NewNop()))
-	srv.engines.at = nil
-	srv.Fleet = nil // the legs cannot be arranged
+	r.lease.Candidate.Target = nil // the legs cannot be arranged
 	require.Panics(t, func() { _, _ = r.run(lifecycle.Event{Kind: lifecycle.Bound}) })
 	require.Zero(t, srv.Prefill.Status()[0].Inflight)
-}
-
-// The address of a prefill engine may be forgotten after an attempt has begun, because the engine restarted.
-func TestAnUnknownAddressIsNotTakenForAShutdown(t *testing.T) {
-	srv, r := early(t, edge.NewCloseNotifier(zap.NewNop()))
-	srv.engines.at = nil
-	p := newConcurrentPrefill(&r.stream.upstream, r.lease, 0)
-	fault := p.prepareRendezvous()
-	require.Equal(t, lifecycle.Unlearned, fault.Reason)
-	require.Equal(t, "prefill_unavailable", fault.ClientError.Code)
-	require.Contains(t, fault.ClientError.Message, "not known yet")
-	r.lease.Release()
-	r.stream.giveBackAll(board.Failed)
 }
 
 // What cleans up after a panic must tell the life of it, and so the panic may not keep the life for itself.

@@ -3,7 +3,6 @@ package request
 import (
 	"context"
 	"errors"
-	"math"
 	"net/http"
 	"sync/atomic"
 	"time"
@@ -44,7 +43,6 @@ type concurrentPrefill struct {
 	callback       *metaserver.PendingCallback // waits for the decode engine's callback; nil: the engine does not call back
 	decodeOver     chan struct{}               // closed when the decode call has ended
 	prefillOver    chan struct{}               // closed when the prefill call has ended
-	process        roster.ProcessID            // which process and weights the prefill engine had when it was asked
 	tried          []string                    // ids of the prefill engines that were asked
 	endedByOther   bool                        // another program has had the prefill engine end the request
 	waitLimit      lifecycle.Timeout           // how long the prefill call's present wait may last
@@ -69,13 +67,9 @@ type concurrentPrefill struct {
 
 // Why a prefill call and its decode call failed to transfer the KV.
 var (
-	errAddressUnknown = errors.New("it is not known yet at which address decode engines reach the prefill engine")
-	errNoListener     = errors.New("evenkeel does not listen for callbacks of decode engines yet; bind.listen takes effect with a restart")
-	errNoCallback     = errors.New("the decode engine did not say in time where the KV goes")
-	errRestarted      = errors.New("the prefill engine restarted after the decode engine had got its address")
-	errNoFirstEvent   = errors.New("the prompt was prefilled, but the decode engine did not begin its answer")
-	errLateFirstEvent = errors.New("the decode engine did not begin its answer while the prefill engine certainly kept the KV; " +
-		"a later answer could be made of another prompt's KV")
+	errNoListener   = errors.New("evenkeel does not listen for callbacks of decode engines yet; bind.listen takes effect with a restart")
+	errNoCallback   = errors.New("the decode engine did not say in time where the KV goes")
+	errNoFirstEvent = errors.New("the prompt was prefilled, but the decode engine did not begin its answer")
 	errUnconfirmed  = errors.New("the prefill engine did not say in time whether the KV is complete")
 	errPrefillBroke = errors.New("the prefill engine broke off while it handed the KV over")
 	errLeft         = errors.New("the client left")
@@ -307,11 +301,7 @@ func (p *concurrentPrefill) do(effect lifecycle.Effect, fault *failure.Fault) (g
 
 // timeout converts a limit of the request's lifecycle to a duration, for this pair of engines.
 func (p *concurrentPrefill) timeout(limit lifecycle.Timeout) time.Duration {
-	wait := timeoutOf(limit, p.job.srv.Settings(), p.rank.Profile)
-	if limit == lifecycle.ByHold {
-		wait = min(wait, p.kvValidFor())
-	}
-	return wait
+	return timeoutOf(limit, p.job.srv.Settings(), p.rank.Profile)
 }
 
 // stopListeningAfter stops listening for the decode engine's callback after grace. It does nothing if the engine does not call back.
@@ -363,15 +353,12 @@ func (p *concurrentPrefill) abort(target *engine.Target) (answered *atomic.Bool)
 	return answered
 }
 
-// startFirstTimer starts the timer that ends the decode call if its first event does not come in time. limit says how long it may take:
-// ByFirstEvent is the usual time, ByHold ends earlier if the prefill engine may free the KV earlier, and ByWhole is for an answer whose
-// first event comes only when all of it is computed. startFirstTimer is called with the job's mutex held.
+// startFirstTimer starts the timer that ends the decode call if its first event does not come in
+// time. limit says how long it may take: ByFirstEvent is the usual time, and ByWhole is for an
+// answer whose first event comes only when all of it is computed. startFirstTimer is called with
+// the job's mutex held.
 func (p *concurrentPrefill) startFirstTimer(limit lifecycle.Timeout) {
-	wait, cause := p.timeout(limit), errNoFirstEvent
-	if limit == lifecycle.ByHold && wait < p.rank.Profile.FirstEventTimeout { // the hold on the KV ends before the engine counts as silent
-		cause = errLateFirstEvent
-	}
-	p.firstTimer = time.AfterFunc(wait, func() {
+	p.firstTimer = time.AfterFunc(p.timeout(limit), func() {
 		p.job.mu.Lock()
 		defer p.job.mu.Unlock()
 		if p.firstTimer == nil {
@@ -383,25 +370,14 @@ func (p *concurrentPrefill) startFirstTimer(limit lifecycle.Timeout) {
 				return
 			}
 		}
-		p.step(lifecycle.Event{Kind: lifecycle.Quiet}, unbegunFault(cause)) // no first event came in time
+		p.step(lifecycle.Event{Kind: lifecycle.Quiet}, unbegunFault()) // no first event came in time
 	})
 }
 
-// kvValidFor returns the time after the prefill engine's answer within which the first event proves that the right KV was read. There is
-// no limit if the prefill engine does not keep KV until it is pulled, because then no hold can run out, or if the decode engine's answer
-// does not show when the KV was read. Heartbeats of the decode engine do not extend this time: a heartbeat has to contain the prefill
-// engine's id of the request, which was not known when the decode call was sent.
-func (p *concurrentPrefill) kvValidFor() time.Duration {
-	if !p.traits.Keeps || p.noEarlyEvents {
-		return math.MaxInt64
-	}
-	return p.lastLease.Candidate.Profile.PulledWithin()
-}
-
 // unbegunFault returns the fault of a decode call whose first event did not come in time.
-func unbegunFault(why error) *failure.Fault {
+func unbegunFault() *failure.Fault {
 	return failure.NewFault(lifecycle.CallEnd{Call: lifecycle.Decode, Progress: lifecycle.Sent, Reason: lifecycle.Unbegun},
-		openai.NewError(http.StatusGatewayTimeout, "decode_timeout", why.Error()), why)
+		openai.NewError(http.StatusGatewayTimeout, "decode_timeout", errNoFirstEvent.Error()), errNoFirstEvent)
 }
 
 // clientLeftFault returns the fault of a call that ends because the client has left.
@@ -415,12 +391,7 @@ func clientLeftFault() *failure.Fault {
 // has come: at the end of the decode engine's answer, confirmKV waits for it once more. firstEventCame returns why the decode engine's
 // answer may be wrong; nil: nothing shows that it is.
 func (p *concurrentPrefill) firstEventCame(counted int) *failure.Fault {
-	p.withLock(func() {
-		// If the event came so late that the prefill engine may have freed the KV, the decode call counts as not begun, with
-		// errLateFirstEvent. Before the prefill engine answers, answeredAt is zero, and the lifecycle does not look at tooLate.
-		tooLate := time.Since(p.answeredAt) > p.kvValidFor()
-		p.step(lifecycle.Event{Kind: lifecycle.Began, Prompt: counted, Expired: tooLate}, unbegunFault(errLateFirstEvent))
-	})
+	p.report(lifecycle.Event{Kind: lifecycle.Began, Prompt: counted}, nil)
 	p.awaitPrefill() // does nothing if Began has brought no effect AwaitPrefill
 	p.report(lifecycle.Event{Kind: lifecycle.Confirmed}, nil)
 	return p.pairFault()

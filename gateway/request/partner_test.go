@@ -25,7 +25,7 @@ import (
 
 // Each needs the other: what ends one leg ends the other, says why, and gives the lease back once.
 func TestWhatOneLegDoesToTheOther(t *testing.T) {
-	const sglang, layerwise, push = mooncake.SGLang, mooncake.AscendLayerwise, mooncake.NIXLPush
+	const sglang, layerwise = mooncake.SGLang, mooncake.AscendLayerwise
 	quick := func(c *config.Config) { c.Bind.CallbackTimeout = 20 * time.Millisecond }
 	for _, row := range []struct {
 		name, connector string
@@ -266,28 +266,9 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			},
 		},
 		{
-			name: "both answer", connector: push, fine: true,
+			name: "the prefill engine counts more tokens than a prompt can have", connector: layerwise, why: lifecycle.Garbled, rebind: "prefill",
 			do: func(c *pair) *failure.Fault {
-				c.answer <- says(7)
-				<-c.prefillOver
-				require.Nil(c.t, c.firstEventCame(7))
-				c.answerEnded(false)
-				return nil
-			},
-		},
-		{
-			name: "the prefill engine restarted after the decode engine had got its address", connector: push,
-			why: lifecycle.Restarted, rebind: "prefill", orphan: true,
-			do: func(c *pair) *failure.Fault {
-				c.rendezvous.Coordinates = &mooncake.KVAddress{EngineID: "e0"}
-				c.answer <- says(7)
-				return c.isEnded()
-			},
-		},
-		{
-			name: "the prefill engine counts more tokens than a prompt can have", connector: push, why: lifecycle.Garbled, rebind: "prefill",
-			orphan: true,
-			do: func(c *pair) *failure.Fault {
+				c.calls()
 				c.answer <- says(1 << 40)
 				f := c.isEnded()
 				<-c.prefillOver
@@ -296,9 +277,9 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			},
 		},
 		{
-			name: "the prefill engine has more of the prompt cached than there is", connector: push, fine: true,
+			name: "the prefill engine has more of the prompt cached than there is", connector: layerwise, fine: true,
 			do: func(c *pair) *failure.Fault {
-				c.rendezvous.Coordinates.EngineID = "e"
+				c.calls()
 				c.answer <- func(w http.ResponseWriter) {
 					_, _ = io.WriteString(w, handOff("7", `,"prompt_tokens_details":{"cached_tokens":8}`))
 				}
@@ -307,17 +288,6 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 				require.Equal(c.t, -1, c.probed.CachedTokens, "it is not known")
 				c.answerEnded(false)
 				return nil
-			},
-		},
-		{
-			name: "the decode engine dies before it has the KV", connector: push, fine: true, rebind: "decode", orphan: true,
-			do: func(c *pair) *failure.Fault {
-				c.sent()
-				f, blocksMayLeak := c.decodeFailed(lifecycle.Died)
-				require.True(c.t, blocksMayLeak)
-				c.answer <- says(7)
-				<-c.prefillOver
-				return f
 			},
 		},
 	} {

@@ -197,7 +197,6 @@ func transferNames(j *job, candidate prefill.Candidate) (*mooncake.BootstrapInfo
 // keep requests away from engines that are empty.
 func openProbe(j *job, call *probeCall, lease *prefill.Lease, transfer *mooncake.BootstrapInfo) (resp *engine.Response,
 	fetched *handback.Turn, fault *failure.Fault) {
-	markSentIfNotYet(lease)
 	var noEarliest time.Time // the call may end as soon as the grace is over
 	ignoreClient := endAfterClientLeft(j.client, call.engineCall(), j.srv.Settings().Limits.ProbeGrace, noEarliest)
 	changes, fetched := j.fetchTurn(lease)
@@ -207,14 +206,6 @@ func openProbe(j *job, call *probeCall, lease *prefill.Lease, transfer *mooncake
 	resp, fault = call.Open(headers, body)
 	ignoreClient() // from now on the answer is read even if the client leaves, because only the answer names the KV
 	return resp, fetched, fault
-}
-
-// markSentIfNotYet marks a lease as sent right before its prefill call, if the profile of its engine is Early. Requests to such an engine
-// usually get their decode rank before their prefill, so a lease on it does not count as sent when it is granted, as all others do.
-func markSentIfNotYet(lease *prefill.Lease) {
-	if lease.Candidate.Profile.Early() {
-		lease.MarkSent()
-	}
 }
 
 // acceptAnswer turns a prefill engine's answer into a hand-off, or returns why it cannot. It also stores in the job, the record and the
@@ -236,9 +227,6 @@ func (j *job) acceptAnswer(lease *prefill.Lease, process roster.ProcessID, trans
 	h := &handoff.Handoff{Handoff: mooncake.NewHandoff(probed.KV, answered.Add(budget), expires), Lease: lease,
 		Maker: j.srv.Fleet.MakerOf(process, candidate, probed.EngineID)}
 	describeRequest(h, j, &probed)
-	if probed.Coordinates != nil { // the address at which decode engines reach this prefill engine
-		j.srv.Fleet.StoreCoordinates(candidate, process, probed.Coordinates)
-	}
 	return h, checkPrefilled(j, probed.PromptTokens)
 }
 
@@ -394,7 +382,6 @@ func (p *concurrentPrefill) runProbe() (tryAnother bool) {
 		return false
 	}
 	defer call.untrack()
-	p.process = call.process // acceptAnswer stores the address of the engine for just this process
 	lease.MarkSent()
 	var newParts [][]byte // EarlyProbe appends the parts of the body to it
 	body := lease.Candidate.Profile.EarlyProbe(&p.body, call.withSalt(p.changes), p.rendezvous, p.streamed, newParts)
@@ -422,7 +409,7 @@ func (p *concurrentPrefill) endIfAborted(candidate prefill.Candidate, answer []b
 	if !bytes.Contains(answer, []byte(`"abort"`)) {
 		return
 	}
-	probed, err := candidate.Profile.ReadEarlyProbe(answer, p.job.srv.Fleet.KnownHost)
+	probed, err := candidate.Profile.ReadEarlyProbe(answer)
 	var byEvenkeel, resumed bool
 	p.withLock(func() { byEvenkeel, resumed = p.pairState().PrefillAborting(), p.job.life.Resumed() })
 	if err != nil && !byEvenkeel {
@@ -444,8 +431,7 @@ func (p *concurrentPrefill) probeEnded(answer []byte, answered time.Time, fault 
 	if fault == nil {
 		return false
 	}
-	fault.Kept = p.traits.Keeps // such an engine may hold the KV until its hold timeout, which the disposition of the lease must show
-	p.lastRefusal = fault       // reported if no other engine takes the prompt
+	p.lastRefusal = fault // reported if no other engine takes the prompt
 	attemptsLeft := len(p.tried) < p.job.srv.Settings().Prefill.Retry.Attempts
 	return p.step(lifecycle.Event{Kind: lifecycle.PrefillFailed, Again: attemptsLeft}, fault)
 }
@@ -489,13 +475,6 @@ func (p *concurrentPrefill) acceptAnswer(answer []byte, at time.Time) *failure.F
 	if fault != nil {
 		return fault
 	}
-	if coordinates := probed.Coordinates; coordinates != nil {
-		p.job.srv.Fleet.StoreCoordinates(candidate, p.process, coordinates)
-		// The decode call names the earlier process of the prefill engine, which is gone.
-		if coordinates.EngineID != p.rendezvous.Coordinates.EngineID {
-			return failure.UnusableAnswer(lifecycle.Prefill, lifecycle.Restarted, failure.BadGateway("prefill", errRestarted.Error()), errRestarted)
-		}
-	}
 	p.probed, p.answeredAt = probed, at
 	// The decode engine's answer shows its tokens only at its end, so the board must estimate them until then. It begins with this only
 	// now, because the rank computes no tokens before it has the KV.
@@ -516,7 +495,7 @@ func (p *concurrentPrefill) acceptAnswer(answer []byte, at time.Time) *failure.F
 // with the job's mutex held.
 func (p *concurrentPrefill) readAnswer(candidate prefill.Candidate, answer []byte) (mooncake.ProbeAnswer, *failure.Fault) {
 	srv := p.job.srv
-	probed, err := candidate.Profile.ReadEarlyProbe(answer, srv.Fleet.KnownHost)
+	probed, err := candidate.Profile.ReadEarlyProbe(answer)
 	// evenkeel, or another program, asked the engine to abort, so the engine has not failed.
 	if errors.Is(err, mooncake.ErrPrefillFailed) && p.pairState().PrefillAborting() || p.endedByOther {
 		return probed, p.abortedFault()
@@ -574,7 +553,9 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Timeout) (*strea
 // askPrefillOnly sends the request of prefillOnly to the engine of the lease, by this call, and returns the whole answer. If the client
 // leaves meanwhile, the call ends.
 func askPrefillOnly(j *job, lease *prefill.Lease, call *probeCall) ([]byte, *failure.Fault) {
-	markSentIfNotYet(lease)
+	if lease.Candidate.Profile.Early() { // such a lease does not count as sent when it is granted, as all others do
+		lease.MarkSent()
+	}
 	j.client.OnGone(func() { call.Disconnect(upstream.NoticeTimeout) })
 	var noKV json.RawMessage // the engine computes the prompt itself
 	body := lease.Candidate.Profile.DecodeBody(&j.body, j.req.Endpoint, j.changes, noKV, call.salt(), j.req.Stream, nil)

@@ -257,7 +257,7 @@ func (r *executor) queue() lifecycle.Event {
 	}
 	j.avoid.prefill = append(j.avoid.prefill, lease.Candidate.ID)
 	r.lease = lease
-	bind := j.srv.bindOrder(lease.Candidate)
+	bind := bindOrder(lease.Candidate)
 	// The prefill engine gives the whole answer, so no decode rank is needed. With Late, the prefill call comes first, and here it is
 	// the only call.
 	if j.req.PrefillOnly && bind == lifecycle.Early {

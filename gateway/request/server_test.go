@@ -122,9 +122,8 @@ type engines struct {
 	calls *fleet.Fleet // keeps the calls, and knows no engine
 
 	mu       sync.Mutex
-	shunned  []string                       // ranks, or the hosts of ranks
-	gaveBack []string                       // engines that gave an answer back
-	at       map[string]*mooncake.KVAddress // of prefill engines that have told theirs
+	shunned  []string // ranks, or the hosts of ranks
+	gaveBack []string // engines that gave an answer back
 }
 
 func (f *engines) Rank(worker int32) *roster.Rank   { return f.ranks[worker] }
@@ -167,21 +166,6 @@ func (f *engines) BootstrapInfo(c prefill.Candidate) (*mooncake.BootstrapInfo, e
 	defer client.Close()
 	info, err := engine.Bootstrap(context.Background(), client, c.Target, c.Profile.BootstrapPort)
 	return &info, err
-}
-
-func (f *engines) Coordinates(c prefill.Candidate) *mooncake.KVAddress {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.at[c.ID]
-}
-
-func (f *engines) StoreCoordinates(c prefill.Candidate, _ roster.ProcessID, at *mooncake.KVAddress) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.at == nil {
-		f.at = map[string]*mooncake.KVAddress{}
-	}
-	f.at[c.ID] = at
 }
 
 func (f *engines) GaveBack(decode string) {

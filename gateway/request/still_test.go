@@ -22,14 +22,13 @@ var excused = []string{"right", "500", "502", "503", "504"}
 func TestEitherEngineStandsStillForLongerThanItPromises(t *testing.T) {
 	t.Parallel()
 	const promise = 3 * time.Second // a machine that pauses the test for less breaks none
-	for _, row := range []struct{ name, connector, bind string }{
-		{"ascend-mooncake-v1", mooncake.AscendMooncakeV1, ""},
-		{"vllm-mooncake", mooncake.VLLMMooncake, ""},
-		{"nixl-pull", mooncake.NIXLPull, ""},
-		{"nixl-push", mooncake.NIXLPush, mooncake.BindLate},
-		{"nixl-push, bound at arrival", mooncake.NIXLPush, mooncake.BindArrival},
-		{"ascend-layerwise", mooncake.AscendLayerwise, ""},
-		{"sglang", mooncake.SGLang, ""},
+	for _, row := range []struct{ name, connector string }{
+		{"ascend-mooncake-v1", mooncake.AscendMooncakeV1},
+		{"vllm-mooncake", mooncake.VLLMMooncake},
+		{"nixl-pull", mooncake.NIXLPull},
+		{"nixl-push", mooncake.NIXLPush},
+		{"ascend-layerwise", mooncake.AscendLayerwise},
+		{"sglang", mooncake.SGLang},
 	} {
 		for _, side := range []string{"prefill", "decode"} {
 			t.Run(row.name+", the "+side+" engine", func(t *testing.T) {
@@ -38,7 +37,7 @@ func TestEitherEngineStandsStillForLongerThanItPromises(t *testing.T) {
 					SGLang: refengine.SGLangOptions{BootstrapTimeout: promise, WaitingTimeout: promise}}}
 				o := setup{
 					prefill: e, decode: e, late: true, gauged: true,
-					profile: mooncake.Profile{Connector: row.connector, Bind: row.bind, FirstEventTimeout: 2 * promise},
+					profile: mooncake.Profile{Connector: row.connector, FirstEventTimeout: 2 * promise},
 					configure: func(c *config.Config, _ *Deps) {
 						c.Limits.ProbeTimeout, c.Bind.CallbackTimeout, c.Bind.Grace = 2*promise, promise, promise/2
 					},
@@ -155,21 +154,16 @@ func TestNoSecondPrefillForABrokenOne(t *testing.T) {
 func TestBlocksForKVThatIsGoneCountAsTaken(t *testing.T) {
 	t.Parallel()
 	const lease = 3 * time.Second
-	for _, bind := range []string{mooncake.BindLate, mooncake.BindArrival} {
-		t.Run(bind, func(t *testing.T) {
-			t.Parallel()
-			e := []refengine.Config{{KV: refengine.KV{HoldTimeout: lease}}}
-			b := start(t, setup{
-				prefill: e, decode: e, late: true,
-				profile:   mooncake.Profile{Connector: mooncake.NIXLPush, Bind: bind, KVHoldTimeout: lease, FirstEventTimeout: 4 * lease},
-				configure: func(c *config.Config, _ *Deps) { c.Prefill.Retry.Attempts = 1 },
-			})
-			require.NoError(t, b.d[0].SetFaults(standing))
-			require.Contains(t, []string{"502", "503", "504"}, b.judge("a prompt", `"stream":true,`))
-			b.eventually("the prefill engine has given the KV away", func() bool { return b.p[0].Stats().Leaks == 1 })
-			require.NoError(t, b.d[0].SetFaults())
-			b.eventually("its blocks are kept", func() bool { return b.d[0].Stats().Stranded() > 0 })
-			require.Positive(t, b.Dispatcher.Status(t.Context()).Models[0].Workers[0].Orphans)
-		})
-	}
+	e := []refengine.Config{{KV: refengine.KV{HoldTimeout: lease}}}
+	b := start(t, setup{
+		prefill: e, decode: e, late: true,
+		profile:   mooncake.Profile{Connector: mooncake.NIXLPush, KVHoldTimeout: lease, FirstEventTimeout: 4 * lease},
+		configure: func(c *config.Config, _ *Deps) { c.Prefill.Retry.Attempts = 1 },
+	})
+	require.NoError(t, b.d[0].SetFaults(standing))
+	require.Contains(t, []string{"502", "503", "504"}, b.judge("a prompt", `"stream":true,`))
+	b.eventually("the prefill engine has given the KV away", func() bool { return b.p[0].Stats().Leaks == 1 })
+	require.NoError(t, b.d[0].SetFaults())
+	b.eventually("its blocks are kept", func() bool { return b.d[0].Stats().Stranded() > 0 })
+	require.Positive(t, b.Dispatcher.Status(t.Context()).Models[0].Workers[0].Orphans)
 }

@@ -74,7 +74,7 @@ func TestARequestThatTwoEnginesFailAtCountsAgainstNeither(t *testing.T) {
 	for name, o := range map[string]setup{
 		"prefill engines": {prefill: three},
 		"prefill engines beside a decode leg": {prefill: three, decode: three,
-			profile: mooncake.Profile{Connector: mooncake.NIXLPush, Bind: mooncake.BindArrival}},
+			profile: mooncake.Profile{Connector: mooncake.SGLang}},
 		"ranks that do both": {mixed: three, groups: []string{"a", "b", "c"}},
 	} {
 		t.Run(name, func(t *testing.T) {

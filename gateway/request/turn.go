@@ -13,7 +13,6 @@ import (
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/prompt"
 	"evenkeel/geo"
-	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
 
@@ -179,15 +178,15 @@ func addRoutingQuery(j *job, arrival *prefill.Request) {
 	}
 }
 
-// bindOrder returns the order of the next steps for a request that has a lease on the candidate. If the connector allows it, the request is
-// bound to a decode rank before its prefill (Early). With NIXLPush, a decode engine then needs the prefill engine's address. As long as the
-// address is unknown, requests are bound after their prefill (Late): the prefill engine's answer has the address.
-func (srv *Server) bindOrder(candidate prefill.Candidate) lifecycle.Bind {
+// bindOrder returns the order of the next steps for a request that has a lease on the candidate. By
+// its connector, the request is bound to a decode rank before its prefill (Early) or after it
+// (Late).
+func bindOrder(candidate prefill.Candidate) lifecycle.Bind {
 	switch {
 	case candidate.Aggregated:
 		return lifecycle.Aggregated
-	case candidate.Profile.Early() && (candidate.Profile.Connector != mooncake.NIXLPush || srv.Fleet.Coordinates(candidate) != nil):
-		return lifecycle.Early // no address is needed, or it is known
+	case candidate.Profile.Early():
+		return lifecycle.Early
 	}
 	return lifecycle.Late
 }

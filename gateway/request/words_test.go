@@ -298,7 +298,7 @@ func TestLogprobsOfPromptsComeFromWhoComputesThem(t *testing.T) {
 	}{
 		{"vLLM before 0.31", pair(mooncake.NIXLPull, "0.30.2", false), alone, first},
 		{"vLLM from 0.31 on", pair(mooncake.NIXLPull, "0.31.0", true), alone, decodes},
-		{"likewise, bound early", pair(mooncake.NIXLPush, "0.32.0", true), alone, decodes},
+		{"likewise, with KV that is pushed", pair(mooncake.NIXLPush, "0.32.0", true), alone, decodes},
 		{"vllm-ascend", pair(mooncake.AscendMooncakeV1, "0.32.0", false), alone, first},
 		{"likewise, layer by layer", pair(mooncake.AscendLayerwise, "0.32.0", false), alone, first},
 		{"ranks that do both", setup{mixed: []refengine.Config{does(2)}}, decodes, decodes},

@@ -20,17 +20,14 @@ import (
 	"evenkeel/mooncake"
 )
 
-var together = []refengine.Connector{refengine.AscendLayerwise, refengine.SGLang, refengine.NIXLPush}
+var together = []refengine.Connector{refengine.AscendLayerwise, refengine.SGLang}
 
 // meeting is a config of engines that work on a request at the same time.
 func meeting(t *testing.T, connector refengine.Connector, p, d *refengine.Engine) *config.Config {
 	t.Helper()
 	profile := mooncake.Profile{Connector: string(connector)}
-	switch connector {
-	case refengine.SGLang:
+	if connector == refengine.SGLang {
 		profile.BootstrapPort = port(t, p.URLs()[0])
-	case refengine.NIXLPush:
-		profile.Bind = mooncake.BindArrival
 	}
 	c := config.Default()
 	c.Profiles = map[string]mooncake.Profile{config.DefaultProfile: profile}
@@ -62,7 +59,7 @@ func TestEnginesThatWorkTogetherAreTried(t *testing.T) {
 
 // An engine is tried with one of the other side before it serves; one that is alone only has to answer.
 func TestOneOfThoseThatWorkTogether(t *testing.T) {
-	for _, connector := range together[:2] {
+	for _, connector := range together {
 		t.Run(string(connector), func(t *testing.T) {
 			p := start(t, refengine.Config{Role: refengine.Prefill, Connector: connector})
 			d := start(t, refengine.Config{Role: refengine.Decode, Connector: connector})

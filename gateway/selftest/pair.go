@@ -146,7 +146,7 @@ func (t *tester) discard(ctx context.Context, d testedRank, q *query, a mooncake
 // prompt tokens that the decode engine counted.
 func (t *tester) answer(ctx context.Context, d testedRank, q *query, id string, body [][]byte) (prompt int, err error) {
 	kind, cached := lifecycle.Decode, -1 // -1: the prefill engine knows how many tokens were cached
-	if d.profile.Aggregated() {          // the engine itself reports its cached tokens
+	if d.profile.Aggregated {            // the engine itself reports its cached tokens
 		kind, cached = lifecycle.Sole, sse.OwnCached
 	}
 	text, err := t.send(ctx, d, q, kind, id, body)
@@ -203,7 +203,7 @@ func (t *tester) checkAnswer(d testedRank, s *stream) error {
 	case usage.Completion != answerTokens && s.filter.FinishReason() == "length":
 		return fmt.Errorf("usage says %d tokens of the %d asked for", usage.Completion, answerTokens)
 	}
-	if d.profile.Aggregated() {
+	if d.profile.Aggregated {
 		t.report(d.name, OK, "computed a prompt of %d tokens and answered with %d", usage.Prompt, usage.Completion)
 		t.checkCached(d, usage.Cached)
 	} else {
@@ -314,7 +314,7 @@ func (t *tester) prefillConcurrently(ctx context.Context, p, d testedRank, q *qu
 	if err != nil {
 		return answer, err
 	}
-	return p.profile.ReadEarlyProbe(text, func(host string) bool { return t.hosts[host] })
+	return p.profile.ReadEarlyProbe(text)
 }
 
 // listen starts a listener for the callbacks of decode engines, if the config has an address for it and the caller has passed no listener

@@ -20,7 +20,7 @@ func (t *tester) compareSettings(ctx context.Context, role string, s testedRank,
 	switch {
 	case s.profile.Connector == mooncake.SGLang:
 		t.compareSGLang(ctx, s, e)
-	case s.profile.Aggregated():
+	case s.profile.Aggregated:
 		t.compareVLLM(ctx, s, e)
 	default:
 		t.compareSplit(ctx, role, s, e)
@@ -40,7 +40,7 @@ func (t *tester) serverInfo(ctx context.Context, s testedRank, into any) bool {
 // the server, and most of the server's own methods to choose a rank choose such a rank, too. It also warns of a server that holds prompts
 // back itself, because evenkeel does the same.
 func (t *tester) compareSGLang(ctx context.Context, s testedRank, e config.Engine) {
-	if s.target.Rank < 0 && !s.profile.Aggregated() { // the engine has only one rank
+	if s.target.Rank < 0 && !s.profile.Aggregated { // the engine has only one rank
 		return
 	}
 	namesRanks := s.profile.NamedRank(s.target.Rank) >= 0
@@ -61,7 +61,7 @@ func (t *tester) compareSGLang(ctx context.Context, s testedRank, e config.Engin
 			"which also chooses ranks whose GPU has failed; start it with --load-balance-method round_robin", reported.Balance)
 	}
 	switch {
-	case !s.profile.Aggregated(): // only servers that also decode hold prompts back
+	case !s.profile.Aggregated: // only servers that also decode hold prompts back
 	case !answered:
 		t.report(s.name, OK, "does not tell whether it holds prompts back itself (--enable-prefill-delayer, --min-free-slots-delay): GET "+
 			"/server_info gives no answer")

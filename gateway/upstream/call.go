@@ -28,7 +28,7 @@ const NoticeTimeout = 250 * time.Millisecond
 // decodes gets the rank in the header, unless its profile says that ranks must not be named.
 func NewCall(client *engine.Client, profile *mooncake.Profile, target *engine.Target) *engine.Call {
 	if profile.Connector == mooncake.SGLang {
-		if rankInBody := !profile.Aggregated(); rankInBody || profile.NamedRank(target.Rank) < 0 {
+		if rankInBody := !profile.Aggregated; rankInBody || profile.NamedRank(target.Rank) < 0 {
 			target = target.Unranked() // the header names no rank
 		}
 	}

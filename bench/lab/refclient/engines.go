@@ -17,7 +17,6 @@ import (
 	"evenkeel/bench/lab/refengine"
 	"evenkeel/dispatcher/board"
 	"evenkeel/gateway/config"
-	"evenkeel/mooncake"
 	"evenkeel/prefill"
 )
 
@@ -227,9 +226,6 @@ func Early(t *testing.T, connector refengine.Connector, prefills, decodes []refe
 	return prefills, decodes, func(cfg *config.Config) {
 		p := cfg.Profiles[config.DefaultProfile]
 		p.Connector = string(connector)
-		if connector == refengine.NIXLPush {
-			p.Bind = mooncake.BindArrival
-		}
 		atOwnPort := connector == refengine.SGLang || connector == refengine.VLLMMooncake // where a reference engine is met
 		for i := range cfg.Engines.Prefill {
 			if !atOwnPort {

@@ -421,7 +421,7 @@ func (f *Finding) assume(l *traffic, given Given) {
 	}
 	switch {
 	case !f.early():
-		add("evenkeel chooses ranks after the prefill, so not with ascend-layerwise, nor with nixl-push and bind: arrival")
+		add("evenkeel chooses ranks after the prefill, so not with ascend-layerwise")
 	case math.IsNaN(f.coming):
 		add("a prefill takes no time, because the pages lack %s; with SGLang, a slot stands empty for that time", transfer.names[0])
 	default:

@@ -42,7 +42,9 @@ func (o *options) speak(name string) error {
 }
 
 // early says whether requests are bound to a decode rank before their prefill.
-func (s scenario) early() bool { return s.strands() || s.connector == refengine.SGLang }
+func (s scenario) early() bool {
+	return s.connector == refengine.AscendLayerwise || s.connector == refengine.SGLang
+}
 
 // strands says whether a decode engine keeps the blocks of a request whose KV never comes, until it restarts.
 func (s scenario) strands() bool {
@@ -82,10 +84,7 @@ func (s *settings) profiles() string {
 		resume = "continue_final_message"
 	}
 	common = append(common, "chat_resume: "+resume)
-	if connector == refengine.NIXLPush {
-		common = append(common, "bind: arrival")
-	}
-	if !of.early() || connector == refengine.NIXLPush {
+	if !of.early() {
 		common = append(common, fmt.Sprintf("kv_hold_timeout: %v", s.hold), "reject_releases: true")
 	}
 	var b strings.Builder
@@ -129,7 +128,7 @@ var ownFaults = map[refengine.Connector]map[string][]refengine.Fault{
 func foreign(c refengine.Connector, f refengine.Fault) bool {
 	switch f {
 	case refengine.LostKV:
-		return scenario{connector: c}.early()
+		return scenario{connector: c}.early() || c == refengine.NIXLPush
 	case refengine.NullHandoff, refengine.EmptyBlocks, refengine.StringBlocks, refengine.NoRequestID, refengine.WrongHost:
 		return c == refengine.AscendLayerwise || c == refengine.SGLang
 	case refengine.Recomputed:

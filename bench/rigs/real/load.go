@@ -137,9 +137,7 @@ func cancels(ctx context.Context, w *site) (outcome, error) {
 		key := left + fmt.Sprintf("phase=%q}", phase)
 		n := after[key] - before[key]
 		seen = append(seen, fmt.Sprintf("%.0f %s", n, phase))
-		// Bound at arrival, a prefill is a part of the transfer, and who waits does so in the queue: only as many are in
-		// the pool as the prefill engine could begin with.
-		if n == 0 && (w.bind == "" || phase != "prefill" && phase != "pooled") {
+		if n == 0 {
 			never = append(never, phase)
 		}
 	}

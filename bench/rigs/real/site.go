@@ -25,7 +25,6 @@ type site struct {
 	engines map[string]*engine
 	version string // of the engines
 	proxy   *testbed.Proxy
-	bind    string  // of the profile; empty: the default
 	now     setting // what the proxy runs with
 
 	behind []string // the engines behind evenkeel, in most rows
@@ -39,7 +38,6 @@ type site struct {
 type setting struct {
 	decode []string // URLs of engines, or of what is in front of them
 	slots  int
-	bind   string
 
 	fetches bool // hand_back: fetched
 }
@@ -152,8 +150,7 @@ func (w *site) need(ctx context.Context, names ...string) error {
 
 // evenkeel has the proxy run with this setting, and waits until it is ready.
 func (w *site) evenkeel(ctx context.Context, s setting) error {
-	s.bind = w.bind
-	if w.proxy.Running() && s.bind == w.now.bind && slices.Equal(s.decode, w.now.decode) && s.slots == w.now.slots &&
+	if w.proxy.Running() && slices.Equal(s.decode, w.now.decode) && s.slots == w.now.slots &&
 		s.fetches == w.now.fetches {
 		return w.ready(ctx)
 	}
@@ -188,9 +185,6 @@ func (w *site) config(s setting) string {
 	}
 	if s.fetches {
 		mode += ", hand_back: fetched"
-	}
-	if s.bind != "" {
-		mode += ", bind: " + s.bind
 	}
 	return fmt.Sprintf(`listen: %q
 admin: {listen: %q}

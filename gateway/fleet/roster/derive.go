@@ -231,8 +231,7 @@ func (d *deriving) newWorker(e *Engine, number int, rank *Rank) board.Worker {
 
 // describeHandOffs says how a rank of a decode engine takes the KV that prefill engines hand over to it.
 func (d *deriving) describeHandOffs(e *Engine, w *board.Worker) {
-	w.Early = e.Profile.Early()                                    // the rank is bound before the prefill
-	w.AtOnce = w.Early && e.Profile.Connector == mooncake.NIXLPush // and its slot must be free when the prefill ends
+	w.Early = e.Profile.Early() // the rank is bound before the prefill
 	if e.Profile.Renews() {
 		w.MaxEngineQueue = d.r.terms.Beyond // so many may wait in the engine's own queue, because prefill engines keep their KV
 	}

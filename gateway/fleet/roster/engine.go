@@ -260,9 +260,10 @@ func (e *Engine) takesHandOff(ep mooncake.Endpoint) bool {
 		// By the room, a number in the body, the two engines of a request find each other.
 		return ep == mooncake.Generate || e.readsRoomsEverywhere()
 	}
-	// With early binding (the decode rank is chosen before the prefill), or with nixl-push, the vLLM engine that pushes KV finds the
-	// destination by the X-Request-Id of the decode request. Of the endpoints that are left here, vLLM gives this id to its request
-	// only at the one for token ids, and e.g. not to a response.
+	// With a connector that pushes KV (nixl-push, ascend-layerwise), the vLLM engine that
+	// pushes finds the destination by the X-Request-Id of the decode request. Of the endpoints
+	// that are left here, vLLM gives this id to its request only at the one for token ids, and
+	// e.g. not to a response.
 	needsRequestID := e.Profile.Early() || e.Profile.Connector == mooncake.NIXLPush
 	if needsRequestID && ep != mooncake.Tokens {
 		return false

@@ -170,23 +170,23 @@ func TestTheBoardOfAHandOffIsThatOfItsBaseModel(t *testing.T) {
 func TestPromptsWaitWhereDecodeIsHalted(t *testing.T) {
 	up, halted, down := board.Worker{Up: true}, board.Worker{Awaited: true}, board.Worker{Down: true}
 	for _, row := range []struct {
-		name, bind, region string
-		workers            []board.Worker
-		live, late         bool
+		name, connector, region string
+		workers                 []board.Worker
+		live, late              bool
 	}{
-		{"one of them takes requests", mooncake.BindLate, "", []board.Worker{halted, up}, true, false},
-		{"none does for now", mooncake.BindLate, "", []board.Worker{halted, down}, false, true},
-		{"they wait for a rank before the prefill", mooncake.BindArrival, "", []board.Worker{halted}, true, false},
-		{"none is there", mooncake.BindLate, "", []board.Worker{down}, true, false},
-		{"one of another region takes requests", mooncake.BindLate, "eu", []board.Worker{halted, up}, true, false},
-		{"none of another region does for now", mooncake.BindArrival, "eu", []board.Worker{halted, down}, false, true},
-		{"none of another region is there", mooncake.BindLate, "eu", []board.Worker{down}, false, false},
+		{"one of them takes requests", mooncake.NIXLPull, "", []board.Worker{halted, up}, true, false},
+		{"none does for now", mooncake.NIXLPull, "", []board.Worker{halted, down}, false, true},
+		{"they wait for a rank before the prefill", mooncake.SGLang, "", []board.Worker{halted}, true, false},
+		{"none is there", mooncake.NIXLPull, "", []board.Worker{down}, true, false},
+		{"one of another region takes requests", mooncake.NIXLPull, "eu", []board.Worker{halted, up}, true, false},
+		{"none of another region does for now", mooncake.SGLang, "eu", []board.Worker{halted, down}, false, true},
+		{"none of another region is there", mooncake.NIXLPull, "eu", []board.Worker{down}, false, false},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			for i := range row.workers {
 				row.workers[i].Model = BoardIn("m", row.region)
 			}
-			profile := &mooncake.Profile{Connector: mooncake.NIXLPush, Bind: row.bind}
+			profile := &mooncake.Profile{Connector: row.connector}
 			c := []prefill.Candidate{{Models: []string{"m"}, Region: row.region, Live: true, Profile: profile}}
 			elsewhere := board.Worker{Model: BoardIn("m", "us"), Up: true}
 			requireDecodeRanks(c, append(row.workers, elsewhere))
