@@ -64,7 +64,6 @@ type Patch struct {
 	RID        string          // the rid of a request to SGLang's Generate that one engine computes alone; empty: the engine chooses an id
 	IgnoreEOS  bool            // true for a probe that is repeated because its first token ended the answer
 	Resume     *Resume         // set if the request continues an interrupted answer; nil: it begins the answer
-	Fetch      json.RawMessage // kv_transfer_params with which the prefill engine fetches KV of the chat's last turn; nil: it fetches none
 	Adapter    Adapter         // the LoRA adapter that the client asks for; zero: it asks for a base model
 	ProbeSalt  string          // salt of a probe to an engine that also decodes, as that of DecodeBody; empty: it needs none
 }
@@ -161,11 +160,8 @@ var (
 // kv_transfer_params (params) asks for the hand-off.
 func (p *Profile) ProbeBody(b *Body, ep Endpoint, changes *Patch, info *BootstrapInfo, dst [][]byte) [][]byte {
 	params := pullProbe
-	switch {
-	case p.Connector == VLLMMooncake && info != nil: // it needs the id of the transfer, and fetches nothing
+	if p.Connector == VLLMMooncake && info != nil { // it needs the id of the transfer
 		params = info.probeParams()
-	case changes != nil && changes.Fetch != nil: // the prefill engine shall also fetch the KV of the chat's last turn
-		params = changes.Fetch
 	}
 	if s := bodyRulesOf[ep]; s != nil { // the bodies of this endpoint differ from those of chat and completions
 		return s.probe(p, b, changes, params, dst)

@@ -92,14 +92,13 @@ const (
 
 var chatResumes = []string{ChatResumeNone, ChatResumeVLLM, ChatResumeAscend, ChatResumeContinue}
 
-// The values of hand_back: whether a decode engine keeps the KV of an answer, so that a prefill engine can fetch it for the next turn
-// of the chat.
+// The values of hand_back: whether a decode engine keeps the KV of an answer for the next turn of
+// the chat.
 const (
 	HandBackNone = "none" // the decode engine keeps no KV of answers
-	// The decode engine keeps the KV (vLLM's bidirectional_kv_xfer), and evenkeel counts its memory as used, but asks no prefill engine
-	// to fetch it.
+	// The decode engine keeps the KV (vLLM's bidirectional_kv_xfer), and evenkeel counts its memory
+	// as used. It asks no prefill engine to fetch it.
 	HandBackCounted = "counted"
-	HandBackFetched = "fetched" // as HandBackCounted, and prefill engines with this profile are asked to fetch the KV
 )
 
 // Profile has the operator's settings for one kind of engine. Zero values are replaced by WithDefaults.
@@ -247,11 +246,10 @@ func (p Profile) Validate() error {
 	if _, err := p.HoldBudget(); err != nil {
 		bad("%w", err)
 	}
-	oneOf("hand_back", p.HandBack, HandBackNone, HandBackCounted, HandBackFetched)
+	oneOf("hand_back", p.HandBack, HandBackNone, HandBackCounted)
 	// Only nixl-pull can keep the KV of answers. With nixl-push, an engine refuses to start with bidirectional_kv_xfer (vLLM 0.33,
 	// nixl/push_scheduler.py).
-	keepsAnswers := p.HandBack == HandBackCounted || p.HandBack == HandBackFetched
-	if keepsAnswers && p.Connector != NIXLPull {
+	if p.HandBack == HandBackCounted && p.Connector != NIXLPull {
 		bad("hand_back is %s, and engines with connector %s keep no KV of answers; only those with %s do", p.HandBack, p.Connector, NIXLPull)
 	}
 	if p.DecoderTTL <= 0 {
@@ -392,7 +390,7 @@ func (p *Profile) Canary() func(model string, rank int) []byte {
 
 // Keeps returns how long a decode engine keeps the KV of an answer that has ended; 0: it keeps none.
 func (p *Profile) Keeps() time.Duration {
-	if p.HandBack != HandBackCounted && p.HandBack != HandBackFetched {
+	if p.HandBack != HandBackCounted {
 		return 0
 	}
 	return p.DecoderTTL

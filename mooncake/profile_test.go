@@ -159,7 +159,7 @@ func TestOnlyEnginesThatArePulledFromKeepAnswers(t *testing.T) {
 		p := Profile{Name: "mine", Connector: connector}.WithDefaults()
 		require.NoError(t, p.Validate())
 		require.Zero(t, p.Keeps())
-		for _, how := range []string{HandBackCounted, HandBackFetched} {
+		for _, how := range []string{HandBackCounted} {
 			p.HandBack = how
 			if connector != NIXLPull {
 				require.ErrorContains(t, p.Validate(), `profile "mine": hand_back is `+how+`, and engines with connector `+connector)

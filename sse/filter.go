@@ -362,7 +362,7 @@ func recordEnd(f *Filter, finish, data []byte) {
 	}
 	if len(finish) > 0 {
 		f.finishReason, f.endedByStopText = finishReason(finish), facts.stopText
-		f.keepsKV = facts.handBackEnd > 0 // the event has kv_transfer_params, which say where the engine keeps the answer's KV
+		f.keepsKV = facts.keepsKV
 	}
 	if f.finishReason != "" && facts.hasUsage { // the usage is the final one
 		f.finalUsageCame = facts.choices == 0 || !f.continuousUsage // a continuous usage also comes in an event of its own
@@ -569,9 +569,6 @@ func (t *Transcript) record(f *Filter, b []byte) {
 	}
 	if t.KeepPrompt && facts.promptEnd > 0 {
 		t.PromptIDs = append(t.PromptIDs[:0], b[facts.promptAt:facts.promptEnd]...)
-	}
-	if facts.handBackEnd > 0 { // kv_transfer_params: they say where the engine keeps the answer's KV, from which another engine can pull it
-		t.HandBack = append(t.HandBack[:0], b[facts.handBackAt:facts.handBackEnd]...)
 	}
 	// The facts have only one choice's text and ids, so the transcript would lack the others. An Unread transcript is not continued.
 	t.Unread = t.Unread || facts.choices > 1

@@ -121,7 +121,7 @@ func holdsNothingBack(textJSON []byte) bool {
 	return r != ' ' && !unicode.Is(unicode.Han, r)
 }
 
-// Join appends next, the transcript of the engine that continued this answer. Head, Prompt, PromptIDs and HandBack do not change.
+// Join appends next, the transcript of the engine that continued this answer. Head, Prompt and PromptIDs do not change.
 func (t *Transcript) Join(next *Transcript) {
 	if next.Content { // else the client has seen none of the next engine's tokens
 		t.Shown = len(t.IDs) + next.Shown

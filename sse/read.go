@@ -63,12 +63,12 @@ type facts struct {
 	content               bool // the event has text, reasoning or a part of a tool call
 	emptyChoice           bool // the last choice is empty: an empty delta, no finish_reason, no logprobs
 
-	finishAt, finishEnd     int  // the offsets of the finish_reason, without its quotes; both 0: there is none
-	recomputed              bool // the stop_reason is "recomputed": the engine has preempted the request
-	stopText                bool // the stop_reason is a string, so a stop text of the request may have ended the answer
-	handBackAt, handBackEnd int  // the offsets of kv_transfer_params, with which vLLM hands back the answer's KV; 0: there are none
-	spansAt, spansEnd       int  // the offsets of weight_versions, a list of spans; 0: there is none
-	isError                 bool
+	finishAt, finishEnd int  // the offsets of the finish_reason, without its quotes; both 0: there is none
+	recomputed          bool // the stop_reason is "recomputed": the engine has preempted the request
+	stopText            bool // the stop_reason is a string, so a stop text of the request may have ended the answer
+	keepsKV             bool // the event has kv_transfer_params, in which vLLM says where it keeps the answer's KV
+	spansAt, spansEnd   int  // the offsets of weight_versions, a list of spans; 0: there is none
+	isError             bool
 
 	textAt, textEnd int  // the offsets of the member text or content, with its quotes
 	hasNonText      bool // the event has content other than this text
@@ -163,10 +163,8 @@ func (f *Filter) read(b []byte) (ok bool) {
 		case "prompt_token_ids":
 			f.readPromptIDs(topLevel, &o)
 		case "kv_transfer_params":
-			if b[o.Val] == '{' { // not null: the engine hands back the answer's KV
-				f.facts.handBackAt, f.facts.handBackEnd = o.Val, rawjson.ValueEnd(b, o.Val)
-			}
-			f.markWholeMember(engineOnlyValue, topLevel, &o) // always: no client may get it
+			f.facts.keepsKV = f.facts.keepsKV || b[o.Val] == '{' // not null
+			f.markWholeMember(engineOnlyValue, topLevel, &o)     // always: no client may get it
 		case "id":
 			if len(f.id) > 0 { // the client gets this id instead
 				f.markWholeMember(idValue, topLevel, &o)

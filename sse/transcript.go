@@ -27,8 +27,6 @@ type Transcript struct {
 	// ones than those of the transcript. Empty: the engine has not told this, which it does only at the end.
 	Spans []byte
 
-	HandBack []byte // kv_transfer_params of an event: where the engine keeps the KV of the answer
-
 	Last      []byte // the last event of a stream of /generate; empty: the endpoint is another one, or no event came
 	textBytes int    // bytes of the text in Last, as a JSON string
 }
@@ -51,7 +49,7 @@ type Head struct {
 
 // Reset empties the transcript for another answer and reuses its memory.
 func (t *Transcript) Reset(keepText bool) {
-	*t = Transcript{KeepText: keepText, IDs: t.IDs[:0], Text: t.Text[:0], Last: t.Last[:0], HandBack: t.HandBack[:0], Spans: t.Spans[:0]}
+	*t = Transcript{KeepText: keepText, IDs: t.IDs[:0], Text: t.Text[:0], Last: t.Last[:0], Spans: t.Spans[:0]}
 }
 
 // Exact says whether the id of every token is known.

@@ -36,7 +36,7 @@ var capabilities = []capability{
 	{"early binding", []string{"gateway/metaserver", "gateway/lifecycle/legs.go", "gateway/request/partner.go", "mooncake/early.go", "prefill/early.go"}, ""},
 	{"fleet call", []string{"gateway/fleetcall", "gateway/admin/fleetcall.go", "gateway/config/fleetcall.go", "gateway/fleet/pauses.go", "gateway/fleet/roster/pause.go"}, ""},
 	{"geo", []string{"geo", "geo/policy", "gateway/peerserver", "gateway/peers.go", "gateway/request/forward.go", "cmd/evenkeel/simulate_geo.go"}, ""},
-	{"hand-backs", []string{"dispatcher/kept", "dispatcher/board/kept.go", "gateway/handback", "gateway/request/handback.go", "gateway/selftest/handback.go", "mooncake/handback.go"}, ""},
+	{"hand-backs", []string{"dispatcher/kept", "dispatcher/board/kept.go", "gateway/selftest/handback.go"}, ""},
 	{"KV events", []string{"prefill/kvevents", "engine/publishers.go", "prefill/cache/events.go"}, ""},
 	{"ownership", []string{"gateway/owner", "lease", "lease/kube", "lease/etcd"}, ""},
 	{"passthrough", []string{"gateway/passthrough", "gateway/request/passthrough.go"}, ""},

@@ -98,8 +98,7 @@ var mayImport = map[string][]string{
 	"gateway/handoff":     {"gateway/failure", "gateway/fleet", "gateway/fleet/roster", "gateway/upstream", "gateway/lifecycle", "gateway/service", "dispatcher", "dispatcher/board", "pool", "prefill", "engine", "mooncake"},
 	"gateway/failure":     {"gateway/journal", "gateway/lifecycle", "gateway/openai", "geo", "prefill", "dispatcher/board", "pool", "engine", "sse", "mooncake"},
 	"gateway/abort":       {},
-	"gateway/handback":    {"gateway/fleet/roster"},
-	"gateway/request":     {"gateway/abort", "gateway/edge", "gateway/failure", "gateway/fleet", "gateway/fleet/roster", "gateway/handback", "gateway/handoff", "gateway/journal", "gateway/upstream", "gateway/lifecycle", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/prompt", "gateway/pump", "gateway/recording", "gateway/service", "geo", "prefill", "prefill/local", "dispatcher", "dispatcher/board", "dispatcher/delivery", "pool", "engine", "sse", "mooncake"},
+	"gateway/request":     {"gateway/abort", "gateway/edge", "gateway/failure", "gateway/fleet", "gateway/fleet/roster", "gateway/handoff", "gateway/journal", "gateway/upstream", "gateway/lifecycle", "gateway/loop", "gateway/metaserver", "gateway/openai", "gateway/owner", "gateway/prompt", "gateway/pump", "gateway/recording", "gateway/service", "geo", "prefill", "prefill/local", "dispatcher", "dispatcher/board", "dispatcher/delivery", "pool", "engine", "sse", "mooncake"},
 	"gateway/selftest":    {"gateway/config", "gateway/failure", "gateway/upstream", "gateway/lifecycle", "gateway/metaserver", "gateway/owner", "engine", "sse", "mooncake"},
 	"gateway/live":        {"gateway/advice", "gateway/detect", "gateway/fleet/roster", "gateway/live", "gateway/openai", "gateway/receipt", "gateway/watch", "dispatcher/board", "dispatcher/policy", "docs", "internal/stats", "internal/words"}, // livetest is below it
 	"gateway/watch":       {"gateway/detect"},

@@ -360,7 +360,7 @@ func (f *Fault) EngineFailed() bool {
 // from what the prefill and the decode engine did with others (package delivery). If an engine says that the KV did not arrive, this is
 // so whichever of the two says it.
 func (f *Fault) LosesHandoff() bool {
-	return f != nil && (f.MayLoseHandoff() || errors.Is(f.Err, ErrUndelivered) && f.Reason != lifecycle.Expired)
+	return f != nil && (f.MayLoseHandoff() || errors.Is(f.Err, ErrUndelivered))
 }
 
 // Cause is why the call failed, in words for receipts and spans.

@@ -31,21 +31,6 @@ func (f *Fleet) up(key, model string) {
 	f.OnStatus(key, engine.Status{Up: true, Models: []engine.Model{{ID: model}}})
 }
 
-// A decode engine that keeps KV for prefill engines has it at its own hosts. No decode engine fetches KV from there.
-func TestADecodeEngineKeepsKVAtItsOwnHosts(t *testing.T) {
-	cfg := config.Default()
-	cfg.Profiles = map[string]mooncake.Profile{
-		"p": {Connector: mooncake.NIXLPull, HandBack: mooncake.HandBackFetched, KVHosts: []string{"10.0.1.9"}}}
-	cfg.Engines.Decode = []config.Engine{{URL: "http://10.0.1.1:3", Profile: "p"}}
-	f := of(t, cfg)
-	enter, err := f.Load()
-	require.NoError(t, err)
-	enter()
-	own := f.Now().HostsOf("decode 10.0.1.1:3")
-	require.True(t, own("10.0.1.1") && own("10.0.1.9"))
-	require.False(t, own("10.0.1.2") || f.KnownHost("10.0.1.1") || f.Now().CallsBack(netip.MustParseAddr("10.0.1.1")))
-}
-
 func TestADecodeEngineMayNameItsOwnHostsOnly(t *testing.T) {
 	cfg := config.Default()
 	cfg.Profiles = map[string]mooncake.Profile{"lw": {Connector: mooncake.AscendLayerwise, KVHosts: []string{"10.0.1.9"}}, "ascend": {}}

@@ -17,7 +17,6 @@ import (
 	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/owner"
 	"evenkeel/gateway/recording"
-	"evenkeel/mooncake"
 	"evenkeel/prefill"
 	"evenkeel/prefill/kvevents"
 )
@@ -205,11 +204,11 @@ func withoutGone(p roster.Planned, now *roster.Snapshot) roster.Planned {
 	return p
 }
 
-// resolveHosts sets the host names and addresses that an engine may name: a prefill engine in hand-offs, a decode engine in callbacks or
-// where it offers KV to prefill engines. They are trusted while the engine is in the fleet. Any other host is refused. before is the engine
+// resolveHosts sets the host names and addresses that an engine may name: a prefill engine in hand-offs, a decode engine in callbacks.
+// They are trusted while the engine is in the fleet. Any other host is refused. before is the engine
 // that the fleet has with the same key; nil: none. If a name does not resolve now, the addresses of before stay trusted.
 func (d *Deps) resolveHosts(e, before *roster.Engine) {
-	namesHosts := !e.Decodes() || e.CallsBack() || e.Profile.HandBack == mooncake.HandBackFetched
+	namesHosts := !e.Decodes() || e.CallsBack()
 	if !namesHosts {
 		return
 	}

@@ -40,7 +40,7 @@ const (
 	RanksLost                  // the region that has to decode the hand-off has no rank any more
 	Outlived                   // the prefill engine has restarted, so the KV is gone
 	MayOutlive                 // the prefill engine may have restarted, so the KV may be gone
-	Expired                    // the hand-off was too old when a slot came, or the KV that a prefill engine was to fetch is gone
+	Expired                    // the hand-off was too old when a slot came
 	MaybeWrongKV               // the decode engine may have read another prompt's KV, because it read too late
 	Ignored                    // the engine did not continue the answer so far, but began it anew
 	TooLong                    // the engine counted more tokens than its model takes
@@ -164,12 +164,10 @@ type row struct {
 var prefills = [reasons]row{
 	// kv:          Unsent  Sent    Headed  Through
 	// A prefill engine stops a prefill whose connection ends, and keeps the KV of a prefill that it has answered.
-	Left:    {[...]Disposition{Free, Free, Orphan, Discard}, Over, Nobody},
-	Leaving: {[...]Disposition{Free, Free, Orphan, Discard}, Over, Nobody},
-	Moved:   {[...]Disposition{Free, Free, Orphan, Discard}, Anew, Nobody},
-	HungUp:  {[...]Disposition{Free, Free, Orphan, Discard}, Elsewhere, Nobody},
-	// The engine was to fetch the KV of the conversation's last turn, but that KV is gone. The next attempt computes the prompt.
-	Expired:   {[...]Disposition{unsaid, unsaid, Free, unsaid}, Anew, Nobody},
+	Left:      {[...]Disposition{Free, Free, Orphan, Discard}, Over, Nobody},
+	Leaving:   {[...]Disposition{Free, Free, Orphan, Discard}, Over, Nobody},
+	Moved:     {[...]Disposition{Free, Free, Orphan, Discard}, Anew, Nobody},
+	HungUp:    {[...]Disposition{Free, Free, Orphan, Discard}, Elsewhere, Nobody},
 	Unowned:   {[...]Disposition{Free, unsaid, unsaid, Orphan}, Ask, Nobody}, // an Early attempt fails before its prefill, others after
 	NoRank:    {[...]Disposition{Free, unsaid, unsaid, Discard}, Over, Nobody},
 	RanksLost: {[...]Disposition{Free, unsaid, unsaid, Orphan}, Anew, Nobody}, // no rank is left that could fetch the KV

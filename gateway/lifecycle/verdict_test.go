@@ -103,7 +103,6 @@ func TestVerdicts(t *testing.T) {
 		{"a decode engine is out of KV memory", CallEnd{Decode, Headed, Preempted, false, false, false, false}, Consequences{MaybeRead, NoRoom, Nobody}},
 		{"a group re-forms, so that nobody frees the KV", CallEnd{Decode, Headed, Paused, false, true, false, false}, Consequences{MaybeRead, Held, Nobody}},
 		{"that of a prefill engine does, which has read nothing", CallEnd{Prefill, Headed, Paused, true, false, false, false}, Consequences{Free, Held, Nobody}},
-		{"what a prefill engine was to fetch is gone", CallEnd{Prefill, Headed, Expired, true, false, false, false}, Consequences{Free, Anew, Nobody}},
 		{"that of an engine that serves a request alone does", CallEnd{Sole, Headed, Paused, false, false, false, false}, Consequences{Free, Again, Nobody}},
 		{"a prefill engine does not have the model any more", CallEnd{Prefill, Headed, Unlisted, true, false, false, false}, Consequences{Free, NoModel, Nobody}},
 		{"a decode engine does not", CallEnd{Decode, Headed, Unlisted, false, false, false, false}, Consequences{MaybeRead, NoModel, Nobody}},

@@ -40,7 +40,6 @@ func (s *stream) decode(h *handoff.Handoff, until lifecycle.Timeout) (_ *failure
 	slot.ReportStarted()
 	j.noteKVArrived(h, s)
 	s.noteFirstEvent()
-	confirmAnswerAtOnce(s)
 	return nil, false
 }
 
@@ -105,10 +104,6 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Timeout) *failure.Faul
 	kv, fault := s.upstream.takeKV(h)
 	if fault != nil {
 		return fault
-	}
-	if s.upstream.rank.Profile.HandBack == mooncake.HandBackFetched {
-		// keepTurn needs it: only this process of the engine will have the KV of the answer
-		j.decodeProcess = j.srv.Engines().ProcessAt(s.upstream.rank.Instance).Process
 	}
 	maxSilence, pullEndsBy, stop := limitWait(s, h, until)
 	defer stop()

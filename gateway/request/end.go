@@ -322,8 +322,7 @@ func (s *stream) detach() {
 }
 
 // releaseSlot gives the slot back, and tells the dispatcher how the answer ended. Only the first call does so. If the answer is not whole,
-// it first waits until the engine has dropped the request, so that the next request of this slot does not run beside it. If the engine
-// keeps the KV of the answer, the KV is remembered for the next turn of the conversation.
+// it first waits until the engine has dropped the request, so that the next request of this slot does not run beside it.
 func (s *stream) releaseSlot(kind board.Kind) {
 	if s.upstream.slot == nil {
 		return
@@ -339,20 +338,8 @@ func (s *stream) releaseSlot(kind board.Kind) {
 		abandoned := kind == board.Cancelled
 		s.upstream.prefillCall.answerEnded(abandoned)
 	}
-	outcome := s.slotOutcome(kind)
-	if outcome.Kept && !s.firstAt.IsZero() { // zero: see confirmAnswerAtOnce
-		keepTurn(s)
-	}
-	s.job.srv.Dispatcher.Release(s.upstream.slot, outcome)
+	s.job.srv.Dispatcher.Release(s.upstream.slot, s.slotOutcome(kind))
 	s.upstream.slot = nil
-}
-
-// confirmAnswerAtOnce does what releaseSlot has left out if all of the answer came with its first event: when the slot was given back, it
-// was not known yet whether the KV was read in time. Now it is known that it was.
-func confirmAnswerAtOnce(s *stream) {
-	if s.upstream.slot == nil && s.slotOutcome(board.Finished).Kept {
-		keepTurn(s)
-	}
 }
 
 // endAccounting removes a call that is over from the counts of its engine's traffic: the prompt tokens that the engine may have to compute,

@@ -17,7 +17,6 @@ import (
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/fleet/roster"
-	"evenkeel/gateway/handback"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/lifecycle"
@@ -122,7 +121,6 @@ type Server struct {
 	finishing    service.Background
 	openRequests atomic.Int64 // client requests being served
 	ids          atomic.Uint64
-	turns        handback.Turns
 	resumeBytes  atomic.Int64 // bytes kept so that answers can go on at another engine
 }
 
@@ -171,7 +169,7 @@ type metrics struct {
 
 	drains, rebinds *prometheus.CounterVec // count requests that were bound to a decode rank before their prefill
 
-	localRequests, handBacks     *prometheus.CounterVec
+	localRequests                *prometheus.CounterVec
 	localFailures, localDeclined prometheus.Counter
 }
 
@@ -251,14 +249,8 @@ func (m *metrics) makeEarlyBindCounters(c counterMaker) {
 		[]string{causeDecode, causePrefill, causeCallback, causeSilent})
 }
 
-// makeLocalCounters makes the counters of prompts that are not computed anew by a prefill engine: the engine fetches the KV of the turn
-// before (handBacks), or a decode rank computes the prompt itself.
+// makeLocalCounters makes the counters of prompts that a decode rank computes itself.
 func (m *metrics) makeLocalCounters(c counterMaker) {
-	m.handBacks = c.counters("evenkeel_hand_backs_total",
-		"First prefills of prompts of token ids by engines that are told to fetch the KV of the turn before from its decode "+
-			"engine (hand_back: fetched). fetched: the prefill went well. failed: the KV could not be fetched, and the prompt "+
-			"was computed. none: no turn is known that the prompt begins with.",
-		"outcome", []string{"fetched", "failed", "none"})
 	m.localRequests = c.counters("evenkeel_local_prefill_requests_total",
 		"Requests that a decode rank got without a hand-off. short: little of the prompt was new there. asked: a trusted caller "+
 			"wanted it. ended: probes return no hand-off. endpoint: an engine takes no hand-off at this endpoint.", "reason",

@@ -50,10 +50,9 @@ type job struct {
 	record        *journal.Record // the record of incoming; a leg of a fan-out has a record of its own
 	namedAbort    *abortByName    // lets the client end the request by name; nil: the request has no name
 
-	decodeProcess int             // the decode engine's process when the decode call was made
-	promptTokens  int             // prompt tokens as an engine counted them, after a resume with the answer so far; 0: none has counted yet
-	cachedTokens  int             // prompt tokens that the prefill engine found in its prefix cache; -1: unknown
-	ticket        *prefill.Ticket // the place of a leg that entered the arrival queue with the other legs; nil: the job enters alone
+	promptTokens int             // prompt tokens as an engine counted them, after a resume with the answer so far; 0: none has counted yet
+	cachedTokens int             // prompt tokens that the prefill engine found in its prefix cache; -1: unknown
+	ticket       *prefill.Ticket // the place of a leg that entered the arrival queue with the other legs; nil: the job enters alone
 	// leaseOwner owns the leases that serve must give back or pass on; nil: the job has not entered the arrival queue yet.
 	leaseOwner *prefill.LeaseOwner
 

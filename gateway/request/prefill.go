@@ -17,7 +17,6 @@ import (
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/fleet/roster"
-	"evenkeel/gateway/handback"
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/lifecycle"
@@ -148,7 +147,7 @@ func (j *job) runProbe(lease *prefill.Lease, until lifecycle.Timeout) (*handoff.
 	call := newProbeCall(j, lease, until)
 	call.began = began // the time for the names of the transfer counts, too
 	defer call.untrack()
-	resp, fetched, fault := openProbe(j, call, lease, transfer)
+	resp, fault := openProbe(j, call, lease, transfer)
 	answered := time.Now() // the hold timeout runs from the response headers on
 	if resp != nil {
 		defer resp.Close()
@@ -160,7 +159,6 @@ func (j *job) runProbe(lease *prefill.Lease, until lifecycle.Timeout) (*handoff.
 		answer, fault = call.Read(resp, *buffer, mooncake.MaxProbeAnswer, call.answerBy())
 	}
 	fault = call.reportUnpairedEnd(j, fault) // to the monitor and the record; unpaired: no decode call runs beside this call
-	j.recordFetch(fetched, fault)
 	if fault != nil {
 		return nil, fault
 	}
@@ -187,8 +185,7 @@ func transferNames(j *job, candidate prefill.Candidate) (*mooncake.BootstrapInfo
 }
 
 // openProbe sends the prefill request of runProbe, and returns the engine's response once its head has come. transfer has the names that
-// the request gives the engine for the transfer of the KV; nil: none. fetched is the earlier turn of the conversation whose KV the engine
-// fetches for the request; nil: it fetches none.
+// the request gives the engine for the transfer of the KV; nil: none.
 //
 // If the client leaves, the call may go on for limits.probe_grace. An engine that finishes a prefill pins the KV before it sends its
 // answer, and only the answer names that KV. If the connection is closed before, the KV stays pinned until the hold timeout (vllm#50425).
@@ -196,16 +193,15 @@ func transferNames(j *job, candidate prefill.Candidate) (*mooncake.BootstrapInfo
 // the prefill ends in the same instant. The engine's KV budget is not charged for this rare case: to charge for every aborted probe would
 // keep requests away from engines that are empty.
 func openProbe(j *job, call *probeCall, lease *prefill.Lease, transfer *mooncake.BootstrapInfo) (resp *engine.Response,
-	fetched *handback.Turn, fault *failure.Fault) {
+	fault *failure.Fault) {
 	var noEarliest time.Time // the call may end as soon as the grace is over
 	ignoreClient := endAfterClientLeft(j.client, call.engineCall(), j.srv.Settings().Limits.ProbeGrace, noEarliest)
-	changes, fetched := j.fetchTurn(lease)
 	headers := j.record.WithTraceHeaders(engine.JSONHeaders(j.callID(idOfPrefill, j.record.Attempts)))
 	var newParts [][]byte // ProbeBody appends the parts of the body to it
-	body := lease.Candidate.Profile.ProbeBody(&j.body, j.req.Endpoint, call.withSalt(changes), transfer, newParts)
+	body := lease.Candidate.Profile.ProbeBody(&j.body, j.req.Endpoint, call.withSalt(j.changes), transfer, newParts)
 	resp, fault = call.Open(headers, body)
 	ignoreClient() // from now on the answer is read even if the client leaves, because only the answer names the KV
-	return resp, fetched, fault
+	return resp, fault
 }
 
 // acceptAnswer turns a prefill engine's answer into a hand-off, or returns why it cannot. It also stores in the job, the record and the

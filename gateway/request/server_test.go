@@ -103,21 +103,18 @@ func (s *server) metric(t *testing.T, name, value string) float64 {
 
 // engines is a fleet of a test. It does not know anything of engines but what the test says.
 type engines struct {
-	Fleet      // what no test expects to be asked
-	ranks      map[int32]*roster.Rank
-	unowned    bool   // the decode group is another proxy's
-	region     string // of all prefill engines
-	gone, sure bool   // the process that made a hand-off
-	process    int    // the newest of each engine
-	context    int    // tokens of each engine's model
-	named      bool   // hand-offs of each prefill engine name their request
-	nameless   error  // why a prefill engine cannot be named
-	down       []string
-	frees      bool
-	hostless   bool           // no host belongs to any single engine
-	prefills   int            // ranks of each prefill engine; 0: one
-	counts     *engine.Target // is asked how long prompts are; nil: none is
-	withheld   bool           // every engine drains
+	Fleet    // what no test expects to be asked
+	ranks    map[int32]*roster.Rank
+	unowned  bool   // the decode group is another proxy's
+	region   string // of all prefill engines
+	context  int    // tokens of each engine's model
+	named    bool   // hand-offs of each prefill engine name their request
+	nameless error  // why a prefill engine cannot be named
+	down     []string
+	frees    bool
+	prefills int            // ranks of each prefill engine; 0: one
+	counts   *engine.Target // is asked how long prompts are; nil: none is
+	withheld bool           // every engine drains
 
 	calls *fleet.Fleet // keeps the calls, and knows no engine
 
@@ -140,19 +137,17 @@ func (f *engines) LongestContext(string) int                   { return f.contex
 func (f *engines) HandoffsNameRequests(prefill.Candidate) bool { return f.named }
 func (f *engines) KnownHost(host string) bool                  { return host == "127.0.0.1" }
 func (f *engines) HostsOf(string) func(string) bool {
-	return func(host string) bool { return !f.hostless && f.KnownHost(host) }
+	return f.KnownHost
 }
 func (f *engines) Ranks(string) int { return max(1, f.prefills) }
 func (f *engines) ProcessAt(key string) roster.ProcessID {
-	return roster.ProcessID{Key: key, Process: f.process}
+	return roster.ProcessID{Key: key}
 }
-func (f *engines) ProcessGone(b roster.ProcessID) (gone, sure bool) {
-	return f.gone || b.Process < f.process, f.sure
-}
-func (f *engines) RejectionFrees(*roster.Rank) bool          { return f.frees }
-func (f *engines) Withheld(roster.Location) bool             { return f.withheld }
-func (f *engines) AnyPrefill(string) *engine.Target          { return f.counts }
-func (f *engines) DownSince(engine string, _ time.Time) bool { return slices.Contains(f.down, engine) }
+func (f *engines) ProcessGone(roster.ProcessID) (gone, sure bool) { return false, false }
+func (f *engines) RejectionFrees(*roster.Rank) bool               { return f.frees }
+func (f *engines) Withheld(roster.Location) bool                  { return f.withheld }
+func (f *engines) AnyPrefill(string) *engine.Target               { return f.counts }
+func (f *engines) DownSince(engine string, _ time.Time) bool      { return slices.Contains(f.down, engine) }
 func (f *engines) MakerOf(b roster.ProcessID, _ prefill.Candidate, _ string) roster.ProcessID {
 	return b
 }

@@ -391,3 +391,21 @@ func usageOf(body string) []string {
 	_, end, _ := strings.Cut(body, `"choices":[],"usage":`)
 	return regexp.MustCompile(`"\w*_tokens":\d+`).FindAllString(end, 3)
 }
+
+// A prefill engine that gives a whole answer itself says that it gave the request back. There is no slot that it could have preempted.
+func TestAPrefillEngineThatGivesARequestBackHasFailed(t *testing.T) {
+	b := start(t, setup{front: func(w http.ResponseWriter, r *http.Request, engine http.Handler) {
+		if r.URL.Path != mooncake.Completions.Path() {
+			engine.ServeHTTP(w, r)
+			return
+		}
+		_, _ = io.Copy(io.Discard, r.Body)
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"id":"x","object":"text_completion","created":1,"model":"ref","choices":[{"index":0,"text":"a",`+
+			`"finish_reason":"stop","stop_reason":"recomputed"}],"usage":{"prompt_tokens":3,"completion_tokens":1,"total_tokens":4}}`)
+	}})
+	r := b.post(mooncake.Completions.Path(), completion("one two three", `"max_tokens":1,"prompt_logprobs":1,`))
+	require.Equal(t, http.StatusBadGateway, r.status, r.body)
+	require.Contains(t, r.body, "prefill_failed")
+	b.settle()
+}

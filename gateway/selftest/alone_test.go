@@ -193,21 +193,6 @@ func TestSettingsThatDifferFromTheConfigAreTold(t *testing.T) {
 	}
 }
 
-func TestAPrefillEngineThatWouldFetchNothingIsFound(t *testing.T) {
-	d := start(t, refengine.Config{Role: refengine.Decode, Connector: refengine.NIXLPull, Version: "0.33.0",
-		KV: refengine.KV{KeepsAnswers: time.Minute}})
-	for extra, bad := range map[string]bool{`{"bidirectional_kv_xfer":true}`: false, `{}`: true} {
-		at := start(t, refengine.Config{Role: refengine.Prefill, Connector: refengine.NIXLPull, Version: "0.33.0"}).URLs()[0]
-		p := told(t, at, `{"vllm_config":{"kv_transfer_config":{"kv_role":"kv_producer","kv_connector_extra_config":`+extra+`}}}`)
-		profile := mooncake.Profile{Connector: mooncake.NIXLPull, HandBack: mooncake.HandBackFetched}
-		found := pick(Run(t.Context(), cluster(t, profile, []string{p}, d.URLs()), Options{}), Bad)
-		require.Equal(t, bad, len(found) == 1, "%v", found)
-		if bad {
-			require.Contains(t, found[0], "prefill: was started without bidirectional_kv_xfer")
-		}
-	}
-}
-
 func TestADecodeEngineThatKeepsTheKVOfAnswersIsTold(t *testing.T) {
 	const (
 		costs  = "keeps the KV of each answer for the next request of its chat (bidirectional_kv_xfer), for 480 s"

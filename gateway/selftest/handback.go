@@ -13,25 +13,23 @@ import (
 const (
 	handsBack = "keeps the KV of each answer for the next request of its chat (bidirectional_kv_xfer), for 480 s unless " +
 		"decoder_kv_blocks_ttl says otherwise. " +
-		"evenkeel fetches none of it and takes that room for free, so that requests will wait or be preempted in a busy engine; start it " +
-		"without bidirectional_kv_xfer, or write hand_back: counted or fetched in its profile"
+		"evenkeel takes that room for free, so that requests will wait or be preempted in a busy engine; start it " +
+		"without bidirectional_kv_xfer, or write hand_back: counted in its profile"
 	handBackCounts = "keeps the KV of each answer for the next request of its chat (bidirectional_kv_xfer), and evenkeel counts its room as " +
-		"taken for %v (hand_back: %s)"
-	fetchesNone = "was started without bidirectional_kv_xfer, and its profile has hand_back: fetched: a prompt whose KV it is told to " +
-		"fetch would wait in it for ever; start it with bidirectional_kv_xfer in kv_connector_extra_config, or write hand_back: counted"
-	handsNoneBack = "keeps the KV of no answer, although its profile has hand_back: %s, so that evenkeel takes free room for taken; remove " +
-		"hand_back from the profile"
+		"taken for %v (hand_back: counted)"
+	handsNoneBack = "keeps the KV of no answer, although its profile has hand_back: counted, so that " +
+		"evenkeel takes free room for taken; remove hand_back from the profile"
 )
 
 // reportKVKept reports whether a decode engine keeps the KV of answers, unless its profile expects neither.
 func (t *tester) reportKVKept(d testedRank, keeps bool) {
 	switch counted := d.profile.Keeps(); {
 	case keeps && counted > 0:
-		t.report(d.name, OK, handBackCounts, counted, d.profile.HandBack)
+		t.report(d.name, OK, handBackCounts, counted)
 	case keeps:
 		t.report(d.name, Warn, handsBack)
 	case counted > 0:
-		t.report(d.name, Warn, handsNoneBack, d.profile.HandBack)
+		t.report(d.name, Warn, handsNoneBack)
 	}
 }
 

@@ -62,7 +62,6 @@ type life struct {
 	kvListeners []net.Listener  // of publishers, then of replays
 	events      []*cache.Events // of the ranks
 	pins        *pins.Pins
-	backs       backs
 	adapters    *adapters
 	bound       *bound
 	prefills    []*prompts.Rank
@@ -180,7 +179,6 @@ func (e *Engine) Revive() error {
 		l.ports = append(l.ports, ln.Addr().(*net.TCPAddr).Port)
 	}
 	c := &e.count
-	l.backs.all = map[string]*back{}
 	l.pins = pins.New(e.cfg.KV.HoldTimeout, !e.cfg.namesRequests(),
 		pins.Counts{Leaks: &c.Leaks, Pulls: &c.Pulls, Releases: &c.Releases, Renewals: &c.Renewals,
 			Replays: &c.Replays, ExpiredPulls: &c.ExpiredPulls, SpentDrains: &c.SpentDrains, WrongBlocks: &c.WrongBlocks,

@@ -296,13 +296,6 @@ func (l *life) probe(x *exchange, r *request) bool {
 		cached  int
 		handoff []byte
 	}
-	have := 0
-	if r.kv.remote.id != "" && l.engine.cfg.Connector == NIXLPull {
-		var err *apiError
-		if have, err = l.fetchBack(x, r); err != nil {
-			return x.fail(err)
-		}
-	}
 	a := l.newAnswer(x, r, p) // before the prefill, so that an abort of it is answered, too
 	done := make(chan outcome, 1)
 	var gone atomic.Bool
@@ -315,7 +308,7 @@ func (l *life) probe(x *exchange, r *request) bool {
 		default:
 		}
 	}
-	l.prefills[r.rank].Add(&prompts.Job{Ctx: x.Ctx, IDs: r.prompt.IDs, Salt: r.salt, Have: have,
+	l.prefills[r.rank].Add(&prompts.Job{Ctx: x.Ctx, IDs: r.prompt.IDs, Salt: r.salt,
 		More: time.Duration(p.want-1) * l.engine.cfg.Steps.C0,
 		Done: func(cached int, free func()) { // from here on only a pull or the timeout frees
 			done <- outcome{cached, l.keep(r, p, cached, free)}
@@ -382,8 +375,8 @@ func (l *life) decode(x *exchange, r *request) bool {
 	j.Beyond = x.Req.Header.Get("X-Evenkeel-Beyond-Slots") != ""
 	if j.Keeps = l.engine.cfg.keepsAnswer(r, p); j.Keeps {
 		name := r.id + "-" + l.engine.suffix()
-		a.handBack = handBack(l, r, j, name, &a.plan.answer)
-		defer giveUpLater(l, j, name)
+		a.handBack = handBack(l, r, name)
+		defer giveUpLater(l, j)
 	}
 	if remote {
 		defer l.renew(x, r, j)()

@@ -33,7 +33,6 @@ type kvParams struct {
 	produce, consume bool // do_remote_decode, do_remote_prefill
 	transferID       string
 	remote           remote
-	tokens           int     // remote_num_tokens of a turn that a prefill engine fetches
 	promptIDs        []int32 // of a resumed request
 	metaserver       string  // of a layerwise decode: where to call back
 	virtual          bool    // do_virtual: the blocks are believed to be filled
@@ -72,8 +71,6 @@ func readKV(cfg Config, raw json.RawMessage) (*kvParams, *apiError) {
 	switch layerwise := cfg.Connector == AscendLayerwise; {
 	case layerwise && p.consume:
 		p.metaserver, p.virtual = f.text("metaserver"), f.boolean("do_virtual")
-	case p.produce && cfg.Connector == NIXLPull && f.blocks("remote_block_ids") != nil: // a prefill engine fetches the turn before
-		p.remote, p.tokens = f.remote(cfg), f.number("remote_num_tokens")
 	case p.consume || layerwise && p.produce: // of a layerwise prefill it is where the KV goes
 		p.remote = f.remote(cfg)
 	}

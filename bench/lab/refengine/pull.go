@@ -24,7 +24,6 @@ type pullRequest struct {
 	Release bool   `json:"release,omitempty"` // free it, read nothing
 	Renew   bool   `json:"renew,omitempty"`   // keep it a while longer
 	Drain   bool   `json:"drain,omitempty"`   // its text is thrown away
-	Back    bool   `json:"back,omitempty"`    // of an answer that this engine has kept
 }
 
 // badKV is what an answer is off by whose KV was another prompt's.
@@ -43,11 +42,6 @@ func (l *life) servePull(x *exchange) bool {
 	}
 	reply := pullReply{State: pins.OK}
 	switch {
-	case q.Back:
-		var ok bool
-		if reply, ok = l.backs.fetch(q); !ok {
-			reply.State = pins.Unknown
-		}
 	case q.Renew:
 		l.pins.Renew(q.ID)
 	case q.Release:

@@ -49,7 +49,7 @@ var connectors = map[string]string{mooncake.NIXLPull: "NixlConnector", mooncake.
 
 // handsOver is the flag that makes an engine hand KV over.
 func (o *options) handsOver(role string) []string {
-	return []string{"--kv-transfer-config", `{"kv_connector":"` + connectors[o.connector] + `","kv_role":"` + role + `","kv_buffer_device":"cpu"` + o.extra + `}`}
+	return []string{"--kv-transfer-config", `{"kv_connector":"` + connectors[o.connector] + `","kv_role":"` + role + `","kv_buffer_device":"cpu"}`}
 }
 
 func (e *engine) url() string { return fmt.Sprintf("http://127.0.0.1:%d", e.port) }

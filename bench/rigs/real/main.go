@@ -46,8 +46,6 @@ type options struct {
 	breaks     string // one of breaks; empty: nothing
 	port       int
 	record     bool
-	handBack   bool
-	extra      string // of --kv-transfer-config
 }
 
 func parse(args []string, out io.Writer) (o options, err error) {
@@ -58,8 +56,6 @@ func parse(args []string, out io.Writer) (o options, err error) {
 	flags.StringVar(&o.out, "out", "", "the file in which the connector's table is written anew as well; rows that do not run stay in it")
 	flags.IntVar(&o.port, "port", 26000, "the first of the 100 ports that are used")
 	flags.BoolVar(&o.record, "record", false, "write the recordings of the engines' answers anew, that tests read, and run no row")
-	flags.BoolVar(&o.handBack, "handback", false,
-		"have prefill engines fetch the KV that decode engines keep of answers, and run no row; vLLM must be 0.33 or later (-over)")
 	flags.StringVar(&o.connector, "connector", mooncake.NIXLPull,
 		"how the engines hand KV over: "+mooncake.NIXLPull+" or "+mooncake.NIXLPush+"; "+mooncake.None+": they prefill and decode")
 	flags.StringVar(&o.over, "over", "",
@@ -108,9 +104,6 @@ func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 	}
 	if o.record {
 		return true, record(ctx, o, installed, out)
-	}
-	if o.handBack {
-		return true, tryHandBacks(ctx, o, installed, out)
 	}
 	w, err := newSite(ctx, o, installed, out)
 	if err != nil {

@@ -38,8 +38,6 @@ type site struct {
 type setting struct {
 	decode []string // URLs of engines, or of what is in front of them
 	slots  int
-
-	fetches bool // hand_back: fetched
 }
 
 // usual is the setting of most rows.
@@ -150,8 +148,7 @@ func (w *site) need(ctx context.Context, names ...string) error {
 
 // evenkeel has the proxy run with this setting, and waits until it is ready.
 func (w *site) evenkeel(ctx context.Context, s setting) error {
-	if w.proxy.Running() && slices.Equal(s.decode, w.now.decode) && s.slots == w.now.slots &&
-		s.fetches == w.now.fetches {
+	if w.proxy.Running() && slices.Equal(s.decode, w.now.decode) && s.slots == w.now.slots {
 		return w.ready(ctx)
 	}
 	if w.proxy.Running() {
@@ -182,9 +179,6 @@ func (w *site) config(s setting) string {
 	mode := ""
 	if slices.ContainsFunc(s.decode, func(url string) bool { return w.ranksAt(url) > 0 }) {
 		mode = ", dp_mode: internal"
-	}
-	if s.fetches {
-		mode += ", hand_back: fetched"
 	}
 	return fmt.Sprintf(`listen: %q
 admin: {listen: %q}

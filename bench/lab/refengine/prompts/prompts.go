@@ -16,7 +16,6 @@ type Job struct {
 	Ctx  context.Context // of the request: it ends when the client leaves
 	IDs  []int32
 	Salt string
-	Have int           // tokens that came from another engine
 	More time.Duration // beyond the prompt: tokens after the first
 	// Done is called once by the rank when the KV is there. It owns the blocks, to be given back by free.
 	Done func(cached int, free func())
@@ -94,7 +93,6 @@ func (r *Rank) Run(ctx context.Context) {
 		r.Waiting.Add(-1)
 		r.Running.Add(1)
 		cached, bad := r.lookUp(j)
-		cached = max(cached, j.Have)
 		start := time.Now()
 		if !ended.IsZero() && r.cfg.Concurrency == 1 {
 			start = ended
