@@ -319,3 +319,21 @@ func retrying(cfg *config.Config) {
 
 // state is what the page shows of an engine.
 func (c *cluster) state(e *refengine.Engine) string { return c.engineStatus(e).State }
+
+// An adapter is loaded on all engines by one call, and unloaded by another.
+func TestAnAdapterIsLoadedOnAllEngines(t *testing.T) {
+	t.Parallel()
+	c := start(t, options{decode: []refengine.Config{{}, {}}, configure: quickHealth})
+	call := func(path, body string) {
+		r, status := c.call(fmt.Sprintf(`{"path":%q,"body":%s}`, path, body))
+		require.Equal(t, http.StatusOK, status, "%+v", r)
+		require.Len(t, r.Engines, 3)
+	}
+	lists := func() bool { return strings.Contains(c.Ask(http.MethodGet, c.URL+"/v1/models", "").Body, `"mine"`) }
+	call("/v1/load_lora_adapter", `{"lora_name":"mine","lora_path":"/adapters/mine"}`)
+	c.Eventually("clients may ask for it", lists)
+	_, status := c.call(`{"path":"/v1/load_lora_adapter","body":{"lora_name":"mine","lora_path":"/adapters/mine"}}`)
+	require.Equal(t, http.StatusBadGateway, status, "the engines have it already")
+	call("/v1/unload_lora_adapter", `{"lora_name":"mine"}`)
+	c.Eventually("it is gone", func() bool { return !lists() })
+}

@@ -77,7 +77,7 @@ func TestAnAdapterIsNamedAsItsEngineWants(t *testing.T) {
 	} {
 		b, err := ScanFor(ep, []byte(asked), 0)
 		require.NoError(t, err)
-		r := &Rendezvous{Endpoint: ep, RID: "r", Host: "h", Port: 1, Room: 6, PrefillRank: 2, DecodeRank: 1, Coordinates: &KVAddress{}}
+		r := &Rendezvous{Endpoint: ep, RID: "r", Host: "h", Port: 1, Room: 6, PrefillRank: 2, DecodeRank: 1}
 		leg := &Patch{Adapter: Adapter{Base: "gpt-oss:120b", Name: "lora1"}}
 		p := profileOf(SGLang)
 		for name, sent := range map[string]string{

@@ -26,6 +26,9 @@ const (
 var defaultCalls = map[string][]string{
 	"/pause": {CallPauses, CallEmpties}, "/resume": {CallResumes}, "/reset_prefix_cache": {CallEmpties},
 	"/pause_generation": {CallPauses}, "/continue_generation": {CallResumes}, "/flush_cache": {CallEmpties},
+	// vLLM has these two only with VLLM_ALLOW_RUNTIME_LORA_UPDATING (0.31,
+	// entrypoints/serve/lora/api_router.py).
+	"/v1/load_lora_adapter": {}, "/v1/unload_lora_adapter": {},
 }
 
 // addDefaultPaths adds defaultCalls to the paths. If the file lists the same path, the effects in the file apply.
@@ -43,7 +46,8 @@ func (c *Config) checkFleetCall(bad report) {
 	for path, does := range c.FleetCall.Paths {
 		at := "$.fleet_call.paths." + path
 		isPath := strings.HasPrefix(path, "/") && !strings.ContainsAny(path, "?# \t") && !strings.Contains(path, "..")
-		if !isPath || strings.HasPrefix(path, "/v1/") { // paths below /v1 are for clients
+		_, isDefault := defaultCalls[path]
+		if !isPath || strings.HasPrefix(path, "/v1/") && !isDefault { // other paths below /v1 are for clients
 			bad(at, "%q is no path of an engine for operators; write one such as /update_weights, without a host and without a query", path)
 		}
 		for _, effect := range does {
