@@ -35,22 +35,6 @@ func (p *publicPace) ofModel(name string) (pace *publicPace, ownRanks bool) {
 	return p, false
 }
 
-// setListedNames sets the model names that only some ranks of the board list. Each of them has values of its own (a publicPace), which
-// count only the slots of the ranks that list the name. A name that had such values before keeps them.
-func (b *boardState) setListedNames(names []string) {
-	byName := make(map[string]*publicPace, len(names))
-	b.listedPaces = b.listedPaces[:0]
-	for _, name := range names {
-		p, listedBefore := b.pace.ofModel(name)
-		if !listedBefore {
-			p = newPublicPace()
-		}
-		byName[name] = p
-		b.listedPaces = append(b.listedPaces, p)
-	}
-	b.pace.byName.Store(&byName)
-}
-
 // newPublicPace returns the values of a board without ranks: no slots, and a presumed mean time in a slot.
 func newPublicPace() *publicPace {
 	p := &publicPace{}

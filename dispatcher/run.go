@@ -264,6 +264,23 @@ func (r *scheduler) carryOutOne(e *board.Effect, took time.Duration) {
 	}
 }
 
+// setListedNames sets the model names that only some ranks of the board list. Each of them has
+// values of its own, which count only the slots of these ranks. A name that had such values before
+// keeps them.
+func (b *boardState) setListedNames(names []string) {
+	byName := make(map[string]*publicPace, len(names))
+	b.listedPaces = b.listedPaces[:0]
+	for _, name := range names {
+		p, listedBefore := b.pace.ofModel(name)
+		if !listedBefore {
+			p = newPublicPace()
+		}
+		byName[name] = p
+		b.listedPaces = append(b.listedPaces, p)
+	}
+	b.pace.byName.Store(&byName)
+}
+
 // recordQuarantine records that hand-offs avoid an engine or a pair of engines, or avoid it no longer.
 func (r *scheduler) recordQuarantine(e *board.Effect) {
 	prefiller, engine := e.Pair.Prefiller, e.Pair.Engine
