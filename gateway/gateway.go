@@ -170,7 +170,7 @@ func admissionDeps(g *Gateway) admission.Deps {
 // fleetDeps returns what the fleet needs from the other parts of this proxy.
 func fleetDeps(g *Gateway) fleet.Deps {
 	return fleet.Deps{
-		Context: g.ctx, Serving: g.service.Context, Started: g.started, Log: g.log, Registerer: g.reg,
+		Context: g.ctx, Serving: g.service.Context, Started: g.started, Log: g.log,
 		Settings: func() *fleet.Settings { return g.conf().Settings }, Client: g.client, Monitor: g.monitor,
 		Dispatch: func(ctx context.Context) board.Status { return g.dispatcher.Status(ctx) },
 		Publish:  g.publish, Gauged: func(worker int32, kvTokens int64, at time.Time) { g.dispatcher.Gauged(worker, kvTokens, at) },

@@ -50,14 +50,11 @@ func (b *board) admit(r *rank, w waitingEntry, bound Binding, now time.Time) {
 	if e.Early { // the caller may still move the prefill to an engine on which it ends at least one step sooner
 		bound.StepMs = r.group.stepMs()
 	}
-	// Full: the entry may have to wait in the queue of the engine. This must be known before charge takes the slot and the room.
-	bound.Full = bound.InEngineQueue || !r.hasKVRoom(int64(w.prompt())) || r.freeSlots() <= 0
 	if r.Mixed {
 		b.chargeMixed(r, w, &bound, now) // also sets bound.Slot
 	} else {
 		bound.Slot = b.charge(r, newSlotRecord(r, w, &bound, now))
 	}
-	bound.Step = b.slots.records[bound.Slot].boundAtStep
 	if e.Prefiller != "" {
 		b.pairs.Sent(b.slots.records[bound.Slot].link(), e.ID, now)
 		if b.pairs.AnyOut() {

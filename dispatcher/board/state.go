@@ -305,13 +305,8 @@ type Binding struct {
 	// InEngineQueue: the rank has no slot or no KV room for the entry yet, so the entry waits in the engine's own queue. Keys, metrics
 	// and headers call such requests those beyond the slots.
 	InEngineQueue bool
-	// Full: the rank has no slot or no KV room for the entry. Unlike InEngineQueue, it is set even if entries are sent at once.
-	Full      bool
-	NewTokens int32         // prompt tokens that the rank computes itself; 0: the KV comes from a prefill engine
-	Held      time.Duration // part of Wait in which the policy held the entry back, to send it together with others
-	// Step is the number of the group's step that was reported last before the entry was bound; 0: none was.
-	Step uint32
-
+	NewTokens     int32         // prompt tokens that the rank computes itself; 0: the KV comes from a prefill engine
+	Held          time.Duration // part of Wait in which the policy held the entry back, to send it together with others
 	// StepMs is the length of a step of the group, in ms, for an entry that is bound before its prefill; 0: unknown.
 	StepMs float32
 	// ComputeMs is the time until a rank that prefills has computed the entry's prompt and all prompts before it, in ms; 0: unknown.

@@ -89,7 +89,7 @@ func build(t *testing.T, changes ...func(*config.Config)) *house {
 	require.NoError(t, err)
 	locals := local.New(1 << 20)
 	h.fleet = fleet.New(fleet.Deps{
-		Context: t.Context(), Serving: t.Context, Started: h.now, Log: log, Registerer: reg, Settings: settings, Client: client,
+		Context: t.Context(), Serving: t.Context, Started: h.now, Log: log, Settings: settings, Client: client,
 		Monitor: engine.NewMonitor(engine.MonitorConfig{Client: client, Registerer: reg, Log: log, HealthInterval: time.Hour,
 			FactsInterval: time.Hour}),
 		Publish: func(candidates []prefill.Candidate, ranks []local.Rank, _ []board.Worker) {

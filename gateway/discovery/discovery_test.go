@@ -35,7 +35,7 @@ func hosted(t *testing.T, change func(*config.Config)) *Deps {
 	t.Cleanup(client.Close)
 	d := &Deps{Settings: func() *fleet.Settings { return set }, Registerer: prometheus.NewRegistry(), Log: zap.NewNop()}
 	d.Fleet = fleet.New(fleet.Deps{
-		Context: t.Context(), Started: time.Now(), Log: d.Log, Registerer: d.Registerer, Settings: d.Settings, Client: client,
+		Context: t.Context(), Started: time.Now(), Log: d.Log, Settings: d.Settings, Client: client,
 		Monitor: engine.NewMonitor(engine.MonitorConfig{Client: client, Registerer: d.Registerer, Log: d.Log, HealthInterval: time.Second,
 			FactsInterval: time.Second}),
 		Publish: func([]prefill.Candidate, []local.Rank, []board.Worker) {}, Serving: t.Context,

@@ -183,7 +183,7 @@ func (b *bed) serve(log *zap.Logger, find func(*bed) []discover.Source) (end fun
 		})
 	}
 	b.fleet = fleet.New(fleet.Deps{
-		Context: ctx, Serving: serving.Context, Started: started, Log: log, Registerer: b.reg, Settings: settings, Client: client,
+		Context: ctx, Serving: serving.Context, Started: started, Log: log, Settings: settings, Client: client,
 		Monitor:  b.monitor,
 		Dispatch: func(ctx context.Context) board.Status { return b.dispatcher.Status(ctx) },
 		Publish: func(candidates []prefill.Candidate, locals []local.Rank, workers []board.Worker) {

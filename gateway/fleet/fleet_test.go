@@ -24,7 +24,7 @@ func empty(t testing.TB, set func() *Settings) *Fleet {
 	client := engine.NewClient(engine.Options{})
 	t.Cleanup(client.Close)
 	f := New(Deps{
-		Context: t.Context(), Started: time.Now(), Log: zap.NewNop(), Registerer: reg, Settings: set, Client: client,
+		Context: t.Context(), Started: time.Now(), Log: zap.NewNop(), Settings: set, Client: client,
 		Monitor: engine.NewMonitor(engine.MonitorConfig{Client: client, Registerer: reg, Log: zap.NewNop(), HealthInterval: time.Second,
 			FactsInterval: time.Second}),
 		Publish: func([]prefill.Candidate, []local.Rank, []board.Worker) {}, Serving: t.Context,

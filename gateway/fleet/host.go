@@ -4,7 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
 	"evenkeel/dispatcher/board"
@@ -15,16 +14,15 @@ import (
 
 // Deps is what a Fleet needs of the proxy.
 type Deps struct {
-	Context    context.Context        // ends with the proxy
-	Serving    func() context.Context // ends when requests that have no answer yet must end
-	Started    time.Time
-	Log        *zap.Logger
-	Registerer prometheus.Registerer
-	Settings   func() *Settings // returns the settings in force
-	Client     *engine.Client
-	Monitor    *engine.Monitor
-	Dispatch   func(context.Context) board.Status
-	Publish    func([]prefill.Candidate, []local.Rank, []board.Worker) // gives the lists to all components that bind requests
+	Context  context.Context        // ends with the proxy
+	Serving  func() context.Context // ends when requests that have no answer yet must end
+	Started  time.Time
+	Log      *zap.Logger
+	Settings func() *Settings // returns the settings in force
+	Client   *engine.Client
+	Monitor  *engine.Monitor
+	Dispatch func(context.Context) board.Status
+	Publish  func([]prefill.Candidate, []local.Rank, []board.Worker) // gives the lists to all components that bind requests
 	// Gauged receives the KV tokens in use on a decode rank, and the time at which this number was true. It must not block.
 	Gauged func(worker int32, kvTokens int64, at time.Time)
 }

@@ -126,7 +126,7 @@ func start(t *testing.T, change func(*config.Config), all ...*odd) *proxy {
 	monitor := engine.NewMonitor(engine.MonitorConfig{Client: client, Registerer: reg, Log: log})
 	p := &proxy{t: t, logs: logs, registry: reg, receipts: receipt.NewRing(3000, 1<<24),
 		http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 8}}, engines: &engines{Fleet: fleet.New(fleet.Deps{
-			Context: t.Context(), Serving: t.Context, Started: time.Now(), Log: log, Registerer: reg, Settings: settings, Monitor: monitor,
+			Context: t.Context(), Serving: t.Context, Started: time.Now(), Log: log, Settings: settings, Monitor: monitor,
 			Publish: func([]prefill.Candidate, []local.Rank, []board.Worker) {},
 		})}}
 	t.Cleanup(p.http.CloseIdleConnections)

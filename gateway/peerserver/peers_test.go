@@ -85,7 +85,7 @@ func wingBeside(t *testing.T, peer string) *wing {
 	client := engine.NewClient(engine.Options{})
 	settings := func() *fleet.Settings { return conf.Settings().Settings }
 	w.fleet = fleet.New(fleet.Deps{
-		Context: ctx, Serving: w.service.Context, Started: time.Now(), Log: log, Registerer: reg, Settings: settings, Client: client,
+		Context: ctx, Serving: w.service.Context, Started: time.Now(), Log: log, Settings: settings, Client: client,
 		Monitor: engine.NewMonitor(engine.MonitorConfig{Client: client, Registerer: reg, Log: log}),
 		Publish: func([]prefill.Candidate, []local.Rank, []board.Worker) {},
 	})

@@ -212,7 +212,7 @@ func (f *engines) Untrack(c *fleet.TrackedCall) { f.calls.Untrack(c) }
 
 // calls is a fleet that keeps calls, and can end them as a drain does.
 func calls(t *testing.T) *fleet.Fleet {
-	return fleet.New(fleet.Deps{Serving: t.Context, Registerer: prometheus.NewRegistry()})
+	return fleet.New(fleet.Deps{Serving: t.Context})
 }
 
 // monitor notes what it is told of engines.

@@ -69,15 +69,15 @@ type Calibration struct {
 	decay      float64 // a sample's weight is multiplied by this at each later sample
 	halfLife   int
 
-	n                       int // samples since the start, or since all samples were dropped (fitRestart)
-	sums                    moments
-	minNew, maxNew          [2]float64   // new tokens of a sample: [0] in this half-life, [1] in the half-life before
-	inHalf                  int          // samples so far in the present half-life, which has halfLife samples
-	latency                 LatencyModel // the last good fit; only used if fitted is true
-	fitted                  bool
-	r2                      float64 // share of the variance that the last good fit explains, 0 to 1
-	residual                float64 // the usual distance of a sample from the prediction, in ms
-	dropped, droppedInTotal int     // outliers that were dropped: in a row, and since the start
+	n              int // samples since the start, or since all samples were dropped (fitRestart)
+	sums           moments
+	minNew, maxNew [2]float64   // new tokens of a sample: [0] in this half-life, [1] in the half-life before
+	inHalf         int          // samples so far in the present half-life, which has halfLife samples
+	latency        LatencyModel // the last good fit; only used if fitted is true
+	fitted         bool
+	r2             float64 // share of the variance that the last good fit explains, 0 to 1
+	residual       float64 // the usual distance of a sample from the prediction, in ms
+	dropped        int     // outliers that were dropped in a row
 }
 
 // NewCalibration returns a Calibration without samples. Its Latency is the configured one until the first good fit.
@@ -111,7 +111,6 @@ func (c *Calibration) rejectOutlier(s Sample) (dropped bool) {
 	far := distanceMs > outlier*max(c.residual, residualFloor*predictedMs)
 	if far && c.dropped < maxOutlierRow {
 		c.dropped++
-		c.droppedInTotal++
 		return true
 	}
 	if !far { // the row of outliers is over

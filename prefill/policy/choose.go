@@ -22,11 +22,10 @@ func (p *Policy) LoadBlind() bool { return p.loadBlind }
 
 // Choice is the decision of a policy.
 type Choice struct {
-	Index         int     // index of the chosen candidate in the slice of candidates
-	Score         float64 // score of the chosen candidate; smaller is better
-	Bad           int     // number of candidates whose score was not a finite number
-	Fallback      bool    // no score was a finite number, so that lmetric chose
-	FilterSkipped bool    // the policy's own filter was ignored, because no candidate passed it
+	Index         int  // index of the chosen candidate in the slice of candidates
+	Bad           int  // number of candidates whose score was not a finite number
+	Fallback      bool // no score was a finite number, so that lmetric chose
+	FilterSkipped bool // the policy's own filter was ignored, because no candidate passed it
 }
 
 // equalScores is the relative difference below which two scores count as equal.
@@ -67,7 +66,6 @@ func (p *Policy) Choose(q *Query, candidates []Engine) Choice {
 		}
 	}
 	choice.Index = p.indexOfLowest(q, candidates, ties)
-	choice.Score = p.scores[choice.Index]
 	return choice
 }
 

@@ -42,7 +42,7 @@ func TestANumberThatIsNoneRanksLast(t *testing.T) {
 	require.Equal(t, "a", candidates[choice.Index].ID, "all are bad: lmetric chooses")
 	require.Equal(t, 2, choice.Bad)
 	require.True(t, choice.Fallback)
-	require.InDelta(t, 100.0, choice.Score, 1e-9)
+	require.InDelta(t, 100.0, p.ScoreOf(choice.Index), 1e-9)
 }
 
 func TestOnlyEqualScoresAreATie(t *testing.T) {
@@ -73,7 +73,7 @@ func TestTheLowestScoreWinsInAnyOrder(t *testing.T) {
 		choice := p.Choose(&q, all)
 		winner := all[choice.Index].ID
 		for i := range all {
-			require.LessOrEqual(t, choice.Score, p.ScoreOf(i)+1e-9*math.Abs(choice.Score))
+			require.LessOrEqual(t, p.ScoreOf(choice.Index), p.ScoreOf(i)+1e-9*math.Abs(p.ScoreOf(i)))
 		}
 		shuffled := rapid.Permutation(all).Draw(t, "order")
 		require.Equal(t, winner, shuffled[p.Choose(&q, shuffled).Index].ID)

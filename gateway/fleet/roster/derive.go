@@ -190,7 +190,6 @@ func (d *deriving) newRank(e *Engine, number int, id int32, state RankState) *Ra
 	out := &Rank{
 		Worker: id, Instance: e.Key(), Target: target, Profile: e.Profile, Traffic: e.Traffic,
 		Signs:   e.Traffic.Liveness(target.Rank), // knows when the core of this rank last gave a sign of life
-		Region:  e.otherRegion,                   // empty: the proxy's own region
 		Board:   e.board,
 		Context: e.longestContext(), Scope: e.ownerScope, PinsResponses: pinsResponses,
 		BlockTokens: e.Status.Memories.Of(number).Block.Tokens,

@@ -51,7 +51,6 @@ type Rank struct {
 	Profile       *mooncake.Profile
 	Traffic       *engine.Traffic
 	Signs         *engine.Liveness // signs of life of the rank's engine core
-	Region        string           // the rank's region; empty: the proxy's own
 	Board         string           // the dispatcher's board for the rank's model
 	Group         string           // groupID of an aggregated rank, which prefills and decodes; empty: the rank only decodes
 	Context       int              // longest context of the rank's models, prompt and answer together, in tokens; 0: unknown
