@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 
@@ -72,6 +73,9 @@ type Model struct {
 	Adapter     string // the adapter's own name, if ID is another name of it; empty: it is not
 	MaxModelLen int    // longest prompt and answer together, in tokens; 0: unknown
 }
+
+// AdapterName is the name by which the engine itself knows a LoRA adapter; of a base model, it is the ID.
+func (m Model) AdapterName() string { return cmp.Or(m.Adapter, m.ID) }
 
 // LongestContext returns the longest MaxModelLen of the models; 0: none is known.
 func LongestContext(models []Model) (longest int) {

@@ -55,7 +55,7 @@ func start(t *testing.T, changes ...func(*config.Config)) *advised {
 	client := engine.NewClient(engine.Options{})
 	t.Cleanup(client.Close)
 	f := fleet.New(fleet.Deps{
-		Context: t.Context(), Serving: t.Context, Started: time.Now(), Log: log, 
+		Context: t.Context(), Serving: t.Context, Started: time.Now(), Log: log,
 		Settings: func() *fleet.Settings { return set }, Client: client,
 		Monitor: engine.NewMonitor(engine.MonitorConfig{Client: client, Registerer: reg, Log: log, HealthInterval: time.Hour,
 			FactsInterval: time.Hour}),

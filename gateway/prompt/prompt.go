@@ -146,6 +146,7 @@ func (r *Reader) scopeOf(s *Source) (scope index.Scope, canBeShared bool) {
 	scope = index.Scope{Model: s.Model.Board}
 	if s.Model.Name != s.Model.Board {
 		scope.LoRA = cmp.Or(s.Model.Adapter, s.Model.Name) // an adapter has KV of its own, whatever name the client has used
+		scope.Weights = s.Model.Weights
 	}
 	salt, ok := s.Body.Salt()
 	if !ok { // any other request without a salt may have the same prompt

@@ -124,6 +124,9 @@ func TestPromptsShareTheBlocksOfTheirBeginning(t *testing.T) {
 	lora := parts(t, mooncake.Completions, completion(long))
 	lora.Model.Name = "lora"
 	require.NotContains(t, r.CacheKeys(lora).Keys, first.Keys[0], "a LoRA makes other KV of the same text")
+	former := r.CacheKeys(lora)
+	lora.Model.Weights = 2
+	require.NotContains(t, r.CacheKeys(lora).Keys, former.Keys[0], "the LoRA was loaded again, perhaps with other weights")
 
 	several := parts(t, mooncake.Completions, fmt.Sprintf(`{"model":"m","prompt":["no",%q]}`, long))
 	several.Changes = &several.Req.Parts()[1].Patch

@@ -21,6 +21,7 @@ var secret = maphash.MakeSeed()
 // Scope holds the properties that two prompts must have in common to share blocks.
 type Scope struct {
 	Model, LoRA string
+	Weights     uint32 // Route.Weights of the adapter
 	Salt        string // cache_salt of the request
 	Tenant      string // isolation key of the tenant, so that tenants share no blocks
 }
@@ -35,6 +36,9 @@ func (s Scope) Root(unit Unit, block int) Key {
 	for _, part := range [...]string{s.Model, s.LoRA, s.Salt, s.Tenant} { // with its length, so that no two scopes have the same bytes
 		buf = binary.LittleEndian.AppendUint64(buf, uint64(len(part)))
 		buf = append(buf, part...)
+	}
+	if s.Weights != 0 {
+		buf = binary.LittleEndian.AppendUint32(buf, s.Weights)
 	}
 	return Key{Hash: xxhash.Sum64(buf), Check: maphash.Bytes(secret, buf)}
 }

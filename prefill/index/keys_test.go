@@ -10,7 +10,7 @@ import (
 )
 
 func TestScopesShareNothing(t *testing.T) {
-	scopes := []Scope{{}, {Model: "m"}, {LoRA: "m"}, {Salt: "m"}, {Tenant: "m"}, {Model: "m", Tenant: "t"}, {Model: "mt"},
+	scopes := []Scope{{}, {Model: "m"}, {LoRA: "m"}, {LoRA: "m", Weights: 1}, {Salt: "m"}, {Tenant: "m"}, {Model: "m", Tenant: "t"}, {Model: "mt"},
 		{Model: strings.Repeat("long", 99)}}
 	seen := map[Key]bool{}
 	for _, s := range scopes {

@@ -291,7 +291,7 @@ func (d *deriving) addRoutes(e *Engine, usable bool) {
 			r = Route{Name: m.ID, Board: e.baseModel(), AllAggregated: true, PromptLogprobs: true}
 		}
 		if m.Parent != "" {
-			r.Adapter = cmp.Or(m.Adapter, m.ID)
+			r.Adapter, r.Weights = m.AdapterName(), d.r.weights[m.AdapterName()]
 		}
 		r.addEngine(e, usable)
 		if e.Role != Decode {

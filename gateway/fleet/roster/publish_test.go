@@ -195,6 +195,28 @@ func TestPromptsWaitWhereDecodeIsHalted(t *testing.T) {
 	}
 }
 
+// An adapter that is loaded again under its name may have other weights, so no prompt is looked for among those of before.
+func TestAnAdapterThatComesBackHasOtherWeights(t *testing.T) {
+	s := begin(t, "p1 d2 d3").steps("p1 up m x y; d2 up m x y; d3 up m x y")
+	weights := func(model string) uint32 {
+		route, _, listed := s.Lookup(model)
+		require.True(t, listed, model)
+		return route.Weights
+	}
+	x, y := weights("x"), weights("y")
+	require.NotEqual(t, x, y)
+	s.steps("d2 up m y x")
+	require.Equal(t, x, weights("x"), "the same names in another order")
+	s.steps("d3 up m y")
+	second := weights("x")
+	require.NotEqual(t, x, second, "an engine has unloaded it")
+	s.steps("p1 up m y; d2 up m y")
+	s.steps("p1 up m x y; d2 up m x y")
+	require.NotContains(t, []uint32{x, y, second}, weights("x"), "no engine had it")
+	require.Equal(t, y, weights("y"))
+	require.Len(t, s.r.weights, 3)
+}
+
 // Another region refuses the whole answer to a probe if one name in it is too long.
 func TestAFullNameOfAnAdapterIsANameToo(t *testing.T) {
 	long := strings.Repeat("x", words.MaxName)

@@ -32,6 +32,8 @@ type Roster struct {
 	endedIncarnations map[string]time.Time         // by incarnation that has ended: until when one of its hand-offs may still turn up
 	departed          map[ProcessID]departedEngine // engines that have left, by their ProcessID with process 0
 	engineCount       int                          // how many engines have been added so far
+	weights           map[string]uint32            // numbers of the weights of the models that engines list, by Model.AdapterName
+	lastWeights       uint32                       // the number that was given last
 }
 
 // Terms are the settings on which the roster depends.

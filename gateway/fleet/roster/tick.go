@@ -86,9 +86,38 @@ func (r *Roster) updateBoard(e *Engine) {
 		e.board = BoardIn(e.homeBoard(), e.otherRegion)
 	}
 	if !slices.Equal(e.listedModels, e.Status.Models) { // otherwise lists was made from these models already
+		gone := map[string]bool{}
+		for _, m := range e.listedModels {
+			gone[m.AdapterName()] = true
+		}
+		for _, m := range e.Status.Models {
+			delete(gone, m.AdapterName())
+		}
 		e.listedModels = e.Status.Models
 		e.lists = r.namesOf(e)
+		r.numberWeights(gone)
 	}
+}
+
+// numberWeights gives a number to the weights of each model that an engine lists, and another one to
+// those that an engine has just stopped to list: an adapter that comes back under its old name may
+// have other weights, of which no prefix cache has KV.
+func (r *Roster) numberWeights(gone map[string]bool) {
+	numbers := make(map[string]uint32, len(r.weights))
+	for _, e := range r.engines {
+		for _, m := range e.listedModels {
+			name := m.AdapterName()
+			if numbers[name] != 0 {
+				continue
+			}
+			numbers[name] = r.weights[name]
+			if gone[name] || numbers[name] == 0 {
+				r.lastWeights++
+				numbers[name] = r.lastWeights
+			}
+		}
+	}
+	r.weights = numbers
 }
 
 // namesOf returns the names of the models that an engine lists; nil: it has not named its models. Engines that list the same models share
