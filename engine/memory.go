@@ -74,7 +74,7 @@ type Model struct {
 	MaxModelLen int    // longest prompt and answer together, in tokens; 0: unknown
 }
 
-// AdapterName is the name by which the engine itself knows a LoRA adapter; of a base model, it is the ID.
+// AdapterName is the name by which an engine itself knows a LoRA adapter; for a base model, the ID.
 func (m Model) AdapterName() string { return cmp.Or(m.Adapter, m.ID) }
 
 // LongestContext returns the longest MaxModelLen of the models; 0: none is known.

@@ -10,8 +10,8 @@ import (
 )
 
 func TestScopesShareNothing(t *testing.T) {
-	scopes := []Scope{{}, {Model: "m"}, {LoRA: "m"}, {LoRA: "m", Weights: 1}, {Salt: "m"}, {Tenant: "m"}, {Model: "m", Tenant: "t"}, {Model: "mt"},
-		{Model: strings.Repeat("long", 99)}}
+	scopes := []Scope{{}, {Model: "m"}, {LoRA: "m"}, {LoRA: "m", Weights: 1}, {Salt: "m"}, {Tenant: "m"},
+		{Model: "m", Tenant: "t"}, {Model: "mt"}, {Model: strings.Repeat("long", 99)}}
 	seen := map[Key]bool{}
 	for _, s := range scopes {
 		for _, unit := range []Unit{Bytes, Tokens} {

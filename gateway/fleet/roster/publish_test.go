@@ -195,7 +195,7 @@ func TestPromptsWaitWhereDecodeIsHalted(t *testing.T) {
 	}
 }
 
-// An adapter that is loaded again under its name may have other weights, so no prompt is looked for among those of before.
+// An adapter that is loaded again under its name may have other weights.
 func TestAnAdapterThatComesBackHasOtherWeights(t *testing.T) {
 	s := begin(t, "p1 d2 d3").steps("p1 up m x y; d2 up m x y; d3 up m x y")
 	weights := func(model string) uint32 {

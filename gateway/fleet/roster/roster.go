@@ -32,7 +32,7 @@ type Roster struct {
 	endedIncarnations map[string]time.Time         // by incarnation that has ended: until when one of its hand-offs may still turn up
 	departed          map[ProcessID]departedEngine // engines that have left, by their ProcessID with process 0
 	engineCount       int                          // how many engines have been added so far
-	weights           map[string]uint32            // numbers of the weights of the models that engines list, by Model.AdapterName
+	weights           map[string]uint32            // numbers by Model.AdapterName, see numberWeights
 	lastWeights       uint32                       // the number that was given last
 }
 

@@ -95,7 +95,7 @@ func (r *Rank) RecordLateRead(ep mooncake.Endpoint) {
 type Route struct {
 	Name            string // the name in the request: a base model or a LoRA
 	Adapter         string // the LoRA adapter's name at its engines; empty: the model is not an adapter, or its engines do not say so
-	Weights         uint32 // for an adapter: another number once an engine has stopped to list it, because it may come back with other weights
+	Weights         uint32 // number of an adapter's weights, see numberWeights; 0: the model is not an adapter
 	Board           string // the dispatcher's board of the base model, whose ranks LoRAs share
 	MaxLen          int    // context length in tokens; 0: unknown
 	Clamps          bool   // some decode engine cuts max_tokens to what the prompt leaves of the context

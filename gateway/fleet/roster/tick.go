@@ -99,7 +99,7 @@ func (r *Roster) updateBoard(e *Engine) {
 	}
 }
 
-// numberWeights gives a number to the weights of each model that an engine lists, and another one to
+// numberWeights gives a number to the weights of each model that an engine lists, and another to
 // those that an engine has just stopped to list: an adapter that comes back under its old name may
 // have other weights, of which no prefix cache has KV.
 func (r *Roster) numberWeights(gone map[string]bool) {
