@@ -57,7 +57,7 @@ func chromium(t *testing.T) *browser {
 	b := &browser{t: t, hosts: map[string]bool{}}
 	require.NoError(t, chromedp.Do(ctx)) // it lives as long as this context
 	var cancelAll context.CancelFunc
-	b.Context, cancelAll = context.WithTimeout(ctx, 3*time.Minute+*soak)
+	b.Context, cancelAll = context.WithTimeout(ctx, 10*time.Minute+*soak)
 	t.Cleanup(cancelAll)
 	require.NoError(t, chromedp.Listen(b, b.hear))
 	b.do(command(network.Enable, network.EnableParams{}), command(log.Enable, cdp.Empty{}), command(runtime.Enable, cdp.Empty{}))
