@@ -35,9 +35,8 @@ var (
 		"prefix cache keeps. There is no scraped series while the engine's metrics cannot be read.", append(rankLabels, "source"), nil)
 	descNoUsage = prometheus.NewDesc("evenkeel_rank_answers_without_usage_total", "Complete answers of the rank for which its engine "+
 		"reported no token usage. Their tokens are the proxy's own count, in limits and in the load of ranks.", rankLabels, nil)
-	descInEngineQueue = prometheus.NewDesc("evenkeel_rank_beyond_slots", "Requests in the queue of the rank's engine. They were sent "+
-		"ahead of a slot that comes free, or they were bound at their hand-offs' deadlines although the rank had no slot or no KV "+
-		"room for them (dispatch.beyond_slots). They are among the used slots.", rankLabels, nil)
+	descInEngineQueue = prometheus.NewDesc("evenkeel_rank_beyond_slots", "Requests in the queue of the rank's engine, which were sent "+
+		"ahead of a slot that comes free. They are among the used slots.", rankLabels, nil)
 	descBound = prometheus.NewDesc("evenkeel_rank_bound", "Requests on the rank that were bound before their prefill and have no event "+
 		"yet. Only ranks whose connector binds so early have this series.", rankLabels, nil)
 	descBacklog = prometheus.NewDesc("evenkeel_rank_backlog_tokens", "Prompt tokens that were sent to the rank and that it has yet to "+

@@ -15,11 +15,10 @@ import (
 type metrics struct {
 	registry *prometheus.Registry // registry of the metrics below and of the gauges
 
-	tickSeconds        *prometheus.HistogramVec
-	fallbacks          *prometheus.CounterVec
-	invalid            *prometheus.CounterVec
-	doubleReleases     prometheus.Counter
-	boundInEngineQueue prometheus.Counter
+	tickSeconds    *prometheus.HistogramVec
+	fallbacks      *prometheus.CounterVec
+	invalid        *prometheus.CounterVec
+	doubleReleases prometheus.Counter
 
 	roundRanks *prometheus.HistogramVec
 	roundHold  prometheus.Histogram
@@ -69,9 +68,6 @@ func newMetrics() *metrics {
 			"Assignments that a decode policy wanted and that no rank can take, by fault. The request was not bound.", "fault"),
 		doubleReleases: counter("evenkeel_double_releases_total",
 			"Decode slots that were released a second time. The second release changes nothing, but it is a bug in evenkeel."),
-		boundInEngineQueue: counter("evenkeel_beyond_slots_total",
-			"Hand-offs that were bound at their deadlines to a rank without a slot or without KV room for them. If there are many, decode has too "+
-				"few slots."),
 		roundRanks: create.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "evenkeel_round_ranks", Help: "Ranks of the group that had a prompt to compute when a round was sent. The more there are, the " +
 				"fewer ranks wait for the others.",

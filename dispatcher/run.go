@@ -194,8 +194,6 @@ func (r *scheduler) carryOutOne(e *board.Effect, took time.Duration) {
 		r.bind(e, took)
 	case board.EffectRefuse:
 		r.answer(e.Entry, Result{Err: e.Err})
-	case board.EffectLeftEngineQueue: // the engine has begun the request of Slot, which waited in its queue, by the board's estimate
-		r.byModel[e.Group.Model].slots[e.Slot].stillInEngineQueue.Store(false)
 	case board.EffectRound: // a policy has decided about the waiting entries of a group
 		r.recordRound(e, took)
 	case board.EffectInvalid: // Label says which hard limit the assignment of a policy breaks
@@ -208,8 +206,6 @@ func (r *scheduler) carryOutOne(e *board.Effect, took time.Duration) {
 		r.recordFallback(e)
 	case board.EffectSent: // held-back requests went to a group together; Count is how many of its ranks now have prompts to compute
 		m.roundRanks.WithLabelValues(e.Label).Observe(float64(e.Count))
-	case board.EffectInEngineQueue: // a request was bound at its deadline to a rank without room, so it waits in the engine's queue
-		m.boundInEngineQueue.Inc()
 	case board.EffectQuarantine:
 		r.recordQuarantine(e)
 	case board.EffectSpared:
@@ -426,7 +422,6 @@ func (r *scheduler) bind(e *board.Effect, took time.Duration) {
 	b, slot := r.stateOrNew(e.Group.Model), r.waiting[e.Entry].slot
 	slot.Binding, slot.Decide = e.Bound, took
 	slot.board, slot.detector = b, r.detectors[e.Group]
-	slot.stillInEngineQueue.Store(slot.InEngineQueue)
 	if e.Entry.Aggregated { // only entries for ranks that prefill are held back for rounds
 		r.metrics.roundHold.Observe(slot.Held.Seconds())
 	}

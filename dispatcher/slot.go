@@ -16,14 +16,13 @@ type Slot struct {
 	Decide time.Duration      // duration of the round of decisions that chose the rank; it is not part of Wait
 	Trace  *board.Explanation // why this rank was chosen; nil without Config.Explain
 
-	generated          atomic.Int32
-	firstStep          atomic.Uint32 // number of the group's first step in which the request got tokens; 0: it has no token yet
-	lastStep           atomic.Uint32 // number of the group's last step in which the request got tokens; 0: it has no token yet
-	detector           *stepDetector // finds the steps of the rank's group; nil without a barrier
-	board              *boardState   // what the scheduler keeps for the board of the rank
-	started            atomic.Bool
-	released           atomic.Bool
-	stillInEngineQueue atomic.Bool // the request was bound InEngineQueue, and the engine has not begun it
+	generated atomic.Int32
+	firstStep atomic.Uint32 // number of the group's first step in which the request got tokens; 0: it has no token yet
+	lastStep  atomic.Uint32 // number of the group's last step in which the request got tokens; 0: it has no token yet
+	detector  *stepDetector // finds the steps of the rank's group; nil without a barrier
+	board     *boardState   // what the scheduler keeps for the board of the rank
+	started   atomic.Bool
+	released  atomic.Bool
 	// maxUnreported is the largest possible number of tokens of an answer that does not stream (MarkNonStreaming); 0: it streams.
 	maxUnreported atomic.Int32
 }
@@ -80,14 +79,9 @@ func (s *Slot) ReportStarted() {
 	if s.started.Swap(true) {
 		return
 	}
-	s.stillInEngineQueue.Store(false) // the engine has begun the request, so it had room, even if the board counted none
 	// A board that suspects a pair of engines, or has a rank that refuses requests, gets the first event at once. Any other board sees
 	// it when it next reads the progress of its slots.
 	if s.board != nil && s.board.pace.suspectedPairsAndRefusingRanks.Load() > 0 {
 		s.board.reportStarted(s)
 	}
 }
-
-// StillInEngineQueue says whether a request that was bound InEngineQueue still waits there: the rank has had no slot or no KV room for it
-// yet. While it waits, the missing first event is no failure of the engine.
-func (s *Slot) StillInEngineQueue() bool { return s.stillInEngineQueue.Load() }

@@ -101,17 +101,14 @@ func (w *watch) recordSigns(s *Sample, at time.Time) {
 	previous, previousAt := scrapes.ranks, scrapes.at
 	start := cmp.Or(s.StartTime, scrapes.start)       // 0: not known
 	if scrapes.start != 0 && start != scrapes.start { // another process: it says nothing of requests that were sent to the one before
-		w.traffic.stopRenewals()
 		previous = nil
 	}
 	scrapes.start = start
 	scrapes.ranks = make(map[int]vitals, len(w.in.Canaries))
 	for _, t := range w.in.Canaries { // all ranks of a decode engine, and none of a prefill engine
 		gauges := vitalsOf(s, t.Rank)
-		liveness := w.traffic.Liveness(t.Rank)
-		liveness.hasGauges.Store(gauges != noVitals)
 		if old, known := previous[t.Rank]; known && gauges != old {
-			liveness.RecordSign(previousAt)
+			w.traffic.Liveness(t.Rank).RecordSign(previousAt)
 		}
 		scrapes.ranks[t.Rank] = gauges
 	}

@@ -10,17 +10,22 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
-
-	"evenkeel/mooncake"
 )
 
-// kept is a hand-off of vLLM's NIXL that is sent as soon as it is prefilled: certainly kept for 26.25 s by itself, and for
-// 11.25 s after a sign of life.
-func kept() mooncake.Hold {
-	p := mooncake.Profile{Connector: mooncake.NIXLPull}.WithDefaults()
-	now := time.Now()
-	return p.Hold(now, now.Add(p.PulledWithin()), &p)
+// kept is the wait for a hand-off of vLLM's NIXL that is sent as soon as it is prefilled.
+func kept() Wait {
+	return Wait{KeptUntil: time.Now().Add(26250 * time.Millisecond), MaxSilence: 11250 * time.Millisecond}
 }
+
+// whole is the same for an answer in one piece.
+func whole() Wait {
+	w := kept()
+	w.OnePiece = true
+	return w
+}
+
+// believed says whether the client gets the answer of which p is the wait.
+func believed(p *PendingPull, at time.Time) bool { return !p.FirstEvent(at).MayBeAnotherPrompts() }
 
 // seen gives signs of life for so long, and returns with the last one.
 func seen(l *Liveness, d time.Duration) {
@@ -30,131 +35,15 @@ func seen(l *Liveness, d time.Duration) {
 	l.RecordSign(time.Now())
 }
 
-func TestAWaitEndsWhenTheCoreHasBeenQuietForTooLong(t *testing.T) {
-	for _, row := range []struct {
-		name         string
-		alive        time.Duration // it gives signs for so long, and none later
-		after, limit time.Duration // the wait ends
-	}{
-		{"without any sign, with the hold", 0, 26 * time.Second, 26250 * time.Millisecond},
-		{"after a minute of signs, when their renewal is over", time.Minute, 71 * time.Second, 71250 * time.Millisecond},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				l := NewLiveness()
-				began, expired := time.Now(), make(chan struct{})
-				p := l.AddPull(began, kept())
-				p.OnExpiry(func() { close(expired) })
-				if row.alive > 0 {
-					seen(l, row.alive)
-				}
-				<-expired
-				require.GreaterOrEqual(t, time.Since(began), row.after)
-				require.LessOrEqual(t, time.Since(began), row.limit)
-				require.True(t, p.CheckExpired(time.Now()))
-				p.End()
-				require.NotEmpty(t, l.AddPull(time.Now(), kept()).Salt(), "what it may have left in the prefix cache is not found again")
-			})
-		})
-	}
-}
-
-func TestAnAnswerIsBelievedIfTheCoreWasAlive(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := NewLiveness()
-		p := l.AddPull(time.Now(), kept())
-		p.OnExpiry(func() { t.Error("it was given up") })
-		seen(l, 5*time.Minute)
-		require.True(t, p.RecordFirstEvent(time.Now()))
-		p.End()
-		require.Empty(t, l.AddPull(time.Now(), kept()).Salt())
-	})
-}
-
-// The engine caches the KV that it read too late, and other requests that it holds by then may find it there. Later ones
-// cannot, because they have another salt.
-func TestOneLossIsThatOfAllThatWait(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := NewLiveness()
-		first := l.AddPull(time.Now(), kept())
-		time.Sleep(20 * time.Second)
-		second := l.AddPull(time.Now(), kept())
-		time.Sleep(10 * time.Second)
-		require.False(t, first.RecordFirstEvent(time.Now()), "its hold is over")
-		third := l.AddPull(time.Now(), kept())
-		require.NotEqual(t, first.Salt(), third.Salt())
-		require.False(t, second.RecordFirstEvent(time.Now()), "its own hold is not over")
-		require.True(t, third.RecordFirstEvent(time.Now()))
-		for _, p := range []*PendingPull{first, second, third, third} {
-			p.End()
-		}
-		require.Empty(t, l.pendingPulls)
-	})
-}
-
-// The profiles of two prefill engines may have different hold times, and their requests may wait for the same rank.
-func TestALongHoldDoesNotHideTheGapOfAShortOne(t *testing.T) {
-	holdOf := func(timeout time.Duration) mooncake.Hold {
-		p := mooncake.Profile{Connector: mooncake.NIXLPull, KVHoldTimeout: timeout}.WithDefaults()
-		return p.Hold(time.Now(), time.Now().Add(p.PulledWithin()), &p)
-	}
-	const short, long = 20 * time.Second, 470 * time.Second // the short one is certainly kept for 7.5 s after a sign of life
-	for _, first := range []time.Duration{short, long} {
-		synctest.Test(t, func(t *testing.T) {
-			l := NewLiveness()
-			pulls := map[time.Duration]*PendingPull{first: l.AddPull(time.Now(), holdOf(first))}
-			second := short + long - first
-			pulls[second] = l.AddPull(time.Now(), holdOf(second))
-			seen(l, time.Minute)
-			time.Sleep(8 * time.Second)
-			l.RecordSign(time.Now())
-			require.False(t, pulls[short].RecordFirstEvent(time.Now()), "%v came first", first)
-			pulls[short].End()
-			pulls[long].End()
-		})
-	}
-}
-
-// Other streams of the rank give signs of life at the moment of a first event. It is judged all the same.
-func TestAFirstEventIsJudgedWhileOthersGiveSigns(t *testing.T) {
-	l := NewLiveness()
-	stop, done := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(done)
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-				l.RecordSign(time.Now())
-			}
-		}
-	}()
-	believed := 0
-	for range 20_000 {
-		now := time.Now()
-		lost, sameSalt := l.AddPull(now, kept()), l.AddPull(now, kept())
-		lost.MarkLost()
-		if sameSalt.RecordFirstEvent(now) {
-			believed++
-		}
-		lost.End()
-		sameSalt.End()
-	}
-	close(stop)
-	<-done
-	require.Zero(t, believed, "it may be made of KV that the rank has read too late for the other request")
-}
-
 func TestASignOfLifeAllocatesNothing(t *testing.T) {
 	l := NewLiveness()
-	p := l.AddPull(time.Now(), kept())
-	defer p.End()
+	defer l.AddPull(time.Now(), whole()).End(time.Now(), true)
 	at := time.Now()
 	require.Zero(t, testing.AllocsPerRun(100, func() {
 		at = at.Add(20 * time.Millisecond)
 		l.RecordSign(at)
-		l.RecordSign(at.Add(time.Second)) // a gap
+		at = at.Add(time.Minute) // a silence
+		l.RecordSign(at)
 	}))
 }
 
@@ -173,7 +62,7 @@ func TestAnEngineThatGivesNoSignOfLifeGetsNothingNew(t *testing.T) {
 			time.Sleep(2 * time.Second)
 			require.True(t, quiet(m))
 			require.True(t, m.Status("d0").Up)
-			p.End()
+			p.End(time.Now(), true)
 			time.Sleep(3 * time.Second)
 			require.True(t, quiet(m), "nothing waits there any more, and nothing has spoken for it")
 			l.RecordSign(time.Now())
@@ -184,11 +73,10 @@ func TestAnEngineThatGivesNoSignOfLifeGetsNothingNew(t *testing.T) {
 	t.Run("until the canary passes", func(t *testing.T) {
 		f := decodes()
 		doubted(t, f, func(t *testing.T, m *Monitor, _ *prometheus.Registry) {
-			p := m.Traffic("d0").Liveness(-1).AddPull(time.Now(), kept())
-			p.OnExpiry(func() { t.Error("it was given up") })
+			p := m.Traffic("d0").Liveness(-1).AddPull(time.Now(), whole())
 			time.Sleep(time.Minute)
-			require.True(t, p.RecordFirstEvent(time.Now()), "its canaries were answered all the time")
-			p.End()
+			require.True(t, believed(p, time.Now()), "its canaries were answered all the time")
+			p.End(time.Now(), true)
 			require.Greater(t, f.count("/v1/completions"), 3)
 		})
 	})
@@ -197,28 +85,22 @@ func TestAnEngineThatGivesNoSignOfLifeGetsNothingNew(t *testing.T) {
 		f.set("/v1/completions", "HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}")
 		doubted(t, f, func(t *testing.T, m *Monitor, _ *prometheus.Registry) {
 			p := m.Traffic("d0").Liveness(-1).AddPull(time.Now(), kept())
-			expired := make(chan struct{})
-			p.OnExpiry(func() { close(expired) })
-			began := time.Now()
-			<-expired
-			require.LessOrEqual(t, time.Since(began), 27*time.Second)
+			time.Sleep(27 * time.Second)
 			require.Positive(t, f.count("/v1/completions"))
-			p.End()
+			p.End(time.Now(), true)
 		})
 	})
 	t.Run("and not while gauges move", func(t *testing.T) {
 		f := decodes()
 		doubted(t, f, func(t *testing.T, m *Monitor, _ *prometheus.Registry) {
-			p := m.Traffic("d0").Liveness(-1).AddPull(time.Now(), kept())
-			p.OnExpiry(func() { t.Error("it was given up") })
+			p := m.Traffic("d0").Liveness(-1).AddPull(time.Now(), whole())
 			for n := range 60 {
 				f.set("/metrics", ok(gauges(n, 1)))
 				time.Sleep(time.Second)
 				require.False(t, quiet(m))
 			}
-			require.True(t, m.Traffic("d0").Liveness(-1).HasGauges())
-			require.True(t, p.RecordFirstEvent(time.Now()))
-			p.End()
+			require.True(t, believed(p, time.Now()))
+			p.End(time.Now(), true)
 			require.Zero(t, f.count("/v1/completions"))
 		})
 	})

@@ -19,7 +19,7 @@ func NewMonitor(cfg MonitorConfig) *Monitor {
 	}
 	return &Monitor{
 		cfg: cfg, metrics: newMetrics(cfg.Registerer), signal: make(chan struct{}, 1), watches: map[string]*watch{},
-		traffic: map[string]*Traffic{},
+		traffic: map[string]*Traffic{}, pulls: map[string]*Pulls{},
 	}
 }
 
@@ -201,39 +201,46 @@ func (w *watch) rereadModels(err error) {
 	w.checkNow()
 }
 
-// Expired returns how many hand-offs of a prefill engine expired before a decode engine fetched them, by its metrics
-// when they were last read.
-func (m *Monitor) Expired(id string) (n float64, known bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	w := m.watches[id]
-	if w == nil || w.expired < 0 {
-		return 0, false
-	}
-	return w.expired, true
+// Expiries is how many hand-offs of a prefill engine expired before a decode engine fetched them, by its metrics. vLLM counts them in the
+// call that frees their KV (0.32, nixl/base_worker.py).
+type Expiries struct {
+	HandOffs float64 // since the start of the process
+	Start    float64 // start time of the process, in Unix seconds; 0: not known
+	Known    bool    // the engine counts them
 }
 
-// ExpiredNow returns the same number as Expired, but reads the metrics now, within at most a second. Calls that come during a reading wait
-// for its end and then share one new reading.
-func (m *Monitor) ExpiredNow(ctx context.Context, id string) (n float64, known bool) {
+// Expiries returns the Expiries of a prefill engine when its metrics were last read.
+func (m *Monitor) Expiries(id string) Expiries {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if w := m.watches[id]; w != nil {
+		return w.expiries
+	}
+	return Expiries{}
+}
+
+// ExpiriesNow returns the same as Expiries, but reads the metrics now, within at most a second. Calls that come during a reading wait for
+// its end and then share one new reading.
+func (m *Monitor) ExpiriesNow(ctx context.Context, id string) Expiries {
 	asked := time.Now()
 	m.mu.Lock()
 	w := m.watches[id]
 	m.mu.Unlock()
 	if w == nil {
-		return 0, false
+		return Expiries{}
 	}
 	w.expiredMu.Lock()
 	defer w.expiredMu.Unlock()
 	if w.expiredReadAt.After(asked) { // another call has read the metrics after this call began
-		return m.Expired(id)
+		return m.Expiries(id)
 	}
-	w.expiredReadAt = time.Now()
+	began := time.Now()
 	s, err := w.scrape(ctx, time.Second)
 	if err != nil {
-		return 0, false
+		return Expiries{}
 	}
-	return w.storeExpiredHandoffs(s)
+	w.expiredReadAt = began
+	return w.storeExpiries(s)
 }
 
 // maxSampleIntervals is the number of FactsIntervals after which the last sample is too old, if no newer one has come.

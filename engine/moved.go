@@ -43,7 +43,6 @@ func (w *watch) checkAddress(ctx context.Context) {
 		return
 	}
 	w.addressUnproven = true // stays true until the engine answers over a new connection
-	w.traffic.stopRenewals() // requests wait at the old host, and signs of life may come from the new one
 	c.idle.closeHost(w.in.Target.key())
 	moved := Moved{From: joinAddresses(before), To: joinAddresses(found), At: time.Now()}
 	w.m.cfg.Log.Warn("the name of an engine has another address now; it is up only while new connections to that address are answered",

@@ -2,7 +2,6 @@ package engine
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"net/netip"
 	"sync"
@@ -15,8 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
-
-	"evenkeel/mooncake"
 )
 
 // hosts are the engines at addresses, and the addresses of the one name that they have.
@@ -181,39 +178,4 @@ func TestAnEngineIsUpOnlyByANewConnection(t *testing.T) {
 		require.True(t, m.Status("p0").Up)
 		require.Len(t, logs.FilterMessage("an engine is down").All(), 1)
 	})
-}
-
-// The host of before stands still, and its name moves to another one, or the load balancer in front of both. What the other one's core does
-// renews no hold of a request that waits at the host of before.
-func TestAnotherHostRenewsNoHold(t *testing.T) {
-	for name, url := range map[string]string{"by its name": "http://d0:8000", "by one address": "http://10.0.0.9:8000"} {
-		t.Run(name, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { waitAtTheHostOfBefore(t, url) }) })
-	}
-}
-
-func waitAtTheHostOfBefore(t *testing.T, url string) {
-	old, next := newFake(), newFake()
-	h := &hosts{at: map[netip.Addr]*fake{netip.MustParseAddr("10.0.0.1"): old, netip.MustParseAddr("10.0.0.2"): next}}
-	h.lead("10.0.0.1")
-	c, at := NewClient(Options{Dial: h.dial, Lookup: h.lookup}), target(t, url)
-	m := NewMonitor(MonitorConfig{Client: c, Registerer: prometheus.NewPedanticRegistry()})
-	m.Set([]Instance{{ID: "d0", Role: "decode", Target: at, Canaries: []*Target{at}}})
-	defer runs(t, m, c)()
-	steps := 0
-	works := func(f *fake, start int, d time.Duration) {
-		for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(500 * time.Millisecond) {
-			steps++
-			page := fmt.Sprintf("%svllm:generation_tokens_total{engine=\"0\"} %d\n", metricsPage(start), steps)
-			f.set("/metrics", ok(page))
-		}
-	}
-	works(old, 100, 15*time.Second)
-	p := mooncake.Profile{Connector: mooncake.NIXLPull}.WithDefaults()
-	pull := m.Traffic("d0").Liveness(at.Rank).AddPull(time.Now(), p.Hold(time.Now(), time.Now().Add(p.PulledWithin()), &p))
-	defer pull.End()
-	works(old, 100, 20*time.Second)
-	h.lead("10.0.0.2")
-	works(next, 200, time.Minute)
-	require.EqualValues(t, 200, m.Status("d0").StartTime)
-	require.False(t, pull.RecordFirstEvent(time.Now()), "the host of before runs again, and the KV is long given away")
 }

@@ -359,7 +359,7 @@ func scrapeAndCrossCheck(ctx context.Context, w *watch, timeout time.Duration) (
 	began := time.Now()
 	sample, err := w.scrape(ctx, timeout)
 	if err == nil {
-		w.storeExpiredHandoffs(sample)
+		w.storeExpiries(sample)
 		w.crossCheck(sample, began)
 	}
 	return sample, err

@@ -7,143 +7,176 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
-	"pgregory.net/rapid"
-
-	"evenkeel/mooncake"
 )
 
-// Requests come, are answered and leave while their rank stands still now and then, for less or more than the hold of their KV.
-// Whatever the order: no answer is believed that was asked for under a salt under which KV has been lost, and no request is sent
-// under such a salt.
-func TestNoAnswerIsBelievedUnderASaltThatLostKV(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		l := NewLiveness()
-		p := mooncake.Profile{Connector: mooncake.NIXLPull}.WithDefaults()
-		now, spoiled := l.epoch, map[string]bool{}
-		var pulls []*PendingPull
-		end := func(i int) {
-			pulls[i].End()
-			pulls[i] = pulls[len(pulls)-1]
-			pulls = pulls[:len(pulls)-1]
+// The core of a rank may read the KV of a request after its hold, and keep it for the next prompt with that prefix. Only requests with the
+// same salt on the same rank find it there.
+func TestWhatWaitsBesideAHoldThatEndsIsWithheld(t *testing.T) {
+	now := time.Now()
+	var traffic Traffic
+	send := func(rank int, until time.Duration, w Wait) *PendingPull {
+		if until > 0 {
+			w.KeptUntil, w.MaxSilence = now.Add(until), time.Minute
 		}
-		one := func(t *rapid.T) int {
-			if len(pulls) == 0 {
-				t.Skip("nothing waits")
-			}
-			return rapid.IntRange(0, len(pulls)-1).Draw(t, "wait")
-		}
-		t.Repeat(map[string]func(*rapid.T){
-			"": func(t *rapid.T) { require.Len(t, l.pendingPulls, len(pulls)) },
-			"time passes": func(t *rapid.T) {
-				now = now.Add(time.Duration(rapid.IntRange(1, 40_000).Draw(t, "ms")) * time.Millisecond)
-			},
-			"the core goes on for a second": func(*rapid.T) {
-				for range 10 {
-					now = now.Add(100 * time.Millisecond)
-					l.RecordSign(now)
-				}
-			},
-			"a request is sent": func(t *rapid.T) {
-				pull := l.AddPull(now, p.Hold(now, now.Add(p.PulledWithin()), &p))
-				require.False(t, spoiled[pull.Salt()], "it is sent under a salt that lost KV")
-				pulls = append(pulls, pull)
-			},
-			"an answer begins": func(t *rapid.T) {
-				i := one(t)
-				p := pulls[i]
-				held := p.RecordFirstEvent(now)
-				require.False(t, held && spoiled[p.Salt()], "it is believed, and others with its salt had lost their KV")
-				spoiled[p.Salt()] = spoiled[p.Salt()] || !held
-				end(i)
-			},
-			"a wait is looked at": func(t *rapid.T) {
-				p := pulls[one(t)]
-				spoiled[p.Salt()] = p.CheckExpired(now) || spoiled[p.Salt()]
-			},
-			"KV is known to be lost": func(t *rapid.T) {
-				p := pulls[one(t)]
-				p.MarkLost()
-				spoiled[p.Salt()] = true
-			},
-			"a client leaves": func(t *rapid.T) { end(one(t)) },
+		return traffic.Liveness(rank).AddPull(now, w)
+	}
+	traffic.Liveness(0)
+	traffic.Liveness(1)
+	lost, beside, elsewhere := send(0, time.Minute, Wait{}), send(0, 0, Wait{}), send(1, time.Hour, Wait{})
+	anywhere, whole := send(1, 0, Wait{AnyRank: true}), send(0, time.Hour, Wait{OnePiece: true})
+	require.Empty(t, lost.Salt())
+	at := now.Add(time.Minute)
+	later := traffic.Liveness(0).AddPull(at, Wait{})
+	require.NotEmpty(t, later.Salt(), "the hold is over, whoever still waits")
+	for p, want := range map[*PendingPull]bool{lost: false, beside: false, elsewhere: true, anywhere: false, whole: false, later: true} {
+		require.Equal(t, want, believed(p, at))
+		p.End(at, true)
+		p.End(at, true)
+	}
+	require.Equal(t, later.Salt(), traffic.pulls.Salt(at), "one hold that ends changes the salt once")
+	require.Empty(t, traffic.pulls.waiting)
+}
+
+// A call that the proxy ends, or whose connection breaks, may have reached an engine that stands still.
+func TestACallThatEndedCountsUntilItsHoldIsOver(t *testing.T) {
+	now := time.Now()
+	for _, row := range []struct {
+		name  string
+		piece bool
+		over  bool // the engine does not pull any more
+		want  bool // another salt
+	}{
+		{"a stream", false, false, true}, {"a stream that the engine has refused", false, true, false},
+		{"an answer in one piece", true, false, true}, {"one whose end the engine has reported", true, true, false},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			l := NewLiveness()
+			p := l.AddPull(now, Wait{KeptUntil: now.Add(time.Minute), MaxSilence: time.Minute, OnePiece: row.piece})
+			p.End(now.Add(time.Second), row.over)
+			next := l.AddPull(now.Add(2*time.Second), Wait{})
+			require.Empty(t, next.Salt())
+			at := now.Add(time.Minute)
+			require.Equal(t, !row.want, believed(next, at), "it has the prefix")
+			next.End(at, true)
+			require.Equal(t, row.want, l.pulls.Salt(at) != "")
+			require.Empty(t, l.pulls.waiting)
 		})
+	}
+}
+
+// An answer in one piece does not show when its KV was read. A core that has made steps all the time has read it in time.
+func TestAnAnswerInOnePieceIsJudgedByTheSilenceOfItsCore(t *testing.T) {
+	now := time.Now()
+	for _, row := range []struct {
+		name          string
+		silent, until time.Duration // since and until
+		anyRank       bool
+		want, salted  bool
+	}{
+		{"none", 0, 0, false, true, false},
+		{"as long as the margin", 5 * time.Second, 65 * time.Second, false, true, false},
+		{"longer, before the hold ends", 5 * time.Second, 66 * time.Second, false, false, true},
+		{"longer, when it ends", 50 * time.Second, 115 * time.Second, false, false, true},
+		{"on a rank that is not known", 0, 0, true, false, true},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			l := NewLiveness()
+			p := l.AddPull(now, Wait{KeptUntil: now.Add(90 * time.Second), MaxSilence: time.Minute, OnePiece: true, AnyRank: row.anyRank})
+			for d := time.Duration(0); d <= 3*time.Minute; d += time.Second {
+				if d <= row.silent || d >= row.until {
+					l.RecordSign(now.Add(d))
+				}
+			}
+			at := now.Add(3 * time.Minute)
+			require.Equal(t, row.want, believed(p, at))
+			if !row.want {
+				p.Withhold()
+			}
+			require.Equal(t, row.salted, l.pulls.Salt(at) != "")
+		})
+	}
+	t.Run("and others are withheld as soon as it works again", func(t *testing.T) {
+		l := NewLiveness()
+		l.AddPull(now, Wait{KeptUntil: now.Add(90 * time.Second), MaxSilence: time.Minute, OnePiece: true})
+		l.RecordSign(now.Add(30 * time.Second))
+		at := now.Add(95 * time.Second)
+		beside := l.AddPull(at.Add(-time.Second), Wait{})
+		require.False(t, believed(beside, at))
+		require.NotEmpty(t, l.AddPull(at, Wait{}).Salt())
 	})
 }
 
-// A reload corrects how many ranks an engine has behind its address, and so gives them other numbers. What a core has read too late under
-// its number before is not found under the new one.
+// Other streams of the rank give signs of life at the moment of a first event. It is judged all the same.
+func TestAFirstEventIsJudgedWhileOthersGiveSigns(t *testing.T) {
+	l := NewLiveness()
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				l.RecordSign(time.Now())
+			}
+		}
+	}()
+	wrong := 0
+	for range 20_000 {
+		now := time.Now()
+		lost, sameSalt := l.AddPull(now, kept()), l.AddPull(now, kept())
+		lost.Withhold()
+		if believed(sameSalt, now) {
+			wrong++
+		}
+		lost.End(now, true)
+		sameSalt.End(now, true)
+	}
+	close(stop)
+	<-done
+	require.Zero(t, wrong, "it may be made of KV that the rank has read too late for the other request")
+}
+
+// A reload corrects how many ranks an engine has behind its address, and so gives them other numbers. What a core reads too late under its
+// number before is not found under the new one.
 func TestAReloadOfTheNumberOfRanksKeepsTheSalt(t *testing.T) {
+	now := time.Now()
 	for _, numbers := range [][2]int{{-1, 0}, {-1, 1}, {1, -1}} {
 		var traffic Traffic
-		before := traffic.Liveness(numbers[0]).AddPull(time.Now(), kept())
+		before := traffic.Liveness(numbers[0]).AddPull(now, Wait{KeptUntil: now.Add(time.Minute)})
 		require.Empty(t, before.Salt())
-		before.MarkLost()
-		before.End()
-		after := traffic.Liveness(numbers[1]).AddPull(time.Now(), kept())
+		after := traffic.Liveness(numbers[1]).AddPull(now, Wait{})
 		require.NotEmpty(t, after.Salt())
-		require.True(t, after.RecordFirstEvent(time.Now()))
-		after.End()
+		require.True(t, believed(after, now.Add(time.Hour)))
 	}
 }
 
-// The requests that wait under the old number may read wrong KV only after the reload. Until then they are not lost by it.
-func TestARankGetsItsSaltBeforeARequestUnderItsOldNumberIsLost(t *testing.T) {
-	var traffic Traffic
-	waits, anywhere := traffic.Liveness(0).AddPull(time.Now(), kept()), traffic.Liveness(0).AddPull(time.Now(), kept())
-	anywhere.RunsOnAnyRank()
-	after := traffic.Liveness(1).AddPull(time.Now(), kept())
-	require.NotEqual(t, waits.Salt(), after.Salt())
-	require.True(t, anywhere.RecordFirstEvent(time.Now()), "no KV is lost")
-	waits.MarkLost()
-	require.True(t, after.RecordFirstEvent(time.Now()), "what the rank reads now has the salt of before")
-
-	anywhere = traffic.Liveness(0).AddPull(time.Now(), kept())
-	anywhere.RunsOnAnyRank()
-	traffic.Liveness(2)
-	require.True(t, anywhere.RecordFirstEvent(time.Now()), "a new rank loses no KV")
-}
-
-// A reload gives an engine another role, so that it counts as a new one. Its process is the same, with the same prefix cache.
-func TestAnEngineKeepsItsSaltInAnotherRole(t *testing.T) {
+// A reload gives an engine another role, or none for a while, and so another Traffic. Its process is the same, with the same prefix cache.
+func TestASaltBelongsToTheAddress(t *testing.T) {
 	m := NewMonitor(MonitorConfig{Registerer: prometheus.NewRegistry()})
 	at := func(role, host string) Instance {
-		target := &Target{ID: host, URL: &url.URL{Scheme: "http", Host: host}, Rank: -1}
-		return Instance{ID: role + " " + host, Role: role, Target: target}
+		return Instance{ID: role + " " + host, Role: role,
+			Target: &Target{ID: host, URL: &url.URL{Scheme: "http", Host: host}, Rank: -1}}
 	}
-	salt := func(in Instance) string {
-		pull := m.Traffic(in.ID).Liveness(-1).AddPull(time.Now(), mooncake.HeldUntil(time.Now().Add(time.Hour)))
-		defer pull.End()
-		return pull.Salt()
-	}
+	send := func(in Instance, w Wait) *PendingPull { return m.Traffic(in.ID).Liveness(-1).AddPull(time.Now(), w) }
 	before, after, other := at("decode", "a:1"), at("aggregated", "a:1"), at("aggregated", "b:1")
 	m.Set([]Instance{before})
-	late := m.Traffic(before.ID).Liveness(-1).AddPull(time.Now(), mooncake.HeldUntil(time.Now()))
-	late.MarkLost()
-	late.End()
-	m.Traffic(after.ID).Liveness(-1) // the fleet asks for it before the monitor has the engine
+	late := send(before, Wait{KeptUntil: time.Now()})
+	m.Set(nil)
 	m.Set([]Instance{after, other})
-	require.NotEmpty(t, salt(after))
-	require.Equal(t, salt(after), salt(after), "later requests find what earlier ones with the salt have left")
-	require.Empty(t, salt(other))
+	late.End(time.Now(), false)
+	require.NotEmpty(t, send(after, Wait{}).Salt())
+	require.Equal(t, send(after, Wait{}).Salt(), m.Salt("prefill a:1"), "one that also prefills hands over what is in its cache")
+	require.Empty(t, send(other, Wait{}).Salt())
+	m.Set(nil)
+	require.Contains(t, m.pulls, "a:1", "its salt is kept")
+	require.Contains(t, m.pulls, "b:1", "a request waits there")
+	m.Set([]Instance{before})
+	require.NotEmpty(t, send(before, Wait{}).Salt())
 
-	waits := m.Traffic(other.ID).Liveness(-1).AddPull(time.Now(), kept())
-	later := at("decode", "b:1")
-	m.Set([]Instance{later})
-	require.NotEmpty(t, salt(later), "the request that waits may be lost only now")
-	waits.End()
-}
-
-// An engine may have two roles at once. A reload that changes its settings loses none of its requests that wait.
-func TestAnEngineOfTwoRolesLosesNoRequestByAReload(t *testing.T) {
-	m := NewMonitor(MonitorConfig{Registerer: prometheus.NewRegistry()})
-	target := &Target{ID: "a:1", URL: &url.URL{Scheme: "http", Host: "a:1"}, Rank: -1}
-	prefill := Instance{ID: "prefill a:1", Role: "prefill", Target: target}
-	decode := Instance{ID: "decode a:1", Role: "decode", Target: target}
-	m.Set([]Instance{decode})
-	waits := m.Traffic(decode.ID).Liveness(-1).AddPull(time.Now(), kept())
-	m.Set([]Instance{prefill, decode})
-	decode.Ready = "/ready"
-	m.Set([]Instance{prefill, decode})
-	require.True(t, waits.RecordFirstEvent(time.Now()))
-	waits.End()
+	idle := at("decode", "c:1")
+	m.Set([]Instance{idle})
+	send(idle, Wait{}).End(time.Now(), true)
+	m.Set(nil)
+	require.NotContains(t, m.pulls, "c:1")
 }

@@ -28,7 +28,8 @@ type Monitor struct {
 	ctx      context.Context // the argument of Run; nil before Run and after its end
 	watches  map[string]*watch
 	traffic  map[string]*Traffic
-	changed  []string // ids of instances with a change for which onChange was not called yet, oldest first
+	pulls    map[string]*Pulls // by the address of the engine
+	changed  []string          // ids of instances with a change for which onChange was not called yet, oldest first
 	onChange func(id string, s Status)
 }
 
@@ -62,7 +63,7 @@ type watch struct {
 	sampleAt        time.Time      // when the scrape of sample began
 	gauges          map[int]Gauges // gauges of each rank in sample, by rank
 	failedChecks    int            // failed health checks in a row
-	expired         float64        // hand-offs that expired, by the engine's last metrics (see Expired); below 0: not known
+	expiries        Expiries       // by the engine's last metrics
 	reportCount     uint64         // how many failures to connect, or refusals of all requests, callers have reported
 	connectionBroke bool           // a caller's connection has broken since the last check began
 	redial          bool           // a caller's connect timed out since the last check began, so the next check uses a new connection

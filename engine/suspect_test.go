@@ -421,30 +421,6 @@ func TestTrafficOfAnInstanceThatIsGoneIsForgotten(t *testing.T) {
 	was.End()
 }
 
-// A request may wait on an engine that is not listed for a while. If its KV is lost, wrong KV may be in the engine's prefix cache, also
-// after the engine is back.
-func TestALossOnAnEngineThatIsNotListedIsRemembered(t *testing.T) {
-	m := NewMonitor(MonitorConfig{})
-	in := Instance{ID: "d0", Role: "decode", Target: &Target{}}
-	m.Set([]Instance{in})
-	p := m.Traffic("d0").Liveness(-1).AddPull(time.Now(), kept())
-	m.Set(nil)
-	m.Set([]Instance{in})
-	p.MarkLost()
-	p.End()
-	later := m.Traffic("d0").Liveness(-1).AddPull(time.Now(), kept())
-	require.NotEmpty(t, later.Salt(), "it could find the KV that the first request read")
-	later.End()
-
-	other := Instance{ID: "d1", Role: "decode", Target: &Target{}}
-	m.Set([]Instance{other})
-	p = m.Traffic("d1").Liveness(-1).AddPull(time.Now(), kept())
-	m.Set(nil)
-	p.End() // and nothing was lost
-	m.Set(nil)
-	require.NotContains(t, m.traffic, "d1")
-}
-
 // An engine that fails at once is always free: until it is known whose the
 // failures were, it gets nothing new.
 func TestFailuresThatMayBeTheRequestsOwnPauseAnEngine(t *testing.T) {

@@ -1,8 +1,9 @@
 package engine
 
 import (
-	"crypto/rand"
+	"maps"
 	"math"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,12 +17,9 @@ type Traffic struct {
 	tokensPerChunk  atomic.Uint64 // mean number of tokens in a chunk, as the bits of a float64
 	sentWithoutSlot atomic.Int64  // running requests that were sent on purpose although their rank had no free slot
 
-	address string // the Target.ID of the instance, once it is watched; the Monitor's mu guards it
-
 	mu             sync.Mutex
 	livenessByRank map[int]*Liveness // the Liveness of each rank, by Target.Rank
-
-	anyRankSalt atomic.Pointer[string] // see Liveness.anyRankSalt
+	pulls          *Pulls            // of the instance's address
 
 	computedTokens  atomic.Int64 // upper bound of the prompt tokens that the engine had to compute itself
 	unsettledTokens atomic.Int64 // the part of computedTokens of requests before SettleComputed, which the engine may not have counted yet
@@ -47,64 +45,14 @@ func (t *Traffic) Liveness(rank int) *Liveness {
 		if t.livenessByRank == nil {
 			t.livenessByRank = map[int]*Liveness{}
 		}
-		l = NewLiveness()
-		l.anyRankSalt = &t.anyRankSalt
-		// A reload may have given a new number to a rank that has read wrong KV, or that may still do so for a request which waits
-		// under the old number. The requests that wait are not lost by this, so anyRankSalt stays.
-		if t.mayNeedSaltLocked() {
-			l.cacheSalt = rand.Text()
+		if t.pulls == nil {
+			t.pulls = newPulls()
 		}
+		l = t.pulls.newLiveness()
+		t.pulls.addRank()
 		t.livenessByRank[rank] = l
 	}
 	return l
-}
-
-// ResaltAll records that some rank may have read KV too late, so that it may have another prompt's KV in its prefix cache. It is not known
-// which rank, so later requests to all ranks get a new salt: a rank uses cached KV only for requests with the same salt.
-func (t *Traffic) ResaltAll() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.anyRankSalt.Store(new(rand.Text())) // also if no rank is known yet, so that each begins with a salt (see Liveness)
-	for _, l := range t.livenessByRank {
-		l.mu.Lock()
-		l.changeSalt()
-		l.mu.Unlock()
-	}
-}
-
-// stopRenewals makes later signs of life renew no hold of a request that waits now, because another process gives them.
-func (t *Traffic) stopRenewals() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, l := range t.livenessByRank {
-		l.mu.Lock()
-		for _, p := range l.pendingPulls {
-			p.hold.StopRenewals(l.fromNanos(l.lastSign.Load()))
-		}
-		l.mu.Unlock()
-	}
-}
-
-// mayNeedSalt says whether requests to any rank need a salt, or may need one later. With a salt, a request does not use the KV that was in
-// the rank's prefix cache before. It needs one if this KV may be wrong: a request that waited there may have lost its KV before the rank
-// pulled it, and the rank may have pulled another prompt's KV instead. As long as a request waits, this may still happen.
-func (t *Traffic) mayNeedSalt() bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.mayNeedSaltLocked()
-}
-
-// mayNeedSaltLocked is mayNeedSalt for a caller that holds mu.
-func (t *Traffic) mayNeedSaltLocked() bool {
-	if t.anyRankSalt.Load() != nil {
-		return true
-	}
-	for _, l := range t.livenessByRank {
-		if l.mayNeedSalt() {
-			return true
-		}
-	}
-	return false
 }
 
 // maxSilenceShare returns the largest value of Liveness.silenceShare over all ranks. Above 1, some rank has been silent for longer than
@@ -123,7 +71,7 @@ func (t *Traffic) hasSignSince(at time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, l := range t.livenessByRank {
-		if !l.fromNanos(l.lastSign.Load()).Before(at) {
+		if !l.LastSign().Before(at) {
 			return true
 		}
 	}
@@ -170,51 +118,41 @@ func (m *Monitor) Traffic(id string) *Traffic {
 	return m.trafficOf(id)
 }
 
-// forgetTraffic removes the Traffic of instances that are not watched any more. It keeps a Traffic that has a salt or may still get
-// one: if the instance comes back, its prefix cache may hold wrong KV, and its requests still need the salt. The caller holds mu.
+// forgetTraffic removes the Traffic of instances that are not watched any more, and the Pulls of addresses that have no salt and get none.
+// The caller holds mu.
 func (m *Monitor) forgetTraffic(watched map[string]*watch) {
-	for id, t := range m.traffic {
-		if watched[id] == nil && !t.mayNeedSalt() {
-			delete(m.traffic, id)
-		}
+	maps.DeleteFunc(m.traffic, func(id string, _ *Traffic) bool { return watched[id] == nil })
+	inUse := map[*Pulls]bool{}
+	for _, t := range m.traffic {
+		inUse[t.pulls] = true
 	}
+	now := time.Now()
+	maps.DeleteFunc(m.pulls, func(_ string, p *Pulls) bool { return !inUse[p] && p.isIdle(now) })
 }
 
-// Salt returns a cache_salt with which no request to an instance finds KV in the prefix cache of any rank that may be wrong; empty: no rank
-// needs a salt.
+// addressOf returns the address in the id of an instance, before which its role may stand.
+func addressOf(id string) string { return id[strings.LastIndexByte(id, ' ')+1:] }
+
+// Salt returns a cache_salt with which no request to an address finds KV in a prefix cache that may be wrong; empty: no request needs one.
 func (m *Monitor) Salt(id string) string {
 	m.mu.Lock()
-	t := m.traffic[id]
+	pulls := m.pulls[addressOf(id)]
 	m.mu.Unlock()
-	if t == nil {
+	if pulls == nil {
 		return ""
 	}
-	if salt := t.anyRankSalt.Load(); salt != nil {
-		return *salt
-	}
-	return ""
-}
-
-// watchTraffic returns the Traffic of an instance that is watched from now on. If the instance at its address had another role before, it
-// may have wrong KV in its prefix cache, or may still read it for a request that waits, so its requests need salts, too. Those of a prefill
-// engine get the salt of its decode role (see Salt), so its own Traffic needs none. The caller holds mu.
-func (m *Monitor) watchTraffic(in Instance) *Traffic {
-	t := m.trafficOf(in.ID)
-	t.address = in.Target.ID
-	for _, other := range m.traffic {
-		isSameAddress := other != t && other.address != "" && other.address == t.address // empty: it was never watched
-		if isSameAddress && in.Role != "prefill" && t.anyRankSalt.Load() == nil && other.mayNeedSalt() {
-			t.ResaltAll()
-		}
-	}
-	return t
+	return pulls.Salt(time.Now())
 }
 
 // trafficOf returns the Traffic of an instance, and creates it if there is none. The caller holds mu.
 func (m *Monitor) trafficOf(id string) *Traffic {
 	t := m.traffic[id]
 	if t == nil {
-		t = &Traffic{}
+		address := addressOf(id)
+		if m.pulls[address] == nil {
+			m.pulls[address] = newPulls()
+		}
+		t = &Traffic{pulls: m.pulls[address]}
 		m.traffic[id] = t
 	}
 	return t

@@ -23,7 +23,7 @@ func newWatch(m *Monitor, in Instance) *watch {
 	return &watch{
 		m: m, in: in, checkDue: make(chan struct{}, 1), canaryWake: make(chan struct{}, 1), stop: func() {},
 		lastCheck: lastCheck{next: make(chan struct{})},
-		traffic:   m.watchTraffic(in), expired: -1, status: Status{Since: time.Now(), Changed: time.Now()},
+		traffic:   m.trafficOf(in.ID), status: Status{Since: time.Now(), Changed: time.Now()},
 	}
 }
 
@@ -139,16 +139,13 @@ func isLate(err error) bool {
 	return errors.As(err, &e) && e.Timeout && e.Phase > PhaseConnect
 }
 
-// storeExpiredHandoffs stores and returns how many hand-offs have expired since the engine's start, as the sample says.
-func (w *watch) storeExpiredHandoffs(s *Sample) (n float64, known bool) {
-	n, known = s.Expired()
+// storeExpiries stores and returns how many hand-offs have expired since the engine's start, as the sample says.
+func (w *watch) storeExpiries(s *Sample) Expiries {
+	n, known := s.Expired()
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
-	w.expired = -1 // not known
-	if known {
-		w.expired = n
-	}
-	return n, known
+	w.expiries = Expiries{HandOffs: n, Start: s.StartTime, Known: known}
+	return w.expiries
 }
 
 // models reads the engine's list of models, within the monitor's timeout.

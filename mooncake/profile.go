@@ -126,15 +126,12 @@ type Profile struct {
 	RecomputeMax      *int          `yaml:"recompute_max"`
 	FirstEventTimeout time.Duration `yaml:"first_event_timeout"`
 	APIKeyEnv         string        `yaml:"api_key_env"`
-	CAFile            string        `yaml:"ca_file"`     // PEM file; empty: the system's authorities
-	CertFile          string        `yaml:"cert_file"`   // PEM file with the proxy's certificate for engines that ask for one
-	KeyFile           string        `yaml:"key_file"`    // PEM file with the key of CertFile
-	ServerName        string        `yaml:"server_name"` // name in the engines' certificates; empty: the URL's host
-	// QueueRenews says whether a decode engine renews the holds of requests in its own queue. nil: with NIXL and a
-	// kv_hold_timeout below 480 s.
-	QueueRenews *bool    `yaml:"queue_renews"`
-	KVHosts     []string `yaml:"kv_hosts"`      // hosts that a hand-off may name besides the engine's own
-	KVPlainKeys []string `yaml:"kv_plain_keys"` // keys of a hand-off whose values are never checked as addresses
+	CAFile            string        `yaml:"ca_file"`       // PEM file; empty: the system's authorities
+	CertFile          string        `yaml:"cert_file"`     // PEM file with the proxy's certificate for engines that ask for one
+	KeyFile           string        `yaml:"key_file"`      // PEM file with the key of CertFile
+	ServerName        string        `yaml:"server_name"`   // name in the engines' certificates; empty: the URL's host
+	KVHosts           []string      `yaml:"kv_hosts"`      // hosts that a hand-off may name besides the engine's own
+	KVPlainKeys       []string      `yaml:"kv_plain_keys"` // keys of a hand-off whose values are never checked as addresses
 	// RejectReleases says whether a decode request that fails the engine's validation frees the KV of its prefill. nil: by the
 	// engine's version.
 	RejectReleases *bool `yaml:"reject_releases"`
@@ -161,8 +158,7 @@ type MetricNames struct {
 // holdWithoutLease is how long engines without leases keep the KV of a hand-off.
 const holdWithoutLease = 480 * time.Second
 
-// WithDefaults returns the profile with defaults in the fields that are not set. Some defaults depend on the connector. The default of
-// QueueRenews comes last, because it depends on KVHoldTimeout.
+// WithDefaults returns the profile with defaults in the fields that are not set. Some defaults depend on the connector.
 func (p Profile) WithDefaults() Profile {
 	setDefault(&p.Connector, AscendMooncakeV1)
 	setDefault(&p.Name, p.Connector)
@@ -183,9 +179,6 @@ func (p Profile) WithDefaults() Profile {
 	if p.RecomputeMax == nil {
 		p.RecomputeMax = new(3)
 	}
-	if p.QueueRenews == nil { // a decode engine renews the hold on the KV of the requests in its queue if this hold is a lease
-		p.QueueRenews = new(p.hasLease())
-	}
 	return p
 }
 
@@ -204,10 +197,6 @@ func (p *Profile) setConnectorDefaults() {
 		setDefault(&p.ChatResume, ChatResumeAscend)
 	}
 }
-
-// hasLease says whether the prefill engine keeps KV under a lease, which a decode engine renews for the requests in its queue. Only NIXL
-// has leases. vLLM versions that kept NIXL's KV for 480 s had none, so a shorter time shows a version with leases.
-func (p *Profile) hasLease() bool { return p.nixl() && p.KVHoldTimeout < holdWithoutLease }
 
 // setDefault sets a field to its default if it has its zero value.
 func setDefault[T comparable](field *T, def T) {
@@ -297,7 +286,6 @@ func (p *Profile) reportMeaningless(bad func(format string, args ...any)) {
 	}{
 		{"kv_hold_timeout", p.KVHoldTimeout != 0, "its prefill engine keeps nothing for us"},
 		{"hold_margin", p.HoldMargin != 0, "its prefill engine keeps nothing for us"},
-		{"queue_renews", p.Renews(), "its prefill engine keeps nothing for us"},
 		{"reject_releases", p.RejectReleases != nil, "no hand-off can be released"},
 		{"probe_min_tokens", p.ProbeMinTokens != "", "it does not matter which token ends the prefill"},
 		{"probe_ignore_eos", p.ProbeIgnoreEOS, "it does not matter which token ends the prefill"},
@@ -326,7 +314,7 @@ const maxHoldMargin = 120 * time.Second
 // (margin; 0: half of timeout, at most 120 s). It fails if nothing is left, because a late pull can read blocks that another request uses
 // by now, and still answer 200.
 func (p Profile) HoldBudget() (time.Duration, error) {
-	timeout, margin := p.KVHoldTimeout, p.HoldMargin
+	timeout, margin := p.KVHoldTimeout, p.holdMargin()
 	switch {
 	case p.handsNothingOff(): // the rank is chosen before the prefill, so there is no hand-off that could wait and expire
 		return math.MaxInt64, nil
@@ -335,8 +323,6 @@ func (p Profile) HoldBudget() (time.Duration, error) {
 			timeout)
 	case margin < 0:
 		return 0, fmt.Errorf("hold_margin is %v; it cannot be negative", margin)
-	case margin == 0:
-		margin = min(timeout/2, maxHoldMargin)
 	}
 	if margin >= timeout {
 		return 0, fmt.Errorf("hold_margin %v leaves nothing of kv_hold_timeout %v; lower it or raise the engine's timeout", margin, timeout)
@@ -405,10 +391,6 @@ func (p *Profile) NamedRank(rank int) int {
 	}
 	return rank
 }
-
-// Renews says whether a decode engine renews the hold of a hand-off by heartbeats to the prefill engine while the request is queued there.
-// The default is true for nixl-pull and nixl-push with a kv_hold_timeout below 480 s, because the hold is then a lease.
-func (p *Profile) Renews() bool { return p.QueueRenews != nil && *p.QueueRenews }
 
 func (p *Profile) continuousUsage() bool { return p.ContinuousUsage == nil || *p.ContinuousUsage }
 func (p *Profile) returnTokenIDs() bool  { return p.ReturnTokenIDs == nil || *p.ReturnTokenIDs }

@@ -120,7 +120,6 @@ func TestKeysThatAConnectorCannotHeedAreRefused(t *testing.T) {
 	}{
 		{"kv_hold_timeout", func(p *Profile) { p.KVHoldTimeout = time.Minute }, true},
 		{"hold_margin", func(p *Profile) { p.HoldMargin = time.Second }, true},
-		{"queue_renews", func(p *Profile) { p.QueueRenews = new(true) }, true},
 		{"reject_releases", func(p *Profile) { p.RejectReleases = new(false) }, true},
 		{"probe_min_tokens", func(p *Profile) { p.ProbeMinTokens = MinTokensOne }, true},
 		{"probe_ignore_eos", func(p *Profile) { p.ProbeIgnoreEOS = true }, true},

@@ -2,7 +2,6 @@ package prefill
 
 import (
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -102,22 +101,4 @@ func TestNothingIsPrefilledThatGetsNoSlotInTime(t *testing.T) {
 	mustWait(t, scheduler, request(5))
 	room = 3
 	acquire(t, scheduler, request(6))
-}
-
-func TestARenewedHoldEndsWithItsRequest(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		scheduler := newScheduler(t, up("a"))
-		held := func() int64 { return scheduler.Status()[0].KVTokens }
-		l := acquire(t, scheduler, request(0))
-		l.Answered(Usage{PromptTokens: 100}, time.Now().Add(30*time.Second))
-		l.Dispatched()
-		l.Renewed()
-		time.Sleep(time.Hour)
-		require.EqualValues(t, 100, held(), "its decode engine renews it")
-		l.Orphan()
-		time.Sleep(time.Second)
-		require.EqualValues(t, 100, held(), "the prefiller has not noticed yet")
-		time.Sleep(defaultHold)
-		require.Zero(t, held())
-	})
 }

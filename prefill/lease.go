@@ -141,15 +141,6 @@ func (l *Lease) Dispatched() {
 	l.inFlight.Dispatch(s.now)
 }
 
-// Renewed notes that the decode engine renews the prefill engine's hold on the KV as long as it has the request. The charge
-// then does not expire before the caller's last call.
-func (l *Lease) Renewed() {
-	s := l.scheduler
-	s.lock()
-	defer s.unlock()
-	l.inFlight.Renew(s.now)
-}
-
 // Failed notes that the probe failed by a fault of the candidate. written says that the request was written and no answer came.
 // The engine may then have computed the prompt and hold its KV, so that the prompt stays charged for the time hold (0: the
 // profile's timeout). written is false if the connection was refused or any answer came, even an unusable one.
@@ -204,21 +195,6 @@ func (l *Lease) bookFailure(written bool, hold time.Duration) (outFor time.Durat
 		l.endCharge()
 	}
 	return outFor
-}
-
-// Unfetched counts the prompts whose KV no decode engine will fetch, over all ranks of the lease's engine. held are the prompts
-// whose KV the engine still holds, and sinceStart are all such prompts since the start.
-func (l *Lease) Unfetched() (held, sinceStart int) {
-	s := l.scheduler
-	s.lock()
-	defer s.unlock()
-	for _, c := range s.candidates {
-		if load := &c.load; c.Instance == l.Candidate.Instance {
-			held += load.Leases[ledger.Orphaned]
-			sinceStart += load.Unfetched
-		}
-	}
-	return held, sinceStart
 }
 
 // Orphan notes that no decode engine will fetch the KV. The prompt stays charged until the engine frees the KV by itself.

@@ -7,7 +7,6 @@
 package board
 
 import (
-	"errors"
 	"time"
 
 	"evenkeel/pool"
@@ -121,20 +120,12 @@ func (b *board) forgetWaiting(e *pool.Entry) {
 	}
 }
 
-// expire takes the entries out of the pool whose time to wait is over, and refuses them. An entry whose hand-off is at its deadline is not
-// refused if bindOverdue finds a rank for it, with a free slot or with room in the queue of its engine.
+// expire takes the entries out of the pool whose time to wait is over, and refuses them.
 func (b *board) expire(now time.Time) {
-	if b.expired = b.pool.Expire(now, b.expired[:0]); len(b.expired) > 0 {
-		for _, g := range b.groups {
-			b.refreshGroupLoads(g) // bindOverdue compares the loads of the ranks, so these must be up to date
-		}
-	}
+	b.expired = b.pool.Expire(now, b.expired[:0])
 	for i, e := range b.expired {
 		_, why := e.Expiry()
-		atDeadline := errors.Is(why, ErrExpired) // otherwise the TTL of the pool is over, or a limit of an entry without a hand-off
-		if bound := atDeadline && b.bindOverdue(e, now); !bound {
-			b.refuse(e, why)
-		}
+		b.refuse(e, why)
 		b.expired[i] = nil // the reference would keep the entry from being garbage collected
 	}
 }

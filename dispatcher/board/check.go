@@ -15,9 +15,6 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 	if c.TickLimit == 0 { // the file itself says 0, because Default fills in a limit if it says nothing
 		bad("dispatch.tick_limit", "%v; a time above 0 is needed", c.TickLimit)
 	}
-	if c.Beyond < 0 {
-		bad("dispatch.beyond_slots", "%d; at least 0 is needed", c.Beyond)
-	}
 	c.Predictor.check(bad)
 	if _, err := c.policyOf(c.Policy); err != nil {
 		bad("dispatch.policy", "%v", err)

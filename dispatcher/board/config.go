@@ -52,8 +52,6 @@ const (
 	DefaultPolicy    = "evenkeel"
 	DefaultDense     = "jsq-kv"
 	DefaultPredictor = predictor.KindSurvival // the kind in a config file that names none
-
-	defaultBeyond = 16
 )
 
 // Worker is one decode rank as the operator or discovery describes it.
@@ -67,10 +65,6 @@ type Worker struct {
 	Engine string
 	Lists  *Names // model names that a request may ask for on this rank; nil: not known, so any name
 	Slots  int    // requests that the rank decodes at one time (max_num_seqs)
-	// MaxEngineQueue is how many requests may wait in the engine's own queue without a slot or KV room, if Limit is 0. The board binds
-	// a hand-off to this queue when its deadline comes before a slot is free. 0: no request, because this engine does not make the
-	// prefill engine keep the KV for longer.
-	MaxEngineQueue int
 	// Limit is how many slots may be used now, while the engine has just started or may run requests of other proxies; 0: all slots.
 	Limit    int
 	Capacity int64   // KV tokens that the rank has room for; 0: unlimited
@@ -118,10 +112,6 @@ type Config struct {
 	// TickLimit: after a round that took longer, the policy FallbackSpec decides the next SlowRounds rounds; 0 = DefaultTickLimit.
 	TickLimit time.Duration `yaml:"tick_limit"`
 	StepModel StepModel     `yaml:"step_model"` // step model of every barrier group until one is learned; zero: unknown
-	// Beyond is how many requests without a free slot or KV room a rank gets when their hand-offs reach their deadlines. These requests
-	// wait in the engine's own queue. The boards do not read Beyond but Worker.MaxEngineQueue. The fleet sets that to Beyond for
-	// engines that make prefill engines keep the KV of queued requests.
-	Beyond int `yaml:"beyond_slots"`
 
 	DensePolicy string        `yaml:"-"` // policy of ranks without a barrier; "" = DefaultDense
 	TTL         time.Duration `yaml:"-"` // longest time that an entry may wait in the pool; 0 = until the deadline of its hand-off
@@ -142,7 +132,7 @@ type Config struct {
 
 // Default returns the settings that an empty config file stands for.
 func Default() Config {
-	return Config{Policy: DefaultPolicy, Window: DefaultWindow, TickLimit: DefaultTickLimit, Beyond: defaultBeyond}
+	return Config{Policy: DefaultPolicy, Window: DefaultWindow, TickLimit: DefaultTickLimit}
 }
 
 // WithDefaults returns the config with the defaults of Policy, DensePolicy, TickLimit and Parse filled in.

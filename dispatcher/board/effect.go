@@ -57,19 +57,15 @@ type EffectKind uint8
 
 // Values of EffectKind. Each comment says what has happened.
 const (
-	EffectBind            EffectKind = iota // an entry got a slot
-	EffectRefuse                            // an entry gets no slot; Err says why
-	EffectLeftEngineQueue                   // a request has left the engine's own queue, by the board's estimate
-	EffectRound                             // a policy has decided about the waiting entries of a group
-	EffectInvalid                           // an assignment was not bound, because it breaks a hard limit
-	EffectNotOffered                        // the policy chose a rank that may not compute the prompt of an entry without a hand-off
-	EffectFallback                          // the fallback policy decides, because the policy failed or was too slow
+	EffectBind       EffectKind = iota // an entry got a slot
+	EffectRefuse                       // an entry gets no slot; Err says why
+	EffectRound                        // a policy has decided about the waiting entries of a group
+	EffectInvalid                      // an assignment was not bound, because it breaks a hard limit
+	EffectNotOffered                   // the policy chose a rank that may not compute the prompt of an entry without a hand-off
+	EffectFallback                     // the fallback policy decides, because the policy failed or was too slow
 	// EffectSent: requests that were held back went together to the group Label, which prefills and decodes. Count of its ranks now have
 	// prompts.
 	EffectSent
-	// EffectInEngineQueue: the deadline of a hand-off came before a rank had a slot and KV room, so the entry was sent to an engine's own
-	// queue.
-	EffectInEngineQueue
 	// EffectQuarantine: hand-offs avoid a prefill engine, a decode engine or a pair of both for the time Duration. Pair has their names, of
 	// which one may be empty, and Count is how many hand-offs were lost. With Duration 0, they avoid it no longer.
 	EffectQuarantine

@@ -73,7 +73,6 @@ type command func(*hand)
 // counted is how often effects came, by label.
 type counted struct {
 	fallbacks, invalid, steered labelled
-	beyond                      float64
 	thought                     []float64
 }
 
@@ -194,8 +193,6 @@ func (h *hand) carryOut(effects []Effect) {
 		case EffectRefuse:
 			h.waiting[e.Entry].result <- Result{Err: e.Err}
 			delete(h.waiting, e.Entry)
-		case EffectLeftEngineQueue:
-			h.slots[e.Slot].waits = false
 		case EffectRound:
 			if h.shown != nil {
 				h.shown.Copy(e.Round)
@@ -206,8 +203,6 @@ func (h *hand) carryOut(effects []Effect) {
 			h.metrics.fallbacks[e.Label]++
 		case EffectEstimate:
 			h.metrics.thought = append(h.metrics.thought, e.EstimatedTokens/float64(e.Count))
-		case EffectInEngineQueue:
-			h.metrics.beyond++
 		case EffectSteered:
 			h.metrics.steered[e.Label]++
 		case EffectPace:

@@ -71,8 +71,7 @@ func (b *board) updateRank(r *rank, w Worker) {
 
 // reserve gives the lists of a rank the largest capacity that they can need, so that a tick allocates nothing.
 func (r *rank) reserve() {
-	mostRequests := r.Slots + r.MaxEngineQueue // largest number of requests that the rank may have at one time
-	if missing := mostRequests - len(r.slots); missing > 0 {
+	if missing := r.Slots - len(r.slots); missing > 0 {
 		r.slots = slices.Grow(r.slots, missing)
 		r.running = slices.Grow(r.running, missing) // running always has the same length as slots
 		if r.Mixed {
@@ -80,7 +79,7 @@ func (r *rank) reserve() {
 		}
 	}
 	// The list may have all requests of the current step and of the previous one.
-	if missing := 2*mostRequests - len(r.recentlyEnded); missing > 0 {
+	if missing := 2*r.Slots - len(r.recentlyEnded); missing > 0 {
 		r.recentlyEnded = slices.Grow(r.recentlyEnded, missing)
 	}
 }

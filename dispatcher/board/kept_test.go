@@ -70,18 +70,6 @@ func TestOnlyWhatIsAnsweredIsKept(t *testing.T) {
 	require.Zero(t, h.boards["m"].ranks[0].keptKV.Tokens(), "an engine without the flag keeps nothing")
 }
 
-func TestAPromptMayWaitInTheEngineForWhatItKeeps(t *testing.T) {
-	h := newHand(t, realConfig("pjsq-kv:watermark=0"))
-	fleet := keeping(ranks(1, 4, 1000))
-	fleet[0].MaxEngineQueue = 1
-	h.fleet(fleet)
-	h.answered(h.put(pool.Entry{Prompt: 800}).slotNow(t), 1)
-	waits := h.put(pool.Entry{Prompt: 900, Deadline: h.at.Add(10 * time.Second)})
-	require.True(t, waits.waits())
-	h.pass(10 * time.Second)
-	require.True(t, waits.slotNow(t).InEngineQueue, "its queue renews the hold of the hand-off")
-}
-
 func TestKeepingDoesNotTouchTheHeap(t *testing.T) {
 	h := newHand(t, realConfig("pjsq-kv"))
 	h.fleet(keeping(ranks(2, 4, 1e6)))

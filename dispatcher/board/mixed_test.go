@@ -213,9 +213,7 @@ func TestALawWithoutAPriceOfPromptsHoldsNothing(t *testing.T) {
 func TestAMixedRankGetsNothingBeyondItsSlots(t *testing.T) {
 	for _, spec := range []string{"evenkeel", "pjsq-kv", "br0", "brh"} {
 		t.Run(spec, func(t *testing.T) {
-			fleet := ranks(1, 3, 0)
-			fleet[0].MaxEngineQueue = 5
-			h := onMixed(t, spec, fleet)
+			h := onMixed(t, spec, ranks(1, 3, 0))
 			for range 3 {
 				h.put(pool.Entry{Prompt: 10}).slotNow(t)
 			}

@@ -216,24 +216,6 @@ func TestAPromptIsComputedWhereItsNameIsListed(t *testing.T) {
 	require.EqualValues(t, 0, offer("base").slotNow(t).Worker)
 }
 
-func TestAQueueBeyondTheSlotsIsOfARankThatListsTheName(t *testing.T) {
-	h := newHand(t, testConfig())
-	ws := naming(ranks(2, 1, 0), baseOnly, withX)
-	for i := range ws {
-		ws[i].MaxEngineQueue = 4
-	}
-	h.fleet(ws)
-	for range 2 {
-		h.put(pool.Entry{Name: "base"}).slotNow(t)
-	}
-	w := h.put(pool.Entry{Name: "x", Deadline: h.at.Add(time.Second)})
-	h.giveBack(h.slotsOf(0)[0], Outcome{})
-	h.pass(time.Second)
-	s := w.slotNow(t)
-	require.EqualValues(t, 1, s.Worker, "though 0 has a free slot")
-	require.True(t, s.InEngineQueue)
-}
-
 // Whatever engines list, and whenever that changes: a request gets a slot of a rank that lists its name, or an error, and the board
 // counts no more requests as restricted than there are.
 func TestNamesLoseNobody(t *testing.T) {

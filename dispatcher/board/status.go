@@ -169,7 +169,7 @@ type WorkerStatus struct {
 	Slots   int  `json:"slots"`
 	Limit   int  `json:"limit"` // number of slots that may be used now; 0 while the rank is not up
 	// Used is the number of requests that have slots. It can be above slots under a policy that sends every request to its rank at
-	// once, or because of dispatch.beyond_slots.
+	// once or ahead of slots that come free.
 	Used int `json:"used"`
 	// InEngineQueue is the number of used slots whose requests wait in the engine's own queue, because no slot or no KV room is free
 	// for them.

@@ -60,8 +60,7 @@ func (b *board) needsCounts(now time.Time) bool {
 	if b.pool.Len() == 0 {
 		return false
 	}
-	entryExpires := hasCome(b.pool.NextDeadline(), now) // bindOverdue then compares the loads of the ranks
-	return entryExpires || b.decisionDue(now)
+	return b.decisionDue(now)
 }
 
 // decisionDue says whether, since the last decision, an event happened or a time has come after which a rank may take an entry.

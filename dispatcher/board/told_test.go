@@ -210,7 +210,7 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 				for i := range ws {
 					ws[i].Slots, ws[i].Up = rapid.IntRange(1, 4).Draw(t, "slots"), rapid.IntRange(0, 5).Draw(t, "up") > 0
 					ws[i].Down = !ws[i].Up && rapid.Bool().Draw(t, "down")
-					ws[i].MaxEngineQueue, ws[i].Engine = rapid.IntRange(0, 2).Draw(t, "beyond"), fmt.Sprint("d", i/2)
+					ws[i].Engine = fmt.Sprint("d", i/2)
 					ws[i].Unpinned = rapid.Bool().Draw(t, "strays")
 					ws[i].Lists = rapid.SampledFrom([]*Names{baseOnly, withX}).Draw(t, "lists")
 					ws[i].KeepsKVFor = rapid.SampledFrom([]time.Duration{0, time.Second}).Draw(t, "keeps")

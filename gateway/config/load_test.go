@@ -43,7 +43,7 @@ func TestDefaults(t *testing.T) {
 	require.Empty(t, c.KeysFile)
 	require.True(t, c.SelfTest)
 	require.Equal(t, dispatcher.Config{
-		Config:      board.Config{Policy: "evenkeel", Window: 3 * time.Millisecond, TickLimit: 20 * time.Millisecond, Beyond: 16},
+		Config:      board.Config{Policy: "evenkeel", Window: 3 * time.Millisecond, TickLimit: 20 * time.Millisecond},
 		DecisionLog: dispatcher.DecisionLogConfig{MaxBytes: 256 << 20},
 	}, c.Dispatch)
 	require.Equal(t, board.PredictorConfig{Kind: "survival"}, c.Predictor)

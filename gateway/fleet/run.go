@@ -143,7 +143,7 @@ func (f *Fleet) withSettings(events []roster.Event) []roster.Event {
 func rosterSettings(s *Settings, started time.Time) roster.Terms {
 	return roster.Terms{
 		Region: s.Geo.Self.Region, Started: started, SlowStart: s.Health.SlowStart, ProbeTimeout: s.Limits.ProbeTimeout,
-		KVEvents: s.Prefill.KVEvents, Beyond: s.Dispatch.Beyond, Prefer: s.Engines.Prefer,
+		KVEvents: s.Prefill.KVEvents, Prefer: s.Engines.Prefer,
 	}
 }
 

@@ -49,13 +49,13 @@ type Config struct {
 	Log        *zap.Logger
 }
 
-// Monitor takes reports on whether engines served their requests well. Expired and ExpiredNow also say how many hand-offs a prefill engine
+// Monitor takes reports on whether engines served their requests well. Expiries and ExpiriesNow also say how many hand-offs a prefill engine
 // has freed after its hold timeout, because no decode engine fetched them.
 type Monitor interface {
 	RecordOutcome(instance string, v engine.Verdict, why error)
 	ReportFailure(instance string, err error)
-	Expired(instance string) (n float64, known bool)
-	ExpiredNow(ctx context.Context, instance string) (n float64, known bool)
+	Expiries(instance string) engine.Expiries
+	ExpiriesNow(ctx context.Context, instance string) engine.Expiries
 }
 
 // Engines says where hand-offs can be decoded.

@@ -78,9 +78,9 @@ type told []string
 func (m *told) RecordOutcome(_ string, v engine.Verdict, _ error) {
 	*m = append(*m, [...]string{engine.Served: "served", engine.Faulted: "faulted", engine.Silent: "silent", engine.Unclear: "unclear"}[v])
 }
-func (m *told) ReportFailure(string, error)                        { *m = append(*m, "reported") }
-func (m *told) Expired(string) (float64, bool)                     { return 0, false }
-func (m *told) ExpiredNow(context.Context, string) (float64, bool) { return 0, false }
+func (m *told) ReportFailure(string, error)                         { *m = append(*m, "reported") }
+func (m *told) Expiries(string) engine.Expiries                     { return engine.Expiries{} }
+func (m *told) ExpiriesNow(context.Context, string) engine.Expiries { return engine.Expiries{} }
 
 type unnamed struct{}
 

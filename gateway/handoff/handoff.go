@@ -11,7 +11,6 @@ import (
 
 	"go.uber.org/zap/zapcore"
 
-	"evenkeel/dispatcher"
 	"evenkeel/engine"
 	"evenkeel/gateway/failure"
 	"evenkeel/gateway/fleet"
@@ -42,10 +41,7 @@ type Handoff struct {
 	Prompt          int // length of the prompt in tokens
 	Attempt         int
 
-	// NoteExpiries sets the fields below when the hand-off is sent.
-	expiredBefore    float64 // how many hand-offs the prefill engine had freed before a decode engine fetched their KV
-	expiredKnown     bool    // the prefill engine reports how many hand-offs it has freed unfetched
-	ownExpiredBefore int     // how many hand-offs this proxy had left to the hold timeout, and whose timeout is over
+	expiriesBefore engine.Expiries // of the prefill engine, before the hand-off was sent
 }
 
 // TakeParams returns the kv_transfer_params for a decode request. The first call takes the hand-off. A later call, for another rank,
@@ -78,10 +74,8 @@ func (h *Handoff) SetRequestID(headers []engine.Header) []engine.Header {
 	return headers
 }
 
-// FirstEventBy is the last moment at which a first event proves that its KV was read in time, if the prefill engine's hold on the KV is not
-// renewed. A later answer may be made of KV blocks that belong to another request by then. FirstEventBy lies before Expires by a quarter of
-// the margin between Deadline and Expires, because the two sides count differently: the engine from the end of the prefill, the proxy from
-// the engine's answer. An answer in one piece does not show when its KV was pulled, so it may come later if nothing renews the hold.
+// FirstEventBy is until when the KV is certainly kept. A later answer may be made of KV blocks that belong to another request by then.
+// FirstEventBy lies before Expires by a quarter of the margin between Deadline and Expires (see mooncake.Profile.PulledWithin).
 func (h *Handoff) FirstEventBy() time.Time {
 	return h.Expires().Add(-h.Expires().Sub(h.Deadline()) / 4)
 }
@@ -125,24 +119,6 @@ func SettleLease(l *prefill.Lease, disposition lifecycle.Disposition, fault *fai
 	default: // Orphan, and KV that should be discarded, but that no decode engine will fetch
 		l.Orphan()
 	}
-}
-
-// LimitFromSlot ends a call that waits for its first event once its request has had a slot for as long as limit. stop ends this watch. The
-// time before the slot does not count: a hand-off may be bound to a rank that has no slot or no KV room for it yet, and then waits in the
-// engine's own queue, where its hold is renewed.
-func LimitFromSlot(slot *dispatcher.Slot, call *engine.Call, limit time.Duration) (stop func()) {
-	interval := max(limit/16, time.Millisecond) // between two checks whether the request has a slot
-	var slotSince time.Time                     // zero: the request has had no slot yet
-	return Repeat(interval, func() time.Duration {
-		switch now := time.Now(); {
-		case slot.StillInEngineQueue(): // the request still waits for a slot of the engine
-		case slotSince.IsZero():
-			slotSince = now
-		case now.Sub(slotSince) >= limit:
-			call.Expire()
-		}
-		return interval
-	})
 }
 
 // Repeat calls check once the duration first has passed, and then again after each duration that check returns. It ends when check returns
@@ -216,42 +192,20 @@ func LimitOnePiece(r *roster.Rank, call *engine.Call, settings *fleet.Settings, 
 // yet, and the call may begin a new wait in the same moment.
 const expireInterval = time.Second
 
-// AwaitFirstEvent begins the wait for the first event of a request that is sent to a rank, with the hand-off h, or without one (nil). The
-// wait knows until when the prefill engine certainly keeps the KV (see holdOn). ep is the endpoint of the request, and onePiece says that
-// the answer comes in one piece.
+// AwaitFirstEvent begins the wait for the first event of a request that is sent to a rank, with the hand-off h, or without one (nil). ep is
+// the endpoint of the request, and onePiece says that the answer comes in one piece.
 func (h *Handoff) AwaitFirstEvent(r *roster.Rank, ep mooncake.Endpoint, now time.Time, onePiece bool) *engine.PendingPull {
-	pull := r.Signs.AddPull(now, h.holdOn(r, now, onePiece))
-	if !r.EngineHonoursRank(ep) {
-		pull.RunsOnAnyRank()
+	wait := engine.Wait{OnePiece: onePiece, AnyRank: !r.EngineHonoursRank(ep)}
+	if h != nil {
+		wait.KeptUntil, wait.MaxSilence = h.FirstEventBy(), h.FirstEventBy().Sub(h.Deadline())
 	}
-	return pull
+	return r.Signs.AddPull(now, wait)
 }
 
-// holdOn returns until when the prefill engine certainly keeps the KV of a hand-off that is sent to a rank now (the hold):
-//   - If there is no hand-off (h is nil), or if nothing shows when its KV is pulled, the hold is unlimited.
-//   - Engines of some profiles renew the hold while the hand-off waits in their queue. Then it lasts as long as signs of life of the rank
-//     prove the renewals: events of its streams, and gauges that move.
-//   - Otherwise it ends at FirstEventBy.
-//
-// onePiece says that the answer comes in one piece. Until it comes, only gauges show whether the rank works.
-func (h *Handoff) holdOn(r *roster.Rank, now time.Time, onePiece bool) mooncake.Hold {
-	unlimited := mooncake.HeldUntil(now.Add(Forever))
-	if h == nil {
-		return unlimited
-	}
-	runsOnThisRank := r.EngineHonoursRank(h.Endpoint) // else the signs of this rank prove nothing about the request's hold
-	hold := h.Lease.Candidate.Profile.Hold(now, h.FirstEventBy(), r.Profile)
-	isRenewed := hold.MaxSilence() > 0 // by the profiles of both engines
-	gaugesShowRenewals := isRenewed && r.Signs.HasGauges() && runsOnThisRank
-	switch {
-	// An answer in one piece comes long after its KV was pulled. Nothing shows when that was, so with a hold that ends at a fixed time,
-	// good answers would be refused, too. Where gauges show that the hold is renewed, its end moves with them (below).
-	case onePiece && !gaugesShowRenewals:
-		return unlimited
-	case !runsOnThisRank: // nothing can prove renewals, so the hold ends at a fixed time
-		return mooncake.HeldUntil(h.FirstEventBy())
-	}
-	return hold
+// MayPullLater says whether a decode engine whose call failed may pull the KV of the hand-off yet, because it has not answered.
+func MayPullLater(fault *failure.Fault) bool {
+	unanswered := fault.Reason < lifecycle.Garbled // from this reason on, the engine has answered
+	return unanswered && fault.Verdict().KV == lifecycle.MaybeRunning
 }
 
 // LeaksBlocks says whether a decode engine that failed at an expired hand-off may hold KV blocks
@@ -260,44 +214,25 @@ func (h *Handoff) holdOn(r *roster.Rank, now time.Time, onePiece bool) mooncake.
 // line: nixl/push_scheduler.py, vLLM issue 46283). An engine that has answered has read the request
 // before.
 func LeaksBlocks(r *roster.Rank, fault *failure.Fault) bool {
-	awaitsPush := r.Profile.Connector == mooncake.NIXLPush
-	unanswered := fault.Reason < lifecycle.Garbled // from this reason on, the engine has answered
-	return awaitsPush && unanswered && fault.Verdict().KV == lifecycle.MaybeRunning
+	return r.Profile.Connector == mooncake.NIXLPush && MayPullLater(fault)
 }
 
 // Forever is the limit of a wait that other code ends.
 const Forever = 1000 * time.Hour
 
-// NoteExpiries is called when the hand-off is sent. It notes how many hand-offs the prefill engine has freed unfetched, for
-// MayHaveExpired.
-func (h *Handoff) NoteExpiries(m Monitor) {
-	h.expiredBefore, h.expiredKnown = m.Expired(h.Lease.Candidate.Instance)
-	stillHeld, total := h.Lease.Unfetched() // hand-offs that this proxy has left to the engine's hold timeout
-	h.ownExpiredBefore = total - stillHeld
-}
+// NoteExpiries is called before an answer in one piece is asked for.
+func (h *Handoff) NoteExpiries(m Monitor) { h.expiriesBefore = m.Expiries(h.Lease.Candidate.Instance) }
 
-// MayHaveExpired says whether the prefill engine may have freed the KV before the first event of the answer came. Up to the end of the hold
-// that the engine keeps in any case, it cannot have. After that, only renewals can have kept the KV, and MayHaveExpired compares two counts
-// since NoteExpiries, i.e. since this hand-off was sent: the hand-offs that the engine has freed unfetched, and those that this proxy left
-// to the engine's hold timeout. If the engine has freed more, this hand-off may be among them. If the surplus comes from another proxy
-// instead, the only harm is that this prompt, and those that wait on the rank, are prefilled once more. If the engine does not report its
-// count, MayHaveExpired returns false.
-func (h *Handoff) MayHaveExpired(ctx context.Context, m Monitor, pull *engine.PendingPull, now time.Time) bool {
-	if h == nil || !h.expiredKnown { // there is no hand-off, or no count to compare with
-		return false
+// FreedSince says whether the prefill engine has freed unfetched KV since NoteExpiries. It may be the KV of other hand-offs: then the only
+// harm is that this prompt, and those that wait on the rank, are prefilled once more.
+func (h *Handoff) FreedSince(ctx context.Context, m Monitor, engines Engines) mooncake.Freed {
+	before, now := h.expiriesBefore, m.ExpiriesNow(ctx, h.Lease.Candidate.Instance)
+	gone, _ := engines.ProcessGone(h.Maker)
+	switch {
+	case gone || before != now: // also if the count is not known any more
+		return mooncake.FreedSome
+	case !now.Known:
+		return mooncake.FreedUnknown
 	}
-	if !pull.KeptByRenewal(now) { // the KV is there without any renewal
-		return false
-	}
-	freed, known := m.ExpiredNow(ctx, h.Lease.Candidate.Instance)
-	_, leftSinceStart := h.Lease.Unfetched() // hand-offs that this proxy has left to the hold timeout, also those that are still held
-	freedSince := freed - h.expiredBefore
-	// When this hand-off was sent, ownExpiredBefore of the hand-offs that this proxy had left were freed. The engine has freed at most
-	// all others since.
-	ownFreedAtMost := float64(leftSinceStart - h.ownExpiredBefore)
-	if !known || freedSince <= ownFreedAtMost {
-		return false
-	}
-	pull.MarkLost() // the decode engine may have cached the wrong KV, and used it for requests that wait there
-	return true
+	return mooncake.FreedNone
 }

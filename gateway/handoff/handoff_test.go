@@ -16,6 +16,7 @@ import (
 	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/fleet/roster"
 	"evenkeel/mooncake"
+	"evenkeel/prefill"
 )
 
 // The params of a hand-off that an engine refused may go to another rank, but
@@ -64,28 +65,51 @@ func TestAWaitForAWholeAnswerThatIsOverTooEarlyEnds(t *testing.T) {
 	require.True(t, engine.WasSilent(err), "%v", err)
 }
 
-// frees is a prefill engine that has given a hand-off away when it is asked.
-type frees struct{ told }
-
-func (frees) Expired(string) (float64, bool)                     { return 0, true }
-func (frees) ExpiredNow(context.Context, string) (float64, bool) { return 1, true }
-
-// Wrong KV that a rank has cached may also be found by a request that the rank had in its queue by then, with the same salt.
-func TestWhatWaitsBesideARefutedHandOffIsNotBelieved(t *testing.T) {
-	_, lease := leased(t)
-	liveness, now := new(engine.Traffic).Liveness(0), time.Now()
-	refuted := liveness.AddPull(now, mooncake.HeldUntil(now))
-	pulls := liveness.AddPull(now, mooncake.HeldUntil(now.Add(time.Hour)))
-	h := &Handoff{Lease: lease}
-	h.NoteExpiries(&frees{})
-	require.True(t, refuted.RecordFirstEvent(now))
-	require.True(t, h.MayHaveExpired(t.Context(), &frees{}, refuted, now.Add(time.Second)))
-	refuted.End()
-	later := liveness.AddPull(now, mooncake.HeldUntil(now.Add(time.Hour)))
-	require.NotEqual(t, pulls.Salt(), later.Salt())
-	require.False(t, pulls.RecordFirstEvent(now.Add(2*time.Second)), "it has the salt of the wrong KV")
-	require.True(t, later.RecordFirstEvent(now.Add(2*time.Second)))
+// counts is a prefill engine that says how many hand-offs it has freed unfetched: when it is read, and when it is asked.
+type counts struct {
+	told
+	before, now engine.Expiries
 }
+
+func (c *counts) Expiries(string) engine.Expiries                     { return c.before }
+func (c *counts) ExpiriesNow(context.Context, string) engine.Expiries { return c.now }
+
+// Up to the end of its hold, KV is there. After that an answer in one piece is believed if the prefill engine has freed nothing, as far as
+// it is known to count.
+func TestThePrefillEnginesCountSaysWhetherKVWasFreed(t *testing.T) {
+	known := engine.Expiries{HandOffs: 3, Start: 100, Known: true}
+	more, restarted := known, known
+	more.HandOffs, restarted.Start = 4, 200
+	for _, row := range []struct {
+		name        string
+		before, now engine.Expiries
+		gone        bool
+		want        mooncake.Freed
+	}{
+		{"nothing was freed", known, known, false, mooncake.FreedNone},
+		{"something was", known, more, false, mooncake.FreedSome},
+		{"another process counts", known, restarted, false, mooncake.FreedSome},
+		{"another process may count", known, known, true, mooncake.FreedSome},
+		{"the count cannot be read any more", known, engine.Expiries{}, false, mooncake.FreedSome},
+		{"it could not be read before", engine.Expiries{}, known, false, mooncake.FreedSome},
+		{"the engine does not count", engine.Expiries{}, engine.Expiries{}, false, mooncake.FreedUnknown},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			h := &Handoff{Lease: &prefill.Lease{Candidate: prefill.Candidate{Instance: "prefill p"}}}
+			m := &counts{before: row.before, now: row.now}
+			h.NoteExpiries(m)
+			require.Equal(t, row.want, h.FreedSince(t.Context(), m, outlives{gone: row.gone}))
+		})
+	}
+}
+
+// outlives are engines of which a process may be gone.
+type outlives struct {
+	Engines
+	gone bool
+}
+
+func (o outlives) ProcessGone(roster.ProcessID) (gone, sure bool) { return o.gone, false }
 
 func TestARankMayComputeABlockBesideAHandOff(t *testing.T) {
 	for block, want := range map[int64]int64{0: 128, 16: 128, 256: 256, 1056: 1056} {

@@ -236,9 +236,6 @@ func (b *bed) ranksOf(e *refengine.Engine, like roster.Rank, w board.Worker, o s
 		b.engines.ranks[r.Worker] = &r
 		w.Unpinned = !r.EngineHonoursRank(mooncake.Responses)
 		w.ID, w.Name, w.Model, w.Slots, w.Up = r.Worker, name, r.Board, e.Config().Slots, true
-		if r.Profile.Renews() {
-			w.MaxEngineQueue = b.Settings().Dispatch.Beyond
-		}
 		b.workers = append(b.workers, w)
 	}
 }
@@ -488,6 +485,9 @@ func (b *bed) readGauges() {
 	go func() { defer close(over); m.Run(ctx) }()
 	b.t.Cleanup(func() { stop(); <-over })
 	b.eventually("gauges are read", func() bool {
-		return !slices.ContainsFunc(list, func(in engine.Instance) bool { return !m.Traffic(in.ID).Liveness(-1).HasGauges() })
+		return !slices.ContainsFunc(list, func(in engine.Instance) bool {
+			_, read := m.Gauges(in.ID, in.Target.Rank)
+			return !read
+		})
 	})
 }

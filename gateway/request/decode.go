@@ -47,8 +47,12 @@ func (s *stream) decode(h *handoff.Handoff, until lifecycle.Timeout) (_ *failure
 // KV by now, while the decode engine still waits for it. When the slot is released, the dispatcher counts such blocks as taken.
 func noteIfBlocksLeak(s *stream, h *handoff.Handoff, fault *failure.Fault) {
 	engineMayWait := fault.Verdict().KV == lifecycle.MaybeRunning
-	if engineMayWait && s.countIfOverdue(h) {
-		s.upstream.blocksMayLeak = handoff.LeaksBlocks(s.upstream.rank, fault)
+	if !engineMayWait || h == nil || time.Now().Before(h.FirstEventBy()) {
+		return
+	}
+	s.upstream.blocksMayLeak = handoff.LeaksBlocks(s.upstream.rank, fault)
+	if !s.upstream.unstreamed { // an answer in one piece may take longer than the hold
+		s.upstream.countLateAnswer()
 	}
 }
 
@@ -100,9 +104,11 @@ func (u *upstreamCall) awaitPrefillIfClientLeft(fault *failure.Fault) (clientQui
 func (s *stream) open(h *handoff.Handoff, until lifecycle.Timeout) *failure.Fault {
 	j := s.job
 	s.upstream.pull = h.AwaitFirstEvent(s.upstream.rank, j.req.Endpoint, s.upstream.began, s.upstream.unstreamed)
-	defer s.upstream.pull.End()
+	pullIsOver := false
+	defer func() { s.upstream.pull.End(time.Now(), pullIsOver) }()
 	kv, fault := s.upstream.takeKV(h)
 	if fault != nil {
+		pullIsOver = true
 		return fault
 	}
 	maxSilence, pullEndsBy, stop := limitWait(s, h, until)
@@ -111,14 +117,18 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Timeout) *failure.Faul
 	body := s.upstream.decodeBody(kv, id)
 	fault = s.upstream.sendDecode(h.SetRequestID(engine.JSONHeaders(id)), body, maxSilence)
 	if fault = correctIfStuck(s, fault); fault != nil { // Stuck, if limitWait has let watchCore end the call
+		pullIsOver = !handoff.MayPullLater(fault)
 		s.upstream.noteSendFailed(fault, pullEndsBy)
 		return fault
 	}
 	firstEventBy := s.upstream.began.Add(maxSilence)
 	if err := s.readFirst(firstEventBy); err != nil {
-		return correctIfStuck(s, s.decodeFault(err))
+		fault = correctIfStuck(s, s.decodeFault(err))
+		pullIsOver = !handoff.MayPullLater(fault)
+		return fault
 	}
-	if s.countIfLate(h) { // the client must not get an answer that may be made of wrong KV
+	pullIsOver = true
+	if s.withholdIfAnothers(h) { // the client must not get an answer that may be made of wrong KV
 		return lateKVFault()
 	}
 	// The engine has begun. If it was to continue an answer, its count of prompt tokens shows whether it ignored the answer so far.
@@ -171,15 +181,15 @@ func limitWait(s *stream, h *handoff.Handoff, until lifecycle.Timeout) (maxSilen
 	if s.upstream.unstreamed { // the pull of KV is over when a stream's first event would come; limitOnePiece limits the call
 		until = lifecycle.ByFirstEvent
 	}
-	maxSilence = s.upstream.limitByHold(h, timeoutOf(until, s.job.srv.Settings(), profile))
+	maxSilence = timeoutOf(until, s.job.srv.Settings(), profile)
+	if h != nil {
+		maxSilence = min(maxSilence, h.FirstEventBy().Sub(s.upstream.began)) // after that, a first event would prove nothing
+		h.NoteExpiries(s.job.srv.Monitor)
+	}
 	pullEndsBy = s.upstream.began.Add(maxSilence)
 	switch {
 	case s.upstream.unstreamed:
 		return handoff.Forever, pullEndsBy, limitOnePiece(s, h, pullEndsBy)
-	// A request beyond the rank's slots waits in the engine's own queue, so its time limit starts only once it has a slot. This is safe
-	// only if the hold on the KV is renewed meanwhile. Otherwise the KV must be pulled in time, despite the queue.
-	case s.upstream.slot.InEngineQueue && h != nil && profile.Renews():
-		return handoff.Forever, pullEndsBy, handoff.LimitFromSlot(s.upstream.slot, s.upstream.call, maxSilence)
 	case h == nil && profile.Aggregated: // watchCore may find a core that stands still before maxSilence is over
 		return maxSilence, pullEndsBy, watchCore(s)
 	}
@@ -197,25 +207,6 @@ func limitOnePiece(s *stream, h *handoff.Handoff, pullEndsBy time.Time) (stop fu
 	}
 	stopLimit := handoff.LimitOnePiece(s.upstream.rank, s.upstream.call, s.job.srv.Settings(), s.upstream.maxTokens)
 	return func() { stopLimit(); ignoreClient() }
-}
-
-// limitByHold shortens maxSilence, the limit of the wait for the first event, to the time for which the prefill engine certainly keeps the
-// KV of a hand-off (its hold): after that, a first event would prove nothing. If heartbeats of the decode engine renew the hold, the time
-// is not fixed. Then maxSilence stays, and a watch ends the call of a stream when the hold has run out.
-func (u *upstreamCall) limitByHold(h *handoff.Handoff, maxSilence time.Duration) time.Duration {
-	switch {
-	case h == nil: // the prefill engine holds no KV for this call
-		return maxSilence
-	case !u.rank.Profile.Renews(): // the prefill engine frees the KV at a fixed time
-		return min(maxSilence, h.FirstEventBy().Sub(u.began))
-	}
-	u.call.OnWritten(u.pull.Sent)     // heartbeats renew the hold only from then on
-	h.Lease.Renewed()                 // tells the scheduler that the decode engine renews the hold from now on
-	h.NoteExpiries(u.job.srv.Monitor) // notes how many hand-offs have expired so far, with which countIfLate compares
-	if !u.unstreamed {                // an answer in one piece has no first event, so it does not show when its pull of KV was over
-		u.pull.OnExpiry(u.call.Expire) // the watch: it ends the wait when the KV may be gone
-	}
-	return maxSilence
 }
 
 // takeHandoff returns the kv_transfer_params of a hand-off, by which the decode engine fetches the KV. It fails if the engine process that
@@ -282,7 +273,7 @@ func (s *stream) openDuringPrefill() *failure.Fault {
 	// the rank meanwhile reads wrong KV for another request, this one may get it from the prefix cache. countIfLate finds this out.
 	var noHandoff *handoff.Handoff
 	s.upstream.pull = noHandoff.AwaitFirstEvent(s.upstream.rank, j.req.Endpoint, s.upstream.began, s.upstream.unstreamed)
-	defer s.upstream.pull.End()
+	defer func() { s.upstream.pull.End(time.Now(), true) }()
 	salt := s.upstream.pull.Salt() // keeps the engine from using wrong KV of its prefix cache; empty: no KV there is known to be wrong
 	body := profile.EarlyDecode(&j.body, j.changes, prefillCall.rendezvous, salt, !s.upstream.unstreamed, nil)
 	if fault := s.upstream.sendDecode(upstream.PairHeaders(prefillCall.id, j.req.Endpoint, profile), body, handoff.Forever); fault != nil {
@@ -292,7 +283,7 @@ func (s *stream) openDuringPrefill() *failure.Fault {
 		fault := s.decodeFault(err)
 		return s.upstream.failDuringPrefill(howReadFailed(s, fault), fault)
 	}
-	if s.countIfLate(noHandoff) { // the client must not get an answer that may be made of wrong KV
+	if s.withholdIfAnothers(noHandoff) { // the client must not get an answer that may be made of wrong KV
 		return s.upstream.failDuringPrefill(lifecycle.Died, lateKVFault())
 	}
 	return checkBegunPair(s)

@@ -347,7 +347,7 @@ func TestAPushedPrefillWaitsForItsRank(t *testing.T) {
 	e := refengine.Config{KV: refengine.KV{HoldTimeout: hold}, Slots: 1}
 	b, leave := full(t, setup{prefill: []refengine.Config{e}, decode: []refengine.Config{e}, profile: mooncake.Profile{
 		Connector: mooncake.NIXLPush, KVHoldTimeout: hold, HoldMargin: margin,
-	}, configure: func(c *config.Config, _ *Deps) { c.Dispatch.Beyond = 0 }}) // at its deadline it does not go to the engine's own queue
+	}})
 	begun := time.Now()
 	require.Equal(t, "503", b.judge(short, `"stream":true,`))
 	require.GreaterOrEqual(t, time.Since(begun), hold-margin-250*time.Millisecond, "less what it is sent in")

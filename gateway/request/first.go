@@ -13,6 +13,7 @@ import (
 	"evenkeel/gateway/handoff"
 	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/upstream"
+	"evenkeel/mooncake"
 	"evenkeel/sse"
 )
 
@@ -181,31 +182,24 @@ func reportedFault(s *stream, err error) *failure.Fault {
 	return fault
 }
 
-// countIfOverdue says whether a first event would now come too late, because the prefill engine may have freed the KV of the hand-off. If
-// so, it also counts a late answer. An answer in one piece is not counted, because its bytes do not show when its KV was read.
-func (s *stream) countIfOverdue(h *handoff.Handoff) (overdue bool) {
-	overdue = h != nil && s.upstream.pull.CheckExpired(time.Now())
-	if overdue && !s.upstream.unstreamed {
-		s.upstream.countLateAnswer()
-	}
-	return overdue
-}
-
 // countLateAnswer counts an answer that the client does not get, because its KV may have been another prompt's when the decode engine read
-// it. The metric counts it, and the rank notes that a pull of KV was lost.
-func (u *upstreamCall) countLateAnswer() {
-	u.job.srv.metrics.latePulls.Inc()
-	u.rank.RecordLateRead(u.job.req.Endpoint)
-}
+// it.
+func (u *upstreamCall) countLateAnswer() { u.job.srv.metrics.latePulls.Inc() }
 
-// countIfLate is called at the first event. It returns false if the prefill engine certainly kept the KV until the decode engine had read
-// it. Otherwise it counts a late answer and returns true: the answer may be made of another prompt's KV, so the client must not get it.
-func (s *stream) countIfLate(h *handoff.Handoff) (late bool) {
-	inTime := s.upstream.pull.RecordFirstEvent(s.readAt)
-	// inTime trusts the renewals of the hold. MayHaveExpired asks the engine whether it may have freed the KV all the same.
-	if inTime && !h.MayHaveExpired(s.job.srv.Serving(), s.job.srv.Monitor, s.upstream.pull, s.readAt) {
+// withholdIfAnothers is called when the first event of an answer, or the whole of one in one piece, has been read. It says whether the answer
+// may be made of another prompt's KV. If so, it counts it, and the client must not get it.
+func (s *stream) withholdIfAnothers(h *handoff.Handoff) (withheld bool) {
+	u := s.upstream
+	freed := mooncake.FreedUnknown
+	if u.unstreamed && h != nil && !s.readAt.Before(h.FirstEventBy()) {
+		freed = h.FreedSince(u.job.srv.Serving(), u.job.srv.Monitor, u.job.srv.Engines())
+	}
+	answer := u.pull.FirstEvent(s.readAt)
+	answer.Freed = freed
+	if !answer.MayBeAnotherPrompts() {
 		return false
 	}
-	s.upstream.countLateAnswer()
+	u.pull.Withhold()
+	u.countLateAnswer()
 	return true
 }

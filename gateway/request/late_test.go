@@ -9,15 +9,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/bench/lab/refengine"
-	"evenkeel/engine"
 	"evenkeel/gateway/config"
 	"evenkeel/mooncake"
 )
 
 const latePulls = "evenkeel_late_pulls_total"
 
-// longLease is the hold of tests that lose nothing: a loaded machine stops their process for a second or two, and signs of
-// life are believed for three eighths of the hold.
+// longLease is the hold of tests that lose nothing, although a loaded machine stops their process for a second or two.
 const longLease = 8 * time.Second
 
 // holding is a bed of one engine of each role whose hand-offs are held so long. steps: how long a step of the decode engine takes.
@@ -85,97 +83,43 @@ func TestWhatAnEngineCachedAfterItStoodStillIsNotFoundAgain(t *testing.T) {
 	b.settle()
 }
 
-// A decode engine that makes steps renews the hold of requests in its queue. Such an answer is believed however late it
-// begins. An engine older than the leases makes steps and renews nothing. The prefill engine counts the hand-offs that it has
-// given away, and is asked before an answer is believed that can be right only because of renewals.
+// An answer that comes after the hold of its KV may be right, because the engines know of renewals that the proxy does not. A stream is
+// prefilled again all the same, and an answer in one piece if the prefill engine has freed KV that no decode engine had fetched.
 func TestAnAnswerThatWaitedInItsEnginesQueue(t *testing.T) {
 	t.Parallel()
-	for _, renews := range []bool{true, false} {
-		t.Run(fmt.Sprintf("renewed %t", renews), func(t *testing.T) {
+	for _, row := range []struct {
+		name           string
+		stream, renews bool
+		again          int
+	}{
+		{"an answer in one piece whose KV is kept", false, true, 0},
+		{"one whose KV is freed", false, false, 1},
+		{"a stream", true, true, 1},
+	} {
+		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			o := holding(mooncake.NIXLPull, longLease, 0, 20*time.Millisecond) // quicker events would pile up in the socket, and be no signs of life
-			o.late, o.decode[0].KV.NoRenewals = !renews, !renews
+			o := holding(mooncake.NIXLPull, longLease, 0, 20*time.Millisecond)
+			o.late, o.profile.NonStream = true, mooncake.NonStreamPassthrough
+			o.decode[0].KV.NoRenewals = !row.renews
 			b := start(t, o)
 			b.monitor.counts = true
 			leave := b.endless()
-			got := b.judging("one two three", `"stream":true,`)
+			got := b.judging("one two three", fmt.Sprintf(`"stream":%t,`, row.stream))
 			b.eventually("it waits in the engine's queue", func() bool { return b.d[0].Stats().Waiting == 1 })
-			if renews {
+			switch {
+			case row.stream:
+				b.eventually("its hold is over", func() bool { return b.metric(t, latePulls, "") == 1 })
+			case row.renews:
 				b.eventually("its lease is long over and renewed", func() bool { return b.p[0].Stats().Renewals >= 10 }) // six in a lease
-			} else {
+			default:
 				b.eventually("the prefill engine has given its KV away", func() bool { return b.p[0].Stats().Leaks == 1 })
 				b.monitor.gaveAway(1)
 			}
 			leave()
 			require.Equal(t, "right", <-got)
 			b.settle()
-			again := 0
-			if !renews {
-				again = 1
-			}
-			require.EqualValues(t, again, b.metric(t, latePulls, ""))
-			require.Equal(t, 2+again, b.probes())
+			require.EqualValues(t, row.again, b.metric(t, latePulls, ""))
+			require.Equal(t, 2+row.again, b.probes())
 		})
 	}
-}
-
-// NIXL keeps a hand-off for a short lease only, which a decode engine renews for what is in its own queue. All slots are taken
-// for much longer than the lease and than first_event_timeout, and yet everybody is answered.
-func TestWaitsLongerThanALeaseAreAnswered(t *testing.T) {
-	t.Parallel()
-	// A hand-off that has been bound at its deadline has a quarter of a second to be sent, the longest that there is.
-	// After that its KV is kept without a sign of life for three quarters of the margin, in which two heartbeats must go out.
-	const hold, margin, waiting = 8 * time.Second, 6 * time.Second, 3
-	for _, row := range []struct {
-		connector string // one that pushes keeps its KV for a lease where it is asked first
-		stream    bool
-	}{{mooncake.NIXLPull, true}, {mooncake.NIXLPull, false}, {mooncake.NIXLPush, true}} {
-		stream := row.stream
-		t.Run(fmt.Sprintf("%s, stream %t", row.connector, stream), func(t *testing.T) {
-			t.Parallel()
-			o := holding(row.connector, hold, margin, 20*time.Millisecond)
-			o.waits, o.decode, o.profile.FirstEventTimeout = true, append(o.decode, o.decode...), time.Second
-			o.configure = func(c *config.Config, _ *Deps) { c.Dispatch.Beyond, c.Prefill.Retry.Attempts = 2*waiting, 10 }
-			b := start(t, o)
-			leaves := []func(){b.endless(), b.endless()}
-			var got []<-chan string
-			for i := range waiting {
-				got = append(got, b.judging(fmt.Sprint("prompt ", i), fmt.Sprintf(`"stream":%t,`, stream)))
-			}
-			b.eventually("their leases are long over and renewed", func() bool { return b.p[0].Stats().Renewals >= waiting*8 }) // six in a lease
-			require.Positive(t, b.metric(t, "evenkeel_beyond_slots_total", ""))
-			for _, leave := range leaves {
-				leave()
-			}
-			for _, g := range got {
-				require.Equal(t, "right", <-g)
-			}
-			b.settle()
-		})
-	}
-}
-
-// A request that has its slot must begin, however long it has waited for it.
-func TestFirstEventTimeoutCountsFromTheSlot(t *testing.T) {
-	t.Parallel()
-	// It waits in the pool for a second. Then it has a quarter of a second, the longest that there is, to be sent; on a machine
-	// that takes longer it is prefilled again, and no engine has seen it.
-	const step, limit = 20 * time.Millisecond, time.Second
-	o := holding(mooncake.NIXLPull, 30*time.Second, 29*time.Second, step)
-	o.waits, o.profile.FirstEventTimeout = true, limit
-	o.configure = func(c *config.Config, _ *Deps) { c.Prefill.Retry.Attempts = 10 }
-	b := start(t, o)
-	leave := b.endless()
-	require.NoError(t,
-		b.d[0].SetFaults(refengine.Rule{Fault: refengine.Hang, Phase: refengine.PhaseAfterHeaders, Leg: refengine.LegDecode, Count: 1}))
-	got := b.judging("a prompt", `"stream":true,`)
-	b.eventually("it is in the engine's queue", func() bool { return b.decodes() > 1 })
-	tokens := b.d[0].Stats().Tokens
-	b.eventually("first_event_timeout is long over", func() bool { return b.d[0].Stats().Tokens-tokens > 2*int64(limit/step) })
-	require.Equal(t, 2, b.decodes(), "it was sent once")
-	require.Empty(t, got, "nothing is wrong as long as it has no slot")
-	leave()
-	require.Equal(t, "right", <-got, "from then on the engine has been silent for too long, and it is prefilled again")
-	b.settle()
-	require.Equal(t, engine.Unclear, b.monitor.judged["decode d0"][0], "a canary finds out whether it computes")
 }

@@ -258,12 +258,12 @@ func (m *monitor) Accuse(string) (settle func()) {
 
 func (m *monitor) CheckNow(context.Context, string) error { return m.ill }
 
-func (m *monitor) Expired(string) (n float64, known bool) { return 0, m.counts }
+func (m *monitor) Expiries(string) engine.Expiries { return engine.Expiries{Known: m.counts} }
 
-func (m *monitor) ExpiredNow(context.Context, string) (n float64, known bool) {
+func (m *monitor) ExpiriesNow(context.Context, string) engine.Expiries {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.expired, m.counts
+	return engine.Expiries{HandOffs: m.expired, Known: m.counts}
 }
 
 // gaveAway has prefill engines say that they have given away so many hand-offs.

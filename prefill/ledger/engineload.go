@@ -74,7 +74,6 @@ type EngineLoad struct {
 	Waiting          Sums      // prompts that wait for this candidate in the present round of decisions; empty between rounds
 	ReportedByOthers Share     // the load of other dispatchers on the candidate; SetReportedByOthers changes it
 	AnsweredAt       time.Time // when the engine last answered a probe of this proxy
-	Unfetched        int       // prompts since the start whose KV no decode engine fetched, so that it is freed only at the engine's timeout
 
 	ledger     *Ledger
 	freedPace  freedPace

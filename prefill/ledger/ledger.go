@@ -196,7 +196,6 @@ type InFlight struct {
 	load          *EngineLoad
 	phase         Phase
 	endClaimed    bool // ClaimEnd was called: the next call is the last
-	renewed       bool // the request's decode engine keeps renewing the prefill engine's hold on the KV
 	owner         *LeaseOwner
 	sent          time.Time    // when the probe was sent; zero: not yet
 	since         time.Time    // when the present phase began
@@ -272,19 +271,6 @@ func (f *InFlight) Dispatch(now time.Time) {
 	}
 }
 
-// renewedFor is the time until a renewed charge expires: about a year, which is longer than any request runs.
-const renewedFor = 10_000 * time.Hour
-
-// Renew notes that the decode engine keeps renewing the prefill engine's hold on the KV, so that the charge does not
-// expire while the request runs.
-func (f *InFlight) Renew(now time.Time) {
-	if f.endClaimed || f.phase != Dispatched { // the charge has ended or will be ended, or no decode engine has the request
-		return
-	}
-	f.renewed, f.expires = true, now.Add(renewedFor)
-	heap.Fix(&f.load.ledger.expiries, f.expiriesIndex)
-}
-
 // ClaimEnd must be called before the last call on a charge (Release or Orphan), so that only one caller ends it. It also detaches the
 // owner. It reports whether the caller may make the last call. It may not if the charge has expired, or if ClaimEnd was called before,
 // which counts as a misuse.
@@ -299,13 +285,12 @@ func (f *InFlight) ClaimEnd() bool {
 }
 
 // Orphan books that no decode engine will fetch the KV, so that the engine frees it by its own timeout. For an answered probe this is at
-// the time expires that was passed to Answer. If the probe has no answer, or a lease was renewed since (Renew), that time is not known,
-// and the KV counts as held for the duration hold from now on.
+// the time expires that was passed to Answer. If the probe has no answer, that time is not known, and the KV counts as held for the duration
+// hold from now on.
 func (f *InFlight) Orphan(hold time.Duration, now time.Time) {
-	if f.phase == Probing || f.renewed { // the end of the timeout is not known, so that it counts from now
-		f.renewed, f.expires = false, now.Add(hold)
+	if f.phase == Probing {
+		f.expires = now.Add(hold)
 	}
-	f.load.Unfetched++
 	f.moveTo(Orphaned, f.Weight.Tokens, now)
 }
 

@@ -38,7 +38,7 @@ func TestEveryChargeHasOneEnd(t *testing.T) {
 			}
 			h := all[rapid.IntRange(0, len(all)-1).Draw(t, "charge")]
 			was := h.Phase()
-			switch rapid.SampledFrom([]string{"send", "answer", "dispatch", "renew", "orphan", "release", "expire"}).Draw(t, "call") {
+			switch rapid.SampledFrom([]string{"send", "answer", "dispatch", "orphan", "release", "expire"}).Draw(t, "call") {
 			case "send":
 				if h.settled || h.sent || was != Probing {
 					misuses++
@@ -59,8 +59,6 @@ func TestEveryChargeHasOneEnd(t *testing.T) {
 					misuses++
 				}
 				h.Dispatch(now)
-			case "renew":
-				h.Renew(now)
 			case "orphan", "release":
 				if h.settled {
 					misuses++
@@ -211,29 +209,24 @@ func TestAProbeThatIsGivenUpIsNoAnswer(t *testing.T) {
 func TestTheEngineFreesWhatNobodyFetches(t *testing.T) {
 	l, now := New(Config{}), time.Unix(1000, 0)
 	e := l.NewLoad("p0")
-	var probing, pooled, renewed InFlight
-	for _, f := range []*InFlight{&probing, &pooled, &renewed} {
+	var probing, pooled InFlight
+	for _, f := range []*InFlight{&probing, &pooled} {
 		e.Charge(f, Weight{Tokens: 10}, nil, now)
 	}
 	pooled.Answer(10, now.Add(30*time.Second), now)
-	renewed.Answer(10, now.Add(30*time.Second), now)
-	renewed.Dispatch(now)
-	renewed.Renew(now)
-	for _, f := range []*InFlight{&probing, &pooled, &renewed} {
+	for _, f := range []*InFlight{&probing, &pooled} {
 		require.True(t, f.ClaimEnd())
 		f.Orphan(time.Minute, now.Add(10*time.Second))
 	}
-	require.Equal(t, 3, e.Unfetched)
 	next, ok := l.NextExpiry()
 	require.True(t, ok)
 	require.Equal(t, now.Add(30*time.Second), next, "what was answered ends when it was to end anyway")
 	require.Nil(t, l.Expire(next.Add(-1)))
 	require.Same(t, &e, l.Expire(next))
 	next, _ = l.NextExpiry()
-	require.Equal(t, now.Add(70*time.Second), next, "what was not answered, or renewed, ends after the hold")
-	require.NotNil(t, l.Expire(next))
+	require.Equal(t, now.Add(70*time.Second), next, "what was not answered ends after the hold")
 	require.NotNil(t, l.Expire(next))
 	require.Nil(t, l.Expire(next))
-	require.Equal(t, Audit{Expired: 3}, l.Audit())
+	require.Equal(t, Audit{Expired: 2}, l.Audit())
 	require.Zero(t, e.HeldPrompts())
 }

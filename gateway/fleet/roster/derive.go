@@ -222,18 +222,10 @@ func (d *deriving) newWorker(e *Engine, number int, rank *Rank) board.Worker {
 		w.Mixed, w.Budget = true, e.Conf.Budget
 		w.Interval, w.AfterPrompts = e.Conf.Interval, e.Profile.Connector == mooncake.SGLang
 	} else {
-		d.describeHandOffs(e, &w)
+		w.Early = e.Profile.Early() // the rank is bound before the prefill
 	}
 	d.applyQuota(&w)
 	return w
-}
-
-// describeHandOffs says how a rank of a decode engine takes the KV that prefill engines hand over to it.
-func (d *deriving) describeHandOffs(e *Engine, w *board.Worker) {
-	w.Early = e.Profile.Early() // the rank is bound before the prefill
-	if e.Profile.Renews() {
-		w.MaxEngineQueue = d.r.terms.Beyond // so many may wait in the engine's own queue, because prefill engines keep their KV
-	}
 }
 
 // applyQuota limits a worker to the part of its slots that this proxy may use, if requests of other proxies run on the rank as well.

@@ -43,7 +43,6 @@ type Terms struct {
 	SlowStart    time.Duration
 	ProbeTimeout time.Duration
 	KVEvents     prefill.KVEventsConfig
-	Beyond       int    // how many requests may wait in a decode engine's own queue (board.Worker.MaxEngineQueue)
 	Prefer       string // the preferred kind of engine if a model has aggregated and split engines
 }
 

@@ -1,7 +1,6 @@
 package roster
 
 import (
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -392,12 +391,11 @@ func TestWhereKVEventsArePublished(t *testing.T) {
 	e := described("p1")
 	e.Conf.KVReplayPort = 9
 	e.Finder = func(int) kvevents.Finder { return noFinder{} }
-	s.tell(Terms{KVEvents: prefill.KVEventsConfig{Enabled: true, Port: 5, ReplayPort: 6}, Beyond: 4}, Entered{Engine: e})
+	s.tell(Terms{KVEvents: prefill.KVEventsConfig{Enabled: true, Port: 5, ReplayPort: 6}}, Entered{Engine: e})
 	s.steps("p1 up m; a2 up m; d3 enters; d3 up m")
 	require.Equal(t, kvevents.Place{Events: "p1:5", Replay: "p1:9"}, s.Candidates[1].Events.Place)
 	require.Equal(t, noFinder{}, s.Candidates[1].Events.Finder)
 	require.Equal(t, kvevents.Place{Events: "a2:5", Replay: "a2:6"}, s.Locals[0].Events.Place)
-	require.Equal(t, fmt.Sprint(4), fmt.Sprint(s.Workers[1].MaxEngineQueue))
 }
 
 func TestWhatAReloadSpeaksOf(t *testing.T) {

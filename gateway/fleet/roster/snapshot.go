@@ -82,15 +82,6 @@ func (r *Rank) ObserveRead(read *engine.LastRead, ep mooncake.Endpoint, bytes in
 	}
 }
 
-// RecordLateRead says that a decode engine may have read KV too late, i.e. another prompt's KV. If it is not known on which rank, the
-// prefix cache of no rank of the engine is trusted any more. If it is known, RecordLateRead does nothing, because the request's
-// engine.PendingPull records this for the rank.
-func (r *Rank) RecordLateRead(ep mooncake.Endpoint) {
-	if !r.EngineHonoursRank(ep) {
-		r.Traffic.ResaltAll()
-	}
-}
-
 // Route says where a model's requests go.
 type Route struct {
 	Name            string // the name in the request: a base model or a LoRA

@@ -1,88 +1,6 @@
 package board
 
-import (
-	"time"
-
-	"evenkeel/pool"
-)
-
-// Requests beyond the slots. A prefill engine keeps the KV of a hand-off only until a deadline. Some decode engines extend this deadline
-// while the hand-off waits in their own queue, so the hand-off stays valid there for longer than in the proxy's pool. Therefore an entry
-// that reaches its deadline in the pool is not refused if such an engine has room in its queue. The entry is bound to the rank and charged
-// as usual, although the rank has no slot or no KV room for it yet. The engine begins with the request once both are free.
-
-// bindOverdue binds an entry whose hand-off is at its deadline to a rank whose engine can begin with it at once, or else to the rank whose
-// engine has the shortest queue. It returns false if no rank can take the entry. The loads of the ranks must be up to date (refreshLoad).
-func (b *board) bindOverdue(e *pool.Entry, now time.Time) (bound bool) {
-	if e.Discard {
-		return false // no client waits for a discarded hand-off, and waiting in a queue would only make the prefill engine keep the KV for longer
-	}
-	w := b.waiting[e.ID]
-	prompt := int64(w.prompt())
-	var best *rank
-	for _, g := range b.groups {
-		for _, r := range g.steppingRanks {
-			canTake := mayGo(e, r) && r.mayTakeOverdue(prompt) && !b.pairs.isQuarantined(e, r, now)
-			if canTake && (best == nil || b.beginsSooner(r, best, prompt)) {
-				best = r
-			}
-		}
-	}
-	if best == nil {
-		return false
-	}
-	mustQueue := !best.startsAtOnce(prompt)
-	if mustQueue {
-		best.engineQueued++
-		b.emit(Effect{Kind: EffectInEngineQueue})
-	}
-	b.admit(best, w, Binding{Policy: best.group.policyInForce().name, InEngineQueue: mustQueue}, now)
-	return true
-}
-
-// mayTakeOverdue says whether the rank may get a prompt (in tokens) whose hand-off is at its deadline: its engine can begin at once, or
-// there is room in the engine's own queue. The prefill engine frees the KV of a hand-off after the deadline, unless the decode engine makes
-// it keep the KV for longer. MaxEngineQueue 0 stands for a decode engine that cannot do this, or must not (Config.Beyond is 0): such an
-// engine gets no prompt at its deadline.
-func (r *rank) mayTakeOverdue(prompt int64) bool {
-	// Orphans are KV room of ended requests that the engine may hold until it restarts. All other KV comes free sooner or later.
-	neverFits := r.Capacity > 0 && prompt > r.capacityWithoutOrphans()
-	if !r.takesRequests() || r.MaxEngineQueue == 0 || neverFits {
-		return false
-	}
-	// With a Limit above 0, the engine has just started, or may run requests of other proxies. Its queue must not get longer then.
-	queueHasRoom := r.Limit == 0 && r.engineQueueLength() < r.MaxEngineQueue
-	return queueHasRoom || r.startsAtOnce(prompt)
-}
-
-// startsAtOnce says whether the rank's engine would begin with a prompt (in tokens) at once: a slot and the KV room are free, and no
-// request waits in the engine's queue.
-func (r *rank) startsAtOnce(prompt int64) bool {
-	return r.engineQueued == 0 && r.freeSlots() > 0 && r.hasKVRoom(prompt)
-}
-
-// engineQueueLength returns how many requests wait in the queue of the rank's engine. Policies that send entries at once bind more requests
-// than there are slots, and engineQueued does not count these. So the queue has at least as many requests as the rank has beyond its slots:
-// freeSlots is then below 0.
-func (r *rank) engineQueueLength() int { return max(r.engineQueued, -r.freeSlots()) }
-
-// beginsSooner says whether a prompt (in tokens) would probably begin sooner on rank r than on the other one. The rank on which the
-// prompt begins at once wins. In a tie, the rank with fewer queued requests per slot wins, then the one with the larger share of free
-// slots, then the one that holds less.
-func (b *board) beginsSooner(r, other *rank, prompt int64) bool {
-	if here := r.startsAtOnce(prompt); here != other.startsAtOnce(prompt) {
-		return here
-	}
-	// To compare two numbers per slot without a division, each of them is multiplied by the slots of the other rank.
-	mySlots, otherSlots := max(1, r.usableSlots()), max(1, other.usableSlots())
-	if x, y := r.engineQueueLength()*otherSlots, other.engineQueueLength()*mySlots; x != y {
-		return x < y
-	}
-	if x, y := r.freeSlots()*otherSlots, other.freeSlots()*mySlots; x != y {
-		return x > y
-	}
-	return b.holdsLess(r, other)
-}
+import "time"
 
 // promoteQueued marks requests in the engine's queue as begun, oldest first, as long as a slot and KV room are free for them, because
 // engines take requests in order. An engine that runs no other request of this proxy begins with the first request even if the board counts
@@ -114,7 +32,6 @@ func (b *board) promoteQueued(r *rank) {
 		}
 		begun, kv = begun+1, kv+tokens
 		s.inEngineQueue = false
-		b.emit(Effect{Kind: EffectLeftEngineQueue, Group: GroupKey{Model: b.model}, Slot: oldest})
 	}
 }
 
