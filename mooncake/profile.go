@@ -141,9 +141,12 @@ type Profile struct {
 	NameRanks       *bool `yaml:"name_ranks"`     // sglang: requests name their rank in the body; nil: true
 	// GivesBack says whether the recompute scheduler of vllm-ascend's decode engine may be on, which ends answers early for lack of
 	// memory. nil: true.
-	GivesBack  *bool         `yaml:"gives_back"`
-	HandBack   string        `yaml:"hand_back"`
-	DecoderTTL time.Duration `yaml:"decoder_kv_blocks_ttl"` // how long a decode engine keeps the KV of an ended answer, with HandBack
+	GivesBack *bool `yaml:"gives_back"`
+	// SharedAddress says that several engines answer behind one address, so that hand-offs from there name
+	// different engines although none has restarted.
+	SharedAddress bool          `yaml:"shared_address"`
+	HandBack      string        `yaml:"hand_back"`
+	DecoderTTL    time.Duration `yaml:"decoder_kv_blocks_ttl"` // how long a decode engine keeps the KV of an ended answer, with HandBack
 	// Aggregated says that the profile is for an aggregated engine, as Alone returns it.
 	Aggregated bool `yaml:"-"`
 }

@@ -50,10 +50,6 @@ func hostsAreTrusted(t *testing.T) {
 	require.True(t, f.KnownHost("10.0.0.4"))
 	f.RemoveFound("prefill 10.0.0.4:80", "u1")
 	require.False(t, f.KnownHost("10.0.0.4"), "a pod that is no more answers nothing")
-	for h, want := range map[roster.ProcessID]bool{{Incarnation: "u1"}: true, {Incarnation: "u2"}: false, {}: false} {
-		gone, sure := f.Now().ProcessGone(h)
-		require.Equal(t, []bool{want, want}, []bool{gone, sure})
-	}
 }
 
 // An engine is described anew while its name does not resolve. The addresses to which the name led before stay good.

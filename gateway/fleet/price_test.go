@@ -40,9 +40,8 @@ func loaded(t testing.TB) *Fleet {
 func asks(t testing.TB, f *Fleet, c string) {
 	now := f.Now()
 	r, ok, _ := now.Lookup("m")
-	process := now.ProcessAt(c)
-	gone, _ := now.ProcessGone(process)
-	if !ok || gone || !now.OwnsGroupFor(r.Board, "m") || now.LongestContext(c) != 0 || now.RegionFor(c) != "" || now.Rank(7) == nil {
+	doubt, _ := now.KVInDoubt(now.GenerationAt(c))
+	if !ok || doubt || !now.OwnsGroupFor(r.Board, "m") || now.LongestContext(c) != 0 || now.RegionFor(c) != "" || now.Rank(7) == nil {
 		t.Fatal("it is not up")
 	}
 }

@@ -22,16 +22,15 @@ func TestANameThatMovesLeadsToAnotherProcess(t *testing.T) {
 	require.NoError(t, f.Add(roster.Prefill, config.Engine{URL: "http://engine.test:80", Profile: "a"}))
 	key := f.Now().Engines()[0].Key()
 	f.OnStatus(key, engine.Status{Up: true, StartTime: 1})
-	before := f.Now().ProcessAt(key)
+	before := f.Now().GenerationAt(key)
 	moved := engine.Moved{From: "10.0.0.1", To: "10.0.0.2", At: time.Unix(100, 0)}
 	f.OnStatus(key, engine.Status{StartTime: 1, Moved: moved})
-	gone, sure := f.Now().ProcessGone(before)
-	require.True(t, gone && sure)
+	doubt, _ := f.Now().KVInDoubt(before)
+	require.True(t, doubt)
 	require.Equal(t, moved, *f.Now().Statuses()[0].Moved)
-	after := f.Now().ProcessAt(key)
 	f.OnStatus(key, engine.Status{Up: true, StartTime: 2, Moved: moved})
-	gone, _ = f.Now().ProcessGone(after)
-	require.False(t, gone, "it is the process that was meant")
+	_, gone := f.Now().KVInDoubt(before)
+	require.True(t, gone)
 }
 
 // The hand-offs of an engine whose name leads to another address now name that address. They are good, and soon no hand-off may name the

@@ -17,7 +17,6 @@ import (
 	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/owner"
 	"evenkeel/gateway/recording"
-	"evenkeel/prefill"
 	"evenkeel/prefill/kvevents"
 )
 
@@ -282,8 +281,7 @@ func (f *Fleet) carryOut(effects []roster.Effect) {
 		case roster.Restarted, roster.MayHaveRestarted:
 			what := "a prefill engine has restarted; prompts whose KV no decode engine has fetched yet are prefilled again"
 			if effect.What == roster.MayHaveRestarted {
-				what = "a prefill engine may have restarted; prompts whose KV no decode engine has fetched yet are prefilled again, " +
-					"unless the earlier process answers once more"
+				what = "a prefill engine may have restarted; prompts whose KV no decode engine has fetched yet are prefilled again"
 			}
 			f.learned.forgetBootstrapAnswers(e.ID)
 			log.Warn(what, zap.String("engine", e.Key()), zap.String("sign", effect.Why))
@@ -332,22 +330,13 @@ func instancesToWatch(engines []*roster.Engine) (list []engine.Instance) {
 	return list
 }
 
-// MakerOf returns the engine process that made a hand-off (the maker). processAtCall is the candidate's process when the prefill call
-// (probe) was sent. The engine may have restarted since then, so that another process has answered. engineID, the id in the hand-off, shows
-// this, because each process has an id of its own. If the hand-off shows something that the roster does not know yet, such as a new
-// process, MakerOf first records it there.
-func (f *Fleet) MakerOf(processAtCall roster.ProcessID, c prefill.Candidate, engineID string) roster.ProcessID {
-	maker, known := f.Now().MakerOf(processAtCall, c.ID, engineID)
-	if known {
-		return maker
+// NoteHandoff records the engine id that a hand-off names. made is the generation of the engine's KV that
+// was read before the prefill call was written.
+func (f *Fleet) NoteHandoff(made roster.Generation, engineID string) {
+	nothingNew := func() bool { return f.Now().NamesNothingNew(made, engineID) }
+	if !nothingNew() {
+		f.applyUnless(nothingNew, roster.Handed{Made: made, ID: engineID})
 	}
-	alreadyKnown := func() bool { // another request may have recorded it in the meantime
-		_, known := f.Now().MakerOf(processAtCall, c.ID, engineID)
-		return known
-	}
-	f.applyUnless(alreadyKnown, roster.Handed{ProcessID: processAtCall, Candidate: c.ID, ID: engineID})
-	maker, _ = f.Now().MakerOf(processAtCall, c.ID, engineID)
-	return maker
 }
 
 // DownSince reports whether an engine is down now, or was down at some moment after the time at.

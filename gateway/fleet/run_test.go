@@ -118,9 +118,9 @@ func TestARestartIsToldOfOnce(t *testing.T) {
 	f, logs := fielded(t, mooncake.Profile{})
 	c := prefill.Candidate{ID: "127.0.0.1:1/0", Instance: p1}
 	f.bootstrapAnswers.Store(c.ID, bootstrapAnswer{})
-	process := f.MakerOf(f.Now().ProcessAt(p1), c, "a")
-	require.Equal(t, process, f.MakerOf(process, c, "a"))
-	f.MakerOf(f.Now().ProcessAt(p1), c, "b")
+	for _, id := range []string{"a", "a", "b"} {
+		f.NoteHandoff(f.Now().GenerationAt(p1), id)
+	}
 	require.Equal(t, 1, logs.FilterMessageSnippet("may have restarted").Len())
 	_, known := f.bootstrapAnswers.Load(c.ID)
 	require.False(t, known)
@@ -136,10 +136,10 @@ func TestANewIDIsToldOnceByHoweverManyHandOffs(t *testing.T) {
 	f, _ := fielded(t, mooncake.Profile{})
 	published := 0
 	f.deps.Publish = func([]prefill.Candidate, []local.Rank, []board.Worker) { published++ }
-	c, process := prefill.Candidate{ID: "127.0.0.1:1/0", Instance: p1}, f.Now().ProcessAt(p1)
+	made := f.Now().GenerationAt(p1)
 	var all sync.WaitGroup
 	for range 100 {
-		all.Go(func() { f.MakerOf(process, c, "a") })
+		all.Go(func() { f.NoteHandoff(made, "a") })
 	}
 	all.Wait()
 	require.Equal(t, 1, published)
@@ -193,7 +193,7 @@ func TestAScrapeTellsOfTheProcess(t *testing.T) {
 	s, err := f.Scrape(t.Context(), c)
 	require.NoError(t, err)
 	require.Equal(t, []float64{0.25, 3, 1}, []float64{s.KVUsage, s.Running, s.StartTime})
-	process := f.Now().ProcessAt(e.Key())
+	made := f.Now().GenerationAt(e.Key())
 	start = "2"
 	_, err = f.Scrape(t.Context(), c)
 	require.NoError(t, err)
@@ -201,8 +201,8 @@ func TestAScrapeTellsOfTheProcess(t *testing.T) {
 	f.pages.Clear()
 	_, err = f.Scrape(t.Context(), c)
 	require.NoError(t, err)
-	gone, sure := f.Now().ProcessGone(process)
-	require.True(t, gone && sure)
+	doubt, gone := f.Now().KVInDoubt(made)
+	require.True(t, doubt && gone)
 	page.Close()
 	f.pages.Clear()
 	_, err = f.Scrape(t.Context(), c)

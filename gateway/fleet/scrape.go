@@ -31,7 +31,6 @@ func (f *Fleet) Scrape(ctx context.Context, c prefill.Candidate) (prefill.Sample
 	defer p.mu.Unlock()
 	isFirst := p.at.IsZero()
 	if isFirst || time.Since(p.at) > f.deps.Settings().Prefill.Scrape.Interval/2 {
-		asked := time.Now()
 		sample, err := engine.MetricNames(c.Profile.Metrics).Scrape(ctx, f.deps.Client, c.Target)
 		// A scrape that its caller has ended says nothing about the engine.
 		if err != nil && errors.Is(ctx.Err(), context.Canceled) {
@@ -40,7 +39,7 @@ func (f *Fleet) Scrape(ctx context.Context, c prefill.Candidate) (prefill.Sample
 		p.sample, p.err, p.at = sample, err, time.Now()
 		if p.err == nil { // the page shows that the engine lives, and since when its process runs
 			f.deps.Monitor.Answered(c.Instance)
-			f.recordStart(c.Instance, sample.StartTime, asked)
+			f.recordStart(c.Instance, sample.StartTime)
 		}
 	}
 	if p.err != nil {
@@ -60,15 +59,14 @@ func (f *Fleet) Scrape(ctx context.Context, c prefill.Candidate) (prefill.Sample
 	}, nil
 }
 
-// recordStart records the start time of an engine's process in the roster, unless the roster learns nothing new from it. asked is when the
-// metric page with this time was requested.
-func (f *Fleet) recordStart(key string, start float64, asked time.Time) {
+// recordStart records the start time of an engine's process in the roster, unless the roster learns nothing new from it.
+func (f *Fleet) recordStart(key string, start float64) {
 	alreadyKnown := func() bool {
 		e := f.Now().Engine(key)
-		return e == nil || !e.StartIsNews(start, asked) // e is nil if the engine has left
+		return e == nil || !e.StartIsNews(start) // e is nil if the engine has left
 	}
 	if !alreadyKnown() {
-		f.applyUnless(alreadyKnown, roster.Lived{Key: key, Start: start, Asked: asked})
+		f.applyUnless(alreadyKnown, roster.Lived{Key: key, Start: start})
 	}
 }
 

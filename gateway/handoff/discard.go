@@ -64,7 +64,7 @@ type Engines interface {
 	FailingWith(worker int32, host bool, list []int32) []int32
 	RegionFor(prefiller string) string
 	BoardFor(c prefill.Candidate, model, region string) string
-	ProcessGone(b roster.ProcessID) (gone, sure bool)
+	KVInDoubt(made roster.Generation) (inDoubt, gone bool)
 	RejectionFrees(r *roster.Rank) bool
 }
 
@@ -134,11 +134,11 @@ const discardTries = 3
 
 // discardNow discards a hand-off: a decode engine pulls its KV for a request of one token, so that the prefill engine can free the KV. The
 // decode engine needs a slot for it. outcome is the label for evenkeel_drains_total. After an error, the KV stays on the prefill engine
-// until the hold timeout. ErrOutlived says that the prefill engine's process has ended, and the KV with it.
+// until the hold timeout.
 func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 	for try := 1; ; try++ {
 		engines := d.Engines()
-		if gone, _ := engines.ProcessGone(h.Maker); gone { // also if the process is only maybe gone; err is that of the try before
+		if inDoubt, _ := engines.KVInDoubt(h.Made); inDoubt { // err is that of the try before
 			return discardExpired, errors.Join(ErrOutlived, err)
 		}
 		c := h.Lease.Candidate

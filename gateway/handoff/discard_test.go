@@ -69,8 +69,8 @@ func (r *ranks) RegionFor(string) string { return "" }
 func (r *ranks) BoardFor(_ prefill.Candidate, _, region string) string {
 	return roster.BoardIn("m", region)
 }
-func (r *ranks) ProcessGone(roster.ProcessID) (gone, sure bool) { return r.gone, r.gone }
-func (r *ranks) RejectionFrees(*roster.Rank) bool               { return r.frees }
+func (r *ranks) KVInDoubt(roster.Generation) (inDoubt, gone bool) { return r.gone, r.gone }
+func (r *ranks) RejectionFrees(*roster.Rank) bool                 { return r.frees }
 
 // told is what a monitor was told of the decode engine.
 type told []string

@@ -24,9 +24,9 @@ import (
 type Handoff struct {
 	mooncake.Handoff
 	Lease  *prefill.Lease
-	Maker  roster.ProcessID // the prefill engine's process, and its weights, that made the KV
-	Avoid  []int32          // decode workers that failed to decode the hand-off
-	params json.RawMessage  // the kv_transfer_params; nil: not taken yet
+	Made   roster.Generation // of the KV
+	Avoid  []int32           // decode workers that failed to decode the hand-off
+	params json.RawMessage   // the kv_transfer_params; nil: not taken yet
 
 	// The fields below describe the request in the attempt that made the hand-off. The request may be in a later attempt when the
 	// hand-off is used.
@@ -86,8 +86,8 @@ func (h *Handoff) BindBy() time.Time {
 	return h.Deadline().Add(-min(h.Expires().Sub(h.Deadline())/16, 250*time.Millisecond))
 }
 
-// ErrOutlived is the error of a hand-off whose prefill engine has restarted, so that its KV is lost.
-var ErrOutlived = errors.New("the prefill engine's process that made the hand-off is gone, and its KV with it")
+// ErrOutlived is the error of a hand-off whose prefill engine may have lost the KV since.
+var ErrOutlived = errors.New("the prefill engine may have restarted or dropped its KV since it made the hand-off")
 
 // ErrLate is the error of an answer whose KV may have been another prompt's when the decode engine read it.
 var ErrLate = errors.New("the decode engine gave no sign of life for longer than the prefill engine certainly keeps the KV, and began " +
@@ -227,9 +227,9 @@ func (h *Handoff) NoteExpiries(m Monitor) { h.expiriesBefore = m.Expiries(h.Leas
 // harm is that this prompt, and those that wait on the rank, are prefilled once more.
 func (h *Handoff) FreedSince(ctx context.Context, m Monitor, engines Engines) mooncake.Freed {
 	before, now := h.expiriesBefore, m.ExpiriesNow(ctx, h.Lease.Candidate.Instance)
-	gone, _ := engines.ProcessGone(h.Maker)
+	inDoubt, _ := engines.KVInDoubt(h.Made)
 	switch {
-	case gone || before != now: // also if the count is not known any more
+	case inDoubt || before != now: // also if the count is not known any more
 		return mooncake.FreedSome
 	case !now.Known:
 		return mooncake.FreedUnknown

@@ -109,7 +109,7 @@ type outlives struct {
 	gone bool
 }
 
-func (o outlives) ProcessGone(roster.ProcessID) (gone, sure bool) { return o.gone, false }
+func (o outlives) KVInDoubt(roster.Generation) (inDoubt, gone bool) { return o.gone, false }
 
 func TestARankMayComputeABlockBesideAHandOff(t *testing.T) {
 	for block, want := range map[int64]int64{0: 128, 16: 128, 256: 256, 1056: 1056} {

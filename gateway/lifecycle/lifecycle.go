@@ -386,6 +386,13 @@ func (l *Lifecycle) verdictOn(end *CallEnd) (verdict Consequences, backSoon bool
 		end.Reason = NoRank // with RanksLost the prompt would be prefilled once more; NoRank ends the attempts here
 	}
 	verdict = end.Verdict()
+	if end.Reason == Outlived || end.Reason == MayOutlive {
+		// The first prompt that is prefilled again for a doubt is free. Each further one counts: an
+		// engine that comes and goes could keep a request for ever.
+		if l.tries.doubts++; l.tries.doubts > 1 {
+			verdict.Next = Again
+		}
+	}
 	rankTooBusy := l.bind == Aggregated && end.DecodeRefused() // the rank should have prefilled the prompt, but computed nothing
 	if rankTooBusy && verdict.Next == Again {
 		verdict.Next = Untaken // the first refusals then do not count as attempts, as with prefill engines

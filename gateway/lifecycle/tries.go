@@ -11,6 +11,7 @@ type tries struct {
 	refusals           int32 // attempts that ended because an engine refused to compute the prompt; they do not count
 	givenBack          int32 // how often an engine without KV room gave the request back before the first event
 	pauses             int32 // attempts that ended as Paused, because the engine took no requests for a short time; they do not count
+	doubts             int32 // hand-offs that were not used because their KV was in doubt
 	redials            int32 // attempts over kept-alive connections that the engine had already closed; they do not count
 	withoutModel       int32 // attempts at engines that did not have the model; they do not count
 	resumed            int32 // how often a lost answer went on

@@ -207,7 +207,7 @@ func TestARosterIsRecordedSoThatItCanBeToldAgain(t *testing.T) {
 		{roster.Terms{SlowStart: time.Minute}, roster.Planned{Set: []*roster.Engine{known(roster.Decode, "2"), known(roster.Aggregated, "3")}, Order: []string{"decode e:2"}}, roster.Owners{}},
 		{roster.Health{Key: "prefill e:1", Status: up}, roster.Health{Key: "decode e:2", Status: up}, roster.Health{Key: "aggregated e:3", Status: up}},
 		{roster.Health{Key: "decode e:2", Status: failed}, roster.Health{Key: "aggregated e:3", Status: retired}, roster.Health{Key: "prefill e:1", IsRefused: true}},
-		{roster.Handed{ProcessID: roster.ProcessID{Key: "prefill e:1"}, Candidate: "e:1/0", ID: "a"}, roster.Lived{Key: "prefill e:1", Start: 3, Asked: now}},
+		{roster.Handed{Made: roster.Generation{Key: "prefill e:1"}, ID: "a"}, roster.Lived{Key: "prefill e:1", Start: 3}},
 		{roster.Health{Key: "decode e:2", Status: up}, roster.Stopped{Drain: stop}},
 		{roster.Turned{Key: "prefill e:1", Found: roster.Found{Away: "leaving"}}, roster.GaveBack{Key: "decode e:2"}},
 		{roster.Owners{Kind: owner.Groups, Scopes: map[string]roster.Owned{"g": {Admits: true}}, Quotas: map[string]roster.RankQuota{"e:3": {Limit: 1}}}},

@@ -213,9 +213,9 @@ func limitOnePiece(s *stream, h *handoff.Handoff, pullEndsBy time.Time) (stop fu
 // made the KV is gone (Outlived) or may be gone (MayOutlive), and after the hand-off's deadline. Another attempt then prefills the prompt
 // again.
 func (u *upstreamCall) takeHandoff(h *handoff.Handoff) (json.RawMessage, *failure.Fault) {
-	if gone, sure := u.job.srv.Engines().ProcessGone(h.Maker); gone {
+	if inDoubt, gone := u.job.srv.Engines().KVInDoubt(h.Made); inDoubt {
 		why := lifecycle.MayOutlive
-		if sure { // the KV is certainly gone, so it does not count as held by the engine any longer
+		if gone { // so it does not count as held by the engine any longer
 			why = lifecycle.Outlived
 		}
 		return nil, failure.NewFault(lifecycle.CallEnd{Call: lifecycle.Decode, Reason: why},

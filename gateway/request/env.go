@@ -74,7 +74,7 @@ type Engines interface {
 	handoff.Engines
 	Ranks(instance string) int
 	HostsOf(instance string) func(host string) bool
-	ProcessAt(instance string) roster.ProcessID
+	GenerationAt(instance string) roster.Generation
 	SharingQueueWith(worker int32, list []int32) (sameQueue []int32, othersExist bool)
 	OwnsGroupFor(board, model string) bool
 	LongestContext(instance string) int
@@ -91,7 +91,7 @@ type Fleet interface {
 	DownSince(instance string, at time.Time) bool
 	GaveBack(decode string)
 	BootstrapInfo(candidate prefill.Candidate) (*mooncake.BootstrapInfo, error)
-	MakerOf(b roster.ProcessID, candidate prefill.Candidate, id string) roster.ProcessID
+	NoteHandoff(made roster.Generation, engineID string)
 	Track(at roster.Location, call *engine.Call, abortable bool) *fleet.TrackedCall
 }
 

@@ -31,10 +31,10 @@ import (
 // A probeCall is a call (a probe) by which a prefill engine computes a prompt.
 type probeCall struct {
 	upstream.Call
-	srv     *Server
-	entry   *fleet.TrackedCall // the entry of this call in the list of calls that a drain may end
-	process roster.ProcessID   // which process and weights the engine had when the call was made
-	began   time.Time
+	srv   *Server
+	entry *fleet.TrackedCall // the entry of this call in the list of calls that a drain may end
+	made  roster.Generation  // of the KV that the call makes, as it was before the call was written
+	began time.Time
 }
 
 // newProbeCall prepares the call to the prefill engine of a lease. until limits the wait for the answer. It also puts the call on the list
@@ -44,7 +44,7 @@ func newProbeCall(j *job, lease *prefill.Lease, until lifecycle.Timeout) *probeC
 	limits := &srv.Settings().Limits
 	deadlines := engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: timeoutOf(until, srv.Settings(), candidate.Profile),
 		Idle: limits.EventTimeout}
-	c := &probeCall{srv: srv, process: srv.Engines().ProcessAt(candidate.Instance), began: time.Now()}
+	c := &probeCall{srv: srv, made: srv.Engines().GenerationAt(candidate.Instance), began: time.Now()}
 	engineCall := upstream.NewCall(srv.Client, candidate.Profile, candidate.Target)
 	c.Call = upstream.Call{Call: engineCall, Engine: candidate.Instance, Path: j.req.Endpoint.Path(), Log: srv.Log, Limits: deadlines}
 	if j.life.NeedsNewConnections() {
@@ -162,7 +162,7 @@ func (j *job) runProbe(lease *prefill.Lease, until lifecycle.Timeout) (*handoff.
 	if fault != nil {
 		return nil, fault
 	}
-	return j.acceptAnswer(lease, call.process, transfer, answer, answered)
+	return j.acceptAnswer(lease, call.made, transfer, answer, answered)
 }
 
 // transferNames returns the names that a prefill request must give the engine for the transfer of the KV: an id of the transfer, and how
@@ -208,7 +208,7 @@ func openProbe(j *job, call *probeCall, lease *prefill.Lease, transfer *mooncake
 // lease what the engine has reported. answered is when the head of the answer came. The engine's hold timeout runs from then on. transfer
 // has the names that the prefill request gave the engine for the transfer; nil: this engine needs no names. A hand-off that comes with a
 // fault must only be discarded.
-func (j *job) acceptAnswer(lease *prefill.Lease, process roster.ProcessID, transfer *mooncake.BootstrapInfo, answer []byte,
+func (j *job) acceptAnswer(lease *prefill.Lease, made roster.Generation, transfer *mooncake.BootstrapInfo, answer []byte,
 	answered time.Time) (*handoff.Handoff, *failure.Fault) {
 	candidate, estimate := lease.Candidate, j.estimatedTokens()
 	probed, err := j.srv.readProbe(candidate, transfer, answer, estimate)
@@ -221,7 +221,8 @@ func (j *job) acceptAnswer(lease *prefill.Lease, process roster.ProcessID, trans
 	expires := answered.Add(candidate.Profile.KVHoldTimeout)
 	lease.Answered(prefill.Usage{PromptTokens: probed.PromptTokens, CachedTokens: probed.CachedTokens}, expires)
 	h := &handoff.Handoff{Handoff: mooncake.NewHandoff(probed.KV, answered.Add(budget), expires), Lease: lease,
-		Maker: j.srv.Fleet.MakerOf(process, candidate, probed.EngineID)}
+		Made: made}
+	j.srv.Fleet.NoteHandoff(made, probed.EngineID)
 	describeRequest(h, j, &probed)
 	return h, checkPrefilled(j, probed.PromptTokens)
 }

@@ -140,17 +140,15 @@ func (f *engines) HostsOf(string) func(string) bool {
 	return f.KnownHost
 }
 func (f *engines) Ranks(string) int { return max(1, f.prefills) }
-func (f *engines) ProcessAt(key string) roster.ProcessID {
-	return roster.ProcessID{Key: key}
+func (f *engines) GenerationAt(key string) roster.Generation {
+	return roster.Generation{Key: key}
 }
-func (f *engines) ProcessGone(roster.ProcessID) (gone, sure bool) { return false, false }
-func (f *engines) RejectionFrees(*roster.Rank) bool               { return f.frees }
-func (f *engines) Withheld(roster.Location) bool                  { return f.withheld }
-func (f *engines) AnyPrefill(string) *engine.Target               { return f.counts }
-func (f *engines) DownSince(engine string, _ time.Time) bool      { return slices.Contains(f.down, engine) }
-func (f *engines) MakerOf(b roster.ProcessID, _ prefill.Candidate, _ string) roster.ProcessID {
-	return b
-}
+func (f *engines) KVInDoubt(roster.Generation) (inDoubt, gone bool) { return false, false }
+func (f *engines) RejectionFrees(*roster.Rank) bool                 { return f.frees }
+func (f *engines) Withheld(roster.Location) bool                    { return f.withheld }
+func (f *engines) AnyPrefill(string) *engine.Target                 { return f.counts }
+func (f *engines) DownSince(engine string, _ time.Time) bool        { return slices.Contains(f.down, engine) }
+func (f *engines) NoteHandoff(roster.Generation, string)            {}
 
 // BootstrapInfo asks a prefill engine anew each time.
 func (f *engines) BootstrapInfo(c prefill.Candidate) (*mooncake.BootstrapInfo, error) {

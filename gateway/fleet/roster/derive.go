@@ -42,9 +42,8 @@ func newDeriving(r *Roster) *deriving {
 			owners: r.owners, engines: make(map[string]*Engine, len(r.order)), ranks: map[int32]*Rank{}, workers: map[string]int32{},
 			order:  make([]*Engine, 0, len(r.order)),
 			drains: maps.Clone(r.drains), pauses: maps.Clone(r.pauses), hosts: maps.Clone(r.hosts),
-			endedIncarnations: maps.Clone(r.endedIncarnations),
-			departed:          maps.Clone(r.departed),
-			routes:            map[string]Route{},
+			departed: maps.Clone(r.departed),
+			routes:   map[string]Route{},
 		}}
 }
 

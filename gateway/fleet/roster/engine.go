@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"evenkeel/dispatcher/board"
 	"evenkeel/engine"
@@ -39,11 +38,7 @@ type Engine struct {
 	lists        *board.Names   // names of the models in Status; nil: not known
 	listedModels []engine.Model // the models from which lists was made
 	arrival      int            // number of the engine in the order in which engines were added; the first one has 1
-	processes    *Processes     // processes that were seen at the engine's address
-	earlierHold  time.Duration  // the longest kv_hold_timeout of the profiles that the engine had before; reloads change it
-	// formerIncarnation is the incarnation before a description with another one, or with none, such as an entry of a reload's config.
-	// Hand-offs may still name it. nil: all descriptions had the same.
-	formerIncarnation *string
+	kv           generation     // of the KV that the engine makes; only of a prefill engine
 	// gaveBack is the start time of the process that gave a request back, although the profile says that the engine never does. 0: not
 	// known. nil: no process did.
 	gaveBack *float64
@@ -168,12 +163,8 @@ func (e *Engine) decodesFor(board, model string) bool {
 // Serves says whether the engine takes requests now, or is about to.
 func (e *Engine) Serves() bool { return e.state.serves() }
 
-// StartIsNews says whether a start time, just read from the engine's metrics, shows something new about the engine's processes. asked is
-// when the proxy sent the question. Only the start of a prefill engine is news, because only its hand-offs depend on its process.
-func (e *Engine) StartIsNews(start float64, asked time.Time) bool {
-	next, _ := e.processes.RecordStartRead(start, asked) // next is the same pointer if the start time shows nothing new
-	return e.Role == Prefill && next != e.processes
-}
+// StartIsNews says whether a start time shows something new of a prefill engine.
+func (e *Engine) StartIsNews(start float64) bool { return e.Role == Prefill && start > e.kv.start }
 
 // listsModel says whether the engine lists a model. It is false while the engine has not named its models.
 func (e *Engine) listsModel(model string) bool {

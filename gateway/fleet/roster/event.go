@@ -84,7 +84,7 @@ func (v Entered) apply(r *Roster, out *effects) {
 // Removed says that an operator removes an engine: its requests finish, and it gets no new ones.
 type Removed struct{ Key string }
 
-// apply removes the engine, if there is one. Its hand-offs stay valid, because its process may still run.
+// apply removes the engine, if there is one.
 func (v Removed) apply(r *Roster, out *effects) {
 	if e := r.engines[v.Key]; e != nil {
 		r.remove(e, mayStillRun, out.now)
@@ -106,12 +106,10 @@ func (v Left) apply(r *Roster, out *effects) {
 		out.add(Effect{What: WatchEngines})
 		return
 	}
-	// If an operator had removed the engine before, it was remembered as an engine that may still run. Now it is known to be dead.
-	id := ProcessID{Incarnation: v.Incarnation, Key: v.Key}
-	if before, removed := r.departed[id]; removed && v.Incarnation != "" {
-		delete(r.departed, id)
-		lastHandOffExpires := before.until
-		r.endedIncarnations[v.Incarnation] = lastHandOffExpires
+	// An operator had removed the engine before. Now it is known to be dead.
+	if d := r.departed[v.Key]; v.Incarnation != "" && d.incarnation == v.Incarnation {
+		d.kv.goneBefore = d.kv.number
+		r.departed[v.Key] = d
 	}
 }
 
@@ -137,10 +135,7 @@ type Health struct {
 	IsRefused bool
 }
 
-// apply stores the status of the engine. For a prefill engine, it also records what the status shows of the processes at its address:
-// whether the engine's name has another address now (moved), how the connection went, and the start time. Another address, a refused
-// connection and a new start time are each evidence of a new process. Then a restart is reported, because the hand-offs of the old process
-// are lost. The first process that is seen is no restart.
+// apply stores the status of the engine. What it shows of a prefill engine may put the KV that the engine made in doubt.
 func (v Health) apply(r *Roster, out *effects) {
 	e := r.engines[v.Key]
 	if e == nil {
@@ -152,12 +147,24 @@ func (v Health) apply(r *Roster, out *effects) {
 	if moved {
 		r.updateAddresses(e, v.Status.Moved, out.now)
 	}
-	if e.Role == Prefill { // the processes of engines that decode are not followed
-		next, evidence := e.processes.RecordConnection(moved, v.IsRefused, out.now)
-		e.setProcesses(out, Restarted, next, evidence) // reports a restart only if there is evidence
-		readNow := v.Status.Up && v.Status.Err == nil  // otherwise the start time may be that of an earlier check
-		next, evidence = e.processes.RecordStart(v.Status.StartTime, readNow)
-		e.setProcesses(out, Restarted, next, evidence)
+	if e.Role == Prefill { // only hand-offs depend on what an engine still has
+		refused, restarted := v.IsRefused && !e.kv.refused, e.kv.restarted(v.Status.StartTime)
+		cameUp := v.Status.Up && !e.Status.Up
+		why := ""
+		switch {
+		case moved:
+			why = evidenceAddress
+		case refused: // no process listens, so the one that did has ended
+			why = evidenceRefused
+		case restarted && !e.kv.refused: // otherwise it was told of when the process before had ended
+			why = evidenceStart
+		}
+		if why != "" {
+			r.doubt(e, refused || restarted, why, out)
+		} else if restarted || cameUp {
+			r.beginGeneration(e, restarted)
+		}
+		e.kv.refused, e.kv.start = v.IsRefused, max(e.kv.start, v.Status.StartTime)
 	}
 	e.Status = v.Status
 	if e.Profile.Connector == mooncake.SGLang {
@@ -178,54 +185,44 @@ func (v Located) apply(r *Roster, out *effects) {
 	}
 }
 
-// Lived reports the start time of a prefill engine's process, in Unix seconds. The proxy asked for it at the time Asked, and has just read
-// it.
+// Lived reports the start time of an engine's process, in Unix seconds, which the proxy has just read.
 type Lived struct {
 	Key   string
 	Start float64
-	Asked time.Time
 }
 
-// apply records the start time of a prefill engine's process, which the proxy has just read. It may show that the engine has a new process,
-// or that a doubted process, one that seemed to be replaced, still runs. Only the hand-offs of prefill engines depend on the process, so
-// other engines are left out.
+// apply records the start time of a prefill engine's process. A later one shows that the engine has restarted.
 func (v Lived) apply(r *Roster, out *effects) {
-	if e := r.engines[v.Key]; e != nil && e.Role == Prefill {
-		next, evidence := e.processes.RecordStartRead(v.Start, v.Asked)
-		e.setProcesses(out, Restarted, next, evidence)
-	}
-}
-
-// Handed reports a hand-off. Its engine id (ID) shows which process made it, and so may show that there is a new one. ProcessID has the
-// newest process that was known when the probe was sent. Candidate is the ID of the prefill candidate.
-type Handed struct {
-	ProcessID
-	Candidate, ID string
-}
-
-// apply records the engine id of the hand-off, which may show that the engine has a new process or that a doubted process still runs.
-func (v Handed) apply(r *Roster, out *effects) {
-	if e := r.engines[v.Key]; e != nil && e.Incarnation == v.Incarnation {
-		next, _, evidence := e.processes.RecordHandoff(v.Process, v.Candidate, v.ID, out.now)
-		e.setProcesses(out, MayHaveRestarted, next, evidence)
-	}
-}
-
-// setProcesses replaces the known processes of an engine by next. evidence says what shows that there is, or may be, a new process; empty:
-// nothing does, and the runner has nothing to do. Otherwise setProcesses adds the effect what (Restarted or MayHaveRestarted). It makes the
-// runner report a restart, and forget what it learned of the old process. For the first process that is seen of an engine, setProcesses
-// adds Forgotten instead, which does the same without a report.
-func (e *Engine) setProcesses(out *effects, what What, next *Processes, evidence string) {
-	// SGLang reports neither a start time nor an engine id. If it has listed models, a process was there before.
-	isFirst := !e.processes.anyObserved() && len(e.Status.Models) == 0
-	e.processes = next
-	if evidence == "" {
+	e := r.engines[v.Key]
+	if e == nil || e.Role != Prefill {
 		return
 	}
-	if isFirst {
-		what = Forgotten
+	if e.kv.restarted(v.Start) {
+		r.doubt(e, true, evidenceStart, out)
 	}
-	out.add(Effect{What: what, Engine: e, Why: evidence})
+	e.kv.start = max(e.kv.start, v.Start)
+}
+
+// Handed reports the engine id that a hand-off names. Made is the generation that was read before its
+// prefill call was written.
+type Handed struct {
+	Made Generation
+	ID   string
+}
+
+// apply puts the KV of the engine in doubt if the hand-offs before named another engine. That includes
+// the KV of this hand-off: it may have been made before other doubts arose.
+func (v Handed) apply(r *Roster, out *effects) {
+	e := r.engines[v.Made.Key]
+	if e == nil || v.ID == "" || e.Profile.SharedAddress || v.Made.Number != e.kv.number {
+		return
+	}
+	if id := withoutRank(v.ID); id != e.kv.engineID {
+		if e.kv.engineID != "" {
+			r.doubt(e, false, evidenceEngineID, out)
+		}
+		e.kv.engineID = id
+	}
 }
 
 // GaveBack says that a decode engine gave a request back: it ended the answer early, because it lacked KV memory. If the engine's profile

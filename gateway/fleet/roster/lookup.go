@@ -339,7 +339,7 @@ func (p *Snapshot) LongestContext(key string) int { return p.engineOrEmpty(key).
 func (p *Snapshot) Ranks(instance string) int { return max(1, p.engineOrEmpty(instance).Conf.Ranks) }
 
 // emptyEngine stands for an engine that does not exist, so that callers need no check for nil.
-var emptyEngine = &Engine{Profile: &mooncake.Profile{}, processes: &Processes{}}
+var emptyEngine = &Engine{Profile: &mooncake.Profile{}}
 
 // engineOrEmpty finds an engine by its key; emptyEngine: there is none.
 func (p *Snapshot) engineOrEmpty(key string) *Engine {
@@ -354,65 +354,6 @@ func (p *Snapshot) Engine(key string) *Engine { return p.engines[key] }
 
 // Engines are all engines, in the order of the config and then of arrival.
 func (p *Snapshot) Engines() []*Engine { return p.order }
-
-// ProcessAt returns the engine and the process that are at an address now.
-func (p *Snapshot) ProcessAt(key string) ProcessID {
-	e := p.engineOrEmpty(key)
-	return ProcessID{e.Incarnation, key, e.processes.Newest()}
-}
-
-// MakerOf returns which engine process made a hand-off (the maker). candidate is the ID of the prefill candidate that got the prefill call
-// (probe), and before was its process when the probe was sent. The engine may have restarted since then. id, the engine id in the hand-off,
-// shows this: each process has an id of its own, and the roster knows which process of the candidate has used which id. known is false if
-// the hand-off shows something that the roster does not know yet: the caller must then apply Handed, and call MakerOf again.
-func (p *Snapshot) MakerOf(before ProcessID, candidate, id string) (maker ProcessID, known bool) {
-	e := p.engines[before.Key]
-	isGone := e == nil || e.Incarnation != before.Incarnation
-	if isGone || id == "" { // nothing can be learned about the processes, so the maker is taken to be the one of the time of the probe
-		return before, true
-	}
-	next, process, _ := e.processes.RecordHandoff(before.Process, candidate, id, time.Time{}) // next is only compared, and not kept
-	maker = before
-	maker.Process = process
-	return maker, next == e.processes
-}
-
-// ProcessGone says whether a process that made a hand-off is gone or may be gone (gone), and whether it is gone for certain (sure). If gone
-// is true, the hand-off must not be used: a decode engine could ask a new process at the same address for KV blocks that this process never
-// made. Of an engine that is not known, nothing shows that a process is gone. Of a known engine, a process counts as gone once a later
-// process has replaced it, or may have replaced it.
-func (p *Snapshot) ProcessGone(maker ProcessID) (gone, sure bool) {
-	processes, engineEnded := p.processesOf(maker)
-	if engineEnded {
-		return true, true
-	}
-	if processes == nil {
-		return false, false
-	}
-	fate := processes.Fate(maker.Process) // Known, Doubted (a later process may have replaced it) or Gone
-	return fate != Known, fate == Gone
-}
-
-// processesOf returns the processes of the maker's engine; nil: the engine is not known. ended says that the engine does not exist any
-// more, so that all its processes are gone. This is known only of an engine with an incarnation: one engine at an address, e.g. a pod, if
-// discovery can tell such engines apart.
-func (p *Snapshot) processesOf(maker ProcessID) (processes *Processes, ended bool) {
-	e := p.engines[maker.Key]
-	_, hasEnded := p.endedIncarnations[maker.Incarnation]
-	switch {
-	case e != nil && e.hasOrHad(maker.Incarnation): // the engine is still listed
-		return e.processes, false
-	case hasEnded && maker.Incarnation != "":
-		return nil, true
-	}
-	// The engine was taken off the list, but its process may still run. departed has all processes of an engine under the number 0.
-	return p.departed[ProcessID{Incarnation: maker.Incarnation, Key: maker.Key}].processes, false
-}
-
-// hasOrHad says whether the engine has this incarnation, or had it when its hand-offs were made.
-func (e *Engine) hasOrHad(incarnation string) bool {
-	return e.Incarnation == incarnation || e.formerIncarnation != nil && *e.formerIncarnation == incarnation
-}
 
 // HostsOf returns a function that says whether a host belongs to an engine. Callbacks of a decode engine may name no other host, and
 // prefill engines may fetch the engine's KV from no other host.

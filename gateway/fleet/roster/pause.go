@@ -209,11 +209,10 @@ func (p *Snapshot) Paused(instance string) bool {
 // Emptied says that engines have dropped their prefix caches or have loaded other weights, so that no KV from before may be used any more.
 type Emptied struct{ Keys []string }
 
-// apply makes the hand-offs of the engines count as those of a process that is gone, as after a restart.
 func (v Emptied) apply(r *Roster, _ *effects) {
 	for _, key := range v.Keys {
 		if e := r.engines[key]; e != nil {
-			e.processes = e.processes.withoutKV()
+			r.beginGeneration(e, false)
 		}
 	}
 }

@@ -17,23 +17,23 @@ import (
 // A Roster holds the engines: their identities, models and ranks, and whether they are up. A rank keeps its identity while it is down, so
 // that it has the same load when it comes back. Events change the roster, and Derive returns what follows for the rest of the proxy.
 type Roster struct {
-	terms             Terms
-	owners            Owners
-	engines           map[string]*Engine           // by key: role and host:port
-	order             []string                     // keys in the order of the config, then of arrival
-	drains            map[string]*Drain            // drains of engines and ranks, by role and host:port or host:port/rank
-	pauses            map[string]*Pause            // pauses by decode group; the empty group stands for all engines
-	broken            map[string]bool              // groups of aggregated ranks that step together, in which an engine is down or wedged
-	hosts             map[string]trust             // hosts from which decode engines may fetch a prefill engine's KV
-	workerIDs         map[string]int32             // worker ids by role and name of the rank (two roles may share an address); never reused
-	nextWorkerID      int32                        // the worker id that the next new rank gets
-	revivableIDs      map[string]revivableID       // worker ids of ranks whose engine may come back, by incarnation and name
-	departedRanks     map[int32]departedRank       // ranks of engines that left less than rankMemory ago, by worker id
-	endedIncarnations map[string]time.Time         // by incarnation that has ended: until when one of its hand-offs may still turn up
-	departed          map[ProcessID]departedEngine // engines that have left, by their ProcessID with process 0
-	engineCount       int                          // how many engines have been added so far
-	weights           map[string]uint32            // numbers by Model.AdapterName, see numberWeights
-	lastWeights       uint32                       // the number that was given last
+	terms         Terms
+	owners        Owners
+	engines       map[string]*Engine        // by key: role and host:port
+	order         []string                  // keys in the order of the config, then of arrival
+	drains        map[string]*Drain         // drains of engines and ranks, by role and host:port or host:port/rank
+	pauses        map[string]*Pause         // pauses by decode group; the empty group stands for all engines
+	broken        map[string]bool           // groups of aggregated ranks that step together, in which an engine is down or wedged
+	hosts         map[string]trust          // hosts from which decode engines may fetch a prefill engine's KV
+	workerIDs     map[string]int32          // worker ids by role and name of the rank (two roles may share an address); never reused
+	nextWorkerID  int32                     // the worker id that the next new rank gets
+	revivableIDs  map[string]revivableID    // worker ids of ranks whose engine may come back, by incarnation and name
+	departedRanks map[int32]departedRank    // ranks of engines that left less than rankMemory ago, by worker id
+	departed      map[string]departedEngine // engines that have left, by key
+	generations   uint64                    // how many generations of KV have begun at all addresses
+	engineCount   int                       // how many engines have been added so far
+	weights       map[string]uint32         // numbers by Model.AdapterName, see numberWeights
+	lastWeights   uint32                    // the number that was given last
 }
 
 // Terms are the settings on which the roster depends.
@@ -103,11 +103,12 @@ type revivableID struct {
 	at time.Time
 }
 
-// departedEngine has the processes of an engine that has left. One of their hand-offs may still turn up before the time in until.
+// departedEngine is an engine that has left. One of its hand-offs may still turn up before the time in
+// until.
 type departedEngine struct {
-	processes *Processes
-	until     time.Time
-	hold      time.Duration // the longest kv_hold_timeout that the engine had
+	kv          generation
+	incarnation string
+	until       time.Time
 }
 
 // departedRank is a rank of an engine that has left at the time at.
@@ -126,12 +127,11 @@ func New() *Roster {
 	return &Roster{
 		engines: map[string]*Engine{}, drains: map[string]*Drain{}, pauses: map[string]*Pause{}, hosts: map[string]trust{},
 		workerIDs:    map[string]int32{},
-		revivableIDs: map[string]revivableID{}, departedRanks: map[int32]departedRank{}, endedIncarnations: map[string]time.Time{},
-		departed: map[ProcessID]departedEngine{},
+		revivableIDs: map[string]revivableID{}, departedRanks: map[int32]departedRank{}, departed: map[string]departedEngine{},
 	}
 }
 
-// put adds an engine. If there is an engine with the same key, put replaces it, and the new one keeps its state and its known processes.
+// put adds an engine. If there is an engine with the same key, put replaces it, and the new one keeps its state.
 // put also trusts the hosts of the engine, and gives a worker id to each rank that has none.
 func (r *Roster) put(e *Engine, now time.Time) {
 	r.trustHosts(e)
@@ -154,47 +154,37 @@ func (r *Roster) put(e *Engine, now time.Time) {
 }
 
 // replace puts a new description (e) in the place of an engine (old): e takes over what is known of the engine, such as its state, its
-// number in the order of arrival, its processes, and which of them gave a request back. The hosts of e are trusted by now: decode engines
+// number in the order of arrival, and which process gave a request back. Its KV is in doubt. The hosts of e are trusted by now: decode engines
 // may fetch KV from them. A host that only old has stays trusted until the last probe of the running process is answered. replace also
 // remembers the ranks of old, and adapts the drains of ranks to the ranks of e.
 func (r *Roster) replace(old, e *Engine, now time.Time) {
 	e.Status, e.serviceState, e.arrival = old.Status, old.serviceState, old.arrival
 	e.board, e.lists, e.listedModels = old.board, old.lists, old.listedModels
-	e.processes, e.gaveBack = old.processes, old.gaveBack
-	e.earlierHold = max(old.earlierHold, old.Profile.KVHoldTimeout)
+	e.kv, e.gaveBack = old.kv, old.gaveBack
+	r.beginGeneration(e, areDifferent(old.Incarnation, e.Incarnation))
 	// Found says what discovery has found. It still applies if e lacks it because an operator has described e, or because e is built
 	// again after a change of its profile. But a new entry makes the engine one of the config, which discovery does not manage.
 	if e.Found == (Found{}) && !e.FromNewEntry {
 		e.Found = old.Found
-	}
-	e.formerIncarnation = old.formerIncarnation
-	if e.Incarnation != old.Incarnation {
-		e.formerIncarnation = new(old.Incarnation)
 	}
 	r.distrustHosts(old, mayStillRun, now) // undoes the trust that old had got; the trust of e counts by itself
 	r.rememberRanks(old, now)              // old may have more ranks than e
 	r.adaptDrains(e)
 }
 
-// addNew prepares an engine that is not in the roster: it sets when the engine came, and the numbers of its processes. The engine counts as
-// down until it is found ready.
+// addNew prepares an engine that is not in the roster: it sets when the engine came, and begins a
+// generation of its KV. The engine counts as down until it is found ready.
 func (r *Roster) addNew(e *Engine, now time.Time) {
 	r.engineCount++
 	e.arrival, e.byHealth, e.state = r.engineCount, Down, Down
-	// These numbers are far above those of any earlier engine at this address, so hand-offs of earlier processes count as gone.
-	e.processes = &Processes{first: r.engineCount << 20}
-	// If the engine was only taken off the list for a while, its process may still be the same. If it is not, its start time will show
-	// that. The config may have listed the engine before: its entry had no incarnation.
-	for _, id := range []ProcessID{e.withoutProcess(), {Key: e.Key()}} {
-		if before, hasLeft := r.departed[id]; hasLeft && !now.After(before.until) {
-			e.processes, e.earlierHold = before.processes, max(e.earlierHold, before.hold)
-			if id.Incarnation != e.Incarnation {
-				e.formerIncarnation = new(id.Incarnation)
-			}
-		}
-		delete(r.departed, id)
-	}
+	before := r.departed[e.Key()] // the start time of its process shows whether the engine is the one that left
+	delete(r.departed, e.Key())
+	e.kv = before.kv
+	r.beginGeneration(e, areDifferent(before.incarnation, e.Incarnation))
 }
+
+// areDifferent says whether two incarnations prove that two engines had the address one after the other.
+func areDifferent(a, b string) bool { return a != "" && b != "" && a != b }
 
 // adaptDrains changes the drains of an engine's ranks after the number of its ranks may have changed. A drain of a rank that no longer
 // exists ends. If the engine has only one rank now, a drain of rank 0 becomes a drain of the engine.
@@ -224,7 +214,7 @@ func (r *Roster) adaptDrains(e *Engine) {
 const mayStillRun = false
 
 // remove takes an engine out of the roster, and ends its drains and the trust in its hosts. Its requests finish. dead says that the engine
-// and its KV do not exist any more. remove remembers, for a limited time, the ranks, worker ids and processes of the engine, because
+// and its KV do not exist any more. remove remembers, for a limited time, the ranks, worker ids and KV of the engine, because
 // requests and hand-offs may still name them, and because the engine may come back.
 func (r *Roster) remove(e *Engine, dead bool, now time.Time) {
 	delete(r.engines, e.Key())
@@ -233,7 +223,8 @@ func (r *Roster) remove(e *Engine, dead bool, now time.Time) {
 	r.distrustHosts(e, dead, now)
 	r.rememberRanks(e, now)
 	r.keepWorkerIDs(e, now)
-	r.rememberProcesses(e, dead, now)
+	r.beginGeneration(e, dead)
+	r.departed[e.Key()] = departedEngine{e.kv, e.Incarnation, now.Add(r.terms.ProbeTimeout + e.Profile.KVHoldTimeout)}
 	r.forgetLongGone(now)
 }
 
@@ -252,33 +243,11 @@ func (r *Roster) keepWorkerIDs(e *Engine, now time.Time) {
 	}
 }
 
-// rememberProcesses remembers an engine that leaves until its last hand-off has expired. If the engine is dead for certain, its incarnation
-// goes into endedIncarnations, so that its hand-offs are refused. Otherwise its processes go into departed: their hand-offs stay valid, and
-// the engine gets the processes back if it returns. Without an incarnation, death is never certain: the next engine at the address counts
-// as the same one. Hand-offs may also name the incarnation that the engine had before.
-func (r *Roster) rememberProcesses(e *Engine, dead bool, now time.Time) {
-	hold := max(e.earlierHold, e.Profile.KVHoldTimeout) // a hand-off has the hold of the profile with which it was made
-	until := now.Add(r.terms.ProbeTimeout + hold)       // the last probe may be answered after ProbeTimeout
-	neverReturns := dead && e.Incarnation != ""
-	processes := e.processes
-	if neverReturns {
-		r.endedIncarnations[e.Incarnation] = until
-		processes = processes.withoutKV() // all that it made is gone
-	} else {
-		r.departed[e.withoutProcess()] = departedEngine{processes, until, hold}
-	}
-	if e.formerIncarnation != nil {
-		r.departed[ProcessID{Incarnation: *e.formerIncarnation, Key: e.Key()}] = departedEngine{processes, until, hold}
-	}
-}
-
-// forgetLongGone forgets the worker ids (keepWorkerIDs) and the processes (rememberProcesses) of engines that left so long ago that they
-// are not needed any more. Tick does so for ranks (rememberRanks).
+// forgetLongGone forgets the worker ids (keepWorkerIDs) of engines that left long ago, and their KV
+// once the last hand-off has expired. Tick does so for ranks (rememberRanks).
 func (r *Roster) forgetLongGone(now time.Time) {
 	maps.DeleteFunc(r.revivableIDs, func(_ string, b revivableID) bool { return now.Sub(b.at) > rankMemory })
-	// Until the last hand-off of the engine has expired, its processes are needed.
-	maps.DeleteFunc(r.endedIncarnations, func(_ string, until time.Time) bool { return now.After(until) })
-	maps.DeleteFunc(r.departed, func(_ ProcessID, d departedEngine) bool { return now.After(d.until) })
+	maps.DeleteFunc(r.departed, func(_ string, d departedEngine) bool { return now.After(d.until) })
 }
 
 // rememberRanks is called for an engine that leaves. It keeps the ranks of the engine for the time rankMemory, because assignments may
@@ -308,12 +277,6 @@ func (r *Roster) assignWorkerID(e *Engine, rank int) int32 {
 	delete(r.revivableIDs, key)
 	r.workerIDs[name] = id
 	return id
-}
-
-// withoutProcess is the ProcessID under which the roster remembers an engine that has left. Its process number is always 0, so that it
-// stands for all processes of the engine.
-func (e *Engine) withoutProcess() ProcessID {
-	return ProcessID{Incarnation: e.Incarnation, Key: e.Key()}
 }
 
 // workerKey is a rank's key in workerIDs: its role and name.

@@ -126,7 +126,7 @@ func (s *scene) copied() *scene {
 	r := *s.r
 	r.engines, r.drains, r.hosts = map[string]*Engine{}, map[string]*Drain{}, map[string]trust{}
 	r.workerIDs, r.revivableIDs = map[string]int32{}, map[string]revivableID{}
-	r.departedRanks, r.endedIncarnations = map[int32]departedRank{}, map[string]time.Time{}
+	r.departedRanks = map[int32]departedRank{}
 	for k, e := range s.r.engines {
 		r.engines[k] = new(*e)
 	}
@@ -163,20 +163,16 @@ func TestHostsAreTrustedWhileAnEngineStandsForThem(t *testing.T) {
 	require.True(t, s.KnownHost("p4", s.now))
 	s.tell(Left{pod.Key(), "u0"}, Turned{pod.Key(), Found{Incarnation: "u0", Away: "leaving"}})
 	require.Equal(t, "", s.Engine(pod.Key()).Away, "what is said of another one")
-	made := s.ProcessAt(pod.Key())
+	made := s.GenerationAt(pod.Key())
 	s.tell(Left{pod.Key(), "u1"})
 	require.Equal(t, []What{Forgotten}, s.whats())
 	require.Empty(t, s.r.hosts, "a pod that is no more answers nothing")
-	for made, want := range map[ProcessID]bool{made: true, {Incarnation: "u2"}: false, {}: false} {
-		gone, sure := s.ProcessGone(made)
-		require.Equal(t, []bool{want, want}, []bool{gone, sure})
-	}
+	doubt, gone := s.KVInDoubt(made)
+	require.True(t, doubt && gone)
 	s.tell(Entered{Engine: described("p4")})
-	gone, _ := s.ProcessGone(ProcessID{Incarnation: "u2", Key: pod.Key()})
-	require.False(t, gone, "nothing is known of it")
 	s.now = s.now.Add(time.Hour)
 	s.steps("p4 leaves")
-	require.Empty(t, s.r.endedIncarnations, "its time is over")
+	require.Len(t, s.r.departed, 1, "the time of others is over")
 }
 
 // An incarnation that comes back has its number, and another one at the same address has another.
@@ -271,30 +267,26 @@ func TestAPlan(t *testing.T) {
 	require.Contains(t, s.shows("decode"), "d3:80 #1 m draining")
 }
 
-func TestWhatIsToldOfProcesses(t *testing.T) {
+func TestWhatIsToldOfRestarts(t *testing.T) {
 	s := begin(t, "p1 d2").steps("p1 up m")
-	b := s.ProcessAt(key("p1"))
-	_, known := s.MakerOf(b, "p1:80/0", "a")
-	require.False(t, known)
-	s.tell(Handed{b, "p1:80/0", "a"})
-	made, known := s.MakerOf(b, "p1:80/0", "a")
-	require.True(t, known && made == b)
-	s.tell(Handed{b, "p1:80/0", "b"})
+	made := s.GenerationAt(key("p1"))
+	require.False(t, s.NamesNothingNew(made, "a"))
+	s.tell(Handed{made, "a"})
+	require.Empty(t, s.whats())
+	require.True(t, s.NamesNothingNew(made, "a"))
+	s.tell(Handed{made, "b"})
 	require.Equal(t, []What{MayHaveRestarted}, s.whats())
-	gone, sure := s.ProcessGone(made)
-	require.True(t, gone && !sure)
-	require.True(t, s.Engine(key("p1")).StartIsNews(2, s.now))
-	s.tell(Lived{key("p1"), 2, s.now})
+	s.tell(Handed{made, "c"})
+	require.Empty(t, s.whats(), "it was made before")
+	require.True(t, s.Engine(key("p1")).StartIsNews(2))
+	s.tell(Lived{key("p1"), 1}, Lived{key("p1"), 2})
 	require.Equal(t, []What{Restarted}, s.whats())
-	require.False(t, s.Engine(key("p1")).StartIsNews(2, s.now) || s.Engine(key("d2")).StartIsNews(2, s.now))
-	gone, sure = s.ProcessGone(made)
-	require.True(t, gone && sure)
+	require.False(t, s.Engine(key("p1")).StartIsNews(2) || s.Engine(key("d2")).StartIsNews(2))
 	s.tell(Health{Key: key("p1"), Status: engine.Status{StartTime: 2, Moved: engine.Moved{To: "10.0.0.2", At: s.now}}}, Health{Key: "nobody"},
-		Lived{"nobody", 1, s.now}, Handed{ProcessID: ProcessID{Key: "nobody"}})
-	require.Equal(t, []What{Restarted}, s.whats())
+		Lived{"nobody", 1}, Handed{Made: Generation{Key: "nobody"}})
+	require.Equal(t, []What{MayHaveRestarted}, s.whats())
 	require.Equal(t, "10.0.0.2", s.Statuses()[0].Moved.To)
-	made, known = s.MakerOf(ProcessID{Key: "nobody"}, "", "a")
-	require.True(t, known && made == s.ProcessAt("nobody"))
+	require.True(t, s.NamesNothingNew(Generation{Key: "nobody"}, "a"))
 }
 
 // An engine that is not there yet when the proxy starts has not restarted.

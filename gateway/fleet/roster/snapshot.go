@@ -17,18 +17,17 @@ type Snapshot struct {
 	Locals     []local.Rank
 	Workers    []board.Worker
 
-	owners            Owners
-	engines           map[string]*Engine
-	order             []*Engine
-	ranks             map[int32]*Rank  // ranks that decode, by worker id; also ranks of engines that left less than rankMemory ago
-	workers           map[string]int32 // worker ids of ranks that decode, by name
-	drains            map[string]*Drain
-	pauses            map[string]*Pause
-	hosts             map[string]trust
-	endedIncarnations map[string]time.Time
-	departed          map[ProcessID]departedEngine
-	routes            map[string]Route // by the name of a model or LoRA
-	inService         roleCounts       // numbers of engines that are in service and known to the prefill tier and the dispatcher
+	owners    Owners
+	engines   map[string]*Engine
+	order     []*Engine
+	ranks     map[int32]*Rank  // ranks that decode, by worker id; also ranks of engines that left less than rankMemory ago
+	workers   map[string]int32 // worker ids of ranks that decode, by name
+	drains    map[string]*Drain
+	pauses    map[string]*Pause
+	hosts     map[string]trust
+	departed  map[string]departedEngine
+	routes    map[string]Route // by the name of a model or LoRA
+	inService roleCounts       // numbers of engines that are in service and known to the prefill tier and the dispatcher
 }
 
 // roleCounts has the numbers of engines that prefill and that decode. An aggregated engine counts for both.
