@@ -112,7 +112,7 @@ func (c *Caller) carryOut(p *checkedCall, s *config.FleetCall, connect time.Dura
 	began := time.Now()
 	log := c.deps.Log.With(zap.String("path", p.Path), zap.String("method", p.Method), zap.String("group", p.Group), zap.String("by", by))
 	log.Info("an operator calls engines", zap.Int("engines", len(p.targets)))
-	pausesBefore := c.deps.Fleet.Now().Pauses() // shows endsPause whether this call has begun the pause
+	before := c.deps.Fleet.Now()
 	if p.does(config.CallPauses) {
 		c.deps.Fleet.Pause(p.Group, p.Path)
 	}
@@ -129,7 +129,7 @@ func (c *Caller) carryOut(p *checkedCall, s *config.FleetCall, connect time.Dura
 		c.deps.Fleet.RecordEmptiedCaches(keys)
 		c.deps.Forget(c.deps.Fleet.Now().Caches(keys))
 	}
-	if ends, unresumed := p.endsPause(answers, pausesBefore); ends {
+	if ends, unresumed := p.endsPause(answers, before); ends {
 		c.deps.Fleet.Resume(p.Group, unresumed)
 	}
 	r := c.result(p, answers)

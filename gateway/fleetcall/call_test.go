@@ -33,6 +33,7 @@ func (f *engines) apply(e roster.Event) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.roster.Apply(e, time.Now(), nil)
+	f.roster.Apply(roster.Tick{}, time.Now(), nil)
 }
 
 func (f *engines) Now() *roster.Snapshot {
@@ -68,7 +69,6 @@ func call(t *testing.T, limit time.Duration, answers ...http.HandlerFunc) (c *Ca
 	}
 	for _, key := range keys {
 		f.apply(roster.Health{Key: key, Status: engine.Status{Up: true, StartTime: 1}})
-		f.apply(roster.Tick{})
 	}
 	client := engine.NewClient(engine.Options{})
 	t.Cleanup(client.Close)

@@ -58,12 +58,11 @@ type target struct {
 	target *engine.Target
 }
 
-// hasRestarted says whether an engine at the address restarted after its pause began. Engines of two roles may share the address, and a
-// pause of a decode group covers only the one that decodes. So hasRestarted looks at all of them.
+// hasRestarted says whether an engine at the address restarted after its pause began. Engines of two roles may share the address.
 func (t *target) hasRestarted(engines *roster.Snapshot) bool {
 	return slices.ContainsFunc(t.keys, func(key string) bool {
 		called := engines.Engine(key) // nil: the engine has left in the meantime
-		return slices.ContainsFunc(engines.Pauses(), func(pause roster.Pause) bool { return pause.Restarted(called) })
+		return called != nil && called.RestartedInPause()
 	})
 }
 
@@ -121,7 +120,7 @@ func (c Call) check(paths map[string][]string, engines *roster.Snapshot) (*check
 		return nil, refusal
 	}
 	p := &checkedCall{Call: c, effects: effects, targets: targetsOf(engines, c.Group)}
-	if refusal := p.checkTargets(); refusal != nil {
+	if refusal := p.checkTargets(engines.Pauses()); refusal != nil {
 		return nil, refusal
 	}
 	if refusal := p.checkPauses(engines.Pauses()); refusal != nil {
@@ -147,10 +146,12 @@ func (c *Call) checkPath(paths map[string][]string) (effects []string, _ *Refusa
 	return effects, nil
 }
 
-// checkTargets refuses a call that would go to no engine.
-func (p *checkedCall) checkTargets() *Refusal {
+// checkTargets refuses a call that would go to no engine, unless it ends the pause of a group whose engines have left.
+func (p *checkedCall) checkTargets(pauses []roster.Pause) *Refusal {
+	isPaused := slices.ContainsFunc(pauses, func(pause roster.Pause) bool { return pause.Group == p.Group })
+	endsEmptyPause := p.does(config.CallResumes) && isPaused
 	switch {
-	case len(p.targets) > 0:
+	case len(p.targets) > 0 || endsEmptyPause:
 		return nil
 	case p.Group == "":
 		return &Refusal{http.StatusNotFound, "not_found", "there is no engine to call; GET /workers lists those that there are"}
@@ -161,7 +162,7 @@ func (p *checkedCall) checkTargets() *Refusal {
 
 // checkPauses refuses a call that resumes one group while all engines are paused by one call: a part of such a pause cannot end.
 func (p *checkedCall) checkPauses(pauses []roster.Pause) *Refusal {
-	ofAllEngines := func(pause roster.Pause) bool { return pause.Group == "" && isWhole(pause) }
+	ofAllEngines := func(pause roster.Pause) bool { return pause.Group == "" && !pause.Left }
 	resumesGroup := p.does(config.CallResumes) && p.Group != ""
 	if resumesGroup && slices.ContainsFunc(pauses, ofAllEngines) {
 		return &Refusal{http.StatusConflict, "call_refused",
@@ -169,10 +170,6 @@ func (p *checkedCall) checkPauses(pauses []roster.Pause) *Refusal {
 	}
 	return nil
 }
-
-// isWhole says whether a pause still covers its whole group, because no engine has resumed since it began. Otherwise it covers only the
-// engines that did not resume with their group.
-func isWhole(pause roster.Pause) bool { return pause.Unresumed == nil }
 
 // targetsOf returns the addresses of the engines that decode in a group; an empty group means all engines. It leaves out an engine whose
 // region another proxy owns, because this proxy sends it no requests. Engines with the same address share a target.
@@ -225,9 +222,9 @@ func (a *Answer) didNotAct() bool {
 	return !a.Done && !mayComeLater
 }
 
-// endsPause says by the engines' answers whether the pause of the called group ends. before has the pauses that were in force before the
-// call. unresumed are the keys of the engines that stay paused even then, because they did not resume in this call or in an earlier one.
-func (p *checkedCall) endsPause(answers []Answer, before []roster.Pause) (ends bool, unresumed []string) {
+// endsPause says by the engines' answers whether the pause of the called group ends. before are the engines before the call. unresumed are
+// the keys of the engines that stay paused even then, because they did not resume in this call or in an earlier one.
+func (p *checkedCall) endsPause(answers []Answer, before *roster.Snapshot) (ends bool, unresumed []string) {
 	switch {
 	case p.does(config.CallPauses):
 		return p.endsNewPause(answers, before)
@@ -238,26 +235,21 @@ func (p *checkedCall) endsPause(answers []Answer, before []roster.Pause) (ends b
 }
 
 // endsNewPause says whether the pause that this call has begun ends at once: it is new, and every engine refused it. If one engine is
-// paused, or may be later, those that step with it must get no requests. A pause that covered the whole group before the call is not new.
-//
-// Engines that did not resume in earlier calls must stay paused: unresumed has them. It has those of all groups, because the end of this
-// pause also applies to what is left of other pauses: without the list, the engines of the called group would leave these, too.
-func (p *checkedCall) endsNewPause(answers []Answer, before []roster.Pause) (ends bool, unresumed []string) {
+// paused, or may be later, those that step with it must get no requests. Engines that were paused before the call stay paused.
+func (p *checkedCall) endsNewPause(answers []Answer, before *roster.Snapshot) (ends bool, unresumed []string) {
 	mayPause := func(a Answer) bool { return !a.didNotAct() } // the engine is paused, or may be later
-	wasPaused := slices.ContainsFunc(before, func(pause roster.Pause) bool { return pause.Group == p.Group && isWhole(pause) })
-	if wasPaused || slices.ContainsFunc(answers, mayPause) {
+	isOfGroup := func(pause roster.Pause) bool { return pause.Group == p.Group && !pause.Left }
+	if slices.ContainsFunc(before.Pauses(), isOfGroup) || slices.ContainsFunc(answers, mayPause) {
 		return false, nil
 	}
-	for _, pause := range before { // a pause from whose group no engine has resumed has no such list
-		unresumed = slices.AppendSeq(unresumed, maps.Keys(pause.Unresumed))
-	}
-	return true, unresumed
+	return true, p.keysWhere(func(i int) bool { return slices.ContainsFunc(p.targets[i].keys, before.Paused) })
 }
 
-// endsByResume says whether a call that resumes ends the pause: it does once any engine has resumed. The pause then goes on only for the
-// engines that did not do what they were asked for (unresumed).
+// endsByResume says whether a call that resumes ends the pause: it does once any engine has resumed, or if no engine is there. The pause
+// then goes on only for the engines that did not do what they were asked for (unresumed).
 func (p *checkedCall) endsByResume(answers []Answer) (ends bool, unresumed []string) {
-	if anyResumed := slices.ContainsFunc(answers, func(a Answer) bool { return a.Done }); !anyResumed {
+	anyResumed := slices.ContainsFunc(answers, func(a Answer) bool { return a.Done })
+	if !anyResumed && len(answers) > 0 {
 		return false, nil
 	}
 	return true, p.keysWhere(func(i int) bool { return !answers[i].Done })

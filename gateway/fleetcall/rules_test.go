@@ -56,6 +56,8 @@ func TestWhomACallReaches(t *testing.T) {
 		{"all engines, each address once", Call{Path: "/pause"}, nil, []string{"p:1", "a:2", "b:2"}, 0, ""},
 		{"a group", Call{Path: "/pause?mode=keep", Group: "a"}, nil, []string{"p:1", "a:2"}, 0, ""},
 		{"engines of a region that another proxy owns", Call{Path: "/pause"}, []roster.Event{roster.Owners{Kind: owner.Regions}}, nil, 404, "no engine"},
+		{"the end of a pause whose engines have left", Call{Path: "/resume", Group: "a"},
+			[]roster.Event{roster.PauseBegun{Group: "a"}, roster.Removed{Key: "decode p:1"}, roster.Removed{Key: "decode a:2"}}, nil, 0, ""},
 		{"a question", Call{Path: "/is_paused", Method: "get"}, nil, []string{"p:1", "a:2", "b:2"}, 0, ""},
 		{"no such group", Call{Path: "/pause", Group: "c"}, nil, nil, 404, `no engine that decodes is in group "c"`},
 		{"a path that is not listed", Call{Path: "/paus"}, nil, nil, 404, `did you mean "/pause"?`},
@@ -157,7 +159,7 @@ func TestWhatFollowsForThePause(t *testing.T) {
 			engines := published(t, row.events...)
 			p, wrong := Call{Path: row.path}.check(paths, engines)
 			require.Nil(t, wrong)
-			end, left := p.endsPause(row.answers[:], engines.Pauses())
+			end, left := p.endsPause(row.answers[:], engines)
 			require.Equal(t, row.end, end)
 			require.Equal(t, row.left, left)
 		})

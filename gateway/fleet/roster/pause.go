@@ -12,34 +12,30 @@ import (
 	"evenkeel/engine"
 )
 
-// Pause stops new requests to the engines of a group after an operator's call has paused these engines. Requests wait until the pause ends.
-// A Pause that is in force never changes: it is replaced.
+// Pause is an operator's call that has paused the engines of a group. They get no new requests, and their requests wait.
 type Pause struct {
-	Group      string             `json:"group"` // decode group; empty: all engines
-	Path       string             `json:"path"`  // path of the call that began the pause
-	Since      time.Time          `json:"since"`
-	StartTimes map[string]float64 `json:"-"` // start times of the processes when the pause began, by the engines' keys
-	Unresumed  map[string]float64 `json:"-"` // by key: start times of engines that did not resume with their group; nil: no resume yet
+	Group string    `json:"group"` // decode group; empty: all engines
+	Path  string    `json:"path"`  // path of the call that began the pause
+	Since time.Time `json:"since"`
+	// Left says that a call has resumed the group since, but not all of its engines. Without it, the pause also covers engines that come in.
+	Left bool `json:"-"`
 }
 
-// Restarted says whether a paused engine has a process that began after the pause, as far as start times show. It is false for a nil
-// engine.
-func (p *Pause) Restarted(e *Engine) bool {
-	if e == nil || !p.Covers(e) {
-		return false
-	}
-	pausedStart, wasThere := p.StartTimes[e.Key()] // an engine that was not there came after the pause began
-	return e.Status.Up && (!wasThere || e.Status.StartTime != pausedStart)
+// pausedEngine says that the engine at an address is paused. It belongs to the address, and not to the group that a config gives the
+// engine: it lasts until a call resumes the engine, or until another process has the address. It never changes: it is replaced.
+type pausedEngine struct {
+	Pause
+	start    float64 // latest start time that was known of the process when the pause began, in Unix seconds; 0: not known
+	cameInto bool    // the engine came into a group that was paused already
 }
 
-// Covers says whether the pause applies to an engine. After the group has resumed, it applies only to the engines in Unresumed.
-func (p *Pause) Covers(e *Engine) bool {
-	if p.Unresumed != nil {
-		_, isPaused := p.Unresumed[e.Key()]
-		return isPaused
-	}
-	return p.Group == "" || e.InGroup(p.Group)
+// RestartedInPause says whether a paused engine has a process that began after the pause, as far as start times show.
+func (e *Engine) RestartedInPause() bool {
+	return e.pausedBy != nil && e.Status.Up && (e.pausedBy.cameInto || e.Status.StartTime > e.pausedBy.start)
 }
+
+// covers says whether a call to the group of the pause goes to the engine.
+func (p *Pause) covers(e *Engine) bool { return p.Group == "" || e.InGroup(p.Group) }
 
 // InGroup says whether the engine's ranks decode in a group.
 func (e *Engine) InGroup(group string) bool { return e.Decodes() && e.Conf.Group == group }
@@ -47,11 +43,11 @@ func (e *Engine) InGroup(group string) bool { return e.Decodes() && e.Conf.Group
 // OwnedByOther says whether another proxy owns the engine's region, so that a call to all engines leaves the engine out.
 func (e *Engine) OwnedByOther() bool { return e.withheld == Unowned }
 
-// Text says for people by which call the engines are paused, and since when. If the group has resumed since, but the engines that this
-// pause covers have not, the text says so. The call and the time are always those with which the pause began.
+// Text says for people by which call the engines are paused, and since when. The call and the time are always those with which the pause
+// began.
 func (p *Pause) Text() string {
 	what := "paused"
-	if p.Unresumed != nil {
+	if p.Left {
 		what = "still paused, because it did not resume with its group;"
 	}
 	return fmt.Sprintf("%s through POST /admin/fleet/call (%s) at %s", what, p.Path, p.Since.UTC().Format(time.RFC3339))
@@ -65,121 +61,131 @@ func (p *Pause) String() string {
 	return "group " + p.Group + ": " + p.Text()
 }
 
-// PauseBegun says that a group is paused. If the group is already paused, or some of its engines did not resume, the pause keeps the path
-// and the time with which it began.
+// PauseBegun says that a group is paused. A pause that the group or one of its engines has already goes on, with its call and its times.
 type PauseBegun struct{ Group, Path string }
 
-// apply pauses the group, and makes the monitor watch its engines as paused ones. It records the start time of each engine's process. A
-// process that starts later was not there when the pause began, and Pause.Restarted finds it by its start time. If only some engines of the
-// group were still paused, because they had not resumed with it, the pause covers all engines again.
 func (v PauseBegun) apply(r *Roster, out *effects) {
-	next := &Pause{Group: v.Group, Path: v.Path, Since: out.now, StartTimes: map[string]float64{}}
-	for key, e := range r.engines { // also of other groups: Restarted looks up only engines that the pause covers
-		next.StartTimes[key] = e.Status.StartTime
-	}
-	// A pause that the group has already goes on, with its times: an engine that has restarted since then counts as restarted.
+	p := Pause{Group: v.Group, Path: v.Path, Since: out.now}
 	if old := r.pauses[v.Group]; old != nil {
-		next.Path, next.Since, next.StartTimes = old.Path, old.Since, old.StartTimes
+		p = *old
 	}
-	r.pauses[v.Group] = next
+	r.pauses[v.Group] = &p
+	for _, key := range r.order {
+		if e := r.engines[key]; p.covers(e) {
+			next := pausedEngine{Pause: p, start: r.latestStart(e.ID)}
+			if old := r.paused[e.ID]; old != nil {
+				next = *old
+				next.Left = false
+			}
+			r.paused[e.ID] = &next
+		}
+	}
 	out.add(Effect{What: WatchEngines})
 }
 
-// PauseEnded ends the pause of a group (empty: of all groups), except for the engines in Unresumed. Engines that did not resume in a call
-// to all engines can resume later in a call to their group.
+// latestStart returns the latest start time that is known of the process at an address, which engines of two roles may share.
+func (r *Roster) latestStart(address string) (start float64) {
+	for _, e := range r.engines {
+		if e.ID == address {
+			start = max(start, e.Status.StartTime)
+		}
+	}
+	return start
+}
+
+// PauseEnded says that a call went to the engines of a group (empty: to all), and that it has resumed them, except for those in Unresumed.
 type PauseEnded struct {
 	Group     string
 	Unresumed []string `json:"Left"` // keys of the engines that did not resume
 }
 
-// apply ends each pause to which the resuming call applies, or replaces it by a pause of those engines that stay paused. The call went to
-// the engines of one group, or to all. It ends the pause of that group or, if it went to all, any pause, except for the engines that did
-// not resume (v.Unresumed).
-//
-// Other pauses go on, so only a call to all engines ends a pause of all engines. But an earlier call may have left a list of engines of
-// another pause that did not resume (Pause.Unresumed). If engines of this list are in the group, and have resumed now, they leave the list.
-//
-// In the end, the monitor learns which engines are still paused (WatchEngines).
+// apply ends the pause of each engine that has resumed. All others stay paused: those that did not get the call, because they are in
+// another group or have left, and those that are paused as part of another group, or of all engines.
 func (v PauseEnded) apply(r *Roster, out *effects) {
-	for group, p := range r.pauses {
-		callEndsPause := v.Group == "" || v.Group == group
-		isWhole := p.Unresumed == nil // the pause covers its whole group, and not only engines that did not resume
-		if !callEndsPause && isWhole {
-			continue
+	resumed := map[string]bool{} // by address
+	called := Pause{Group: v.Group}
+	maps.DeleteFunc(r.pauses, func(group string, _ *Pause) bool { return v.Group == "" || v.Group == group })
+	for _, e := range r.engines {
+		resumed[e.ID] = resumed[e.ID] || called.covers(e)
+	}
+	for key, e := range r.engines {
+		if slices.Contains(v.Unresumed, key) || r.pauseOver(e) != nil {
+			resumed[e.ID] = false
 		}
-		next := *p
-		next.Unresumed = v.findUnresumed(r, p, callEndsPause)
-		r.pauses[group] = &next
-		if len(next.Unresumed) == 0 {
-			delete(r.pauses, group)
+	}
+	for address, p := range r.paused {
+		switch {
+		case resumed[address]:
+			delete(r.paused, address)
+			r.endEmptyPause(p.Group)
+		case r.pauses[p.Group] == nil && !p.Left:
+			left := *p
+			left.Left = true
+			r.paused[address] = &left
 		}
 	}
 	out.add(Effect{What: WatchEngines})
 }
 
-// findUnresumed returns which engines of a pause stay paused after the resuming call: engines that did not get the call, and engines that
-// got it but did not resume. callEndsPause says that the call went to all engines of the pause. The result has the start times of the
-// engines' processes, because the pause of an engine ends when it restarts.
-func (v PauseEnded) findUnresumed(r *Roster, p *Pause, callEndsPause bool) map[string]float64 {
-	unresumed := map[string]float64{}
-	for key, e := range r.engines {
-		gotCall := callEndsPause || e.InGroup(v.Group)
-		staysPaused := !gotCall || slices.Contains(v.Unresumed, key)
-		if staysPaused && p.Covers(e) {
-			unresumed[key] = e.Status.StartTime
+// endEmptyPause ends the pause of a group when its last engine has resumed. A reload may have given its engines another group, so that no
+// call to this group reaches them.
+func (r *Roster) endEmptyPause(group string) {
+	p := r.pauses[group]
+	if p == nil {
+		return
+	}
+	for _, paused := range r.paused {
+		if paused.Group == group {
+			return
 		}
 	}
-	return unresumed
-}
-
-// forgetUnresumed ends the pause of engines whose paused process is gone. When a group resumes, the engines that did not resume stay
-// paused, and the pause lists them in Unresumed, with the start times of their processes. An engine leaves this list if it is gone, or if
-// it has another start time. Without a start time, its process counts as gone while the engine is down. A pause whose list becomes empty
-// ends. After a change, the monitor learns which engines are still paused.
-func (r *Roster) forgetUnresumed(out *effects) {
-	for group, p := range r.pauses { // before its group resumes, a pause has no list, and it goes on whatever its engines do
-		next := *p
-		next.Unresumed = maps.Clone(p.Unresumed)
-		maps.DeleteFunc(next.Unresumed, func(key string, start float64) bool {
-			e := r.engines[key]
-			if e == nil {
-				return true
-			}
-			unknownAndDown := start == 0 && !e.Status.Up
-			return e.Status.StartTime != start || unknownAndDown
-		})
-		if len(next.Unresumed) == len(p.Unresumed) { // nothing was removed, or there is no list
-			continue
+	for _, e := range r.engines {
+		if p.covers(e) {
+			return
 		}
-		r.pauses[group] = &next
-		if len(next.Unresumed) == 0 {
-			delete(r.pauses, group)
-		}
-		out.add(Effect{What: WatchEngines})
 	}
+	delete(r.pauses, group)
 }
 
-// applyPauses marks an engine as halted while a pause covers it. Of several pauses the oldest counts. A halt for another reason
-// (Status.Halt) stays, unless it is the engine's own report that it is paused: the pause says the same in more detail.
-func (r *Roster) applyPauses(e *Engine) {
+// pauseOver returns the oldest pause that covers the whole group of an engine, or all engines; nil: none does.
+func (r *Roster) pauseOver(e *Engine) (oldest *Pause) {
+	for _, p := range r.pauses {
+		if p.covers(e) && (oldest == nil || p.Since.Before(oldest.Since)) {
+			oldest = p
+		}
+	}
+	return oldest
+}
+
+// applyPauses marks an engine as halted while it is paused. It pauses an engine that has come into a paused group, and ends the pause of an
+// engine that has another process, unless its group is still paused as a whole. A halt for another reason (Status.Halt) stays, unless it is
+// the engine's own report that it is paused: the pause says the same in more detail.
+func (r *Roster) applyPauses(e *Engine, out *effects) {
 	var byPause *engine.Held
 	if errors.As(e.Status.Halt, &byPause) { // the halt comes from a pause, so it is decided anew
 		e.Status.Halt = nil
 	}
-	e.pausedBy = nil
-	for _, p := range r.pauses {
-		isOldest := e.pausedBy == nil || p.Since.Before(e.pausedBy.Since)
-		if isOldest && p.Covers(e) {
-			e.pausedBy = p
-		}
+	whole, p := r.pauseOver(e), r.paused[e.ID]
+	switch {
+	case whole != nil && p == nil:
+		p = &pausedEngine{Pause: *whole, start: e.Status.StartTime, cameInto: true}
+		r.paused[e.ID] = p
+		out.add(Effect{What: WatchEngines})
+	case whole == nil && p != nil && p.isOver(e):
+		delete(r.paused, e.ID)
+		p = nil
+		out.add(Effect{What: WatchEngines})
 	}
-	if e.pausedBy == nil {
-		return
-	}
+	e.pausedBy = p
 	hasOtherHalt := e.Status.Halt != nil && !errors.Is(e.Status.Halt, engine.ErrPaused)
-	if !hasOtherHalt {
-		e.Status.Halt = &engine.Held{Why: e.pausedBy.Text()}
+	if p != nil && !hasOtherHalt {
+		e.Status.Halt = &engine.Held{Why: p.Text()}
 	}
+}
+
+// isOver says whether the paused process is gone: the engine has a later start time or, if none is known, it takes no connection.
+func (p *pausedEngine) isOver(e *Engine) bool {
+	return e.Status.Up && e.Status.StartTime > p.start || p.start == 0 && !e.Status.Up && e.Status.Err != nil
 }
 
 // HeldByPause says which pause keeps requests from the engine; nil: none does.
@@ -195,6 +201,11 @@ func (p *Snapshot) Pauses() []Pause {
 	all := make([]Pause, 0, len(p.pauses))
 	for _, one := range p.pauses {
 		all = append(all, *one)
+	}
+	for _, e := range p.order {
+		if e.pausedBy != nil && e.pausedBy.Left && !slices.Contains(all, e.pausedBy.Pause) {
+			all = append(all, e.pausedBy.Pause)
+		}
 	}
 	slices.SortFunc(all, func(a, b Pause) int { return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.Group, b.Group)) })
 	return all

@@ -22,7 +22,8 @@ type Roster struct {
 	engines       map[string]*Engine        // by key: role and host:port
 	order         []string                  // keys in the order of the config, then of arrival
 	drains        map[string]*Drain         // drains of engines and ranks, by role and host:port or host:port/rank
-	pauses        map[string]*Pause         // pauses by decode group; the empty group stands for all engines
+	pauses        map[string]*Pause         // pauses of whole decode groups; the empty group stands for all engines
+	paused        map[string]*pausedEngine  // the engines that are paused, by host:port, also of those that have left
 	broken        map[string]bool           // groups of aggregated ranks that step together, in which an engine is down or wedged
 	hosts         map[string]trust          // hosts from which decode engines may fetch a prefill engine's KV
 	workerIDs     map[string]int32          // worker ids by role and name of the rank (two roles may share an address); never reused
@@ -125,7 +126,8 @@ const rankMemory = 10 * time.Minute
 // New returns a roster without engines.
 func New() *Roster {
 	return &Roster{
-		engines: map[string]*Engine{}, drains: map[string]*Drain{}, pauses: map[string]*Pause{}, hosts: map[string]trust{},
+		engines: map[string]*Engine{}, drains: map[string]*Drain{}, pauses: map[string]*Pause{},
+		paused: map[string]*pausedEngine{}, hosts: map[string]trust{},
 		workerIDs:    map[string]int32{},
 		revivableIDs: map[string]revivableID{}, departedRanks: map[int32]departedRank{}, departed: map[string]departedEngine{},
 	}
@@ -218,6 +220,9 @@ const mayStillRun = false
 // requests and hand-offs may still name them, and because the engine may come back.
 func (r *Roster) remove(e *Engine, dead bool, now time.Time) {
 	delete(r.engines, e.Key())
+	if dead {
+		delete(r.paused, e.ID)
+	}
 	r.order = slices.DeleteFunc(r.order, func(key string) bool { return key == e.Key() })
 	r.endDrainsOf(e.Key())
 	r.distrustHosts(e, dead, now)

@@ -133,7 +133,7 @@ func (s *scene) copied() *scene {
 	for k, stop := range s.r.drains {
 		r.drains[k] = stop
 	}
-	r.pauses = maps.Clone(s.r.pauses)
+	r.pauses, r.paused = maps.Clone(s.r.pauses), maps.Clone(s.r.paused)
 	for k, id := range s.r.workerIDs {
 		r.workerIDs[k] = id
 	}

@@ -18,16 +18,14 @@ import (
 // Next returned has passed.
 type Tick struct{}
 
-// apply decides the engines' states from pauses, connectors, health and groups. The order of the steps matters. First, pauses end for
-// engines that have restarted. Then each engine gets its board (the model and region of its requests), and the pauses that go on are
-// applied. Only engines of one board must have the same connector, so connectors are compared after that. From all this the states follow,
+// apply decides the engines' states from pauses, connectors, health and groups. The order of the steps matters. First,
+// each engine gets its board (the model and region of its requests) and its pause. Only engines of one board must have the same connector, so connectors are compared after that. From all this the states follow,
 // and then the groups in which an engine is down. apply also reports drains whose deadline has passed, and forgets ranks that left long
 // ago.
 func (Tick) apply(r *Roster, out *effects) {
-	r.forgetUnresumed(out) // ends pauses of engines whose paused process is gone
 	for _, key := range r.order {
 		r.updateBoard(r.engines[key])
-		r.applyPauses(r.engines[key])
+		r.applyPauses(r.engines[key], out)
 	}
 	r.refuseOddConnectors(out)
 	r.updateStates(out)
