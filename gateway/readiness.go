@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"evenkeel/gateway/fleet/roster"
@@ -27,12 +28,21 @@ func (g *Gateway) Ready() (ok bool, why string) {
 		return false, "nothing listens for callbacks of decode engines at bind.listen"
 	case (prefills == 0 || decodes == 0) && g.peers != nil && len(g.peers.Geo().Models()) > 0: // ready: other regions serve its requests
 	case prefills == 0 && decodes > 0 && g.onlyPassesThrough(): // ready: decode engines are enough
-	case prefills == 0: // Failure is the reason if the discovery of engines fails, else empty
-		return false, "no healthy " + engines.RoleText(roster.Prefill) + " engine" + g.discovery.Failure()
+	case prefills == 0:
+		return false, "no healthy " + engines.RoleText(roster.Prefill) + " engine" + g.whyNoEngine(engines)
 	case decodes == 0:
-		return false, "no healthy " + engines.RoleText(roster.Decode) + " engine" + g.discovery.Failure()
+		return false, "no healthy " + engines.RoleText(roster.Decode) + " engine" + g.whyNoEngine(engines)
 	}
 	return true, ""
+}
+
+// whyNoEngine is the end of a text that says that an engine is missing: a group waits for it, or discovery fails. It has no addresses,
+// because everybody may ask whether the proxy is ready.
+func (g *Gateway) whyNoEngine(engines *roster.Snapshot) string {
+	if group := engines.IncompleteGroup(""); group != "" {
+		return fmt.Sprintf("; group %q waits for an engine", group)
+	}
+	return g.discovery.Failure()
 }
 
 // Pauses lists the groups of engines that operators have paused. A pause does not make the proxy unready, because requests wait meanwhile.

@@ -325,6 +325,8 @@ func (d *Handler) checkServed(ep mooncake.Endpoint, in *requestContext, model st
 	switch {
 	case !here.servesModel && here.modelsKnown:
 		return failure.NoSuchModel(model)
+	case !(route.Prefill && route.Decode) && here.engines.IncompleteGroup(model) != "":
+		return failure.Incomplete(here.engines.IncompleteGroup(model), model)
 	case !here.servesModel || !route.Prefill: // no engine has reported its models yet, or no engine that prefills this model is up
 		return failure.Unserved("prefill", model, route.AllAggregated, here.engines.EngineStates(model, false))
 	case !route.Decode:

@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"net/url"
 	"reflect"
 	"slices"
 	"strings"
@@ -15,6 +16,7 @@ import (
 func (c *Config) Doubts() []*Error {
 	d := doubts{source: &c.source}
 	d.engines(c)
+	d.groups(c)
 	d.pages(c)
 	d.profiles(c)
 	d.connectors(c)
@@ -53,6 +55,33 @@ func (d *doubts) engines(c *Config) {
 		default:
 			d.add("$.engines."+side.role, "no %s engine is listed, and none is discovered, so no request is served until one is added; list such "+
 				"engines under engines.%[1]s", side.role)
+		}
+	}
+}
+
+// groups doubts aggregated engines that share a group although the file does not name it, and that are on several hosts. Two engines that
+// know nothing of each other may have been left in one group, and then each of them waits for the other.
+func (d *doubts) groups(c *Config) {
+	type site struct{ group, region string }
+	first := map[site]string{} // host of the first engine
+	doubted := map[site]bool{}
+	for i, e := range c.Engines.Aggregated {
+		at := site{e.Group, e.Region}
+		path := fmt.Sprintf("$.engines.aggregated[%d]", i)
+		u, err := url.Parse(e.URL)
+		named := d.source.isSet(path + ".group")
+		if err != nil || named || e.Barrier != BarrierDP || doubted[at] {
+			continue
+		}
+		if first[at] == "" {
+			first[at] = u.Hostname()
+			continue
+		}
+		if first[at] != u.Hostname() {
+			doubted[at] = true
+			d.add(path, "this engine and one on host %s are in group %q, because no group is written for them: if one of them is down, the "+
+				"other gets no requests. If they run one model together, write group: %[2]s at both; if each runs alone, give each a group of its "+
+				"own, or write barrier: none", first[at], e.Group)
 		}
 	}
 }

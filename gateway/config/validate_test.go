@@ -249,6 +249,27 @@ func TestAConnectorOfOneSideIsDoubtful(t *testing.T) {
 	}
 }
 
+// Engines on several hosts that were left in one group wait for each other. Two on one host may be ranks of one deployment.
+func TestEnginesOfSeveralHostsInOneUnwrittenGroupAreDoubtful(t *testing.T) {
+	for name, row := range map[string]struct{ engines, doubtful string }{
+		"two hosts":                  {`{url: "http://a:1"}, {url: "http://b:1"}`, "engines.aggregated[1]"},
+		"three hosts are told once":  {`{url: "http://a:1"}, {url: "http://b:1"}, {url: "http://c:1"}`, "engines.aggregated[1]"},
+		"one host":                   {`{url: "http://a:1"}, {url: "http://a:2"}`, ""},
+		"a group is written":         {`{url: "http://a:1", group: main}, {url: "http://b:1", group: main}`, ""},
+		"each is a group of its own": {`{url: "http://a:1", ranks: 2}, {url: "http://b:1", ranks: 2}`, ""},
+		"they do not step together":  {`{url: "http://a:1", barrier: none}, {url: "http://b:1", barrier: none}`, ""},
+	} {
+		c, err := Parse("f.yaml", []byte("engines: {aggregated: ["+row.engines+"]}\n"))
+		require.NoError(t, err)
+		require.NoError(t, c.Validate(), name)
+		paths := ""
+		for _, d := range c.Doubts() {
+			paths += d.Path
+		}
+		require.Equal(t, row.doubtful, paths, name)
+	}
+}
+
 func TestEverySiteWithoutAKeyIsDoubtful(t *testing.T) {
 	const engines = "engines: {aggregated: [{url: \"http://a:1\"}]}\n"
 	for text, doubtful := range map[string]bool{

@@ -17,11 +17,11 @@ func TestHandoffsFromBeforeARestartAreNotUsed(t *testing.T) {
 	t.Parallel()
 	long := time.Hour
 	for _, row := range []struct {
-		name     string
-		scrape   time.Duration
-		health   time.Duration
-		noticed  func(b *bed)
-		again    int // how many prompts are prefilled again
+		name    string
+		scrape  time.Duration
+		health  time.Duration
+		noticed func(b *bed)
+		again   int // how many prompts are prefilled again
 	}{
 		{"another start time in its metrics", 50 * time.Millisecond, long, func(b *bed) {
 			require.NoError(b, b.Prefill[0].Revive())

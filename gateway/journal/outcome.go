@@ -31,7 +31,7 @@ var outcomes = []string{
 	openai.CodeUnsupported,
 	"model_not_found", "prompt_too_long", "context_length_exceeded", "engine_refused",
 	"prefill_unavailable", "prefill_failed", "prefill_timeout", "decode_unavailable", "decode_failed", "decode_timeout",
-	"engine_unavailable", "engine_failed", "engine_timeout", "no_such_route",
+	"engine_unavailable", "group_incomplete", "engine_failed", "engine_timeout", "no_such_route",
 	"bad_request_head", "bad_request", "unsupported_encoding", "bad_encoding", "head_too_large", "body_too_large", "request_timeout",
 	"overloaded",
 	"peer_busy", "peer_lost", "no_region_available", "residency_forbids", geo.RejectOwner, "owner_lost",

@@ -91,6 +91,7 @@ type Engines interface {
 	// SoleEngines returns the engines that can serve requests for the model alone. onlyPairs says that the model has engines, but that each
 	// only prefills or only decodes. runsModel says that the request runs the model.
 	SoleEngines(model string, runsModel bool) (list []roster.SoleEngine, onlyPairs bool)
+	IncompleteGroup(model string) string // name of a group of the model that waits for one of its engines; empty: none does
 }
 
 // A Server passes each request unchanged to one engine, and bounds how many run at once.
@@ -173,6 +174,8 @@ func (s *Server) Choose(model, path string, tried []string) (chosen roster.SoleE
 	switch {
 	case onlyPairs: // no engine of the model serves such a request alone
 		return roster.SoleEngine{}, lifecycle.NoneLeft, errPaired
+	case len(all) == 0 && s.Engines().IncompleteGroup(model) != "":
+		return roster.SoleEngine{}, lifecycle.NoneLeft, failure.Incomplete(s.Engines().IncompleteGroup(model), model)
 	case len(all) == 0:
 		return roster.SoleEngine{}, lifecycle.NoneLeft, errNoEngine
 	}

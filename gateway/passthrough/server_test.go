@@ -99,6 +99,8 @@ type engines struct {
 
 func (e *engines) SoleEngines(string, bool) ([]roster.SoleEngine, bool) { return e.list, e.paired }
 
+func (e *engines) IncompleteGroup(string) string { return "" }
+
 // proxy serves what is passed through, and nothing else, to callers that are named by a header.
 type proxy struct {
 	*Server

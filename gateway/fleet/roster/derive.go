@@ -57,7 +57,8 @@ func (d *deriving) describeEngines() {
 		e := new(*d.r.engines[k])
 		d.p.engines[k] = e
 		d.p.order = append(d.p.order, e)
-		inServiceOrAwaited := e.state.serves() || e.state == Late // requests wait for a late engine
+		// Requests wait for a late engine, unless the other ranks of its group wait for it, too.
+		inServiceOrAwaited := e.state.serves() || e.state == Late && d.r.broken[e.barrierGroup()] == ""
 		d.addRoutes(e, inServiceOrAwaited)
 		for _, rank := range e.Ranks() {
 			state := d.r.stateOfRank(e, rank)

@@ -32,6 +32,7 @@ type Engine struct {
 	Deserted bool   // the engine is down or halted while another one serves one of its models, so its prefill calls (probes) move there
 	serviceState
 	pausedBy     *pausedEngine  // the pause that keeps requests away; nil: none
+	waitsFor     string         // host:port of the engine for which the group of this one waits (Broken); empty: none
 	otherRegion  string         // the engine's region; empty: the proxy's own region
 	ownerScope   *owner.Scope   // says whether this proxy owns the engine's scope; nil: scopes have no owners
 	board        string         // board of the engine's models; empty: the engine has never named its models

@@ -97,6 +97,9 @@ func (p *Snapshot) Missing() []string {
 		if isWithheld {
 			why = e.state.Why()
 		}
+		if e.state == Broken {
+			why = fmt.Sprintf("its group %s waits for %s, and all ranks of the group step together", e.Conf.Group, e.waitsFor)
+		}
 		if e.state == Draining && e.Away != "" {
 			why = "where it was discovered, it is said to be " + e.Away
 		}
@@ -106,6 +109,17 @@ func (p *Snapshot) Missing() []string {
 		all = append(slices.Clip(all[:mostMissing]), fmt.Sprintf("and %d more", more))
 	}
 	return all
+}
+
+// IncompleteGroup returns the name of a group with a model whose engines wait for one that is down, because the ranks of the group step
+// together. An empty model stands for any model. The result is empty if there is no such group.
+func (p *Snapshot) IncompleteGroup(model string) string {
+	for _, e := range p.order {
+		if e.state == Broken && (model == "" || e.listsModel(model)) {
+			return e.Conf.Group
+		}
+	}
+	return ""
 }
 
 // EngineStates names the states of the engines that list a model, on the side that decodes or (decodes is false) the side that prefills. If

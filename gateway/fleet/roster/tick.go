@@ -240,9 +240,10 @@ func (r *Roster) hasStandIn(e *Engine) bool {
 }
 
 // markBrokenGroups finds the groups in which an engine has served and is down or wedged now. The other engines of such a group report that
-// they are well, but their ranks wait in vain for the ranks of the failed engine.
+// they are well, but their ranks wait in vain for the ranks of the failed engine: if they would
+// serve, they are Broken.
 func (r *Roster) markBrokenGroups(out *effects) {
-	broken := map[string]bool{}
+	broken := map[string]string{}
 	for _, k := range r.order {
 		e := r.engines[k]
 		if errors.Is(e.Status.Err, engine.ErrRetired) { // the engine was taken out of the group, so the other ranks do not wait for it
@@ -253,12 +254,18 @@ func (r *Roster) markBrokenGroups(out *effects) {
 		if group == "" || !e.hasServed || works {
 			continue
 		}
-		broken[group] = true
-		if !r.broken[group] { // not reported at an earlier Tick
+		broken[group] = cmp.Or(broken[group], e.ID)
+		if r.broken[group] == "" { // not reported at an earlier Tick
 			out.add(Effect{What: GroupBroke, Engine: e})
 		}
 	}
 	r.broken = broken
+	for _, e := range r.engines {
+		e.waitsFor = ""
+		if e.state.serves() && broken[e.barrierGroup()] != "" {
+			e.state, e.waitsFor = Broken, broken[e.barrierGroup()]
+		}
+	}
 }
 
 // stateByHealth is the state of an engine as far as it follows from its connector and from its status, in which the monitor stores what it
@@ -310,7 +317,7 @@ func (r *Roster) withheldState(e *Engine) RankState {
 // or its group has a reason of its own not to take requests. Such reasons count if the engine serves, or if it is late: then it does not
 // answer its health check for a moment, and requests wait for its ranks.
 func (r *Roster) stateOfRank(e *Engine, rank int) RankState {
-	servesOrAwaited := e.state.serves() || e.state == Late
+	servesOrAwaited := e.state.serves() || e.state.in(Late, Broken)
 	switch {
 	case !servesOrAwaited: // the whole engine takes no requests, so the reasons of single ranks do not count
 		return e.state
@@ -320,7 +327,7 @@ func (r *Roster) stateOfRank(e *Engine, rank int) RankState {
 		return Lost
 	case !e.Decodes(): // groups and owners concern only ranks that decode
 		return e.state
-	case r.broken[e.barrierGroup()]:
+	case r.broken[e.barrierGroup()] != "":
 		return Broken
 	case !r.owners.admits(e.Scope):
 		return Unowned
