@@ -82,7 +82,7 @@ func (f *Fleet) applyUnless(alreadyKnown func() bool, events ...roster.Event) {
 	now := time.Now()
 	next, effects := f.step(now, f.withSettings(events))
 	f.publishStep(next, effects)
-	f.trackedCalls.moveDesertedProbes() // calls for prefill at engines that no longer serve go on at other engines
+	f.trackedCalls.moveDeserted()
 	// A proxy that has ended must start no timer any more.
 	if wait := f.roster.Next(now); wait > 0 && f.deps.Context.Err() == nil {
 		f.timer.Reset(wait)

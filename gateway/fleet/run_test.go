@@ -56,7 +56,7 @@ func call(f *Fleet, key string, probe bool) *TrackedCall {
 	if probe {
 		return f.TrackProbe(&prefill.Candidate{Instance: key, Target: target}, f.deps.Client.NewCall(target))
 	}
-	return f.Track(roster.Location{Instance: key, Rank: -1}, f.deps.Client.NewCall(target), true)
+	return f.Track(roster.Location{Instance: key, Rank: -1}, f.deps.Client.NewCall(target), Always)
 }
 
 func TestTheDeadlineOfADrainEndsWhatRuns(t *testing.T) {

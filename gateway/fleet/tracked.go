@@ -27,23 +27,36 @@ const (
 	died                  // the engine was declared down while another one can do the work
 )
 
+// Until is from when on a call may be ended so that its request goes on elsewhere.
+type Until uint8
+
+// When a call may be ended.
+const (
+	FirstEvent Until = iota // not before its first event: until then its engine may pull KV, which would leak
+	Always                  // at any time, but only a drain does so
+	// At any time. Its engine computes the prompt, so nothing is lost but time. So the call also ends before its first event if its engine
+	// takes no requests, and another one can do the work.
+	Elsewhere
+)
+
 // TrackedCall is a call to an engine. The deadline of a drain may end the call. A probe also ends when its engine is declared down.
 type TrackedCall struct {
 	location     roster.Location
 	presentFleet func() *roster.Snapshot // returns the present fleet; nil: only in tests
 	call         *engine.Call
 	probe        bool
+	awaitsEvent  atomic.Bool   // the call has no event yet, and ends if its engine is halted while another one can do the work
 	reason       atomic.Uint32 // why the call must go on elsewhere: drained or died; stays: it need not go
 	abortable    atomic.Bool   // the call may be aborted, because no engine is fetching KV for it
 }
 
-// MustMove says whether the call must go on elsewhere because its engine was taken out of service or paused. A pause ends the calls that
-// run on the engine.
+// MustMove says whether the call must go on elsewhere because its engine was taken out of service, paused or halted. A pause ends the calls
+// that run on the engine, and a halted engine is silent.
 func (c *TrackedCall) MustMove() bool {
 	if c.reason.Load() == drained {
 		return true
 	}
-	return c.presentFleet != nil && c.presentFleet().Paused(c.location.Instance)
+	return c.presentFleet != nil && c.presentFleet().Leaves(c.location.Instance)
 }
 
 // Cause returns why the call failed, given its error. A call that was ended because its engine was declared down counts as a broken
@@ -74,9 +87,10 @@ func (c *TrackedCall) leaveEngine(why uint32) {
 	}
 }
 
-// AllowAbort says that the call may be aborted from now on, because no engine is fetching KV for it any more. If the call must go on
+// AllowAbort says that the first event of the call has come. It may be aborted from now on, because no engine is fetching KV for it. If the call must go on
 // elsewhere, AllowAbort ends it.
 func (c *TrackedCall) AllowAbort() {
+	c.awaitsEvent.Store(false)
 	c.abortable.Store(true)
 	if c.reason.Load() != stays {
 		c.call.Disconnect(upstream.NoticeTimeout)
@@ -84,11 +98,13 @@ func (c *TrackedCall) AllowAbort() {
 }
 
 // Track registers a call that drains may move elsewhere, until Untrack. If the deadline of a drain of its engine, or of the proxy itself,
-// has passed since the engine was chosen, the call is moved at once. abortable says that the call may be aborted at any time.
-func (t *trackedCalls) Track(at roster.Location, call *engine.Call, abortable bool) *TrackedCall {
+// has passed since the engine was chosen, the call is moved at once.
+func (t *trackedCalls) Track(at roster.Location, call *engine.Call, ends Until) *TrackedCall {
 	c := &TrackedCall{location: at, presentFleet: t.presentFleet, call: call}
-	c.abortable.Store(abortable)
+	c.abortable.Store(ends != FirstEvent)
+	c.awaitsEvent.Store(ends == Elsewhere)
 	t.register(c)
+	c.moveIfDeserted(t.presentFleet()) // the engine may have been halted since it was chosen
 	return c
 }
 
@@ -138,24 +154,26 @@ func (t *trackedCalls) MoveCalls(covers func(roster.Location) bool) (moved int) 
 	return moved
 }
 
-// moveDesertedProbes ends the probes at engines that are down or take no requests, so that their prompts go to other engines.
-func (t *trackedCalls) moveDesertedProbes() {
+// moveDeserted ends calls at engines that are down or take no requests, so that their requests go to other engines.
+func (t *trackedCalls) moveDeserted() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for c := range t.all {
-		if c.probe {
-			c.moveIfDeserted(t.presentFleet())
-		}
+		c.moveIfDeserted(t.presentFleet())
 	}
 }
 
-// moveIfDeserted ends a probe if its engine is down or takes no requests, and another engine can do the work.
+// moveIfDeserted ends a probe, or a call that awaits its first event, if its engine is down or takes no requests, and another engine can do
+// the work.
 func (c *TrackedCall) moveIfDeserted(now *roster.Snapshot) {
+	if !c.probe && !c.awaitsEvent.Load() {
+		return
+	}
 	switch e := now.Engine(c.location.Instance); {
 	case e == nil || !e.Deserted: // the engine has left, so nothing is known of it, or the probe may stay
-	case e.Status.Up: // the engine is halted, which counts like a drain, and not as its failure
-		c.leaveEngine(drained)
-	default:
+	case c.probe && !e.Status.Up:
 		c.leaveEngine(died)
+	default: // that the engine is halted is no failure, and the monitor knows of one that is down
+		c.leaveEngine(drained)
 	}
 }

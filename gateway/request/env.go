@@ -92,7 +92,7 @@ type Fleet interface {
 	GaveBack(decode string)
 	BootstrapInfo(candidate prefill.Candidate) (*mooncake.BootstrapInfo, error)
 	NoteHandoff(made roster.Generation, engineID string)
-	Track(at roster.Location, call *engine.Call, abortable bool) *fleet.TrackedCall
+	Track(at roster.Location, call *engine.Call, ends fleet.Until) *fleet.TrackedCall
 }
 
 // Dispatcher assigns requests to slots on decode ranks.

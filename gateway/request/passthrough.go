@@ -12,6 +12,7 @@ import (
 
 	"evenkeel/engine"
 	"evenkeel/gateway/failure"
+	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/lifecycle"
@@ -127,9 +128,8 @@ func newPassthroughCall(s *stream, redial bool, until lifecycle.Timeout) *upstre
 		call.Fresh()
 	}
 	s.upstream.call = call.Call
-	const anyRank = -1     // the request names no rank of the engine
-	const abortable = true // no KV is pulled for the call, so a drain may end it at any time
-	s.upstream.tracked = j.srv.Fleet.Track(roster.Location{Instance: p.chosen.Instance, Rank: anyRank}, call.Call, abortable)
+	const anyRank = -1 // the request names no rank of the engine
+	s.upstream.tracked = j.srv.Fleet.Track(roster.Location{Instance: p.chosen.Instance, Rank: anyRank}, call.Call, fleet.Elsewhere)
 	return call
 }
 

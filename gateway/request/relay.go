@@ -12,6 +12,7 @@ import (
 	"evenkeel/dispatcher"
 	"evenkeel/engine"
 	"evenkeel/gateway/failure"
+	"evenkeel/gateway/fleet"
 	"evenkeel/gateway/fleet/roster"
 	"evenkeel/gateway/journal"
 	"evenkeel/gateway/lifecycle"
@@ -31,11 +32,15 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 		j.keepForResume(s.upstream.rank)
 	}
 	assembler := assemblerForClient(s)
-	// A drain aborts a call only when the rank pulls no KV for it. A local call never pulls any. With an answer in one piece, nothing
-	// shows before its end that the pull is over, so a drain does not wait for it.
-	abortable := s.upstream.unstreamed || s.upstream.computesPrompt
+	ends := fleet.FirstEvent
+	switch {
+	case s.upstream.computesPrompt:
+		ends = fleet.Elsewhere
+	case s.upstream.unstreamed: // nothing shows before its end that the pull is over
+		ends = fleet.Always
+	}
 	at := roster.Location{Instance: s.upstream.rank.Instance, Rank: s.upstream.rank.Target.Rank}
-	s.upstream.tracked = j.srv.Fleet.Track(at, s.upstream.call, abortable)
+	s.upstream.tracked = j.srv.Fleet.Track(at, s.upstream.call, ends)
 	if recordsAnswer := prepareTranscript(s); recordsAnswer { // it depends on what keepForResume has decided
 		filterOptions.Transcript = &s.upstream.answer.Transcript
 	}

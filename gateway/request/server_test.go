@@ -198,8 +198,8 @@ func (f *engines) SharingQueueWith(worker int32, list []int32) (around []int32, 
 	return nil, false
 }
 
-func (f *engines) Track(at roster.Location, call *engine.Call, abortable bool) *fleet.TrackedCall {
-	return f.calls.Track(at, call, abortable)
+func (f *engines) Track(at roster.Location, call *engine.Call, ends fleet.Until) *fleet.TrackedCall {
+	return f.calls.Track(at, call, ends)
 }
 
 func (f *engines) TrackProbe(c *prefill.Candidate, call *engine.Call) *fleet.TrackedCall {

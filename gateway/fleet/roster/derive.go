@@ -29,7 +29,7 @@ func Derive(r *Roster) *Snapshot {
 	dropUnlistedModels(p.Candidates, d.regionListings, d.groupListings) // models of a candidate that no decode rank lists
 	requireDecodeRanks(p.Candidates, p.Workers)                         // candidates whose KV no decode rank would fetch now
 	markFallbacks(r.terms.Prefer, p.Candidates, p.Workers)              // engines of the kind that comes second
-	markDeserted(p.order, p.Candidates)                                 // prefill engines that cannot compute while others can
+	markDeserted(p)                                                     // engines that cannot compute while others can
 	isInService := func(e *Engine) bool { return e.state.serves() && len(e.Status.Models) > 0 }
 	p.inService = countByRole(p.order, isInService)
 	return p
@@ -401,19 +401,27 @@ func markFallbacks(preferredKind string, candidates []prefill.Candidate, workers
 	}
 }
 
-// markDeserted marks the prefill engines that are down or halted while another engine serves one of their models. The fleet then ends the
-// probes on them, so that the prompts go to the other engine.
-func markDeserted(engines []*Engine, candidates []prefill.Candidate) {
-	live := map[string]bool{} // by model: whether a candidate that lists it takes requests
-	for i := range candidates {
-		for _, m := range candidates[i].Models {
-			live[m] = live[m] || candidates[i].Live
+// markDeserted marks the engines that are halted or down while another engine can do their work. The fleet then ends calls on them, so that
+// the requests go to the other engine. A server of SGLang that is paused, or whose memory is released, answers no health check, so it is
+// down (0.5.23, health_generate in entrypoints/http_server.py).
+func markDeserted(p *Snapshot) {
+	prefills, decodes := map[string]bool{}, map[string]bool{} // by model, and by board: another engine takes requests
+	for i := range p.Candidates {
+		for _, m := range p.Candidates[i].Models {
+			prefills[m] = prefills[m] || p.Candidates[i].Live
 		}
 	}
-	for _, e := range engines {
-		computesNothing := !e.Status.Up || e.Status.Halted()
-		e.Deserted = e.Role == Prefill && computesNothing &&
-			slices.ContainsFunc(e.Status.Models, func(m engine.Model) bool { return live[m.ID] })
+	for i := range p.Workers {
+		decodes[p.Workers[i].Model] = decodes[p.Workers[i].Model] || p.Workers[i].Up
+	}
+	for _, e := range p.order {
+		canPrefill := slices.ContainsFunc(e.Status.Models, func(m engine.Model) bool { return prefills[m.ID] })
+		canDoTheWork := canPrefill
+		if e.Role == Decode {
+			canDoTheWork = decodes[e.board]
+		}
+		isLate := e.Role != Prefill && e.Status.Late
+		e.Deserted = (!e.Status.Up && !isLate || e.Status.Halted()) && canDoTheWork
 	}
 }
 

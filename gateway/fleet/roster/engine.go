@@ -29,7 +29,7 @@ type Engine struct {
 
 	Status   engine.Status
 	Scope    string // the engine's decode group or region: the unit that one proxy owns
-	Deserted bool   // the engine is down or halted while another one serves one of its models, so its prefill calls (probes) move there
+	Deserted bool   // the engine takes no requests while another one can do its work, so calls move there (markDeserted)
 	serviceState
 	pausedBy     *pausedEngine  // the pause that keeps requests away; nil: none
 	waitsFor     string         // host:port of the engine for which the group of this one waits (Broken); empty: none

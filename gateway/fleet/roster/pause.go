@@ -217,6 +217,13 @@ func (p *Snapshot) Paused(instance string) bool {
 	return e != nil && e.pausedBy != nil
 }
 
+// Leaves says whether a call that has failed at an engine shows nothing about it: an operator's call has paused the engine, or it is halted
+// while another engine can do its work.
+func (p *Snapshot) Leaves(instance string) bool {
+	e := p.engines[instance]
+	return e != nil && (e.pausedBy != nil || e.Deserted && e.Status.Halted())
+}
+
 // Emptied says that engines have dropped their prefix caches or have loaded other weights, so that no KV from before may be used any more.
 type Emptied struct{ Keys []string }
 

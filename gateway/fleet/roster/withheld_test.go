@@ -117,3 +117,26 @@ func TestWhatAnOperatorStopsStaysStopped(t *testing.T) {
 func anyPaused(s *scene, group string) bool {
 	return slices.ContainsFunc(s.Pauses(), func(p Pause) bool { return p.Group == group })
 }
+
+// A call leaves an engine that does nothing if another engine can do its work. A paused server of SGLang answers no health check.
+func TestWhatCallsLeave(t *testing.T) {
+	for _, row := range []struct {
+		name, engines, before, after, engine string
+		leaves                               bool
+	}{
+		{"a halted engine beside another", "a1 a2+g", "a1 up m; a2 up m", "a1 halted m", "a1", true},
+		{"a halted engine alone", "a1", "a1 up m", "a1 halted m", "a1", false},
+		{"beside an engine of another model", "a1 a2+g", "a1 up m; a2 up n", "a1 halted m", "a1", false},
+		{"beside one that is halted, too", "a1 a2+g", "a1 up m; a2 halted m", "a1 halted m", "a1", false},
+		{"an engine that is down", "a1 a2+g", "a1 up m; a2 up m", "a1 down m", "a1", true},
+		{"an engine that is late stays awaited", "a1 a2+g", "a1 up m; a2 up m", "a1 late m", "a1", false},
+		{"beside the rest of its group, which waits for it", "a1 a2", "a1 up m; a2 up m", "a1 down m", "a1", false},
+		{"a decode engine", "p1 d2 d3+g", "p1 up m; d2 up m; d3 up m", "d2 halted m", "d2", true},
+		{"the only decode engine", "p1 d2", "p1 up m; d2 up m", "d2 halted m", "d2", false},
+		{"a prefill engine", "p1 p2 d3", "p1 up m; p2 up m; d3 up m", "p1 halted m", "p1", true},
+		{"what serves", "a1 a2+g", "a1 up m; a2 up m", "", "a1", false},
+	} {
+		s := begin(t, row.engines).steps(row.before + ";" + row.after)
+		require.Equal(t, row.leaves, s.Engine(key(row.engine)).Deserted, row.name)
+	}
+}
