@@ -7,21 +7,23 @@ import (
 )
 
 const (
-	togetherWithin  = 30 * time.Second // findings that begin at most this long apart count as having begun together
-	effectWithin    = 2 * time.Minute  // an effect that clients notice may begin this long after its cause
-	resumedWithin   = time.Minute      // a finding that returns within this time continues its incident
-	resolvedKeptFor = 15 * time.Minute // how long a resolved incident stays in the list
-	maxIncidents    = 64               // bound on the incidents that are kept, open and resolved
-	maxFindings     = 2000             // more findings of one round are ignored, to bound the work
-	maxNames        = 48               // bound on the names in Incident.Where
+	togetherWithin = 30 * time.Second // findings that begin at most this long apart count as having begun together
+	effectWithin   = 2 * time.Minute  // an effect that clients notice may begin this long after its cause
+	backWithin     = 90 * time.Second // a finding that returns within this time continues its incident
+	// an engine that comes and goes is bad from this time on, although others serve: each time, it takes requests with it
+	takesRequestsFrom = 3
+	resolvedKeptFor   = 15 * time.Minute // how long a resolved incident stays in the list
+	maxIncidents      = 64               // bound on the incidents that are kept, open and resolved
+	maxFindings       = 2000             // more findings of one round are ignored, to bound the work
+	maxNames          = 48               // bound on the names in Incident.Where
 )
 
 // Incident is what is wrong because of one cause, in the form in which it is shown.
 type Incident struct {
 	ID       int      `json:"id"`      // unique while the proxy runs
-	Kind     Kind     `json:"kind"`    // kind of the incident's first finding; also a label of the metric evenkeel_incident
+	Kind     Kind     `json:"kind"`    // kind of the finding that leads; also a label of the metric evenkeel_incident
 	State    State    `json:"state"`   // new, lasting, paused or over
-	Subject  string   `json:"subject"` // place of the first finding, as in the metric evenkeel_incident; empty: the whole proxy
+	Subject  string   `json:"subject"` // place of the finding that leads, as in the metric evenkeel_incident; empty: the whole proxy
 	Severity string   `json:"severity"`
 	Panel    string   `json:"panel"`           // panel of the live page that shows more
 	Headline string   `json:"headline"`        // the cause in a few words
@@ -32,15 +34,16 @@ type Incident struct {
 	Ranks    []string `json:"ranks,omitempty"` // first names of the ranks that the incident is about, in addition to Where
 	Count    int      `json:"count"`           // number of places at fault, including those that Where leaves out
 	SinceMs  int64    `json:"since_ms"`
-	UntilMs  int64    `json:"until_ms"`          // Unix time at which the incident ended; 0: it lasts
-	LastMs   int64    `json:"last_ms"`           // Unix time of the last finding, if the incident comes and goes and is not found now; else 0
-	Times    int      `json:"times"`             // number of occurrences: ended warnings with the same text are counted here, and not listed
-	FirstMs  int64    `json:"first_ms"`          // since_ms of the first occurrence
-	Clients  string   `json:"clients"`           // what clients notice of the incident
-	Next     string   `json:"next"`              // what the operator should do
-	Command  string   `json:"command"`           // a shell command to copy; empty: there is none
-	Runbook  string   `json:"runbook"`           // name of the incident's entry in the runbook; empty: there is none
-	Crowded  bool     `json:"crowded,omitempty"` // many requests wait, as the cause of the incident or as an effect of it
+	UntilMs  int64    `json:"until_ms"` // Unix time at which the incident ended; 0: it lasts
+	LastMs   int64    `json:"last_ms"`  // Unix time of the last finding, if the incident comes and goes and is not found now; else 0
+	// how often the finding that leads has come back and gone, and for warnings all that ended with the same text, which are not listed
+	Times   int    `json:"times"`
+	FirstMs int64  `json:"first_ms"`          // since_ms of the first occurrence
+	Clients string `json:"clients"`           // what clients notice of the incident
+	Next    string `json:"next"`              // what the operator should do
+	Command string `json:"command"`           // a shell command to copy; empty: there is none
+	Runbook string `json:"runbook"`           // name of the incident's entry in the runbook; empty: there is none
+	Crowded bool   `json:"crowded,omitempty"` // many requests wait, as the cause of the incident or as an effect of it
 }
 
 // Book holds the open incidents, and those that ended in the last 15 minutes. Its zero value is empty and ready to use.
@@ -60,13 +63,19 @@ type incident struct {
 	since, until  time.Time // begin and end of the incident; until is zero while it is open
 	openSince     time.Time // when the incident last came back; if it never did, when it began
 	previousEnd   time.Time // when the incident ended before it came back; zero: it never came back
-	members       []member  // the incident's present findings; once it has ended, those that it had until then
-	subject       string    // place of the first finding; empty: the whole proxy
-	lastBad       time.Time // when one of the incident's findings was last bad
+	members       []*member // all findings that it ever had: the one that leads, then the other present ones, then those that are over
 	baseline      *baseline // counters and latencies of the proxy when the incident began
 	baselineSince time.Time
-	harmText      string   // what clients have noticed since the incident began, in numbers; empty: nothing was measured
-	everFound     []member // all findings that the incident ever had, each as it was found last: causes first, then in order of arrival
+	harmText      string // what clients have noticed since the incident began, in numbers; empty: nothing was measured
+}
+
+// present has the findings of which an open incident consists at the last look.
+func (o *incident) present() []*member {
+	n := 0
+	for n < len(o.members) && o.members[n].present {
+		n++
+	}
+	return o.members[:n:n]
 }
 
 // State says whether an incident is new, lasts, may come back, or is over.
@@ -83,7 +92,7 @@ const (
 // state is the state of the incident at the time now, which is the time of the last call of Observe.
 func (o *incident) state(now time.Time) State {
 	switch {
-	case !o.isOpen() && now.Sub(o.until) > resumedWithin: // too long ago to come back
+	case !o.isOpen() && now.Sub(o.until) > backWithin: // too long ago to come back
 		return Over
 	case !o.isOpen() || o.lastFound().Before(now): // ended a short time ago, or of a kind that comes and goes
 		return Paused
@@ -98,10 +107,13 @@ func (o *incident) isOpen() bool { return o.until.IsZero() }
 
 // member is a finding that belongs to an incident, with values that are derived from it.
 type member struct {
-	Finding
-	host, commonReason string // host of Where, and Reason without words that differ between engines, to compare findings
-	effect             bool   // the finding is an effect of the incident's cause
-	lastFoundAt        time.Time
+	Finding                          // as it was found last
+	host, commonReason string        // host of Where, and Reason without words that differ between engines, to compare findings
+	effect             bool          // the finding is an effect of the incident's cause
+	present            bool          // it was found at the last look, or was expected back
+	times              int           // how often it was found after looks without it
+	foundAt, badAt     time.Time     // when it was found last, and when it was bad last; badAt is zero if it never was
+	led                time.Duration // for how long it was the finding that leads
 }
 
 // subject identifies a finding: its kind and its place. Findings of one subject are the same finding at different times.
@@ -114,45 +126,32 @@ func (f *Finding) subject() subject { return subject{f.Kind, f.Where} }
 
 // Observe updates the incidents with all findings of this moment, and ignores those beyond maxFindings. Each finding goes to the incident
 // that it continues or whose cause it shares, or begins a new incident. If the list is full of incidents that harm at least as much, the
-// finding is unplaced: only its sentence is kept. A finding of a kind that comes and goes stays in its incident for a while after it was
-// found last (withExpectedBack). An incident without findings ends.
+// finding is unplaced: only its sentence is kept. A finding that comes and goes stays in its incident for a while after it was found last.
+// An incident without findings ends.
 func (b *Book) Observe(now time.Time, found []Finding) {
 	found = slices.Clone(found[:min(maxFindings, len(found))]) // a copy, because it is sorted and merged in place
 	slices.SortStableFunc(found, func(x, y Finding) int {      // causes before their effects, and what has lasted longer first
 		return cmp.Or(cmp.Compare(kinds[x.Kind].sortKey(), kinds[y.Kind].sortKey()), cmp.Compare(y.LastedFor, x.LastedFor))
 	})
-	found = mergeBySubject(found)
+	r := b.newRound(now, mergeBySubject(found))
 	b.now = now
-	r := b.newRound(now, found)
-	b.enginesAway = len(r.withoutRequests) > 0
-	b.unplaced, b.unplacedHaveBad = nil, false // add and dropOld collect them anew
-	for i := range found {
-		f := memberOf(&found[i], now)
-		b.add(&f, r)
+	b.enginesAway = len(r.away) > 0
+	b.unplaced, b.unplacedHaveBad = nil, false // place and dropOld collect them anew
+	var unowned []*member
+	for _, f := range r.found {
+		if at := r.owners[f.subject()]; at.incident != nil && at.isOpen() {
+			at.take(f, r)
+		} else {
+			unowned = append(unowned, f)
+		}
+	}
+	for _, f := range unowned {
+		b.place(f, r)
 	}
 	for _, o := range b.list {
-		o.update(o.withExpectedBack(r.newMembers[o], r), now)
+		o.settle(r)
 	}
 	b.dropOld(now)
-}
-
-// update sets the incident's members to the findings of this moment. Without any, an open incident ends, and keeps its last members.
-func (o *incident) update(members []member, now time.Time) {
-	if len(members) > 0 {
-		o.members = members
-		o.rememberMembers()
-		if o.subject == "" { // the subject stays the place of the first finding
-			o.subject = members[0].Where
-		}
-		if slices.ContainsFunc(members, func(m member) bool { return m.Severity == Bad }) {
-			o.lastBad = now
-		}
-	} else if o.isOpen() {
-		o.until = now
-		if len(o.members) > 0 && kinds[o.members[0].Kind].toleratedAbsence > 0 { // a finding that comes and goes ended when found last
-			o.until = o.lastFound()
-		}
-	}
 }
 
 // measureHarm stores how much each open incident has harmed clients, compared with the time before it began. It leaves out incidents that
@@ -170,47 +169,20 @@ func (b *Book) measureHarm(r *Ring) {
 }
 
 // memberOf makes a member of a finding, with its host and reason in the form in which findings are compared.
-func memberOf(f *Finding, now time.Time) member {
+func memberOf(f *Finding, now time.Time) *member {
 	host := hostOf(f.Where)
-	return member{Finding: *f, host: host, commonReason: commonReasonOf(f.Reason, host), lastFoundAt: now}
-}
-
-// rememberMembers adds the present members to everFound, in place of their earlier records there. New members beyond maxFindings are left
-// out. It also marks which of all these findings are effects of the first one. The text of an ended incident is made from everFound, so
-// that it names, for example, all engines that were restarted one after the other.
-func (o *incident) rememberMembers() {
-	indexOf := make(map[subject]int, len(o.everFound))
-	for i := range o.everFound {
-		indexOf[o.everFound[i].subject()] = i
+	m := &member{Finding: *f, host: host, commonReason: commonReasonOf(f.Reason, host), times: 1, foundAt: now}
+	if f.Severity == Bad {
+		m.badAt = now
 	}
-	for _, m := range o.members {
-		i, known := indexOf[m.subject()]
-		if known {
-			if o.everFound[i].Severity == Bad { // once bad, a finding is remembered as bad
-				m.Severity = Bad
-			}
-			o.everFound[i] = m
-		} else if len(o.everFound) < maxFindings {
-			o.everFound = append(o.everFound, m)
-		}
-	}
-	slices.SortStableFunc(o.everFound, func(x, y member) int { return cmp.Compare(kinds[x.Kind].sortKey(), kinds[y.Kind].sortKey()) })
-	markEffectsOfFirst(o.everFound)
-}
-
-// markEffectsOfFirst marks the members that are effects of the first one. Causes come first, so if the first member is of a kind of
-// effects, the cause is not known, and no member is marked.
-func markEffectsOfFirst(members []member) {
-	for i := range members {
-		members[i].effect = i > 0 && kinds[members[i].Kind].effect && !kinds[members[0].Kind].effect
-	}
+	return m
 }
 
 // lastFound is the latest time at which one of the members was found.
 func (o *incident) lastFound() (last time.Time) {
-	for i := range o.members {
-		if at := o.members[i].lastFoundAt; at.After(last) {
-			last = at
+	for _, m := range o.members {
+		if m.foundAt.After(last) {
+			last = m.foundAt
 		}
 	}
 	return last
@@ -244,9 +216,9 @@ func (b *Book) dropOld(now time.Time) {
 			}
 		}
 		if o := b.list[dropped]; o.isOpen() { // its findings are present, and now in no incident
-			for i := range o.members {
-				b.unplaced = append(b.unplaced, o.members[i].What)
-				b.unplacedHaveBad = b.unplacedHaveBad || o.members[i].Severity == Bad
+			for _, m := range o.present() {
+				b.unplaced = append(b.unplaced, m.What)
+				b.unplacedHaveBad = b.unplacedHaveBad || m.Severity == Bad
 			}
 		}
 		b.list = slices.Delete(b.list, dropped, dropped+1)
@@ -274,12 +246,12 @@ func (o *incident) isDroppedBefore(other *incident) bool {
 const leastHarm = 2
 
 // harm is the harm of the incident's worst member (see Finding.harm).
-func (o *incident) harm() int { return mostHarm(o.members) }
+func (o *incident) harm() int { return mostHarm(o.present()) }
 
 // mostHarm is the harm of the worst member (see Finding.harm); 0: there are no members.
-func mostHarm(members []member) (most int) {
-	for i := range members {
-		most = max(most, members[i].harm())
+func mostHarm(members []*member) (most int) {
+	for _, m := range members {
+		most = max(most, m.harm())
 	}
 	return most
 }

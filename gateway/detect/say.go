@@ -38,26 +38,38 @@ const (
 // the headline and stands before the cause in What. It also replaces what clients notice of the cause.
 func (o *incident) describe(now time.Time) Incident {
 	members := o.members
-	if !o.isOpen() {
-		members = o.everFound
+	if o.isOpen() {
+		members = o.present()
 	}
-	lead := &members[0]
+	lead := members[0]
 	k := kinds[lead.Kind]
-	in := Incident{ID: o.id, Subject: o.subject, Kind: lead.Kind, State: o.state(now), Severity: o.recentSeverity(now), Harm: o.harmText,
+	in := Incident{ID: o.id, Subject: lead.Where, Kind: lead.Kind, State: o.state(now), Severity: Warn, Harm: o.harmText,
 		Panel: lead.Panel, Headline: k.headline, Where: []string{}, Next: k.next, Runbook: k.runbook}
-	in.setTimes(o, now)
+	in.setTimes(o, lead, now)
 	groups := byKind(members)
 	mainCause, otherKinds := groups[0], groups[1:] // causes come first
 	listedMembers, host := in.addMembers(members)
+	for _, m := range members {
+		if m.isBad(now) || !o.isOpen() && !m.badAt.IsZero() {
+			in.Severity = Bad
+		}
+		in.Crowded = in.Crowded || kinds[m.Kind].manyWait
+	}
 	in.What, in.Clients = describeFindings(mainCause, host), k.clientsText(mainCause)
 	lacksName := func(name string) bool { return !strings.Contains(in.What, name) }
 	if in.Count > 1 && slices.ContainsFunc(in.Where, lacksName) { // in.What lacks some names, so all are listed in Named
 		in.Named = namesByKind(listedMembers, in.Count)
 	}
+	if lead.times > 1 {
+		in.What += fmt.Sprintf(", and this comes and goes: it came %d times", lead.times)
+		if k.getsNoRequests {
+			in.Next = comesAndGoes + in.Next
+		}
+	}
 	in.promoteNotReady(otherKinds) // before anything is added to Clients, because it may replace Clients
 	in.addToClients(otherKinds)
 	if o.isOpen() && k.effect { // even the first member is an effect, so a cause that the incident had is over
-		in.Clients += endedCauseText(o.everFound, members)
+		in.Clients += endedCauseText(o.members[len(members):])
 	}
 	in.setCommand(lead)
 	return in
@@ -73,24 +85,14 @@ func (d *Detector) clientsText(mainCause []*member) string {
 	return d.clients
 }
 
-// recentSeverity is Bad if a finding of the open incident was bad in the last togetherWithin, and else Warn. So the severity does not
-// change with every finding that is bad at one moment and not at the next.
-func (o *incident) recentSeverity(now time.Time) string {
-	if o.isOpen() && now.Sub(o.lastBad) <= togetherWithin {
-		return Bad
-	}
-	return Warn
-}
-
-// setTimes sets when the incident o began and ended and, if it comes and goes, when it was found last. It counts one occurrence. Equal
-// warnings that ended earlier are added later: each raises Times, and moves FirstMs, the begin of the first occurrence, back.
-func (in *Incident) setTimes(o *incident, now time.Time) {
+// setTimes sets when the incident o began and ended and, if it comes and goes, when it was found last. It counts how often its lead came.
+// Equal warnings that ended earlier are added later: each raises Times, and moves FirstMs, the begin of the first occurrence, back.
+func (in *Incident) setTimes(o *incident, lead *member, now time.Time) {
 	in.SinceMs = o.since.UnixMilli()
-	in.Times, in.FirstMs = 1, in.SinceMs
-	comesAndGoes := kinds[in.Kind].toleratedAbsence > 0
+	in.Times, in.FirstMs = lead.times, in.SinceMs
 	if !o.isOpen() {
 		in.UntilMs = o.until.UnixMilli()
-	} else if at := o.lastFound(); comesAndGoes && at.Before(now) {
+	} else if at := o.lastFound(); at.Before(now) {
 		in.LastMs = at.UnixMilli()
 	}
 }
@@ -107,15 +109,13 @@ func (in *Incident) setCommand(lead *member) {
 	}
 }
 
-// addMembers adds the members to the incident: how bad they are together, and where the causes among them are. It sets Count to the number
-// of these places, and lists the first maxNames of their names in Where, and of their ranks in Ranks. It returns the causes that Where
-// names, and the host that all causes share; empty: they share none.
-func (in *Incident) addMembers(members []member) (listed []*member, host string) {
-	in.addHarm(members)
-	host = members[0].host // the first member always counts as a cause (see markEffectsOfFirst)
+// addMembers adds where the causes among the members are. It sets Count to the number of these places, and lists the first maxNames of
+// their names in Where, and of their ranks in Ranks. It returns the causes that Where names, and the host that all causes share; empty:
+// they share none.
+func (in *Incident) addMembers(members []*member) (listed []*member, host string) {
+	host = members[0].host // the first member always counts as a cause
 	names := map[string]bool{}
-	for i := range members {
-		m := &members[i]
+	for _, m := range members {
 		if m.effect { // Where, Ranks and Count are about causes
 			continue
 		}
@@ -135,15 +135,7 @@ func (in *Incident) addMembers(members []member) (listed []*member, host string)
 	return listed, host
 }
 
-// addHarm sets Severity to Bad if a member is bad, and Crowded if a member says that many requests wait.
-func (in *Incident) addHarm(members []member) {
-	for i := range members {
-		if members[i].Severity == Bad {
-			in.Severity = Bad
-		}
-		in.Crowded = in.Crowded || kinds[members[i].Kind].manyWait
-	}
-}
+const comesAndGoes = "It comes back by itself and goes again, and each time it takes requests with it: drain it until it is known why. "
 
 // noHost means that findings are described without a host that they share.
 const noHost = ""
@@ -176,9 +168,8 @@ func (in *Incident) addToClients(otherKinds [][]*member) {
 }
 
 // byKind groups the members by kind, in the order in which the kinds first occur.
-func byKind(members []member) (groups [][]*member) {
-	for i := range members {
-		m := &members[i]
+func byKind(members []*member) (groups [][]*member) {
+	for _, m := range members {
 		index := slices.IndexFunc(groups, func(g []*member) bool { return g[0].Kind == m.Kind })
 		if index < 0 {
 			groups = append(groups, []*member{m})
@@ -189,21 +180,13 @@ func byKind(members []member) (groups [][]*member) {
 	return groups
 }
 
-// endedCauseText returns a sentence about a cause that is over while its effects go on; empty: there is no such cause. all are the findings
-// that the incident has had since it began, the main cause first, and present are those that it has now.
-func endedCauseText(all, present []member) string {
-	var ended []*member // findings of the main cause's kind that are over
-	for i := range all {
-		m := &all[i]
-		isMainCause := !kinds[m.Kind].effect && m.Kind == all[0].Kind
-		if isMainCause && !slices.ContainsFunc(present, func(p member) bool { return p.subject() == m.subject() }) {
-			ended = append(ended, m)
-		}
-	}
-	if len(ended) == 0 {
+// endedCauseText returns a sentence about a cause that is over while its effects go on; empty: there is no such cause. over has the findings
+// that the incident had and does not have now, causes first.
+func endedCauseText(over []*member) string {
+	if len(over) == 0 || kinds[over[0].Kind].effect {
 		return ""
 	}
-	return " It began with what is over now: " + describeFindings(ended, noHost) + "."
+	return " It began with what is over now: " + describeFindings(byKind(over)[0], noHost) + "."
 }
 
 // describeFindings describes findings of one kind in a sentence without a full stop. If they have several reasons, only the first one is
@@ -387,7 +370,7 @@ func compareForList(x, y *incident) int {
 	case !x.isOpen(): // both have ended
 		return y.until.Compare(x.until)
 	}
-	return cmp.Or(cmp.Compare(y.harm(), x.harm()), cmp.Compare(len(y.members), len(x.members)), x.since.Compare(y.since))
+	return cmp.Or(cmp.Compare(y.harm(), x.harm()), cmp.Compare(len(y.present()), len(x.present())), x.since.Compare(y.since))
 }
 
 // unplacedSeverity is the severity of the worst finding that is in no incident.

@@ -79,6 +79,9 @@ func (s *sheet) incidents(d *Document) {
 		if in.LastMs > 0 { // the incident comes and goes, and is not present now
 			title += ", not found for " + timeSince(d, in.LastMs) + " and over if it stays so"
 		}
+		if in.Times > 1 {
+			title += fmt.Sprintf(", %d times", in.Times)
+		}
 		title += ": " + cmp.Or(in.Headline, "incident")
 		switch {
 		case lasting <= incidentsInFull:
