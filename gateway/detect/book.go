@@ -131,7 +131,7 @@ func (f *Finding) subject() subject { return subject{f.Kind, f.Where} }
 func (b *Book) Observe(now time.Time, found []Finding) {
 	found = slices.Clone(found[:min(maxFindings, len(found))]) // a copy, because it is sorted and merged in place
 	slices.SortStableFunc(found, func(x, y Finding) int {      // causes before their effects, and what has lasted longer first
-		return cmp.Or(cmp.Compare(kinds[x.Kind].sortKey(), kinds[y.Kind].sortKey()), cmp.Compare(y.LastedFor, x.LastedFor))
+		return cmp.Or(cmp.Compare(x.sortKey(), y.sortKey()), cmp.Compare(y.LastedFor, x.LastedFor))
 	})
 	r := b.newRound(now, mergeBySubject(found))
 	b.now = now
@@ -139,7 +139,8 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 	b.unplaced, b.unplacedHaveBad = nil, false // place and dropOld collect them anew
 	var unowned []*member
 	for _, f := range r.found {
-		if at := r.owners[f.subject()]; at.incident != nil && at.isOpen() {
+		at := r.owners[f.subject()]
+		if at.incident != nil && at.isOpen() && (!f.follows || at.members[0].Kind == ProxyBusy) {
 			at.take(f, r)
 		} else {
 			unowned = append(unowned, f)
@@ -148,6 +149,7 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 	for _, f := range unowned {
 		b.place(f, r)
 	}
+	b.list = slices.DeleteFunc(b.list, func(o *incident) bool { return len(o.members) == 0 })
 	for _, o := range b.list {
 		o.settle(r)
 	}

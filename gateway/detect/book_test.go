@@ -454,7 +454,7 @@ func TestSlowMetricsAreOneIncidentThatLasts(t *testing.T) {
 		case s == 35:
 			require.Equal(t, "Prefill engine p1:1 answers too late when it is asked for its metrics", in[0].What)
 			require.Equal(t, at(10).UnixMilli(), in[0].LastMs)
-			require.Contains(t, in[0].Clients, "Clients notice nothing yet.")
+			require.Contains(t, in[0].Clients, "Prompts of clients are placed")
 		case s == 150:
 			require.Equal(t, "Prefill engines p1:1 and p2:1 answer too late when they are asked for their metrics", in[0].What)
 			require.Equal(t, at(130).UnixMilli(), in[0].LastMs)

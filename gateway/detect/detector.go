@@ -32,7 +32,7 @@ type Detector struct {
 	Kind           Kind
 	find           func(v *view, report reportFunc)
 	harm           harm
-	urgent         bool // the finding is Bad, although clients notice nothing yet
+	urgent         bool // the finding is Bad, although it does not harm yet
 	effect         bool // the finding is the result of another one, if another one is present
 	overload       bool // many requests wait: an effect of a cause whose harm is waiting or failing, and otherwise itself a cause
 	manyWait       bool // many requests wait, and missing engines may be the reason
@@ -44,6 +44,7 @@ type Detector struct {
 	unspecific       bool          // kinds with the same harm say more about the cause, so they come first
 	family           string        // name of a family; its kinds are the same problem, seen at engines or at ranks; empty: none
 	sharesNoCause    bool          // the finding never shares its cause: an operator caused it, or it is about a whole group or proxy
+	byOwnClock       ownClock      // whether the proxy finds it when it is late itself
 	toleratedAbsence time.Duration // the finding comes and goes: its incident ends once it was missing for this long; 0: at once
 
 	headline         string // title of an incident with this cause
@@ -91,6 +92,7 @@ type Finding struct {
 	Severity       string
 	Panel          string        // panel of the live page that shows more
 	WhereKind      string        // what Where names: "prefill engine", "group"
+	Group          string        // decode group of the engine; empty: none
 	Where          string        // name of the engine, rank, group or model; empty: the proxy
 	What           string        // a whole sentence with the name in Where and all numbers, without a full stop
 	Suffix         string        // text after What; findings that differ only in Suffix may have one cause
@@ -99,7 +101,18 @@ type Finding struct {
 	slowdown       float64       // factor by which the tokens of slowedRequests take longer
 	Key            string        // API key that causes most of the problem; empty: no single key does
 	Reason         string        // cause in the words of an engine or a file, to compare findings; empty: not known
+	follows        bool          // the finding follows from ProxyBusy
 	LastedFor      time.Duration // how long the problem has lasted; 0: not known, so it is taken to begin now
+}
+
+// isEffect says whether the finding is the result of another one, if another one is present.
+func (f *Finding) isEffect() bool { return f.follows || kinds[f.Kind].effect }
+
+func (f *Finding) sortKey() int {
+	if f.follows {
+		return kinds[f.Kind].sortKey() + 1000
+	}
+	return kinds[f.Kind].sortKey()
 }
 
 // setSlowdown sets how many requests the finding makes slower, and by which factor their tokens take longer. It returns f.
@@ -125,8 +138,8 @@ type reportFunc func(where place, reason, format string, args ...any) *Finding
 // noReason is the reason of findings that are compared by their kind alone.
 const noReason = ""
 
-// place is the place of a finding: what it is, such as "prefill engine", its name, and the panel that shows more.
-type place struct{ kind, name, panel string }
+// place is the place of a finding: what it is, such as "prefill engine", its name, the panel that shows more, and the group of an engine.
+type place struct{ kind, name, panel, group string }
 
 // Panels of the live page that show more about groups and their ranks.
 const (

@@ -37,7 +37,7 @@ var engineDetectors = []Detector{
 			"Requests go to the new address once something answers there.",
 	},
 	{
-		Kind: EngineHangs, find: findEngineHangs, getsNoRequests: true, takesEngineAway: true,
+		Kind: EngineHangs, find: findEngineHangs, getsNoRequests: true, takesEngineAway: true, byOwnClock: engineIsLate,
 		harm: waiting, headline: "Engine hangs", pluralText: "take connections, but do not answer their health checks", runbook: "engine_hangs",
 		clientsOfPrefill: "Clients whose prompts were sent there wait until the engine goes on, until it counts as down, or until " +
 			"limits.probe_timeout is over. Then other engines compute their prompts.",
@@ -72,11 +72,11 @@ var engineDetectors = []Detector{
 	{
 		Kind: EngineDrains, find: findEngineDrains,
 		harm: nothing, family: "drains", headline: "Drain", pluralText: "drain", runbook: "drains", command: takeDrainBack,
-		clients: "Clients notice nothing, as long as the other engines can take the load.",
+		clients: "New requests of clients go to the other engines, and what runs there goes on.",
 		next:    "Restart the engine when nothing runs there any more, then take the drain back.",
 	},
 	{
-		Kind: EngineAmiss, find: findEngineAmiss,
+		Kind: EngineAmiss, find: findEngineAmiss, byOwnClock: engineIsLate,
 		harm: slower, unspecific: true, family: "late", toleratedAbsence: slowEngineAbsence, headline: "Engine trouble",
 		pluralText: "are up, but something is amiss",
 		command:    showWorkers, runbook: "engine_amiss",
@@ -86,13 +86,13 @@ var engineDetectors = []Detector{
 	{
 		Kind: SourceFails, find: findSourceFails,
 		harm: nothing, sharesNoCause: true, headline: "Discovery fails", runbook: "source_fails", command: showLogs,
-		clients: "Clients notice nothing until engines come or go.",
+		clients: "Engines that come get no requests of clients, and engines that go are not forgotten.",
 		next:    "Mend the source. Its last list stays in force until then.",
 	},
 	{
 		Kind: EnginesUnfit, find: findEnginesUnfit,
 		harm: nothing, sharesNoCause: true, headline: "Unfit engines", runbook: "engines_unfit", command: showWorkers,
-		clients: "Clients notice nothing, because these engines get no requests.",
+		clients: "No request of clients is sent to these engines.",
 		next:    "Read why each engine is unfit, and start it with the connector of its profile.",
 	},
 }
@@ -173,7 +173,7 @@ func drainedEngines(f *Facts) map[string]bool {
 func (v *view) eachEngine(kind Kind, report func(e *Engine, where place, why string)) {
 	for i := range v.Engines {
 		if e := &v.Engines[i]; e.troubleKind() == kind {
-			report(e, place{e.Role + " engine", e.ID, "engines"}, WithoutAddress(e.Why, e.ID))
+			report(e, place{kind: e.Role + " engine", name: e.ID, panel: "engines", group: e.Group}, WithoutAddress(e.Why, e.ID))
 		}
 	}
 }
@@ -237,7 +237,7 @@ func findEngineAmiss(v *view, report reportFunc) {
 func findSourceFails(v *view, report reportFunc) {
 	for i := range v.Sources {
 		if s := &v.Sources[i]; s.Error != "" {
-			report(place{"source", s.Name, "engines"}, noReason, "Discovery by %s fails, and its last list of %s stays in force: %s", s.Name,
+			report(place{kind: "source", name: s.Name, panel: "engines"}, noReason, "Discovery by %s fails, and its last list of %s stays in force: %s", s.Name,
 				words.Count(s.Engines, "engine"), firstLine(s.Error))
 		}
 	}
@@ -255,7 +255,7 @@ func findEnginesUnfit(v *view, report reportFunc) {
 		for i, e := range s.Unfit {
 			names[i] = e.Role + " engine " + e.ID
 		}
-		report(place{"source", s.Name, "engines"}, noReason, "%s of %s %s not used: %s. The first one is unfit: %s", words.Count(n, "engine"),
+		report(place{kind: "source", name: s.Name, panel: "engines"}, noReason, "%s of %s %s not used: %s. The first one is unfit: %s", words.Count(n, "engine"),
 			s.Name, words.Are(n), words.FirstOf(names), firstLine(s.Unfit[0].Why))
 	}
 }

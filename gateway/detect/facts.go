@@ -49,6 +49,7 @@ type Proxy struct {
 	DriftTokens   int64   `json:"audit_drift_tokens"`
 
 	Certificates []Certificate `json:"certificates,omitempty"` // certificates of the listeners with TLS
+	Own          Own           `json:"-"`                      // (found)
 }
 
 // Certificate is the TLS certificate of a listener.

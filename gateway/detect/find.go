@@ -7,7 +7,7 @@ import (
 )
 
 // detectors are all detectors, in the order in which they run.
-var detectors = slices.Concat(proxyDetectors, loadDetectors, requestDetectors, engineDetectors, prefillDetectors, handoffDetectors,
+var detectors = slices.Concat(busyDetectors, proxyDetectors, loadDetectors, requestDetectors, engineDetectors, prefillDetectors, handoffDetectors,
 	groupDetectors, rankDetectors, ownerDetectors)
 
 // kinds maps each kind to the detector that finds it.
@@ -37,12 +37,14 @@ func Find(f *Facts, last Ended) (all []Finding) {
 		d := &detectors[i]
 		d.find(v, func(where place, reason, format string, args ...any) *Finding {
 			all = append(all, Finding{
-				Kind: d.Kind, Severity: d.severity(), Panel: where.panel, WhereKind: where.kind, Where: where.name, Reason: reason,
+				Kind: d.Kind, Severity: d.severity(), Panel: where.panel, WhereKind: where.kind, Where: where.name,
+				Group: where.group, Reason: reason,
 				What: fmt.Sprintf(format, args...),
 			})
 			return &all[len(all)-1] // the detector completes the finding before it reports the next one
 		})
 	}
+	v.followsFromProxy(all)
 	v.raiseIfMuchSlower(all)
 	// This depends on which findings are bad, so it comes after all other changes of severities.
 	v.lowerIfOthersServe(all)

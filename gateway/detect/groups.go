@@ -27,14 +27,14 @@ var groupDetectors = []Detector{
 		next:    "Look which decode ranks are down, drain or are full, and add decode ranks.",
 	},
 	{
-		Kind: RoundStuck, find: findRoundStuck,
+		Kind: RoundStuck, find: findRoundStuck, byOwnClock: proxyIsLate,
 		harm: waiting, headline: "Stuck round", pluralText: "hold requests for a round for longer than they may", runbook: "round_stuck",
 		command: showHeldRequests,
 		clients: "Clients wait for their first token, although ranks have free slots.",
 		next:    "Write patience=0 into the policy, so that nothing is held, and report the bug.",
 	},
 	{
-		Kind: PolicySlow, find: findPolicySlow,
+		Kind: PolicySlow, find: findPolicySlow, byOwnClock: proxyIsLate,
 		harm: slower, sharesNoCause: true, headline: "Slow policy", runbook: "policy_slow", command: showLogs,
 		clients: "Clients get their tokens a little later, because a simpler policy decides.",
 		next:    "Look what else uses the cores of this machine, or choose a simpler policy.",
@@ -46,7 +46,7 @@ var groupDetectors = []Detector{
 		next:    "Look which rank is the fullest.", command: `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/live?once" | jq '.models[].groups[].ranks | max_by(.kv_tokens)'`,
 	},
 	{
-		Kind: StepsSlow, find: findStepsSlow, slowsTokens: true,
+		Kind: StepsSlow, find: findStepsSlow, slowsTokens: true, byOwnClock: proxyIsLate,
 		harm: slower, sharesNoCause: true, headline: "Slow steps", runbook: "steps_slow",
 		clients: "Clients of this group get every token later.",
 		next: "One rank is enough to make all of them slow. If a rank is named, look for who else uses its engine. " +
@@ -88,7 +88,7 @@ func findPoolLate(v *view, report reportFunc) {
 				what = "request"
 			}
 			_, rank := m.nouns()
-			report(place{"model", m.Name, "pool"}, noReason, "A %s of model %s has waited %.1f s for a %s, and %s in the pool", what, m.Name,
+			report(place{kind: "model", name: m.Name, panel: "pool"}, noReason, "A %s of model %s has waited %.1f s for a %s, and %s in the pool", what, m.Name,
 				m.Pool.OldestS, rank, waits(m.Pool.Entries))
 		}
 	}
@@ -101,7 +101,7 @@ func (v *view) eachGroup(panel string, report func(m *Model, g *Group, where pla
 		m := &v.Models[i]
 		for j := range m.Groups {
 			g := &m.Groups[j]
-			where := place{"group", g.Name, panel}
+			where := place{kind: "group", name: g.Name, panel: panel}
 			switch {
 			case g.Name == "": // the ranks of the model that have no barrier: they are one group without a name
 				where.kind, where.name = "model", m.Name

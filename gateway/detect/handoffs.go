@@ -29,7 +29,7 @@ var handoffDetectors = []Detector{
 	{
 		Kind: PairBroken, find: findPairBroken,
 		harm: nothing, headline: "Broken pair", pluralText: "cannot hand over KV", runbook: "pair_broken", command: showPairs,
-		clients: "Clients notice nothing: both engines serve with others.",
+		clients: "Requests of clients are served by these engines with others.",
 		next:    "Look at the network between the two, and whether one keeps connections to a former process of the other.",
 	},
 	{
@@ -66,11 +66,11 @@ func findHandoffsLost(v *view, report reportFunc) {
 	v.eachQuarantine(func(prefiller, engine, lost string) {
 		switch {
 		case engine == "":
-			where := place{"prefill engine", prefiller, "prefill"}
+			where := place{kind: "prefill engine", name: prefiller, panel: "prefill"}
 			report(where, noReason, "Hand-offs of %s do not arrive at decode engines that work with other prefill engines: %s. It gets no prompts "+
 				"but a trial", where, lost)
 		case prefiller == "":
-			where := place{"decode engine", engine, ranksPanel}
+			where := place{kind: "decode engine", name: engine, panel: ranksPanel}
 			report(where, noReason, "%s loses the hand-offs of prefill engines that work with other decode engines: %s. It gets no requests "+
 				"but a trial", where.capitalized(), lost)
 		}
@@ -81,7 +81,7 @@ func findHandoffsLost(v *view, report reportFunc) {
 func findPairBroken(v *view, report reportFunc) {
 	v.eachQuarantine(func(prefiller, engine, lost string) {
 		if prefiller != "" && engine != "" {
-			where := place{"pair", prefiller + " and " + engine, ranksPanel}
+			where := place{kind: "pair", name: prefiller + " and " + engine, panel: ranksPanel}
 			report(where, noReason, "Hand-offs of prefill engine %s do not arrive at decode engine %s, although both work with others: %s",
 				prefiller, engine, lost)
 		}
@@ -111,7 +111,7 @@ func findNoHandoffs(v *view, report reportFunc) {
 		slices.Sort(prefills) // those that are out come first
 		slices.Sort(decodes)
 		prefills, decodes = slices.Compact(prefills), slices.Compact(decodes)
-		report(place{"model", m.Name, ranksPanel}, noReason,
+		report(place{kind: "model", name: m.Name, panel: ranksPanel}, noReason,
 			"No hand-off of model %s arrives, from prefill engines %s at decode engines %s. No engine is taken out of service",
 			m.Name, words.FirstOf(prefills), words.FirstOf(decodes)).LastedFor = v.At.Sub(m.NoneArriveSince)
 	}

@@ -22,6 +22,7 @@ type baseline struct {
 	ended, failed uint64
 	ttft, tpot    Latency
 	tokensPerS    float64
+	open          int64
 }
 
 // baseline returns the values with which an incident that began at the time since is compared; nil: there is no sample. Latencies and
@@ -31,7 +32,8 @@ func (r *Ring) baseline(since time.Time) *baseline {
 	if began == nil { // before is nil only in the same case, because sampleAt returns the oldest sample for times before all samples
 		return nil
 	}
-	return &baseline{ended: began.Ended, failed: began.Failed, ttft: before.TTFT, tpot: before.TPOT, tokensPerS: before.TokensPerS}
+	return &baseline{ended: began.Ended, failed: began.Failed, ttft: before.TTFT, tpot: before.TPOT, tokensPerS: before.TokensPerS,
+		open: before.open}
 }
 
 // describeHarm compares the newest sample with the baseline and describes the harm to clients, as a sentence without a full stop; empty:
@@ -58,7 +60,8 @@ func (r *Ring) describeHarm(base *baseline) string {
 	case isLonger(Latency{was.P99Ms, 0, was.Samples}, Latency{is.P99Ms, 0, is.Samples}, longerTPOTMs): // the P99s in place of P50Ms
 		parts = append(parts, fmt.Sprintf("in the slowest of 100 answers a token takes %s, and took %s", spokenMs(is.P99Ms), spokenMs(was.P99Ms)))
 	}
-	if was, is := base.tokensPerS, now.TokensPerS; is < fewerTokens*was {
+	loadIsThere := float64(now.open) >= fewerTokens*float64(base.open) // else fewer tokens are wanted
+	if was, is := base.tokensPerS, now.TokensPerS; is < fewerTokens*was && loadIsThere {
 		parts = append(parts, fmt.Sprintf("engines give %.0f tokens per second, and gave %.0f", is, was))
 	}
 	lastPart := len(parts) - 1

@@ -12,6 +12,7 @@ const (
 	isIntermittent                  // something is wrong that clients notice, and that comes and goes
 	isEffect                        // clients notice the finding; if another one is present, that one is the cause
 	isLoad                          // many requests wait: an effect of a harmful cause, or else a cause of other effects
+	isProxy                         // the proxy's own clock is late, so that much else seems late
 	classes                         // number of classes above
 )
 
@@ -19,6 +20,8 @@ const (
 // several cases apply to a detector, the first one counts.
 func (d *Detector) joinClass() joinClass {
 	switch {
+	case d.Kind == ProxyBusy:
+		return isProxy
 	case d.sharesNoCause: // whatever else the finding is
 		return isAlone
 	case d.overload: // before effect, because an overload is marked as an effect, too
@@ -48,13 +51,14 @@ const (
 // joinWhen says which finding may join which incident: a row for the class of the incident's first member, a column
 // for that of the finding.
 var joinWhen = [classes][classes]joinWindow{
-	// columns: alone, unnoticed, cause, intermittent, effect, load
+	// columns: alone, unnoticed, cause, intermittent, effect, load; isProxy joins none
 	isAlone:        {never, never, never, never, never, never},
 	isUnnoticed:    {never, atBeginIfShared, atBeginIfShared, atBeginIfShared, never, never},
 	isCause:        {never, atBeginIfShared, atBeginIfShared, atBeginIfShared, soonAfterBegin, soonAfterBegin},
 	isIntermittent: {never, atBeginIfShared, atBeginIfShared, alwaysIfShared, soonAfterBegin, soonAfterBegin},
 	isEffect:       {never, atBeginIfShared, atBeginIfShared, atBeginIfShared, aroundBegin, soonAfterBegin},
 	isLoad:         {never, atBeginIfShared, atBeginIfShared, alwaysIfShared, afterBegin, afterBegin},
+	isProxy:        {isEffect: afterBegin, isLoad: afterBegin},
 }
 
 // allows says whether a finding may join an incident. delay is the time from the begin of the incident to that of the finding: below 0 if

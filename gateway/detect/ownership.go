@@ -14,7 +14,7 @@ var ownerDetectors = []Detector{
 	{
 		Kind: PeerDown, find: findPeerDown,
 		harm: nothing, headline: "Peer outage", pluralText: "are not up", runbook: "peer_down", command: `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/geo" | jq .peers`,
-		clients: "Clients notice nothing, as long as this region has room.",
+		clients: "Requests of clients stay in this region, or go to others.",
 		next:    "Look whether the other proxy is alive, and then at the link.",
 	},
 	{
@@ -44,7 +44,7 @@ func findNoOwner(v *view, report reportFunc) {
 		if a.Holder != "" || a.Admits { // the engines get requests, from the scope's owner or from this proxy
 			continue
 		}
-		where := place{"region", a.Region, "geo"}
+		where := place{kind: "region", name: a.Region, panel: "geo"}
 		if a.Group != "" {
 			where.kind, where.name = "group", a.Group
 		}

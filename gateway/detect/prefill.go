@@ -38,10 +38,10 @@ var prefillDetectors = []Detector{
 		next:    "Mend what failed there; the engine's own log may say more. Others take its prompts meanwhile.",
 	},
 	{
-		Kind: MetricsOld, find: findMetricsOld,
+		Kind: MetricsOld, find: findMetricsOld, byOwnClock: engineIsLate,
 		harm: slower, family: "late", toleratedAbsence: slowEngineAbsence, headline: "Slow prefill metrics",
 		pluralText: "answer too late when they are asked for their metrics", runbook: "metrics_old",
-		clients: "Clients notice nothing yet. Prompts are placed by older figures of these engines and by the proxy's own accounts.",
+		clients: "Prompts of clients are placed by older figures of these engines and by the proxy's own accounts.",
 		next: "Look how long /metrics of each engine takes, and what keeps its API server busy. If it is only slow, raise " +
 			"prefill.scrape.timeout.",
 		command: "curl -sm 20 -o /dev/null -w '%{time_total} s\\n' http://{engine}/metrics",
@@ -144,7 +144,7 @@ func findPrefillOut(v *view, report reportFunc) {
 	})
 	for i := range v.Prefill.Groups {
 		if g := &v.Prefill.Groups[i]; g.State == "out" {
-			where := place{"group", g.ID, ranksPanel}
+			where := place{kind: "group", name: g.ID, panel: ranksPanel}
 			report(where, noReason, "%s%s", where.capitalized(), takesNone)
 		}
 	}

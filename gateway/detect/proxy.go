@@ -43,19 +43,19 @@ var proxyDetectors = []Detector{
 		Kind: ConfigRefused, find: findConfigRefused,
 		harm: nothing, sharesNoCause: true, headline: "The config was refused", runbook: "config_refused",
 		command: "evenkeel check --config FILE",
-		clients: "Clients notice nothing, because the config before is in force.",
+		clients: "Requests of clients are served by the config before, which is in force.",
 		next:    "Mend the file. The proxy reads it again by itself. Do not restart the proxy before: it would not start with this file.",
 	},
 	{
 		Kind: CertEnds, find: findCertEnds,
 		harm: nothing, sharesNoCause: true, headline: "A certificate ends soon", runbook: "certificate_ends", command: showCertificates,
-		clients: "Clients notice nothing yet.",
+		clients: "Clients cannot connect to this listener after the end of its certificate.",
 		next:    "Renew the certificate. The proxy reads the new files by itself.",
 	},
 	{
 		Kind: CertEndsNow, find: findCertEndsNow, urgent: true,
 		harm: nothing, sharesNoCause: true, headline: "A certificate ends", runbook: "certificate_ends", command: showCertificates,
-		clients: "Clients notice nothing before it ends. After that, they cannot connect to this listener.",
+		clients: "Clients cannot connect to this listener after the end of its certificate.",
 		next:    "Replace the files of the certificate now. The proxy reads them by itself.",
 	},
 }
@@ -105,7 +105,7 @@ const (
 func findCertEnds(v *view, report reportFunc) {
 	for _, c := range v.Proxy.Certificates {
 		if left := seconds(c.EndsS); left >= certNow && left < certSoon {
-			report(place{"listener", c.Key, "proxy"}, noReason, "The certificate of %s ends in %s", c.Key, words.Count(int(left/day), "day"))
+			report(place{kind: "listener", name: c.Key, panel: "proxy"}, noReason, "The certificate of %s ends in %s", c.Key, words.Count(int(left/day), "day"))
 		}
 	}
 }
@@ -113,7 +113,7 @@ func findCertEnds(v *view, report reportFunc) {
 // findCertEndsNow reports certificates that end within certNow, or have ended.
 func findCertEndsNow(v *view, report reportFunc) {
 	for _, c := range v.Proxy.Certificates {
-		switch left, where := seconds(c.EndsS), (place{"listener", c.Key, "proxy"}); {
+		switch left, where := seconds(c.EndsS), (place{kind: "listener", name: c.Key, panel: "proxy"}); {
 		case left >= certNow: // findCertEnds reports it, if it ends soon
 		case left >= 2*time.Hour:
 			report(where, noReason, "The certificate of %s ends in %d hours", c.Key, int(left.Hours()))

@@ -48,7 +48,7 @@ var rankDetectors = []Detector{
 	{
 		Kind: RanksDrain, find: findRanksDrain,
 		harm: nothing, family: "drains", headline: "Drain", pluralText: "have ranks that drain", runbook: "drains", command: showDrains,
-		clients: "Clients notice nothing, as long as the other ranks can take the load.",
+		clients: "New requests of clients go to the other ranks, and what runs there goes on.",
 		next:    "Wait until the ranks are empty. They still take part in the steps of their group.",
 	},
 }

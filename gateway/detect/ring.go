@@ -24,6 +24,12 @@ type Sample struct {
 	rankIndex  map[int32]int // index of each rank in Ranks; samples of the same ranks share the map
 	Rates                    // rates over the last ten seconds; Ring.Add fills them in
 
+	LateMs     float64 // by how much timers of the proxy fired late since the sample before, all together
+	LatestMs   float64 // the same for the latest timer
+	CPUSeconds float64 // processor time of the proxy since its start
+	Cores      int     // processors that the proxy may use
+	open       int64   // requests of clients that are not over, at the last examination of the whole proxy
+
 	Examined   bool // the whole proxy was examined, so the fields from Groups to Started are known
 	Groups     []GroupAt
 	groupIndex map[GroupName]int     // index of each group in Groups
@@ -104,6 +110,9 @@ func (r *Ring) Add(s Sample) {
 		r.bins = tier{interval: BinLength, keptFor: BinsKeptFor + BinLength} // one bin more, because the newest bin is not full yet
 		r.minutes = tier{interval: time.Minute, keptFor: minutesKeptFor}
 	}
+	if last := r.Last(); last != nil && !s.Examined {
+		s.open = last.open
+	}
 	s.indexRanks(r.Last())                       // sets rankIndex, and shares the map of the last sample if both have the same ranks
 	s.Rates = r.addSecond(s)                     // means over ten seconds, which only the tier of single seconds can give
 	s.Ranks, s.rankIndex, s.Whys = nil, nil, nil // only the tier of single seconds keeps ranks and reasons
@@ -160,6 +169,7 @@ func (s *Sample) indexRanks(before *Sample) {
 // groups. A live page is added to a sample only when the page is shown. mergeEarlier copies what this sample lacks. If both were examined,
 // it also takes the larger load of each group, and steps without a fault (Usual), because later steps are compared with them.
 func (s *Sample) mergeEarlier(before *Sample) {
+	s.LateMs, s.LatestMs = s.LateMs+before.LateMs, max(s.LatestMs, before.LatestMs)
 	if s.Page == nil {
 		s.Page, s.PageAt = before.Page, before.PageAt
 	}

@@ -53,8 +53,12 @@ func (o *incident) isNewerThan(other *incident) bool {
 // If there is no room for another incident, the finding is only listed in unplaced.
 func (b *Book) place(f *member, r *round) {
 	o := b.continued(f, r)
+	if f.follows && o != nil && o.isOpen() { // it was thought to be a fault of its own
+		o.forget(f)
+		o = nil
+	}
 	// The cause of an ended incident is over, so an effect does not simply reopen it: assign first looks for an open incident.
-	if o == nil || kinds[f.Kind].effect && !o.isOpen() {
+	if o == nil || f.isEffect() && !o.isOpen() {
 		o = b.assign(f, o, r)
 	}
 	if o == nil {
@@ -71,7 +75,7 @@ func (b *Book) place(f *member, r *round) {
 // take records a finding of this moment in the incident. A finding that was missing at the last look has come back, unless its kind comes
 // and goes anyway.
 func (o *incident) take(f *member, r *round) {
-	f.effect = kinds[f.Kind].effect && !kinds[leadOf(append(o.current(r.now), f)).Kind].effect
+	f.effect = f.isEffect() && !leadOf(append(o.current(r.now), f)).isEffect()
 	if had := o.had(f.subject(), r); had != nil {
 		f.times, f.led, f.present = had.times, had.led, had.present
 		if had.foundAt.Before(r.previous) && kinds[f.Kind].toleratedAbsence == 0 {
@@ -91,6 +95,11 @@ func (o *incident) take(f *member, r *round) {
 		o.members = o.members[:last]
 	}
 	o.members = append(o.members, f)
+}
+
+// forget drops the record of a finding that belongs to another incident.
+func (o *incident) forget(f *member) {
+	o.members = slices.DeleteFunc(o.members, func(m *member) bool { return m.subject() == f.subject() })
 }
 
 // had is the incident's record of a finding; nil: it never had it.
@@ -122,7 +131,7 @@ func (o *incident) current(now time.Time) (list []*member) {
 
 // leadOf is the cause among members, the first one of several; of effects alone the first in their order.
 func leadOf(members []*member) *member {
-	return slices.MinFunc(members, func(x, y *member) int { return cmp.Compare(kinds[x.Kind].sortKey(), kinds[y.Kind].sortKey()) })
+	return slices.MinFunc(members, func(x, y *member) int { return cmp.Compare(x.sortKey(), y.sortKey()) })
 }
 
 // continued returns the incident that a finding continues; nil: there is none. This is the incident that had the finding before. If the
@@ -150,7 +159,7 @@ func (b *Book) continued(f *member, r *round) *incident {
 // too, the incident of A stays ended, and A and B get a new one.
 func (r *round) isAnotherOutage(o *incident) bool {
 	return slices.ContainsFunc(r.found, func(f *member) bool {
-		isNew := r.owners[f.subject()].incident == nil && !kinds[f.Kind].effect && !o.everHad(f)
+		isNew := r.owners[f.subject()].incident == nil && !f.isEffect() && !o.everHad(f)
 		return isNew && sharesCause(o.members, f)
 	})
 }
@@ -179,7 +188,7 @@ func (b *Book) assign(f *member, ended *incident, r *round) *incident {
 	since := r.now.Add(-f.LastedFor) // when the finding began
 	chosen := b.mostHarmfulToJoin(f, since, r)
 	switch {
-	case chosen != nil && chosen.cameBack() && !kinds[f.Kind].effect && !chosen.everHad(f):
+	case chosen != nil && chosen.cameBack() && !f.isEffect() && !chosen.everHad(f):
 		reopened := chosen
 		chosen = b.newIncident(reopened.openSince)
 		r.moveFound(reopened, chosen)
@@ -240,7 +249,7 @@ func (b *Book) mostHarmfulToJoin(f *member, since time.Time, r *round) (best *in
 // most effects of it go on: then it takes in only effects, and findings of engines that it is about already. An effect that the incident
 // had before joins however late it is.
 func (o *incident) mayTakeIn(members []*member, f *member, since, now time.Time) bool {
-	isOnlyEffect := kinds[f.Kind].isOnlyEffect()
+	isOnlyEffect := f.follows || kinds[f.Kind].isOnlyEffect()
 	if !o.causeContinues(now) && !isOnlyEffect && !hasPlace(members, f) {
 		return false
 	}
@@ -277,14 +286,14 @@ func (b *Book) takeOverEffects(o *incident, cause Kind, r *round) {
 // many requests wait, which leads to further effects. A finding that clients do not notice has none, and neither has one that shares its
 // cause with no other finding: an operator caused it, or it is about a whole group or proxy.
 func (d *Detector) causesEffects() bool {
-	return !d.isOnlyEffect() && !d.sharesNoCause && d.harm != nothing
+	return d.Kind == ProxyBusy || !d.isOnlyEffect() && !d.sharesNoCause && d.harm != nothing
 }
 
 // mayBeEffects says whether an open incident may consist of effects of a cause that was found only now, and that began at the time
 // causeSince. It has nothing but effects, and began at about the same time. If it had a cause, its effects are those of that cause, unless
 // it had ended and came back with the effects alone.
 func (o *incident) mayBeEffects(causeSince, now time.Time) bool {
-	isCause := func(m *member) bool { return !kinds[m.Kind].effect }
+	isCause := func(m *member) bool { return !m.isEffect() }
 	if !o.isOpen() || causeSince.Sub(o.openSince).Abs() > togetherWithin || slices.ContainsFunc(o.current(now), isCause) {
 		return false
 	}
@@ -300,6 +309,8 @@ func (o *incident) cameBack() bool { return !o.previousEnd.IsZero() }
 func mayJoin(members []*member, f *member, delay time.Duration) bool {
 	cause, kind := kinds[leadOf(members).Kind], kinds[f.Kind]
 	switch {
+	case f.follows:
+		return cause.Kind == ProxyBusy
 	case kind.overload && cause.harm < waiting: // an overload means that many requests wait, which this cause does not explain
 		return false
 	case cause.overload && f.Kind == NotReady: // missing engines make the proxy not ready, and load does not
@@ -400,18 +411,18 @@ func (o *incident) settle(r *round) {
 	}
 	slices.SortStableFunc(o.members, func(x, y *member) int {
 		return cmp.Or(firstIf(x.present, y.present), firstIf(!o.isOpen() && x.Kind == main.Kind, !o.isOpen() && y.Kind == main.Kind),
-			cmp.Compare(kinds[x.Kind].sortKey(), kinds[y.Kind].sortKey()), firstIf(x.isBad(r.now), y.isBad(r.now)),
+			cmp.Compare(x.sortKey(), y.sortKey()), firstIf(x.isBad(r.now), y.isBad(r.now)),
 			firstIf(x == main, y == main), firstIf(!o.isOpen() && x.Where < y.Where, !o.isOpen() && y.Where < x.Where))
 	})
 	for i, m := range o.members {
-		m.effect = i > 0 && kinds[m.Kind].effect && !kinds[o.members[0].Kind].effect
+		m.effect = i > 0 && m.isEffect() && !o.members[0].isEffect()
 	}
 }
 
 // ledLongest is the finding that led for the longest time: of the causes, if there was one, and of those that were ever bad.
 func (o *incident) ledLongest() *member {
 	return slices.MinFunc(o.members, func(x, y *member) int {
-		return cmp.Or(firstIf(!kinds[x.Kind].effect, !kinds[y.Kind].effect),
+		return cmp.Or(firstIf(!x.isEffect(), !y.isEffect()),
 			firstIf(!x.badAt.IsZero(), !y.badAt.IsZero()), cmp.Compare(y.led, x.led))
 	})
 }

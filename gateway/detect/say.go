@@ -60,6 +60,9 @@ func (o *incident) describe(now time.Time) Incident {
 	if in.Count > 1 && slices.ContainsFunc(in.Where, lacksName) { // in.What lacks some names, so all are listed in Named
 		in.Named = namesByKind(listedMembers, in.Count)
 	}
+	if in.Count > 1 {
+		in.Named = strings.TrimSpace(in.Named + groupsOf(listedMembers))
+	}
 	if lead.times > 1 {
 		in.What += fmt.Sprintf(", and this comes and goes: it came %d times", lead.times)
 		if k.getsNoRequests {
@@ -71,7 +74,7 @@ func (o *incident) describe(now time.Time) Incident {
 	if o.isOpen() && k.effect { // even the first member is an effect, so a cause that the incident had is over
 		in.Clients += endedCauseText(o.members[len(members):])
 	}
-	in.setCommand(lead)
+	in.setCommand(lead, listedMembers)
 	return in
 }
 
@@ -98,9 +101,12 @@ func (in *Incident) setTimes(o *incident, lead *member, now time.Time) {
 }
 
 // setCommand sets the command for the cause. If one API key causes most of the problem, the advice and the command are those for this key.
-func (in *Incident) setCommand(lead *member) {
+func (in *Incident) setCommand(lead *member, listed []*member) {
 	k := kinds[lead.Kind]
-	in.Command = fillCommand(k.command, lead)
+	in.Command = forEachEngine(k.command, listed)
+	if in.Command == "" {
+		in.Command = fillCommand(k.command, lead)
+	}
 	if lead.Key != "" {
 		in.Next = strings.ReplaceAll(k.nextForKey, "{key}", lead.Key)
 		if isShellSafe(lead.Key) {
@@ -159,11 +165,19 @@ func (in *Incident) promoteNotReady(otherKinds [][]*member) {
 
 // addToClients adds a sentence on the findings of each other kind to what clients notice.
 func (in *Incident) addToClients(otherKinds [][]*member) {
-	for i, g := range otherKinds {
-		if i == 0 { // once, before the first of them
-			in.Clients += " Also:"
+	also, follow := "", ""
+	for _, g := range otherKinds {
+		if g[0].follows {
+			follow += " " + describeFindings(g, noHost) + "."
+		} else {
+			also += " " + describeFindings(g, noHost) + "."
 		}
-		in.Clients += " " + describeFindings(g, noHost) + "."
+	}
+	if also != "" {
+		in.Clients += " Also:" + also
+	}
+	if follow != "" {
+		in.Clients += " These follow from it:" + follow
 	}
 }
 
@@ -183,7 +197,7 @@ func byKind(members []*member) (groups [][]*member) {
 // endedCauseText returns a sentence about a cause that is over while its effects go on; empty: there is no such cause. over has the findings
 // that the incident had and does not have now, causes first.
 func endedCauseText(over []*member) string {
-	if len(over) == 0 || kinds[over[0].Kind].effect {
+	if len(over) == 0 || over[0].isEffect() {
 		return ""
 	}
 	return " It began with what is over now: " + describeFindings(byKind(over)[0], noHost) + "."
@@ -242,6 +256,21 @@ func namesByKind(members []*member, all int) string {
 	return sentence + "."
 }
 
+// groupsOf returns a sentence with the decode groups of the members; empty: they have none.
+func groupsOf(members []*member) string {
+	var groups []string
+	for _, m := range members {
+		if m.Group != "" && !slices.Contains(groups, m.Group) {
+			groups = append(groups, m.Group)
+		}
+	}
+	if len(groups) == 0 {
+		return ""
+	}
+	slices.Sort(groups)
+	return " They are of the " + plural("group", len(groups)) + " " + joinNames(groups) + "."
+}
+
 // joinNames joins names with commas. The last name follows "and", unless there are maxNames names, so that more may be left out.
 func joinNames(names []string) string {
 	lastName := len(names) - 1
@@ -273,6 +302,21 @@ func nounOf(same []*member) string {
 		}
 	}
 	return noun
+}
+
+// forEachEngine returns a command that asks each engine of the members; empty: there is only one, the command asks no engine, or a name
+// has characters that mean something to a shell.
+func forEachEngine(text string, members []*member) string {
+	var engines []string
+	for _, m := range members {
+		if engine := engineOf(m.Where); isShellSafe(engine) && !slices.Contains(engines, engine) {
+			engines = append(engines, engine)
+		}
+	}
+	if len(engines) < 2 || !strings.Contains(text, "{engine}") {
+		return ""
+	}
+	return "for e in " + strings.Join(engines, " ") + "; do " + strings.ReplaceAll(text, "{engine}", "$e") + "; done"
 }
 
 // fillCommand fills the names of the finding into a shell command that operators may copy. The result is empty if the command needs a name
@@ -359,8 +403,8 @@ func (l *incidentList) add(in Incident) {
 	l.all = append(l.all, in)
 }
 
-// compareForList is below 0 if Incidents lists x before y: open incidents before ended ones; of the open ones the most harmful first, then
-// those with more findings, then the older ones; of the ended ones the latest first.
+// compareForList is below 0 if Incidents lists x before y: open incidents before ended ones; of the open ones that of a busy
+// proxy first, which makes others doubtful, then the most harmful, then those with more findings, then the older ones; of the ended ones the latest first.
 func compareForList(x, y *incident) int {
 	switch {
 	case x.isOpen() && !y.isOpen():
@@ -370,7 +414,7 @@ func compareForList(x, y *incident) int {
 	case !x.isOpen(): // both have ended
 		return y.until.Compare(x.until)
 	}
-	return cmp.Or(cmp.Compare(y.harm(), x.harm()), cmp.Compare(len(y.present()), len(x.present())), x.since.Compare(y.since))
+	return cmp.Or(firstIf(x.members[0].Kind == ProxyBusy, y.members[0].Kind == ProxyBusy), cmp.Compare(y.harm(), x.harm()), cmp.Compare(len(y.present()), len(x.present())), x.since.Compare(y.since))
 }
 
 // unplacedSeverity is the severity of the worst finding that is in no incident.

@@ -101,6 +101,7 @@ func (w *Watch) fillInResults(f *Facts) {
 		f.Traffic.Rates = last.Rates
 	}
 	f.Failures = w.failures()
+	f.Proxy.Own = w.own()
 	f.Prefill.LongBacklogS = w.longBacklog.duration(w.updatedAt).Seconds()
 	for i := range f.Models {
 		if s := w.crowded[f.Models[i].Name]; s != nil {
@@ -123,7 +124,7 @@ func (w *Watch) Incidents() []Incident { return w.book.Incidents() }
 // addFacts adds to a sample the values that only an examination of the whole proxy provides: the state of each engine, and the loads of
 // groups. A rank has an entry beside its engine's if the engine has several ranks and does not drain as a whole.
 func (s *Sample) addFacts(f *Facts) {
-	s.Examined, s.Drains, s.Policy = true, f.Proxy.Draining, f.Proxy.Policy
+	s.Examined, s.Drains, s.Policy, s.open = true, f.Proxy.Draining, f.Proxy.Policy, f.Proxy.Open
 	s.Reload = time.UnixMilli(f.Proxy.ReloadedMs)
 	s.Started = f.At.Add(-seconds(f.Proxy.UptimeS))
 	s.Engines = make(map[EngineName]string, len(f.Engines))

@@ -25,6 +25,7 @@ type Watch struct {
 	deps          Deps
 	began         time.Time
 	samples       int         // number of samples so far; only Run uses it
+	pulse         pulse
 	wantsSnapshot func() bool // says whether show needs a Snapshot in this second
 	show          func(*Snapshot)
 
@@ -64,6 +65,9 @@ func (w *Watch) OnSnapshot(wanted func() bool, show func(*Snapshot)) {
 
 // Run checks the proxy every second until ctx ends.
 func (w *Watch) Run(ctx context.Context) {
+	var pulsing sync.WaitGroup
+	defer pulsing.Wait()
+	pulsing.Go(func() { w.pulse.run(ctx) })
 	tick := time.NewTicker(detect.SampleInterval)
 	defer tick.Stop()
 	for {
@@ -86,6 +90,7 @@ func (w *Watch) CheckOnce(parent context.Context) {
 	if !ok { // the proxy did not answer in time
 		return
 	}
+	w.pulse.addTo(&s)
 	endsBin := w.samples%samplesPerBin == 0 // also with the first sample
 	w.samples++
 	takesSnapshot := endsBin || w.wantsSnapshot != nil && w.wantsSnapshot()

@@ -1,0 +1,98 @@
+package detect
+
+import "time"
+
+// ProxyBusy is the kind of the finding that the proxy gets too little processor time.
+const ProxyBusy Kind = "proxy_busy"
+
+var busyDetectors = []Detector{{
+	Kind: ProxyBusy, find: findProxyBusy, slowsTokens: true, toleratedAbsence: time.Minute,
+	harm: slower, sharesNoCause: true, headline: "The proxy gets too little processor time", runbook: "proxy_busy",
+	command: "uptime; cat /sys/fs/cgroup/cpu.stat /sys/fs/cgroup/system.slice/evenkeel.service/cpu.stat; top -b -n 1 | head -20",
+	clients: "Each token and each decision of this proxy waits for a processor, for all clients.",
+	next: "Look what else runs on the proxy's machine, and at the processor limit of its container or service (nr_throttled). Do not " +
+		"restart engines that this page calls late.",
+}}
+
+// Own is what the proxy measured of itself in the last ownWindow.
+type Own struct {
+	LateShare float64 // by how much its timers fired late, as a share of the time
+	LatestMs  float64 // by how much the latest timer was late
+	UsedCores float64 // processors that it used in the mean
+	Cores     int     // processors that it may use; 0: nothing was measured
+}
+
+const (
+	ownWindow    = 20 * time.Second
+	busyShare    = 0.2 // a proxy whose timers are late by more than this share of the time is too busy to judge engines by its own clock
+	allUsedShare = 0.8 // from this share of its processors on, the proxy itself is what keeps them busy
+)
+
+// own sums up the samples of the last ownWindow; zero: the proxy runs for less than half of that time, in which it may be busy.
+func (r *Ring) own() (own Own) {
+	list := r.fine.list
+	last := r.Last()
+	if last == nil {
+		return own
+	}
+	first := last
+	for i := len(list) - 1; i > 0 && (first == last || last.At.Sub(list[i-1].At) <= ownWindow); i-- {
+		own.LateShare += list[i].LateMs
+		own.LatestMs = max(own.LatestMs, list[i].LatestMs)
+		first = &list[i-1]
+	}
+	seconds := last.At.Sub(first.At).Seconds()
+	if seconds < ownWindow.Seconds()/2 {
+		return Own{}
+	}
+	own.LateShare /= 1000 * seconds
+	own.UsedCores, own.Cores = (last.CPUSeconds-first.CPUSeconds)/seconds, last.Cores
+	return own
+}
+
+// isBusy says whether so many timers of the proxy are late that it cannot tell a late engine from its own lateness.
+func (o *Own) isBusy() bool { return o.LateShare > busyShare }
+
+func findProxyBusy(v *view, report reportFunc) {
+	o := &v.Proxy.Own
+	if !o.isBusy() {
+		return
+	}
+	who := "so something else has them, or a limit is set"
+	if o.UsedCores >= allUsedShare*float64(o.Cores) {
+		who = "so it has too few"
+	}
+	report(proxyPlace("proxy"), noReason, "The proxy gets too little processor time: in the last %.0f s its timers were late for %.0f %% of the "+
+		"time, one by %s, and it used %.1f of its %d cores, %s", ownWindow.Seconds(), 100*o.LateShare, spokenMs(o.LatestMs), o.UsedCores, o.Cores, who).
+		setSlowdown(max(1, v.running), 1/max(0.01, 1-o.LateShare))
+}
+
+// manyHosts is from how many hosts on late engines follow from the proxy's own lateness: one engine may hang by itself.
+const manyHosts = 2
+
+// ownClock says how a finding depends on the proxy's own clock.
+type ownClock int
+
+const (
+	_            ownClock = iota // the finding does not depend on it
+	engineIsLate                 // an engine answered too late; if it is one of many hosts, the proxy may have looked too late
+	proxyIsLate                  // the proxy took too long for something itself
+)
+
+// followsFromProxy marks the findings that follow from a busy proxy. By its late clock it finds that rounds and steps are slow, and that
+// engines answer late, at many hosts at once.
+func (v *view) followsFromProxy(all []Finding) {
+	if !v.Proxy.Own.isBusy() {
+		return
+	}
+	hosts := map[string]bool{}
+	for i := range all {
+		if kinds[all[i].Kind].byOwnClock == engineIsLate {
+			hosts[hostOf(all[i].Where)] = true
+		}
+	}
+	for i := range all {
+		clock := kinds[all[i].Kind].byOwnClock
+		all[i].follows = clock == proxyIsLate || clock == engineIsLate && len(hosts) >= manyHosts
+	}
+}
