@@ -217,7 +217,11 @@ func (g observer) groupFacts(from *board.GroupStatus, ranks []board.WorkerStatus
 		if !inGroup {
 			continue
 		}
-		group.Ranks = append(group.Ranks, rankFacts(&w))
+		rank := rankFacts(&w)
+		if !from.Barrier && slices.ContainsFunc(ranks, func(other board.WorkerStatus) bool { return !other.Barrier && other.Group != w.Group }) {
+			rank.Group = w.Group
+		}
+		group.Ranks = append(group.Ranks, rank)
 	}
 	if group.StepsAreComparable() {
 		group.Gauges = g.gaugesOf(group.Ranks)

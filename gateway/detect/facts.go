@@ -219,8 +219,10 @@ const (
 
 // Rank is one data-parallel worker. It takes requests while it is up.
 type Rank struct {
-	ID    int32  `json:"id"`   // unique while the proxy runs; the history of the live page uses it
-	Name  string `json:"name"` // host:port; if there are several ranks, with /rank behind it
+	ID   int32  `json:"id"`   // unique while the proxy runs; the history of the live page uses it
+	Name string `json:"name"` // host:port; if there are several ranks, with /rank behind it
+	// group of the engine in the config, of ranks that have no barrier and are of several groups: they are one group here
+	Group string `json:"group,omitempty"`
 	State string `json:"state"`
 	Why   string `json:"why,omitempty"` // why the rank takes no requests; empty: it takes requests
 	// the rank takes part in the steps of its group; false: its engine is down or the rank is removed, so no sum or mean includes it

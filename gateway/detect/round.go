@@ -75,9 +75,8 @@ func (b *Book) place(f *member, r *round) {
 // take records a finding of this moment in the incident. A finding that was missing at the last look has come back, unless its kind comes
 // and goes anyway.
 func (o *incident) take(f *member, r *round) {
-	f.effect = f.isEffect() && !leadOf(append(o.current(r.now), f)).isEffect()
 	if had := o.had(f.subject(), r); had != nil {
-		f.times, f.led, f.present = had.times, had.led, had.present
+		f.times, f.led, f.present, f.effect = had.times, had.led, had.present, had.effect
 		if had.foundAt.Before(r.previous) && kinds[f.Kind].toleratedAbsence == 0 {
 			f.times++
 		}
@@ -94,6 +93,7 @@ func (o *incident) take(f *member, r *round) {
 		delete(r.owners, o.members[last].subject())
 		o.members = o.members[:last]
 	}
+	f.effect = f.isEffect() && !leadOf(append(o.current(r.now), f)).isEffect()
 	o.members = append(o.members, f)
 }
 

@@ -2,6 +2,7 @@ package live
 
 import (
 	"fmt"
+	"slices"
 
 	"evenkeel/gateway/detect"
 	"evenkeel/internal/words"
@@ -42,6 +43,15 @@ func groupSummary(g *Group, t *detect.Traffic) string {
 	name := "group " + g.Name
 	if g.Name == "" {
 		name = "ranks without barrier"
+		var groups []string
+		for i := range g.Ranks {
+			if group := g.Ranks[i].Group; group != "" && !slices.Contains(groups, group) {
+				groups = append(groups, group)
+			}
+		}
+		if len(groups) > 0 {
+			name += " of groups " + words.FirstOf(groups)
+		}
 	}
 	ranks := words.Count(len(g.Ranks), "rank")
 	if g.SteppingRanks < len(g.Ranks) {

@@ -279,3 +279,14 @@ func TestPeopleGetThePageOfTextByCurl(t *testing.T) {
 		}
 	}
 }
+
+// Ranks without a barrier are one group, and the names that their groups have in the config stay.
+func TestRanksWithoutBarrierKeepTheNamesOfTheirGroups(t *testing.T) {
+	d := shown(3)
+	g := &d.Models[0].Groups[0]
+	g.Name, g.Barrier = "", false
+	for i := range g.Ranks {
+		g.Ranks[i].Group = []string{"a", "b", "b"}[i]
+	}
+	require.Contains(t, textOf(d, usualWidth), "ranks without barrier of groups a, b: ")
+}

@@ -24,7 +24,7 @@ type Deps struct {
 type Watch struct {
 	deps          Deps
 	began         time.Time
-	samples       int         // number of samples so far; only Run uses it
+	samples       int // number of samples so far; only Run uses it
 	pulse         pulse
 	wantsSnapshot func() bool // says whether show needs a Snapshot in this second
 	show          func(*Snapshot)

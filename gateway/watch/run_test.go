@@ -137,3 +137,22 @@ func TestSeriesAreBounded(t *testing.T) {
 	require.Positive(t, got)
 	require.LessOrEqual(t, got, 65)
 }
+
+// A sample has how late timers were since the one before, and what the process used.
+func TestASampleHasHowLateTimersWere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &proxy{}
+		w := New(p.host(nil))
+		for _, late := range []time.Duration{300 * time.Millisecond, 0} {
+			w.pulse.sum.Add(int64(late))
+			w.pulse.most.Store(int64(late))
+			w.CheckOnce(t.Context())
+			time.Sleep(time.Second) // one sample is kept for each second
+			var last detect.Sample
+			w.With(func(d *detect.Watch) { last = *d.Last() })
+			require.Equal(t, float64(late.Milliseconds()), last.LateMs)
+			require.Positive(t, last.CPUSeconds)
+			require.Positive(t, last.Cores)
+		}
+	})
+}

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/url"
+	"os"
 	"regexp"
 	"slices"
 	"strconv"
@@ -371,6 +372,136 @@ var outages = []outage{
 			return s.again(ctx, "a", 3, append(slices.Clone(decodes), "--group=a")...)
 		},
 	},
+	{
+		title:  "An engine comes and goes every 10 seconds",
+		staged: "A group of two ranks is killed, started 10 seconds later, killed again 10 seconds after that, nine times.",
+		look:   3 * time.Minute, build: threeOnTwoHosts, labels: "engine_down c", pages: true,
+		begin: func(ctx context.Context, s *stage) error {
+			for range 9 {
+				s.engines["c"].Kill()
+				if err := testbed.Pause(ctx, 10*time.Second); err != nil {
+					return err
+				}
+				if err := s.again(ctx, "c", 2, append(slices.Clone(decodes), "--group", "c")...); err != nil {
+					return err
+				}
+				if err := testbed.Pause(ctx, 10*time.Second); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+		mend: func(context.Context, *stage) error { return nil },
+	},
+	{
+		title: "A prefill engine whose hand-offs fail everywhere",
+		staged: "Each decode rank of two groups answers 500 to the hand-offs of one of four prefill engines, as when its RDMA state is dead " +
+			"after the decode engines were restarted. Its own answers are fine.",
+		look: 2 * time.Minute, labels: "handoffs_lost prefill1",
+		build: func(ctx context.Context, s *stage) error {
+			var prefill, decode []string
+			for i := range 4 {
+				name := "prefill" + strconv.Itoa(i+1)
+				if err := s.start(ctx, name, "127.0.0."+strconv.Itoa(i+1), 1, prefills...); err != nil {
+					return err
+				}
+				prefill = append(prefill, s.ranks(name, 1, "")...)
+			}
+			for i, name := range []string{"a", "b"} {
+				if err := s.start(ctx, name, "127.0.0.1"+strconv.Itoa(i+1), 3, append(slices.Clone(decodes), "--group", name)...); err != nil {
+					return err
+				}
+				decode = append(decode, s.ranks(name, 3, ", slots: 16, group: "+name)...)
+			}
+			if err := s.serve(ctx, s.configure(prefill, decode, "")); err != nil {
+				return err
+			}
+			s.ask(ctx, clients{concurrency: 50, prompt: 300, answer: 60})
+			return nil
+		},
+		begin: func(ctx context.Context, s *stage) error {
+			from := strings.TrimPrefix(s.engines["prefill1"].url(0), "http://")
+			return s.faults(ctx, fmt.Sprintf(`[{"fault":"internal","leg":"decode","from":%q}]`, from), "a", "b")
+		},
+		mend: func(ctx context.Context, s *stage) error { return s.faults(ctx, "[]", "a", "b") },
+	},
+	{
+		title:  "An engine of each of two groups is killed",
+		staged: "Two groups without a barrier have two engines each, on four hosts. One engine of each group is killed in the same moment.",
+		labels: "engine_down a1",
+		build: func(ctx context.Context, s *stage) error {
+			if err := s.prefillTwo(ctx, prefills); err != nil {
+				return err
+			}
+			var decode []string
+			for i, name := range []string{"a1", "a2", "b1", "b2"} {
+				if err := s.start(ctx, name, "127.0.0.1"+strconv.Itoa(i+1), 1, decodes...); err != nil {
+					return err
+				}
+				decode = append(decode, s.ranks(name, 1, ", slots: 16, barrier: none, group: "+name[:1])...)
+			}
+			if err := s.serve(ctx, s.configure(append(s.ranks("prefill1", 1, ""), s.ranks("prefill2", 1, "")...), decode, "")); err != nil {
+				return err
+			}
+			s.ask(ctx, clients{concurrency: 20, prompt: 300, answer: 150})
+			return nil
+		},
+		begin: func(_ context.Context, s *stage) error {
+			s.engines["a1"].Kill()
+			s.engines["b1"].Kill()
+			return nil
+		},
+		mend: func(ctx context.Context, s *stage) error {
+			return errors.Join(s.again(ctx, "a1", 1, decodes...), s.again(ctx, "b1", 1, decodes...))
+		},
+	},
+	{
+		title: "The proxy's machine is busy",
+		staged: "The proxy, and nothing else, runs for 100 ms and stands still for a second, again and again, as under a processor limit that " +
+			"is far too low.",
+		look: 2 * time.Minute, labels: "proxy_busy", pages: true,
+		build: func(ctx context.Context, s *stage) error { return s.twoGroups(ctx, nil) },
+		begin: func(ctx context.Context, s *stage) error {
+			return inTurns(ctx, s.proxy, time.Second, 100*time.Millisecond, 115*time.Second)
+		},
+		mend: func(context.Context, *stage) error { return nil },
+	},
+	{
+		title: "A rank is slow for long prompts behind a barrier",
+		staged: "A step of a group takes twelve times as long for each KV token of its fullest rank, as one rank whose attention is slow makes " +
+			"it. Short prompts are as fast as before, and the clients' prompts are long.",
+		steady: 6*time.Minute + 30*time.Second, look: 90 * time.Second, labels: "steps_slow main",
+		build: oneGroup(clients{concurrency: 30, prompt: 5000, answer: 150}),
+		begin: func(ctx context.Context, s *stage) error {
+			return s.again(ctx, "decode", 6, "--role=decode", "--c0=30ms", "--c1=3600ns", "--slots=16")
+		},
+		mend: func(ctx context.Context, s *stage) error { return s.again(ctx, "decode", 6, decodes...) },
+	},
+	{
+		title:  "Five minutes of healthy bursts",
+		staged: "Nothing is wrong. Every 30 seconds 80 requests come at once, and end within 20 seconds.",
+		look:   5 * time.Minute, labels: none,
+		build: func(ctx context.Context, s *stage) error {
+			if err := s.fleet(ctx, prefills, nil, 6); err != nil {
+				return err
+			}
+			return s.serve(ctx, s.usual(6, ""))
+		},
+		begin: func(ctx context.Context, s *stage) error {
+			for range 9 {
+				stop := s.ask(ctx, clients{concurrency: 80, prompt: 400, answer: 100})
+				if err := testbed.Pause(ctx, 4*time.Second); err != nil {
+					return err
+				}
+				stop()
+				if err := testbed.Pause(ctx, 26*time.Second); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+		mend: func(context.Context, *stage) error { return nil },
+	},
 }
 
 var (
@@ -401,14 +532,34 @@ func threeOnTwoHosts(ctx context.Context, s *stage) error {
 
 // slowed gives an engine a fifth of its time for so long.
 func slowed(ctx context.Context, e *engine, lasts time.Duration) error {
+	return inTurns(ctx, e, 200*time.Millisecond, 50*time.Millisecond, lasts)
+}
+
+// inTurns has a process stand still and run in turns.
+func inTurns(ctx context.Context, p interface{ Signal(os.Signal) error }, still, runs, lasts time.Duration) error {
 	for end := time.Now().Add(lasts); time.Now().Before(end); {
-		_ = e.Signal(syscall.SIGSTOP)
-		if err := testbed.Pause(ctx, 200*time.Millisecond); err != nil {
+		_ = p.Signal(syscall.SIGSTOP)
+		if err := testbed.Pause(ctx, still); err != nil {
+			return errors.Join(err, p.Signal(syscall.SIGCONT))
+		}
+		_ = p.Signal(syscall.SIGCONT)
+		if err := testbed.Pause(ctx, runs); err != nil {
 			return err
 		}
-		_ = e.Signal(syscall.SIGCONT)
-		if err := testbed.Pause(ctx, 50*time.Millisecond); err != nil {
+	}
+	return nil
+}
+
+// faults has all ranks of some engines fail by these rules from now on.
+func (s *stage) faults(ctx context.Context, rules string, engines ...string) error {
+	for _, name := range engines {
+		e, err := s.of(name)
+		if err != nil {
 			return err
+		}
+		a, err := testbed.Do(ctx, http.DefaultClient, http.MethodPost, e.url(0)+"/faults", []byte(rules))
+		if err != nil || a.Status != http.StatusOK && a.Status != http.StatusNoContent {
+			return fmt.Errorf("faults of %s: %d %s %w", name, a.Status, a.Body, err)
 		}
 	}
 	return nil

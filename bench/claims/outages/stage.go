@@ -30,18 +30,28 @@ type outage struct {
 	begin         func(ctx context.Context, s *stage) error
 	mend          func(ctx context.Context, s *stage) error
 
-	number int
-	heard  []said
-	calm   time.Duration // after it was mended; below 0: the page was not calm when the watch ended
+	labels string // kind and engine of the metric evenkeel_incident within a minute; none: it has no series; empty: not looked at
+	pages  bool   // the alert fires
+
+	number   int
+	heard    []said
+	alerts   string // folder of the test of its alerts
+	recorded series
+	told     time.Duration // after which the metric had the labels; below 0: it never had them
+	calm     time.Duration // after it was mended; below 0: the page was not calm when the watch ended
 }
 
 // incident is what is read of one of the page's.
 type incident struct {
 	ID       int    `json:"id"`
+	Kind     string `json:"kind"`
+	Subject  string `json:"subject"`
+	Severity string `json:"severity"`
 	Headline string `json:"headline"`
 	What     string `json:"what"`
 	Harm     string `json:"harm"`
 	UntilMs  int64  `json:"until_ms"`
+	Named    string `json:"named"`
 	Clients  string `json:"clients"`
 	Next     string `json:"next"`
 }
@@ -80,8 +90,9 @@ type stage struct {
 // engine is a process with some ranks.
 type engine struct {
 	*testbed.Process
-	host string
-	port int
+	host  string
+	port  int
+	ranks int
 }
 
 func (e *engine) url(rank int) string {
@@ -92,7 +103,7 @@ func (e *engine) url(rank int) string {
 func (s *stage) start(ctx context.Context, name, host string, ranks int, args ...string) (err error) {
 	e := s.engines[name]
 	if e == nil {
-		e = &engine{host: host, port: ports.take(max(ranks, 1))}
+		e = &engine{host: host, port: ports.take(max(ranks, 1)), ranks: ranks}
 		s.engines[name] = e
 	}
 	args = append([]string{"engine", "--connector", "nixl-pull", "--dp-size", strconv.Itoa(ranks), "--listen",
@@ -232,6 +243,7 @@ func (o *outage) stage(ctx context.Context, w *testbed.World, c *camera) (err er
 		o.look = lookAfter
 	}
 	ear := &ear{outage: o, began: time.Now().Add(o.steady)}
+	o.told = -1
 	if err := ear.listen(ctx, s, o.steady, nil); err != nil {
 		return err
 	}
@@ -257,7 +269,7 @@ func (o *outage) stage(ctx context.Context, w *testbed.World, c *camera) (err er
 		o.calm = -1
 	}
 	o.heard = sorted(o.heard)
-	return nil
+	return o.tryAlerts(ctx, s)
 }
 
 // ends says when the page was calm again.
@@ -272,8 +284,9 @@ func (o *outage) ends() string {
 type ear struct {
 	outage *outage
 	began  time.Time
-	open   int  // incidents that last
-	frozen bool // what is said from now on is not a part of the outage
+	open   int       // incidents that last
+	frozen bool      // what is said from now on is not a part of the outage
+	read   time.Time // when the metric was read last
 }
 
 // isCalm says that no incident lasted at the last look.
@@ -290,6 +303,10 @@ func (e *ear) listen(ctx context.Context, s *stage, lasts time.Duration, until f
 				d.Incidents[i].What = strings.ReplaceAll(d.Incidents[i].What, s.world.Dir+"/", "")
 			}
 			e.hear(time.Since(e.began), d.Incidents)
+			if time.Since(e.read) >= scrapeEvery {
+				e.read = time.Now()
+				e.outage.record(s, e.read, e.read.Sub(e.began))
+			}
 			if until != nil && until() {
 				return nil
 			}
@@ -315,8 +332,11 @@ func (e *ear) hear(at time.Duration, incidents []incident) {
 		if i.Harm != "" {
 			harm = " " + i.Harm + "."
 		}
-		says := strings.ReplaceAll(fmt.Sprintf("**%s.** %s.%s %s %s", i.Headline, strings.TrimSuffix(i.What, "."), harm, italic(i.Clients),
+		says := strings.ReplaceAll(fmt.Sprintf("**%s.** %s.%s%s %s %s", i.Headline, strings.TrimSuffix(i.What, "."), harm, named(i.Named), italic(i.Clients),
 			i.Next), "|", "\\|")
+		if i.Kind != "" {
+			says += " `" + strings.TrimSpace(i.Kind+" "+i.Subject) + "`, " + i.Severity
+		}
 		known := false
 		for k := range e.outage.heard {
 			if h := &e.outage.heard[k]; h.id == i.ID && h.headline == i.Headline {
@@ -327,6 +347,13 @@ func (e *ear) hear(at time.Duration, incidents []incident) {
 			e.outage.heard = append(e.outage.heard, said{id: i.ID, headline: i.Headline, at: at, last: at, says: says})
 		}
 	}
+}
+
+func named(text string) string {
+	if text == "" {
+		return ""
+	}
+	return " " + text
 }
 
 func italic(text string) string {

@@ -8,7 +8,8 @@ import { byHost, ceiling, place, runs } from './layout.js';
 import { inMs, percent, short, span, whole } from './words.js';
 
 export const groupKey = (m, g) => m.name + '\0' + g.name + '\0' + g.barrier;
-export const groupName = (m, g) => (g.name ? `${m.name} · ${g.name}` : `${m.name} · without barrier`);
+export const groupName = (m, g) => (g.name ? `${m.name} · ${g.name}` : `${m.name} · ${groupsOf(g)}without barrier`);
+const groupsOf = (g) => [...new Set(g.ranks.map((r) => r.group).filter(Boolean))].map((n) => `${n}, `).join('');
 export const letters = { up: '', draining: 'D', out: 'O', down: 'X', removed: 'R', foreign: 'F' };
 
 // why is what is known of a rank that is not up, and of its engine if that is not up either.
@@ -295,7 +296,7 @@ export function showGroups(d, redraw) {
   groups.forEach(({ m, g }, i) => drawGroup($('groups').children[i], m, g, engines)); // once all stand side by side, and are as wide as they stay
   if ($('rank-details').open) {
     keyed($('rank-rows'), groups.flatMap(({ g }) => byHost(g.ranks).flatMap((h) => h.ranks)), (r) => r.id, () => cells('id', '', 'n', 'n', 'n', 'n', 'n', 'n'), (row, r) => {
-      fill(row, r.name, (r.state === 'up' ? 'up' : why(r, engines)) + (r.tight ? ', kept emptier' : ''), whole(r.kv_tokens), r.capacity_tokens ? percent(r.kv_tokens / r.capacity_tokens) : '–', `${r.slots_used} / ${r.slots}`, String(r.running), r.token_ms ? inMs(r.token_ms).join(' ') : '–', r.prompts ? whole(backlog(r)) : '–');
+      fill(row, r.name + ofGroup(r), (r.state === 'up' ? 'up' : why(r, engines)) + (r.tight ? ', kept emptier' : ''), whole(r.kv_tokens), r.capacity_tokens ? percent(r.kv_tokens / r.capacity_tokens) : '–', `${r.slots_used} / ${r.slots}`, String(r.running), r.token_ms ? inMs(r.token_ms).join(' ') : '–', r.prompts ? whole(backlog(r)) : '–');
       row.children[1].className = r.state === 'up' ? '' : r.state === 'draining' ? 'warn' : 'bad';
       markRow(row, marks.of(r.name));
     });
@@ -350,6 +351,7 @@ function makeGroup(redraw) {
 }
 
 // named tells by which incidents a rank is named.
+const ofGroup = (r) => (r.group ? ` of ${r.group}` : '');
 const named = (r) => (marks.of(r.name) ? ` · ${marks.of(r.name).text}` : '');
 
 const toCompute = (r) => (r.prompts ? `, ${whole(backlog(r))} prompt tokens to compute` : '');
@@ -368,7 +370,7 @@ function showRead(out, g, engines) {
     return;
   }
   const fullness = r.capacity_tokens ? ` of ${whole(r.capacity_tokens)} (${percent(r.kv_tokens / r.capacity_tokens)})` : '';
-  words.replaceChildren(el('b', null, r.name), ` ${r.state === 'up' ? 'up' : why(r, engines)}${r.tight ? ', kept emptier' : ''} · ${whole(r.kv_tokens)}${fullness} KV tokens${r.kept_kv_tokens ? `, ${whole(r.kept_kv_tokens)} more kept of answers` : ''} · ${r.slots_used} of ${r.slots} slots, ${r.running} running${r.token_ms ? `, a token takes ${inMs(r.token_ms).join(' ')}` : ''}${toCompute(r)}${named(r)} · `);
+  words.replaceChildren(el('b', null, r.name + ofGroup(r)), ` ${r.state === 'up' ? 'up' : why(r, engines)}${r.tight ? ', kept emptier' : ''} · ${whole(r.kv_tokens)}${fullness} KV tokens${r.kept_kv_tokens ? `, ${whole(r.kept_kv_tokens)} more kept of answers` : ''} · ${r.slots_used} of ${r.slots} slots, ${r.running} running${r.token_ms ? `, a token takes ${inMs(r.token_ms).join(' ')}` : ''}${toCompute(r)}${named(r)} · `);
   sparkline(spark, [{ values: past.rank(r.id), colour: ink.l0 }]);
 }
 
