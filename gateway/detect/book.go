@@ -57,73 +57,6 @@ type Book struct {
 	unplacedHaveBad bool      // one of the unplaced findings is bad
 }
 
-// incident is an incident with its findings. Incident is the form in which it is shown.
-type incident struct {
-	id            int
-	since, until  time.Time // begin and end of the incident; until is zero while it is open
-	openSince     time.Time // when the incident last came back; if it never did, when it began
-	previousEnd   time.Time // when the incident ended before it came back; zero: it never came back
-	members       []*member // all findings that it ever had: the one that leads, then the other present ones, then those that are over
-	baseline      *baseline // counters and latencies of the proxy when the incident began
-	baselineSince time.Time
-	harmText      string // what clients have noticed since the incident began, in numbers; empty: nothing was measured
-}
-
-// present has the findings of which an open incident consists at the last look.
-func (o *incident) present() []*member {
-	n := 0
-	for n < len(o.members) && o.members[n].present {
-		n++
-	}
-	return o.members[:n:n]
-}
-
-// State says whether an incident is new, lasts, may come back, or is over.
-type State string
-
-// States of an incident.
-const (
-	New     State = "new"     // the incident began at most 30 s ago: findings that begin now may belong to it
-	Lasting State = "lasting" // the incident is found now, and began more than 30 s ago
-	Paused  State = "paused"  // the incident is not found now; if it is found again within a minute, it goes on
-	Over    State = "over"
-)
-
-// state is the state of the incident at the time now, which is the time of the last call of Observe.
-func (o *incident) state(now time.Time) State {
-	switch {
-	case !o.isOpen() && now.Sub(o.until) > backWithin: // too long ago to come back
-		return Over
-	case !o.isOpen() || o.lastFound().Before(now): // ended a short time ago, or of a kind that comes and goes
-		return Paused
-	case now.Sub(o.openSince) <= togetherWithin: // findings that begin now may still join the incident
-		return New
-	}
-	return Lasting
-}
-
-// isOpen says whether the incident is found now, or is of a kind that comes and goes and was found a short time ago.
-func (o *incident) isOpen() bool { return o.until.IsZero() }
-
-// member is a finding that belongs to an incident, with values that are derived from it.
-type member struct {
-	Finding                          // as it was found last
-	host, commonReason string        // host of Where, and Reason without words that differ between engines, to compare findings
-	effect             bool          // the finding is an effect of the incident's cause
-	present            bool          // it was found at the last look, or was expected back
-	times              int           // how often it was found after looks without it
-	foundAt, badAt     time.Time     // when it was found last, and when it was bad last; badAt is zero if it never was
-	led                time.Duration // for how long it was the finding that leads
-}
-
-// subject identifies a finding: its kind and its place. Findings of one subject are the same finding at different times.
-type subject struct {
-	kind  Kind
-	where string
-}
-
-func (f *Finding) subject() subject { return subject{f.Kind, f.Where} }
-
 // Observe updates the incidents with all findings of this moment, and ignores those beyond maxFindings. Each finding goes to the incident
 // that it continues or whose cause it shares, or begins a new incident. If the list is full of incidents that harm at least as much, the
 // finding is unplaced: only its sentence is kept. A finding that comes and goes stays in its incident for a while after it was found last.
@@ -168,26 +101,6 @@ func (b *Book) measureHarm(r *Ring) {
 		}
 		o.harmText = r.describeHarm(o.baseline)
 	}
-}
-
-// memberOf makes a member of a finding, with its host and reason in the form in which findings are compared.
-func memberOf(f *Finding, now time.Time) *member {
-	host := hostOf(f.Where)
-	m := &member{Finding: *f, host: host, commonReason: commonReasonOf(f.Reason, host), times: 1, foundAt: now}
-	if f.Severity == Bad {
-		m.badAt = now
-	}
-	return m
-}
-
-// lastFound is the latest time at which one of the members was found.
-func (o *incident) lastFound() (last time.Time) {
-	for _, m := range o.members {
-		if m.foundAt.After(last) {
-			last = m.foundAt
-		}
-	}
-	return last
 }
 
 // mergeBySubject returns one finding per subject: the first one, with the worst severity of all of them. It overwrites found.
@@ -242,27 +155,4 @@ func (o *incident) isDroppedBefore(other *incident) bool {
 		return ended
 	}
 	return cmp.Or(cmp.Compare(o.harm(), other.harm()), cmp.Compare(other.id, o.id)) < 0
-}
-
-// leastHarm is the smallest value of Finding.harm for a finding that clients notice.
-const leastHarm = 2
-
-// harm is the harm of the incident's worst member (see Finding.harm).
-func (o *incident) harm() int { return mostHarm(o.present()) }
-
-// mostHarm is the harm of the worst member (see Finding.harm); 0: there are no members.
-func mostHarm(members []*member) (most int) {
-	for _, m := range members {
-		most = max(most, m.harm())
-	}
-	return most
-}
-
-// harm ranks findings by how much clients notice: by the harm of the kind first, then by severity. Below leastHarm, clients notice nothing.
-func (f *Finding) harm() int {
-	rank := 2 * int(kinds[f.Kind].harm)
-	if f.Severity == Bad {
-		rank++
-	}
-	return rank
 }

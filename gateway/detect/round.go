@@ -1,7 +1,6 @@
 package detect
 
 import (
-	"cmp"
 	"slices"
 	"time"
 )
@@ -97,11 +96,6 @@ func (o *incident) take(f *member, r *round) {
 	o.members = append(o.members, f)
 }
 
-// forget drops the record of a finding that belongs to another incident.
-func (o *incident) forget(f *member) {
-	o.members = slices.DeleteFunc(o.members, func(m *member) bool { return m.subject() == f.subject() })
-}
-
 // had is the incident's record of a finding; nil: it never had it.
 func (o *incident) had(s subject, r *round) *member {
 	if at := r.owners[s]; at.incident == o {
@@ -111,27 +105,6 @@ func (o *incident) had(s subject, r *round) *member {
 		return o.members[i]
 	}
 	return nil
-}
-
-// current has the incident's findings of this round. As long as it has none, it has those of the last look; nil: the incident has ended.
-func (o *incident) current(now time.Time) (list []*member) {
-	if !o.isOpen() {
-		return nil
-	}
-	for _, m := range o.members {
-		if m.foundAt.Equal(now) {
-			list = append(list, m)
-		}
-	}
-	if len(list) > 0 {
-		return list
-	}
-	return o.present()
-}
-
-// leadOf is the cause among members, the first one of several; of effects alone the first in their order.
-func leadOf(members []*member) *member {
-	return slices.MinFunc(members, func(x, y *member) int { return cmp.Compare(x.sortKey(), y.sortKey()) })
 }
 
 // continued returns the incident that a finding continues; nil: there is none. This is the incident that had the finding before. If the
@@ -162,21 +135,6 @@ func (r *round) isAnotherOutage(o *incident) bool {
 		isNew := r.owners[f.subject()].incident == nil && !f.isEffect() && !o.everHad(f)
 		return isNew && sharesCause(o.members, f)
 	})
-}
-
-// everHad says whether the incident has, or once had, this finding, or another one at its engine.
-func (o *incident) everHad(f *member) bool { return hasPlace(o.members, f) }
-
-// hasPlace says whether a member is about the finding's engine, or is the finding itself. A place without a host is not an engine.
-func hasPlace(members []*member, f *member) bool {
-	return slices.ContainsFunc(members, func(m *member) bool {
-		return m.subject() == f.subject() || f.host != "" && engineOf(m.Where) == engineOf(f.Where)
-	})
-}
-
-// causeContinues says whether a cause of the incident is found now, or is expected back.
-func (o *incident) causeContinues(now time.Time) bool {
-	return o.isOpen() && slices.ContainsFunc(o.members, func(m *member) bool { return !m.effect && m.isExpected(now) })
 }
 
 // assign finds the incident for a finding that belongs to no open incident yet. The first choice is an open incident that the finding may
@@ -300,9 +258,6 @@ func (o *incident) mayBeEffects(causeSince, now time.Time) bool {
 	return o.cameBack() || !slices.ContainsFunc(o.members, isCause)
 }
 
-// cameBack says whether the incident had ended, and came back.
-func (o *incident) cameBack() bool { return !o.previousEnd.IsZero() }
-
 // mayJoin says whether a finding may join the members of an incident, of which the first one is the cause. delay is the time from the begin
 // of the incident to that of the finding. The table joinWhen decides, by the classes of the two kinds: some kinds join only near the begin
 // of an incident, and some only if they share a cause with a member.
@@ -359,81 +314,4 @@ func (b *Book) hasNoRoom(harm int, r *round) bool {
 		}
 	}
 	return asHarmful >= maxIncidents
-}
-
-// isExpected says whether a member is found now, or was and is expected back: its kind comes and goes, or it has come back before.
-func (m *member) isExpected(now time.Time) bool {
-	return m.foundAt.Equal(now) || now.Sub(m.foundAt) < m.toleratedAbsence()
-}
-
-func (m *member) toleratedAbsence() time.Duration {
-	if m.times > 1 {
-		return backWithin
-	}
-	return kinds[m.Kind].toleratedAbsence
-}
-
-// isBad says whether the member was bad a short time ago, so that the severity does not change with every look.
-func (m *member) isBad(now time.Time) bool {
-	held := togetherWithin
-	if m.times > 1 {
-		held = backWithin
-	}
-	return !m.badAt.IsZero() && now.Sub(m.badAt) <= held
-}
-
-// settle ends the round for an incident: it says which of its findings are present, and which of them leads. Without any, it ends.
-//
-// A finding of a kind that comes and goes is not expected back while its engine gets no requests, because a worse fault of the engine has
-// taken its place. One that leads goes on to lead as long as it is expected back, so that the labels of the metric stay.
-func (o *incident) settle(r *round) {
-	led := o.members[0]
-	if led.present {
-		led.led += r.now.Sub(r.previous)
-	}
-	anyPresent := false
-	for _, m := range o.members {
-		m.present = o.isOpen() && m.isExpected(r.now)
-		if replaced := m.times == 1 && !m.foundAt.Equal(r.now) && r.away[engineOf(m.Where)]; replaced {
-			m.present = false
-		}
-		anyPresent = anyPresent || m.present
-	}
-	if !anyPresent && o.isOpen() {
-		o.until = r.now
-		if led.toleratedAbsence() > 0 {
-			o.until = o.lastFound()
-		}
-	}
-	main := led
-	if !o.isOpen() {
-		main = o.ledLongest()
-	}
-	slices.SortStableFunc(o.members, func(x, y *member) int {
-		return cmp.Or(firstIf(x.present, y.present), firstIf(!o.isOpen() && x.Kind == main.Kind, !o.isOpen() && y.Kind == main.Kind),
-			cmp.Compare(x.sortKey(), y.sortKey()), firstIf(x.isBad(r.now), y.isBad(r.now)),
-			firstIf(x == main, y == main), firstIf(!o.isOpen() && x.Where < y.Where, !o.isOpen() && y.Where < x.Where))
-	})
-	for i, m := range o.members {
-		m.effect = i > 0 && m.isEffect() && !o.members[0].isEffect()
-	}
-}
-
-// ledLongest is the finding that led for the longest time: of the causes, if there was one, and of those that were ever bad.
-func (o *incident) ledLongest() *member {
-	return slices.MinFunc(o.members, func(x, y *member) int {
-		return cmp.Or(firstIf(!x.isEffect(), !y.isEffect()),
-			firstIf(!x.badAt.IsZero(), !y.badAt.IsZero()), cmp.Compare(y.led, x.led))
-	})
-}
-
-// firstIf sorts what is so before what is not.
-func firstIf(x, y bool) int {
-	switch {
-	case x == y:
-		return 0
-	case x:
-		return -1
-	}
-	return 1
 }
