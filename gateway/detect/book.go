@@ -70,16 +70,21 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 	b.now = now
 	b.enginesAway = len(r.away) > 0
 	b.unplaced, b.unplacedHaveBad = nil, false // place and dropOld collect them anew
-	var unowned []*member
+	var cameBack, isNew []*member
 	for _, f := range r.found {
-		at := r.owners[f.subject()]
-		if at.incident != nil && at.isOpen() && (!f.follows || at.members[0].Kind == ProxyBusy) {
-			at.take(f, r)
-		} else {
-			unowned = append(unowned, f)
+		o := r.owners[f.subject()]
+		isOfItsOwn := o != nil && o.isOpen() && o.members[0].Kind != ProxyBusy
+		f.follows = f.follows && !(isOfItsOwn && now.Sub(o.openSince) > togetherWithin) // it was late before the proxy was
+		switch {
+		case o != nil && o.isOpen() && !(isOfItsOwn && f.follows):
+			o.take(f, r)
+		case o != nil || f.Kind == ProxyBusy:
+			cameBack = append(cameBack, f)
+		default:
+			isNew = append(isNew, f)
 		}
 	}
-	for _, f := range unowned {
+	for _, f := range append(cameBack, isNew...) { // what is new may show that what came back is another outage
 		b.place(f, r)
 	}
 	b.list = slices.DeleteFunc(b.list, func(o *incident) bool { return len(o.members) == 0 })

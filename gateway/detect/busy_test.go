@@ -18,7 +18,8 @@ func busyFacts(s int, lateShare float64, hung ...int) *Facts {
 		f.Prefill.Engines = append(f.Prefill.Engines, PrefillEngine{ID: prefiller + "/0", State: "open"})
 	}
 	for _, i := range hung {
-		f.Engines[i].State, f.Engines[i].Hangs, f.Engines[i].Why = "down", true, "it does not answer its health check (5 s)"
+		e := &f.Engines[i]
+		e.State, e.Hangs, e.SinceS, e.Why = "down", true, 1, "it does not answer its health check (5 s)"
 	}
 	return f
 }
@@ -70,6 +71,35 @@ func TestManyEnginesHangAndTheMachineIsIdle(t *testing.T) {
 	in := b.Incidents()
 	require.Len(t, in, 1)
 	require.Equal(t, EngineHangs, in[0].Kind)
+}
+
+// An engine that has hung for long when the machine becomes busy stays an incident of its own, and one that hung just before
+// does not. A moment in which the machine has time changes nothing.
+func TestWhatHungBeforeTheMachineWasBusy(t *testing.T) {
+	var b Book
+	for s := range 150 {
+		f := busyFacts(s, 0, 3)
+		switch {
+		case s >= 90 && s < 100:
+			f = busyFacts(s, 0, 3, 4)
+		case s >= 100:
+			f = busyFacts(s, 0.5, 3, 4, 5, 6)
+			if s == 120 || s == 140 {
+				f.Proxy.Own.LateShare = 0.1
+			}
+		}
+		b.Observe(f.At, Find(f, Ended{}))
+		if s < 105 {
+			continue
+		}
+		var open []subject
+		for _, in := range b.Incidents() {
+			if in.UntilMs == 0 {
+				open = append(open, subject{in.Kind, in.Subject})
+			}
+		}
+		require.Equal(t, []subject{{ProxyBusy, ""}, {EngineHangs, "10.0.0.3:80"}}, open, "after %d s", s)
+	}
 }
 
 // When the machine is well again and an engine hangs on, it is told as itself.

@@ -127,8 +127,9 @@ type view struct {
 	lastMinute Ended  // requests that ended in the last minute
 	loads      []load // load of each model, in the order of Models
 	drained    map[string]bool
-	running    int  // number of requests that run on all ranks together
-	manyGroups bool // there are several groups, so the name of each includes its model
+	groupOf    map[string]string // decode group of each engine that has one
+	running    int               // number of requests that run on all ranks together
+	manyGroups bool              // there are several groups, so the name of each includes its model
 }
 
 // reportFunc adds a finding about a place and returns it. format and args make its sentence. reason is the cause in the words of an engine
@@ -138,8 +139,8 @@ type reportFunc func(where place, reason, format string, args ...any) *Finding
 // noReason is the reason of findings that are compared by their kind alone.
 const noReason = ""
 
-// place is the place of a finding: what it is, such as "prefill engine", its name, the panel that shows more, and the group of an engine.
-type place struct{ kind, name, panel, group string }
+// place is the place of a finding: what it is, such as "prefill engine", its name, and the panel that shows more.
+type place struct{ kind, name, panel string }
 
 // Panels of the live page that show more about groups and their ranks.
 const (

@@ -173,7 +173,7 @@ func drainedEngines(f *Facts) map[string]bool {
 func (v *view) eachEngine(kind Kind, report func(e *Engine, where place, why string)) {
 	for i := range v.Engines {
 		if e := &v.Engines[i]; e.troubleKind() == kind {
-			report(e, place{kind: e.Role + " engine", name: e.ID, panel: "engines", group: e.Group}, WithoutAddress(e.Why, e.ID))
+			report(e, place{e.Role + " engine", e.ID, "engines"}, WithoutAddress(e.Why, e.ID))
 		}
 	}
 }
@@ -237,7 +237,7 @@ func findEngineAmiss(v *view, report reportFunc) {
 func findSourceFails(v *view, report reportFunc) {
 	for i := range v.Sources {
 		if s := &v.Sources[i]; s.Error != "" {
-			report(place{kind: "source", name: s.Name, panel: "engines"}, noReason, "Discovery by %s fails, and its last list of %s stays in force: %s", s.Name,
+			report(place{"source", s.Name, "engines"}, noReason, "Discovery by %s fails, and its last list of %s stays in force: %s", s.Name,
 				words.Count(s.Engines, "engine"), firstLine(s.Error))
 		}
 	}
@@ -255,7 +255,7 @@ func findEnginesUnfit(v *view, report reportFunc) {
 		for i, e := range s.Unfit {
 			names[i] = e.Role + " engine " + e.ID
 		}
-		report(place{kind: "source", name: s.Name, panel: "engines"}, noReason, "%s of %s %s not used: %s. The first one is unfit: %s", words.Count(n, "engine"),
+		report(place{"source", s.Name, "engines"}, noReason, "%s of %s %s not used: %s. The first one is unfit: %s", words.Count(n, "engine"),
 			s.Name, words.Are(n), words.FirstOf(names), firstLine(s.Unfit[0].Why))
 	}
 }

@@ -29,7 +29,10 @@ func Find(f *Facts, last Ended) (all []Finding) {
 	for i := range f.Models {
 		v.loads = append(v.loads, v.modelLoad(&f.Models[i]))
 	}
-	v.drained = drainedEngines(f)
+	v.drained, v.groupOf = drainedEngines(f), map[string]string{}
+	for i := range f.Engines {
+		v.groupOf[f.Engines[i].ID] = f.Engines[i].Group
+	}
 	for _, g := range f.groups() {
 		v.running += g.running()
 	}
@@ -37,9 +40,9 @@ func Find(f *Facts, last Ended) (all []Finding) {
 		d := &detectors[i]
 		d.find(v, func(where place, reason, format string, args ...any) *Finding {
 			all = append(all, Finding{
-				Kind: d.Kind, Severity: d.severity(), Panel: where.panel, WhereKind: where.kind, Where: where.name,
-				Group: where.group, Reason: reason,
-				What: fmt.Sprintf(format, args...),
+				Kind: d.Kind, Severity: d.severity(), Panel: where.panel, WhereKind: where.kind, Where: where.name, Reason: reason,
+				Group: v.groupOf[where.name],
+				What:  fmt.Sprintf(format, args...),
 			})
 			return &all[len(all)-1] // the detector completes the finding before it reports the next one
 		})

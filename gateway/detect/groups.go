@@ -88,7 +88,7 @@ func findPoolLate(v *view, report reportFunc) {
 				what = "request"
 			}
 			_, rank := m.nouns()
-			report(place{kind: "model", name: m.Name, panel: "pool"}, noReason, "A %s of model %s has waited %.1f s for a %s, and %s in the pool", what, m.Name,
+			report(place{"model", m.Name, "pool"}, noReason, "A %s of model %s has waited %.1f s for a %s, and %s in the pool", what, m.Name,
 				m.Pool.OldestS, rank, waits(m.Pool.Entries))
 		}
 	}
@@ -101,7 +101,7 @@ func (v *view) eachGroup(panel string, report func(m *Model, g *Group, where pla
 		m := &v.Models[i]
 		for j := range m.Groups {
 			g := &m.Groups[j]
-			where := place{kind: "group", name: g.Name, panel: panel}
+			where := place{"group", g.Name, panel}
 			switch {
 			case g.Name == "": // the ranks of the model that have no barrier: they are one group without a name
 				where.kind, where.name = "model", m.Name

@@ -66,11 +66,11 @@ func findHandoffsLost(v *view, report reportFunc) {
 	v.eachQuarantine(func(prefiller, engine, lost string) {
 		switch {
 		case engine == "":
-			where := place{kind: "prefill engine", name: prefiller, panel: "prefill"}
+			where := place{"prefill engine", prefiller, "prefill"}
 			report(where, noReason, "Hand-offs of %s do not arrive at decode engines that work with other prefill engines: %s. It gets no prompts "+
 				"but a trial", where, lost)
 		case prefiller == "":
-			where := place{kind: "decode engine", name: engine, panel: ranksPanel}
+			where := place{"decode engine", engine, ranksPanel}
 			report(where, noReason, "%s loses the hand-offs of prefill engines that work with other decode engines: %s. It gets no requests "+
 				"but a trial", where.capitalized(), lost)
 		}
@@ -81,7 +81,7 @@ func findHandoffsLost(v *view, report reportFunc) {
 func findPairBroken(v *view, report reportFunc) {
 	v.eachQuarantine(func(prefiller, engine, lost string) {
 		if prefiller != "" && engine != "" {
-			where := place{kind: "pair", name: prefiller + " and " + engine, panel: ranksPanel}
+			where := place{"pair", prefiller + " and " + engine, ranksPanel}
 			report(where, noReason, "Hand-offs of prefill engine %s do not arrive at decode engine %s, although both work with others: %s",
 				prefiller, engine, lost)
 		}
@@ -111,7 +111,7 @@ func findNoHandoffs(v *view, report reportFunc) {
 		slices.Sort(prefills) // those that are out come first
 		slices.Sort(decodes)
 		prefills, decodes = slices.Compact(prefills), slices.Compact(decodes)
-		report(place{kind: "model", name: m.Name, panel: ranksPanel}, noReason,
+		report(place{"model", m.Name, ranksPanel}, noReason,
 			"No hand-off of model %s arrives, from prefill engines %s at decode engines %s. No engine is taken out of service",
 			m.Name, words.FirstOf(prefills), words.FirstOf(decodes)).LastedFor = v.At.Sub(m.NoneArriveSince)
 	}

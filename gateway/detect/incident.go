@@ -34,7 +34,7 @@ type State string
 const (
 	New     State = "new"     // the incident began at most 30 s ago: findings that begin now may belong to it
 	Lasting State = "lasting" // the incident is found now, and began more than 30 s ago
-	Paused  State = "paused"  // the incident is not found now; if it is found again within a minute, it goes on
+	Paused  State = "paused"  // the incident is not found now; if it is found again within 90 s, it goes on
 	Over    State = "over"
 )
 
@@ -97,6 +97,8 @@ type subject struct {
 
 func (f *Finding) subject() subject { return subject{f.Kind, f.Where} }
 
+func (m *member) isSame(other *member) bool { return m.subject() == other.subject() }
+
 // memberOf makes a member of a finding, with its host and reason in the form in which findings are compared.
 func memberOf(f *Finding, now time.Time) *member {
 	host := hostOf(f.Where)
@@ -123,7 +125,7 @@ func (o *incident) everHad(f *member) bool { return hasPlace(o.members, f) }
 // hasPlace says whether a member is about the finding's engine, or is the finding itself. A place without a host is not an engine.
 func hasPlace(members []*member, f *member) bool {
 	return slices.ContainsFunc(members, func(m *member) bool {
-		return m.subject() == f.subject() || f.host != "" && engineOf(m.Where) == engineOf(f.Where)
+		return f.isSame(m) || f.host != "" && engineOf(m.Where) == engineOf(f.Where)
 	})
 }
 
@@ -227,11 +229,6 @@ func (o *incident) current(now time.Time) (list []*member) {
 		return list
 	}
 	return o.present()
-}
-
-// forget drops the record of a finding that belongs to another incident.
-func (o *incident) forget(f *member) {
-	o.members = slices.DeleteFunc(o.members, func(m *member) bool { return m.subject() == f.subject() })
 }
 
 // leastHarm is the smallest value of Finding.harm for a finding that clients notice.

@@ -143,7 +143,7 @@ func findOverload(v *view, report reportFunc) {
 			taken = fmt.Sprintf("The only %s of model %s is", slot, m.Name)
 		}
 		waiting := waits(l.waiting) + " " + l.where + apiKeyText
-		report(place{kind: "model", name: m.Name, panel: "pool"}, noReason, "%s taken, and %s%s", taken, waiting, slotsHeldLonger(m)).Key = apiKey
+		report(place{"model", m.Name, "pool"}, noReason, "%s taken, and %s%s", taken, waiting, slotsHeldLonger(m)).Key = apiKey
 	})
 }
 
@@ -155,7 +155,7 @@ func findKVFull(v *view, report reportFunc) {
 		fullPercent := 100 * float64(l.kvTokens) / float64(l.capacity)
 		freeSlots := fmt.Sprintf("%s of %s %ss", stats.Grouped(l.slots-l.used), stats.Grouped(l.slots), slotNoun)
 		waiting := waits(l.waiting) + " " + l.where + apiKeyText
-		report(place{kind: "model", name: m.Name, panel: ranksPanel}, noReason,
+		report(place{"model", m.Name, ranksPanel}, noReason,
 			"The KV caches of the %ss of model %s are %.0f %% full, so that %s stay free, and %s",
 			rankNoun, m.Name, fullPercent, freeSlots, waiting).Key = apiKey
 	})

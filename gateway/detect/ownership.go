@@ -32,7 +32,7 @@ func findPeerDown(v *view, report reportFunc) {
 	}
 	for _, peer := range v.Geo.Peers {
 		if !peer.Up {
-			where, why := place{kind: "peer", name: peer.ID, panel: "geo"}, cmp.Or(peer.Fault, "it answered no probe")
+			where, why := place{"peer", peer.ID, "geo"}, cmp.Or(peer.Fault, "it answered no probe")
 			report(where, peer.Fault, "Peer %s in region %s is not up: %s", peer.ID, peer.Region, why)
 		}
 	}
@@ -44,7 +44,7 @@ func findNoOwner(v *view, report reportFunc) {
 		if a.Holder != "" || a.Admits { // the engines get requests, from the scope's owner or from this proxy
 			continue
 		}
-		where := place{kind: "region", name: a.Region, panel: "geo"}
+		where := place{"region", a.Region, "geo"}
 		if a.Group != "" {
 			where.kind, where.name = "group", a.Group
 		}

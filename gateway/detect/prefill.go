@@ -109,7 +109,7 @@ func (v *view) eachPrefillRank(report func(rank *PrefillEngine, where place)) {
 		if engine, found := strings.CutSuffix(rank.ID, "/0"); found && oneRank[engine] {
 			name = engine
 		}
-		report(rank, place{kind: "prefill engine", name: name, panel: "prefill"})
+		report(rank, place{"prefill engine", name, "prefill"})
 	}
 }
 
@@ -144,7 +144,7 @@ func findPrefillOut(v *view, report reportFunc) {
 	})
 	for i := range v.Prefill.Groups {
 		if g := &v.Prefill.Groups[i]; g.State == "out" {
-			where := place{kind: "group", name: g.ID, panel: ranksPanel}
+			where := place{"group", g.ID, ranksPanel}
 			report(where, noReason, "%s%s", where.capitalized(), takesNone)
 		}
 	}

@@ -105,7 +105,7 @@ const (
 func findCertEnds(v *view, report reportFunc) {
 	for _, c := range v.Proxy.Certificates {
 		if left := seconds(c.EndsS); left >= certNow && left < certSoon {
-			report(place{kind: "listener", name: c.Key, panel: "proxy"}, noReason, "The certificate of %s ends in %s", c.Key, words.Count(int(left/day), "day"))
+			report(place{"listener", c.Key, "proxy"}, noReason, "The certificate of %s ends in %s", c.Key, words.Count(int(left/day), "day"))
 		}
 	}
 }
@@ -113,7 +113,7 @@ func findCertEnds(v *view, report reportFunc) {
 // findCertEndsNow reports certificates that end within certNow, or have ended.
 func findCertEndsNow(v *view, report reportFunc) {
 	for _, c := range v.Proxy.Certificates {
-		switch left, where := seconds(c.EndsS), (place{kind: "listener", name: c.Key, panel: "proxy"}); {
+		switch left, where := seconds(c.EndsS), (place{"listener", c.Key, "proxy"}); {
 		case left >= certNow: // findCertEnds reports it, if it ends soon
 		case left >= 2*time.Hour:
 			report(where, noReason, "The certificate of %s ends in %d hours", c.Key, int(left.Hours()))

@@ -113,7 +113,7 @@ func findRankEmpty(v *view, report reportFunc) {
 
 // report reports the ranks of a model that give empty answers. otherShare is the share of empty answers of the other ranks.
 func (e *emptyAnswers) report(model string, otherShare float64, report reportFunc) {
-	where := place{kind: "model", name: model, panel: ranksPanel}
+	where := place{"model", model, ranksPanel}
 	answers := stats.Grouped(e.ofEmptyRanks.Answers)
 	if len(e.ranks) == 1 {
 		all := e.ofEmptyRanks.Answers + e.ofOtherRanks.Answers

@@ -1,51 +1,39 @@
 package detect
 
 import (
+	"cmp"
 	"slices"
 	"time"
 )
 
 // round is one call of Book.Observe: the findings of this moment on their way to the incidents.
 type round struct {
-	now, previous time.Time         // times of this look and of the one before
-	found         []*member         // causes before their effects, and what has lasted longer first
-	owners        map[subject]owner // of the findings that incidents have or had: of several incidents, the newest
-	away          map[string]bool   // engines that get no requests now
-}
-
-// owner is an incident, and its record of a finding.
-type owner struct {
-	*incident
-	record *member
+	now, previous time.Time             // times of this look and of the one before
+	found         []*member             // causes before their effects, and what has lasted longer first
+	owners        map[subject]*incident // by finding: the incident that has it or, within backWithin, had it
+	away          map[string]bool       // engines that get no requests now
 }
 
 func (b *Book) newRound(now time.Time, found []Finding) *round {
-	r := &round{now: now, previous: b.now, owners: map[subject]owner{}, away: map[string]bool{}}
+	r := &round{now: now, previous: b.now, owners: map[subject]*incident{}, away: map[string]bool{}}
 	for i := range found {
 		r.found = append(r.found, memberOf(&found[i], now))
 		if kinds[found[i].Kind].getsNoRequests {
 			r.away[engineOf(found[i].Where)] = true
 		}
 	}
-	for _, o := range b.list {
+	latestLast := slices.Clone(b.list)
+	slices.SortStableFunc(latestLast, func(x, y *incident) int {
+		return cmp.Or(firstIf(!x.isOpen(), !y.isOpen()), x.until.Compare(y.until))
+	})
+	for _, o := range latestLast {
 		for _, m := range o.members {
-			other := r.owners[m.subject()].incident
-			mayGoOn := m.present || now.Sub(m.foundAt) <= backWithin || !o.isOpen() && now.Sub(o.until) <= backWithin
-			if mayGoOn && (other == nil || o.isNewerThan(other)) {
-				r.owners[m.subject()] = owner{o, m}
+			if m.present || now.Sub(m.foundAt) <= backWithin || !o.isOpen() && now.Sub(o.until) <= backWithin {
+				r.owners[m.subject()] = o
 			}
 		}
 	}
 	return r
-}
-
-// isNewerThan says whether o, and not the other incident, gets a finding that both have had. This is so if only o is open, or if both have
-// ended and o ended later.
-func (o *incident) isNewerThan(other *incident) bool {
-	if o.isOpen() || other.isOpen() {
-		return !other.isOpen()
-	}
-	return o.until.After(other.until)
 }
 
 // place puts a finding that no open incident has into the one whose cause it shares, or into the ended one that had it, or into a new one.
@@ -53,7 +41,7 @@ func (o *incident) isNewerThan(other *incident) bool {
 func (b *Book) place(f *member, r *round) {
 	o := b.continued(f, r)
 	if f.follows && o != nil && o.isOpen() { // it was thought to be a fault of its own
-		o.forget(f)
+		o.members = slices.DeleteFunc(o.members, f.isSame)
 		o = nil
 	}
 	// The cause of an ended incident is over, so an effect does not simply reopen it: assign first looks for an open incident.
@@ -74,9 +62,14 @@ func (b *Book) place(f *member, r *round) {
 // take records a finding of this moment in the incident. A finding that was missing at the last look has come back, unless its kind comes
 // and goes anyway.
 func (o *incident) take(f *member, r *round) {
-	if had := o.had(f.subject(), r); had != nil {
+	if i := slices.IndexFunc(o.members, f.isSame); i >= 0 {
+		had := o.members[i]
 		f.times, f.led, f.present, f.effect = had.times, had.led, had.present, had.effect
-		if had.foundAt.Before(r.previous) && kinds[f.Kind].toleratedAbsence == 0 {
+		f.follows = f.follows || had.follows && o.members[0].Kind == ProxyBusy // it may rest for a moment
+		switch {
+		case r.now.Sub(had.foundAt) > backWithin:
+			f.times = 1
+		case had.foundAt.Before(r.previous) && kinds[f.Kind].toleratedAbsence == 0:
 			f.times++
 		}
 		if f.times >= takesRequestsFrom && kinds[f.Kind].getsNoRequests {
@@ -96,17 +89,6 @@ func (o *incident) take(f *member, r *round) {
 	o.members = append(o.members, f)
 }
 
-// had is the incident's record of a finding; nil: it never had it.
-func (o *incident) had(s subject, r *round) *member {
-	if at := r.owners[s]; at.incident == o {
-		return at.record
-	}
-	if i := slices.IndexFunc(o.members, func(m *member) bool { return m.subject() == s }); i >= 0 {
-		return o.members[i]
-	}
-	return nil
-}
-
 // continued returns the incident that a finding continues; nil: there is none. This is the incident that had the finding before. If the
 // finding means that an engine gets no requests, it may also be an open incident in which the engine got none for another reason: an
 // engine first hangs and then counts as down.
@@ -121,20 +103,7 @@ func (b *Book) continued(f *member, r *round) *incident {
 			}
 		}
 	}
-	if o := r.owners[f.subject()].incident; o != nil && !r.isAnotherOutage(o) {
-		return o
-	}
-	return nil
-}
-
-// isAnotherOutage says whether what is back of an ended incident is another outage, because an engine that the incident never had shares
-// its cause now. For example, engine A of a host was down. If only A is down again, the incident goes on. If B of the same host is down,
-// too, the incident of A stays ended, and A and B get a new one.
-func (r *round) isAnotherOutage(o *incident) bool {
-	return slices.ContainsFunc(r.found, func(f *member) bool {
-		isNew := r.owners[f.subject()].incident == nil && !f.isEffect() && !o.everHad(f)
-		return isNew && sharesCause(o.members, f)
-	})
+	return r.owners[f.subject()]
 }
 
 // assign finds the incident for a finding that belongs to no open incident yet. The first choice is an open incident that the finding may
@@ -180,7 +149,7 @@ func (r *round) moveFound(from, to *incident) {
 		if m.foundAt.Equal(r.now) {
 			moved := *m
 			to.members = append(to.members, &moved)
-			r.owners[m.subject()] = owner{to, &moved}
+			r.owners[m.subject()] = to
 		}
 	}
 }
