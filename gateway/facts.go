@@ -218,7 +218,8 @@ func (g observer) groupFacts(from *board.GroupStatus, ranks []board.WorkerStatus
 			continue
 		}
 		rank := rankFacts(&w)
-		if !from.Barrier && slices.ContainsFunc(ranks, func(other board.WorkerStatus) bool { return !other.Barrier && other.Group != w.Group }) {
+		isOfAnother := func(other board.WorkerStatus) bool { return !other.Barrier && other.Group != w.Group }
+		if !from.Barrier && slices.ContainsFunc(ranks, isOfAnother) {
 			rank.Group = w.Group
 		}
 		group.Ranks = append(group.Ranks, rank)

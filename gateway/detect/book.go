@@ -62,11 +62,11 @@ type Book struct {
 // finding is unplaced: only its sentence is kept. A finding that comes and goes stays in its incident for a while after it was found last.
 // An incident without findings ends.
 func (b *Book) Observe(now time.Time, found []Finding) {
-	found = slices.Clone(found[:min(maxFindings, len(found))]) // a copy, because it is sorted and merged in place
+	found = slices.Clone(found[:min(maxFindings, len(found))]) // a copy, because it is sorted in place
 	slices.SortStableFunc(found, func(x, y Finding) int {      // causes before their effects, and what has lasted longer first
 		return cmp.Or(cmp.Compare(x.sortKey(), y.sortKey()), cmp.Compare(y.LastedFor, x.LastedFor))
 	})
-	r := b.newRound(now, mergeBySubject(found))
+	r := b.newRound(now, found)
 	b.now = now
 	b.enginesAway = len(r.away) > 0
 	b.unplaced, b.unplacedHaveBad = nil, false // place and dropOld collect them anew
@@ -106,22 +106,6 @@ func (b *Book) measureHarm(r *Ring) {
 		}
 		o.harmText = r.describeHarm(o.baseline)
 	}
-}
-
-// mergeBySubject returns one finding per subject: the first one, with the worst severity of all of them. It overwrites found.
-func mergeBySubject(found []Finding) []Finding {
-	indexOf, merged := map[subject]int{}, found[:0] // indexOf: by subject, the index in merged
-	for _, f := range found {
-		i, isMerged := indexOf[f.subject()]
-		switch {
-		case !isMerged:
-			indexOf[f.subject()] = len(merged)
-			merged = append(merged, f)
-		case f.Severity == Bad:
-			merged[i].Severity = Bad
-		}
-	}
-	return merged
 }
 
 // dropOld drops incidents that were resolved long ago. If there are still too many, it drops those that were resolved first, then open

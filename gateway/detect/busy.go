@@ -28,7 +28,7 @@ const (
 	allUsedShare = 0.8 // from this share of its processors on, the proxy itself is what keeps them busy
 )
 
-// own sums up the samples of the last ownWindow; zero: the proxy runs for less than half of that time, in which it may be busy.
+// own sums up the samples of the last ownWindow; zero: the proxy runs for less than half of that time.
 func (r *Ring) own() (own Own) {
 	list := r.fine.list
 	last := r.Last()
@@ -50,7 +50,7 @@ func (r *Ring) own() (own Own) {
 	return own
 }
 
-// isBusy says whether so many timers of the proxy are late that it cannot tell a late engine from its own lateness.
+// isBusy says whether the proxy's timers are so late that a late engine may be its own lateness.
 func (o *Own) isBusy() bool { return o.LateShare > busyShare }
 
 func findProxyBusy(v *view, report reportFunc) {
@@ -62,12 +62,12 @@ func findProxyBusy(v *view, report reportFunc) {
 	if o.UsedCores >= allUsedShare*float64(o.Cores) {
 		who = "so it has too few"
 	}
-	report(proxyPlace("proxy"), noReason, "The proxy gets too little processor time: in the last %.0f s its timers were late for %.0f %% of the "+
-		"time, one by %s, and it used %.1f of its %d cores, %s", ownWindow.Seconds(), 100*o.LateShare, spokenMs(o.LatestMs), o.UsedCores, o.Cores, who).
-		setSlowdown(max(1, v.running), 1/max(0.01, 1-o.LateShare))
+	report(proxyPlace("proxy"), noReason, "The proxy gets too little processor time: in the last %.0f s its timers "+
+		"were late for %.0f %% of the time, one by %s, and it used %.1f of its %d cores, %s", ownWindow.Seconds(),
+		100*o.LateShare, spokenMs(o.LatestMs), o.UsedCores, o.Cores, who).setSlowdown(max(1, v.running), 1/max(0.01, 1-o.LateShare))
 }
 
-// manyHosts is from how many hosts on late engines follow from the proxy's own lateness: one engine may hang by itself.
+// manyHosts is from how many hosts on late engines follow from the proxy: one may hang by itself.
 const manyHosts = 2
 
 // ownClock says how a finding depends on the proxy's own clock.
@@ -75,12 +75,12 @@ type ownClock int
 
 const (
 	_            ownClock = iota // the finding does not depend on it
-	engineIsLate                 // an engine answered too late; if it is one of many hosts, the proxy may have looked too late
+	engineIsLate                 // an engine answered too late, or the proxy looked too late
 	proxyIsLate                  // the proxy took too long for something itself
 )
 
-// followsFromProxy marks the findings that follow from a busy proxy. By its late clock it finds that rounds and steps are slow, and that
-// engines answer late, at many hosts at once.
+// followsFromProxy marks the findings that follow from a busy proxy. By its late clock it finds that rounds
+// and steps are slow, and that engines answer late, at many hosts at once.
 func (v *view) followsFromProxy(all []Finding) {
 	if !v.Proxy.Own.isBusy() {
 		return

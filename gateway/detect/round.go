@@ -57,13 +57,20 @@ func (b *Book) place(f *member, r *round) {
 		o.previousEnd, o.until, o.openSince = o.until, time.Time{}, r.now
 	}
 	o.take(f, r)
+	r.owners[f.subject()] = o
 }
 
-// take records a finding of this moment in the incident. A finding that was missing at the last look has come back, unless its kind comes
-// and goes anyway.
+// take records a finding of this moment in the incident. A finding that was missing at the last look has
+// come back, unless its kind comes and goes anyway. One that is found twice is told as it was found first.
 func (o *incident) take(f *member, r *round) {
 	if i := slices.IndexFunc(o.members, f.isSame); i >= 0 {
 		had := o.members[i]
+		if had.foundAt.Equal(r.now) {
+			if f.Severity == Bad {
+				had.Severity, had.badAt = Bad, r.now
+			}
+			return
+		}
 		f.times, f.led, f.present, f.effect = had.times, had.led, had.present, had.effect
 		f.follows = f.follows || had.follows && o.members[0].Kind == ProxyBusy // it may rest for a moment
 		switch {

@@ -141,10 +141,8 @@ func (in *Incident) addMembers(members []*member) (listed []*member, host string
 	return listed, host
 }
 
-const comesAndGoes = "It comes back by itself and goes again, and each time it takes requests with it: drain it until it is known why. "
-
-// noHost means that findings are described without a host that they share.
-const noHost = ""
+const comesAndGoes = "It comes back by itself and goes again, and each time it takes requests with it: " +
+	"drain it until it is known why. "
 
 // promoteNotReady makes an effect of the kind NotReady the headline, because it matters more than the cause: no engine is left that could
 // serve new requests. NotReady is the only kind with headlineAsEffect. otherKinds has the findings of each kind but that of the cause.
@@ -168,9 +166,9 @@ func (in *Incident) addToClients(otherKinds [][]*member) {
 	also, follow := "", ""
 	for _, g := range otherKinds {
 		if g[0].follows {
-			follow += " " + describeFindings(g, noHost) + "."
+			follow += " " + describeFindings(g, "") + "."
 		} else {
-			also += " " + describeFindings(g, noHost) + "."
+			also += " " + describeFindings(g, "") + "."
 		}
 	}
 	if also != "" {
@@ -200,7 +198,7 @@ func endedCauseText(over []*member) string {
 	if len(over) == 0 || over[0].isEffect() {
 		return ""
 	}
-	return " It began with what is over now: " + describeFindings(byKind(over)[0], noHost) + "."
+	return " It began with what is over now: " + describeFindings(byKind(over)[0], "") + "."
 }
 
 // describeFindings describes findings of one kind in a sentence without a full stop. If they have several reasons, only the first one is
@@ -213,7 +211,10 @@ func describeFindings(same []*member, host string) string {
 		if reason != "" && slices.ContainsFunc(same, func(m *member) bool { return m.commonReason != lead.commonReason }) {
 			reason += " (at the first one)" // some of the others have other reasons
 		}
-		return k.describeSeveral(whichOf(same, host), reason) + lead.Suffix
+		if reason != "" {
+			reason = ": " + reason
+		}
+		return whichOf(same, host) + " " + k.pluralText + reason + lead.Suffix
 	}
 	if more := len(same) - 1; more > 0 { // the kind has no words for several; no such kind sets a Suffix
 		return fmt.Sprintf("%s, and %d more of this kind", lead.What, more)
@@ -338,46 +339,28 @@ func fillCommand(text string, lead *member) string {
 	return text
 }
 
-// describeSeveral returns a sentence about several findings of this kind. which names their places. reason is empty if it is not known.
-func (d *Detector) describeSeveral(which, reason string) string {
-	s := which + " " + d.pluralText
-	if reason != "" {
-		s += ": " + reason
-	}
-	return s
-}
-
 // Incidents lists the open incidents, the most harmful first, then one incident for all unplaced findings, if there are any, and then the
 // ended incidents, the latest first. An ended warning is not listed if the list has an equal warning already: Times of that entry counts
 // it.
 func (b *Book) Incidents() []Incident {
 	sorted := slices.Clone(b.list)
 	slices.SortStableFunc(sorted, compareForList)
-	open := 0 // number of open incidents, which come first
-	for open < len(sorted) && sorted[open].isOpen() {
-		open++
+	list := incidentList{all: make([]Incident, 0, len(sorted)+1), warnings: map[string]int{}}
+	toldUnplaced := len(b.unplaced) == 0
+	for _, o := range sorted {
+		if !o.isOpen() && !toldUnplaced { // after the open ones
+			list.all, toldUnplaced = append(list.all, b.summarizeUnplaced()), true
+		}
+		in := o.describe(b.now)
+		if o.isOpen() && b.enginesAway && kinds[in.Kind].manyWait { // the missing engines may be the reason
+			in.Next = "Bring back the engines that are down. " + in.Next
+		}
+		list.add(in)
 	}
-	list := incidentList{all: make([]Incident, 0, len(sorted)), warnings: map[string]int{}}
-	for _, o := range sorted[:open] {
-		list.add(b.describeOpen(o))
-	}
-	if len(b.unplaced) > 0 {
+	if !toldUnplaced {
 		list.all = append(list.all, b.summarizeUnplaced())
 	}
-	for _, o := range sorted[open:] {
-		list.add(o.describe(b.now))
-	}
 	return list.all
-}
-
-// describeOpen describes an open incident. If many requests wait while engines get no requests, the missing engines may be the reason, so
-// the advice begins with these.
-func (b *Book) describeOpen(o *incident) Incident {
-	in := o.describe(b.now)
-	if b.enginesAway && kinds[o.members[0].Kind].manyWait {
-		in.Next = "Bring back the engines that are down. " + in.Next
-	}
-	return in
 }
 
 // incidentList is a list of incidents without repeated warnings.
@@ -403,8 +386,9 @@ func (l *incidentList) add(in Incident) {
 	l.all = append(l.all, in)
 }
 
-// compareForList is below 0 if Incidents lists x before y: open incidents before ended ones; of the open ones that of a busy
-// proxy first, which makes others doubtful, then the most harmful, then those with more findings, then the older ones; of the ended ones the latest first.
+// compareForList is below 0 if Incidents lists x before y: open incidents before ended ones; of the open
+// ones that of a busy proxy first, which makes others doubtful, then the most harmful, then those with more
+// findings, then the older ones; of the ended ones the latest first.
 func compareForList(x, y *incident) int {
 	switch {
 	case x.isOpen() && !y.isOpen():
@@ -414,15 +398,8 @@ func compareForList(x, y *incident) int {
 	case !x.isOpen(): // both have ended
 		return y.until.Compare(x.until)
 	}
-	return cmp.Or(firstIf(x.members[0].Kind == ProxyBusy, y.members[0].Kind == ProxyBusy), cmp.Compare(y.harm(), x.harm()), cmp.Compare(len(y.present()), len(x.present())), x.since.Compare(y.since))
-}
-
-// unplacedSeverity is the severity of the worst finding that is in no incident.
-func (b *Book) unplacedSeverity() string {
-	if b.unplacedHaveBad {
-		return Bad
-	}
-	return Warn
+	return cmp.Or(firstIf(x.members[0].Kind == ProxyBusy, y.members[0].Kind == ProxyBusy),
+		cmp.Compare(y.harm(), x.harm()), cmp.Compare(len(y.present()), len(x.present())), x.since.Compare(y.since))
 }
 
 // tooMuch is the kind of the incident that stands for all unplaced findings.
@@ -431,8 +408,12 @@ const tooMuch Kind = "too_much"
 // summarizeUnplaced returns one incident for all unplaced findings: for these, the list was full (maxIncidents) of incidents that harm as
 // much. Its id is 0, which no other incident has.
 func (b *Book) summarizeUnplaced() Incident {
+	severity := Warn
+	if b.unplacedHaveBad {
+		severity = Bad
+	}
 	return Incident{
-		Kind: tooMuch, State: Lasting, Severity: b.unplacedSeverity(), Panel: "problems", Headline: "Too much is wrong", Where: []string{},
+		Kind: tooMuch, State: Lasting, Severity: severity, Panel: "problems", Headline: "Too much is wrong", Where: []string{},
 		SinceMs: b.unplacedSince.UnixMilli(), Times: 1, FirstMs: b.unplacedSince.UnixMilli(),
 		What:    fmt.Sprintf("There are %d more findings than are told one by one", len(b.unplaced)),
 		Named:   "The first ones: " + strings.Join(b.unplaced[:min(maxNames, len(b.unplaced))], ". ") + ".",

@@ -15,8 +15,11 @@ const (
 	pulseSlack    = 10 * time.Millisecond // timers are late by some milliseconds on an idle machine, too
 )
 
-// pulse measures how late timers of this process fire. It has a goroutine of its own, because a look at the proxy may take seconds.
-type pulse struct{ sum, most atomic.Int64 } // ns since the last sample: of all timers together, and of the latest one
+// pulse measures how late timers of this process fire. It has a goroutine of its own, because a look
+// at the proxy may take seconds.
+type pulse struct {
+	sum, most atomic.Int64 // ns since the last sample: of all timers together, and of the latest one
+}
 
 func (p *pulse) run(ctx context.Context) {
 	timer := time.NewTimer(pulseInterval)
@@ -35,7 +38,7 @@ func (p *pulse) run(ctx context.Context) {
 	}
 }
 
-// addTo adds to a sample what was measured since the one before, and the processor time of the process.
+// addTo adds to a sample what was measured since the one before, and the processor time used.
 func (p *pulse) addTo(s *detect.Sample) {
 	s.LateMs = float64(p.sum.Swap(0)) / 1e6
 	s.LatestMs = float64(p.most.Swap(0)) / 1e6

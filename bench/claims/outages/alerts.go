@@ -22,8 +22,8 @@ const (
 // errToldWrongly says that the metric or the alerts were not those that the outage wants.
 var errToldWrongly = errors.New("the pager was told wrongly")
 
-// series is the metric evenkeel_incident as Prometheus would have read it: for each reading, the values by their labels. Values are in
-// seconds since the first reading.
+// series is the metric evenkeel_incident as Prometheus would have read it: for each reading, the
+// values by their labels. Values are in seconds since the first reading.
 type series struct {
 	began    time.Time
 	readings []map[string]float64
@@ -74,7 +74,7 @@ func (o *outage) pager() string {
 	case o.pages:
 		return fmt.Sprintf("The metric had it after %.0f s, and the alert EvenkeelIncident fires. ", o.told.Seconds())
 	}
-	return fmt.Sprintf("The metric had it after %.0f s, as what others can make up for: a ticket if it lasts for ten minutes. ", o.told.Seconds())
+	return fmt.Sprintf("The metric had it after %.0f s, as a warning: others serve. ", o.told.Seconds())
 }
 
 // tryAlerts writes a test of the alerts over the metric of this outage, and has promtool run it.
@@ -83,7 +83,8 @@ func (o *outage) tryAlerts(ctx context.Context, s *stage) error {
 		return nil
 	}
 	if o.labels != none && (o.told < 0 || o.told > toldWithin+scrapeEvery) {
-		return fmt.Errorf("%w: the metric had %s after %v; readings: %v", errToldWrongly, o.labels, o.told, o.recorded.readings)
+		return fmt.Errorf("%w: the metric had %s after %v; readings: %v", errToldWrongly, o.labels, o.told,
+			o.recorded.readings)
 	}
 	folder, err := filepath.Abs(o.alerts)
 	if err != nil || o.alerts == "" {
@@ -119,7 +120,8 @@ func (r *series) test(title, rules, kind, subject string, pages bool) string {
 		}
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "# Written by `make claim NAME=outages`: the metric as it was read while this was staged.\nrule_files: [%s]\n"+
+	fmt.Fprintf(&b, "# Written by `make claim NAME=outages`: the metric as it was read while this was staged.\n"+
+		"rule_files: [%s]\n"+
 		"evaluation_interval: 15s\ntests:\n  - name: %q\n    interval: 15s\n    input_series:\n", rules, title)
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		values, there := make([]string, len(r.readings)), false
@@ -141,15 +143,16 @@ func (r *series) test(title, rules, kind, subject string, pages bool) string {
 		b.WriteString("      - {series: 'up{job=\"evenkeel\"}', values: '1x30'}\n")
 	}
 	end := time.Duration(len(r.readings)) * scrapeEvery
-	fired := fmt.Sprintf("max by (kind) (max_over_time(ALERTS{alertname=\"EvenkeelIncident\",alertstate=\"firing\"}[%s]))", end)
-	fmt.Fprintf(&b, "    promql_expr_test:\n      - expr: '%s'\n        eval_time: %s\n        exp_samples: [", fired, end)
+	const firing = `ALERTS{alertname="EvenkeelIncident",alertstate="firing"`
+	fmt.Fprintf(&b, "    promql_expr_test:\n      - expr: 'max by (kind) (max_over_time(%s}[%s]))'\n"+
+		"        eval_time: %s\n        exp_samples: [", firing, end, end)
 	if pages {
 		fmt.Fprintf(&b, "{labels: '{kind=%q}', value: 1}", kind)
 	}
 	b.WriteString("]\n")
 	if pages {
-		fmt.Fprintf(&b, "      - expr: 'max(max_over_time(ALERTS{alertname=\"EvenkeelIncident\",alertstate=\"firing\",subject!~\"%s.*\"}[%s]))'\n"+
-			"        eval_time: %s\n        exp_samples: []\n", subject, end, end)
+		fmt.Fprintf(&b, "      - expr: 'max(max_over_time(%s,subject!~\"%s.*\"}[%s]))'\n"+
+			"        eval_time: %s\n        exp_samples: []\n", firing, subject, end, end)
 	}
 	return b.String()
 }

@@ -34,7 +34,8 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	flags := o.Flags("outages")
 	flags.StringVar(&o.out, "out", "docs/results/outages.md", "the page whose table is written; empty: none")
 	flags.StringVar(&o.pictures, "pictures", "docs/img/outages", "folder of the pictures")
-	flags.StringVar(&o.alerts, "alerts", "bench/outside/dashboards/testdata/outages", "folder of the tests of alerts, which have the metric of each outage; empty: none")
+	flags.StringVar(&o.alerts, "alerts", "bench/outside/dashboards/testdata/outages",
+		"folder of the tests of alerts, which have the metric of each outage; empty: none")
 	flags.StringVar(&o.only, "only", "", "numbers of outages, such as 3,7; empty: all")
 	flags.IntVar(&o.together, "together", 3, "so many are staged side by side")
 	if err := testbed.Parse(flags, args); err != nil {
@@ -139,7 +140,8 @@ func tell(all []*outage, pictures string) string {
 			t.Add("–", "Nothing is wrong.")
 		}
 		b.WriteString(t.String())
-		fmt.Fprintf(&b, "\n%s%s\n\n![The page %s after the outage begins](%s)\n\n", o.pager(), o.ends(), o.look, picture(o.number, relative(pictures)))
+		fmt.Fprintf(&b, "\n%s%s\n\n![The page %s after the outage begins](%s)\n\n", o.pager(), o.ends(), o.look,
+			picture(o.number, relative(pictures)))
 	}
 	return b.String()
 }

@@ -395,8 +395,8 @@ var outages = []outage{
 	},
 	{
 		title: "A prefill engine whose hand-offs fail everywhere",
-		staged: "Each decode rank of two groups answers 500 to the hand-offs of one of four prefill engines, as when its RDMA state is dead " +
-			"after the decode engines were restarted. Its own answers are fine.",
+		staged: "Each decode rank of two groups answers 500 to the hand-offs of one of four prefill engines, " +
+			"as when its RDMA state is dead after the decode engines were restarted. Its own answers are fine.",
 		look: 2 * time.Minute, labels: "handoffs_lost prefill1",
 		build: func(ctx context.Context, s *stage) error {
 			var prefill, decode []string
@@ -408,7 +408,8 @@ var outages = []outage{
 				prefill = append(prefill, s.ranks(name, 1, "")...)
 			}
 			for i, name := range []string{"a", "b"} {
-				if err := s.start(ctx, name, "127.0.0.1"+strconv.Itoa(i+1), 3, append(slices.Clone(decodes), "--group", name)...); err != nil {
+				flags := append(slices.Clone(decodes), "--group", name)
+				if err := s.start(ctx, name, "127.0.0.1"+strconv.Itoa(i+1), 3, flags...); err != nil {
 					return err
 				}
 				decode = append(decode, s.ranks(name, 3, ", slots: 16, group: "+name)...)
@@ -426,8 +427,9 @@ var outages = []outage{
 		mend: func(ctx context.Context, s *stage) error { return s.faults(ctx, "[]", "a", "b") },
 	},
 	{
-		title:  "An engine of each of two groups is killed",
-		staged: "Two groups without a barrier have two engines each, on four hosts. One engine of each group is killed in the same moment.",
+		title: "An engine of each of two groups is killed",
+		staged: "Two groups without a barrier have two engines each, on four hosts. One engine of each group is " +
+			"killed in the same moment.",
 		labels: "engine_down a1",
 		build: func(ctx context.Context, s *stage) error {
 			if err := s.prefillTwo(ctx, prefills); err != nil {
@@ -440,7 +442,8 @@ var outages = []outage{
 				}
 				decode = append(decode, s.ranks(name, 1, ", slots: 16, barrier: none, group: "+name[:1])...)
 			}
-			if err := s.serve(ctx, s.configure(append(s.ranks("prefill1", 1, ""), s.ranks("prefill2", 1, "")...), decode, "")); err != nil {
+			prefill := append(s.ranks("prefill1", 1, ""), s.ranks("prefill2", 1, "")...)
+			if err := s.serve(ctx, s.configure(prefill, decode, "")); err != nil {
 				return err
 			}
 			s.ask(ctx, clients{concurrency: 20, prompt: 300, answer: 150})
@@ -457,8 +460,8 @@ var outages = []outage{
 	},
 	{
 		title: "The proxy's machine is busy",
-		staged: "The proxy, and nothing else, runs for 100 ms and stands still for a second, again and again, as under a processor limit that " +
-			"is far too low.",
+		staged: "The proxy, and nothing else, runs for 100 ms and stands still for a second, again and again, as " +
+			"under a processor limit that is far too low.",
 		look: 2 * time.Minute, labels: "proxy_busy", pages: true,
 		build: func(ctx context.Context, s *stage) error { return s.twoGroups(ctx, nil) },
 		begin: func(ctx context.Context, s *stage) error {
@@ -468,8 +471,8 @@ var outages = []outage{
 	},
 	{
 		title: "A rank is slow for long prompts behind a barrier",
-		staged: "A step of a group takes twelve times as long for each KV token of its fullest rank, as one rank whose attention is slow makes " +
-			"it. Short prompts are as fast as before, and the clients' prompts are long.",
+		staged: "A step of a group takes twelve times as long for each KV token of its fullest rank, as one rank " +
+			"whose attention is slow makes it. Short prompts are as fast as before, and the clients' prompts are long.",
 		steady: 6*time.Minute + 30*time.Second, look: 90 * time.Second, labels: "steps_slow main",
 		build: oneGroup(clients{concurrency: 30, prompt: 5000, answer: 150}),
 		begin: func(ctx context.Context, s *stage) error {

@@ -30,8 +30,9 @@ type outage struct {
 	begin         func(ctx context.Context, s *stage) error
 	mend          func(ctx context.Context, s *stage) error
 
-	labels string // kind and engine of the metric evenkeel_incident within a minute; none: it has no series; empty: not looked at
-	pages  bool   // the alert fires
+	// kind and engine of the metric evenkeel_incident within a minute; none: it has no series; empty: not looked at
+	labels string
+	pages  bool // the alert fires
 
 	number   int
 	heard    []said
@@ -332,8 +333,8 @@ func (e *ear) hear(at time.Duration, incidents []incident) {
 		if i.Harm != "" {
 			harm = " " + i.Harm + "."
 		}
-		says := strings.ReplaceAll(fmt.Sprintf("**%s.** %s.%s%s %s %s", i.Headline, strings.TrimSuffix(i.What, "."), harm, named(i.Named), italic(i.Clients),
-			i.Next), "|", "\\|")
+		says := strings.ReplaceAll(fmt.Sprintf("**%s.** %s.%s%s %s %s", i.Headline, strings.TrimSuffix(i.What, "."),
+			harm, named(i.Named), italic(i.Clients), i.Next), "|", "\\|")
 		if i.Kind != "" {
 			says += " `" + strings.TrimSpace(i.Kind+" "+i.Subject) + "`, " + i.Severity
 		}

@@ -348,7 +348,8 @@ func TestRulesPassPromtool(t *testing.T) {
 	staged, err := filepath.Glob(filepath.Join(outages, "*.yaml")) // bench/claims/outages writes them
 	require.NoError(t, err)
 	require.NotEmpty(t, staged)
-	for _, args := range [][]string{{"check", "rules", "rules.yaml"}, append([]string{"test", "rules", "rules_test.yaml"}, staged...)} {
+	tests := append([]string{"test", "rules", "rules_test.yaml"}, staged...)
+	for _, args := range [][]string{{"check", "rules", "rules.yaml"}, tests} {
 		cmd := exec.CommandContext(t.Context(), promtool, args...)
 		cmd.Dir = filepath.Join(configs, "prometheus")
 		out, err := cmd.CombinedOutput()
