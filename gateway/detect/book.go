@@ -89,7 +89,7 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 	}
 	b.list = slices.DeleteFunc(b.list, func(o *incident) bool { return len(o.members) == 0 })
 	for _, o := range b.list {
-		o.settle(r)
+		o.settle(now, r.previous, r.away)
 	}
 	b.dropOld(now)
 }

@@ -14,14 +14,6 @@ var busyDetectors = []Detector{{
 		"restart engines that this page calls late.",
 }}
 
-// Own is what the proxy measured of itself in the last ownWindow.
-type Own struct {
-	LateShare float64 // by how much its timers fired late, as a share of the time
-	LatestMs  float64 // by how much the latest timer was late
-	UsedCores float64 // processors that it used in the mean
-	Cores     int     // processors that it may use; 0: nothing was measured
-}
-
 const (
 	ownWindow    = 20 * time.Second
 	busyShare    = 0.2 // a proxy whose timers are late by more than this share of the time is too busy to judge engines by its own clock

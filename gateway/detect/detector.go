@@ -105,16 +105,6 @@ type Finding struct {
 	LastedFor      time.Duration // how long the problem has lasted; 0: not known, so it is taken to begin now
 }
 
-// isEffect says whether the finding is the result of another one, if another one is present.
-func (f *Finding) isEffect() bool { return f.follows || kinds[f.Kind].effect }
-
-func (f *Finding) sortKey() int {
-	if f.follows {
-		return kinds[f.Kind].sortKey() + 1000
-	}
-	return kinds[f.Kind].sortKey()
-}
-
 // setSlowdown sets how many requests the finding makes slower, and by which factor their tokens take longer. It returns f.
 func (f *Finding) setSlowdown(slowedRequests int, factor float64) *Finding {
 	f.slowedRequests, f.slowdown = slowedRequests, factor

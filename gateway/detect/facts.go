@@ -52,6 +52,14 @@ type Proxy struct {
 	Own          Own           `json:"-"`                      // (found)
 }
 
+// Own is what the proxy measured of itself in the last 20 seconds.
+type Own struct {
+	LateShare float64 // by how much its timers fired late, as a share of the time
+	LatestMs  float64 // by how much the latest timer was late
+	UsedCores float64 // processors that it used in the mean
+	Cores     int     // processors that it may use; 0: nothing was measured
+}
+
 // Certificate is the TLS certificate of a listener.
 type Certificate struct {
 	Key   string  `json:"key"`    // config key of the certificate: tls, admin.tls or geo.tls

@@ -99,6 +99,16 @@ func (f *Finding) subject() subject { return subject{f.Kind, f.Where} }
 
 func (m *member) isSame(other *member) bool { return m.subject() == other.subject() }
 
+// isEffect says whether the finding is the result of another one, if another one is present.
+func (f *Finding) isEffect() bool { return f.follows || kinds[f.Kind].effect }
+
+func (f *Finding) sortKey() int {
+	if f.follows {
+		return kinds[f.Kind].sortKey() + 1000
+	}
+	return kinds[f.Kind].sortKey()
+}
+
 // memberOf makes a member of a finding, with its host and reason in the form in which findings are compared.
 func memberOf(f *Finding, now time.Time) *member {
 	host := hostOf(f.Where)
@@ -139,25 +149,26 @@ func leadOf(members []*member) *member {
 	return slices.MinFunc(members, func(x, y *member) int { return cmp.Compare(x.sortKey(), y.sortKey()) })
 }
 
-// settle ends the round for an incident: it says which of its findings are present, and which of them leads. Without any, it ends.
+// settle says which of the incident's findings are present, and which of them leads. Without any, it ends.
+// previous is the time of the look before, and away has the engines that get no requests now.
 //
 // A finding of a kind that comes and goes is not expected back while its engine gets no requests, because a worse fault of the engine has
 // taken its place. One that leads goes on to lead as long as it is expected back, so that the labels of the metric stay.
-func (o *incident) settle(r *round) {
+func (o *incident) settle(now, previous time.Time, away map[string]bool) {
 	led := o.members[0]
 	if led.present {
-		led.led += r.now.Sub(r.previous)
+		led.led += now.Sub(previous)
 	}
 	anyPresent := false
 	for _, m := range o.members {
-		m.present = o.isOpen() && m.isExpected(r.now)
-		if replaced := m.times == 1 && !m.foundAt.Equal(r.now) && r.away[engineOf(m.Where)]; replaced {
+		m.present = o.isOpen() && m.isExpected(now)
+		if !m.foundAt.Equal(now) && m.times == 1 && away[engineOf(m.Where)] {
 			m.present = false
 		}
 		anyPresent = anyPresent || m.present
 	}
 	if !anyPresent && o.isOpen() {
-		o.until = r.now
+		o.until = now
 		if led.toleratedAbsence() > 0 {
 			o.until = o.lastFound()
 		}
@@ -168,7 +179,7 @@ func (o *incident) settle(r *round) {
 	}
 	slices.SortStableFunc(o.members, func(x, y *member) int {
 		return cmp.Or(firstIf(x.present, y.present), firstIf(!o.isOpen() && x.Kind == main.Kind, !o.isOpen() && y.Kind == main.Kind),
-			cmp.Compare(x.sortKey(), y.sortKey()), firstIf(x.isBad(r.now), y.isBad(r.now)),
+			cmp.Compare(x.sortKey(), y.sortKey()), firstIf(x.isBad(now), y.isBad(now)),
 			firstIf(x == main, y == main), firstIf(!o.isOpen() && x.Where < y.Where, !o.isOpen() && y.Where < x.Where))
 	})
 	for i, m := range o.members {

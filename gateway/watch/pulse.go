@@ -15,8 +15,8 @@ const (
 	pulseSlack    = 10 * time.Millisecond // timers are late by some milliseconds on an idle machine, too
 )
 
-// pulse measures how late timers of this process fire. It has a goroutine of its own, because a look
-// at the proxy may take seconds.
+// pulse measures how late timers of this process fire. It has a goroutine of its own, because a
+// look at the proxy may take seconds.
 type pulse struct {
 	sum, most atomic.Int64 // ns since the last sample: of all timers together, and of the latest one
 }
