@@ -7,15 +7,13 @@ import (
 )
 
 const (
-	togetherWithin = 30 * time.Second // findings that begin at most this long apart count as having begun together
-	effectWithin   = 2 * time.Minute  // an effect that clients notice may begin this long after its cause
-	backWithin     = 90 * time.Second // a finding that returns within this time continues its incident
-	// an engine that comes and goes is bad from this time on, although others serve: each time, it takes requests with it
-	takesRequestsFrom = 3
-	resolvedKeptFor   = 15 * time.Minute // how long a resolved incident stays in the list
-	maxIncidents      = 64               // bound on the incidents that are kept, open and resolved
-	maxFindings       = 2000             // more findings of one round are ignored, to bound the work
-	maxNames          = 48               // bound on the names in Incident.Where
+	togetherWithin  = 30 * time.Second // findings that begin at most this long apart count as having begun together
+	effectWithin    = 2 * time.Minute  // an effect that clients notice may begin this long after its cause
+	backWithin      = 90 * time.Second // a finding that returns within this time continues its incident
+	resolvedKeptFor = 15 * time.Minute // how long a resolved incident stays in the list
+	maxIncidents    = 64               // bound on the incidents that are kept, open and resolved
+	maxFindings     = 2000             // more findings of one round are ignored, to bound the work
+	maxNames        = 48               // bound on the names in Incident.Where
 )
 
 // Incident is what is wrong because of one cause, in the form in which it is shown.

@@ -68,13 +68,17 @@ type member struct {
 	led                time.Duration // for how long it was the finding that leads
 }
 
-// isExpected says whether a member is found now, or was and is expected back: its kind comes and goes, or it has come back before.
+// isExpected says whether a member is found now, or was and is expected back: its kind comes and goes, or it does.
 func (m *member) isExpected(now time.Time) bool {
 	return m.foundAt.Equal(now) || now.Sub(m.foundAt) < m.toleratedAbsence()
 }
 
+// comesAndGoes says whether the finding came so often that it is expected back. Twice, an operator may have
+// restarted an engine, and restarted it again.
+func (m *member) comesAndGoes() bool { return m.times >= 3 }
+
 func (m *member) toleratedAbsence() time.Duration {
-	if m.times > 1 {
+	if m.comesAndGoes() {
 		return backWithin
 	}
 	return kinds[m.Kind].toleratedAbsence
@@ -83,7 +87,7 @@ func (m *member) toleratedAbsence() time.Duration {
 // isBad says whether the member was bad a short time ago, so that the severity does not change with every look.
 func (m *member) isBad(now time.Time) bool {
 	held := togetherWithin
-	if m.times > 1 {
+	if m.comesAndGoes() {
 		held = backWithin
 	}
 	return !m.badAt.IsZero() && now.Sub(m.badAt) <= held
@@ -162,7 +166,7 @@ func (o *incident) settle(now, previous time.Time, away map[string]bool) {
 	anyPresent := false
 	for _, m := range o.members {
 		m.present = o.isOpen() && m.isExpected(now)
-		if !m.foundAt.Equal(now) && m.times == 1 && away[engineOf(m.Where)] {
+		if !m.foundAt.Equal(now) && !m.comesAndGoes() && away[engineOf(m.Where)] {
 			m.present = false
 		}
 		anyPresent = anyPresent || m.present

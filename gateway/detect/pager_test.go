@@ -61,7 +61,7 @@ func TestThePagerNamesWhatIsThere(t *testing.T) {
 }
 
 // An engine that is killed and started again and again, with what is found in between: one incident, which counts, and
-// which the metric has from the second time on without a gap.
+// which the metric has from the third time on without a gap.
 func TestWhatComesAndGoesIsOneIncident(t *testing.T) {
 	between := map[string]func(down int) []Finding{
 		"nothing": func(int) []Finding { return nil },
@@ -93,7 +93,7 @@ func TestWhatComesAndGoesIsOneIncident(t *testing.T) {
 							found = also(times)
 						}
 						b.Observe(noon.Add(time.Duration(s)*time.Second), found)
-						if times < 2 {
+						if times < 3 {
 							continue
 						}
 						in := b.Incidents()
@@ -111,6 +111,21 @@ func TestWhatComesAndGoesIsOneIncident(t *testing.T) {
 				})
 			}
 		}
+	}
+}
+
+// Requests that failed at two restarts are over, and no alert is kept for them.
+func TestTwoRestartsDoNotComeAndGo(t *testing.T) {
+	var b Book
+	for s := range 200 {
+		var found []Finding
+		if s < 10 || s >= 90 && s < 100 {
+			found = []Finding{down("h:1", refused), failing2()}
+		}
+		b.Observe(noon.Add(time.Duration(s)*time.Second), found)
+		in := b.Incidents()
+		require.Len(t, in, 1)
+		require.Equal(t, len(found) > 0, in[0].UntilMs == 0, "after %d s", s)
 	}
 }
 

@@ -79,7 +79,7 @@ func (o *incident) take(f *member, r *round) {
 		case had.foundAt.Before(r.previous) && kinds[f.Kind].toleratedAbsence == 0:
 			f.times++
 		}
-		if f.times >= takesRequestsFrom && kinds[f.Kind].getsNoRequests {
+		if f.comesAndGoes() && kinds[f.Kind].getsNoRequests { // each time, it takes requests with it
 			f.Severity, f.badAt = Bad, r.now
 		}
 		if f.Severity != Bad {

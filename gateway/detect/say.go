@@ -63,7 +63,7 @@ func (o *incident) describe(now time.Time) Incident {
 	if in.Count > 1 {
 		in.Named = strings.TrimSpace(in.Named + groupsOf(listedMembers))
 	}
-	if lead.times > 1 {
+	if lead.comesAndGoes() {
 		in.What += fmt.Sprintf(", and this comes and goes: it came %d times", lead.times)
 		if k.getsNoRequests {
 			in.Next = comesAndGoes + in.Next

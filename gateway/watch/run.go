@@ -139,7 +139,7 @@ var incidentDesc = prometheus.NewDesc("evenkeel_incident",
 	"An incident that lasts, as the live page tells it: the value is the Unix time at which it began. severity is bad if requests fail or "+
 		"wait because of it, "+
 		"and else warn. subject is the engine, group or model that the page names first now; it is empty for "+
-		"the proxy itself. An incident that has come back keeps its series while it is away, until it has been "+
+		"the proxy itself. An incident that has come three times keeps its series while it is away, until it has been "+
 		"away for 90 seconds.",
 	[]string{"kind", "severity", "subject"}, nil)
 
