@@ -74,7 +74,7 @@ func (o *outage) pager() string {
 	case o.pages:
 		return fmt.Sprintf("The metric had it after %.0f s, and the alert EvenkeelIncident fires. ", o.told.Seconds())
 	}
-	return fmt.Sprintf("The metric had it after %.0f s, as a warning: others serve. ", o.told.Seconds())
+	return fmt.Sprintf("The metric had it after %.0f s, and no alert fires before it is mended. ", o.told.Seconds())
 }
 
 // tryAlerts writes a test of the alerts over the metric of this outage, and has promtool run it.
