@@ -57,7 +57,7 @@ func checkFrozen(w *watch, s *Sample) {
 		"whether it computes", zap.String("engine", w.in.ID))
 	if w.suspect.circuit.InService() { // an engine that is out of service gets a canary anyway
 		w.suspect.canaryPending = true
-		w.publishSuspicion()
+		w.setStatus(w.status)
 	}
 }
 

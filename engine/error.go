@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"slices"
 	"syscall"
+
+	"evenkeel/sse"
 )
 
 // Causes of an Error; test for them with errors.Is.
@@ -120,3 +122,14 @@ func (e *StatusError) Unwrap() error {
 // ErrCredential is in Status.Err while an engine refuses the proxy's API key. The engine counts as down then, because every
 // request would fail.
 var ErrCredential = errors.New("the engine refused the proxy's API key; check api_key_env of its profile")
+
+// WasSilent says whether an engine took a request and then sent nothing within a time limit, either
+// at first or in the middle of its answer.
+func WasSilent(err error) bool {
+	if errors.Is(err, sse.ErrSilent) {
+		return true
+	}
+	var callErr *Error
+	// In earlier phases the request was not written.
+	return errors.As(err, &callErr) && callErr.Timeout && callErr.Phase >= PhaseHead
+}

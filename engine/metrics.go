@@ -68,26 +68,11 @@ func registerOnce[C prometheus.Collector](reg prometheus.Registerer, c C) C {
 // states are the states of an instance, as values of a label.
 var states = []string{"up", "out", "wedged", "halted", "down"}
 
-// State returns the state of the instance, one of states. If several apply, the first case of the switch counts.
-func (s Status) State() string {
-	switch {
-	case !s.Up:
-		return "down"
-	case s.Halted():
-		return "halted"
-	case s.Wedged:
-		return "wedged"
-	case s.Out != nil:
-		return "out"
-	}
-	return "up"
-}
-
 // setState sets the gauges of an instance: up, and for each state 1 if the instance is in it, else 0.
 func (m *metrics) setState(in Instance, s Status) {
 	m.up.WithLabelValues(in.ID, in.Role).Set(gaugeValue(s.Up))
 	for _, state := range states {
-		m.state.WithLabelValues(in.ID, in.Role, state).Set(gaugeValue(state == s.State()))
+		m.state.WithLabelValues(in.ID, in.Role, state).Set(gaugeValue(state == s.State().String()))
 	}
 }
 

@@ -51,7 +51,7 @@ func TestTheListOfAnEngineIsReadAgain(t *testing.T) {
 		}
 		require.Equal(t, []Model{{ID: "m"}}, m.Status("p0").Models, "within a moment")
 		require.Equal(t, before+1, f.count("/v1/models"))
-		require.Equal(t, "up", m.Status("p0").State(), "it is not blamed")
+		require.Equal(t, "up", m.Status("p0").State().String(), "it is not blamed")
 		f.set("/v1/models", ok(`{"data":[{"id":"m"},{"id":"x"}]}`))
 		time.Sleep(3 * time.Second)
 		require.Len(t, m.Status("p0").Models, 2, "a later refusal was looked into, too")

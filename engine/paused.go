@@ -141,9 +141,6 @@ type restrictions struct {
 	loggedCount   int       // the rankCount that the log has, so that it is not logged after each reading of the facts
 }
 
-// Halted says that the engine is up, but that it gets no new requests for now, and that requests wait for it.
-func (s Status) Halted() bool { return s.Up && s.Halt != nil }
-
 // Lacks says whether the engine has said that it does not have this rank. An only rank is rank 0,
 // or NoRank.
 func (s Status) Lacks(rank int) bool { return s.RankCount > 0 && rank >= s.RankCount }
@@ -191,7 +188,7 @@ func (w *watch) recordRefusal(why error) {
 func (w *watch) recordLostRanks(count int) {
 	r := &w.restrictions
 	r.rankCount = count
-	w.publish(w.status)
+	w.setStatus(w.status)
 	if r.loggedCount != count {
 		r.loggedCount = count
 		w.m.cfg.Log.Warn("an engine has lost ranks; now and then a request is sent to them and, if they refuse it, "+
@@ -221,7 +218,7 @@ func (w *watch) setHalt(why error, confirmed bool) {
 	case r.haltConfirmed && !confirmedBefore: // each halt is logged once, when a check confirms it
 		w.m.cfg.Log.Warn("an engine takes no requests for now, and its requests wait", zap.String("engine", w.in.ID), zap.Error(why))
 	}
-	w.publish(w.status)
+	w.setStatus(w.status)
 }
 
 // countUnconfirmedHalt is called when the halt of an engine ends and no check has confirmed it: the engine has refused a request (why is
@@ -252,7 +249,7 @@ func (w *watch) setHold(why *Held) {
 		w.checkNow()
 	}
 	if w.m.watches[w.in.ID] == w { // not a new watch, whose first check will publish its status
-		w.publish(w.status)
+		w.setStatus(w.status)
 	}
 }
 
@@ -272,27 +269,6 @@ func (r *restrictions) downReason(now time.Time) error {
 		return fmt.Errorf("it has taken no requests for %.0f minutes: %w", LongestHalt.Minutes(), r.haltReason)
 	}
 	return nil
-}
-
-// publish sets Halt, RankCount and Accused in a status and makes it the current one. The caller
-// holds m.mu.
-func (w *watch) publish(next Status) {
-	w.fillRestrictions(&next)
-	w.setStatus(next)
-}
-
-// fillRestrictions sets Halt, RankCount and Accused of a status: why the engine or some of its
-// ranks get no new requests. The caller holds m.mu.
-func (w *watch) fillRestrictions(next *Status) {
-	next.Halt, next.RankCount = w.restrictions.haltReason, w.restrictions.rankCount
-	// An operator may have stopped requests (Held), and may also have paused the engine for it. Then Held has the reason. A halt of
-	// another kind stays: the group of the engine re-forms, or it has met a fault, which Held does not explain.
-	if w.in.Held != nil && (next.Halt == nil || errors.Is(next.Halt, ErrPaused)) {
-		next.Halt = w.in.Held
-	}
-	if next.Halt == nil { // a halted engine gets no new requests anyway
-		next.Accused = w.suspect.accusedError()
-	}
 }
 
 // checkRestrictions asks an engine that is alive for what its health check does not show: whether

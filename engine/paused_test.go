@@ -64,7 +64,7 @@ func TestAnEngineThatReformsIsHalted(t *testing.T) {
 		m.ReportFailure("p0", fmt.Errorf("prefill p0: %w", ErrReforming))
 		s := m.Status("p0")
 		require.True(t, s.Halted())
-		require.Equal(t, "halted", s.State())
+		require.Equal(t, "halted", s.State().String())
 		require.EqualValues(t, 1, series(t, reg, "evenkeel_engine_state", "p0", "prefill", "halted"))
 		for range 60 {
 			time.Sleep(time.Second)
@@ -74,7 +74,7 @@ func TestAnEngineThatReformsIsHalted(t *testing.T) {
 		f.set("/v1/models", newFake().answers["/v1/models"])
 		time.Sleep(2 * time.Second)
 		s = m.Status("p0")
-		require.Equal(t, "up", s.State())
+		require.Equal(t, "up", s.State().String())
 		require.NoError(t, s.Err)
 		require.Equal(t, since, s.Since, "it was up all the while")
 		require.WithinRange(t, s.Changed, time.Now().Add(-2*time.Second), time.Now(), "and takes requests since a moment ago")
@@ -96,7 +96,7 @@ func TestAChangeOfRanksThatFailedIsNotWaitedFor(t *testing.T) {
 		phase := func(p string, ranks int, why string) string {
 			return fmt.Sprintf(`{"is_scaling_elastic_ep":%v,"phase":%q,"epoch":"1","error":%s,"requested_data_parallel_size":%d}`, p != "failed", p, why, ranks)
 		}
-		require.Equal(t, "up", says(phase("preparing", 8, "null")).State(), "it takes requests until it commits")
+		require.Equal(t, "up", says(phase("preparing", 8, "null")).State().String(), "it takes requests until it commits")
 		require.Zero(t, f.count(path), "nothing asks an engine that takes requests")
 
 		for _, p := range []string{"/v1/models", "/metrics"} {
@@ -104,25 +104,25 @@ func TestAChangeOfRanksThatFailedIsNotWaitedFor(t *testing.T) {
 		}
 		m.ReportFailure("p0", fmt.Errorf("prefill p0: %w", ErrReforming))
 		s := says(phase("committing", 8, "null"))
-		require.Equal(t, "halted", s.State())
+		require.Equal(t, "halted", s.State().String())
 		require.ErrorContains(t, s.Halt, "its group re-forms, because vLLM changes the number of its ranks (elastic EP); it is to have 8")
 		for _, old := range []string{`{"is_scaling_elastic_ep":true}`, `{"phase":"committing","error":null,"requested_data_parallel_size":null}`, "<html>",
 			`{"phase":"committing","requested_data_parallel_size":-3}`} {
-			require.Equal(t, "halted", says(old).State(), old)
+			require.Equal(t, "halted", says(old).State().String(), old)
 		}
 		f.set(path, status(503)) // its store cannot be reached just now
 		time.Sleep(3 * time.Second)
-		require.Equal(t, "halted", m.Status("p0").State())
+		require.Equal(t, "halted", m.Status("p0").State().String())
 
 		s = says(phase("failed", 8, `"rank 3: RuntimeError"`))
-		require.Equal(t, "down", s.State())
+		require.Equal(t, "down", s.State().String())
 		require.ErrorContains(t, s.Err, `takes no requests until all of them are restarted; it was to have 8, and says: "rank 3: RuntimeError"`)
 
 		for _, p := range []string{"/v1/models", "/metrics"} {
 			f.set(p, newFake().answers[p])
 		}
 		time.Sleep(3 * time.Second)
-		require.Equal(t, "up", m.Status("p0").State())
+		require.Equal(t, "up", m.Status("p0").State().String())
 		require.NoError(t, m.Status("p0").Err)
 	})
 }
@@ -158,7 +158,7 @@ func TestAnEngineThatTellsOnlyRequestsThatItReforms(t *testing.T) {
 		require.Less(t, logs.Len(), 20)
 		f.set(completionsPath, ok(`{"choices":[{}]}`))
 		time.Sleep(time.Minute)
-		require.Equal(t, "up", m.Status("d0").State())
+		require.Equal(t, "up", m.Status("d0").State().String())
 	})
 }
 
@@ -180,7 +180,7 @@ func TestNothingButAListOfModelsEndsWhatAnEngineSaid(t *testing.T) {
 			f.set("/v1/models", refusing(503, `{"error":"`+row.says+`"}`))
 			for range 100 {
 				time.Sleep(100 * time.Millisecond)
-				require.Equal(t, row.state, m.Status("p0").State(), "a check was under way")
+				require.Equal(t, row.state, m.Status("p0").State().String(), "a check was under way")
 			}
 			f.setDelay(0)
 			for _, fails := range []string{"", status(500), status(503), ok("{}")} {
@@ -188,12 +188,13 @@ func TestNothingButAListOfModelsEndsWhatAnEngineSaid(t *testing.T) {
 				for range 300 {
 					time.Sleep(100 * time.Millisecond)
 					s := m.Status("p0")
-					require.True(t, s.State() == row.state || fails == ok("{}") && s.State() == "down", "%q: %v", fails, s)
+					state := s.State().String()
+					require.True(t, state == row.state || fails == ok("{}") && state == "down", "%q: %v", fails, s)
 				}
 			}
 			f.set("/v1/models", newFake().answers["/v1/models"])
 			time.Sleep(3 * time.Second)
-			require.Equal(t, "up", m.Status("p0").State())
+			require.Equal(t, "up", m.Status("p0").State().String())
 		})
 	}
 }
@@ -208,20 +209,20 @@ func TestAHaltThatDoesNotEndIsAnOutage(t *testing.T) {
 			f.set(path, scaling)
 			m.ReportFailure("p0", ErrReforming)
 			time.Sleep(LongestHalt - time.Second)
-			require.Equal(t, "halted", m.Status("p0").State())
+			require.Equal(t, "halted", m.Status("p0").State().String())
 			for range 60 {
 				time.Sleep(3 * time.Second)
-				require.Equal(t, "down", m.Status("p0").State())
+				require.Equal(t, "down", m.Status("p0").State().String())
 				require.ErrorContains(t, m.Status("p0").Err, "it has taken no requests for 10 minutes: its group re-forms")
 			}
 			require.Zero(t, gauge(t, reg))
 			f.set(path, before)
 			time.Sleep(3 * time.Second)
-			require.Equal(t, "up", m.Status("p0").State())
+			require.Equal(t, "up", m.Status("p0").State().String())
 			f.set(path, scaling)
 			m.ReportFailure("p0", ErrReforming)
 			time.Sleep(LongestHalt - time.Second)
-			require.Equal(t, "halted", m.Status("p0").State(), "it counts anew")
+			require.Equal(t, "halted", m.Status("p0").State().String(), "it counts anew")
 		})
 	}
 }
@@ -240,14 +241,14 @@ func TestAFaultIsSeenAtTheNextCheck(t *testing.T) {
 		require.True(t, m.Status("p0").Halted(), "it has not said that it is over")
 		f.set("/fault_tolerance/status", healthy)
 		time.Sleep(2 * time.Second)
-		require.Equal(t, "up", m.Status("p0").State())
+		require.Equal(t, "up", m.Status("p0").State().String())
 		f.set("/fault_tolerance/status", ok(`{"schema_version":1,"total_engines":1,"engines":[{"id":4,"status":"dead"}]}`))
 		time.Sleep(2 * time.Second)
 		require.ErrorContains(t, m.Status("p0").Err, "one of its workers has died")
-		require.Equal(t, "down", m.Status("p0").State())
+		require.Equal(t, "down", m.Status("p0").State().String())
 		f.set("/fault_tolerance/status", healthy)
 		time.Sleep(2 * time.Second)
-		require.Equal(t, "up", m.Status("p0").State())
+		require.Equal(t, "up", m.Status("p0").State().String())
 	})
 	f = newFake()
 	watched(t, f, func(t *testing.T, _ *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
@@ -259,7 +260,7 @@ func TestAFaultIsSeenAtTheNextCheck(t *testing.T) {
 		f.set("/fault_tolerance/status", fails)
 		watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
 			time.Sleep(2 * time.Second)
-			require.Equal(t, "up", m.Status("p0").State(), "it is not kept waiting")
+			require.Equal(t, "up", m.Status("p0").State().String(), "it is not kept waiting")
 			f.set("/fault_tolerance/status", ok(`{"schema_version":1,"engines":[{"id":4,"status":"unhealthy"}]}`))
 			time.Sleep(20 * time.Second)
 			require.True(t, m.Status("p0").Halted(), "it is asked again")
@@ -283,7 +284,7 @@ func TestRanksThatAnEngineDoesNotHave(t *testing.T) {
 		require.EqualError(t, s.LostRanks(), "rank 1 and those above it are lost: the engine has only 1 ranks now (elastic EP)")
 		require.False(t, s.Lacks(-1) || s.Lacks(0))
 		require.True(t, s.Lacks(1) && s.Lacks(2))
-		require.Equal(t, "up", s.State())
+		require.Equal(t, "up", s.State().String())
 		require.NoError(t, s.Err)
 
 		for range 5 {
@@ -322,7 +323,7 @@ func TestACanaryThatIsWithheldProvesNothing(t *testing.T) {
 		require.False(t, s.Wedged)
 		f.set("/v1/models", newFake().answers["/v1/models"])
 		time.Sleep(2 * time.Second)
-		require.Equal(t, "up", m.Status("d0").State())
+		require.Equal(t, "up", m.Status("d0").State().String())
 	})
 }
 
@@ -332,21 +333,21 @@ func TestAnEngineThatSaysThatItIsPausedIsHalted(t *testing.T) {
 	f := newFake()
 	f.set("/is_paused", ok(`{"is_paused":true}`))
 	watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
-		require.Equal(t, "halted", m.Status("p0").State())
+		require.Equal(t, "halted", m.Status("p0").State().String())
 		require.ErrorIs(t, m.Status("p0").Halt, ErrPaused)
 		f.set("/is_paused", status(500))
 		time.Sleep(3 * time.Second)
 		require.True(t, m.Status("p0").Halted(), "what it said last counts")
 		f.set("/is_paused", ok(`{"is_paused":false}`))
 		time.Sleep(3 * time.Second)
-		require.Equal(t, "up", m.Status("p0").State())
+		require.Equal(t, "up", m.Status("p0").State().String())
 
 		f.set("/is_paused", ok(`{"is_paused":true}`))
 		m.ReportFailure("p0", fmt.Errorf("prefill p0: %w", ErrPaused))
 		require.True(t, m.Status("p0").Halted(), "at once")
 		f.set("/is_paused", ok(`{"is_paused":false}`))
 		time.Sleep(3 * time.Second)
-		require.Equal(t, "up", m.Status("p0").State())
+		require.Equal(t, "up", m.Status("p0").State().String())
 	})
 }
 

@@ -217,7 +217,6 @@ func applyReforming(w *watch, err, halt error) {
 func applyLateCheck(w *watch, err error) {
 	w.failedChecks = 0
 	next := w.status
-	next.Accused = w.suspect.accusedError()
 	next.Up, next.Hangs, next.Err = true, false, fmt.Errorf("it answered a health check too late, while requests go on: %w", err)
 	w.setStatus(next)
 }
@@ -262,8 +261,7 @@ func (w *watch) applyGoodCheck(halt error, haltSeenNow, up bool) {
 	if why := w.restrictions.downReason(time.Now()); why != nil { // the halt has lasted too long, or cannot end
 		next.Up, next.Err = false, why
 	}
-	w.publish(next)
-	w.publishSuspicion()
+	w.setStatus(next)
 }
 
 // afterRestart returns the restrictions of an engine that has restarted. Only a halt stays, and setHalt, which its caller calls next, ends
@@ -306,14 +304,13 @@ func (w *watch) logRefusedCredential(refused bool) {
 	w.refusalLogged = refused
 }
 
-// statusByFacts returns a status with the facts that were read last, and with this Up. It keeps Since, Changed, Out and Wedged of the
-// current status. Halt, RankCount and Accused are left for publish.
+// statusByFacts returns a status with the facts that were read last, and with this Up. It keeps
+// Since and Changed of the current status.
 func (w *watch) statusByFacts(up bool) Status {
 	f := w.facts
 	return Status{
 		Up: up, Err: f.modelsErr, Since: w.status.Since, Changed: w.status.Changed,
 		Models: f.models, Version: f.version, Memories: f.memory.Memories(f.models), StartTime: f.start,
-		Out: w.status.Out, Wedged: w.status.Wedged,
 	}
 }
 

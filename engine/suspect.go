@@ -58,9 +58,7 @@ func (m *Monitor) addAccusations(id string, n int) {
 	}
 	s := &w.suspect
 	s.openAccusations = max(0, s.openAccusations+n) // max is needed, because a restart sets the number to 0 before its accusations are settled
-	next := w.status
-	next.Accused = s.accusedError()
-	w.setStatus(next)
+	w.setStatus(w.status)
 }
 
 var (
@@ -123,7 +121,7 @@ func (w *watch) recordOutcome(v Verdict, why error) {
 	case needsCanary && s.circuit.InService(): // out of service, it gets canaries anyway
 		s.canaryPending = true
 	}
-	w.publishSuspicion()
+	w.setStatus(w.status)
 }
 
 // Reasons why an instance was taken out of service, as values of a metric's label.
@@ -150,23 +148,6 @@ func (w *watch) takeOut(reason string, why error) {
 	}
 	w.m.cfg.Log.Warn(message,
 		zap.String("engine", w.in.ID), zap.Duration("after", s.circuit.OutageLength()), zap.Error(why))
-}
-
-// publishSuspicion publishes in the status whether the instance is out of service, and why, and wakes runCanaries if a canary may be due.
-// The caller holds m.mu.
-func (w *watch) publishSuspicion() {
-	next := w.status
-	next.Out, next.Wedged = nil, w.suspect.wedged
-	if !w.suspect.circuit.InService() {
-		next.Out = w.suspect.outReason
-	}
-	w.setStatus(next)
-	if w.suspect.canaryPending || !w.suspect.circuit.InService() {
-		select {
-		case w.canaryWake <- struct{}{}:
-		default: // runCanaries has a wake-up pending already
-		}
-	}
 }
 
 // clearFailures clears the suspicion, for example after a restart of the engine. The caller holds m.mu.
@@ -284,7 +265,7 @@ func applyCanary(w *watch, outcome string, err error) {
 		s.wedged = false
 		w.m.cfg.Log.Info("an engine is back in service", zap.String("engine", w.in.ID), zap.String("canary", outcome))
 	}
-	w.publishSuspicion()
+	w.setStatus(w.status)
 }
 
 // scheduleNextCanary makes runCanaries send another canary after a while. For an engine in service, canaryPending asks for it. Out of
@@ -297,5 +278,5 @@ func scheduleNextCanary(w *watch) {
 		s.canaryPending = false
 		s.circuit.Trip(time.Now())
 	}
-	w.publishSuspicion()
+	w.setStatus(w.status)
 }

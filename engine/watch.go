@@ -55,17 +55,19 @@ func (w *watch) alive(ctx context.Context, fresh bool) (withoutComputing bool, e
 	return !hasReady, ask("/health")
 }
 
-// setStatus replaces the status, logs the change and queues it for the callback. It sets Since if Up has changed, and Changed if State has
-// changed. It also sets Moved: the last change of the addresses to which the engine's name resolves. An engine that does not serve may get
-// many new statuses with the same reason, so the reason is logged only if it differs from loggedReason. The caller holds m.mu.
+// setStatus replaces the status, logs the change and queues it for the callback. next says what a
+// check or a caller has found out. The rest follows from the facts of the watch. It sets Since if
+// Up has changed, and Changed if State has changed. An engine that does not serve may get many new
+// statuses with the same reason, so the reason is logged only if it differs from loggedReason. The
+// caller holds m.mu.
 func (w *watch) setStatus(next Status) {
 	old := w.status
-	next.Moved = w.moved
+	w.addFacts(&next)
 	if next.equal(old) {
 		return
 	}
 	log := w.m.cfg.Log.With(zap.String("engine", w.in.ID), zap.String("role", w.in.Role))
-	if next.State() != old.State() {
+	if next.State().String() != old.State().String() {
 		next.Changed = time.Now()
 	}
 	switch {
@@ -90,6 +92,29 @@ func (w *watch) setStatus(next Status) {
 	w.status = next
 	w.m.metrics.setState(w.in, next)
 	w.m.queueChange(w.in.ID)
+}
+
+// addFacts sets those fields of a status that follow from the facts of the watch, and wakes
+// runCanaries if a canary may be due. The caller holds m.mu.
+func (w *watch) addFacts(next *Status) {
+	s, r := &w.suspect, &w.restrictions
+	next.Moved, next.Wedged, next.RankCount, next.Accused = w.moved, s.wedged, r.rankCount, s.accusedError()
+	next.Out, next.Halt = nil, r.haltReason
+	if !s.circuit.InService() {
+		next.Out = s.outReason
+	}
+	// An operator may have stopped requests (Held), and may also have paused the engine for it.
+	// Then Held has the reason. A halt of another kind stays: the group of the engine re-forms, or
+	// it has met a fault, which Held does not explain.
+	if w.in.Held != nil && (next.Halt == nil || errors.Is(next.Halt, ErrPaused)) {
+		next.Halt = w.in.Held
+	}
+	if s.canaryPending || next.Out != nil {
+		select {
+		case w.canaryWake <- struct{}{}:
+		default: // runCanaries has a wake-up pending already
+		}
+	}
 }
 
 // minLogInterval is the least time between two log lines about an engine that stays down while the reason changes.

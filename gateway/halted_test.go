@@ -12,8 +12,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// A request that comes to an engine as it falls asleep has an answer's head and no event. It goes to an engine that is awake, and nobody is
-// blamed. The pause is never over.
+// A request that comes to an engine as it falls asleep has an answer's head and no event. It goes
+// to an engine that is awake, and nobody is blamed. The pause is never over.
 func TestARequestLeavesAnEngineThatFallsAsleep(t *testing.T) {
 	t.Parallel()
 	configure := func(cfg *config.Config) {

@@ -11,8 +11,9 @@ import (
 	"evenkeel/bench/lab/refengine"
 )
 
-// Two engines that were left in the group main wait for each other. When one dies, the other answers its health check and serves nothing.
-// Clients and operators are told that a group waits, and operators for which address.
+// Two engines that were left in the group main wait for each other. When one dies, the other
+// answers its health check and serves nothing. Clients and operators are told that a group waits,
+// and operators for which address.
 func TestAGroupThatWaitsForAnEngineSaysSo(t *testing.T) {
 	t.Parallel()
 	c := start(t, options{mixed: []refengine.Config{{}, {}}, configure: quickHealth})

@@ -36,8 +36,8 @@ func (g *Gateway) Ready() (ok bool, why string) {
 	return true, ""
 }
 
-// whyNoEngine is the end of a text that says that an engine is missing: a group waits for it, or discovery fails. It has no addresses,
-// because everybody may ask whether the proxy is ready.
+// whyNoEngine is the end of a text that says that an engine is missing: a group waits for it, or
+// discovery fails. It has no addresses, because everybody may ask whether the proxy is ready.
 func (g *Gateway) whyNoEngine(engines *roster.Snapshot) string {
 	if group := engines.IncompleteGroup(""); group != "" {
 		return fmt.Sprintf("; group %q waits for an engine", group)

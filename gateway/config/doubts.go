@@ -59,8 +59,9 @@ func (d *doubts) engines(c *Config) {
 	}
 }
 
-// groups doubts aggregated engines that share a group although the file does not name it, and that are on several hosts. Two engines that
-// know nothing of each other may have been left in one group, and then each of them waits for the other.
+// groups doubts aggregated engines that share a group although the file does not name it, and that
+// are on several hosts. Two engines that know nothing of each other may have been left in one
+// group, and then each of them waits for the other.
 func (d *doubts) groups(c *Config) {
 	type site struct{ group, region string }
 	first := map[site]string{} // host of the first engine
@@ -79,9 +80,9 @@ func (d *doubts) groups(c *Config) {
 		}
 		if first[at] != u.Hostname() {
 			doubted[at] = true
-			d.add(path, "this engine and one on host %s are in group %q, because no group is written for them: if one of them is down, the "+
-				"other gets no requests. If they run one model together, write group: %[2]s at both; if each runs alone, give each a group of its "+
-				"own, or write barrier: none", first[at], e.Group)
+			d.add(path, "this engine and one on host %s are in group %q, because no group is written for them: if one of "+
+				"them is down, the other gets no requests. If they run one model together, write group: %[2]s at both; if "+
+				"each runs alone, give each a group of its own, or write barrier: none", first[at], e.Group)
 		}
 	}
 }

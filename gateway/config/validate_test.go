@@ -249,7 +249,8 @@ func TestAConnectorOfOneSideIsDoubtful(t *testing.T) {
 	}
 }
 
-// Engines on several hosts that were left in one group wait for each other. Two on one host may be ranks of one deployment.
+// Engines on several hosts that were left in one group wait for each other. Two on one host may be
+// ranks of one deployment.
 func TestEnginesOfSeveralHostsInOneUnwrittenGroupAreDoubtful(t *testing.T) {
 	for name, row := range map[string]struct{ engines, doubtful string }{
 		"two hosts":                  {`{url: "http://a:1"}, {url: "http://b:1"}`, "engines.aggregated[1]"},

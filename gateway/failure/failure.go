@@ -76,10 +76,11 @@ func Unserved(side, model string, noSides bool, states string) *openai.Error {
 	return openai.Unavailable(side+"_unavailable", "no healthy "+engineName+" serves "+strconv.Quote(model)+states, 1)
 }
 
-// Incomplete is the 503 error if all that could serve a model is a group whose engines wait for one of them.
+// Incomplete is the 503 error if all that could serve a model is a group whose engines wait for one
+// of them.
 func Incomplete(group, model string) *openai.Error {
-	return openai.Unavailable("group_incomplete", fmt.Sprintf("group %q waits for one of its engines, so no healthy engine serves %q", group,
-		model), 1)
+	return openai.Unavailable("group_incomplete",
+		fmt.Sprintf("group %q waits for one of its engines, so no healthy engine serves %q", group, model), 1)
 }
 
 // sideName names an engine of a side in a message to a client.

@@ -34,8 +34,8 @@ type Until uint8
 const (
 	FirstEvent Until = iota // not before its first event: until then its engine may pull KV, which would leak
 	Always                  // at any time, but only a drain does so
-	// At any time. Its engine computes the prompt, so nothing is lost but time. So the call also ends before its first event if its engine
-	// takes no requests, and another one can do the work.
+	// At any time. Its engine computes the prompt, so nothing is lost but time. So the call also
+	// ends before its first event if its engine takes no requests, and another one can do the work.
 	Elsewhere
 )
 
@@ -45,13 +45,13 @@ type TrackedCall struct {
 	presentFleet func() *roster.Snapshot // returns the present fleet; nil: only in tests
 	call         *engine.Call
 	probe        bool
-	awaitsEvent  atomic.Bool   // the call has no event yet, and ends if its engine is halted while another one can do the work
+	awaitsEvent  atomic.Bool   // the call has no event yet, and may move (Elsewhere)
 	reason       atomic.Uint32 // why the call must go on elsewhere: drained or died; stays: it need not go
 	abortable    atomic.Bool   // the call may be aborted, because no engine is fetching KV for it
 }
 
-// MustMove says whether the call must go on elsewhere because its engine was taken out of service, paused or halted. A pause ends the calls
-// that run on the engine, and a halted engine is silent.
+// MustMove says whether the call must go on elsewhere because its engine was taken out of service,
+// paused or halted. A pause ends the calls that run on the engine, and a halted engine is silent.
 func (c *TrackedCall) MustMove() bool {
 	if c.reason.Load() == drained {
 		return true
@@ -87,8 +87,8 @@ func (c *TrackedCall) leaveEngine(why uint32) {
 	}
 }
 
-// AllowAbort says that the first event of the call has come. It may be aborted from now on, because no engine is fetching KV for it. If the call must go on
-// elsewhere, AllowAbort ends it.
+// AllowAbort says that the first event of the call has come. It may be aborted from now on, because
+// no engine is fetching KV for it. If the call must go on elsewhere, AllowAbort ends it.
 func (c *TrackedCall) AllowAbort() {
 	c.awaitsEvent.Store(false)
 	c.abortable.Store(true)
@@ -154,7 +154,8 @@ func (t *trackedCalls) MoveCalls(covers func(roster.Location) bool) (moved int) 
 	return moved
 }
 
-// moveDeserted ends calls at engines that are down or take no requests, so that their requests go to other engines.
+// moveDeserted ends calls at engines that are down or take no requests, so that their requests go
+// to other engines.
 func (t *trackedCalls) moveDeserted() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -163,8 +164,8 @@ func (t *trackedCalls) moveDeserted() {
 	}
 }
 
-// moveIfDeserted ends a probe, or a call that awaits its first event, if its engine is down or takes no requests, and another engine can do
-// the work.
+// moveIfDeserted ends a probe, or a call that awaits its first event, if its engine is down or
+// takes no requests, and another engine can do the work.
 func (c *TrackedCall) moveIfDeserted(now *roster.Snapshot) {
 	if !c.probe && !c.awaitsEvent.Load() {
 		return

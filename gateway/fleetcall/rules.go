@@ -58,7 +58,8 @@ type target struct {
 	target *engine.Target
 }
 
-// hasRestarted says whether an engine at the address restarted after its pause began. Engines of two roles may share the address.
+// hasRestarted says whether an engine at the address restarted after its pause began. Engines of
+// two roles may share the address.
 func (t *target) hasRestarted(engines *roster.Snapshot) bool {
 	return slices.ContainsFunc(t.keys, func(key string) bool {
 		called := engines.Engine(key) // nil: the engine has left in the meantime
@@ -146,7 +147,8 @@ func (c *Call) checkPath(paths map[string][]string) (effects []string, _ *Refusa
 	return effects, nil
 }
 
-// checkTargets refuses a call that would go to no engine, unless it ends the pause of a group whose engines have left.
+// checkTargets refuses a call that would go to no engine, unless it ends the pause of a group whose
+// engines have left.
 func (p *checkedCall) checkTargets(pauses []roster.Pause) *Refusal {
 	isPaused := slices.ContainsFunc(pauses, func(pause roster.Pause) bool { return pause.Group == p.Group })
 	endsEmptyPause := p.does(config.CallResumes) && isPaused
@@ -222,8 +224,9 @@ func (a *Answer) didNotAct() bool {
 	return !a.Done && !mayComeLater
 }
 
-// endsPause says by the engines' answers whether the pause of the called group ends. before are the engines before the call. unresumed are
-// the keys of the engines that stay paused even then, because they did not resume in this call or in an earlier one.
+// endsPause says by the engines' answers whether the pause of the called group ends. before are the
+// engines before the call. unresumed are the keys of the engines that stay paused even then,
+// because they did not resume in this call or in an earlier one.
 func (p *checkedCall) endsPause(answers []Answer, before *roster.Snapshot) (ends bool, unresumed []string) {
 	switch {
 	case p.does(config.CallPauses):
@@ -234,8 +237,9 @@ func (p *checkedCall) endsPause(answers []Answer, before *roster.Snapshot) (ends
 	return false, nil
 }
 
-// endsNewPause says whether the pause that this call has begun ends at once: it is new, and every engine refused it. If one engine is
-// paused, or may be later, those that step with it must get no requests. Engines that were paused before the call stay paused.
+// endsNewPause says whether the pause that this call has begun ends at once: it is new, and every
+// engine refused it. If one engine is paused, or may be later, those that step with it must get no
+// requests. Engines that were paused before the call stay paused.
 func (p *checkedCall) endsNewPause(answers []Answer, before *roster.Snapshot) (ends bool, unresumed []string) {
 	mayPause := func(a Answer) bool { return !a.didNotAct() } // the engine is paused, or may be later
 	isOfGroup := func(pause roster.Pause) bool { return pause.Group == p.Group && !pause.Left }
@@ -245,8 +249,9 @@ func (p *checkedCall) endsNewPause(answers []Answer, before *roster.Snapshot) (e
 	return true, p.keysWhere(func(i int) bool { return slices.ContainsFunc(p.targets[i].keys, before.Paused) })
 }
 
-// endsByResume says whether a call that resumes ends the pause: it does once any engine has resumed, or if no engine is there. The pause
-// then goes on only for the engines that did not do what they were asked for (unresumed).
+// endsByResume says whether a call that resumes ends the pause: it does once any engine has
+// resumed, or if no engine is there. The pause then goes on only for the engines that did not do
+// what they were asked for (unresumed).
 func (p *checkedCall) endsByResume(answers []Answer) (ends bool, unresumed []string) {
 	anyResumed := slices.ContainsFunc(answers, func(a Answer) bool { return a.Done })
 	if !anyResumed && len(answers) > 0 {

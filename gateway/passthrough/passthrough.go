@@ -91,7 +91,8 @@ type Engines interface {
 	// SoleEngines returns the engines that can serve requests for the model alone. onlyPairs says that the model has engines, but that each
 	// only prefills or only decodes. runsModel says that the request runs the model.
 	SoleEngines(model string, runsModel bool) (list []roster.SoleEngine, onlyPairs bool)
-	IncompleteGroup(model string) string // name of a group of the model that waits for one of its engines; empty: none does
+	// IncompleteGroup names a group of the model that waits for one of its engines; empty: none does.
+	IncompleteGroup(model string) string
 }
 
 // A Server passes each request unchanged to one engine, and bounds how many run at once.

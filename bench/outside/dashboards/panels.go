@@ -48,8 +48,8 @@ func quantiles(histogram, by string) []line {
 // failed are the outcomes that are no fault of the client; rules.yaml has the
 // same.
 const failed = "engine_error|queue_full|queue_timeout|prefill_kv_exhausted|pool_timeout|draining|prefill_unavailable|prefill_failed|" +
-	"prefill_timeout|decode_unavailable|decode_failed|decode_timeout|engine_unavailable|group_incomplete|engine_failed|engine_timeout|" +
-	"overloaded|peer_lost|no_region_available|upstream_broken|upstream_incomplete|engine_drained|recompute_unresumable|internal_error"
+	"prefill_timeout|decode_unavailable|decode_failed|decode_timeout|engine_unavailable|group_incomplete|engine_failed|" +
+	"engine_timeout|overloaded|peer_lost|no_region_available|upstream_broken|upstream_incomplete|engine_drained|recompute_unresumable|internal_error"
 
 const noMixed = "only where ranks prefill and decode"
 

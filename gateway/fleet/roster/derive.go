@@ -206,7 +206,6 @@ func (d *deriving) newRank(e *Engine, number int, id int32, state RankState) *Ra
 // its group. The worker has a fixed number of Slots. It also has a Limit while only a part of them may be used, because its engine has just
 // started, or because requests of other proxies may run on the rank (applyQuota).
 func (d *deriving) newWorker(e *Engine, number int, rank *Rank) board.Worker {
-	isWedged := e.Status.Wedged && !e.Status.Halted()         // a halted engine need not compute anything
 	honoursRank := rank.EngineHonoursRank(mooncake.Responses) // engines that ignore the named rank do so at this endpoint
 	w := board.Worker{
 		ID: rank.Worker, Name: rank.Target.ID, Model: e.board, Group: e.Conf.Group, Barrier: e.Conf.Barrier == config.BarrierDP,
@@ -216,7 +215,7 @@ func (d *deriving) newWorker(e *Engine, number int, rank *Rank) board.Worker {
 		Cost:       e.Conf.Cost, // step time per KV token, as a multiple of the mean of the group
 		KeepsKVFor: e.Profile.Keeps(), Unpinned: !honoursRank,
 		Process: math.Float64bits(e.Status.StartTime), // 0: not known; otherwise no other process of the engine has it
-		Up:      rank.State == Up, Awaited: rank.State == Halted, Down: !e.Status.Up || isWedged || e.Status.Lacks(number),
+		Up:      rank.State == Up, Awaited: rank.State == Halted, Down: e.Status.ComputesNothing() || e.Status.Lacks(number),
 	}
 	if e.Role == Aggregated {
 		w.Mixed, w.Budget = true, e.Conf.Budget
@@ -401,9 +400,10 @@ func markFallbacks(preferredKind string, candidates []prefill.Candidate, workers
 	}
 }
 
-// markDeserted marks the engines that are halted or down while another engine can do their work. The fleet then ends calls on them, so that
-// the requests go to the other engine. A server of SGLang that is paused, or whose memory is released, answers no health check, so it is
-// down (0.5.23, health_generate in entrypoints/http_server.py).
+// markDeserted marks the engines that are halted or down while another engine can do their work.
+// The fleet then ends calls on them, so that the requests go to the other engine. A server of
+// SGLang that is paused, or whose memory is released, answers no health check, so it is down
+// (0.5.23, health_generate in entrypoints/http_server.py).
 func markDeserted(p *Snapshot) {
 	prefills, decodes := map[string]bool{}, map[string]bool{} // by model, and by board: another engine takes requests
 	for i := range p.Candidates {
@@ -420,8 +420,9 @@ func markDeserted(p *Snapshot) {
 		if e.Role == Decode {
 			canDoTheWork = decodes[e.board]
 		}
-		isLate := e.Role != Prefill && e.Status.Late
-		e.Deserted = (!e.Status.Up && !isLate || e.Status.Halted()) && canDoTheWork
+		state := e.Status.State()
+		computesNothing := state == engine.Down || state == engine.Halted || state == engine.Late && e.Role == Prefill
+		e.Deserted = computesNothing && canDoTheWork
 	}
 }
 

@@ -12,24 +12,28 @@ import (
 	"evenkeel/engine"
 )
 
-// Pause is an operator's call that has paused the engines of a group. They get no new requests, and their requests wait.
+// Pause is an operator's call that has paused the engines of a group. They get no new requests, and
+// their requests wait.
 type Pause struct {
 	Group string    `json:"group"` // decode group; empty: all engines
 	Path  string    `json:"path"`  // path of the call that began the pause
 	Since time.Time `json:"since"`
-	// Left says that a call has resumed the group since, but not all of its engines. Without it, the pause also covers engines that come in.
+	// Left says that a call has resumed the group since, but not all of its engines. Without it,
+	// the pause also covers engines that come in.
 	Left bool `json:"-"`
 }
 
-// pausedEngine says that the engine at an address is paused. It belongs to the address, and not to the group that a config gives the
-// engine: it lasts until a call resumes the engine, or until another process has the address. It never changes: it is replaced.
+// pausedEngine says that the engine at an address is paused. It belongs to the address, and not to
+// the group that a config gives the engine: it lasts until a call resumes the engine, or until
+// another process has the address. It never changes: it is replaced.
 type pausedEngine struct {
 	Pause
 	start    float64 // latest start time that was known of the process when the pause began, in Unix seconds; 0: not known
 	cameInto bool    // the engine came into a group that was paused already
 }
 
-// RestartedInPause says whether a paused engine has a process that began after the pause, as far as start times show.
+// RestartedInPause says whether a paused engine has a process that began after the pause, as far as
+// start times show.
 func (e *Engine) RestartedInPause() bool {
 	return e.pausedBy != nil && e.Status.Up && (e.pausedBy.cameInto || e.Status.StartTime > e.pausedBy.start)
 }
@@ -43,8 +47,8 @@ func (e *Engine) InGroup(group string) bool { return e.Decodes() && e.Conf.Group
 // OwnedByOther says whether another proxy owns the engine's region, so that a call to all engines leaves the engine out.
 func (e *Engine) OwnedByOther() bool { return e.withheld == Unowned }
 
-// Text says for people by which call the engines are paused, and since when. The call and the time are always those with which the pause
-// began.
+// Text says for people by which call the engines are paused, and since when. The call and the time
+// are always those with which the pause began.
 func (p *Pause) Text() string {
 	what := "paused"
 	if p.Left {
@@ -61,7 +65,8 @@ func (p *Pause) String() string {
 	return "group " + p.Group + ": " + p.Text()
 }
 
-// PauseBegun says that a group is paused. A pause that the group or one of its engines has already goes on, with its call and its times.
+// PauseBegun says that a group is paused. A pause that the group or one of its engines has already
+// goes on, with its call and its times.
 type PauseBegun struct{ Group, Path string }
 
 func (v PauseBegun) apply(r *Roster, out *effects) {
@@ -83,7 +88,8 @@ func (v PauseBegun) apply(r *Roster, out *effects) {
 	out.add(Effect{What: WatchEngines})
 }
 
-// latestStart returns the latest start time that is known of the process at an address, which engines of two roles may share.
+// latestStart returns the latest start time that is known of the process at an address, which
+// engines of two roles may share.
 func (r *Roster) latestStart(address string) (start float64) {
 	for _, e := range r.engines {
 		if e.ID == address {
@@ -93,14 +99,16 @@ func (r *Roster) latestStart(address string) (start float64) {
 	return start
 }
 
-// PauseEnded says that a call went to the engines of a group (empty: to all), and that it has resumed them, except for those in Unresumed.
+// PauseEnded says that a call went to the engines of a group (empty: to all), and that it has
+// resumed them, except for those in Unresumed.
 type PauseEnded struct {
 	Group     string
 	Unresumed []string `json:"Left"` // keys of the engines that did not resume
 }
 
-// apply ends the pause of each engine that has resumed. All others stay paused: those that did not get the call, because they are in
-// another group or have left, and those that are paused as part of another group, or of all engines.
+// apply ends the pause of each engine that has resumed. All others stay paused: those that did not
+// get the call, because they are in another group or have left, and those that are paused as part
+// of another group, or of all engines.
 func (v PauseEnded) apply(r *Roster, out *effects) {
 	resumed := map[string]bool{} // by address
 	called := Pause{Group: v.Group}
@@ -127,8 +135,8 @@ func (v PauseEnded) apply(r *Roster, out *effects) {
 	out.add(Effect{What: WatchEngines})
 }
 
-// endEmptyPause ends the pause of a group when its last engine has resumed. A reload may have given its engines another group, so that no
-// call to this group reaches them.
+// endEmptyPause ends the pause of a group when its last engine has resumed. A reload may have given
+// its engines another group, so that no call to this group reaches them.
 func (r *Roster) endEmptyPause(group string) {
 	p := r.pauses[group]
 	if p == nil {
@@ -147,7 +155,8 @@ func (r *Roster) endEmptyPause(group string) {
 	delete(r.pauses, group)
 }
 
-// pauseOver returns the oldest pause that covers the whole group of an engine, or all engines; nil: none does.
+// pauseOver returns the oldest pause that covers the whole group of an engine, or all engines; nil:
+// none does.
 func (r *Roster) pauseOver(e *Engine) (oldest *Pause) {
 	for _, p := range r.pauses {
 		if p.covers(e) && (oldest == nil || p.Since.Before(oldest.Since)) {
@@ -157,9 +166,10 @@ func (r *Roster) pauseOver(e *Engine) (oldest *Pause) {
 	return oldest
 }
 
-// applyPauses marks an engine as halted while it is paused. It pauses an engine that has come into a paused group, and ends the pause of an
-// engine that has another process, unless its group is still paused as a whole. A halt for another reason (Status.Halt) stays, unless it is
-// the engine's own report that it is paused: the pause says the same in more detail.
+// applyPauses marks an engine as halted while it is paused. It pauses an engine that has come into
+// a paused group, and ends the pause of an engine that has another process, unless its group is
+// still paused as a whole. A halt for another reason (Status.Halt) stays, unless it is the engine's
+// own report that it is paused: the pause says the same in more detail.
 func (r *Roster) applyPauses(e *Engine, out *effects) {
 	var byPause *engine.Held
 	if errors.As(e.Status.Halt, &byPause) { // the halt comes from a pause, so it is decided anew
@@ -183,7 +193,8 @@ func (r *Roster) applyPauses(e *Engine, out *effects) {
 	}
 }
 
-// isOver says whether the paused process is gone: the engine has a later start time or, if none is known, it takes no connection.
+// isOver says whether the paused process is gone: the engine has a later start time or, if none is
+// known, it takes no connection.
 func (p *pausedEngine) isOver(e *Engine) bool {
 	return e.Status.Up && e.Status.StartTime > p.start || p.start == 0 && !e.Status.Up && e.Status.Err != nil
 }
@@ -217,8 +228,8 @@ func (p *Snapshot) Paused(instance string) bool {
 	return e != nil && e.pausedBy != nil
 }
 
-// Leaves says whether a call that has failed at an engine shows nothing about it: an operator's call has paused the engine, or it is halted
-// while another engine can do its work.
+// Leaves says whether a call that has failed at an engine shows nothing about it: an operator's
+// call has paused the engine, or it is halted while another engine can do its work.
 func (p *Snapshot) Leaves(instance string) bool {
 	e := p.engines[instance]
 	return e != nil && (e.pausedBy != nil || e.Deserted && e.Status.Halted())

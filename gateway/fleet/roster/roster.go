@@ -23,8 +23,8 @@ type Roster struct {
 	order         []string                  // keys in the order of the config, then of arrival
 	drains        map[string]*Drain         // drains of engines and ranks, by role and host:port or host:port/rank
 	pauses        map[string]*Pause         // pauses of whole decode groups; the empty group stands for all engines
-	paused        map[string]*pausedEngine  // the engines that are paused, by host:port, also of those that have left
-	broken        map[string]string         // by group of aggregated ranks that step together: host:port of an engine that is down or wedged
+	paused        map[string]*pausedEngine  // by host:port, also of engines that have left
+	broken        map[string]string         // by aggregated group: an engine that is down or wedged, for which it waits
 	hosts         map[string]trust          // hosts from which decode engines may fetch a prefill engine's KV
 	workerIDs     map[string]int32          // worker ids by role and name of the rank (two roles may share an address); never reused
 	nextWorkerID  int32                     // the worker id that the next new rank gets

@@ -50,7 +50,7 @@ func (p *Snapshot) Statuses() []EngineStatus {
 	for _, e := range p.order {
 		s := EngineStatus{
 			ID: e.ID, Role: e.Role, URL: e.Target.URL.String(), Group: e.Conf.Group, Profile: e.Conf.Profile,
-			Up: e.Status.Up, State: e.Status.State(), Share: e.share, Draining: e.withheld == Draining,
+			Up: e.Status.Up, State: e.Status.State().String(), Share: e.share, Draining: e.withheld == Draining,
 			Error: e.details(), Source: e.Source, Away: e.Away, Since: e.Status.Changed, Version: e.Status.Version,
 			Paused: e.pausedBy != nil, Hangs: e.Status.Hangs, Ranks: len(e.Ranks()), Slots: e.Conf.Slots, Models: []string{},
 			Memory: e.Status.Memories, OwnedByOther: e.withheld == Unowned,
@@ -111,8 +111,9 @@ func (p *Snapshot) Missing() []string {
 	return all
 }
 
-// IncompleteGroup returns the name of a group with a model whose engines wait for one that is down, because the ranks of the group step
-// together. An empty model stands for any model. The result is empty if there is no such group.
+// IncompleteGroup returns the name of a group with a model whose engines wait for one that is down,
+// because the ranks of the group step together. An empty model stands for any model. The result is
+// empty if there is no such group.
 func (p *Snapshot) IncompleteGroup(model string) string {
 	for _, e := range p.order {
 		if e.state == Broken && (model == "" || e.listsModel(model)) {

@@ -18,10 +18,11 @@ import (
 // Next returned has passed.
 type Tick struct{}
 
-// apply decides the engines' states from pauses, connectors, health and groups. The order of the steps matters. First,
-// each engine gets its board (the model and region of its requests) and its pause. Only engines of one board must have the same connector, so connectors are compared after that. From all this the states follow,
-// and then the groups in which an engine is down. apply also reports drains whose deadline has passed, and forgets ranks that left long
-// ago.
+// apply decides the engines' states from pauses, connectors, health and groups. The order of the
+// steps matters. First, each engine gets its board (the model and region of its requests) and its
+// pause. Only engines of one board must have the same connector, so connectors are compared after
+// that. From all this the states follow, and then the groups in which an engine is down. apply also
+// reports drains whose deadline has passed, and forgets ranks that left long ago.
 func (Tick) apply(r *Roster, out *effects) {
 	for _, key := range r.order {
 		r.updateBoard(r.engines[key])
@@ -195,9 +196,7 @@ func (r *Roster) updateStates(out *effects) {
 
 // isInFullService says whether the engine serves and nothing speaks against it, so that it can replace one at which requests fail.
 func (e *Engine) isInFullService() bool {
-	s := &e.Status
-	mayServe := s.Up && len(s.Models) > 0 && !s.Halted() && e.connectorConflict == ""
-	return mayServe && s.Out == nil && s.Accused == nil
+	return e.Status.State() == engine.Up && len(e.Status.Models) > 0 && e.connectorConflict == ""
 }
 
 // updateSlowStart begins or ends the slow start of an engine, and decides which share of its slots the engine may use. isNew says that the
@@ -250,7 +249,7 @@ func (r *Roster) markBrokenGroups(out *effects) {
 			e.hasServed = false
 		}
 		group := e.barrierGroup()
-		works := e.Status.Up && (e.Status.Halted() || !e.Status.Wedged) // a halted engine need not compute anything
+		works := !e.Status.ComputesNothing()
 		if group == "" || !e.hasServed || works {
 			continue
 		}
@@ -274,28 +273,24 @@ func (r *Roster) markBrokenGroups(out *effects) {
 //
 // An engine that is accused, or out but not wedged, stays in service if no other engine serves its model: requests that may fail are better
 // than requests that must fail, and the canary, a request of one token, will show whether the engine computes. Of several states the first
-// case below counts, because it explains the others: requests fail at an engine that is down, late or halted.
+// case below counts, because it explains the others.
 func (e *Engine) stateByHealth(inFullService int) RankState {
-	s := &e.Status
-	canBeReplaced := inFullService > 0
-	mayWork := !s.Wedged && len(s.Models) > 0 // Wedged: the canary failed, too
-	out := s.Out != nil && (!mayWork || canBeReplaced)
-	accused := s.Accused != nil && canBeReplaced
-	isLate := s.Late && !accused // requests wait for a late engine, unless it is accused and another engine serves
+	state, canBeReplaced, namesModels := e.Status.State(), inFullService > 0, len(e.Status.Models) > 0
+	accused := e.Status.Accused != nil && canBeReplaced // also of a late engine, for which requests wait otherwise
 	switch {
-	case !s.Up && !isLate: // it does not answer its health check, and requests do not wait for it
+	case state == engine.Down, state == engine.Late && accused:
 		return Down
-	case e.connectorConflict != "": // its connector is not that of its model's other engines
+	case e.connectorConflict != "":
 		return Odd
-	case !s.Up: // it does not answer its health check, but may soon, so requests wait for it
+	case state == engine.Late:
 		return Late
-	case s.Halted(): // it takes no requests for now, e.g. because a call has paused it; requests wait until it resumes
+	case state == engine.Halted:
 		return Halted
-	case out: // requests failed in a row
+	case state == engine.Wedged, state == engine.Out && (!namesModels || canBeReplaced):
 		return Out
-	case accused: // new requests are kept away until it is known whether failures are its fault, or whether its core is alive
+	case accused:
 		return Paused
-	case len(s.Models) == 0: // it has not named its models yet
+	case !namesModels:
 		return Starting
 	}
 	return Up

@@ -46,7 +46,8 @@ func TestAPauseBelongsToTheAddress(t *testing.T) {
 	}
 }
 
-// Whatever happens to the engines, what an operator has stopped gets nothing until the operator, or another process, ends it.
+// Whatever happens to the engines, what an operator has stopped gets nothing until the operator, or
+// another process, ends it.
 func TestWhatAnOperatorStopsStaysStopped(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		names := []string{"p1", "d2", "d5", "a3", "a4"}
@@ -118,7 +119,8 @@ func anyPaused(s *scene, group string) bool {
 	return slices.ContainsFunc(s.Pauses(), func(p Pause) bool { return p.Group == group })
 }
 
-// A call leaves an engine that does nothing if another engine can do its work. A paused server of SGLang answers no health check.
+// A call leaves an engine that does nothing if another engine can do its work. A paused server of
+// SGLang answers no health check.
 func TestWhatCallsLeave(t *testing.T) {
 	for _, row := range []struct {
 		name, engines, before, after, engine string
