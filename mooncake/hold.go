@@ -2,19 +2,6 @@ package mooncake
 
 import "time"
 
-// PulledWithin returns how long after a prefill its KV is certainly kept. If the first event of the decode engine's answer comes within this
-// time, the decode engine pulled the right KV. It is a quarter of the hold margin shorter than the hold, because the engine counts from the
-// end of the prefill, and the proxy from the engine's answer.
-func (p *Profile) PulledWithin() time.Duration { return p.KVHoldTimeout - p.holdMargin()/4 }
-
-// holdMargin is the part of the hold that is left for a decode engine to queue a request and pull its KV.
-func (p *Profile) holdMargin() time.Duration {
-	if p.HoldMargin == 0 {
-		return min(p.KVHoldTimeout/2, maxHoldMargin)
-	}
-	return p.HoldMargin
-}
-
 // Freed says whether a prefill engine has freed KV that no decode engine had fetched, since a request was written.
 type Freed uint8
 

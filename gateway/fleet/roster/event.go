@@ -172,6 +172,19 @@ func (v Health) apply(r *Roster, out *effects) {
 	}
 }
 
+// doubt begins a generation, and has reported why, unless nothing was known of the engine before.
+func (r *Roster) doubt(e *Engine, gone bool, why string, out *effects) {
+	what := MayHaveRestarted
+	switch {
+	case e.kv.start == 0 && e.kv.engineID == "" && len(e.Status.Models) == 0:
+		what = Forgotten
+	case gone:
+		what = Restarted
+	}
+	r.beginGeneration(e, gone)
+	out.add(Effect{What: what, Engine: e, Why: why})
+}
+
 // Located says which hosts an engine has, because its name did not resolve when the engine came in, and does now.
 type Located struct {
 	Key   string

@@ -34,51 +34,6 @@ const (
 // restarted says whether a start time is that of a later process. An earlier one was read before.
 func (g *generation) restarted(start float64) bool { return g.start != 0 && start > g.start }
 
-// beginGeneration puts the KV that an engine has made in doubt. gone says that it is gone for certain.
-func (r *Roster) beginGeneration(e *Engine, gone bool) {
-	r.generations++
-	e.kv.number, e.kv.engineID = r.generations, ""
-	if gone {
-		e.kv.goneBefore = e.kv.number
-	}
-}
-
-// doubt begins a generation, and has reported why, unless nothing was known of the engine before.
-func (r *Roster) doubt(e *Engine, gone bool, why string, out *effects) {
-	what := MayHaveRestarted
-	switch {
-	case e.kv.start == 0 && e.kv.engineID == "" && len(e.Status.Models) == 0:
-		what = Forgotten
-	case gone:
-		what = Restarted
-	}
-	r.beginGeneration(e, gone)
-	out.add(Effect{What: what, Engine: e, Why: why})
-}
-
-// GenerationAt returns the generation of the KV that the engine at an address makes now.
-func (p *Snapshot) GenerationAt(key string) Generation {
-	return Generation{key, p.engineOrEmpty(key).kv.number}
-}
-
-// KVInDoubt says whether the engine may no longer have KV that it made, so that a hand-off for it must
-// not be used. gone says that the engine certainly does not have it.
-func (p *Snapshot) KVInDoubt(made Generation) (inDoubt, gone bool) {
-	kv := p.departed[made.Key].kv
-	if e := p.engines[made.Key]; e != nil {
-		kv = e.kv
-	}
-	return made.Number == 0 || made.Number != kv.number, made.Number < kv.goneBefore
-}
-
-// NamesNothingNew says that the engine id in a hand-off tells nothing: it is the one that hand-offs of
-// its generation name, the generation is over, or there is none (empty).
-func (p *Snapshot) NamesNothingNew(made Generation, engineID string) bool {
-	e := p.engines[made.Key]
-	return e == nil || engineID == "" || e.Profile.SharedAddress || made.Number != e.kv.number ||
-		withoutRank(engineID) == e.kv.engineID
-}
-
 // withoutRank returns an engine id without the number of a rank, so that it identifies the engine's
 // process. vLLM builds the id of a data parallel rank from an id that all its ranks share, _dp and the
 // rank's number (0.32.0, v1/engine/core.py).

@@ -355,6 +355,29 @@ func (p *Snapshot) Engine(key string) *Engine { return p.engines[key] }
 // Engines are all engines, in the order of the config and then of arrival.
 func (p *Snapshot) Engines() []*Engine { return p.order }
 
+// GenerationAt returns the generation of the KV that the engine at an address makes now.
+func (p *Snapshot) GenerationAt(key string) Generation {
+	return Generation{key, p.engineOrEmpty(key).kv.number}
+}
+
+// KVInDoubt says whether the engine may no longer have KV that it made, so that a hand-off for it must
+// not be used. gone says that the engine certainly does not have it.
+func (p *Snapshot) KVInDoubt(made Generation) (inDoubt, gone bool) {
+	kv := p.departed[made.Key].kv
+	if e := p.engines[made.Key]; e != nil {
+		kv = e.kv
+	}
+	return made.Number == 0 || made.Number != kv.number, made.Number < kv.goneBefore
+}
+
+// NamesNothingNew says that the engine id in a hand-off tells nothing: it is the one that hand-offs of
+// its generation name, the generation is over, or there is none (empty).
+func (p *Snapshot) NamesNothingNew(made Generation, engineID string) bool {
+	e := p.engines[made.Key]
+	return e == nil || engineID == "" || e.Profile.SharedAddress || made.Number != e.kv.number ||
+		withoutRank(engineID) == e.kv.engineID
+}
+
 // HostsOf returns a function that says whether a host belongs to an engine. Callbacks of a decode engine may name no other host, and
 // prefill engines may fetch the engine's KV from no other host.
 func (p *Snapshot) HostsOf(key string) func(host string) bool {

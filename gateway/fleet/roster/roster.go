@@ -185,6 +185,15 @@ func (r *Roster) addNew(e *Engine, now time.Time) {
 	r.beginGeneration(e, areDifferent(before.incarnation, e.Incarnation))
 }
 
+// beginGeneration puts the KV that an engine has made in doubt. gone says that it is gone for certain.
+func (r *Roster) beginGeneration(e *Engine, gone bool) {
+	r.generations++
+	e.kv.number, e.kv.engineID = r.generations, ""
+	if gone {
+		e.kv.goneBefore = e.kv.number
+	}
+}
+
 // areDifferent says whether two incarnations prove that two engines had the address one after the other.
 func areDifferent(a, b string) bool { return a != "" && b != "" && a != b }
 
