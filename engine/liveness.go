@@ -8,6 +8,7 @@ import (
 // Liveness records the signs of life of a decode rank's core, the process that makes its steps. A sign is an event of a stream, or a
 // gauge that changed. Methods may be called from any goroutine.
 type Liveness struct {
+	traffic  *Traffic     // of the engine in its role of now; a rank has another number in another role
 	pulls    *Pulls       // of the engine's address
 	epoch    time.Time    // times are stored as ns after epoch, which fit into an atomic and do not depend on the wall clock
 	lastSign atomic.Int64 // time of the last sign, in ns after epoch
@@ -15,9 +16,10 @@ type Liveness struct {
 
 // NewLiveness returns the Liveness of the only rank of an engine. LastSign is the time of this call until the rank gives its first sign of
 // life.
-func NewLiveness() *Liveness { return newPulls().newLiveness() }
+func NewLiveness() *Liveness { return &Liveness{pulls: newPulls(), epoch: time.Now()} }
 
-func (pulls *Pulls) newLiveness() *Liveness { return &Liveness{pulls: pulls, epoch: time.Now()} }
+// mayBe says whether two ranks at one address may be one.
+func (l *Liveness) mayBe(other *Liveness) bool { return l == other || l.traffic != other.traffic }
 
 // LastSign returns the last time at which the core is known to have worked. Before the first sign, it is the time of NewLiveness.
 func (l *Liveness) LastSign() time.Time { return l.epoch.Add(time.Duration(l.lastSign.Load())) }

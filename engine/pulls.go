@@ -93,7 +93,7 @@ func (pulls *Pulls) spoil(lost *PendingPull) {
 		pulls.salt = rand.Text()
 	}
 	for _, p := range pulls.waiting {
-		sameRank := p.liveness == lost.liveness || p.AnyRank || lost.AnyRank
+		sameRank := p.liveness.mayBe(lost.liveness) || p.AnyRank || lost.AnyRank
 		p.spoiled = p.spoiled || p != lost && p.salt == lost.salt && sameRank
 	}
 }
@@ -106,7 +106,7 @@ func (pulls *Pulls) recordSilence(of *Liveness, from, to time.Time) {
 		if p.sent.After(from) {
 			since = p.sent
 		}
-		concerned := p.OnePiece && p.hasHold() && (p.liveness == of || p.AnyRank)
+		concerned := p.OnePiece && p.hasHold() && (p.liveness.mayBe(of) || p.AnyRank)
 		if !concerned || to.Sub(since) <= p.MaxSilence {
 			continue
 		}
@@ -152,10 +152,10 @@ func (p *PendingPull) End(now time.Time, pullIsOver bool) {
 		return
 	}
 	p.ended = true
-	pulls.endHolds(now)
 	if pullIsOver || !p.hasHold() {
 		pulls.waiting = slices.DeleteFunc(pulls.waiting, func(q *PendingPull) bool { return q == p })
 	}
+	pulls.endHolds(now)
 	shortest := int64(math.MaxInt64)
 	for _, q := range pulls.waiting {
 		if q.OnePiece && q.hasHold() && !q.ended {

@@ -92,6 +92,7 @@ func TestAnAnswerInOnePieceIsJudgedByTheSilenceOfItsCore(t *testing.T) {
 			if !row.want {
 				p.Withhold()
 			}
+			p.End(at, true)
 			require.Equal(t, row.salted, l.pulls.Salt(at) != "")
 		})
 	}

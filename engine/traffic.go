@@ -48,7 +48,7 @@ func (t *Traffic) Liveness(rank int) *Liveness {
 		if t.pulls == nil {
 			t.pulls = newPulls()
 		}
-		l = t.pulls.newLiveness()
+		l = &Liveness{traffic: t, pulls: t.pulls, epoch: time.Now()}
 		t.pulls.addRank()
 		t.livenessByRank[rank] = l
 	}

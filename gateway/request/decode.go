@@ -184,6 +184,8 @@ func limitWait(s *stream, h *handoff.Handoff, until lifecycle.Timeout) (maxSilen
 	maxSilence = timeoutOf(until, s.job.srv.Settings(), profile)
 	if h != nil {
 		maxSilence = min(maxSilence, h.FirstEventBy().Sub(s.upstream.began)) // after that, a first event would prove nothing
+	}
+	if h != nil && s.upstream.unstreamed {
 		h.NoteExpiries(s.job.srv.Monitor)
 	}
 	pullEndsBy = s.upstream.began.Add(maxSilence)
