@@ -31,10 +31,11 @@ import (
 // A probeCall is a call (a probe) by which a prefill engine computes a prompt.
 type probeCall struct {
 	upstream.Call
-	srv   *Server
-	entry *fleet.TrackedCall // the entry of this call in the list of calls that a drain may end
-	made  roster.Generation  // of the KV that the call makes, as it was before the call was written
-	began time.Time
+	srv    *Server
+	entry  *fleet.TrackedCall // the entry of this call in the list of calls that a drain may end
+	made   roster.Generation  // of the KV that the call makes, as it was before the call was written
+	salted string             // the salt with which the call was written; empty: it needed none
+	began  time.Time
 }
 
 // newProbeCall prepares the call to the prefill engine of a lease. until limits the wait for the answer. It also puts the call on the list
@@ -66,13 +67,22 @@ func (c *probeCall) salt() string {
 
 // withSalt returns the changes with the salt of the call's engine.
 func (c *probeCall) withSalt(changes *mooncake.Patch) *mooncake.Patch {
-	salt := c.salt()
-	if salt == "" {
+	c.salted = c.salt()
+	if c.salted == "" {
 		return changes
 	}
 	salted := *changes
-	salted.ProbeSalt = salt
+	salted.ProbeSalt = c.salted
 	return &salted
+}
+
+// generation returns that of the call's KV. If the engine has got another salt meanwhile, the prompt's prefix may be another prompt's, so
+// the hand-off gets a generation that no engine has.
+func (c *probeCall) generation() roster.Generation {
+	if c.salt() != c.salted {
+		return roster.Generation{Key: c.made.Key}
+	}
+	return c.made
 }
 
 // untrack takes the call off the list of calls that the fleet may end.
@@ -162,7 +172,7 @@ func (j *job) runProbe(lease *prefill.Lease, until lifecycle.Timeout) (*handoff.
 	if fault != nil {
 		return nil, fault
 	}
-	return j.acceptAnswer(lease, call.made, transfer, answer, answered)
+	return j.acceptAnswer(lease, call.generation(), transfer, answer, answered)
 }
 
 // transferNames returns the names that a prefill request must give the engine for the transfer of the KV: an id of the transfer, and how
