@@ -151,8 +151,9 @@ func (w *writer) pairProfile(p *mooncake.Profile, entries []Entry) (connector st
 	w.line("  %s:", w.profile)
 	w.key("    connector", connector, sentence)
 	if connector == mooncake.NIXLPull || connector == mooncake.NIXLPush {
-		w.key("    kv_hold_timeout", "30s", "This is the default of vLLM's kv_lease_duration, and no KV is believed after it. "+
-			"Start the engines with 120 or more (in kv_connector_extra_config), and write the same here.")
+		w.key("    kv_hold_timeout", "30s", "This is the default of vLLM's kv_lease_duration. "+
+			"No KV is believed after it. Start the engines with 120 or more (in kv_connector_extra_config), "+
+			"and write the same here.")
 	}
 	w.apiKey(p)
 	w.chatResume(connector, entries)
