@@ -207,6 +207,9 @@ type Expiries struct {
 	HandOffs float64 // since the start of the process
 	Start    float64 // start time of the process, in Unix seconds; 0: not known
 	Known    bool    // the engine counts them
+
+	ReadLate   float64   // hand-offs that were read after that, see Sample.ReadLate
+	ReadLateAt time.Time // when ReadLate was last seen to grow; zero: never
 }
 
 // Expiries returns the Expiries of a prefill engine when its metrics were last read.

@@ -293,6 +293,23 @@ func TestARestartIsNoticedBetweenTwoChecks(t *testing.T) {
 	})
 }
 
+func TestKVThatIsReadTooLateIsSeen(t *testing.T) {
+	f := newFake()
+	watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
+		read := func(start, late int) Expiries {
+			f.set("/metrics", ok(metricsPage(start)+fmt.Sprintf("vllm:nixl_num_kv_expired_reqs_total{engine=\"0\"} 4\n"+
+				"vllm:nixl_num_notifications_after_expiry_total{engine=\"0\"} %d\n", late)))
+			time.Sleep(time.Second)
+			return m.ExpiriesNow(t.Context(), "p0")
+		}
+		read(100, 0)
+		grown := read(100, 2)
+		require.Equal(t, time.Now(), grown.ReadLateAt)
+		require.EqualValues(t, 2, grown.ReadLate)
+		require.Equal(t, grown.ReadLateAt, read(200, 5).ReadLateAt, "another process: when it was cannot be told")
+	})
+}
+
 func TestReportFailure(t *testing.T) {
 	refused := &Error{Target: "p0", Phase: PhaseConnect, Err: syscall.ECONNREFUSED}
 	for _, tt := range []struct {

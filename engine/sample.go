@@ -23,6 +23,7 @@ var (
 	wantedKVNames = []string{"vllm:external_prefix_cache_queries_total"} // prompt tokens whose KV was wanted from other engines
 	pulledKVNames = []string{"vllm:external_prefix_cache_hits_total"}    // those of them whose KV was pulled
 	expiredNames  = []string{"vllm:nixl_num_kv_expired_reqs_total"}
+	lateNames     = []string{"vllm:nixl_num_notifications_after_expiry_total"}
 )
 
 // Names of SGLang's series about its steps. It has them only with SGLANG_ENABLE_METRICS_DP_ATTENTION=1.
@@ -57,7 +58,7 @@ type Sample struct {
 
 	memory map[string]Memory // by the label of the rank, as the page says it; nothing is Misread
 
-	kvUsage, kvHeld, running, waiting, generated, preempted, wantedTokens, pulledTokens, expired map[string]float64
+	kvUsage, kvHeld, running, waiting, generated, preempted, wantedTokens, pulledTokens, expired, late map[string]float64
 
 	stepWaits, steps map[string]float64 // seconds of waiting for other ranks, and number of steps; by DP rank if SGLang labels them
 }
@@ -91,7 +92,7 @@ func Metrics(ctx context.Context, c *Client, t *Target) ([]byte, error) {
 func (n MetricNames) Parse(page []byte) (*Sample, error) {
 	kv, running, waiting := orDefault(n.KVUsage, kvUsageNames), orDefault(n.Running, runningNames), orDefault(n.Waiting, waitingNames)
 	limits := Limits{}.Shares(kv...).Add(MostRequests, running...).Add(MostRequests, waiting...).Add(MostKVTokens, capacityName)
-	counters := slices.Concat(outputNames, preemptNames, wantedKVNames, pulledKVNames, expiredNames)
+	counters := slices.Concat(outputNames, preemptNames, wantedKVNames, pulledKVNames, expiredNames, lateNames)
 	families, err := ParseSeries(page, limits.Counters(counters...))
 	if err != nil {
 		return nil, err
@@ -119,6 +120,7 @@ func (n MetricNames) Parse(page []byte) (*Sample, error) {
 		wantedTokens: maxByRank(families, wantedKVNames), // prompt tokens whose KV was wanted from other engines
 		pulledTokens: maxByRank(families, pulledKVNames), // those of them whose KV was pulled
 		expired:      maxByRank(families, expiredNames),
+		late:         maxByRank(families, lateNames),
 		stepWaits:    sumByRank(stepSeries[stepWaitName]),
 		steps:        sumByRank(stepSeries[stepsName]),
 	}
@@ -164,6 +166,10 @@ func (s *Sample) Generated(rank int) (value float64, ok bool) {
 
 // Expired returns how many hand-offs since the start have expired: the engine freed their KV before a decode engine fetched it.
 func (s *Sample) Expired() (handOffs float64, ok bool) { return s.rankValueOrSum(s.expired, -1) }
+
+// ReadLate returns how many hand-offs since the start a decode engine has reported as read when the engine had freed their KV, which may
+// have been another prompt's by then. vLLM counts one for each of the decode engine's workers (0.32).
+func (s *Sample) ReadLate() (handOffs float64, ok bool) { return s.rankValueOrSum(s.late, -1) }
 
 // Preempted returns how many requests of a rank since the engine's start lost their KV to other requests before they were complete.
 func (s *Sample) Preempted(rank int) (value float64, ok bool) {

@@ -167,9 +167,14 @@ func isLate(err error) bool {
 // storeExpiries stores and returns how many hand-offs have expired since the engine's start, as the sample says.
 func (w *watch) storeExpiries(s *Sample) Expiries {
 	n, known := s.Expired()
+	late, _ := s.ReadLate()
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
-	w.expiries = Expiries{HandOffs: n, Start: s.StartTime, Known: known}
+	before := w.expiries
+	w.expiries = Expiries{HandOffs: n, Start: s.StartTime, Known: known, ReadLate: late, ReadLateAt: before.ReadLateAt}
+	if before.Known && s.StartTime == before.Start && late > before.ReadLate {
+		w.expiries.ReadLateAt = time.Now()
+	}
 	return w.expiries
 }
 

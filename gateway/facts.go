@@ -67,6 +67,7 @@ func (g observer) Facts(ctx context.Context) detect.Facts {
 			ID: e.ID, Role: e.Role, Models: firstModels(e.Models), Group: e.Group, State: e.State, Why: e.Error, SinceS: age(now, e.Since),
 			Draining: e.Draining, OwnedByOther: e.OwnedByOther,
 			Paused: e.Paused, Hangs: e.Hangs, Moved: movedFact(e.Moved, now), Share: e.Share, Ranks: e.Ranks, Version: e.Version,
+			ReadLate: readLateFact(g.monitor.Expiries(e.Role+" "+e.ID), now),
 		})
 	}
 	g.fillInCallers(&f)
@@ -84,6 +85,14 @@ func movedFact(m *engine.Moved, now time.Time) *detect.Moved {
 		return nil
 	}
 	return &detect.Moved{From: m.From, To: m.To, AgoS: age(now, m.At)}
+}
+
+// readLateFact describes the hand-offs that were read too late; nil: none was, as far as this proxy has seen.
+func readLateFact(e engine.Expiries, now time.Time) *detect.ReadLate {
+	if e.ReadLateAt.IsZero() {
+		return nil
+	}
+	return &detect.ReadLate{HandOffs: e.ReadLate, AgoS: age(now, e.ReadLateAt)}
 }
 
 // fillInCallers fills in which API keys have requests that wait, and which key sends the most prompt tokens. It fills in nothing while

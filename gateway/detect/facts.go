@@ -354,6 +354,14 @@ type Engine struct {
 	Version  string   `json:"version,omitempty"`
 
 	OwnedByOther bool `json:"-"` // another proxy owns the engine's region, and only that proxy sends it requests
+
+	ReadLate *ReadLate `json:"-"` // nil: none
+}
+
+// ReadLate says that decode engines have read KV which a prefill engine had freed already, as it counts itself.
+type ReadLate struct {
+	HandOffs float64 // since the start of its process
+	AgoS     float64 // for how many seconds there was no further one
 }
 
 // Moved says that the name of an engine leads to a new address, and for how long it has done so.

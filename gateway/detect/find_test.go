@@ -47,6 +47,11 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 				[]detect.Failed{{Outcome: "queue_full", Last10S: 9, LastMinute: 300}, {Outcome: "upstream_broken", LastMinute: 900}}
 		}, []told{{detect.Bad, "traffic", "",
 			"1,200 of the 6,000 requests that ended in the last minute failed, most of them with upstream_broken"}}},
+		"KV was read after its engine had freed it": {func(d *detect.Facts) {
+			d.Engines[0].ReadLate = &detect.ReadLate{HandOffs: 2, AgoS: 20}
+			d.Engines[1].ReadLate = &detect.ReadLate{HandOffs: 1, AgoS: 301}
+		}, []told{{detect.Warn, "prefill", "10.0.1.10:8000", "Prefill engine 10.0.1.10:8000 counts 2 hand-offs whose KV was read after it " +
+			"had freed it: the last one 20 s ago. Its blocks may have been another prompt's by then"}}},
 		"an engine is out, and what is bad comes first": {func(d *detect.Facts) {
 			rank(d, 3).State = detect.RankDraining
 			d.Engines[12].State, d.Engines[12].Why = "out", "three requests failed in a row"

@@ -15,6 +15,7 @@ const (
 	HandoffsLost Kind = "handoffs_lost"
 	PairBroken   Kind = "pair_broken"
 	NoHandoffs   Kind = "no_handoff_arrives"
+	ReadTooLate  Kind = "kv_read_late"
 )
 
 var handoffDetectors = []Detector{
@@ -39,6 +40,15 @@ var handoffDetectors = []Detector{
 		clients: "Clients get an error after all attempts of their requests.",
 		next: "It cannot be told from here which side is sick: all prefill engines, all decode engines, or the network between them. Begin " +
 			"with what was restarted or changed last, and with the logs of both sides.",
+	},
+	{
+		Kind: ReadTooLate, find: findReadTooLate,
+		harm: nothing, headline: "KV read too late", pluralText: "count KV that was read after they had freed it", runbook: "kv_read_late",
+		command: `curl -s http://{engine}/metrics | grep -E "nixl_num_(kv_expired_reqs|notifications_after_expiry)_total"`,
+		clients: "Clients of this proxy get no answer that comes so late: it is withheld, and its prompt is computed again. " +
+			"Answers of other callers of the engine may be made of another prompt's KV.",
+		next: "Look which decode engine stood still, and whether anybody else sends hand-offs to these engines. If KV takes long to be read, " +
+			"raise kv_lease_duration and kv_hold_timeout together.",
 	},
 }
 
@@ -114,5 +124,20 @@ func findNoHandoffs(v *view, report reportFunc) {
 		report(place{"model", m.Name, ranksPanel}, noReason,
 			"No hand-off of model %s arrives, from prefill engines %s at decode engines %s. No engine is taken out of service",
 			m.Name, words.FirstOf(prefills), words.FirstOf(decodes)).LastedFor = v.At.Sub(m.NoneArriveSince)
+	}
+}
+
+// readLateFor is for how many seconds KV that was read too late is reported.
+const readLateFor = 300
+
+// findReadTooLate reports prefill engines that count KV which was read after they had freed it.
+func findReadTooLate(v *view, report reportFunc) {
+	for i := range v.Engines {
+		e := &v.Engines[i]
+		if late := e.ReadLate; late != nil && late.AgoS < readLateFor {
+			where := place{"prefill engine", e.ID, "prefill"}
+			report(where, noReason, "%s counts %s whose KV was read after it had freed it: the last one %s ago. Its blocks may have been "+
+				"another prompt's by then", where.capitalized(), words.Count(int(late.HandOffs), "hand-off"), spokenAge(late.AgoS))
+		}
 	}
 }
