@@ -55,7 +55,7 @@ func (t *tester) findKVKeepers(ctx context.Context, prefills, decodes []testedRa
 // keepsKV asks for an answer in one piece, and returns whether the answer says that the engine keeps its KV.
 func (t *tester) keepsKV(ctx context.Context, p, d testedRank, id string) (keeps bool, err error) {
 	model, _ := commonModel(p, d)
-	q := newQuery(mooncake.Completions, model, id)
+	q := newQuery(mooncake.Completions, model, id, shortPrompt)
 	a, err := t.prefill(ctx, p, q, id)
 	if err != nil {
 		return false, err

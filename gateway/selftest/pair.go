@@ -33,9 +33,15 @@ type query struct {
 	changes  *mooncake.Patch // how the request continues an answer; nil: it begins an answer
 }
 
-// newQuery makes the request of a test: a prompt that fills several KV blocks and has no text of any client.
-func newQuery(e mooncake.Endpoint, model, id string) *query {
-	prompt := id + strings.Repeat(" evenkeel self test", 16)
+// shortPrompt is how many texts fill several KV blocks, and tokensOfText is the most tokens that one has.
+const (
+	shortPrompt  = 16
+	tokensOfText = 8
+)
+
+// newQuery makes the request of a test: a prompt of so many texts, none of which is of any client.
+func newQuery(e mooncake.Endpoint, model, id string, texts int) *query {
+	prompt := id + strings.Repeat(" evenkeel self test", texts)
 	members := map[string]any{"model": model, "prompt": prompt, "max_tokens": answerTokens, "temperature": 0}
 	if e == mooncake.Chat {
 		delete(members, "prompt")

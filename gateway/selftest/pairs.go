@@ -163,7 +163,7 @@ func (t *tester) tryPair(ctx context.Context, pair pair, id string) {
 		return
 	}
 	model, _ := commonModel(*p, *d)
-	q := newQuery(mooncake.Completions, model, id)
+	q := newQuery(mooncake.Completions, model, id, shortPrompt)
 	got, prefillErr, decodeErr := t.sendThroughPair(ctx, *p, *d, q, id)
 	concurrent, _ := compatibility(*p, *d)
 	received := "hand-off"
@@ -281,7 +281,7 @@ func (t *tester) sendThroughPair(ctx context.Context, p, d testedRank, q *query,
 
 // tryAlone makes one rank compute a prompt and answer it.
 func (t *tester) tryAlone(ctx context.Context, s testedRank, id string) error {
-	q := newQuery(mooncake.Completions, s.models[0], id)
+	q := newQuery(mooncake.Completions, s.models[0], id, shortPrompt)
 	_, err := t.answer(ctx, s, q, id, s.profile.DecodeBody(&q.body, q.endpoint, nil, nil, "", true, nil))
 	return err
 }

@@ -31,7 +31,7 @@ func (t *tester) tryResumes(ctx context.Context, prefills, decodes []testedRank)
 func (t *tester) findResumeMethod(ctx context.Context, p, d testedRank, id string) {
 	configured := d.profile.ChatResume
 	model, _ := commonModel(p, d)
-	q := newQuery(mooncake.Chat, model, id)
+	q := newQuery(mooncake.Chat, model, id, shortPrompt)
 	first, prefillErr, decodeErr := t.sendThroughPair(ctx, p, d, q, id+"-0")
 	if err := cmp.Or(prefillErr, decodeErr); err != nil {
 		t.report(d.name, OK, "does not answer a chat (%v), so chat_resume was not tried", err)

@@ -24,8 +24,8 @@ type Options struct {
 	// EveryPair tries every prefill engine with every decode engine. Without it each rank has one partner. An
 	// aggregated rank has no partner: it is tried alone.
 	EveryPair bool
-	// Resumes also finds out how engines can continue a chat whose answer broke off, and which decode engines keep the KV of answers. The
-	// requests for this take no slots.
+	// Resumes also finds out how engines can continue a chat whose answer broke off, which decode engines keep the KV of answers, and how
+	// long the longest prompt takes to be pulled. The requests for this take no slots.
 	Resumes bool
 	// TakeSlot takes a slot of a decode rank before a request of the test is sent there. Without TakeSlot, no slots are taken.
 	TakeSlot func(ctx context.Context, rank string, tokens int) (Slot, error)
@@ -60,6 +60,7 @@ func Run(ctx context.Context, cfg *config.Config, o Options) []Finding {
 	if o.Resumes {
 		t.tryResumes(ctx, prefills, decodes)
 		t.findKVKeepers(ctx, prefills, decodes)
+		t.timePulls(ctx, prefills, decodes)
 	}
 	t.tryRounds(ctx, eachAlone(aggregatedRanks))
 	place := map[string]int{} // findings are sorted by the order of the ranks in the config
@@ -268,7 +269,7 @@ func (t *tester) tryWithPartners(ctx context.Context, role string, s testedRank,
 		}
 		partners = following
 		id := fmt.Sprintf("%s-%d", t.id(), n)
-		q := newQuery(mooncake.Completions, model, id)
+		q := newQuery(mooncake.Completions, model, id, shortPrompt)
 		p, d := s, partner
 		if role == "decode" {
 			p, d = partner, s
@@ -296,7 +297,7 @@ func (t *tester) tryWithPartners(ctx context.Context, role string, s testedRank,
 	if !s.profile.HasHandoff() { // without a partner, such an engine cannot serve a request, but it has answered
 		return nil
 	}
-	q := newQuery(mooncake.Completions, s.models[0], t.id())
+	q := newQuery(mooncake.Completions, s.models[0], t.id(), shortPrompt)
 	if role == "decode" {
 		_, err := t.decode(ctx, s, q, mooncake.ProbeAnswer{}, t.id())
 		return err

@@ -605,7 +605,7 @@ func TestATestThatRunsOutOfTimeSaysWhatItLeftOut(t *testing.T) {
 func TestARequestNamesItsModelWhateverItsName(t *testing.T) {
 	const name = "a\x7f\"b\""
 	for _, endpoint := range []mooncake.Endpoint{mooncake.Completions, mooncake.Chat} {
-		q := newQuery(endpoint, name, "id")
+		q := newQuery(endpoint, name, "id", shortPrompt)
 		model, ok := q.body.Get("model")
 		require.True(t, ok)
 		require.JSONEq(t, "\"a\x7f\\\"b\\\"\"", string(model))
