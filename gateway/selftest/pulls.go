@@ -68,4 +68,9 @@ func (t *tester) timePull(ctx context.Context, p pair, texts int, id string) (ti
 }
 
 // roundTime leaves out what differs each time.
-func roundTime(d time.Duration) time.Duration { return d.Round(max(time.Millisecond, d/100)) }
+func roundTime(d time.Duration) time.Duration {
+	if d > time.Second {
+		return d.Round(100 * time.Millisecond)
+	}
+	return d.Round(time.Millisecond)
+}
