@@ -87,7 +87,7 @@ func movedFact(m *engine.Moved, now time.Time) *detect.Moved {
 	return &detect.Moved{From: m.From, To: m.To, AgoS: age(now, m.At)}
 }
 
-// readLateFact describes the hand-offs that were read too late; nil: none was, as far as this proxy has seen.
+// readLateFact describes the hand-offs that were read too late; nil: this proxy has seen none.
 func readLateFact(e engine.Expiries, now time.Time) *detect.ReadLate {
 	if e.ReadLateAt.IsZero() {
 		return nil

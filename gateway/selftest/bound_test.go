@@ -219,7 +219,8 @@ func TestACallbackThatComesTooLateIsReadBesideTheNextPair(t *testing.T) {
 	require.NoError(t, err)
 	d, err := m.firstRank(t.Context(), "decode", c.Engines.Decode[0])
 	require.NoError(t, err)
-	_, prefillErr, decodeErr := m.sendConcurrently(t.Context(), p, d, newQuery(mooncake.Completions, "m", "x", shortPrompt), "x")
+	q := newQuery(mooncake.Completions, "m", "x", shortPrompt)
+	_, prefillErr, decodeErr := m.sendConcurrently(t.Context(), p, d, q, "x")
 	require.NoError(t, prefillErr)
 	require.ErrorContains(t, decodeErr, "was answered with 500")
 	conn := <-began

@@ -33,7 +33,7 @@ type query struct {
 	changes  *mooncake.Patch // how the request continues an answer; nil: it begins an answer
 }
 
-// shortPrompt is how many texts fill several KV blocks, and tokensOfText is the most tokens that one has.
+// shortPrompt is how many texts fill several KV blocks, and tokensOfText the most tokens of one.
 const (
 	shortPrompt  = 16
 	tokensOfText = 8

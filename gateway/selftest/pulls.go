@@ -11,9 +11,10 @@ import (
 // longPull is about how many tokens the longer prompt of timePulls has.
 const longPull = 4096
 
-// timePulls reports, for each decode engine, how long the longest prompt takes until its KV is pulled. A short and a longer prompt are
-// timed: both decode as many tokens, so that the difference is that of their KV. A hand-off may be sent at its deadline, so all of the
-// time from there until its KV may be another prompt's must suffice.
+// timePulls reports, for each decode engine, how long the longest prompt takes until its KV is pulled.
+// A short and a longer prompt are timed: both decode as many tokens, so the difference is that of
+// their KV. A hand-off may be sent at its deadline, so the time from there until its KV may be another
+// prompt's must suffice.
 func (t *tester) timePulls(ctx context.Context, prefills, decodes []testedRank) {
 	for id, p := range t.healthyPairs(ctx, prefills, decodes, "t") {
 		longest := engine.LongestContext(p.decode.listed)
@@ -32,13 +33,15 @@ func (t *tester) timePulls(ctx context.Context, prefills, decodes []testedRank) 
 		}
 		whole := short.takenFor(longest, long)
 		if whole > allowed {
-			t.report(p.decode.name, Warn, "began to answer a prompt of %d tokens %v after the hand-off, and one of %d tokens after %v: one of "+
-				"max_model_len (%d tokens) takes about %v, and kv_hold_timeout leaves it %v. Raise the time for which the prefill engine keeps KV, "+
-				"and kv_hold_timeout with it", short.tokens, roundTime(short.took), long.tokens, roundTime(long.took), longest, roundTime(whole), allowed)
+			t.report(p.decode.name, Warn, "began to answer a prompt of %d tokens %v after the hand-off, and one of "+
+				"%d tokens after %v: one of max_model_len (%d tokens) takes about %v, and kv_hold_timeout leaves it "+
+				"%v. Raise the time for which the prefill engine keeps KV, and kv_hold_timeout with it",
+				short.tokens, roundTime(short.took), long.tokens, roundTime(long.took), longest, roundTime(whole), allowed)
 			continue
 		}
-		t.report(p.decode.name, OK, "pulls a prompt of max_model_len (%d tokens) in about %v, and kv_hold_timeout leaves it %v", longest,
-			roundTime(whole), allowed)
+		t.report(p.decode.name, OK,
+			"pulls a prompt of max_model_len (%d tokens) in about %v, and kv_hold_timeout leaves it %v",
+			longest, roundTime(whole), allowed)
 	}
 }
 
@@ -48,7 +51,7 @@ type timedPull struct {
 	took   time.Duration
 }
 
-// takenFor returns how long a prompt of so many tokens takes, if the time grows evenly from the short prompt on.
+// takenFor returns how long a prompt of so many tokens takes, if the time grows evenly with them.
 func (short timedPull) takenFor(tokens int, long timedPull) time.Duration {
 	perToken := max(0, float64(long.took-short.took)) / float64(long.tokens-short.tokens)
 	return short.took + time.Duration(perToken*float64(tokens-short.tokens))

@@ -20,7 +20,8 @@ func TestThePullOfTheLongestPromptIsForeseen(t *testing.T) {
 		level Level
 		says  string
 	}{
-		{"links are fast enough", time.Nanosecond, time.Minute, OK, "pulls a prompt of max_model_len (40000 tokens) in about "},
+		{"links are fast enough", time.Nanosecond, time.Minute, OK,
+			"pulls a prompt of max_model_len (40000 tokens) in about "},
 		{"a prompt of 40,000 tokens takes 40 s, and 22.5 s are left", time.Millisecond, time.Minute, Warn,
 			"one of max_model_len (40000 tokens) takes about "},
 		{"a longer hold leaves more", time.Millisecond, 4 * time.Minute, OK, "and kv_hold_timeout leaves it 1m30s"},

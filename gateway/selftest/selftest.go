@@ -24,8 +24,9 @@ type Options struct {
 	// EveryPair tries every prefill engine with every decode engine. Without it each rank has one partner. An
 	// aggregated rank has no partner: it is tried alone.
 	EveryPair bool
-	// Resumes also finds out how engines can continue a chat whose answer broke off, which decode engines keep the KV of answers, and how
-	// long the longest prompt takes to be pulled. The requests for this take no slots.
+	// Resumes also finds out how engines can continue a chat whose answer broke off, which decode
+	// engines keep the KV of answers, and how long the longest prompt takes to be pulled. The requests
+	// for this take no slots.
 	Resumes bool
 	// TakeSlot takes a slot of a decode rank before a request of the test is sent there. Without TakeSlot, no slots are taken.
 	TakeSlot func(ctx context.Context, rank string, tokens int) (Slot, error)

@@ -73,7 +73,8 @@ func (l *life) metrics(first, last int, usage float64) []byte {
 	if (cfg.Role == Prefill || cfg.Role == Decode) && (cfg.Connector == NIXLPull || cfg.Connector == NIXLPush) {
 		family("vllm:nixl_num_kv_expired_reqs_total", "counter", func(int) float64 { return float64(l.engine.count.Leaks.Load()) }, "")
 		family("vllm:nixl_num_notifications_after_expiry_total", "counter", func(int) float64 {
-			return float64(l.engine.count.ExpiredPulls.Load() + l.engine.count.Replays.Load() + l.engine.count.SpentDrains.Load())
+			c := &l.engine.count
+			return float64(c.ExpiredPulls.Load() + c.Replays.Load() + c.SpentDrains.Load())
 		}, "")
 	}
 	out = append(out, "# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig\n# TYPE vllm:cache_config_info gauge\n"...)
