@@ -10,13 +10,18 @@ import (
 	"time"
 )
 
-// Outcomes of a canary, as values of a metric's label. A canary is a short request that shows whether an engine computes.
+// Outcomes of a canary. A canary is a short request that shows whether an engine computes.
 const (
 	canaryPassed  = "passed"
 	canaryFailed  = "failed"
-	canaryVouched = "vouched"  // the canary timed out, but streams of the engine sent tokens meanwhile
-	canaryNotSent = "not sent" // canaries are off, or the engine has named no model yet; this is no value of the label
+	canaryVouched = "vouched"  // the canary timed out, but streams of the engine sent tokens meanwhile: its batch was full
+	canaryNotSent = "not sent" // canaries are off, or the engine has named no model yet
+	canaryRefused = "refused"  // the engine or a rank takes no requests, which does not mean that it is broken
+	canaryNotMade = "not made" // the proxy could open no connection
 )
+
+// canaryOutcomes are those that are values of a metric's label.
+var canaryOutcomes = []string{canaryPassed, canaryFailed, canaryVouched}
 
 // sendCanaries asks all ranks at the same time for a completion of one token, because an engine that no longer computes still answers
 // GET /health. It returns the errors of the ranks that did not give it within limit; nil: no canary failed. A refusal of the request (4xx)
@@ -62,9 +67,9 @@ const canaryTokens = 16
 type canaryRequest func(t *Target) (to *Target, body []byte)
 
 // canaryRequestFor returns the canaryRequest for the engine's ranks: the instance's own Canary, whose body names the rank, or else a plain
-// completion, where a header names the rank. The caller holds m.mu.
-func (w *watch) canaryRequestFor(model string) canaryRequest {
-	if custom := w.in.Canary; custom != nil {
+// completion, where a header names the rank.
+func (in Instance) canaryRequestFor(model string) canaryRequest {
+	if custom := in.Canary; custom != nil {
 		return func(t *Target) (*Target, []byte) { return t.Unranked(), custom(model, t.Rank) }
 	}
 	return func(t *Target) (*Target, []byte) {

@@ -2,142 +2,117 @@ package engine
 
 import (
 	"errors"
-	"fmt"
-	"net/url"
+	"maps"
+	"net/netip"
 	"slices"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 )
 
-// In whatever order things happen, each moves the state only as its table says, an operator's hold
-// survives everything but its end, and the state that is shown is the one that the facts have.
+// scene has the health of an engine that has not been asked, and what would be found.
+type scene struct {
+	health
+	now    time.Time
+	start  float64 // of the engine's process
+	paused bool
+	host   byte
+}
+
+func (s *scene) move(f func(h *health)) {
+	s.now = s.now.Add(time.Second)
+	before := s.Status
+	f(&s.health)
+	s.settle(before, s.now)
+}
+
+// check makes a check that fails with err; nil: it is good.
+func (s *scene) check(err error) {
+	c := check{was: s.health, facts: s.facts, fresh: true, began: s.now, err: err}
+	s.due = notDue
+	c.facts.resolve([]netip.Addr{netip.AddrFrom4([4]byte{10, 0, 0, s.host})}, s.now)
+	if err == nil {
+		c.answerCheck(false, time.Minute, s.now)
+		c.facts.models, c.facts.start = []Model{{ID: "m"}}, s.start
+		if s.paused && s.in.Held == nil {
+			c.halt = ErrPaused
+		}
+	}
+	s.move(func(h *health) { h.endCheck(c, s.now) })
+}
+
+// In whatever order things happen, each moves the state only as its table says, and nothing but its
+// end ends an operator's hold, or a pause that a check has seen.
 func TestStatesMoveAsTheirTableSays(t *testing.T) {
-	legal := map[string]func(from, to State) bool{
-		"good check": func(from, to State) bool { return to != Late && to != Down && (to != Wedged || from != Up) },
-		"moved":      func(from, to State) bool { return true },
-		"failed check": func(from, to State) bool {
-			return to == from || to == Down || to == Late
-		},
-		"paused":      func(from, to State) bool { return to == Halted },
-		"refused":     func(from, to State) bool { return to == Down || from == Down && to == Down },
-		"refuses all": func(from, to State) bool { return to == Halted || from <= Late && to == from },
-		"fails":       func(from, to State) bool { return to == from || from >= Accused && to == Out },
-		"served": func(from, to State) bool {
-			wasOut := from == Out || from == Wedged
-			return wasOut && to >= Accused || !wasOut && to == from
-		},
-		"canary fails": func(from, to State) bool {
-			return to == from || from > Halted && to == Wedged
-		},
-		"canary passes": func(from, to State) bool {
-			wasOut := from == Out || from == Wedged
-			return wasOut && to >= Accused || !wasOut && to == from
-		},
-		"accused": func(from, to State) bool { return to == from || from == Up && to == Accused },
-		"settled": func(from, to State) bool { return to == from || from == Accused && to == Up },
-		"hold":    func(from, to State) bool { return to == Halted || from <= Late && to == from },
-		"free": func(from, to State) bool {
-			return to == from && from <= Late || from == Halted && (to == Up || to == Halted)
-		},
-		"reload":  func(from, to State) bool { return to == Down },
-		"restart": func(from, to State) bool { return to == Up },
+	unchanged := func(from, to State) bool { return to == from }
+	returns := func(from, to State) bool {
+		wasOut := from == Out || from == Wedged
+		return wasOut && to >= Accused || !wasOut && to == from
 	}
-	kinds := []string{}
-	for kind := range legal {
-		kinds = append(kinds, kind)
+	begins := func(from, to State) bool { return to == from || from == Up && to == Accused }
+	ends := func(from, to State) bool { return to == from || from == Accused && to == Up }
+	halts := func(from, to State) bool { return to == Halted || from <= Late && to == from }
+	good := func(from, to State) bool { return to > Late && (to != Wedged || from != Up) }
+	refused := &Error{Phase: PhaseConnect, Err: syscall.ECONNREFUSED}
+	late := &Error{Phase: PhaseHead, Timeout: true, Err: errors.New("late")}
+	why := errors.New("500")
+	moves := map[string]struct {
+		do    func(rt *rapid.T, s *scene)
+		legal func(from, to State) bool
+	}{
+		"good check": {func(_ *rapid.T, s *scene) { s.check(nil) }, good},
+		"failed check": {func(rt *rapid.T, s *scene) {
+			s.check(rapid.SampledFrom([]error{refused, late, errors.New("503")}).Draw(rt, "why"))
+		}, func(from, to State) bool { return to == from || to == Down || to == Late }},
+		"no check": {func(_ *rapid.T, s *scene) { s.check(syscall.EMFILE) }, unchanged},
+		"moved": {func(rt *rapid.T, s *scene) {
+			s.host++
+			s.check(rapid.SampledFrom([]error{nil, refused}).Draw(rt, "found"))
+		}, func(State, State) bool { return true }},
+		"restart": {func(_ *rapid.T, s *scene) { s.start++; s.check(nil) }, func(_, to State) bool { return to == Up || to == Halted }},
+		"paused":  {func(_ *rapid.T, s *scene) { s.paused = true; s.check(nil) }, func(_, to State) bool { return to == Halted }},
+		"resumed": {func(_ *rapid.T, s *scene) { s.paused = false; s.check(nil) }, good},
+		"refused": {func(_ *rapid.T, s *scene) { s.move(func(h *health) { h.recordFailure(refused, s.now) }) },
+			func(_, to State) bool { return to <= Late }},
+		"refuses all": {func(_ *rapid.T, s *scene) { s.move(func(h *health) { h.recordFailure(ErrPaused, s.now) }) }, halts},
+		"retired": {func(_ *rapid.T, s *scene) { s.move(func(h *health) { h.recordFailure(ErrRetired, s.now) }) },
+			func(_, to State) bool { return to <= Late }},
+		"fails": {func(_ *rapid.T, s *scene) { s.move(func(h *health) { h.recordOutcome(Faulted, why, s.now) }) },
+			func(from, to State) bool { return to == from || from >= Accused && to == Out }},
+		"served": {func(_ *rapid.T, s *scene) { s.move(func(h *health) { h.recordOutcome(Served, nil, s.now) }) }, returns},
+		"canary fails": {func(_ *rapid.T, s *scene) { s.move(func(h *health) { h.endCanary(canaryFailed, why, false, s.now) }) },
+			func(from, to State) bool { return to == from || from > Halted && to == Wedged }},
+		"canary passes": {func(_ *rapid.T, s *scene) { s.move(func(h *health) { h.endCanary(canaryPassed, nil, true, s.now) }) }, returns},
+		"no canary":     {func(_ *rapid.T, s *scene) { s.move(func(h *health) { h.endCanary(canaryNotMade, nil, true, s.now) }) }, unchanged},
+		"accused":       {func(_ *rapid.T, s *scene) { s.move(func(h *health) { h.addAccusations(1) }) }, begins},
+		"settled":       {func(_ *rapid.T, s *scene) { s.move(func(h *health) { h.addAccusations(-maxAccused) }) }, ends},
+		"silent":        {func(_ *rapid.T, s *scene) { s.move(func(h *health) { h.recordSilence(true, false, s.now) }) }, begins},
+		"a sign":        {func(_ *rapid.T, s *scene) { s.move(func(h *health) { h.recordSilence(false, true, s.now) }) }, ends},
+		"hold":          {func(_ *rapid.T, s *scene) { s.move(func(h *health) { h.hold(&Held{Why: "an operator"}) }) }, halts},
+		"free": {func(_ *rapid.T, s *scene) { s.move(func(h *health) { h.hold(nil) }) },
+			func(from, to State) bool { return to == from || from == Halted && to == Up }},
+		"reload": {func(_ *rapid.T, s *scene) { s.health = health{in: s.in} }, func(_, to State) bool { return to == Down }},
 	}
-	slices.Sort(kinds)
+	kinds := slices.Sorted(maps.Keys(moves))
 	rapid.Check(t, func(rt *rapid.T) {
-		target := &Target{ID: "e:1", URL: &url.URL{Scheme: "http", Host: "e:1"}, Rank: -1}
-		client := NewClient(Options{})
-		defer client.Close()
-		m := NewMonitor(MonitorConfig{Client: client})
-		m.Set([]Instance{{ID: "e", Role: "decode", Target: target, Canaries: []*Target{target}}})
-		w := m.watches["e"]
-		w.facts = facts{models: []Model{{ID: "m"}}, start: 1}
-		refused := &Error{Phase: PhaseConnect, Err: syscall.ECONNREFUSED}
-		isHeld, accusations, ranks := false, []func(){}, 0
-		check := func(r checkResult) {
-			m.mu.Lock()
-			defer m.mu.Unlock()
-			r.reportsBefore = w.reportCount
-			r.updateStatus(w)
-		}
-		locked := func(f func()) {
-			m.mu.Lock()
-			defer m.mu.Unlock()
-			f()
-		}
-		check(checkResult{})
-		did := []string{}
+		s := scene{now: time.Unix(1e9, 0), start: 1, health: health{in: Instance{ID: "e", Canaries: []*Target{{}}}}}
+		s.check(nil)
+		seen, did := false, []string{} // seen: a check has seen the pause since requests were last held
 		for range rapid.IntRange(1, 40).Draw(rt, "steps") {
 			kind := rapid.SampledFrom(kinds).Draw(rt, "what")
-			from, wasHeld := w.status.State(), isHeld
+			from := s.State()
 			did = append(did, kind)
-			switch kind {
-			case "good check":
-				check(checkResult{})
-			case "moved":
-				w.addressUnproven = true
-				w.moved = Moved{From: "1.1.1.1", To: fmt.Sprint("1.1.1.", len(did))}
-				check(checkResult{health: rapid.SampledFrom([]error{nil, refused}).Draw(rt, "found")})
-			case "failed check":
-				late := &Error{Phase: PhaseHead, Timeout: true, Err: errors.New("late")}
-				why := rapid.SampledFrom([]error{refused, late, errors.New("503")}).Draw(rt, "why")
-				check(checkResult{health: why, eventsBefore: w.traffic.events.Load()})
-			case "paused":
-				check(checkResult{halt: ErrPaused})
-			case "refused":
-				m.ReportFailure("e", refused)
-			case "refuses all":
-				m.ReportFailure("e", ErrPaused)
-			case "fails":
-				m.RecordOutcome("e", Faulted, errors.New("500"))
-			case "served":
-				m.RecordOutcome("e", Served, nil)
-			case "canary fails":
-				locked(func() { applyCanary(w, canaryFailed, errors.New("no token")) })
-			case "canary passes":
-				locked(func() { applyCanary(w, canaryPassed, nil) })
-			case "accused":
-				accusations = append(accusations, m.Accuse("e"))
-			case "settled":
-				for _, settle := range accusations {
-					settle()
-				}
-				accusations = nil
-			case "hold":
-				isHeld = true
-				locked(func() { w.setHold(&Held{Why: "an operator"}) })
-			case "free":
-				isHeld = false
-				locked(func() { w.setHold(nil) })
-			case "reload": // with another number of ranks, so that the watch begins anew
-				ranks++
-				in := Instance{ID: "e", Role: "decode", Target: target, Canaries: []*Target{target}, Ranks: ranks}
-				if isHeld {
-					in.Held = &Held{Why: "an operator"}
-				}
-				before := w.facts
-				m.Set([]Instance{in})
-				w = m.watches["e"]
-				w.facts = before
-				if isHeld {
-					check(checkResult{})
-				}
-			case "restart":
-				w.facts.start++
-				check(checkResult{})
+			moves[kind].do(rt, &s)
+			to, isHeld := s.State(), s.in.Held != nil
+			seen = s.paused && !isHeld && (seen || s.halt.confirmed)
+			if isHeld || seen {
+				require.LessOrEqual(rt, to, Halted, "it is held or paused, after %q", did)
 			}
-			to := w.status.State()
-			if !isHeld && (kind != "free" || wasHeld) {
-				require.True(rt, legal[kind](from, to), "%s moves %d to %d, after %q", kind, from, to, did)
-			}
-			if isHeld {
-				require.LessOrEqual(rt, to, Halted, "an operator holds it, after %q", did)
+			if !isHeld {
+				require.True(rt, moves[kind].legal(from, to), "%s moves %d to %d, after %q", kind, from, to, did)
 			}
 		}
 	})

@@ -87,7 +87,7 @@ func (m *metrics) createSeries(in Instance) {
 	for _, reason := range []string{outFailures, outCanary} {
 		m.outages.WithLabelValues(in.ID, reason)
 	}
-	for _, outcome := range []string{canaryPassed, canaryFailed, canaryVouched} {
+	for _, outcome := range canaryOutcomes {
 		m.canaries.WithLabelValues(in.ID, outcome)
 	}
 	m.frozen.WithLabelValues(in.ID).Set(0)

@@ -57,8 +57,12 @@ func (m *Monitor) Set(instances []Instance) {
 		if w == nil || !w.in.sameSettings(in) {
 			w = newWatch(m, in)
 		}
-		w.in.Slots, w.in.Canary = in.Slots, in.Canary // these two and Held may change without a new watch
-		w.setHold(in.Held)
+		if m.watches[in.ID] == w { // the first check of a new watch will publish its status
+			w.move(func(h *health, _ time.Time) {
+				h.in.Slots, h.in.Canary = in.Slots, in.Canary // these two and Held may change without a new watch
+				h.hold(in.Held)
+			})
+		}
 		watches[in.ID] = w
 	}
 	for id, w := range m.watches {
@@ -79,13 +83,25 @@ func (m *Monitor) Set(instances []Instance) {
 }
 
 // Status returns a copy of an instance's status; the zero Status if the id is not known.
-func (m *Monitor) Status(id string) Status {
+func (m *Monitor) Status(id string) Status { return m.health(id).Status.clone() }
+
+// health returns what is known of an instance; the zero health if the id is not known.
+func (m *Monitor) health(id string) (h health) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if w := m.watches[id]; w != nil {
-		return w.status.clone()
+		h = w.health
 	}
-	return Status{}
+	return h
+}
+
+// move makes a move of an instance, if it is watched.
+func (m *Monitor) move(id string, f func(h *health, now time.Time)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if w := m.watches[id]; w != nil {
+		w.move(f)
+	}
 }
 
 // OnChange sets the function that is called after every change of a status, one call at a time. If an instance changes several times
@@ -113,45 +129,7 @@ func (m *Monitor) OnSample(f func(id string, s *Sample, asked time.Time)) { m.on
 //
 // If the instance is down already, nothing has to be done in most cases, because its checks go on until it is up again.
 func (m *Monitor) ReportFailure(id string, err error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	w := m.watches[id]
-	if w == nil {
-		return
-	}
-	up := w.status.Up
-	var e *Error
-	isCall := errors.As(err, &e)
-	switch {
-	case errors.Is(err, ErrUnlisted):
-		if up {
-			w.rereadModels(err)
-		}
-	case IsRefusal(err):
-		if up {
-			w.recordRefusal(err)
-		}
-	case isCall && e.Phase == PhaseConnect && e.Timeout: // the engine may have moved, while idle connections to its old address still work
-		if up {
-			w.redial = true
-			w.checkNow()
-		}
-	case !isCall || e.Aborted || errors.Is(err, ErrClosed): // err is not about a call, or the proxy ended the call
-	case e.Timeout || errors.Is(err, ErrMalformed) || errors.Is(err, ErrTooLarge): // the request itself may be at fault
-	case isOwnFault(err): // a proxy without free sockets says nothing about the engine
-	case unreachable(err):
-		w.reportCount++ // so that a check which began before this report does not set Up
-		if up {
-			next := w.status
-			next.Up, next.Err = false, err
-			w.setStatus(next)
-			w.failedChecks = failuresUntilDown
-			w.checkNow()
-		}
-	case up: // a connection of a caller broke
-		w.connectionBroke = true
-		w.checkNow()
-	}
+	m.move(id, func(h *health, now time.Time) { h.recordFailure(err, now) })
 }
 
 // CheckNow checks an instance at once, and returns why it does not work; nil: it works, although it may be paused. Calls that come during a
@@ -169,8 +147,10 @@ func (m *Monitor) CheckNow(ctx context.Context, id string) error {
 			return w.lastCheck.found
 		}
 		ended := w.lastCheck.next
-		w.rereadDue = true // the list of models shows whether the engine's group re-forms
-		w.checkNow()
+		w.move(func(h *health, _ time.Time) {
+			h.rereadDue = true // the list of models shows whether the engine's group re-forms
+			h.askCheck(dueNow)
+		})
 		m.mu.Unlock()
 		select {
 		case <-ended:
@@ -185,22 +165,6 @@ func (m *Monitor) CheckNow(ctx context.Context, id string) error {
 
 var errNotWatched = errors.New("it is not one of the engines any more")
 
-// minRereadInterval is the least time between two readings of an engine's list of models that rereadModels causes.
-const minRereadInterval = time.Second
-
-// rereadModels makes the watch read the engine's list of models again: now or, if it was read for the same reason less than
-// minRereadInterval ago, with the next check. The caller holds m.mu.
-func (w *watch) rereadModels(err error) {
-	w.rereadDue = true
-	if time.Since(w.rereadAt) < minRereadInterval {
-		return
-	}
-	w.rereadAt = time.Now()
-	w.m.cfg.Log.Info("an engine answered that it does not have a model that its list has; the list is read again",
-		zap.String("engine", w.in.ID), zap.Error(err))
-	w.checkNow()
-}
-
 // Expiries is how many hand-offs of a prefill engine expired before a decode engine fetched them, by its metrics. vLLM counts them in the
 // call that frees their KV (0.32, nixl/base_worker.py).
 type Expiries struct {
@@ -213,14 +177,7 @@ type Expiries struct {
 }
 
 // Expiries returns the Expiries of a prefill engine when its metrics were last read.
-func (m *Monitor) Expiries(id string) Expiries {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if w := m.watches[id]; w != nil {
-		return w.expiries
-	}
-	return Expiries{}
-}
+func (m *Monitor) Expiries(id string) Expiries { return m.health(id).expiries }
 
 // ExpiriesNow returns the same as Expiries, but reads the metrics now, within at most a second. Calls that come during a reading wait for
 // its end and then share one new reading.
@@ -252,13 +209,11 @@ const maxSampleIntervals = 3
 // Gauges returns a rank's gauges from the last sample of the engine's metrics; ok is false if there is no sample,
 // or if it is too old.
 func (m *Monitor) Gauges(id string, rank int) (g Gauges, ok bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	w := m.watches[id]
-	if w == nil || time.Since(w.sampleAt) > maxSampleIntervals*m.cfg.FactsInterval {
+	p := m.health(id).scrapes
+	if time.Since(p.sampleAt) > maxSampleIntervals*m.cfg.FactsInterval {
 		return Gauges{}, false
 	}
-	g, ok = w.gauges[rank]
+	g, ok = p.gauges[rank]
 	return g, ok
 }
 

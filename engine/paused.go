@@ -11,8 +11,6 @@ import (
 	"strconv"
 	"sync"
 	"time"
-
-	"go.uber.org/zap"
 )
 
 // The reasons that an engine gives if it is alive but takes no requests.
@@ -132,15 +130,6 @@ func IsRefusal(err error) bool {
 	return errors.Is(err, ErrReforming) || errors.Is(err, ErrPaused) || errors.Is(err, ErrRetired) || errors.As(err, new(*RankError))
 }
 
-// restrictions says which ranks of an engine get no requests although the engine is up, or why the whole engine gets none.
-type restrictions struct {
-	haltReason    error     // why the engine gets no new requests for now; nil: it may get them
-	haltedAt      time.Time // when the halt for haltReason began
-	haltConfirmed bool      // a check has seen the reason; false: only answers to requests gave it
-	rankCount     int       // for Status.RankCount
-	loggedCount   int       // the rankCount that the log has, so that it is not logged after each reading of the facts
-}
-
 // Lacks says whether the engine has said that it does not have this rank. An only rank is rank 0,
 // or NoRank.
 func (s Status) Lacks(rank int) bool { return s.RankCount > 0 && rank >= s.RankCount }
@@ -153,135 +142,90 @@ func (s Status) LostRanks() error {
 	return fmt.Errorf("rank %d and those above it are lost: the engine has only %[1]d ranks now (elastic EP)", s.RankCount)
 }
 
-// recordRefusal records the reason with which an engine refused a request (see ParseRefusal), and makes run check the engine at once. If
-// the engine refuses all requests, recordRefusal raises reportCount: a check that is under way then knows that its good result is out of
-// date. If the engine only lacks a rank, a good result stays right, because the other ranks get requests. The caller holds m.mu.
-func (w *watch) recordRefusal(why error) {
-	if w.in.Held != nil { // an operator has stopped requests to the engine, so the reason is known
+// halt is why an engine takes no requests for now.
+type halt struct {
+	why       error // nil: it may get requests
+	since     time.Time
+	confirmed bool // a check has seen the reason; false: only answers to requests gave it
+}
+
+// recordRefusal records the reason with which an engine refused a request (see ParseRefusal), and
+// makes a check due. If it refuses all requests, the good result of a check that is under way is out
+// of date. If it only lacks a rank, that result stays right, because the other ranks get requests.
+func (h *health) recordRefusal(why error, now time.Time) {
+	if h.in.Held != nil { // an operator has stopped requests to the engine, so the reason is known
 		return
 	}
-	w.checkNow()
+	h.askCheck(dueNow)
 	const confirmed = false // no check has seen this reason
 	var rank *RankError
 	switch {
 	case errors.Is(why, ErrReforming):
-		w.reportCount++
-		w.setHalt(ErrReforming, confirmed)
+		h.reports++
+		h.setHalt(ErrReforming, confirmed, now)
 	case errors.Is(why, ErrPaused): // another program paused the engine, or this proxy did so before the proxy was restarted
-		w.reportCount++
-		w.setHalt(ErrPaused, confirmed)
+		h.reports++
+		h.setHalt(ErrPaused, confirmed, now)
 	case errors.As(why, &rank):
-		if rank.Ranks < w.in.Ranks { // else the request named a rank that the config does not have
-			w.recordLostRanks(rank.Ranks)
+		// No page of vLLM gives this number, so the ranks are lost only until the facts are read
+		// next: then a request finds out whether they are back.
+		if rank.Ranks < h.in.Ranks { // else the request named a rank that the config does not have
+			h.rankCount, h.lastCount = rank.Ranks, rank.Ranks
 		}
 	case errors.Is(why, ErrRetired):
-		w.reportCount++
-		next := w.status
-		next.Up, next.Err = false, ErrRetired
-		w.setStatus(next)
-	}
-}
-
-// recordLostRanks records that the engine has only count ranks, because it refused a request to
-// another rank. No page of vLLM gives this number, so the ranks are lost only until the facts are
-// read next: then a request finds out whether they are back. The caller holds m.mu.
-func (w *watch) recordLostRanks(count int) {
-	r := &w.restrictions
-	r.rankCount = count
-	w.setStatus(w.status)
-	if r.loggedCount != count {
-		r.loggedCount = count
-		w.m.cfg.Log.Warn("an engine has lost ranks; now and then a request is sent to them and, if they refuse it, "+
-			"served elsewhere; if they do not come back, lower ranks of the engine in the config",
-			zap.String("engine", w.in.ID), zap.Error(w.status.LostRanks()))
+		h.reports++
+		h.Up, h.Err = false, ErrRetired
 	}
 }
 
 // setHalt stops new requests to the engine for the reason why; nil: it may get them again. confirmed says that a check has seen the
-// reason. For a halt that ends before any check has seen its reason, see countUnconfirmedHalt. The caller holds m.mu.
-func (w *watch) setHalt(why error, confirmed bool) {
-	r := &w.restrictions
-	before, confirmedBefore := r.haltReason, r.haltConfirmed
-	r.haltReason = why
-	r.haltConfirmed = why != nil && (confirmed || confirmedBefore)
-	begins, ends := before == nil && why != nil, before != nil && why == nil
-	if begins {
-		r.haltedAt = time.Now()
-	}
+// reason. A halt that ends before any check has seen its reason counts as a failure of the engine: it has refused a request, and its
+// health checks did not show why. An engine without canaries is left alone.
+func (h *health) setHalt(why error, confirmed bool, now time.Time) {
+	old := h.halt
+	h.halt = halt{why, old.since, why != nil && (confirmed || old.confirmed)}
 	switch {
-	case ends && confirmedBefore:
-		w.clearFailures()                 // the halt may have caused them
-		r.rankCount, r.loggedCount = 0, 0 // the engine may have another number of ranks now
-		w.m.cfg.Log.Info("an engine takes requests again", zap.String("engine", w.in.ID))
-	case ends:
-		countUnconfirmedHalt(w, before)
-	case r.haltConfirmed && !confirmedBefore: // each halt is logged once, when a check confirms it
-		w.m.cfg.Log.Warn("an engine takes no requests for now, and its requests wait", zap.String("engine", w.in.ID), zap.Error(why))
+	case old.why == nil:
+		h.halt.since = now
+	case why != nil: // it goes on
+	case old.confirmed: // it may have caused failures, and the number of ranks may be another one now
+		h.suspicion, h.rankCount, h.lastCount = suspicion{}, 0, 0
+	case len(h.in.Canaries) > 0 && h.circuit.Fail(canaryID, now): // during an outage it counts only if a canary is the trial
+		h.takeOut(outFailures, fmt.Errorf("it refuses requests again and again, although its health checks do not say so: %w", old.why))
 	}
-	w.setStatus(w.status)
-}
-
-// countUnconfirmedHalt is called when the halt of an engine ends and no check has confirmed it: the engine has refused a request (why is
-// its reason), but its health checks did not show this reason. Such a refusal counts as a failure of the engine. Several failures in a row
-// take the engine out of service until a canary passes. So an engine without canaries is left alone. The caller holds m.mu.
-func countUnconfirmedHalt(w *watch, why error) {
-	if len(w.in.Canaries) == 0 {
-		return
-	}
-	if w.suspect.circuit.Fail(canaryID, time.Now()) { // during an outage it counts only if a canary is the trial
-		w.takeOut(outFailures, fmt.Errorf("it refuses requests again and again, although its health checks do not say so: %w", why))
-	}
-}
-
-// setHold sets in.Held: why an operator has stopped requests to the engine; nil: the engine gets requests again. Failures while it is
-// held do not count. The end of the hold clears all earlier failures and makes run check the engine at once. A call with the reason that
-// is already set does nothing. The caller holds m.mu.
-func (w *watch) setHold(why *Held) {
-	old := w.in.Held
-	w.in.Held = why
-	sameReason := old != nil && why != nil && *old == *why
-	if old == why || sameReason { // nothing has changed, so failures must not be cleared
-		return
-	}
-	if why == nil {
-		w.clearFailures()
-		w.failedChecks = 0
-		w.checkNow()
-	}
-	if w.m.watches[w.in.ID] == w { // not a new watch, whose first check will publish its status
-		w.setStatus(w.status)
-	}
-}
-
-// ignoredWhileHeld says that the error of a check does not count, because an operator has stopped requests to the engine. For such an
-// engine only a failure to connect counts.
-func (w *watch) ignoredWhileHeld(err error) bool {
-	return w.in.Held != nil && err != nil && !unreachable(err)
 }
 
 // downReason returns why a halted engine counts as down: it cannot recover, or its halt has lasted for LongestHalt; nil: it does not count
 // as down.
-func (r *restrictions) downReason(now time.Time) error {
+func (h halt) downReason(now time.Time) error {
 	switch {
-	case errors.Is(r.haltReason, errDead), errors.Is(r.haltReason, errScaleFailed):
-		return r.haltReason
-	case r.haltReason != nil && now.Sub(r.haltedAt) >= LongestHalt:
-		return fmt.Errorf("it has taken no requests for %.0f minutes: %w", LongestHalt.Minutes(), r.haltReason)
+	case errors.Is(h.why, errDead), errors.Is(h.why, errScaleFailed):
+		return h.why
+	case h.why != nil && now.Sub(h.since) >= LongestHalt:
+		return fmt.Errorf("it has taken no requests for %.0f minutes: %w", LongestHalt.Minutes(), h.why)
 	}
 	return nil
 }
 
-// checkRestrictions asks an engine that is alive for what its health check does not show: whether
+// reportedFault returns the fault for which the engine is halted; nil: it is not halted, or for a reason that watch.readFault does not
+// report.
+func (h halt) reportedFault() error {
+	if errors.Is(h.why, ErrReforming) || errors.Is(h.why, ErrPaused) || errors.Is(h.why, errScaleFailed) {
+		return nil
+	}
+	return h.why
+}
+
+// readHalt asks an engine that is alive for what its health check does not show: whether
 // it is paused or waits for recovery. It returns why the engine may get no new requests; nil: it
 // may get them. silentCore says why the core has not answered whether it is paused. While vLLM
 // shuts down, its core answers no such question, and GET /health may still be answered well
 // (0.33.0, _reject_utility_in_shutdown in v1/engine/core.py).
-func (w *watch) checkRestrictions(ctx context.Context) (halt, silentCore error) {
-	w.m.mu.Lock()
-	isHeld, wasPaused := w.in.Held != nil, errors.Is(w.restrictions.haltReason, ErrPaused)
-	w.m.mu.Unlock()
-	mayReport := w.facts.reportsPause || wasPaused
-	if mayReport && !isHeld { // an engine that an operator holds gets no requests anyway
+func (w *watch) readHalt(ctx context.Context, f *facts) (halt, silentCore error) {
+	h := w.known()
+	wasPaused := errors.Is(h.halt.why, ErrPaused)
+	mayReport := f.reportsPause || wasPaused
+	if mayReport && h.in.Held == nil { // an engine that an operator holds gets no requests anyway
 		paused, err := w.readPaused(ctx)
 		if err != nil { // without an answer the last known state stays valid, unless the engine lacks the path
 			paused = wasPaused && !isMissingFeature(err)
@@ -293,25 +237,14 @@ func (w *watch) checkRestrictions(ctx context.Context) (halt, silentCore error) 
 			return ErrPaused, silentCore
 		}
 	}
-	if !w.facts.reportsFaults {
+	if !f.reportsFaults {
 		return nil, silentCore
 	}
 	fault, err := w.readFault(ctx, w.m.cfg.Timeout)
 	if err != nil { // without an answer, the last reported fault stays valid
-		w.m.mu.Lock()
-		fault = w.restrictions.reportedFault()
-		w.m.mu.Unlock()
+		fault = h.halt.reportedFault()
 	}
 	return fault, silentCore
-}
-
-// reportedFault returns the fault for which the engine is halted; nil: it is not halted, or for a reason that watch.readFault does not
-// report.
-func (r *restrictions) reportedFault() error {
-	if errors.Is(r.haltReason, ErrReforming) || errors.Is(r.haltReason, ErrPaused) || errors.Is(r.haltReason, errScaleFailed) {
-		return nil
-	}
-	return r.haltReason
 }
 
 // readScaling asks a vLLM that changes the number of its ranks whether this change goes on or has failed. It returns ErrReforming or, if

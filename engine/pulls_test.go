@@ -10,6 +10,7 @@ import (
 func TestPullsThatFellShort(t *testing.T) {
 	var (
 		p       pullCheck
+		settled float64
 		traffic Traffic
 	)
 	scraped := func(start, asked, pulled int) float64 {
@@ -21,10 +22,10 @@ vllm:external_prefix_cache_hits_total{engine="0"} %d
 vllm:external_prefix_cache_hits_total{engine="1"} 100
 `, start, asked, pulled))
 		require.NoError(t, err)
-		return p.newlyNotPulled(s, &traffic)
+		return p.newlyNotPulled(s, settled, float64(traffic.computedTokens.Load()))
 	}
 	traffic.ExpectComputed(500) // it is not known yet whether the engine has counted this one
-	p.setSettledTokens(&traffic)
+	settled = traffic.settledTokens()
 	require.Zero(t, scraped(1, 9000, 4000), "what was there before is nobody's")
 	require.Zero(t, scraped(1, 9500, 4000), "it was to compute these")
 	traffic.SettleComputed(500, 400)
@@ -34,10 +35,10 @@ vllm:external_prefix_cache_hits_total{engine="1"} 100
 	require.EqualValues(t, 872, scraped(1, 10_500, 4000), "a hand-off of 1,000 tokens, and nothing was pulled")
 	traffic.SettleComputed(128, 128)
 	require.Zero(t, scraped(1, 11_500, 5000), "all of it came")
-	p.setSettledTokens(&traffic)
+	settled = traffic.settledTokens()
 	require.Zero(t, scraped(2, 300, 0), "another process begins anew")
 	require.EqualValues(t, 50, scraped(2, 350, 0))
 	s, err := MetricNames{}.Parse([]byte("vllm:external_prefix_cache_queries_total 5\n"))
 	require.NoError(t, err)
-	require.Zero(t, p.newlyNotPulled(s, &traffic), "an engine that tells one of them only tells nothing")
+	require.Zero(t, p.newlyNotPulled(s, settled, float64(traffic.computedTokens.Load())), "an engine that tells one of them only tells nothing")
 }

@@ -2,17 +2,13 @@ package engine
 
 import (
 	"context"
-	"errors"
 	"maps"
-	"net/netip"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
-
-	"evenkeel/engine/circuit"
 )
 
 // Monitor watches engines. It checks the health of each instance, one check at a time, and uses the failures that callers
@@ -33,47 +29,26 @@ type Monitor struct {
 	onChange func(id string, s Status)
 }
 
-// watch has the checks and the state of one instance.
+// watch asks one engine, and says what has changed. It has the sockets, the clock, the log and the
+// metrics; what is known of the engine is its health, which m.mu guards.
 type watch struct {
-	m          *Monitor
-	in         Instance      // m.mu guards its fields Slots, Canary and Held
+	m   *Monitor
+	log *zap.Logger // names the engine
+	health
 	checkDue   chan struct{} // holds a token if a check must be made at once
 	canaryWake chan struct{} // holds a token if a canary may be due
 	stop       context.CancelFunc
 	traffic    *Traffic
 
-	factsAt         time.Time    // when facts were last read; only the goroutine of run uses it
-	facts           facts        // only the goroutine of run uses them
-	scrapes         scrapes      // results of the last scrapes; only the goroutine of run uses them
-	addrs           []netip.Addr // the addresses of the engine's name at the last look-up; only the goroutine of run uses them
-	addressUnproven bool         // the engine has not answered over a new connection since addrs changed; only the goroutine of run uses it
-	lastGoodCheck   time.Time    // when the last good health check ended; only the goroutine of run uses it
-	loggedReason    string       // the last logged reason why the engine does not serve; under m.mu
-	loggedAt        time.Time    // when loggedReason was logged; under m.mu
-
-	expiredMu     sync.Mutex // held while ExpiredNow reads metrics; m.mu may be locked while expiredMu is held, but not the reverse
-	expiredReadAt time.Time  // when ExpiredNow last began to read metrics; under expiredMu
+	// ExpiredNow holds expiredMu while it reads metrics. m.mu may be locked meanwhile, but not the reverse.
+	expiredMu     sync.Mutex
+	expiredReadAt time.Time // when ExpiredNow last began to read metrics; under expiredMu
 
 	// m.mu guards the following fields.
-	status          Status
-	suspect         suspicion
-	restrictions    restrictions
-	rtt             time.Duration
-	sample          *Sample        // the last sample that crossCheck has seen; nil: there was none
-	sampleAt        time.Time      // when the scrape of sample began
-	gauges          map[int]Gauges // gauges of each rank in sample, by rank
-	failedChecks    int            // failed health checks in a row
-	expiries        Expiries       // by the engine's last metrics
-	reportCount     uint64         // how many failures to connect, or refusals of all requests, callers have reported
-	connectionBroke bool           // a caller's connection has broken since the last check began
-	redial          bool           // a caller's connect timed out since the last check began, so the next check uses a new connection
-	moved           Moved          // the last change of the engine's addresses, for Status.Moved
-	badPageLogged   bool           // the log already says that a page has wrong numbers; only the goroutine of run uses it
-	rereadDue       bool           // an answer to a request showed that the engine's list of models has changed
-	rereadAt        time.Time      // when rereadDue last caused a check at once
-	refusalLogged   bool           // the log already says that the engine refuses the API key
-	lastCheck       lastCheck
-	removed         bool // the instance is not watched any more, so a check in progress must change nothing
+	loggedReason string // the last logged reason why the engine does not serve
+	loggedAt     time.Time
+	lastCheck    lastCheck
+	removed      bool // the instance is not watched any more, so a check in progress must change nothing
 }
 
 // lastCheck has what the last check that has ended found, for CheckNow.
@@ -157,31 +132,6 @@ type MonitorConfig struct {
 	Log            *zap.Logger
 }
 
-// suspicion has the evidence that an instance does not work although it answers its health check.
-type suspicion struct {
-	circuit         circuit.Circuit
-	canaryPending   bool      // a canary must show whether the instance computes
-	wedged          bool      // the canary failed, and no request was served since
-	lastCanaryAt    time.Time // when the last canary was sent
-	outReason       error     // why the instance was last taken out of service
-	openAccusations int       // failed requests of which it is not known yet whether the engine or the request is at fault
-	// silentSince is the time since which requests have waited for their KV without a sign of life of the core; zero: the
-	// core gives signs. It stays set until a sign comes or a canary passes, even if no request waits any more.
-	silentSince time.Time
-}
-
-// facts are values that change only if the engine restarts or loads a LoRA adapter.
-type facts struct {
-	models          []Model
-	version         string
-	memory          *Sample // the last sample that told the KV memory; nil: none did
-	start           float64
-	modelsErr       error // why the list of models could not be read; nil: it was read
-	reportsFaults   bool  // the engine is a vLLM with --enable-fault-tolerance
-	reportsPause    bool  // the engine is a vLLM that reports whether it is paused
-	featuresUnknown bool  // the engine did not answer when it was asked for reportsFaults and reportsPause, so it is asked again
-}
-
 // equal compares the fields that matter to callbacks: all but Since and Changed.
 func (s Status) equal(o Status) bool {
 	return s.Up == o.Up && s.Late == o.Late && s.Hangs == o.Hangs && s.Version == o.Version && s.StartTime == o.StartTime &&
@@ -197,13 +147,6 @@ func (s Status) clone() Status {
 	s.Models = slices.Clone(s.Models)
 	s.Memories = maps.Clone(s.Memories)
 	return s
-}
-
-// unreachable says that an attempt to connect failed without a timeout: the process or its machine does not run. With a busy engine,
-// connecting would time out instead.
-func unreachable(err error) bool {
-	var e *Error
-	return errors.As(err, &e) && e.Phase == PhaseConnect && !e.Timeout
 }
 
 // sameSettings says whether both are the same engine with the same settings, so that its watch can continue. Slots, Canary
@@ -248,7 +191,7 @@ func (m *Monitor) reportChanges() {
 		f, w := m.onChange, m.watches[id]
 		var s Status
 		if w != nil {
-			s = w.status.clone()
+			s = w.Status.clone()
 		}
 		m.mu.Unlock()
 		if f != nil && w != nil { // w is nil if the instance is not watched any more
@@ -256,6 +199,3 @@ func (m *Monitor) reportChanges() {
 		}
 	}
 }
-
-// failuresUntilDown is how many checks in a row must fail before an instance counts as down. After one good check it is up again.
-const failuresUntilDown = 2

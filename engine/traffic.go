@@ -94,6 +94,11 @@ func (t *Traffic) SettleComputed(expected, computed int64) {
 	t.computedTokens.Add(computed - expected)
 }
 
+// settledTokens is the part of computedTokens that the engine has surely counted already.
+func (t *Traffic) settledTokens() float64 {
+	return float64(t.computedTokens.Load() - t.unsettledTokens.Load())
+}
+
 // End reports that a stream has ended, so that it no longer counts as running.
 func (t *Traffic) End() { t.running.Add(-1) }
 
@@ -178,8 +183,12 @@ func vitalsOf(s *Sample, rank int) vitals {
 	}
 }
 
-// scrapes has the results of the scrapes of an instance. Only run's goroutine uses it.
+// scrapes has the results of the scrapes of an instance.
 type scrapes struct {
+	sample   *Sample        // the last one that was compared with this proxy's requests; nil: there was none
+	sampleAt time.Time      // when its scrape began
+	gauges   map[int]Gauges // gauges of each rank in sample, by rank
+
 	at        time.Time      // when the last scrape of this instance began
 	start     float64        // last known Sample.StartTime
 	ranks     map[int]vitals // vitals of the last scrape, by rank
@@ -187,7 +196,8 @@ type scrapes struct {
 	busy      bool           // streams of this proxy ran at the last scrape
 	unchanged int            // scrapes in a row that equal the one before although streams of this proxy ran
 	frozen    bool           // the gauges do not change although requests run (checkFrozen)
-	overfull  bool           // a rank runs more requests than it has slots (checkOverfull)
+	running   float64        // requests on the fullest rank
+	excess    float64        // those beyond the slots
 
 	pulls pullCheck
 
@@ -221,38 +231,31 @@ func (p *scrapes) updateAllowedRunning(slots int, running float64) {
 // change at the same moment, and such a difference must not be reported. Therefore newlyNotPulled subtracts the tokens of a request even
 // before the request is sent, but base subtracts them only once the request has its first event.
 type pullCheck struct {
-	hasBase       bool
-	start         float64 // Sample.StartTime of the process to which base belongs
-	settledTokens float64 // tokens that the engine had to compute itself and has surely counted before the scrape
-	base          float64 // tokens that were not pulled, minus settledTokens, at the first scrape of this process
-	reported      float64 // tokens that newlyNotPulled has returned since the first scrape of this process
-}
-
-// setSettledTokens sets settledTokens from t. It must be called right before a scrape, so that the scrape includes these tokens.
-func (p *pullCheck) setSettledTokens(t *Traffic) {
-	p.settledTokens = float64(t.computedTokens.Load() - t.unsettledTokens.Load())
+	hasBase  bool
+	start    float64 // Sample.StartTime of the process to which base belongs
+	base     float64 // tokens that were not pulled, minus settled, at the first scrape of this process
+	reported float64 // tokens that newlyNotPulled has returned since the first scrape of this process
 }
 
 // newlyNotPulled returns for how many prompt tokens the engine should have pulled KV from a prefill engine and did not, without those that
 // earlier calls returned. The first scrape of an engine process only sets base. For example, the engine says that it did not pull 1,000
 // tokens, and this proxy knows that it had to compute 200 of them itself, so base is 800. If a later scrape says 1,500, and the engine had
-// to compute 300 by then, 1,500 - 300 - 800 = 400 tokens are missing. For base, only settledTokens count as computed, which the engine has
-// surely counted by the scrape. Later, all computedTokens count, also those of requests that it may not have counted yet. So the results
+// to compute 300 by then, 1,500 - 300 - 800 = 400 tokens are missing. For base, only settled tokens count as computed, which the engine has
+// surely counted by the scrape. Later, all computed ones count, also those of requests that it may not have counted yet. So the results
 // may be too small, but never too large: tokens that it had counted at the first scrape, and that were settled only later, stay in base.
-func (p *pullCheck) newlyNotPulled(s *Sample, t *Traffic) float64 {
+func (p *pullCheck) newlyNotPulled(s *Sample, settled, computed float64) float64 {
 	notPulled, ok := s.NotPulledTokens(allRanks)
 	if !ok {
 		return 0
 	}
 	if firstScrape := !p.hasBase || s.StartTime != p.start; firstScrape { // a new start time: another process of the engine
 		p.hasBase, p.start, p.reported = true, s.StartTime, 0
-		p.base = notPulled - p.settledTokens
+		p.base = notPulled - settled
 		return 0
 	}
-	hadToCompute := float64(t.computedTokens.Load())
-	missing := notPulled - hadToCompute - p.base // since the first scrape
+	missing := notPulled - computed - p.base // since the first scrape
 	more := missing - p.reported
-	if more <= 0 { // 0: nothing new; below 0: hadToCompute has some tokens before the engine has counted them
+	if more <= 0 { // 0: nothing new; below 0: computed has some tokens before the engine has counted them
 		return 0
 	}
 	p.reported = missing

@@ -21,9 +21,10 @@ var ErrNotAnEngine = errors.New("the answer is not a list of models; check that 
 // newWatch returns the watch of an instance. The instance counts as down until its first check. The caller holds m.mu.
 func newWatch(m *Monitor, in Instance) *watch {
 	return &watch{
-		m: m, in: in, checkDue: make(chan struct{}, 1), canaryWake: make(chan struct{}, 1), stop: func() {},
+		m: m, health: health{in: in, Status: Status{Since: time.Now(), Changed: time.Now()}}, traffic: m.trafficOf(in.ID),
+		log:      m.cfg.Log.With(zap.String("engine", in.ID)),
+		checkDue: make(chan struct{}, 1), canaryWake: make(chan struct{}, 1), stop: func() {},
 		lastCheck: lastCheck{next: make(chan struct{})},
-		traffic:   m.trafficOf(in.ID), status: Status{Since: time.Now(), Changed: time.Now()},
 	}
 }
 
@@ -55,27 +56,116 @@ func (w *watch) alive(ctx context.Context, fresh bool) (withoutComputing bool, e
 	return !hasReady, ask("/health")
 }
 
-// setStatus replaces the status, logs the change and queues it for the callback. next says what a
-// check or a caller has found out. The rest follows from the facts of the watch. It sets Since if
-// Up has changed, and Changed if State has changed. An engine that does not serve may get many new
-// statuses with the same reason, so the reason is logged only if it differs from loggedReason. The
-// caller holds m.mu.
-func (w *watch) setStatus(next Status) {
-	old := w.status
-	w.addFacts(&next)
-	if next.equal(old) {
+// known returns what is known now.
+func (w *watch) known() health {
+	w.m.mu.Lock()
+	defer w.m.mu.Unlock()
+	return w.health
+}
+
+// move makes a move, and says what has changed by it. The caller holds m.mu.
+func (w *watch) move(f func(h *health, now time.Time)) {
+	if w.removed {
 		return
 	}
-	log := w.m.cfg.Log.With(zap.String("engine", w.in.ID), zap.String("role", w.in.Role))
-	if next.State().String() != old.State().String() {
-		next.Changed = time.Now()
+	before, now := w.health, time.Now()
+	f(&w.health, now)
+	w.settle(before.Status, now)
+	w.wake(&before)
+	w.logChanges(&before)
+	if !w.Status.equal(before.Status) {
+		w.logStatus(before.Status)
+		w.m.metrics.setState(w.in, w.Status)
+		w.m.queueChange(w.in.ID)
 	}
+}
+
+// wake wakes the goroutines for which there may be something to do. The caller holds m.mu.
+func (w *watch) wake(before *health) {
+	give := func(token chan struct{}) {
+		select {
+		case token <- struct{}{}:
+		default: // a wake-up is pending already
+		}
+	}
+	if before.due == notDue && w.due != notDue {
+		give(w.checkDue)
+	}
+	if w.canaryPending || w.outage != nil {
+		give(w.canaryWake)
+	}
+}
+
+// logChanges logs and counts what has changed beside the status. The caller holds m.mu.
+func (w *watch) logChanges(before *health) {
+	log, m, role, f := w.log, w.m.metrics, zap.String("role", w.in.Role), &w.facts
+	if errors.Is(f.modelsErr, ErrTooLarge) && !errors.Is(before.facts.modelsErr, ErrTooLarge) {
+		log.Warn("an engine's list of models is too long to be read, so the proxy goes by the last one that it could read; unload "+
+			"LoRA adapters", role, zap.Error(f.modelsErr))
+	}
+	if f.badPage != nil && before.facts.badPage == nil {
+		log.Warn("an engine's page is not believed, so the proxy goes by its own accounts or does without; if the page "+
+			"stays so, restart the engine, or report it to its makers", role, zap.Error(f.badPage))
+	}
+	if w.keyRefused && !before.keyRefused {
+		log.Error("ALARM: an engine refuses the API key that the proxy sends, so it gets no requests; check api_key_env of its profile",
+			role, zap.Error(ErrCredential))
+	}
+	if w.rereadAt != before.rereadAt {
+		log.Info("an engine answered that it does not have a model that its list has; the list is read again", zap.Error(w.unlisted))
+	}
+	if w.lateChecks != before.lateChecks {
+		m.lateChecks.WithLabelValues(w.in.ID).Inc()
+	}
+	if w.lastCount != before.lastCount && w.lastCount != 0 {
+		log.Warn("an engine has lost ranks; now and then a request is sent to them and, if they refuse it, "+
+			"served elsewhere; if they do not come back, lower ranks of the engine in the config", zap.Error(w.LostRanks()))
+	}
+	switch { // each halt is logged once, when a check confirms it
+	case before.halt.confirmed && w.halt.why == nil:
+		log.Info("an engine takes requests again")
+	case !before.halt.confirmed && w.halt.confirmed:
+		log.Warn("an engine takes no requests for now, and its requests wait", zap.Error(w.halt.why))
+	}
+	if w.scrapes.frozen != before.scrapes.frozen {
+		m.frozen.WithLabelValues(w.in.ID).Set(gaugeValue(w.scrapes.frozen))
+		if w.scrapes.frozen {
+			log.Warn("ALARM: an engine's gauges do not change although it has requests of this proxy; a request of one token will tell " +
+				"whether it computes")
+		}
+	}
+	if w.scrapes.excess > 0 && before.scrapes.excess == 0 {
+		log.Warn("ALARM: a rank runs more requests than it has slots; correct engines.decode[].slots, or keep other clients off the "+
+			"engine", zap.Int("slots", w.scrapes.allowedRunning), zap.Float64("running", w.scrapes.running))
+	}
+	if w.outage != nil && w.outage != before.outage {
+		m.outages.WithLabelValues(w.in.ID, w.outage.cause).Inc()
+		log.Warn(w.outageMessage(), zap.Duration("after", w.circuit.OutageLength()), zap.Error(w.outage.why))
+	}
+}
+
+// outageMessage says only of an engine that answers its health check that it does.
+func (w *watch) outageMessage() string {
+	switch {
+	case unreachable(w.outage.why):
+		return "an engine is out of service, because it takes no connection"
+	case w.failedChecks > 0:
+		return "an engine is out of service, because requests and its last health check failed"
+	case w.m.cfg.Canary == 0: // no request of one token is sent
+		return "an engine is out of service although it answers its health check; it gets requests again after a while"
+	}
+	return "an engine is out of service although it answers its health check; requests of one token will tell when it works again"
+}
+
+// logStatus logs how the status has changed. An engine that does not serve may get many new
+// statuses with the same reason, so the reason is logged only if it differs from loggedReason. The
+// caller holds m.mu.
+func (w *watch) logStatus(old Status) {
+	next, log := &w.Status, w.log.With(zap.String("role", w.in.Role))
 	switch {
 	case next.Up && !old.Up:
-		next.Since = time.Now()
 		log.Info("an engine is up", zap.String("version", next.Version), zap.Int("models", len(next.Models)))
 	case old.Up && !next.Up:
-		next.Since = time.Now()
 		log.Warn("an engine is down", zap.Error(next.Err))
 		w.m.cfg.Client.idle.closeHost(w.in.Target.key()) // idle connections lead to no process, or to another one
 	case old.StartTime != 0 && next.StartTime != old.StartTime:
@@ -87,33 +177,7 @@ func (w *watch) setStatus(next Status) {
 	case old.Up && !next.Up: // the line above that the engine is down has the reason
 		w.loggedReason, w.loggedAt = kindOf(next.Err), time.Now()
 	case !next.Up || len(next.Models) == 0: // the engine stays down, or is up but gets no requests without a list of models
-		w.logDownReason(log, next)
-	}
-	w.status = next
-	w.m.metrics.setState(w.in, next)
-	w.m.queueChange(w.in.ID)
-}
-
-// addFacts sets those fields of a status that follow from the facts of the watch, and wakes
-// runCanaries if a canary may be due. The caller holds m.mu.
-func (w *watch) addFacts(next *Status) {
-	s, r := &w.suspect, &w.restrictions
-	next.Moved, next.Wedged, next.RankCount, next.Accused = w.moved, s.wedged, r.rankCount, s.accusedError()
-	next.Out, next.Halt = nil, r.haltReason
-	if !s.circuit.InService() {
-		next.Out = s.outReason
-	}
-	// An operator may have stopped requests (Held), and may also have paused the engine for it.
-	// Then Held has the reason. A halt of another kind stays: the group of the engine re-forms, or
-	// it has met a fault, which Held does not explain.
-	if w.in.Held != nil && (next.Halt == nil || errors.Is(next.Halt, ErrPaused)) {
-		next.Halt = w.in.Held
-	}
-	if s.canaryPending || next.Out != nil {
-		select {
-		case w.canaryWake <- struct{}{}:
-		default: // runCanaries has a wake-up pending already
-		}
+		w.logDownReason(log)
 	}
 }
 
@@ -122,7 +186,8 @@ const minLogInterval = time.Minute
 
 // logDownReason logs why an engine does not serve: once, and again if the reason has changed and minLogInterval has passed. The caller
 // holds m.mu.
-func (w *watch) logDownReason(log *zap.Logger, next Status) {
+func (w *watch) logDownReason(log *zap.Logger) {
+	next := &w.Status
 	kind, now := kindOf(next.Err), time.Now()
 	first := w.loggedReason == ""
 	tooSoon := !first && now.Sub(w.loggedAt) < minLogInterval
@@ -151,17 +216,6 @@ func kindOf(err error) string {
 		root = inner
 	}
 	return fmt.Sprint(e.Phase, " ", root)
-}
-
-// Standstill is how long requests wait for a model if all of its engines hang, counted from the last good health check. An engine
-// hangs if it takes connections but does not answer. A stopped process, or a host that swaps memory, may hang and then
-// continue. After this time the engine counts as dead.
-const Standstill = 30 * time.Second
-
-// isLate says that the engine accepted the connection but did not answer in time.
-func isLate(err error) bool {
-	var e *Error
-	return errors.As(err, &e) && e.Timeout && e.Phase > PhaseConnect
 }
 
 // storeExpiries stores and returns how many hand-offs have expired since the engine's start, as the sample says.
