@@ -7,21 +7,75 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"time"
+
+	"go.uber.org/zap"
 )
 
-// Outcomes of a canary. A canary is a short request that shows whether an engine computes.
-const (
-	canaryPassed  = "passed"
-	canaryFailed  = "failed"
-	canaryVouched = "vouched"  // the canary timed out, but streams of the engine sent tokens meanwhile: its batch was full
-	canaryNotSent = "not sent" // canaries are off, or the engine has named no model yet
-	canaryRefused = "refused"  // the engine or a rank takes no requests, which does not mean that it is broken
-	canaryNotMade = "not made" // the proxy could open no connection
-)
+// runCanaries sends the canaries of the instance at the times that nextCanary returns, until ctx ends. A send to canaryWake makes it ask
+// nextCanary again, because a canary may be needed now.
+func (w *watch) runCanaries(ctx context.Context) {
+	timer := time.NewTimer(time.Hour) // the loop sets or stops it before it waits
+	defer timer.Stop()
+	for {
+		h := w.known()
+		next, isScheduled := h.nextCanary()
+		if isScheduled {
+			timer.Reset(time.Until(next))
+		} else {
+			timer.Stop()
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-w.canaryWake:
+		case <-timer.C:
+			w.checkByCanaries(ctx)
+		}
+	}
+}
 
-// canaryOutcomes are those that are values of a metric's label.
-var canaryOutcomes = []string{canaryPassed, canaryFailed, canaryVouched}
+// checkByCanaries sends a canary to all ranks that are not lost, and records its outcome.
+func (w *watch) checkByCanaries(ctx context.Context) {
+	w.m.mu.Lock()
+	w.sendCanary(time.Now())
+	h := w.health
+	w.m.mu.Unlock()
+	events := w.traffic.events.Load()
+	model := h.baseModel()
+	outcome, err := canaryNotSent, error(nil)
+	if limit := w.m.cfg.Canary; limit > 0 && model != "" {
+		ranks := slices.DeleteFunc(slices.Clone(h.in.Canaries), func(t *Target) bool { return h.Lacks(t.Rank) })
+		outcome, err = canaryPassed, w.sendCanaries(ctx, ranks, h.in.canaryRequestFor(model), limit)
+	}
+	if ctx.Err() != nil { // the watch was stopped, which may be the cause of failures
+		return
+	}
+	switch {
+	case err == nil:
+	case IsRefusal(err):
+		outcome = canaryRefused
+	case isOwnFault(err):
+		outcome = canaryNotMade
+	case errors.Is(err, context.DeadlineExceeded) && w.traffic.events.Load() != events:
+		outcome = canaryVouched
+	default:
+		outcome = canaryFailed
+	}
+	w.m.mu.Lock()
+	defer w.m.mu.Unlock()
+	wasOut := w.outage != nil
+	w.move(func(h *health, now time.Time) {
+		if slices.Contains(canaryOutcomes, outcome) {
+			w.m.metrics.canaries.WithLabelValues(w.in.ID, outcome).Inc()
+		}
+		h.endCanary(outcome, err, w.traffic.maxSilenceShare(now) > 1, now)
+	})
+	if wasOut && w.outage == nil {
+		w.log.Info("an engine is back in service", zap.String("canary", outcome))
+	}
+}
 
 // sendCanaries asks all ranks at the same time for a completion of one token, because an engine that no longer computes still answers
 // GET /health. It returns the errors of the ranks that did not give it within limit; nil: no canary failed. A refusal of the request (4xx)
@@ -113,13 +167,3 @@ func oneToken(ctx context.Context, c *Client, rank *Target, ask canaryRequest) (
 }
 
 const completionsPath = "/v1/completions"
-
-// baseModel returns the model for which a canary asks, the first one that is no adapter; empty: none is known.
-func (s Status) baseModel() string {
-	for _, m := range s.Models {
-		if m.Parent == "" {
-			return m.ID
-		}
-	}
-	return ""
-}

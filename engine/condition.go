@@ -1,5 +1,46 @@
 package engine
 
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+)
+
+// Status is what the monitor knows about an instance. Models, version and memory stay known while it is down.
+type Status struct {
+	Up        bool
+	Late      bool      // the engine hangs, but its last good check was less than Standstill ago, so requests wait for it
+	Hangs     bool      // the engine takes connections, but did not answer its last health check, and no stream sent anything meanwhile
+	Err       error     // why the engine is down, or a problem that it has although it is up
+	Since     time.Time // when Up last changed
+	Changed   time.Time // when the result of State last changed
+	Models    []Model
+	Version   string
+	Memories  Memories // KV memory of the ranks; empty: unknown
+	StartTime float64  // when the engine's process started, in Unix seconds; 0: unknown; a new value: it has restarted
+
+	// Out is why no request should go to the engine although it is up: earlier requests failed. Wedged says that a
+	// canary failed, too.
+	Out    error
+	Wedged bool
+
+	// Accused is why no new request should go to the engine for now: its core gives no sign of life, or several requests failed and it
+	// is not known yet whether the engine is at fault.
+	Accused error
+
+	// Moved is set once the engine's name resolves to another address than before.
+	Moved Moved
+
+	// Halt is why the engine gets no new requests for now, and requests wait for it: its group of ranks re-forms or waits for
+	// recovery, or the engine is paused.
+	Halt error
+	// RankCount is how many ranks the engine has, by its last refusal of a request to a rank that it
+	// lacks. The ranks from this number on get no requests. 0: it has refused none since its facts
+	// were last read.
+	RankCount int
+}
+
 // State is the state of an instance. It follows from what is known of the instance: of several
 // facts, the one whose state stands first in this list counts, because it explains the others.
 //
@@ -65,4 +106,51 @@ func (s Status) Halted() bool { return s.State() == Halted }
 func (s Status) ComputesNothing() bool {
 	state := s.State()
 	return state == Down || state == Late || state == Wedged
+}
+
+// Lacks says whether the engine has said that it does not have this rank. An only rank is rank 0,
+// or NoRank.
+func (s Status) Lacks(rank int) bool { return s.RankCount > 0 && rank >= s.RankCount }
+
+// LostRanks returns an error that says which ranks are lost; nil: none is lost.
+func (s Status) LostRanks() error {
+	if s.RankCount == 0 {
+		return nil
+	}
+	return fmt.Errorf("rank %d and those above it are lost: the engine has only %[1]d ranks now (elastic EP)", s.RankCount)
+}
+
+// baseModel returns the model for which a canary asks, the first one that is no adapter; empty: none is known.
+func (s Status) baseModel() string {
+	for _, m := range s.Models {
+		if m.Parent == "" {
+			return m.ID
+		}
+	}
+	return ""
+}
+
+// equal compares the fields that matter to callbacks: all but Since and Changed.
+func (s Status) equal(o Status) bool {
+	return s.Up == o.Up && s.Late == o.Late && s.Hangs == o.Hangs && s.Version == o.Version && s.StartTime == o.StartTime &&
+		errorText(s.Err) == errorText(o.Err) &&
+		errorText(s.Out) == errorText(o.Out) && errorText(s.Halt) == errorText(o.Halt) &&
+		s.RankCount == o.RankCount && s.Wedged == o.Wedged && s.Moved == o.Moved &&
+		errorText(s.Accused) == errorText(o.Accused) &&
+		slices.Equal(s.Models, o.Models) && maps.Equal(s.Memories, o.Memories)
+}
+
+// clone returns a copy that shares no memory with the monitor, for callers that do not hold its lock.
+func (s Status) clone() Status {
+	s.Models = slices.Clone(s.Models)
+	s.Memories = maps.Clone(s.Memories)
+	return s
+}
+
+// errorText returns the text of an error; empty for nil.
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
 }

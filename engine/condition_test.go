@@ -22,10 +22,10 @@ type scene struct {
 	host   byte
 }
 
-func (s *scene) move(f func(h *health)) {
+func (s *scene) move(f func(h *health, now time.Time)) {
 	s.now = s.now.Add(time.Second)
 	before := s.Status
-	f(&s.health)
+	f(&s.health, s.now)
 	s.settle(before, s.now)
 }
 
@@ -41,7 +41,7 @@ func (s *scene) check(err error) {
 			c.halt = ErrPaused
 		}
 	}
-	s.move(func(h *health) { h.endCheck(c, s.now) })
+	s.move(func(h *health, now time.Time) { h.endCheck(c, now) })
 }
 
 // In whatever order things happen, each moves the state only as its table says, and nothing but its
@@ -56,6 +56,9 @@ func TestStatesMoveAsTheirTableSays(t *testing.T) {
 	ends := func(from, to State) bool { return to == from || from == Accused && to == Up }
 	halts := func(from, to State) bool { return to == Halted || from <= Late && to == from }
 	good := func(from, to State) bool { return to > Late && (to != Wedged || from != Up) }
+	on := func(f func(*health, time.Time)) func(*rapid.T, *scene) {
+		return func(_ *rapid.T, s *scene) { s.move(f) }
+	}
 	refused := &Error{Phase: PhaseConnect, Err: syscall.ECONNREFUSED}
 	late := &Error{Phase: PhaseHead, Timeout: true, Err: errors.New("late")}
 	why := errors.New("500")
@@ -72,27 +75,28 @@ func TestStatesMoveAsTheirTableSays(t *testing.T) {
 			s.host++
 			s.check(rapid.SampledFrom([]error{nil, refused}).Draw(rt, "found"))
 		}, func(State, State) bool { return true }},
-		"restart": {func(_ *rapid.T, s *scene) { s.start++; s.check(nil) }, func(_, to State) bool { return to == Up || to == Halted }},
+		"restart": {func(_ *rapid.T, s *scene) { s.start++; s.check(nil) },
+			func(_, to State) bool { return to == Up || to == Halted }},
 		"paused":  {func(_ *rapid.T, s *scene) { s.paused = true; s.check(nil) }, func(_, to State) bool { return to == Halted }},
 		"resumed": {func(_ *rapid.T, s *scene) { s.paused = false; s.check(nil) }, good},
-		"refused": {func(_ *rapid.T, s *scene) { s.move(func(h *health) { h.recordFailure(refused, s.now) }) },
+		"refused": {on(func(h *health, now time.Time) { h.recordFailure(refused, now) }),
 			func(_, to State) bool { return to <= Late }},
-		"refuses all": {func(_ *rapid.T, s *scene) { s.move(func(h *health) { h.recordFailure(ErrPaused, s.now) }) }, halts},
-		"retired": {func(_ *rapid.T, s *scene) { s.move(func(h *health) { h.recordFailure(ErrRetired, s.now) }) },
+		"refuses all": {on(func(h *health, now time.Time) { h.recordFailure(ErrPaused, now) }), halts},
+		"retired": {on(func(h *health, now time.Time) { h.recordFailure(ErrRetired, now) }),
 			func(_, to State) bool { return to <= Late }},
-		"fails": {func(_ *rapid.T, s *scene) { s.move(func(h *health) { h.recordOutcome(Faulted, why, s.now) }) },
+		"fails": {on(func(h *health, now time.Time) { h.recordOutcome(Faulted, why, now) }),
 			func(from, to State) bool { return to == from || from >= Accused && to == Out }},
-		"served": {func(_ *rapid.T, s *scene) { s.move(func(h *health) { h.recordOutcome(Served, nil, s.now) }) }, returns},
-		"canary fails": {func(_ *rapid.T, s *scene) { s.move(func(h *health) { h.endCanary(canaryFailed, why, false, s.now) }) },
+		"served": {on(func(h *health, now time.Time) { h.recordOutcome(Served, nil, now) }), returns},
+		"canary fails": {on(func(h *health, now time.Time) { h.endCanary(canaryFailed, why, false, now) }),
 			func(from, to State) bool { return to == from || from > Halted && to == Wedged }},
-		"canary passes": {func(_ *rapid.T, s *scene) { s.move(func(h *health) { h.endCanary(canaryPassed, nil, true, s.now) }) }, returns},
-		"no canary":     {func(_ *rapid.T, s *scene) { s.move(func(h *health) { h.endCanary(canaryNotMade, nil, true, s.now) }) }, unchanged},
-		"accused":       {func(_ *rapid.T, s *scene) { s.move(func(h *health) { h.addAccusations(1) }) }, begins},
-		"settled":       {func(_ *rapid.T, s *scene) { s.move(func(h *health) { h.addAccusations(-maxAccused) }) }, ends},
-		"silent":        {func(_ *rapid.T, s *scene) { s.move(func(h *health) { h.recordSilence(true, false, s.now) }) }, begins},
-		"a sign":        {func(_ *rapid.T, s *scene) { s.move(func(h *health) { h.recordSilence(false, true, s.now) }) }, ends},
-		"hold":          {func(_ *rapid.T, s *scene) { s.move(func(h *health) { h.hold(&Held{Why: "an operator"}) }) }, halts},
-		"free": {func(_ *rapid.T, s *scene) { s.move(func(h *health) { h.hold(nil) }) },
+		"canary passes": {on(func(h *health, now time.Time) { h.endCanary(canaryPassed, nil, true, now) }), returns},
+		"no canary":     {on(func(h *health, now time.Time) { h.endCanary(canaryNotMade, nil, true, now) }), unchanged},
+		"accused":       {on(func(h *health, _ time.Time) { h.addAccusations(1) }), begins},
+		"settled":       {on(func(h *health, _ time.Time) { h.addAccusations(-maxAccused) }), ends},
+		"silent":        {on(func(h *health, now time.Time) { h.recordSilence(true, false, now) }), begins},
+		"a sign":        {on(func(h *health, now time.Time) { h.recordSilence(false, true, now) }), ends},
+		"hold":          {on(func(h *health, _ time.Time) { h.hold(&Held{Why: "an operator"}) }), halts},
+		"free": {on(func(h *health, _ time.Time) { h.hold(nil) }),
 			func(from, to State) bool { return to == from || from == Halted && to == Up }},
 		"reload": {func(_ *rapid.T, s *scene) { s.health = health{in: s.in} }, func(_, to State) bool { return to == Down }},
 	}

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"net/netip"
 	"time"
 )
 
@@ -45,11 +44,9 @@ type facts struct {
 	featuresUnknown bool  // the engine has not answered which of both it is, so it is asked again
 	readAt          time.Time
 
-	goodAt   time.Time     // when the last good health check was answered
-	rtt      time.Duration // mean time of a health check over an open connection; 0: unknown
-	addrs    []netip.Addr  // the addresses of the engine's name at the last look-up
-	moved    Moved         // the last change of addrs
-	unproven bool          // the engine has not answered over a new connection since addrs changed
+	goodAt time.Time     // when the last good health check was answered
+	rtt    time.Duration // mean time of a health check over an open connection; 0: unknown
+	address
 }
 
 // due says whether a check must be made at once, and why.
@@ -93,14 +90,6 @@ func (h *health) hold(why *Held) {
 	h.in.Held = why
 }
 
-func (h *health) askCheck(why due) { h.due = max(h.due, why) }
-
-// needsNewConnection says that a check must use one: because the facts are due, or because the
-// engine may take no connections any more, which an idle one would not show.
-func (h *health) needsNewConnection(factsDue bool) bool {
-	return factsDue || !h.Up || h.due >= dueRedial || h.failedChecks > 0
-}
-
 // recordFailure records how a call failed, as Monitor.ReportFailure says.
 func (h *health) recordFailure(err error, now time.Time) {
 	var e *Error
@@ -118,8 +107,8 @@ func (h *health) recordFailure(err error, now time.Time) {
 		if h.Up { // it may have moved, while idle connections to its old address still work
 			h.askCheck(dueRedial)
 		}
-	case !isCall || e.Aborted || errors.Is(err, ErrClosed): // err is not about a call, or the proxy ended the call
-	case e.Timeout || errors.Is(err, ErrMalformed) || errors.Is(err, ErrTooLarge): // the request itself may be at fault
+	case !isCall || e.Aborted || errors.Is(err, ErrClosed): // the proxy may have ended the call
+	case e.Timeout || errors.Is(err, ErrMalformed) || errors.Is(err, ErrTooLarge): // the request may be at fault
 	case isOwnFault(err): // a proxy without free sockets says nothing about the engine
 	case unreachable(err):
 		h.reports++ // so that a check which began before this report does not set Up
@@ -145,14 +134,73 @@ func (h *health) rereadModels(why error, now time.Time) {
 	}
 }
 
+// compare records a sample, and whether it fits what this proxy knows of its own requests. It
+// returns for how many prompt tokens the engine did not pull KV although it should have.
+func (h *health) compare(s *Sample, at time.Time, ours load) (notPulled float64) {
+	p := &h.scrapes
+	p.gauges = make(map[int]Gauges, len(h.in.Canaries))
+	for _, t := range h.in.Canaries {
+		p.gauges[t.Rank] = gaugesOf(p.sample, s, t.Rank)
+	}
+	p.sample, p.sampleAt = s, at
+	if wasFrozen := p.frozen; p.checkFrozen(s, ours.running > 0) && !wasFrozen {
+		h.askCanary()
+	}
+	p.running = runningOnFullestRank(s, h.in.Canaries) // each rank gets canaries, so these are all ranks of the engine
+	p.updateAllowedRunning(h.in.Slots, p.running)
+	p.excess = 0
+	if h.in.Slots > 0 { // 0: the number of slots is not known
+		p.excess = max(0, p.running-float64(p.allowedRunning)-float64(ours.withoutSlot))
+	}
+	return p.pulls.newlyNotPulled(s, ours.settled, ours.computed)
+}
+
+// recordRefusal records the reason with which an engine refused a request (see ParseRefusal), and
+// makes a check due. If it refuses all requests, the good result of a check that is under way is
+// out of date. If it only lacks a rank, that result stays right, as other ranks get requests.
+func (h *health) recordRefusal(why error, now time.Time) {
+	if h.in.Held != nil { // an operator has stopped requests to the engine, so the reason is known
+		return
+	}
+	h.askCheck(dueNow)
+	const confirmed = false // no check has seen this reason
+	var rank *RankError
+	switch {
+	case errors.Is(why, ErrReforming):
+		h.reports++
+		h.setHalt(ErrReforming, confirmed, now)
+	case errors.Is(why, ErrPaused): // another program paused it, or this proxy did so before it was restarted
+		h.reports++
+		h.setHalt(ErrPaused, confirmed, now)
+	case errors.As(why, &rank):
+		// No page of vLLM gives this number, so the ranks are lost only until the facts are read
+		// next: then a request finds out whether they are back.
+		if rank.Ranks < h.in.Ranks { // else the request named a rank that the config does not have
+			h.rankCount, h.lastCount = rank.Ranks, rank.Ranks
+		}
+	case errors.Is(why, ErrRetired):
+		h.reports++
+		h.Up, h.Err = false, ErrRetired
+	}
+}
+
+func (h *health) askCheck(why due) { h.due = max(h.due, why) }
+
 // failuresUntilDown is how many checks in a row must fail before an instance counts as down. After
 // one good check it is up again.
 const failuresUntilDown = 2
 
-// Standstill is how long requests wait for a model if all of its engines hang, counted from the last good health check. An engine
-// hangs if it takes connections but does not answer. A stopped process, or a host that swaps memory, may hang and then
-// continue. After this time the engine counts as dead.
+// Standstill is how long requests wait for a model if all of its engines hang, counted from the
+// last good health check. An engine hangs if it takes connections but does not answer. A stopped
+// process, or a host that swaps memory, may hang and then continue. After this time the engine
+// counts as dead.
 const Standstill = 30 * time.Second
+
+// needsNewConnection says that a check must use one: because the facts are due, or because the
+// engine may take no connections any more, which an idle one would not show.
+func (h *health) needsNewConnection(factsDue bool) bool {
+	return factsDue || !h.Up || h.due >= dueRedial || h.failedChecks > 0
+}
 
 // check is what one check of an engine found out.
 type check struct {
@@ -166,6 +214,28 @@ type check struct {
 	halt       error         // why the engine may get no new requests, by readHalt; nil: it may get them
 	silentCore error         // why the core has not said whether it is paused; nil: it has, or was not asked
 	reforming  error         // state of a change of the number of ranks, by readScaling; nil: there is none
+}
+
+// rttWeight is the weight of one health check in the moving mean. The value is that of GORGO, a
+// published router.
+const rttWeight = 0.3
+
+// answerCheck records that the engine has answered its health check well, at the time now.
+// withoutComputing says that it computed nothing for the answer (see alive). Only then, and over a
+// connection that was open already, the check took a round trip: it was not fresh, and did not come
+// after a pause in which idle connections expire.
+func (c *check) answerCheck(withoutComputing bool, idle time.Duration, now time.Time) {
+	f := &c.facts
+	took, reused := now.Sub(c.began), !c.fresh && now.Sub(f.goodAt) < idle
+	switch {
+	case !withoutComputing || !reused:
+	case f.rtt == 0: // the first measurement
+		f.rtt = took
+	default:
+		f.rtt += time.Duration(rttWeight * float64(took-f.rtt)) // (1 - rttWeight) * old mean + rttWeight * took
+	}
+	f.goodAt = now
+	f.unproven = f.unproven && !c.fresh
 }
 
 // endCheck records a check. If the proxy itself could not ask the engine, only the error in the
@@ -213,11 +283,11 @@ func (h *health) endCheck(c check, now time.Time) {
 
 // haltAfter returns why the engine must be halted after a check; nil: it need not be. There are
 // three sources of a reason, in this order:
-//   - The health check or readScaling reports that the number of ranks changes, or that this change has failed.
-//   - The engine is halted for such a change, and still does not list its models. Only a list of models shows that the change is over.
+//   - The health check or readScaling says that the number of ranks changes, or could not.
+//   - The engine is halted for such a change, and only a list of its models shows that it is over.
 //   - readHalt found a pause or a fault.
 //
-// seenNow says that this check itself has seen a reason, so that setHalt counts the halt as confirmed.
+// seenNow says that this check has seen a reason, so that setHalt counts the halt as confirmed.
 func (h *health) haltAfter(c check) (halt error, seenNow bool) {
 	halt, old := c.halt, h.halt.why
 	if h.in.Held != nil && errors.Is(halt, ErrPaused) { // the operator paused the engine, and Held has the reason
@@ -250,6 +320,25 @@ func (h *health) applyGoodCheck(halt error, haltSeenNow bool, now time.Time) {
 	h.Models, h.Version, h.Memories, h.StartTime = f.models, f.version, f.memory.Memories(f.models), f.start
 	if why := h.halt.downReason(now); why != nil {
 		h.Up, h.Err = false, why
+	}
+}
+
+// setHalt stops new requests to the engine for the reason why; nil: it may get them again.
+// confirmed says that a check has seen the reason. A halt that ends before counts as a failure of
+// the engine: it has refused a request, and its health checks did not show why. An engine without
+// canaries is left alone.
+func (h *health) setHalt(why error, confirmed bool, now time.Time) {
+	old := h.halt
+	h.halt = halt{why, old.since, why != nil && (confirmed || old.confirmed)}
+	switch {
+	case old.why == nil:
+		h.halt.since = now
+	case why != nil: // it goes on
+	case old.confirmed: // it may have caused failures, and the number of ranks may be another one now
+		h.suspicion, h.rankCount, h.lastCount = suspicion{}, 0, 0
+	case len(h.in.Canaries) > 0 && h.circuit.Fail(canaryID, now): // in an outage, only if a canary is the trial
+		h.takeOut(outFailures,
+			fmt.Errorf("it refuses requests again and again, although its health checks do not say so: %w", old.why))
 	}
 }
 
@@ -295,8 +384,8 @@ func isLate(err error) bool {
 	return errors.As(err, &e) && e.Timeout && e.Phase > PhaseConnect
 }
 
-// unreachable says that an attempt to connect failed without a timeout: the process or its machine does not run. With a busy engine,
-// connecting would time out instead.
+// unreachable says that an attempt to connect failed without a timeout: the process or its machine
+// does not run. With a busy engine, connecting would time out instead.
 func unreachable(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && e.Phase == PhaseConnect && !e.Timeout

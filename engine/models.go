@@ -101,3 +101,7 @@ func Unlisted(status int, body []byte) error {
 	}
 	return nil
 }
+
+// ErrNotAnEngine is in Status.Err if the address answers, but not as an engine does: for example, it may be a web server
+// that returns a page for every path.
+var ErrNotAnEngine = errors.New("the answer is not a list of models; check that the address is an engine's")

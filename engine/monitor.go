@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -85,25 +86,6 @@ func (m *Monitor) Set(instances []Instance) {
 // Status returns a copy of an instance's status; the zero Status if the id is not known.
 func (m *Monitor) Status(id string) Status { return m.health(id).Status.clone() }
 
-// health returns what is known of an instance; the zero health if the id is not known.
-func (m *Monitor) health(id string) (h health) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if w := m.watches[id]; w != nil {
-		h = w.health
-	}
-	return h
-}
-
-// move makes a move of an instance, if it is watched.
-func (m *Monitor) move(id string, f func(h *health, now time.Time)) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if w := m.watches[id]; w != nil {
-		w.move(f)
-	}
-}
-
 // OnChange sets the function that is called after every change of a status, one call at a time. If an instance changes several times
 // while f runs, one call reports the last status. Call OnChange before Run.
 func (m *Monitor) OnChange(f func(id string, s Status)) {
@@ -130,6 +112,21 @@ func (m *Monitor) OnSample(f func(id string, s *Sample, asked time.Time)) { m.on
 // If the instance is down already, nothing has to be done in most cases, because its checks go on until it is up again.
 func (m *Monitor) ReportFailure(id string, err error) {
 	m.move(id, func(h *health, now time.Time) { h.recordFailure(err, now) })
+}
+
+// RecordOutcome records how a request on an instance ended. After several failures in a row the instance gets no new requests until a
+// canary passes. An instance that may hang gets a canary at once. RecordOutcome ignores failures of the proxy itself, instances to which an
+// operator has stopped requests, and instances without canaries, whose callers detect failures in other ways.
+func (m *Monitor) RecordOutcome(id string, v Verdict, why error) {
+	m.move(id, func(h *health, now time.Time) { h.recordOutcome(v, why, now) })
+}
+
+// Accuse counts a failed request on an instance while it is not known whether the engine or the request is at fault. Once the caller
+// knows, it must call closeAccusation, which takes the count back, and then RecordOutcome.
+func (m *Monitor) Accuse(id string) (closeAccusation func()) {
+	add := func(n int) { m.move(id, func(h *health, _ time.Time) { h.addAccusations(n) }) }
+	add(1)
+	return sync.OnceFunc(func() { add(-1) })
 }
 
 // CheckNow checks an instance at once, and returns why it does not work; nil: it works, although it may be paused. Calls that come during a
@@ -164,17 +161,6 @@ func (m *Monitor) CheckNow(ctx context.Context, id string) error {
 }
 
 var errNotWatched = errors.New("it is not one of the engines any more")
-
-// Expiries is how many hand-offs of a prefill engine expired before a decode engine fetched them, by its metrics. vLLM counts them in the
-// call that frees their KV (0.32, nixl/base_worker.py).
-type Expiries struct {
-	HandOffs float64 // since the start of the process
-	Start    float64 // start time of the process, in Unix seconds; 0: not known
-	Known    bool    // the engine counts them
-
-	ReadLate   float64   // hand-offs that were read after that, see Sample.ReadLate
-	ReadLateAt time.Time // when ReadLate was last seen to grow; zero: never
-}
 
 // Expiries returns the Expiries of a prefill engine when its metrics were last read.
 func (m *Monitor) Expiries(id string) Expiries { return m.health(id).expiries }
@@ -217,6 +203,9 @@ func (m *Monitor) Gauges(id string, rank int) (g Gauges, ok bool) {
 	return g, ok
 }
 
+// RTT returns the mean time in which an instance answers a health check over an open connection; 0: not known.
+func (m *Monitor) RTT(id string) time.Duration { return m.health(id).facts.rtt }
+
 // Answered records that an instance answered a request. The instance then counts as alive, even if its answer to the health check is late.
 func (m *Monitor) Answered(id string) {
 	m.mu.Lock()
@@ -239,5 +228,24 @@ func (m *Monitor) startChecks(w *watch) {
 	})
 	if len(w.in.Canaries) > 0 {
 		m.wg.Go(func() { w.runCanaries(ctx) })
+	}
+}
+
+// health returns what is known of an instance; the zero health if the id is not known.
+func (m *Monitor) health(id string) (h health) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if w := m.watches[id]; w != nil {
+		h = w.health
+	}
+	return h
+}
+
+// move makes a move of an instance, if it is watched.
+func (m *Monitor) move(id string, f func(h *health, now time.Time)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if w := m.watches[id]; w != nil {
+		w.move(f)
 	}
 }

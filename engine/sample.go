@@ -8,6 +8,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"time"
 
 	dto "github.com/prometheus/client_model/go"
 )
@@ -170,6 +171,17 @@ func (s *Sample) Expired() (handOffs float64, ok bool) { return s.rankValueOrSum
 // ReadLate returns how many hand-offs since the start a decode engine has reported as read when the engine had freed their KV, which may
 // have been another prompt's by then. vLLM counts one for each of the decode engine's workers (0.32).
 func (s *Sample) ReadLate() (handOffs float64, ok bool) { return s.rankValueOrSum(s.late, -1) }
+
+// Expiries is how many hand-offs of a prefill engine expired before a decode engine fetched them, by its metrics. vLLM counts them in the
+// call that frees their KV (0.32, nixl/base_worker.py).
+type Expiries struct {
+	HandOffs float64 // since the start of the process
+	Start    float64 // start time of the process, in Unix seconds; 0: not known
+	Known    bool    // the engine counts them
+
+	ReadLate   float64   // hand-offs that were read after that, see Sample.ReadLate
+	ReadLateAt time.Time // when ReadLate was last seen to grow; zero: never
+}
 
 // Preempted returns how many requests of a rank since the engine's start lost their KV to other requests before they were complete.
 func (s *Sample) Preempted(rank int) (value float64, ok bool) {

@@ -2,7 +2,6 @@ package engine
 
 import (
 	"context"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -40,9 +39,8 @@ type watch struct {
 	stop       context.CancelFunc
 	traffic    *Traffic
 
-	// ExpiredNow holds expiredMu while it reads metrics. m.mu may be locked meanwhile, but not the reverse.
-	expiredMu     sync.Mutex
-	expiredReadAt time.Time // when ExpiredNow last began to read metrics; under expiredMu
+	expiredMu     sync.Mutex // held while ExpiriesNow reads metrics; m.mu may be locked meanwhile, but not the reverse
+	expiredReadAt time.Time  // when ExpiriesNow last began to read metrics; under expiredMu
 
 	// m.mu guards the following fields.
 	loggedReason string // the last logged reason why the engine does not serve
@@ -58,69 +56,6 @@ type lastCheck struct {
 	found error // why the engine does not work; nil: it works, although it may be paused
 }
 
-// Instance is one engine process to watch: one URL, with any number of DP ranks.
-type Instance struct {
-	ID     string
-	Role   string // prefill or decode: a label of metrics
-	Target *Target
-	Slots  int // requests that a rank runs at once; 0: unknown
-	// Ready is a path that reports at once whether the engine takes requests. It is set if GET /health makes the engine
-	// compute; empty: GET /health is cheap.
-	Ready string
-
-	Ranks   int    // number of ranks in the config; 0 counts as 1
-	Version string // the path that returns the engine's version; empty: /version
-	// Canaries are the ranks that get a request for one token if it is doubtful whether the engine still
-	// computes; empty: the monitor sends no such requests.
-	Canaries []*Target
-	// Canary makes the body of a canary, a request for one token; the body names the rank. If Canary is nil, a canary is a plain
-	// completion, and a header names the rank.
-	Canary func(model string, rank int) []byte
-	// Held is set while an operator has stopped requests to the engine; nil: it gets requests. While it is set, the engine counts as
-	// down only if no connection can be made, or if it refuses the API key. Other bad or missing answers do not count.
-	Held *Held
-}
-
-// Held has the reason why an operator has stopped requests to an engine. It is an error, because all reasons in a Status
-// are errors.
-type Held struct{ Why string }
-
-func (h *Held) Error() string { return h.Why }
-
-// Status is what the monitor knows about an instance. Models, version and memory stay known while it is down.
-type Status struct {
-	Up        bool
-	Late      bool      // the engine hangs, but its last good check was less than Standstill ago, so requests wait for it
-	Hangs     bool      // the engine takes connections, but did not answer its last health check, and no stream sent anything meanwhile
-	Err       error     // why the engine is down, or a problem that it has although it is up
-	Since     time.Time // when Up last changed
-	Changed   time.Time // when the result of State last changed
-	Models    []Model
-	Version   string
-	Memories  Memories // KV memory of the ranks; empty: unknown
-	StartTime float64  // when the engine's process started, in Unix seconds; 0: unknown; a new value: it has restarted
-
-	// Out is why no request should go to the engine although it is up: earlier requests failed. Wedged says that a
-	// canary failed, too.
-	Out    error
-	Wedged bool
-
-	// Accused is why no new request should go to the engine for now: its core gives no sign of life, or several requests failed and it
-	// is not known yet whether the engine is at fault.
-	Accused error
-
-	// Moved is set once the engine's name resolves to another address than before.
-	Moved Moved
-
-	// Halt is why the engine gets no new requests for now, and requests wait for it: its group of ranks re-forms or waits for
-	// recovery, or the engine is paused.
-	Halt error
-	// RankCount is how many ranks the engine has, by its last refusal of a request to a rank that it
-	// lacks. The ranks from this number on get no requests. 0: it has refused none since its facts
-	// were last read.
-	RankCount int
-}
-
 // MonitorConfig has the settings of a Monitor; Client is required.
 type MonitorConfig struct {
 	Client         *Client
@@ -130,41 +65,6 @@ type MonitorConfig struct {
 	Canary         time.Duration // time limit of a canary; 0: none are sent, and an engine that is out of service returns after a while
 	Registerer     prometheus.Registerer
 	Log            *zap.Logger
-}
-
-// equal compares the fields that matter to callbacks: all but Since and Changed.
-func (s Status) equal(o Status) bool {
-	return s.Up == o.Up && s.Late == o.Late && s.Hangs == o.Hangs && s.Version == o.Version && s.StartTime == o.StartTime &&
-		errorText(s.Err) == errorText(o.Err) &&
-		errorText(s.Out) == errorText(o.Out) && errorText(s.Halt) == errorText(o.Halt) &&
-		s.RankCount == o.RankCount && s.Wedged == o.Wedged && s.Moved == o.Moved &&
-		errorText(s.Accused) == errorText(o.Accused) &&
-		slices.Equal(s.Models, o.Models) && maps.Equal(s.Memories, o.Memories)
-}
-
-// clone returns a copy that shares no memory with the monitor, for callers that do not hold its lock.
-func (s Status) clone() Status {
-	s.Models = slices.Clone(s.Models)
-	s.Memories = maps.Clone(s.Memories)
-	return s
-}
-
-// sameSettings says whether both are the same engine with the same settings, so that its watch can continue. Slots, Canary
-// and Held are not compared, because Monitor.Set changes them in a watch that continues.
-func (in Instance) sameSettings(other Instance) bool {
-	a, b := in.Target, other.Target
-	sameTarget := a == b || a.URL.String() == b.URL.String() && a.APIKey == b.APIKey && a.Rank == b.Rank && a.TLS == b.TLS
-	sameCanaries := slices.EqualFunc(in.Canaries, other.Canaries, func(a, b *Target) bool { return a.Rank == b.Rank && a.First == b.First })
-	return sameTarget && sameCanaries && in.Role == other.Role && in.Ranks == other.Ranks && in.Ready == other.Ready &&
-		in.Version == other.Version
-}
-
-// errorText returns the text of an error; empty for nil.
-func errorText(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
 }
 
 // queueChange makes reportChanges report a change of this instance. The caller holds mu.

@@ -1,14 +1,9 @@
 package engine
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"sync"
 	"time"
-
-	"go.uber.org/zap"
 
 	"evenkeel/engine/circuit"
 )
@@ -25,99 +20,18 @@ const (
 	Unclear                // the request failed, and only a canary can show whether the engine is at fault
 )
 
-// RecordOutcome records how a request on an instance ended. After several failures in a row the instance gets no new requests until a
-// canary passes. An instance that may hang gets a canary at once. RecordOutcome ignores failures of the proxy itself, instances to which an
-// operator has stopped requests, and instances without canaries, whose callers detect failures in other ways.
-func (m *Monitor) RecordOutcome(id string, v Verdict, why error) {
-	m.move(id, func(h *health, now time.Time) { h.recordOutcome(v, why, now) })
-}
+// Outcomes of a canary. A canary is a short request that shows whether an engine computes.
+const (
+	canaryPassed  = "passed"
+	canaryFailed  = "failed"
+	canaryVouched = "vouched"  // the canary timed out, but streams of the engine sent tokens meanwhile: its batch was full
+	canaryNotSent = "not sent" // canaries are off, or the engine has named no model yet
+	canaryRefused = "refused"  // the engine or a rank takes no requests, which does not mean that it is broken
+	canaryNotMade = "not made" // the proxy could open no connection
+)
 
-// Accuse counts a failed request on an instance while it is not known whether the engine or the request is at fault. Once the caller
-// knows, it must call closeAccusation, which takes the count back, and then RecordOutcome.
-func (m *Monitor) Accuse(id string) (closeAccusation func()) {
-	add := func(n int) { m.move(id, func(h *health, _ time.Time) { h.addAccusations(n) }) }
-	add(1)
-	return sync.OnceFunc(func() { add(-1) })
-}
-
-// checkSilence records whether the engine's core gives signs of life, and logs a change. The caller
-// holds m.mu.
-func (w *watch) checkSilence() {
-	before := w.silentSince
-	w.move(func(h *health, now time.Time) {
-		h.recordSilence(w.traffic.maxSilenceShare(now) > 1, w.traffic.hasSignSince(h.silentSince), now)
-	})
-	switch after := w.silentSince; {
-	case before.IsZero() && !after.IsZero():
-		w.log.Warn("an engine gets no new requests for a moment; a request of one token will tell whether it computes", zap.Error(errSilent))
-	case !before.IsZero() && after.IsZero():
-		w.log.Info("an engine gives signs of life again")
-	}
-}
-
-// runCanaries sends the canaries of the instance at the times that nextCanary returns, until ctx ends. A send to canaryWake makes it ask
-// nextCanary again, because a canary may be needed now.
-func (w *watch) runCanaries(ctx context.Context) {
-	timer := time.NewTimer(time.Hour) // the loop sets or stops it before it waits
-	defer timer.Stop()
-	for {
-		h := w.known()
-		next, isScheduled := h.nextCanary()
-		if isScheduled {
-			timer.Reset(time.Until(next))
-		} else {
-			timer.Stop()
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-w.canaryWake:
-		case <-timer.C:
-			w.checkByCanaries(ctx)
-		}
-	}
-}
-
-// checkByCanaries sends a canary to all ranks that are not lost, and records its outcome.
-func (w *watch) checkByCanaries(ctx context.Context) {
-	w.m.mu.Lock()
-	w.sendCanary(time.Now())
-	h := w.health
-	w.m.mu.Unlock()
-	events := w.traffic.events.Load()
-	model := h.baseModel()
-	outcome, err := canaryNotSent, error(nil)
-	if limit := w.m.cfg.Canary; limit > 0 && model != "" {
-		ranks := slices.DeleteFunc(slices.Clone(h.in.Canaries), func(t *Target) bool { return h.Lacks(t.Rank) })
-		outcome, err = canaryPassed, w.sendCanaries(ctx, ranks, h.in.canaryRequestFor(model), limit)
-	}
-	if ctx.Err() != nil { // the watch was stopped, which may be the cause of failures
-		return
-	}
-	switch {
-	case err == nil:
-	case IsRefusal(err):
-		outcome = canaryRefused
-	case isOwnFault(err):
-		outcome = canaryNotMade
-	case errors.Is(err, context.DeadlineExceeded) && w.traffic.events.Load() != events:
-		outcome = canaryVouched
-	default:
-		outcome = canaryFailed
-	}
-	w.m.mu.Lock()
-	defer w.m.mu.Unlock()
-	wasOut := w.outage != nil
-	w.move(func(h *health, now time.Time) {
-		if slices.Contains(canaryOutcomes, outcome) {
-			w.m.metrics.canaries.WithLabelValues(w.in.ID, outcome).Inc()
-		}
-		h.endCanary(outcome, err, w.traffic.maxSilenceShare(now) > 1, now)
-	})
-	if wasOut && w.outage == nil {
-		w.log.Info("an engine is back in service", zap.String("canary", outcome))
-	}
-}
+// canaryOutcomes are those that are values of a metric's label.
+var canaryOutcomes = []string{canaryPassed, canaryFailed, canaryVouched}
 
 // suspicion has the evidence that an instance does not work although it answers its health check.
 type suspicion struct {
@@ -144,16 +58,9 @@ const (
 	outCanary   = "canary"
 )
 
-// takeOut records that the circuit has taken the instance out of service. From then on canaries are
-// trials of the circuit, so that none is pending.
-func (s *suspicion) takeOut(cause string, why error) {
-	wedged := cause == outCanary || s.outage != nil && s.outage.wedged
-	s.outage, s.canaryPending = &outage{cause, why, wedged}, false
-}
-
-// recordOutcome records the verdict on a request. Served clears the suspicion. Faulted and Silent count
-// as failures, and several in a row take the instance out of service. Silent and Unclear ask for a
-// canary, which shows whether the engine computes.
+// recordOutcome records the verdict on a request. Served clears the suspicion. Faulted and Silent
+// count as failures, and several in a row take the instance out of service. Silent and Unclear ask
+// for a canary, which shows whether the engine computes.
 func (h *health) recordOutcome(v Verdict, why error, now time.Time) {
 	if len(h.in.Canaries) == 0 || h.in.Held != nil || isOwnFault(why) {
 		return
@@ -166,7 +73,7 @@ func (h *health) recordOutcome(v Verdict, why error, now time.Time) {
 	case (v == Faulted || v == Silent) && h.circuit.Fail(noTrial, now):
 		h.takeOut(outFailures, fmt.Errorf("%d requests in a row failed, the last: %w", circuit.Limit, why))
 	case v == Silent || v == Unclear:
-		h.canaryPending = h.outage == nil // out of service, it gets canaries anyway
+		h.askCanary()
 	}
 }
 
@@ -202,9 +109,9 @@ func (s *suspicion) accusedError() error {
 	return nil
 }
 
-// recordSilence records whether the engine's core is silent: it has given no sign of life for longer
-// than a request that waits there for its KV allows. The engine then gets a canary, and no new
-// requests until the canary passes or a sign comes. hasSign says that one came since silentSince.
+// recordSilence records whether the engine's core is silent: it has given no sign of life for
+// longer than a request that waits there for its KV allows. The engine then gets a canary, and no
+// new requests until it passes or a sign comes. hasSign says that one came since silentSince.
 func (h *health) recordSilence(isSilent, hasSign bool, now time.Time) {
 	switch wasSilent := !h.silentSince.IsZero(); {
 	case h.in.Held != nil || wasSilent == isSilent: // a held engine gets no requests, and no canary either
@@ -215,8 +122,7 @@ func (h *health) recordSilence(isSilent, hasSign bool, now time.Time) {
 	case isSilent:
 		h.silentSince = now
 	}
-	// If no request waits any more, only a canary can show whether the core works.
-	h.canaryPending = h.outage == nil // out of service, it gets canaries anyway
+	h.askCanary() // if no request waits any more, only a canary can show whether the core works
 }
 
 // minCanaryInterval is the least time between two canaries to an engine in service. It limits their cost: while a rank prefills a canary,
@@ -256,7 +162,7 @@ func (h *health) endCanary(outcome string, why error, isSilent bool, now time.Ti
 		h.recordRefusal(why, now)
 		return
 	case canaryNotMade: // another one is sent after a while; out of service, as the next trial
-		if h.canaryPending = h.outage == nil; !h.canaryPending {
+		if h.askCanary(); !h.canaryPending {
 			h.circuit.Trip(now)
 		}
 		return
@@ -264,8 +170,8 @@ func (h *health) endCanary(outcome string, why error, isSilent bool, now time.Ti
 		h.circuit.Trip(now)
 		h.takeOut(outCanary, why)
 		return
-	case canaryPassed, canaryNotSent: // after a vouched one, recordSilence ends the silence by the tokens that streams sent
-		if !isSilent {
+	case canaryPassed, canaryNotSent:
+		if !isSilent { // after a vouched one, recordSilence ends the silence by the tokens that streams sent
 			h.silentSince = time.Time{}
 		}
 	}
@@ -273,4 +179,14 @@ func (h *health) endCanary(outcome string, why error, isSilent bool, now time.Ti
 		h.circuit.ReturnToService() // one token proves less than a served request, so the next outage lasts twice as long
 		h.outage = nil
 	}
+}
+
+// askCanary has a canary sent. Out of service, the instance gets canaries anyway.
+func (s *suspicion) askCanary() { s.canaryPending = s.outage == nil }
+
+// takeOut records that the circuit has taken the instance out of service. From then on canaries are
+// trials of the circuit, so that none is pending.
+func (s *suspicion) takeOut(cause string, why error) {
+	wedged := cause == outCanary || s.outage != nil && s.outage.wedged
+	s.outage, s.canaryPending = &outage{cause, why, wedged}, false
 }

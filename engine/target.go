@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 )
@@ -132,4 +133,43 @@ func isVisible(s string) bool {
 		}
 	}
 	return true
+}
+
+// Instance is one engine process to watch: one URL, with any number of DP ranks.
+type Instance struct {
+	ID     string
+	Role   string // prefill or decode: a label of metrics
+	Target *Target
+	Slots  int // requests that a rank runs at once; 0: unknown
+	// Ready is a path that reports at once whether the engine takes requests. It is set if GET /health makes the engine
+	// compute; empty: GET /health is cheap.
+	Ready string
+
+	Ranks   int    // number of ranks in the config; 0 counts as 1
+	Version string // the path that returns the engine's version; empty: /version
+	// Canaries are the ranks that get a request for one token if it is doubtful whether the engine still
+	// computes; empty: the monitor sends no such requests.
+	Canaries []*Target
+	// Canary makes the body of a canary, a request for one token; the body names the rank. If Canary is nil, a canary is a plain
+	// completion, and a header names the rank.
+	Canary func(model string, rank int) []byte
+	// Held is set while an operator has stopped requests to the engine; nil: it gets requests. While it is set, the engine counts as
+	// down only if no connection can be made, or if it refuses the API key. Other bad or missing answers do not count.
+	Held *Held
+}
+
+// Held has the reason why an operator has stopped requests to an engine. It is an error, because all reasons in a Status
+// are errors.
+type Held struct{ Why string }
+
+func (h *Held) Error() string { return h.Why }
+
+// sameSettings says whether both are the same engine with the same settings, so that its watch can continue. Slots, Canary
+// and Held are not compared, because Monitor.Set changes them in a watch that continues.
+func (in Instance) sameSettings(other Instance) bool {
+	a, b := in.Target, other.Target
+	sameTarget := a == b || a.URL.String() == b.URL.String() && a.APIKey == b.APIKey && a.Rank == b.Rank && a.TLS == b.TLS
+	sameCanaries := slices.EqualFunc(in.Canaries, other.Canaries, func(a, b *Target) bool { return a.Rank == b.Rank && a.First == b.First })
+	return sameTarget && sameCanaries && in.Role == other.Role && in.Ranks == other.Ranks && in.Ready == other.Ready &&
+		in.Version == other.Version
 }

@@ -1,22 +1,12 @@
 package engine
 
 import (
-	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net/http"
 	"time"
 
 	"go.uber.org/zap"
-
-	"evenkeel/internal/words"
 )
-
-// ErrNotAnEngine is in Status.Err if the address answers, but not as an engine does: for example, it may be a web server
-// that returns a page for every path.
-var ErrNotAnEngine = errors.New("the answer is not a list of models; check that the address is an engine's")
 
 // newWatch returns the watch of an instance. The instance counts as down until its first check. The caller holds m.mu.
 func newWatch(m *Monitor, in Instance) *watch {
@@ -26,34 +16,6 @@ func newWatch(m *Monitor, in Instance) *watch {
 		checkDue: make(chan struct{}, 1), canaryWake: make(chan struct{}, 1), stop: func() {},
 		lastCheck: lastCheck{next: make(chan struct{})},
 	}
-}
-
-// alive asks an engine whether it takes requests: at its path Ready, or at /health if it has none. An engine with a path Ready computes a
-// token for GET /health, which takes longer. Even so, alive also asks at /health in two cases. If Ready answers 503, this may only be left
-// over from an earlier GET /health whose token came too late: the engine then answers 503 until another GET /health succeeds. If Ready
-// answers 404, the engine may be an older version without this path. withoutComputing says that the engine computed nothing for the answer.
-//
-// fresh says to ask over a new connection, to the current address of the engine's name. An idle connection may lead to a process that
-// accepts no new connections.
-func (w *watch) alive(ctx context.Context, fresh bool) (withoutComputing bool, err error) {
-	ask := func(path string) error {
-		call := w.m.cfg.Client.NewCall(w.in.Target)
-		if fresh {
-			call.Fresh()
-		}
-		_, err := w.ask(ctx, call, path, w.m.cfg.Timeout, answerLimit)
-		return err
-	}
-	hasReady := w.in.Ready != ""
-	if hasReady {
-		err = ask(w.in.Ready)
-		var answered *StatusError
-		unsure := errors.As(err, &answered) && (answered.Status == http.StatusNotFound || answered.Status == http.StatusServiceUnavailable)
-		if !unsure {
-			return true, err
-		}
-	}
-	return !hasReady, ask("/health")
 }
 
 // known returns what is known now.
@@ -100,19 +62,20 @@ func (w *watch) wake(before *health) {
 func (w *watch) logChanges(before *health) {
 	log, m, role, f := w.log, w.m.metrics, zap.String("role", w.in.Role), &w.facts
 	if errors.Is(f.modelsErr, ErrTooLarge) && !errors.Is(before.facts.modelsErr, ErrTooLarge) {
-		log.Warn("an engine's list of models is too long to be read, so the proxy goes by the last one that it could read; unload "+
-			"LoRA adapters", role, zap.Error(f.modelsErr))
+		log.Warn("an engine's list of models is too long to be read, so the proxy goes by the last one that it could "+
+			"read; unload LoRA adapters", role, zap.Error(f.modelsErr))
 	}
 	if f.badPage != nil && before.facts.badPage == nil {
 		log.Warn("an engine's page is not believed, so the proxy goes by its own accounts or does without; if the page "+
 			"stays so, restart the engine, or report it to its makers", role, zap.Error(f.badPage))
 	}
 	if w.keyRefused && !before.keyRefused {
-		log.Error("ALARM: an engine refuses the API key that the proxy sends, so it gets no requests; check api_key_env of its profile",
-			role, zap.Error(ErrCredential))
+		log.Error("ALARM: an engine refuses the API key that the proxy sends, so it gets no requests; check api_key_env "+
+			"of its profile", role, zap.Error(ErrCredential))
 	}
 	if w.rereadAt != before.rereadAt {
-		log.Info("an engine answered that it does not have a model that its list has; the list is read again", zap.Error(w.unlisted))
+		log.Info("an engine answered that it does not have a model that its list has; the list is read again",
+			zap.Error(w.unlisted))
 	}
 	if w.lateChecks != before.lateChecks {
 		m.lateChecks.WithLabelValues(w.in.ID).Inc()
@@ -130,13 +93,13 @@ func (w *watch) logChanges(before *health) {
 	if w.scrapes.frozen != before.scrapes.frozen {
 		m.frozen.WithLabelValues(w.in.ID).Set(gaugeValue(w.scrapes.frozen))
 		if w.scrapes.frozen {
-			log.Warn("ALARM: an engine's gauges do not change although it has requests of this proxy; a request of one token will tell " +
-				"whether it computes")
+			log.Warn("ALARM: an engine's gauges do not change although it has requests of this proxy; a request of one " +
+				"token will tell whether it computes")
 		}
 	}
 	if w.scrapes.excess > 0 && before.scrapes.excess == 0 {
-		log.Warn("ALARM: a rank runs more requests than it has slots; correct engines.decode[].slots, or keep other clients off the "+
-			"engine", zap.Int("slots", w.scrapes.allowedRunning), zap.Float64("running", w.scrapes.running))
+		log.Warn("ALARM: a rank runs more requests than it has slots; correct engines.decode[].slots, or keep other "+
+			"clients off the engine", zap.Int("slots", w.scrapes.allowedRunning), zap.Float64("running", w.scrapes.running))
 	}
 	if w.outage != nil && w.outage != before.outage {
 		m.outages.WithLabelValues(w.in.ID, w.outage.cause).Inc()
@@ -154,7 +117,8 @@ func (w *watch) outageMessage() string {
 	case w.m.cfg.Canary == 0: // no request of one token is sent
 		return "an engine is out of service although it answers its health check; it gets requests again after a while"
 	}
-	return "an engine is out of service although it answers its health check; requests of one token will tell when it works again"
+	return "an engine is out of service although it answers its health check; requests of one token will tell when " +
+		"it works again"
 }
 
 // logStatus logs how the status has changed. An engine that does not serve may get many new
@@ -216,64 +180,4 @@ func kindOf(err error) string {
 		root = inner
 	}
 	return fmt.Sprint(e.Phase, " ", root)
-}
-
-// storeExpiries stores and returns how many hand-offs have expired since the engine's start, as the sample says.
-func (w *watch) storeExpiries(s *Sample) Expiries {
-	n, known := s.Expired()
-	late, _ := s.ReadLate()
-	w.m.mu.Lock()
-	defer w.m.mu.Unlock()
-	before := w.expiries
-	w.expiries = Expiries{HandOffs: n, Start: s.StartTime, Known: known, ReadLate: late, ReadLateAt: before.ReadLateAt}
-	if before.Known && s.StartTime == before.Start && late > before.ReadLate {
-		w.expiries.ReadLateAt = time.Now()
-	}
-	return w.expiries
-}
-
-// models reads the engine's list of models, within the monitor's timeout.
-func (w *watch) models(ctx context.Context) ([]Model, error) {
-	ctx, stop := context.WithTimeout(ctx, w.m.cfg.Timeout)
-	defer stop()
-	return Models(ctx, w.m.cfg.Client, w.in.Target)
-}
-
-// scrape reads the engine's metrics, within timeout, by the names of series that vLLM and SGLang use.
-func (w *watch) scrape(ctx context.Context, timeout time.Duration) (*Sample, error) {
-	ctx, stop := context.WithTimeout(ctx, timeout)
-	defer stop()
-	return Scrape(ctx, w.m.cfg.Client, w.in.Target)
-}
-
-// get reads a page of the engine, of at most limit bytes and within timeout. It fails unless the status is 200.
-func (w *watch) get(ctx context.Context, path string, timeout time.Duration, limit int) ([]byte, error) {
-	return w.ask(ctx, w.m.cfg.Client.NewCall(w.in.Target), path, timeout, limit)
-}
-
-// ask reads a page as get does, but by a call that the caller has prepared, for example one that uses a new connection.
-func (w *watch) ask(ctx context.Context, call *Call, path string, timeout time.Duration, limit int) ([]byte, error) {
-	ctx, stop := context.WithTimeout(ctx, timeout)
-	defer stop()
-	status, body, err := call.ask(ctx, http.MethodGet, path, limit)
-	if err == nil && status != http.StatusOK {
-		err = &StatusError{Target: w.in.ID, Path: path, Status: status, Why: ParseRefusal(status, body, w.in.Target.Unranked())}
-	}
-	return body, err
-}
-
-// parseVersion returns the version in an answer; empty: there is none, or it is not a name by words.IsName.
-func parseVersion(body []byte) string {
-	var v struct {
-		Version string `json:"version"`
-	}
-	if json.Unmarshal(body, &v) != nil || !words.IsName(v.Version) {
-		return ""
-	}
-	return v.Version
-}
-
-// jitter returns a random duration within 10 % of d, so that the checks of many engines do not coincide.
-func jitter(d time.Duration) time.Duration {
-	return time.Duration(float64(d) * (0.9 + 0.2*rand.Float64()))
 }
