@@ -16,10 +16,10 @@ import (
 // scene has the health of an engine that has not been asked, and what would be found.
 type scene struct {
 	health
-	now    time.Time
-	start  float64 // of the engine's process
-	paused bool
-	host   byte
+	now     time.Time
+	start   float64 // of the engine's process
+	stopped error   // why it takes no requests; nil: it does
+	host    byte
 }
 
 func (s *scene) move(f func(h *health, now time.Time)) {
@@ -36,16 +36,19 @@ func (s *scene) check(err error) {
 	c.facts.resolve([]netip.Addr{netip.AddrFrom4([4]byte{10, 0, 0, s.host})}, s.now)
 	if err == nil {
 		c.answerCheck(false, time.Minute, s.now)
-		c.facts.models, c.facts.start = []Model{{ID: "m"}}, s.start
-		if s.paused && s.in.Held == nil {
-			c.halt = ErrPaused
+		c.facts.models, c.facts.modelsErr, c.facts.start = []Model{{ID: "m"}}, nil, s.start
+		switch {
+		case errors.Is(s.stopped, ErrReforming):
+			c.facts.modelsErr, c.reforming = s.stopped, s.stopped
+		case s.in.Held == nil || !errors.Is(s.stopped, ErrPaused): // else it is not asked
+			c.halt = s.stopped
 		}
 	}
 	s.move(func(h *health, now time.Time) { h.endCheck(c, now) })
 }
 
 // In whatever order things happen, each moves the state only as its table says, and nothing but its
-// end ends an operator's hold, or a pause that a check has seen.
+// end ends an operator's hold, or a halt that a check has seen.
 func TestStatesMoveAsTheirTableSays(t *testing.T) {
 	unchanged := func(from, to State) bool { return to == from }
 	returns := func(from, to State) bool {
@@ -77,13 +80,14 @@ func TestStatesMoveAsTheirTableSays(t *testing.T) {
 		}, func(State, State) bool { return true }},
 		"restart": {func(_ *rapid.T, s *scene) { s.start++; s.check(nil) },
 			func(_, to State) bool { return to == Up || to == Halted }},
-		"paused":  {func(_ *rapid.T, s *scene) { s.paused = true; s.check(nil) }, func(_, to State) bool { return to == Halted }},
-		"resumed": {func(_ *rapid.T, s *scene) { s.paused = false; s.check(nil) }, good},
+		"stopped": {func(rt *rapid.T, s *scene) {
+			s.stopped = rapid.SampledFrom([]error{ErrPaused, ErrReforming, errors.New("a fault")}).Draw(rt, "why")
+			s.check(nil)
+		}, func(_, to State) bool { return to == Halted }},
+		"resumed": {func(_ *rapid.T, s *scene) { s.stopped = nil; s.check(nil) }, good},
 		"refused": {on(func(h *health, now time.Time) { h.recordFailure(refused, now) }),
 			func(_, to State) bool { return to <= Late }},
 		"refuses all": {on(func(h *health, now time.Time) { h.recordFailure(ErrPaused, now) }), halts},
-		"retired": {on(func(h *health, now time.Time) { h.recordFailure(ErrRetired, now) }),
-			func(_, to State) bool { return to <= Late }},
 		"fails": {on(func(h *health, now time.Time) { h.recordOutcome(Faulted, why, now) }),
 			func(from, to State) bool { return to == from || from >= Accused && to == Out }},
 		"served": {on(func(h *health, now time.Time) { h.recordOutcome(Served, nil, now) }), returns},
@@ -104,16 +108,16 @@ func TestStatesMoveAsTheirTableSays(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		s := scene{now: time.Unix(1e9, 0), start: 1, health: health{in: Instance{ID: "e", Canaries: []*Target{{}}}}}
 		s.check(nil)
-		seen, did := false, []string{} // seen: a check has seen the pause since requests were last held
+		seen, did := false, []string{} // seen: a check has seen why it is stopped; of one that is held, none asks for a pause
 		for range rapid.IntRange(1, 40).Draw(rt, "steps") {
 			kind := rapid.SampledFrom(kinds).Draw(rt, "what")
 			from := s.State()
 			did = append(did, kind)
 			moves[kind].do(rt, &s)
 			to, isHeld := s.State(), s.in.Held != nil
-			seen = s.paused && !isHeld && (seen || s.halt.confirmed)
+			seen = s.stopped != nil && (!isHeld || !errors.Is(s.stopped, ErrPaused)) && (seen || s.halt.confirmed)
 			if isHeld || seen {
-				require.LessOrEqual(rt, to, Halted, "it is held or paused, after %q", did)
+				require.LessOrEqual(rt, to, Halted, "it is held or halted, after %q", did)
 			}
 			if !isHeld {
 				require.True(rt, moves[kind].legal(from, to), "%s moves %d to %d, after %q", kind, from, to, did)
