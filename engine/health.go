@@ -290,8 +290,11 @@ func (h *health) endCheck(c check, now time.Time) {
 // seenNow says that this check has seen a reason, so that setHalt counts the halt as confirmed.
 func (h *health) haltAfter(c check) (halt error, seenNow bool) {
 	halt, old := c.halt, h.halt.why
-	if h.in.Held != nil && errors.Is(halt, ErrPaused) { // the operator paused the engine, and Held has the reason
-		halt = nil
+	if h.in.Held != nil && (halt == nil || errors.Is(halt, ErrPaused)) {
+		halt = nil // the operator may have paused the engine, and Held has the reason
+		if errors.Is(old, ErrPaused) {
+			halt = old // a held engine is not asked, so a pause from before the hold stays until one is asked again
+		}
 	}
 	wasReforming := errors.Is(old, ErrReforming) || errors.Is(old, errScaleFailed)
 	switch {
