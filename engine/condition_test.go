@@ -105,7 +105,7 @@ func TestStatesMoveAsTheirTableSays(t *testing.T) {
 		"reload": {func(_ *rapid.T, s *scene) { s.health = health{in: s.in} }, func(_, to State) bool { return to == Down }},
 	}
 	kinds := slices.Sorted(maps.Keys(moves))
-	rapid.Check(t, func(rt *rapid.T) {
+	history := func(rt *rapid.T) {
 		s := scene{now: time.Unix(1e9, 0), start: 1, health: health{in: Instance{ID: "e", Canaries: []*Target{{}}}}}
 		s.check(nil)
 		seen, did := false, []string{} // seen: a check has seen why it is stopped
@@ -123,5 +123,8 @@ func TestStatesMoveAsTheirTableSays(t *testing.T) {
 				require.True(rt, moves[kind].legal(from, to), "%s moves %d to %d, after %q", kind, from, to, did)
 			}
 		}
-	})
+	}
+	for range 20 { // a hundred histories each
+		rapid.Check(t, history)
+	}
 }
