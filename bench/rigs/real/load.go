@@ -27,8 +27,19 @@ func scene(name string, engines []string, run func(ctx context.Context, w *site)
 
 // usually is a scene before evenkeel with the usual setting.
 func usually(name string, run func(ctx context.Context, w *site) (outcome, error)) row {
+	return before(name, false, run)
+}
+
+// inOnePiece is one where engines answer in one piece if the client wants no stream.
+func inOnePiece(name string, run func(ctx context.Context, w *site) (outcome, error)) row {
+	return before(name, true, run)
+}
+
+func before(name string, onePiece bool, run func(ctx context.Context, w *site) (outcome, error)) row {
 	return scene(name, everyone, func(ctx context.Context, w *site) (outcome, error) {
-		if err := w.evenkeel(ctx, w.usual()); err != nil {
+		s := w.usual()
+		s.onePiece = onePiece
+		if err := w.evenkeel(ctx, s); err != nil {
 			return outcome{}, err
 		}
 		return run(ctx, w)

@@ -38,6 +38,8 @@ type site struct {
 type setting struct {
 	decode []string // URLs of engines, or of what is in front of them
 	slots  int
+
+	onePiece bool // answers that are no streams come from the engines in one piece
 }
 
 // usual is the setting of most rows.
@@ -148,7 +150,7 @@ func (w *site) need(ctx context.Context, names ...string) error {
 
 // evenkeel has the proxy run with this setting, and waits until it is ready.
 func (w *site) evenkeel(ctx context.Context, s setting) error {
-	if w.proxy.Running() && slices.Equal(s.decode, w.now.decode) && s.slots == w.now.slots {
+	if w.proxy.Running() && slices.Equal(s.decode, w.now.decode) && s.slots == w.now.slots && s.onePiece == w.now.onePiece {
 		return w.ready(ctx)
 	}
 	if w.proxy.Running() {
@@ -179,6 +181,9 @@ func (w *site) config(s setting) string {
 	mode := ""
 	if slices.ContainsFunc(s.decode, func(url string) bool { return w.ranksAt(url) > 0 }) {
 		mode = ", dp_mode: internal"
+	}
+	if s.onePiece {
+		mode += ", nonstream: passthrough"
 	}
 	return fmt.Sprintf(`listen: %q
 admin: {listen: %q}

@@ -19,8 +19,12 @@ var troubles = []row{
 
 var prefillTroubles = []row{
 	usually("SIGSTOP of the only prefill engine for 20 s", standing(74, "p0")),
-	usually("the core of a decode engine stands still for 40 s, longer than the lease", coreStands(90, "d0")),
-	usually("the cores of all decode engines stand still for 40 s, longer than the lease", coreStands(92, "d0", "d1")),
+	usually("the core of a decode engine stands still for 40 s, longer than the lease", coreStands(90, 0, "d0")),
+	usually("the cores of all decode engines stand still for 40 s, longer than the lease", coreStands(92, 0, "d0", "d1")),
+	usually("the core of a decode engine stands still for 40 s, from the middle of its pulls on", coreStands(94, pulling, "d0")),
+	inOnePiece("the core of a decode engine stands still for 40 s, answers in one piece", coreStands(96, 0, "d0")),
+	inOnePiece("the core of a decode engine stands still for 40 s, from the middle of its pulls on, answers in one piece",
+		coreStands(98, pulling, "d0")),
 	usually("kill -9 of the only prefill engine, and its restart", prefillDies),
 }
 
@@ -107,11 +111,16 @@ func standing(seed uint64, names ...string) func(ctx context.Context, w *site) (
 	}
 }
 
+// pulling is how long after their requests cores stop that stop in the middle of the pulls: some
+// requests are being prefilled then, and the KV of others is pulled or waits for it.
+const pulling = 400 * time.Millisecond
+
 // coreStands is a scene in which engines with requests compute nothing for longer than a
-// prefill engine keeps KV without a sign of them, while their API servers answer on. The
-// prefill engine gives the blocks to other prompts meanwhile. An answer is right or refused,
-// and later answers are right, whatever KV the engines have kept.
-func coreStands(seed uint64, names ...string) func(ctx context.Context, w *site) (outcome, error) {
+// prefill engine keeps KV without a sign of them, while their API servers answer on. They stop
+// before the requests come, or some time after. The prefill engine gives the blocks to other
+// prompts meanwhile. An answer is right or refused, later answers are right, whatever KV the
+// engines have kept, and the prefill engine counts no KV that was read after it had freed it.
+func coreStands(seed uint64, after time.Duration, names ...string) func(ctx context.Context, w *site) (outcome, error) {
 	return func(ctx context.Context, w *site) (outcome, error) {
 		signal := func(s syscall.Signal) (err error) {
 			for _, name := range names {
@@ -120,15 +129,32 @@ func coreStands(seed uint64, names ...string) func(ctx context.Context, w *site)
 			return err
 		}
 		list := prompts(8, 60, seed)
+		if w.now.onePiece {
+			for i := range list {
+				delete(list[i].body, "stream")
+				delete(list[i].body, "stream_options")
+			}
+		}
 		if err := w.know(ctx, list); err != nil {
 			return outcome{}, err
 		}
-		if err := signal(syscall.SIGSTOP); err != nil {
+		before, err := w.readLate(ctx)
+		if err != nil {
 			return outcome{}, err
+		}
+		if after == 0 {
+			if err := signal(syscall.SIGSTOP); err != nil {
+				return outcome{}, err
+			}
 		}
 		defer signal(syscall.SIGCONT) //nolint:errcheck // an engine that is gone cannot go on
 		others := 0
 		during := func() error {
+			if after > 0 {
+				if err := errors.Join(testbed.Pause(ctx, after), signal(syscall.SIGSTOP)); err != nil {
+					return err
+				}
+			}
 			if err := testbed.Pause(ctx, 2*time.Second); err != nil {
 				return err
 			}
@@ -152,15 +178,27 @@ func coreStands(seed uint64, names ...string) func(ctx context.Context, w *site)
 		if err := errors.Join(err, ctx.Err()); err != nil {
 			return outcome{}, err
 		}
-		said := fmt.Sprintf("%v; the prefill engine computed %d other prompts meanwhile; the same prompts again: %v", t, others, again)
+		late, err := w.readLate(ctx)
+		if err != nil {
+			return outcome{}, err
+		}
+		late -= before
+		said := fmt.Sprintf("%v; the prefill engine computed %d other prompts meanwhile, and counts %.0f hand-offs that were read after it "+
+			"had freed them; the same prompts again: %v", t, others, late, again)
 		if err := w.idle(ctx, w.behind...); err != nil {
 			return failed("%s; %v", said, err), nil
 		}
-		if len(t.Wrong) > 0 || !again.all() || len(names) == 1 && !t.all() {
+		if late > 0 || len(t.Wrong) > 0 || !again.all() || len(names) == 1 && !t.all() {
 			return failed("%s", said), nil
 		}
 		return passed("%s", said), nil
 	}
+}
+
+// readLate is how many hand-offs were read after the prefill engine had freed them, as it counts.
+func (w *site) readLate(ctx context.Context) (float64, error) {
+	series, err := w.engines["p0"].series(ctx)
+	return gauge(series, "nixl_num_notifications_after_expiry_total"), err
 }
 
 // back restarts an engine at its address and shows that it is used again.
