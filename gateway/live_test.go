@@ -183,7 +183,10 @@ func TestTheLiveDocumentTellsTheProxy(t *testing.T) {
 	})
 }
 
-// since are the incidents that began since then. On a busy machine engines are down for some time after the start of the proxy.
+// since are the incidents that began since then, but those of the machine: if it is busy, engines are
+// down for some time after the start of the proxy, and the proxy says that it gets too little time.
 func since(then time.Time, all []detect.Incident) []detect.Incident {
-	return slices.DeleteFunc(all, func(i detect.Incident) bool { return i.SinceMs < then.UnixMilli() })
+	return slices.DeleteFunc(all, func(i detect.Incident) bool {
+		return i.SinceMs < then.UnixMilli() || i.Kind == detect.ProxyBusy
+	})
 }
