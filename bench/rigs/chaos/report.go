@@ -25,8 +25,9 @@ type report struct {
 	Folder   string             `json:"folder"` // of the proxy's files, kept after a breach
 	Clients  *seen              `json:"clients"`
 	Saved    saved              `json:"saved"`
-	Struck   map[string]int     `json:"struck"`  // faults, by name
-	Actions  map[string]int     `json:"actions"` // of operators and machines
+	Struck   map[string]int     `json:"struck"`        // faults, by name
+	Actions  map[string]int     `json:"actions"`       // of operators and machines
+	Made     int64              `json:"handoffs_made"` // what is above the requests was computed twice, or was discarded
 	Leaks    int64              `json:"handoffs_left_to_timeouts"`
 	Lost     *lost              `json:"lost,omitempty"`        // nil: no engine of this connector loses blocks
 	TTFT     map[string]float64 `json:"ttft_p50_ms,omitempty"` // of the same load
@@ -68,7 +69,7 @@ func (r *report) judge(ctx context.Context, s scenario, f *fleet, p *proxy, book
 	r.hold(idle == nil, fmt.Sprintf("nothing is held %v later", s.settle), "%s", word(idle))
 	harm, leaks, made := f.counted()
 	r.hold(len(harm) == 0, "no engine was harmed", "%s", counts(harm))
-	switch r.Leaks = leaks; {
+	switch r.Made, r.Leaks = made, leaks; {
 	case s.heads > 0:
 		r.hold(float64(r.Leaks) < mostLeft*float64(made), "few hand-offs are left to their timeout where heads are reset", "%d of %d", r.Leaks,
 			made)
@@ -173,7 +174,7 @@ func (r *report) writeTable(out io.Writer) error {
 	fmt.Fprintf(w, "struck\t%d requests: %d told no by an engine, %d more than once, %d that a retry could save (%.2f %% saved)\n",
 		r.Saved.Struck, r.Saved.Final,
 		r.Saved.Often, r.Saved.Savable, 100*r.Saved.Share)
-	fmt.Fprintf(w, "hand-offs\t%d left to an engine's timeout\n", r.Leaks)
+	fmt.Fprintf(w, "hand-offs\t%d made, %d left to an engine's timeout\n", r.Made, r.Leaks)
 	if r.Lost != nil {
 		fmt.Fprintf(w, "KV of nobody\t%d tokens in decode engines until their restart, %d on the proxy's account\n", r.Lost.Stranded,
 			r.Lost.Orphans)
