@@ -150,7 +150,8 @@ func (w *site) need(ctx context.Context, names ...string) error {
 
 // evenkeel has the proxy run with this setting, and waits until it is ready.
 func (w *site) evenkeel(ctx context.Context, s setting) error {
-	if w.proxy.Running() && slices.Equal(s.decode, w.now.decode) && s.slots == w.now.slots && s.onePiece == w.now.onePiece {
+	same := slices.Equal(s.decode, w.now.decode) && s.slots == w.now.slots && s.onePiece == w.now.onePiece
+	if w.proxy.Running() && same {
 		return w.ready(ctx)
 	}
 	if w.proxy.Running() {

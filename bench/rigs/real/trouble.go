@@ -23,7 +23,7 @@ var prefillTroubles = []row{
 	usually("the cores of all decode engines stand still for 40 s, longer than the lease", coreStands(92, 0, "d0", "d1")),
 	usually("the core of a decode engine stands still for 40 s, from the middle of its pulls on", coreStands(94, pulling, "d0")),
 	inOnePiece("the core of a decode engine stands still for 40 s, answers in one piece", coreStands(96, 0, "d0")),
-	inOnePiece("the core of a decode engine stands still for 40 s, from the middle of its pulls on, answers in one piece",
+	inOnePiece("the core of a decode engine stands still for 40 s, from the middle of its pulls on, in one piece",
 		coreStands(98, pulling, "d0")),
 	usually("kill -9 of the only prefill engine, and its restart", prefillDies),
 }
@@ -183,8 +183,8 @@ func coreStands(seed uint64, after time.Duration, names ...string) func(ctx cont
 			return outcome{}, err
 		}
 		late -= before
-		said := fmt.Sprintf("%v; the prefill engine computed %d other prompts meanwhile, and counts %.0f hand-offs that were read after it "+
-			"had freed them; the same prompts again: %v", t, others, late, again)
+		said := fmt.Sprintf("%v; the prefill engine computed %d other prompts meanwhile, and counts %.0f hand-offs "+
+			"that were read after it had freed them; the same prompts again: %v", t, others, late, again)
 		if err := w.idle(ctx, w.behind...); err != nil {
 			return failed("%s; %v", said, err), nil
 		}
