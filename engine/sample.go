@@ -168,8 +168,10 @@ func (s *Sample) Generated(rank int) (value float64, ok bool) {
 // Expired returns how many hand-offs since the start have expired: the engine freed their KV before a decode engine fetched it.
 func (s *Sample) Expired() (handOffs float64, ok bool) { return s.rankValueOrSum(s.expired, -1) }
 
-// ReadLate returns how many hand-offs since the start a decode engine has reported as read when the engine had freed their KV, which may
-// have been another prompt's by then. vLLM counts one for each of the decode engine's workers (0.32).
+// ReadLate returns how many hand-offs since the start a decode engine has reported when the engine had
+// freed their KV. If they were read, it may have been another prompt's by then. vLLM counts one for
+// each of the decode engine's workers, and also those of requests that were aborted before they were
+// scheduled, of which nothing was read (0.32, nixl/pull_worker.py and pull_scheduler.py).
 func (s *Sample) ReadLate() (handOffs float64, ok bool) { return s.rankValueOrSum(s.late, -1) }
 
 // Expiries is how many hand-offs of a prefill engine expired before a decode engine fetched them, by its metrics. vLLM counts them in the

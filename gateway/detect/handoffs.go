@@ -43,7 +43,7 @@ var handoffDetectors = []Detector{
 	},
 	{
 		Kind: ReadTooLate, find: findReadTooLate,
-		harm: nothing, headline: "KV read too late", pluralText: "count KV that was read after they had freed it", runbook: "kv_read_late",
+		harm: nothing, headline: "KV read too late", pluralText: "count hand-offs that were reported after their KV was freed", runbook: "kv_read_late",
 		command: `curl -s http://{engine}/metrics | grep -E "nixl_num_(kv_expired_reqs|notifications_after_expiry)_total"`,
 		clients: "Clients of this proxy get no answer that comes so late: it is withheld, and its prompt is computed again. " +
 			"Answers of other callers of the engine may be made of another prompt's KV.",
@@ -130,14 +130,15 @@ func findNoHandoffs(v *view, report reportFunc) {
 // readLateFor is for how many seconds KV that was read too late is reported.
 const readLateFor = 300
 
-// findReadTooLate reports prefill engines that count KV which was read after they had freed it.
+// findReadTooLate reports prefill engines that count hand-offs which were reported after their KV was freed.
 func findReadTooLate(v *view, report reportFunc) {
 	for i := range v.Engines {
 		e := &v.Engines[i]
 		if late := e.ReadLate; late != nil && late.AgoS < readLateFor {
 			where := place{"prefill engine", e.ID, "prefill"}
-			report(where, noReason, "%s counts %s whose KV was read after it had freed it: the last one %s ago. Its blocks may have been "+
-				"another prompt's by then", where.capitalized(), words.Count(int(late.HandOffs), "hand-off"), spokenAge(late.AgoS))
+			report(where, noReason, "%s counts %s that decode engines reported when their KV was freed already, the last "+
+				"one %s ago. If they read it, it may have been another prompt's",
+				where.capitalized(), words.Count(int(late.HandOffs), "hand-off"), spokenAge(late.AgoS))
 		}
 	}
 }
