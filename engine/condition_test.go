@@ -13,13 +13,22 @@ import (
 	"pgregory.net/rapid"
 )
 
-// scene has the health of an engine that has not been asked, and what would be found.
+// scene has the health of an engine, and what a check of it would find.
 type scene struct {
 	health
 	now     time.Time
 	start   float64 // of the engine's process
 	stopped error   // why it takes no requests; nil: it does
+	listErr error   // why it does not list its models; nil: it does
 	host    byte
+}
+
+// newScene has an engine that was found up.
+func newScene() *scene {
+	s := &scene{now: time.Unix(1e9, 0), start: 1}
+	s.in = Instance{ID: "e", Canaries: []*Target{{}}, Ranks: 3, Slots: 4}
+	s.end(s.begin(), nil)
+	return s
 }
 
 func (s *scene) move(f func(h *health, now time.Time)) {
@@ -29,19 +38,27 @@ func (s *scene) move(f func(h *health, now time.Time)) {
 	s.settle(before, s.now)
 }
 
-// check makes a check that fails with err; nil: it is good.
-func (s *scene) check(err error) {
-	c := check{was: s.health, facts: s.facts, fresh: true, began: s.now, err: err}
+// begin returns a check over a new connection that begins now.
+func (s *scene) begin() check {
+	c := check{was: s.health, facts: s.facts, fresh: true, began: s.now, limit: 5 * time.Second}
 	s.due = notDue
 	c.facts.resolve([]netip.Addr{netip.AddrFrom4([4]byte{10, 0, 0, s.host})}, s.now)
-	if err == nil {
+	return c
+}
+
+// end ends a check, which fails with err; nil: it is good.
+func (s *scene) end(c check, err error) {
+	if c.err = err; err == nil {
 		c.answerCheck(false, time.Minute, s.now)
-		c.facts.models, c.facts.modelsErr, c.facts.start = []Model{{ID: "m"}}, nil, s.start
+		c.facts.modelsErr, c.facts.start = s.listErr, s.start
 		switch {
-		case errors.Is(s.stopped, ErrReforming):
-			c.facts.modelsErr, c.reforming = s.stopped, s.stopped
+		case errors.Is(s.stopped, ErrReforming) || errors.Is(s.stopped, errScaleFailed):
+			c.facts.modelsErr, c.reforming = ErrReforming, s.stopped
 		case s.in.Held == nil || !errors.Is(s.stopped, ErrPaused): // else it is not asked
 			c.halt = s.stopped
+		}
+		if c.facts.modelsErr == nil {
+			c.facts.models = []Model{{ID: "m"}}
 		}
 	}
 	s.move(func(h *health, now time.Time) { h.endCheck(c, now) })
@@ -62,30 +79,28 @@ func TestStatesMoveAsTheirTableSays(t *testing.T) {
 	on := func(f func(*health, time.Time)) func(*rapid.T, *scene) {
 		return func(_ *rapid.T, s *scene) { s.move(f) }
 	}
-	refused := &Error{Phase: PhaseConnect, Err: syscall.ECONNREFUSED}
-	late := &Error{Phase: PhaseHead, Timeout: true, Err: errors.New("late")}
 	why := errors.New("500")
 	moves := map[string]struct {
 		do    func(rt *rapid.T, s *scene)
 		legal func(from, to State) bool
 	}{
-		"good check": {func(_ *rapid.T, s *scene) { s.check(nil) }, good},
+		"good check": {func(_ *rapid.T, s *scene) { s.end(s.begin(), nil) }, good},
 		"failed check": {func(rt *rapid.T, s *scene) {
-			s.check(rapid.SampledFrom([]error{refused, late, errors.New("503")}).Draw(rt, "why"))
+			s.end(s.begin(), rapid.SampledFrom([]error{errNoListener, errSlow, errors.New("503")}).Draw(rt, "why"))
 		}, func(from, to State) bool { return to == from || to == Down || to == Late }},
-		"no check": {func(_ *rapid.T, s *scene) { s.check(syscall.EMFILE) }, unchanged},
+		"no check": {func(_ *rapid.T, s *scene) { s.end(s.begin(), syscall.EMFILE) }, unchanged},
 		"moved": {func(rt *rapid.T, s *scene) {
 			s.host++
-			s.check(rapid.SampledFrom([]error{nil, refused}).Draw(rt, "found"))
+			s.end(s.begin(), rapid.SampledFrom([]error{nil, errNoListener}).Draw(rt, "found"))
 		}, func(State, State) bool { return true }},
-		"restart": {func(_ *rapid.T, s *scene) { s.start++; s.check(nil) },
+		"restart": {func(_ *rapid.T, s *scene) { s.start++; s.end(s.begin(), nil) },
 			func(_, to State) bool { return to == Up || to == Halted }},
 		"stopped": {func(rt *rapid.T, s *scene) {
 			s.stopped = rapid.SampledFrom([]error{ErrPaused, ErrReforming, errors.New("a fault")}).Draw(rt, "why")
-			s.check(nil)
+			s.end(s.begin(), nil)
 		}, func(_, to State) bool { return to == Halted }},
-		"resumed": {func(_ *rapid.T, s *scene) { s.stopped = nil; s.check(nil) }, good},
-		"refused": {on(func(h *health, now time.Time) { h.recordFailure(refused, now) }),
+		"resumed": {func(_ *rapid.T, s *scene) { s.stopped = nil; s.end(s.begin(), nil) }, good},
+		"refused": {on(func(h *health, now time.Time) { h.recordFailure(errNoListener, now) }),
 			func(_, to State) bool { return to <= Late }},
 		"refuses all": {on(func(h *health, now time.Time) { h.recordFailure(ErrPaused, now) }), halts},
 		"fails": {on(func(h *health, now time.Time) { h.recordOutcome(Faulted, why, now) }),
@@ -106,14 +121,13 @@ func TestStatesMoveAsTheirTableSays(t *testing.T) {
 	}
 	kinds := slices.Sorted(maps.Keys(moves))
 	history := func(rt *rapid.T) {
-		s := scene{now: time.Unix(1e9, 0), start: 1, health: health{in: Instance{ID: "e", Canaries: []*Target{{}}}}}
-		s.check(nil)
+		s := newScene()
 		seen, did := false, []string{} // seen: a check has seen why it is stopped
 		for range rapid.IntRange(1, 40).Draw(rt, "steps") {
 			kind := rapid.SampledFrom(kinds).Draw(rt, "what")
 			from := s.State()
 			did = append(did, kind)
-			moves[kind].do(rt, &s)
+			moves[kind].do(rt, s)
 			to, isHeld := s.State(), s.in.Held != nil
 			seen = s.stopped != nil && (seen && kind != "reload" && kind != "stopped" || s.halt.confirmed)
 			if isHeld || seen {

@@ -2,12 +2,9 @@ package engine
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,14 +13,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 )
 
-// fake is an engine's management side, over pipes: path to raw answer. A path
-// that is absent is 404, an empty answer is silence.
-// watched runs body beside a monitor of f as instance p0, in a bubble.
-// series is the value of the one whose labels have these values, in the order
-// of their names; 0 if there is none.
 func TestAnEngineThatAnswersIsUpWithItsFacts(t *testing.T) {
 	f := newFake()
 	watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, reg *prometheus.Registry) {
@@ -47,234 +40,125 @@ func TestAnEngineThatAnswersIsUpWithItsFacts(t *testing.T) {
 	})
 }
 
-func TestDownAfterTwoMissesUpAfterOneAnswer(t *testing.T) {
-	for _, tt := range []struct {
-		name string
-		fail func(*fake)
-		want string
-	}{
-		{"health answers 503", func(f *fake) { f.set("/health", status(503)) }, "GET /health answered 503"},
-		{"health answers 404", func(f *fake) { f.set("/health", status(404)) }, "GET /health answered 404"},
-		{"health is silent", func(f *fake) { f.set("/health", "") },
-			"it does not answer its health check (5 s): engine e0: read response head: context deadline exceeded"},
-		{"connections are refused", func(f *fake) { f.refuseAll(true) }, "connection refused"},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			f := newFake()
-			watched(t, f, func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, reg *prometheus.Registry) {
-				upSince := m.Status("p0").Since
-				if tt.name == "connections are refused" { // else the kept-alive one still serves
-					m.cfg.Client.idle.closeHost(target(t, "http://p0:8000").key())
-				}
-				tt.fail(f)
-				var s Status
-				for s = m.Status("p0"); s.Err == nil; s = m.Status("p0") {
-					time.Sleep(10 * time.Millisecond)
-				}
-				require.True(t, s.Up, "one miss is not enough")
-				require.Equal(t, tt.name == "health is silent", s.Hangs, "but a hang is told at once")
-				time.Sleep(10 * time.Second)
-				s = m.Status("p0")
-				require.False(t, s.Up)
-				require.ErrorContains(t, s.Err, tt.want)
-				require.True(t, s.Since.After(upSince))
-				require.Len(t, s.Models, 2, "what was known stays")
-				require.Zero(t, gauge(t, reg))
-				require.Len(t, logs.FilterMessage("an engine is down").All(), 1)
-
-				f.refuseAll(false)
-				f.set("/health", ok(""))
-				time.Sleep(5 * time.Second)
-				require.True(t, m.Status("p0").Up)
-				require.NoError(t, m.Status("p0").Err)
-				require.False(t, m.Status("p0").Hangs)
-				require.EqualValues(t, 1, gauge(t, reg))
-			})
-		})
-	}
-}
-
-// A busy API server answers requests while its health check takes seconds. What
-// answers nothing at all is down, as ever.
-func TestALateHealthCheckTakesNoEngineThatAnswers(t *testing.T) {
+// What a check finds is in the status, the log and the metrics. What a sequence of them leads to is in
+// TestHistoriesOfAnEngine.
+func TestAnEngineThatGoesDownAndComesBack(t *testing.T) {
 	f := newFake()
 	watched(t, f, func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, reg *prometheus.Registry) {
-		require.True(t, m.Status("p0").Up)
-		f.set("/health", "")
+		f.set("/health", status(503))
+		time.Sleep(5 * time.Second)
+		s := m.Status("p0")
+		require.False(t, s.Up)
+		require.ErrorContains(t, s.Err, "GET /health answered 503")
+		require.Len(t, s.Models, 2, "what was known stays")
+		require.Zero(t, gauge(t, reg))
+		f.set("/health", ok(""))
+		time.Sleep(5 * time.Second)
+		require.NoError(t, m.Status("p0").Err)
+		require.EqualValues(t, 1, gauge(t, reg))
+
+		f.set("/health", "") // it hangs, but its streams go on
 		for range 60 {
 			time.Sleep(time.Second)
 			m.Answered("p0")
-			require.True(t, m.Status("p0").Up)
-			require.False(t, m.Status("p0").Hangs)
+			require.True(t, m.Status("p0").Up && !m.Status("p0").Hangs)
 		}
 		require.ErrorContains(t, m.Status("p0").Err, context.DeadlineExceeded.Error(), "it is shown")
 		require.Greater(t, series(t, reg, "evenkeel_engine_late_checks_total"), 5.0, "and counted")
-
 		time.Sleep(time.Minute)
-		require.False(t, m.Status("p0").Up, "nothing was heard of it any more")
-		m.Answered("p0")
-		for !m.Status("p0").Up { // it hangs no longer: its requests are answered
-			time.Sleep(time.Second)
-			m.Answered("p0")
-		}
-		f.set("/health", ok(""))
-		time.Sleep(10 * time.Second)
-		require.NoError(t, m.Status("p0").Err)
-		require.Len(t, logs.FilterMessage("an engine is down").All(), 1)
-		require.Len(t, logs.FilterMessage("an engine is up").All(), 2)
+		require.True(t, m.Status("p0").Hangs && !m.Status("p0").Up, "nothing was heard of it any more")
 		m.Answered("nobody")
-	})
-}
-
-// Requests wait for an engine that takes connections and answers nothing, for as
-// long as a process that was stopped may stand still. For one whose port is closed
-// they do not wait.
-func TestAnEngineThatStandsStillIsLateForAWhile(t *testing.T) {
-	f := newFake()
-	watched(t, f, func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, reg *prometheus.Registry) {
-		f.set("/health", "")
-		stopped := time.Now()
-		for m.Status("p0").Up {
-			require.False(t, m.Status("p0").Late, "it is in service")
-			time.Sleep(10 * time.Millisecond)
-		}
-		require.True(t, m.Status("p0").Late)
-		for m.Status("p0").Late {
-			time.Sleep(10 * time.Millisecond)
-		}
-		require.False(t, m.Status("p0").Up)
-		require.InDelta(t, Standstill.Seconds(), time.Since(stopped).Seconds(), 7, "the check that finds it late may itself take five seconds")
-
 		f.set("/health", ok(""))
 		time.Sleep(10 * time.Second)
 		require.True(t, m.Status("p0").Up)
-		f.set("/health", "")
-		for !m.Status("p0").Late {
-			time.Sleep(10 * time.Millisecond)
-		}
-		f.refuseAll(true)
-		time.Sleep(8 * time.Second)
-		require.False(t, m.Status("p0").Late, "nobody listens there any more")
+		require.Len(t, logs.FilterMessage("an engine is down").All(), 2)
+		require.Len(t, logs.FilterMessage("an engine is up").All(), 3)
 	})
-}
-
-// What only helps, and what is asked for again at once.
-func TestAnEngineIsNotKeptWaitingByItsFacts(t *testing.T) {
-	f := newFake()
-	f.set("/metrics", "")
-	f.set("/version", "")
-	f.set("/v1/models", status(503))
-	watched(t, f, func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, _ *prometheus.Registry) {
-		time.Sleep(3 * time.Second)
-		require.True(t, m.Status("p0").Up)
-		require.Len(t, logs.FilterMessageSnippet("its models are not known").All(), 1)
-		f.set("/v1/models", ok(`{"data":[{"id":"m"}]}`))
-		time.Sleep(5 * time.Second)
-		require.Len(t, m.Status("p0").Models, 1, "models are asked for at every check while they are not known")
-		require.Len(t, logs.FilterMessageSnippet("its models are not known").All(), 1)
-	})
-}
-
-func TestAnAddressThatIsNoEnginesIsDown(t *testing.T) {
-	for _, tt := range []struct{ name, answer string }{
-		{"a web page", "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 15\r\n\r\n<html>hi</html>"},
-		{"another API", ok(`{"status":"fine"}`)},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			f := newFake()
-			for path := range f.answers {
-				f.set(path, tt.answer)
-			}
-			watched(t, f, func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, _ *prometheus.Registry) {
-				time.Sleep(5 * time.Minute)
-				require.False(t, m.Status("p0").Up)
-				require.ErrorIs(t, m.Status("p0").Err, ErrNotAnEngine)
-				require.Empty(t, logs.FilterMessage("an engine is up").All())
-				require.Len(t, logs.All(), 1)
-				require.Contains(t, logs.All()[0].ContextMap()["error"], "check that the address is an engine's")
-			})
-		})
-	}
 }
 
 func TestAnEngineThatNeverAnsweredIsLoggedOnceForEachReason(t *testing.T) {
 	f := newFake()
 	f.refuseAll(true)
-	synctest.Test(t, func(t *testing.T) {
-		core, logs := observer.New(zap.InfoLevel)
-		c := NewClient(Options{Dial: f.dial})
-		m := NewMonitor(MonitorConfig{Client: c, Log: zap.New(core)})
-		m.Set([]Instance{{ID: "p0", Role: "prefill", Target: target(t, "http://p0:8000")}})
-		ctx, stop := context.WithCancel(t.Context())
-		done := make(chan struct{})
-		go func() { defer close(done); m.Run(ctx) }()
-		time.Sleep(10 * time.Minute)
-		require.Len(t, logs.All(), 1)
-		first := logs.All()[0]
-		require.Equal(t, zap.WarnLevel, first.Level)
-		require.Contains(t, first.Message, "does not answer yet")
-		require.Contains(t, first.ContextMap()["error"], "connection refused")
-		require.Equal(t, "p0", first.ContextMap()["engine"])
+	watched(t, f, func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, _ *prometheus.Registry) {
+		last := func(lines int) (level zapcore.Level, message, reason string) {
+			time.Sleep(10 * time.Minute)
+			require.Len(t, logs.All(), lines)
+			line := logs.All()[lines-1]
+			require.Equal(t, "p0", line.ContextMap()["engine"])
+			return line.Level, line.Message, fmt.Sprint(line.ContextMap()["error"])
+		}
+		level, message, reason := last(1)
+		require.Equal(t, zap.WarnLevel, level)
+		require.Contains(t, message, "does not answer yet")
+		require.Contains(t, reason, "connection refused")
 
 		f.refuseAll(false)
-		f.set("/health", status(503))
-		time.Sleep(10 * time.Minute)
-		require.Len(t, logs.All(), 2)
-		require.Contains(t, logs.All()[1].Message, "for another reason")
+		for _, path := range []string{"/health", "/v1/models"} { // as a web server does
+			f.set(path, "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 15\r\n\r\n<html>hi</html>")
+		}
+		_, message, reason = last(2)
+		require.Contains(t, message, "for another reason")
+		require.Contains(t, reason, "check that the address is an engine's")
+		require.False(t, m.Status("p0").Up)
+		for range 60 { // reasons that change all the time
+			f.set("/health", status(500))
+			time.Sleep(2 * time.Second)
+			f.set("/health", status(503))
+			time.Sleep(2 * time.Second)
+		}
+		require.LessOrEqual(t, logs.Len(), 7, "a line a minute")
 		f.set("/health", ok(""))
+		f.set("/v1/models", newFake().answers["/v1/models"])
 		time.Sleep(10 * time.Second)
 		require.Len(t, logs.FilterMessage("an engine is up").All(), 1)
-		stop()
-		<-done
-		c.Close()
-		time.Sleep(time.Hour)
 	})
 }
 
-func TestAnEngineWithoutVersionOrMetricsIsUp(t *testing.T) {
-	for _, tt := range []struct{ name, answer string }{{"404", status(404)}, {"500", status(500)}, {"silent", ""},
-		{"not understood", ok("{")}} {
+// Facts that only help may be missing. Without its models an engine gets no requests, so these are
+// read at every check.
+func TestAnEngineIsNotKeptWaitingByItsFacts(t *testing.T) {
+	for _, tt := range []struct{ name, answer string }{
+		{"404", status(404)}, {"500", status(500)}, {"silent", ""}, {"not understood", ok("{")}} {
 		t.Run(tt.name, func(t *testing.T) {
 			f := newFake()
 			f.set("/version", tt.answer)
 			f.set("/metrics", tt.answer)
-			watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
-				time.Sleep(10 * time.Second)
+			f.set("/v1/models", status(503))
+			watched(t, f, func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, _ *prometheus.Registry) {
+				time.Sleep(3 * time.Second)
 				s := m.Status("p0")
 				require.True(t, s.Up)
-				require.NoError(t, s.Err)
 				require.Empty(t, s.Version)
 				require.Empty(t, s.Memories)
 				require.Zero(t, s.StartTime)
-				require.Len(t, s.Models, 2)
+				f.set("/v1/models", newFake().answers["/v1/models"])
+				time.Sleep(5 * time.Second)
+				require.Len(t, m.Status("p0").Models, 2)
+				require.NoError(t, m.Status("p0").Err)
+				require.Len(t, logs.FilterMessageSnippet("its models are not known").All(), 1)
 			})
 		})
 	}
 }
 
 func TestARefusedCredentialIsDownAndAlarmsOnce(t *testing.T) {
-	for _, code := range []int{401, 403} {
-		for _, path := range []string{"/health", "/v1/models"} {
-			t.Run(fmt.Sprintf("%d on %s", code, path), func(t *testing.T) {
-				f := newFake()
-				good := f.answers[path]
-				f.set(path, status(code))
-				watched(t, f, func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, _ *prometheus.Registry) {
+	for path, code := range map[string]int{"/health": 401, "/v1/models": 403} {
+		t.Run(path, func(t *testing.T) {
+			f := newFake()
+			good := f.answers[path]
+			watched(t, f, func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, _ *prometheus.Registry) {
+				for alarms := 1; alarms <= 2; alarms++ { // again after it was mended
+					f.set(path, status(code))
 					time.Sleep(30 * time.Second)
-					s := m.Status("p0")
-					require.False(t, s.Up)
-					require.ErrorIs(t, s.Err, ErrCredential)
-					require.ErrorContains(t, s.Err, "refused the proxy's API key")
-					require.Len(t, logs.FilterLevelExact(zap.ErrorLevel).All(), 1)
+					require.False(t, m.Status("p0").Up)
+					require.ErrorContains(t, m.Status("p0").Err, "refused the proxy's API key")
+					require.Len(t, logs.FilterLevelExact(zap.ErrorLevel).All(), alarms)
 					f.set(path, good)
 					time.Sleep(5 * time.Second)
 					require.True(t, m.Status("p0").Up)
-					f.set(path, status(code))
-					time.Sleep(30 * time.Second)
-					require.Len(t, logs.FilterLevelExact(zap.ErrorLevel).All(), 2, "again after it was mended")
-				})
+				}
 			})
-		}
+		})
 	}
 }
 
@@ -310,80 +194,15 @@ func TestKVThatIsReadTooLateIsSeen(t *testing.T) {
 	})
 }
 
-func TestReportFailure(t *testing.T) {
-	refused := &Error{Target: "p0", Phase: PhaseConnect, Err: syscall.ECONNREFUSED}
-	for _, tt := range []struct {
-		name string
-		err  error
-		down bool
-	}{
-		{"a refused connection takes it down at once", fmt.Errorf("probe: %w", refused), true},
-		{"a connect timeout is left to the checks", &Error{Phase: PhaseConnect, Timeout: true, Err: context.DeadlineExceeded}, false},
-		{"our own abort says nothing", &Error{Phase: PhaseConnect, Aborted: true, Err: ErrAborted}, false},
-		{"our own closed client says nothing", &Error{Phase: PhaseConnect, Err: ErrClosed}, false},
-		{"a broken stream is left to the checks", &Error{Phase: PhaseBody, Err: io.ErrUnexpectedEOF}, false},
-		{"nor does what is no answer", &Error{Phase: PhaseHead, Sent: true, Err: ErrMalformed}, false},
-		{"another error says nothing", errors.New("x"), false},
-		{"no error says nothing", nil, false},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			f := newFake()
-			watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
-				m.ReportFailure("unknown", refused)
-				m.ReportFailure("p0", tt.err)
-				require.Equal(t, !tt.down, m.Status("p0").Up)
-				time.Sleep(3 * time.Second)
-				require.True(t, m.Status("p0").Up, "the next good check takes it up")
-			})
-		})
-	}
-}
-
 // A process that dies cuts what it served. Nobody waits for the next check then.
 func TestABrokenConnectionIsLookedIntoAtOnce(t *testing.T) {
-	for _, tt := range []struct {
-		name string
-		fail func(*fake)
-		down bool
-	}{
-		{"the engine is gone", func(f *fake) { f.refuseAll(true) }, true},
-		{"it serves others", func(*fake) {}, false},
-		{"it is ill: that takes two checks, as ever", func(f *fake) { f.set("/health", status(503)) }, false},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			f := newFake()
-			watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
-				tt.fail(f)
-				m.cfg.Client.idle.closeHost(target(t, "http://p0:8000").key())
-				before := f.count("/health")
-				m.ReportFailure("p0", &Error{Phase: PhaseBody, Sent: true, Err: io.ErrUnexpectedEOF})
-				synctest.Wait() // no time passes
-				require.Equal(t, !tt.down, m.Status("p0").Up)
-				if !tt.down {
-					require.Equal(t, before+1, f.count("/health"))
-				}
-			})
-		})
-	}
-}
-
-func TestACheckBegunBeforeAReportDoesNotOverruleIt(t *testing.T) {
 	f := newFake()
-	f.delay = 2 * time.Second
 	watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
-		time.Sleep(30 * time.Second)
-		for n := f.count("/health"); f.count("/health") == n; {
-			time.Sleep(10 * time.Millisecond)
-		}
-		m.ReportFailure("p0", &Error{Phase: PhaseConnect, Err: syscall.ECONNREFUSED})
-		for n := f.count("/health"); f.count("/health") == n; { // until the next check, the first that counts
-			require.False(t, m.Status("p0").Up)
-			time.Sleep(10 * time.Millisecond)
-		}
-		f.setDelay(0)
-		require.False(t, m.Status("p0").Up, "a good check ended, but it was begun too early")
-		time.Sleep(10 * time.Second)
-		require.True(t, m.Status("p0").Up)
+		f.refuseAll(true)
+		m.ReportFailure("unknown", errCut)
+		m.ReportFailure("p0", errCut)
+		synctest.Wait() // no time passes
+		require.False(t, m.Status("p0").Up)
 	})
 }
 
@@ -398,11 +217,20 @@ func TestSetKeepsTheStateOfThoseThatStay(t *testing.T) {
 		require.True(t, m.Status("d0").Up)
 		require.Equal(t, 2, testutil.CollectAndCount(m.metrics.up))
 
+		held := same
+		held.Held, held.Slots = &Held{"paused at noon"}, 7
+		m.Set([]Instance{held})
+		require.Zero(t, m.Status("d0"))
+		require.Equal(t, 1, testutil.CollectAndCount(m.metrics.up))
+		require.EqualError(t, m.Status("p0").Halt, "paused at noon", "at once")
+		require.Equal(t, before.Since, m.Status("p0").Since)
+		require.Equal(t, 7, m.watches["p0"].in.Slots)
+		m.Set([]Instance{same})
+		require.NoError(t, m.Status("p0").Halt)
+
 		moved := same
 		moved.Target = target(t, "http://p0:9000")
 		m.Set([]Instance{moved})
-		require.Zero(t, m.Status("d0"))
-		require.Equal(t, 1, testutil.CollectAndCount(m.metrics.up))
 		asked := f.count("/health")
 		time.Sleep(20 * time.Second)
 		require.True(t, m.Status("p0").Up)
@@ -420,27 +248,20 @@ func TestOnChangeTellsTheLatestOneAtATime(t *testing.T) {
 			seen = append(seen, fmt.Sprint(id, " ", s.Up))
 			require.Equal(t, s.Up, m.Status(id).Up, "the monitor may be asked from the callback")
 		})
-		ctx, stop := context.WithCancel(t.Context())
-		done := make(chan struct{})
-		go func() { defer close(done); m.Run(ctx) }()
+		end := runs(t, m, c)
 		synctest.Wait()
 		m.Set([]Instance{{ID: "p0", Role: "prefill", Target: target(t, "http://p0")}})
 		time.Sleep(25 * time.Second)
-		synctest.Wait()
 		require.Equal(t, []string{"p0 true"}, seen, "no change, no call")
 		f.refuseAll(true)
-		c.idle.closeHost(target(t, "http://p0").key())
-		m.ReportFailure("p0", &Error{Phase: PhaseConnect, Err: syscall.ECONNREFUSED})
+		m.ReportFailure("p0", errNoListener)
 		time.Sleep(10 * time.Second)
-		synctest.Wait()
 		require.Equal(t, "p0 false", seen[1])
-		stop()
-		<-done
+		end()
 		m.Set(nil)
 		m.Set([]Instance{{ID: "p1", Role: "prefill", Target: target(t, "http://p1")}})
 		time.Sleep(10 * time.Second)
-		require.False(t, m.Status("p1").Up, "nothing is watched after Start has returned")
-		c.Close()
+		require.False(t, m.Status("p1").Up, "nothing is watched after Run has returned")
 	})
 }
 
@@ -475,27 +296,6 @@ func TestAnEngineWhoseHealthCostsSomething(t *testing.T) {
 				require.Equal(t, row.asked, f.count("/health") > 0)
 				require.Equal(t, row.up && !row.asked, m.RTT("p0") > 0, "a check that costs something is no round trip")
 			})
-		})
-	}
-}
-
-// Also an engine whose quick path is missing or says no was well when it last passed its health check, so requests wait for it.
-func TestAnEngineWithoutAQuickPathIsLateForAWhile(t *testing.T) {
-	for _, ready := range []int{404, 503} {
-		f := newFake()
-		f.set("/ready", status(ready))
-		quick := Instance{ID: "p0", Role: "prefill", Target: target(t, "http://p0:8000"), Ready: "/ready"}
-		watchedAs(t, f, quick, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
-			time.Sleep(5 * time.Second)
-			require.True(t, m.Status("p0").Up)
-			f.set("/ready", "")
-			f.set("/health", "")
-			for m.Status("p0").Up {
-				time.Sleep(10 * time.Millisecond)
-			}
-			require.True(t, m.Status("p0").Late)
-			time.Sleep(2 * Standstill)
-			require.False(t, m.Status("p0").Late)
 		})
 	}
 }

@@ -49,19 +49,6 @@ func (h *hosts) dial(ctx context.Context, network, address string) (net.Conn, er
 	return f.dial(ctx, network, address)
 }
 
-// runs has a monitor run until end, which also closes its client.
-func runs(t *testing.T, m *Monitor, c *Client) (end func()) {
-	ctx, stop := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() { defer close(done); m.Run(ctx) }()
-	return func() {
-		stop()
-		<-done
-		c.Close()
-		time.Sleep(time.Hour) // as in watched
-	}
-}
-
 // moves runs body beside a monitor of an engine with a name, which leads to 10.0.0.1. Answers are kept by the engine there.
 func moves(t *testing.T, h *hosts, body func(t *testing.T, m *Monitor, c *Client, logs *observer.ObservedLogs)) {
 	synctest.Test(t, func(t *testing.T) {

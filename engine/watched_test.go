@@ -134,16 +134,24 @@ func watchedAs(t *testing.T, f *fake, in Instance,
 		c := NewClient(Options{Dial: f.dial})
 		m := NewMonitor(MonitorConfig{Client: c, Registerer: reg, Log: zap.New(core)})
 		m.Set([]Instance{in})
-		ctx, stop := context.WithCancel(t.Context())
-		done := make(chan struct{})
-		go func() { defer close(done); m.Run(ctx) }()
+		end := runs(t, m, c)
 		synctest.Wait()
 		body(t, m, logs, reg)
+		end()
+	})
+}
+
+// runs has a monitor run until end, which also closes its client.
+func runs(t *testing.T, m *Monitor, c *Client) (end func()) {
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); m.Run(ctx) }()
+	return func() {
 		stop()
 		<-done
 		c.Close()
 		time.Sleep(time.Hour) // no answer of the fake takes longer; the bubble waits for none that is under way
-	})
+	}
 }
 
 func gauge(t *testing.T, reg *prometheus.Registry) float64 {
