@@ -40,8 +40,8 @@ func TestAnEngineThatAnswersIsUpWithItsFacts(t *testing.T) {
 	})
 }
 
-// What a check finds is in the status, the log and the metrics. What a sequence of them leads to is in
-// TestHistoriesOfAnEngine.
+// What a check finds is in the status, the log and the metrics. TestHistoriesOfAnEngine has what
+// many of them lead to.
 func TestAnEngineThatGoesDownAndComesBack(t *testing.T) {
 	f := newFake()
 	watched(t, f, func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, reg *prometheus.Registry) {
