@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"context"
 	"errors"
 	"testing"
 	"testing/synctest"
@@ -9,7 +8,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/zap"
 )
 
 // kept is the wait for a hand-off of vLLM's NIXL that is sent as soon as it is prefilled.
@@ -27,14 +25,6 @@ func whole() Wait {
 // believed says whether the client gets the answer of which p is the wait.
 func believed(p *PendingPull, at time.Time) bool { return !p.FirstEvent(at).MayBeAnotherPrompts() }
 
-// seen gives signs of life for so long, and returns with the last one.
-func seen(l *Liveness, d time.Duration) {
-	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
-		l.RecordSign(time.Now())
-	}
-	l.RecordSign(time.Now())
-}
-
 func TestASignOfLifeAllocatesNothing(t *testing.T) {
 	l := NewLiveness()
 	defer l.AddPull(time.Now(), whole()).End(time.Now(), true)
@@ -47,85 +37,75 @@ func TestASignOfLifeAllocatesNothing(t *testing.T) {
 	}))
 }
 
-// If an engine's core gives no sign of life while a hand-off waits there, the engine gets nothing new until there is one:
-// a token of any stream, a gauge that moves, or the canary.
+// If an engine's core gives no sign of life while a hand-off waits there, the engine gets nothing
+// new until there is one: a token of any stream, a gauge that moves, or the canary.
 func TestAnEngineThatGivesNoSignOfLifeGetsNothingNew(t *testing.T) {
-	quiet := func(m *Monitor) bool { return errors.Is(m.Status("d0").Accused, errSilent) }
-	t.Run("until a token comes", func(t *testing.T) {
-		f := decodes()
-		f.set("/v1/completions", "") // the canary is not answered
-		doubted(t, f, func(t *testing.T, m *Monitor, _ *prometheus.Registry) {
-			l := m.Traffic("d0").Liveness(-1)
-			p := l.AddPull(time.Now(), kept())
-			time.Sleep(7 * time.Second)
-			require.False(t, quiet(m))
-			time.Sleep(2 * time.Second)
-			require.True(t, quiet(m))
-			require.True(t, m.Status("d0").Up)
-			p.End(time.Now(), true)
-			time.Sleep(3 * time.Second)
-			require.True(t, quiet(m), "nothing waits there any more, and nothing has spoken for it")
-			l.RecordSign(time.Now())
-			time.Sleep(2 * time.Second)
-			require.False(t, quiet(m))
+	for _, row := range []struct {
+		name, canary string // its answer; empty: none
+		gaugesMove   bool
+		wait         func() Wait
+		quiet        bool // for longer than a moment
+		believed     bool // the client gets what comes after a minute
+	}{
+		{"nothing moves", "", false, kept, true, false},
+		{"its canaries are answered", ok(oneTokenAnswer), false, whole, false, true},
+		{"a refusal of the canary says nothing of its core", refusing(404, "{}"), false, whole, true, false},
+		{"gauges move", "", true, whole, false, true},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			f := decodes()
+			f.set(completionsPath, row.canary)
+			doubted(t, f, func(t *testing.T, m *Monitor, _ *prometheus.Registry) {
+				quiet := func() bool { return errors.Is(m.Status("d0").Accused, errSilent) }
+				l := m.Traffic("d0").Liveness(-1)
+				p := l.AddPull(time.Now(), row.wait())
+				for n := range 60 {
+					if row.gaugesMove {
+						f.set("/metrics", ok(gauges(n, 1)))
+					}
+					require.False(t, n <= 7 && quiet())
+					time.Sleep(time.Second)
+				}
+				synctest.Wait()
+				require.Equal(t, row.gaugesMove, f.count(completionsPath) == 0)
+				require.Equal(t, row.quiet, quiet() || m.Status("d0").Wedged)
+				require.Equal(t, row.believed, believed(p, time.Now()))
+				p.End(time.Now(), true)
+			})
 		})
-	})
-	t.Run("until the canary passes", func(t *testing.T) {
-		f := decodes()
-		doubted(t, f, func(t *testing.T, m *Monitor, _ *prometheus.Registry) {
-			p := m.Traffic("d0").Liveness(-1).AddPull(time.Now(), whole())
-			time.Sleep(time.Minute)
-			require.True(t, believed(p, time.Now()), "its canaries were answered all the time")
-			p.End(time.Now(), true)
-			require.Greater(t, f.count("/v1/completions"), 3)
-		})
-	})
-	t.Run("and a refusal says nothing of its core", func(t *testing.T) {
-		f := decodes()
-		f.set("/v1/completions", "HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}")
-		doubted(t, f, func(t *testing.T, m *Monitor, _ *prometheus.Registry) {
-			p := m.Traffic("d0").Liveness(-1).AddPull(time.Now(), kept())
-			time.Sleep(27 * time.Second)
-			require.Positive(t, f.count("/v1/completions"))
-			p.End(time.Now(), true)
-		})
-	})
-	t.Run("and not while gauges move", func(t *testing.T) {
-		f := decodes()
-		doubted(t, f, func(t *testing.T, m *Monitor, _ *prometheus.Registry) {
-			p := m.Traffic("d0").Liveness(-1).AddPull(time.Now(), whole())
-			for n := range 60 {
-				f.set("/metrics", ok(gauges(n, 1)))
-				time.Sleep(time.Second)
-				require.False(t, quiet(m))
-			}
-			require.True(t, believed(p, time.Now()))
-			p.End(time.Now(), true)
-			require.Zero(t, f.count("/v1/completions"))
-		})
+	}
+	f := decodes()
+	f.set(completionsPath, "")
+	doubted(t, f, func(t *testing.T, m *Monitor, _ *prometheus.Registry) {
+		l := m.Traffic("d0").Liveness(-1)
+		p := l.AddPull(time.Now(), kept())
+		time.Sleep(9 * time.Second)
+		p.End(time.Now(), true)
+		time.Sleep(3 * time.Second)
+		require.ErrorIs(t, m.Status("d0").Accused, errSilent, "nothing waits there any more, and nothing has spoken for it")
+		l.RecordSign(time.Now())
+		time.Sleep(2 * time.Second)
+		require.NoError(t, m.Status("d0").Accused)
 	})
 }
 
-// What reads a sample knows its sign of life: gauges that have changed are of a step since the scrape before.
+// What reads a sample knows its sign of life: gauges that have changed are of a step since the
+// scrape before.
 func TestAChangedSampleIsASignOfLifeBeforeItIsRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := decodes()
 		f.set("/metrics", ok(gauges(1, 1)))
 		c := NewClient(Options{Dial: f.dial})
-		m := NewMonitor(MonitorConfig{Client: c, Registerer: prometheus.NewPedanticRegistry(), Log: zap.NewNop(), Canary: time.Hour})
+		m := NewMonitor(MonitorConfig{Client: c})
 		signs := make(chan time.Time, 1000)
 		m.OnSample(func(string, *Sample, time.Time) { signs <- m.Traffic("d0").Liveness(-1).LastSign() })
 		d0 := target(t, "http://d0:8000")
 		m.Set([]Instance{{ID: "d0", Role: "decode", Target: d0, Slots: 4, Canaries: []*Target{d0}}})
-		ctx, stop := context.WithCancel(t.Context())
-		done := make(chan struct{})
-		go func() { defer close(done); m.Run(ctx) }()
+		end := runs(t, m, c)
 		<-signs
 		still := <-signs
 		f.set("/metrics", ok(gauges(2, 1)))
 		require.True(t, (<-signs).After(still), "the first sample that has changed")
-		stop()
-		<-done
-		c.Close()
+		end()
 	})
 }

@@ -19,13 +19,11 @@ var errBroke = errors.New("the stream broke off")
 
 const oneTokenAnswer = `{"choices":[{"index":0,"text":"b","finish_reason":"length"}]}`
 
-// doubted runs body beside a monitor of f as the decode instance d0, whose
-// canary has 10 s.
+// doubted runs body beside a monitor of f as the decode instance d0.
 func doubted(t *testing.T, f *fake, body func(t *testing.T, m *Monitor, reg *prometheus.Registry)) {
 	d0 := target(t, "http://d0:8000")
 	in := Instance{ID: "d0", Role: "decode", Target: d0, Slots: 4, Ranks: 1, Canaries: []*Target{d0}}
 	watchedAs(t, f, in, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, reg *prometheus.Registry) {
-		m.cfg.Canary = 10 * time.Second
 		body(t, m, reg)
 	})
 }

@@ -19,11 +19,12 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 )
 
+// fake is an engine's management side, over pipes.
 type fake struct {
 	mu       sync.Mutex
-	refuse   bool  // connections
-	fails    error // of each dial; nil: none
-	answers  map[string]string
+	refuse   bool              // connections
+	fails    error             // of each dial; nil: none
+	answers  map[string]string // raw, by path; an absent one is 404, an empty one is silence
 	asked    map[string]int
 	delay    time.Duration // before each answer
 	inFlight int
@@ -121,8 +122,9 @@ func status(code int) string {
 	return fmt.Sprintf("HTTP/1.1 %d X\r\nContent-Length: 0\r\n\r\n", code)
 }
 
-// watched has a monitor watch an engine that has no path of its own.
-func watched(t *testing.T, f *fake, body func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, reg *prometheus.Registry)) {
+// watched runs body beside a monitor of f as the prefill instance p0, in a bubble.
+func watched(t *testing.T, f *fake,
+	body func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, reg *prometheus.Registry)) {
 	watchedAs(t, f, Instance{ID: "p0", Role: "prefill", Target: target(t, "http://p0:8000")}, body)
 }
 
@@ -132,7 +134,7 @@ func watchedAs(t *testing.T, f *fake, in Instance,
 		core, logs := observer.New(zap.InfoLevel)
 		reg := prometheus.NewPedanticRegistry()
 		c := NewClient(Options{Dial: f.dial})
-		m := NewMonitor(MonitorConfig{Client: c, Registerer: reg, Log: zap.New(core)})
+		m := NewMonitor(MonitorConfig{Client: c, Registerer: reg, Log: zap.New(core), Canary: 10 * time.Second})
 		m.Set([]Instance{in})
 		end := runs(t, m, c)
 		synctest.Wait()
@@ -159,6 +161,8 @@ func gauge(t *testing.T, reg *prometheus.Registry) float64 {
 	return series(t, reg, "evenkeel_engine_up")
 }
 
+// series is the value of the one whose labels have these values, in the order of their names; 0 if
+// there is none.
 func series(t *testing.T, reg *prometheus.Registry, name string, labels ...string) float64 {
 	t.Helper()
 	families, err := reg.Gather()
