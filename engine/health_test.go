@@ -127,6 +127,17 @@ func asks(why due, fresh bool) step {
 	}
 }
 
+// finds says what a good check finds for who asked for it: why the engine does not work, if so.
+func finds(silentCore error, want string) step {
+	return func(t *testing.T, s *scene) {
+		t.Helper()
+		c := s.begin()
+		c.silentCore = silentCore
+		s.end(c, nil)
+		require.Equal(t, want, errorText(s.found(c)))
+	}
+}
+
 // canaryIn says when the next canary is due; 0: now.
 func canaryIn(d time.Duration) step {
 	return func(t *testing.T, s *scene) {
@@ -208,6 +219,19 @@ func TestHistoriesOfAnEngine(t *testing.T) {
 			during(nil, reports(errNoListener)), is(Down, "refused"), checks(nil), is(Up),
 			during(errSlow, reports(errNoListener)), is(Late, "hangs")},
 
+		"it lacks a model that it lists": {
+			times(3, reports(fmt.Errorf("404: %w", ErrUnlisted))), is(Up), asks(dueNow, false), checks(nil),
+			sets(func(s *scene) { s.now = s.rereadAt.Add(minRereadInterval - 2*time.Second) }), reports(ErrUnlisted),
+			asks(notDue, false), reports(ErrUnlisted), asks(dueNow, false), checks(err500, err500),
+			reports(ErrUnlisted), asks(notDue, true)},
+
+		// A check that is asked for.
+		"it works, although it is paused": {finds(nil, ""), stops(ErrPaused), finds(nil, ""), is(Halted, "paused")},
+		"it does not work": {
+			finds(why, why.Error()), stops(why), finds(nil, why.Error()), stops(errDead), finds(nil, errDead.Error()),
+			stops(ErrReforming), finds(nil, ErrReforming.Error()), stops(nil), lists(ErrNotAnEngine),
+			finds(nil, ErrNotAnEngine.Error())},
+
 		// A name that moves.
 		"a name that leads to a host that is dead": {
 			moves, times(60, isBusy),
@@ -215,6 +239,8 @@ func TestHistoriesOfAnEngine(t *testing.T) {
 			checks(nil), is(Up), isBusy, is(Up, "too late")},
 		"and nobody listens there": {
 			moves, checks(errNoListener, errNoListener), is(Down, "its name has another address now")},
+		"and nothing comes back from there": {
+			moves, checks(errNoConn, errNoConn), is(Down, "its name has another address now")},
 
 		// Requests that failed, and canaries.
 		"five failures in a row take it out, and a canary brings it back": {
@@ -312,4 +338,29 @@ func TestHistoriesOfAnEngine(t *testing.T) {
 			times(1, history...)(t, newScene())
 		})
 	}
+}
+
+// The round trip is the mean of the health checks over connections that were open already, and for
+// which the engine computed nothing.
+func TestTheRoundTripOfAnEngine(t *testing.T) {
+	now := time.Unix(1e9, 0)
+	var f facts
+	answered := func(c check, took time.Duration, withoutComputing bool) time.Duration {
+		now = now.Add(time.Second)
+		c.facts, c.began = f, now.Add(-took)
+		c.answerCheck(withoutComputing, time.Minute, now)
+		f = c.facts
+		return f.rtt
+	}
+	const ms = time.Millisecond
+	require.Zero(t, answered(check{fresh: true}, 20*ms, true), "it connects")
+	require.Zero(t, answered(check{}, 20*ms, false), "it computes")
+	require.Equal(t, 20*ms, answered(check{}, 20*ms, true))
+	require.Equal(t, 50*ms, answered(check{}, 120*ms, true), "three tenths")
+	now = now.Add(time.Minute)
+	require.Equal(t, 50*ms, answered(check{}, 120*ms, true), "the connection may have expired")
+	for range 30 {
+		answered(check{}, 120*ms, true)
+	}
+	require.InDelta(t, 120, f.rtt.Milliseconds(), 1)
 }

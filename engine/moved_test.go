@@ -66,59 +66,51 @@ func moves(t *testing.T, h *hosts, body func(t *testing.T, m *Monitor, c *Client
 // Connections to the host of before still answer. The engine goes down once, and it stays down
 // until its name leads to a host that answers.
 func TestANameThatMovesToAHostThatIsDead(t *testing.T) {
-	for name, gone := range map[string]bool{"the host is not there": true, "nobody listens there": false} {
-		t.Run(name, func(t *testing.T) {
-			dead, old, third := newFake(), newFake(), newFake()
-			dead.refuseAll(true)
-			if gone {
-				dead = nil
-			}
-			third.set("/metrics", ok(metricsPage(200)))
-			h := &hosts{at: map[netip.Addr]*fake{netip.MustParseAddr("10.0.0.1"): old, netip.MustParseAddr("10.0.0.2"): dead,
-				netip.MustParseAddr("10.0.0.3"): third, netip.MustParseAddr("10.0.0.4"): old}}
-			moves(t, h, func(t *testing.T, m *Monitor, c *Client, logs *observer.ObservedLogs) {
-				h.lead("10.0.0.2")
-				at := time.Now()
-				for m.Status("p0").Up {
-					require.Less(t, time.Since(at), 30*time.Second)
-					// Somebody keeps a connection from before, as streams do, and gives it back all the time.
-					ctx, stop := context.WithTimeout(t.Context(), 5*time.Second)
-					_, _, err := c.Get(ctx, target(t, "http://p0:8000"), "/health", 100)
-					stop()
-					m.ReportFailure("p0", err)
-					m.Answered("p0")
-					time.Sleep(100 * time.Millisecond)
-				}
-				s := m.Status("p0")
-				require.Equal(t, Moved{From: "10.0.0.1", To: "10.0.0.2", At: s.Moved.At}, s.Moved)
-				require.WithinRange(t, s.Moved.At, at, time.Now())
-				require.ErrorContains(t, s.Err, "its name has another address now, 10.0.0.2 instead of 10.0.0.1, which was seen at ")
-				for range 600 {
-					m.Answered("p0") // a stream of before is not over
-					time.Sleep(100 * time.Millisecond)
-					require.False(t, m.Status("p0").Up)
-				}
-				require.Len(t, logs.FilterMessage("an engine is down").All(), 1)
-				require.Len(t, logs.FilterMessageSnippet("has another address now; it is up only").All(), 1)
+	old, third := newFake(), newFake()
+	third.set("/metrics", ok(metricsPage(200)))
+	h := &hosts{at: map[netip.Addr]*fake{netip.MustParseAddr("10.0.0.1"): old,
+		netip.MustParseAddr("10.0.0.3"): third, netip.MustParseAddr("10.0.0.4"): old}}
+	moves(t, h, func(t *testing.T, m *Monitor, c *Client, logs *observer.ObservedLogs) {
+		h.lead("10.0.0.2")
+		at := time.Now()
+		for m.Status("p0").Up {
+			require.Less(t, time.Since(at), 30*time.Second)
+			// Somebody keeps a connection from before, as streams do, and gives it back all the time.
+			ctx, stop := context.WithTimeout(t.Context(), 5*time.Second)
+			_, _, err := c.Get(ctx, target(t, "http://p0:8000"), "/health", 100)
+			stop()
+			m.ReportFailure("p0", err)
+			m.Answered("p0")
+			time.Sleep(100 * time.Millisecond)
+		}
+		s := m.Status("p0")
+		require.Equal(t, Moved{From: "10.0.0.1", To: "10.0.0.2", At: s.Moved.At}, s.Moved)
+		require.WithinRange(t, s.Moved.At, at, time.Now())
+		require.ErrorContains(t, s.Err, "its name has another address now, 10.0.0.2 instead of 10.0.0.1, which was seen at ")
+		for range 600 {
+			m.Answered("p0") // a stream of before is not over
+			time.Sleep(100 * time.Millisecond)
+			require.False(t, m.Status("p0").Up)
+		}
+		require.Len(t, logs.FilterMessage("an engine is down").All(), 1)
+		require.Len(t, logs.FilterMessageSnippet("has another address now; it is up only").All(), 1)
 
-				h.lead("10.0.0.3")
-				time.Sleep(20 * time.Second)
-				s = m.Status("p0")
-				require.True(t, s.Up)
-				require.NoError(t, s.Err)
-				require.Equal(t, "10.0.0.3", s.Moved.To)
-				require.EqualValues(t, 200, s.StartTime)
+		h.lead("10.0.0.3")
+		time.Sleep(20 * time.Second)
+		s = m.Status("p0")
+		require.True(t, s.Up)
+		require.NoError(t, s.Err)
+		require.Equal(t, "10.0.0.3", s.Moved.To)
+		require.EqualValues(t, 200, s.StartTime)
 
-				// It answers at once where it moves next, so nothing goes to the host of before any more.
-				h.lead("10.0.0.4")
-				time.Sleep(15 * time.Second)
-				asked := third.count("/health")
-				time.Sleep(time.Minute)
-				require.Equal(t, asked, third.count("/health"))
-				require.Len(t, logs.FilterMessage("an engine is down").All(), 1)
-			})
-		})
-	}
+		// It answers at once where it moves next, so nothing goes to the host of before any more.
+		h.lead("10.0.0.4")
+		time.Sleep(15 * time.Second)
+		asked := third.count("/health")
+		time.Sleep(time.Minute)
+		require.Equal(t, asked, third.count("/health"))
+		require.Len(t, logs.FilterMessage("an engine is down").All(), 1)
+	})
 }
 
 // Resolvers tell the addresses of a name in any order, and replace one of several.
@@ -136,4 +128,3 @@ func TestANameWithSeveralAddressesHasNotMoved(t *testing.T) {
 	}
 	require.Equal(t, "10.0.0.2,10.0.0.3 10.0.0.1,10.0.0.4", a.moved.From+" "+a.moved.To)
 }
-

@@ -2,6 +2,8 @@ package engine
 
 import (
 	"net/url"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -110,18 +112,13 @@ func TestAnAnswerInOnePieceIsJudgedByTheSilenceOfItsCore(t *testing.T) {
 // Other streams of the rank give signs of life at the moment of a first event. It is judged all the same.
 func TestAFirstEventIsJudgedWhileOthersGiveSigns(t *testing.T) {
 	l := NewLiveness()
-	stop, done := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(done)
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-				l.RecordSign(time.Now())
-			}
+	var stop atomic.Bool
+	var others sync.WaitGroup
+	others.Go(func() {
+		for !stop.Load() {
+			l.RecordSign(time.Now())
 		}
-	}()
+	})
 	wrong := 0
 	for range 20_000 {
 		now := time.Now()
@@ -133,8 +130,8 @@ func TestAFirstEventIsJudgedWhileOthersGiveSigns(t *testing.T) {
 		lost.End(now, true)
 		sameSalt.End(now, true)
 	}
-	close(stop)
-	<-done
+	stop.Store(true)
+	others.Wait()
 	require.Zero(t, wrong, "it may be made of KV that the rank has read too late for the other request")
 }
 

@@ -16,29 +16,15 @@ func TestSampleOfAnEngineWithTwoRanks(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{"0", "1"}, s.Engines())
 	require.Equal(t, 1755800000.25, s.StartTime)
-	for _, tt := range []struct {
-		name                 string
-		rank                 int
-		kv, running, waiting float64
-	}{
-		{"each rank has its own values", 0, 0.25, 3, 0},
-		{"the fullest of a rank's series counts", 1, 0.75, 5, 7},
-		{"the instance is its fullest rank, and the sum", -1, 0.75, 8, 7},
+	for rank, want := range map[int]Gauges{
+		0:  {KVShare: 0.25, Running: 3, Waiting: 0},
+		1:  {KVShare: 0.75, Running: 5, Waiting: 7}, // the fullest of a rank's series counts
+		-1: {KVShare: 0.75, Running: 8, Waiting: 7}, // the fullest rank, and the sum
+		2:  {KVShare: -1, Running: -1, Waiting: -1},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			kv, ok := s.KVUsage(tt.rank)
-			require.True(t, ok)
-			require.Equal(t, tt.kv, kv)
-			running, ok := s.Running(tt.rank)
-			require.True(t, ok)
-			require.Equal(t, tt.running, running)
-			waiting, ok := s.Waiting(tt.rank)
-			require.True(t, ok)
-			require.Equal(t, tt.waiting, waiting)
-		})
+		want.Preempted, want.Computed, want.WaitMs = -1, -1, -1
+		require.Equal(t, want, gaugesOf(nil, s, rank), rank)
 	}
-	_, ok := s.KVUsage(2)
-	require.False(t, ok, "a rank that is not there")
 }
 
 func TestKVUsageByName(t *testing.T) {
