@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -26,7 +27,7 @@ func TestAnEngineThatAnswersIsUpWithItsFacts(t *testing.T) {
 			Models:   []Model{{ID: "m", MaxModelLen: 1024}, {ID: "m-lora", Parent: "m"}},
 			Memories: Memories{"0": {Capacity: Reading{1600, productLabels}, Block: Reading{16, blockLabel}}},
 		}, s)
-		require.EqualValues(t, 1, gauge(t, reg))
+		require.EqualValues(t, 1, series(t, reg, "evenkeel_engine_up"))
 		s.Models[0].ID, s.Memories["0"] = "x", Memory{}
 		require.Equal(t, "m", m.Status("p0").Models[0].ID, "a status is a copy")
 		require.EqualValues(t, 1600, m.Status("p0").Memories["0"].Capacity.Tokens)
@@ -51,11 +52,11 @@ func TestAnEngineThatGoesDownAndComesBack(t *testing.T) {
 		require.False(t, s.Up)
 		require.ErrorContains(t, s.Err, "GET /health answered 503")
 		require.Len(t, s.Models, 2, "what was known stays")
-		require.Zero(t, gauge(t, reg))
+		require.Zero(t, series(t, reg, "evenkeel_engine_up"))
 		f.set("/health", ok(""))
 		time.Sleep(5 * time.Second)
 		require.NoError(t, m.Status("p0").Err)
-		require.EqualValues(t, 1, gauge(t, reg))
+		require.EqualValues(t, 1, series(t, reg, "evenkeel_engine_up"))
 
 		f.set("/health", "") // it hangs, but its streams go on
 		for range 60 {
@@ -78,7 +79,7 @@ func TestAnEngineThatGoesDownAndComesBack(t *testing.T) {
 
 func TestAnEngineThatNeverAnsweredIsLoggedOnceForEachReason(t *testing.T) {
 	f := newFake()
-	f.refuseAll(true)
+	f.failDials(syscall.ECONNREFUSED)
 	watched(t, f, func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, _ *prometheus.Registry) {
 		last := func(lines int) (level zapcore.Level, message, reason string) {
 			time.Sleep(10 * time.Minute)
@@ -92,7 +93,7 @@ func TestAnEngineThatNeverAnsweredIsLoggedOnceForEachReason(t *testing.T) {
 		require.Contains(t, message, "does not answer yet")
 		require.Contains(t, reason, "connection refused")
 
-		f.refuseAll(false)
+		f.failDials(nil)
 		for _, path := range []string{"/health", "/v1/models"} { // as a web server does
 			f.set(path, "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 15\r\n\r\n<html>hi</html>")
 		}
@@ -198,7 +199,7 @@ func TestKVThatIsReadTooLateIsSeen(t *testing.T) {
 func TestABrokenConnectionIsLookedIntoAtOnce(t *testing.T) {
 	f := newFake()
 	watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
-		f.refuseAll(true)
+		f.failDials(syscall.ECONNREFUSED)
 		m.ReportFailure("unknown", errCut)
 		m.ReportFailure("p0", errCut)
 		synctest.Wait() // no time passes
@@ -253,7 +254,7 @@ func TestOnChangeTellsTheLatestOneAtATime(t *testing.T) {
 		m.Set([]Instance{{ID: "p0", Role: "prefill", Target: target(t, "http://p0")}})
 		time.Sleep(25 * time.Second)
 		require.Equal(t, []string{"p0 true"}, seen, "no change, no call")
-		f.refuseAll(true)
+		f.failDials(syscall.ECONNREFUSED)
 		m.ReportFailure("p0", errNoListener)
 		time.Sleep(10 * time.Second)
 		require.Equal(t, "p0 false", seen[1])
@@ -285,7 +286,7 @@ func TestAnEngineWhoseHealthCostsSomething(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			f := newFake()
-			f.setDelay(10 * time.Millisecond)
+			f.delay = 10 * time.Millisecond
 			f.set("/ready", row.ready)
 			f.set("/health", row.health)
 			quick := Instance{ID: "p0", Role: "prefill", Target: target(t, "http://p0:8000"), Ready: "/ready"}

@@ -86,7 +86,7 @@ func TestWhatACanaryProves(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			f := decodes()
-			f.setDelay(time.Second)
+			f.delay = time.Second
 			f.set(completionsPath, row.answer)
 			doubted(t, f, func(t *testing.T, m *Monitor, reg *prometheus.Registry) {
 				m.Traffic("d0").Begin()
@@ -95,7 +95,7 @@ func TestWhatACanaryProves(t *testing.T) {
 				case scaling:
 					f.set("/v1/models", scaling)
 				case "none":
-					f.failDials(errNoSocket)
+					f.failDials(syscall.EMFILE)
 				case "off":
 					m.cfg.Canary = 0
 				}

@@ -8,7 +8,6 @@ import (
 	"net"
 	"slices"
 	"sync"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,7 +21,6 @@ import (
 // fake is an engine's management side, over pipes.
 type fake struct {
 	mu       sync.Mutex
-	refuse   bool              // connections
 	fails    error             // of each dial; nil: none
 	answers  map[string]string // raw, by path; an absent one is 404, an empty one is silence
 	asked    map[string]int
@@ -51,22 +49,10 @@ func (f *fake) set(path, raw string) {
 	f.answers[path] = raw
 }
 
-func (f *fake) refuseAll(yes bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.refuse = yes
-}
-
 func (f *fake) failDials(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.fails = err
-}
-
-func (f *fake) setDelay(d time.Duration) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.delay = d
 }
 
 func (f *fake) count(path string) int {
@@ -80,9 +66,6 @@ func (f *fake) dial(context.Context, string, string) (net.Conn, error) {
 	defer f.mu.Unlock()
 	if f.fails != nil {
 		return nil, f.fails
-	}
-	if f.refuse {
-		return nil, &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}
 	}
 	ours, theirs := net.Pipe()
 	go f.serve(theirs)
@@ -154,11 +137,6 @@ func runs(t *testing.T, m *Monitor, c *Client) (end func()) {
 		c.Close()
 		time.Sleep(time.Hour) // no answer of the fake takes longer; the bubble waits for none that is under way
 	}
-}
-
-func gauge(t *testing.T, reg *prometheus.Registry) float64 {
-	t.Helper()
-	return series(t, reg, "evenkeel_engine_up")
 }
 
 // series is the value of the one whose labels have these values, in the order of their names; 0 if
