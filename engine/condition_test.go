@@ -5,7 +5,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"syscall"
 	"testing"
 	"time"
 
@@ -76,48 +75,42 @@ func TestStatesMoveAsTheirTableSays(t *testing.T) {
 	ends := func(from, to State) bool { return to == from || from == Accused && to == Up }
 	halts := func(from, to State) bool { return to == Halted || from <= Late && to == from }
 	good := func(from, to State) bool { return to > Late && (to != Wedged || from != Up) }
-	on := func(f func(*health, time.Time)) func(*rapid.T, *scene) {
-		return func(_ *rapid.T, s *scene) { s.move(f) }
+	fails := func(from, to State) bool { return to == from || to == Down || to == Late }
+	leads := func(to State) func(State, State) bool { return func(_, now State) bool { return now == to } }
+	canary := func(outcome string, isSilent bool) step {
+		return does(func(h *health, now time.Time) { h.endCanary(outcome, err500, isSilent, now) })
 	}
-	why := errors.New("500")
+	stopped := func(why error) step { return times(1, stops(why), checks(nil)) }
+	moved := sets(func(s *scene) { s.host++ })
 	moves := map[string]struct {
-		do    func(rt *rapid.T, s *scene)
+		do    []step // one of them
 		legal func(from, to State) bool
 	}{
-		"good check": {func(_ *rapid.T, s *scene) { s.end(s.begin(), nil) }, good},
-		"failed check": {func(rt *rapid.T, s *scene) {
-			s.end(s.begin(), rapid.SampledFrom([]error{errNoListener, errSlow, errors.New("503")}).Draw(rt, "why"))
-		}, func(from, to State) bool { return to == from || to == Down || to == Late }},
-		"no check": {func(_ *rapid.T, s *scene) { s.end(s.begin(), syscall.EMFILE) }, unchanged},
-		"moved": {func(rt *rapid.T, s *scene) {
-			s.host++
-			s.end(s.begin(), rapid.SampledFrom([]error{nil, errNoListener}).Draw(rt, "found"))
-		}, func(State, State) bool { return true }},
-		"restart": {func(_ *rapid.T, s *scene) { s.start++; s.end(s.begin(), nil) },
+		"good check":   {[]step{checks(nil)}, good},
+		"failed check": {[]step{checks(errNoListener), checks(errSlow), checks(err500)}, fails},
+		"no check":     {[]step{checks(errNoSocket)}, unchanged},
+		"moved": {[]step{times(1, moved, checks(nil)), times(1, moved, checks(errNoListener))},
+			func(State, State) bool { return true }},
+		"restart": {[]step{times(1, sets(func(s *scene) { s.start++ }), checks(nil))},
 			func(_, to State) bool { return to == Up || to == Halted }},
-		"stopped": {func(rt *rapid.T, s *scene) {
-			s.stopped = rapid.SampledFrom([]error{ErrPaused, ErrReforming, errors.New("a fault")}).Draw(rt, "why")
-			s.end(s.begin(), nil)
-		}, func(_, to State) bool { return to == Halted }},
-		"resumed": {func(_ *rapid.T, s *scene) { s.stopped = nil; s.end(s.begin(), nil) }, good},
-		"refused": {on(func(h *health, now time.Time) { h.recordFailure(errNoListener, now) }),
-			func(_, to State) bool { return to <= Late }},
-		"refuses all": {on(func(h *health, now time.Time) { h.recordFailure(ErrPaused, now) }), halts},
-		"fails": {on(func(h *health, now time.Time) { h.recordOutcome(Faulted, why, now) }),
+		"stopped":     {[]step{stopped(ErrPaused), stopped(ErrReforming), stopped(errors.New("a fault"))}, leads(Halted)},
+		"resumed":     {[]step{stopped(nil)}, good},
+		"refused":     {[]step{reports(errNoListener)}, func(_, to State) bool { return to <= Late }},
+		"refuses all": {[]step{reports(ErrPaused)}, halts},
+		"fails": {[]step{judges(Faulted, err500)},
 			func(from, to State) bool { return to == from || from >= Accused && to == Out }},
-		"served": {on(func(h *health, now time.Time) { h.recordOutcome(Served, nil, now) }), returns},
-		"canary fails": {on(func(h *health, now time.Time) { h.endCanary(canaryFailed, why, false, now) }),
+		"served": {[]step{judges(Served, nil)}, returns},
+		"canary fails": {[]step{canary(canaryFailed, false)},
 			func(from, to State) bool { return to == from || from > Halted && to == Wedged }},
-		"canary passes": {on(func(h *health, now time.Time) { h.endCanary(canaryPassed, nil, true, now) }), returns},
-		"no canary":     {on(func(h *health, now time.Time) { h.endCanary(canaryNotMade, nil, true, now) }), unchanged},
-		"accused":       {on(func(h *health, _ time.Time) { h.addAccusations(1) }), begins},
-		"settled":       {on(func(h *health, _ time.Time) { h.addAccusations(-maxAccused) }), ends},
-		"silent":        {on(func(h *health, now time.Time) { h.recordSilence(true, false, now) }), begins},
-		"a sign":        {on(func(h *health, now time.Time) { h.recordSilence(false, true, now) }), ends},
-		"hold":          {on(func(h *health, _ time.Time) { h.hold(&Held{Why: "an operator"}) }), halts},
-		"free": {on(func(h *health, _ time.Time) { h.hold(nil) }),
-			func(from, to State) bool { return to == from || from == Halted && to == Up }},
-		"reload": {func(_ *rapid.T, s *scene) { s.health = health{in: s.in} }, func(_, to State) bool { return to == Down }},
+		"canary passes": {[]step{canary(canaryPassed, true)}, returns},
+		"no canary":     {[]step{canary(canaryNotMade, true)}, unchanged},
+		"accused":       {[]step{accuses(1)}, begins},
+		"settled":       {[]step{accuses(-maxAccused)}, ends},
+		"silent":        {[]step{silent(true, false)}, begins},
+		"a sign":        {[]step{silent(false, true)}, ends},
+		"hold":          {[]step{holds(&Held{Why: "an operator"})}, halts},
+		"free":          {[]step{holds(nil)}, func(from, to State) bool { return to == from || from == Halted && to == Up }},
+		"reload":        {[]step{sets(func(s *scene) { s.health = health{in: s.in} })}, leads(Down)},
 	}
 	kinds := slices.Sorted(maps.Keys(moves))
 	history := func(rt *rapid.T) {
@@ -127,7 +120,7 @@ func TestStatesMoveAsTheirTableSays(t *testing.T) {
 			kind := rapid.SampledFrom(kinds).Draw(rt, "what")
 			from := s.State()
 			did = append(did, kind)
-			moves[kind].do(rt, s)
+			rapid.SampledFrom(moves[kind].do).Draw(rt, "which")(t, s)
 			to, isHeld := s.State(), s.in.Held != nil
 			seen = s.stopped != nil && (seen && kind != "reload" && kind != "stopped" || s.halt.confirmed)
 			if isHeld || seen {
