@@ -57,6 +57,9 @@ func refusing(code int, body string) string {
 func TestAnEngineThatReformsIsHalted(t *testing.T) {
 	f := newFake()
 	watched(t, f, func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, reg *prometheus.Registry) {
+		m.ReportFailure("p0", ErrReforming)
+		time.Sleep(2 * time.Second)
+		require.Len(t, logs.All(), 1, "it is up, and no check has seen that it re-forms")
 		require.Zero(t, f.count(scalingPath), "nothing asks an engine that takes requests")
 		f.set("/v1/models", refusing(503, `{"error":"`+saysScaling+`"}`))
 		f.set("/metrics", refusing(503, `{"error":"`+saysScaling+`"}`))
