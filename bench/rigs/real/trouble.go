@@ -21,10 +21,10 @@ var prefillTroubles = []row{
 	usually("SIGSTOP of the only prefill engine for 20 s", standing(74, "p0")),
 	usually("the core of a decode engine stands still for 40 s, longer than the lease", coreStands(90, 0, "d0")),
 	usually("the cores of all decode engines stand still for 40 s, longer than the lease", coreStands(92, 0, "d0", "d1")),
-	usually("the core of a decode engine stands still for 40 s, from the middle of its pulls on", coreStands(94, pulling, "d0")),
-	inOnePiece("the core of a decode engine stands still for 40 s, answers in one piece", coreStands(96, 0, "d0")),
+	usually("the core of a decode engine stands still for 40 s, from the middle of its pulls on", coreStands(194, pulling, "d0")),
+	inOnePiece("the core of a decode engine stands still for 40 s, answers in one piece", coreStands(196, 0, "d0")),
 	inOnePiece("the core of a decode engine stands still for 40 s, from the middle of its pulls on, in one piece",
-		coreStands(98, pulling, "d0")),
+		coreStands(198, pulling, "d0")),
 	usually("kill -9 of the only prefill engine, and its restart", prefillDies),
 }
 
