@@ -163,6 +163,7 @@ func TestHistoriesOfAnEngine(t *testing.T) {
 	isNew := sets(func(s *scene) { s.health = health{in: s.in} })
 	fails, served := judges(Faulted, why), judges(Served, nil)
 	passes, broken := tries(canaryPassed, nil, false), tries(canaryFailed, why, false)
+	noOutage := func(t *testing.T, s *scene) { require.NoError(t, s.Out) }
 	changed := func(up, state time.Duration) step { // so long ago
 		return func(t *testing.T, s *scene) {
 			require.Equal(t, []time.Duration{up, state}, []time.Duration{s.now.Sub(s.Since), s.now.Sub(s.Changed)})
@@ -326,7 +327,7 @@ func TestHistoriesOfAnEngine(t *testing.T) {
 		"one that is held is not judged": {
 			times(outage-1, fails), holds(noon), is(Halted, "paused at noon"), times(outage, fails),
 			times(9, judges(Silent, why)), times(9, reports(ErrPaused)), silent(true, false),
-			times(9, checks(err500)), times(9, checks(errSlow)), is(Halted, "paused at noon"), noCanary, holds(noon),
+			times(9, checks(err500)), times(9, checks(errSlow)), is(Halted, "paused at noon"), noOutage, noCanary, holds(noon),
 			holds(nil), is(Up), asks(dueNow, false), fails, is(Up)},
 		"but nobody listens there": {holds(noon), reports(errNoListener), is(Down, "refused")},
 		"its pause has the operator's reason": {
