@@ -256,7 +256,7 @@ func (h *health) endCheck(c check, now time.Time) {
 	// While only the API server is busy, streams go on. They prove nothing of an engine without a
 	// list, which gets no requests, and may be of the host that had the engine's name before.
 	isOnlyBusy := isLate(err) && c.streamed && len(h.facts.models) > 0 && !h.facts.unproven
-	switch halt, seenNow := h.haltAfter(c); {
+	switch seenNow, halt := h.haltAfter(c); {
 	case errors.Is(err, ErrReforming): // before 0.33 the health check of vLLM also answers that it re-forms
 		h.failedChecks = 0
 		h.setHalt(halt, seenNow, now)
@@ -288,7 +288,7 @@ func (h *health) endCheck(c check, now time.Time) {
 //   - readHalt found a pause or a fault.
 //
 // seenNow says that this check has seen a reason, so that setHalt counts the halt as confirmed.
-func (h *health) haltAfter(c check) (halt error, seenNow bool) {
+func (h *health) haltAfter(c check) (seenNow bool, halt error) {
 	halt, old := c.halt, h.halt.why
 	if h.in.Held != nil && (halt == nil || errors.Is(halt, ErrPaused)) {
 		halt = nil // the operator may have paused the engine, and Held has the reason
@@ -299,13 +299,13 @@ func (h *health) haltAfter(c check) (halt error, seenNow bool) {
 	wasReforming := errors.Is(old, ErrReforming) || errors.Is(old, errScaleFailed)
 	switch {
 	case errors.Is(c.err, ErrReforming):
-		return ErrReforming, true
+		return true, ErrReforming
 	case c.reforming != nil:
-		return c.reforming, true
+		return true, c.reforming
 	case c.err == nil && h.facts.modelsErr != nil && wasReforming:
-		return old, halt != nil // a pause or fault that was seen confirms that the engine takes no requests
+		return halt != nil, old // a pause or fault that was seen confirms that the engine takes no requests
 	}
-	return halt, halt != nil
+	return halt != nil, halt
 }
 
 // applyGoodCheck records a good health check. That is not enough to be up if the engine refuses the

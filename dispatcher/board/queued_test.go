@@ -9,18 +9,6 @@ import (
 	"evenkeel/pool"
 )
 
-// taken is the slot an entry got, nil: none yet; it must not have been refused.
-func taken(t *testing.T, w waiting) *Slot {
-	t.Helper()
-	select {
-	case r := <-w.result:
-		require.NoError(t, r.Err)
-		return r.Slot
-	default:
-		return nil
-	}
-}
-
 // An engine begins with the requests in its queue in order, as slots and KV room come free.
 func TestARequestLeavesItsEnginesQueueWhenASlotComesFree(t *testing.T) {
 	h := newHand(t, testConfig())
