@@ -34,6 +34,7 @@ type probeCall struct {
 	srv    *Server
 	entry  *fleet.TrackedCall // the entry of this call in the list of calls that a drain may end
 	made   roster.Generation  // of the KV that the call makes, as it was before the call was written
+	asRank string             // the engine at this address in the role in which it decodes; its salt is that of the call
 	salted string             // the salt with which the call was written; empty: it needed none
 	began  time.Time
 }
@@ -62,7 +63,10 @@ func (c *probeCall) engineCall() *engine.Call { return c.Call.Call }
 // salt returns the salt of the call's engine; empty: it needs none. An engine may also decode, or have done so under an earlier config. So
 // it may have pulled KV too late, and its prefix cache may have another prompt's KV, which must not be handed over.
 func (c *probeCall) salt() string {
-	return c.srv.Monitor.Salt(roster.Decode + strings.TrimPrefix(c.Engine, roster.Prefill))
+	if c.asRank == "" {
+		c.asRank = roster.Decode + strings.TrimPrefix(c.Engine, roster.Prefill)
+	}
+	return c.srv.Monitor.Salt(c.asRank)
 }
 
 // withSalt returns the changes with the salt of the call's engine.
