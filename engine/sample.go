@@ -181,7 +181,7 @@ type Expiries struct {
 	Start    float64 // start time of the process, in Unix seconds; 0: not known
 	Known    bool    // the engine counts them
 
-	ReadLate   float64   // hand-offs that were read after that, see Sample.ReadLate
+	ReadLate   float64   // hand-offs that were reported after that, see Sample.ReadLate
 	ReadLateAt time.Time // when ReadLate was last seen to grow; zero: never
 }
 

@@ -51,7 +51,7 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 			d.Engines[0].ReadLate = &detect.ReadLate{HandOffs: 2, AgoS: 20}
 			d.Engines[1].ReadLate = &detect.ReadLate{HandOffs: 1, AgoS: 301}
 		}, []told{{detect.Warn, "prefill", "10.0.1.10:8000", "Prefill engine 10.0.1.10:8000 counts 2 hand-offs that decode engines " +
-			"reported when their KV was freed already, the last one 20 s ago. If they read it, it may have been another prompt's"}}},
+			"reported when their KV was freed already. If they read it, it may have been another prompt's"}}},
 		"an engine is out, and what is bad comes first": {func(d *detect.Facts) {
 			rank(d, 3).State = detect.RankDraining
 			d.Engines[12].State, d.Engines[12].Why = "out", "three requests failed in a row"

@@ -136,9 +136,9 @@ func findReadTooLate(v *view, report reportFunc) {
 		e := &v.Engines[i]
 		if late := e.ReadLate; late != nil && late.AgoS < readLateFor {
 			where := place{"prefill engine", e.ID, "prefill"}
-			report(where, noReason, "%s counts %s that decode engines reported when their KV was freed already, the last "+
-				"one %s ago. If they read it, it may have been another prompt's",
-				where.capitalized(), words.Count(int(late.HandOffs), "hand-off"), spokenAge(late.AgoS))
+			report(where, noReason, "%s counts %s that decode engines reported when their KV was freed already. If they "+
+				"read it, it may have been another prompt's", where.capitalized(),
+				words.Count(int(late.HandOffs), "hand-off"))
 		}
 	}
 }
