@@ -2,6 +2,7 @@ package gateway_test
 
 import (
 	"encoding/json"
+	"io"
 	"maps"
 	"net/http"
 	"os"
@@ -18,6 +19,7 @@ import (
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/detect"
 	"evenkeel/gateway/live"
+	"evenkeel/mooncake"
 )
 
 // What GET /live?once says is what the proxy and its engines do.
@@ -189,4 +191,39 @@ func since(then time.Time, all []detect.Incident) []detect.Incident {
 	return slices.DeleteFunc(all, func(i detect.Incident) bool {
 		return i.SinceMs < then.UnixMilli() || i.Kind == detect.ProxyBusy
 	})
+}
+
+// What a prefill engine counts of KV that was read too late is on the page and in the metric.
+func TestKVThatIsReadTooLateIsAnIncident(t *testing.T) {
+	t.Parallel()
+	nixl := []refengine.Config{{Connector: refengine.NIXLPull}}
+	profile := mooncake.Profile{Connector: mooncake.NIXLPull}
+	c := start(t, options{dirty: true, profile: profile, prefill: nixl, decode: nixl})
+	engine := c.Prefill[0].URLs()[0]
+	post := func(path, body string) []byte {
+		r, err := http.Post(engine+path, "application/json", strings.NewReader(body))
+		require.NoError(t, err)
+		defer r.Body.Close()
+		text, err := io.ReadAll(r.Body)
+		require.NoError(t, err)
+		require.Equal(t, http.StatusOK, r.StatusCode, "%s", text)
+		return text
+	}
+	var made struct {
+		KV struct {
+			ID string `json:"remote_request_id"`
+		} `json:"kv_transfer_params"`
+	}
+	require.NoError(t, json.Unmarshal(post("/v1/completions", `{"model":"ref","prompt":"one two","max_tokens":1,`+
+		`"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false}}`), &made))
+	c.Eventually("an incident names the engine", func() bool {
+		// The first one is in time, and the count must be seen to grow.
+		post("/kv/pull", `{"drain":true,"id":`+strconv.Quote(made.KV.ID)+`}`)
+		var d live.Document
+		require.NoError(t, json.Unmarshal([]byte(c.get("/live?once").Body), &d))
+		return slices.ContainsFunc(d.Incidents, func(i detect.Incident) bool {
+			return i.Kind == detect.ReadTooLate && "http://"+i.Subject == engine
+		})
+	})
+	require.Contains(t, c.get("/metrics").Body, `kind="kv_read_late"`)
 }
