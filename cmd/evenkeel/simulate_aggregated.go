@@ -21,9 +21,10 @@ const (
 	tierAggregated = "aggregated"
 
 	defaultAggregatedPolicies = enginePolicy + ",jsq-kv," + delayerPolicy + ",evenkeel"
-	aggregatedBudget          = 8192   // most tokens that a rank computes in a step, vLLM's default on these GPUs
-	freeSlotShare             = 0.15   // share of the slots that stay free in a closed loop
-	drawnRequests             = 20_000 // requests in a random trace
+	mostBudget                = 1 << 20 // --token-budget; no engine has as many tokens in a step
+	mostInterval              = 64      // --prefill-schedule-interval; prompts would hardly be computed
+	freeSlotShare             = 0.15    // share of the slots that stay free in a closed loop
+	drawnRequests             = 20_000  // requests in a random trace
 	// maxRequestsAtOnce bounds the slots of all ranks together, and the requests beyond them: a run keeps each request in memory.
 	maxRequestsAtOnce = 16_384
 )
@@ -113,6 +114,7 @@ func (c *simulateCmd) parseAggregatedPolicies() (all []mixed.Contender, err erro
 					spelling.Hint(name, []string{enginePolicy, delayerPolicy}))
 			}
 		}
+		p.Every, p.Rests = c.Interval, c.deployment.Engine == "sglang"
 		all = append(all, p)
 	}
 	return all, nil
@@ -133,7 +135,7 @@ func (c *simulateCmd) aggregatedLoad() (_ *mixed.Load, lengths *mixed.Replayed, 
 	}
 	lengths = &mixed.Replayed{Name: name, Requests: t.Requests}
 	l := &mixed.Load{
-		Texts: lengths, Ranks: c.deployment.Ranks, Slots: c.Slots, Budget: aggregatedBudget,
+		Texts: lengths, Ranks: c.deployment.Ranks, Slots: c.Slots, Budget: c.Budget,
 		Law:  c.deployment.Served(), // how long a step takes that may also compute prompts
 		Of:   c.deployment.Name(),   // whose law it is
 		Full: 1 - freeSlotShare,     // the share of the slots that requests fill in a closed loop
@@ -158,6 +160,12 @@ func (c *simulateCmd) checkAggregatedFlags() error {
 	}
 	if c.Slots < 1 || c.Slots > maxRequestsAtOnce/c.deployment.Ranks {
 		return fmt.Errorf("--slots %d: 1 to %d with so many ranks", c.Slots, maxRequestsAtOnce/c.deployment.Ranks)
+	}
+	if int(c.Budget) < c.Slots || c.Budget > mostBudget {
+		return fmt.Errorf("--token-budget %d: %d to %d, because each of the %d slots needs a token", c.Budget, c.Slots, mostBudget, c.Slots)
+	}
+	if c.Interval < 1 || c.Interval > mostInterval {
+		return fmt.Errorf("--prefill-schedule-interval %d: 1 to %d", c.Interval, mostInterval)
 	}
 	if c.Capacity < 0 {
 		return fmt.Errorf("--capacity %d: a number of KV tokens, or 0 for no limit", c.Capacity)
@@ -221,6 +229,8 @@ func (c *simulateCmd) aggregatedCommandLine() string {
 	line.Add(c.Format != "auto", "format %s", c.Format)
 	line.Add(true, "slots %d", c.Slots)
 	line.Add(c.Capacity != 0, "capacity %d", c.Capacity)
+	line.Add(true, "token-budget %d", c.Budget)
+	line.Add(c.Interval > 1, "prefill-schedule-interval %d", c.Interval)
 	line.Add(true, "load %s", c.Load)
 	if c.Pool != nil { // with =, because --pool may be negative, and a number with a minus after a space could be taken for a flag
 		line.Text += fmt.Sprintf(" --pool=%d", *c.Pool)
@@ -238,7 +248,7 @@ func (c *simulateCmd) aggregatedNotes(r *report.Report) []string {
 	return []string{
 		c.simulatedGain("prefill and decode", anotherPart, r.Runs), r.Headline(),
 		stepTimesNote + promptTimesNote,
-		how + fmt.Sprintf(". A step computes at most %d tokens of a rank. No prompt is in a prefix cache.", aggregatedBudget),
+		how + fmt.Sprintf(". A step computes at most %d tokens of a rank. No prompt is in a prefix cache.", c.Budget),
 		fmt.Sprintf("engine is what the engine does by itself with one address. %s is what engines do that hold prompts for up to %d steps, "+
 			"until each rank has one. × is the ratio to %s. ± is the deviation between seeds, each of which begins elsewhere in the trace.",
 			delayerPolicy, delayerMaxSteps, r.Runs[0].Policy),

@@ -128,6 +128,9 @@ func TestSimulateSaysWhatIsWrong(t *testing.T) {
 		{"a policy that keeps all room free", "--tier aggregated --law gpt-oss-120b,vllm,H200,4 --slots 4 --seeds 1 --policies evenkeel:watermark=0.9 --capacity 15600", 1, "a request fits no rank"},
 		{"more slots than can be kept", "--tier aggregated --law gpt-oss-120b,vllm,H200,4 --slots 5000", 1, "--slots 5000: 1 to 4096"},
 		{"more requests than can be kept", "--tier aggregated --law gpt-oss-120b,vllm,H200,4 --pool 20000000", 1, "--pool 20000000: at most"},
+		{"a budget below the slots", "--tier aggregated --law gpt-oss-120b,vllm,H200,4 --slots 64 --token-budget 32", 1, "--token-budget 32: 64 to 1048576"},
+		{"a budget of ranks that decode", "--law gpt-oss-120b,vllm,H200,4 --token-budget 512", 2, "--token-budget: --tier decode has no such flag"},
+		{"prompts in no step", "--tier aggregated --law gpt-oss-120b,vllm,H200,4 --prefill-schedule-interval 0", 1, "--prefill-schedule-interval 0: 1 to 64"},
 		{"nearly no load", "--tier aggregated --law gpt-oss-120b,vllm,H200,4 --load 1e-9", 1, "less than one request at a time"},
 		{"ranks beside a law, which has them", "--law gpt-oss-120b,vllm,H200,4 --workers 3", 2, "--workers does not go with --law"},
 		{"a fixed part beside a law, which has it", "--law gpt-oss-120b,vllm,H200,4 --c0 3ms", 2, "--c0 does not go with --law"},
@@ -183,5 +186,21 @@ func TestSimulateTellsWhatADeploymentGains(t *testing.T) {
 			require.Equal(t, 3, strings.Count(found, " to "), "%s", found)
 			require.Contains(t, plain, "means of the ratios of 2 seeds")
 		}
+	}
+}
+
+// What an operator can have by flags of the engine is simulated as those flags are: by other steps.
+func TestSimulateTakesTheFlagsOfEngines(t *testing.T) {
+	const args = "simulate --tier aggregated --law gpt-oss-120b,vllm,h200,4 --slots 16 --seeds 1 --trace synth:lognormal --policies engine --json "
+	seen := map[float64]string{}
+	for _, flags := range []string{"", "--token-budget 512", "--prefill-schedule-interval 3"} {
+		status, out, errs := line(strings.Fields(args + flags)...)
+		require.Equal(t, 0, status, errs)
+		var r simulatedJSON
+		require.NoError(t, json.Unmarshal([]byte(out), &r))
+		ttft := r.Runs[0].Metrics["ttft_mean_ms"].Mean
+		require.Positive(t, ttft)
+		require.NotContains(t, seen, ttft)
+		seen[ttft] = flags
 	}
 }
