@@ -19,6 +19,8 @@ func policies() []mixed.Contender {
 	every.Every = 2
 	learned := held("rounds, the law of a step learned", d.Patience, d.MaxHold, false)
 	learned.Learn = true
+	fewer := held(fmt.Sprintf("rounds, %d tokens in a step", fewTokens), d.Patience, d.MaxHold, false)
+	fewer.Budget = fewTokens
 	return []mixed.Contender{
 		{Name: "vLLM's own", Route: mixed.VLLM},
 		{Name: "least tokens", Route: mixed.LeastTokens},
@@ -37,8 +39,14 @@ func policies() []mixed.Contender {
 		held("rounds, max_hold 10 s", d.Patience, 10, false),
 		{Name: "least tokens, interval 2 in the engines", Route: mixed.LeastTokens, Every: 2},
 		every,
+		{Name: "vLLM's own, interval 2 in the engines", Route: mixed.VLLM, Every: 2},
+		{Name: fmt.Sprintf("vLLM's own, %d tokens in a step", fewTokens), Route: mixed.VLLM, Budget: fewTokens},
+		fewer,
 	}
 }
+
+// fewTokens are fewer in a step of a rank than most loads have: what one flag of the engine changes.
+const fewTokens = 2048
 
 // whatever is so much patience that it does not matter how many wait for their first token: prompts are held for a quarter of what they
 // spare, as they were before that mattered.

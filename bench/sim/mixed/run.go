@@ -19,15 +19,16 @@ import (
 
 // Contender is who chooses the ranks of requests.
 type Contender struct {
-	Name  string
-	Spec  string     // of a policy of the server's, which holds requests in its pool
-	Route Router     // of a proxy that sends each request when it comes; nil: spec decides
-	Delay int        // passes for which the engines hold prompts
-	Every int        // steps of the engines between those that compute prompts
-	Rests bool       // these steps are counted from one that computes prompts, as in SGLang
-	Exact bool       // the proxy knows how long prompts are
-	Learn bool       // it learns what a step takes; else that is told
-	Form  *step.Form // that is told; nil: that of the engines
+	Name   string
+	Spec   string     // of a policy of the server's, which holds requests in its pool
+	Route  Router     // of a proxy that sends each request when it comes; nil: spec decides
+	Delay  int        // passes for which the engines hold prompts
+	Budget int32      // tokens of a rank in a step, that the engines were started with; 0: those of the load
+	Every  int        // steps of the engines between those that compute prompts
+	Rests  bool       // these steps are counted from one that computes prompts, as in SGLang
+	Exact  bool       // the proxy knows how long prompts are
+	Learn  bool       // it learns what a step takes; else that is told
+	Form   *step.Form // that is told; nil: that of the engines
 }
 
 // Run is a policy on a load: ranks in virtual time, and the server's own board in front of them.
@@ -36,6 +37,7 @@ type Run struct {
 	Contender
 	virtual.MixedEngines
 	group    *virtual.MixedGroup
+	budget   int32
 	learner  board.Learner
 	learned  bool // something was, since tables were looked at
 	requests []request
@@ -69,6 +71,8 @@ const (
 	settles = 5
 	lasts   = 30
 	patient = 3 // times as long as that requests are waited for that came in it
+
+	Lasts = settles + lasts
 )
 
 // model is the one that all requests are for.
@@ -87,7 +91,7 @@ func New(l *Load, p Contender) (*Run, error) {
 	until := (settles + lasts) * l.Stays
 	n := int(max(2/l.Gap, l.fastest)*until) + 4*l.There + 100
 	s := &Run{
-		Load: l, Contender: p, requests: l.requests(n, l.Gap), from: settles * l.Stays, to: until, seenAt: math.Inf(-1),
+		Load: l, Contender: p, budget: cmp.Or(p.Budget, l.Budget), requests: l.requests(n, l.Gap), from: settles * l.Stays, to: until, seenAt: math.Inf(-1),
 		caches: make([]cache, l.Ranks), seen: make([]asked, l.Ranks), came: make([]float64, n), first: make([]float64, n),
 	}
 	cfg := board.Config{Policy: p.Spec}
@@ -134,10 +138,10 @@ func (s *Run) fleet() {
 		ids[i] = int32(i)
 		workers[i] = board.Worker{
 			ID: int32(i), Name: strconv.Itoa(i), Model: model, Group: key.Name, Barrier: true, Slots: s.Slots, Capacity: s.Room, Up: true,
-			Mixed: true, Budget: int(s.Budget), Interval: s.Every, AfterPrompts: s.Rests,
+			Mixed: true, Budget: int(s.budget), Interval: s.Every, AfterPrompts: s.Rests,
 		}
 	}
-	engines := virtual.Mixed{Law: s.Law, Budget: s.Budget, Slots: s.Slots, KVCapacity: s.Room, Delay: s.Delay,
+	engines := virtual.Mixed{Law: s.Law, Budget: s.budget, Slots: s.Slots, KVCapacity: s.Room, Delay: s.Delay,
 		Interval: int64(s.Every), AfterPrompts: s.Rests}
 	s.group = s.Add(key, engines, ids, s.cached)
 	s.Apply(board.SetWorkers{Workers: workers}, 0)
