@@ -15,6 +15,7 @@ import (
 	"evenkeel/bench/lab/survey"
 	"evenkeel/engine"
 	"evenkeel/gateway/config"
+	"evenkeel/gateway/draft"
 	"evenkeel/mooncake"
 )
 
@@ -25,7 +26,7 @@ type surveyCmd struct {
 	For     time.Duration `default:"15m" placeholder:"TIME" help:"Watch for this long; Ctrl-C ends it sooner (default: ${default})."`
 	Every   time.Duration `default:"1s" placeholder:"TIME" help:"Ask each engine once in this time (default: ${default})."`
 	Slots   int           `placeholder:"N" help:"A rank runs N requests at once: its --max-num-seqs, or SGLang's --max-running-requests divided by the number of ranks (default: the largest number that the survey sees; with --trial, the one that the engine tells)."`
-	Budget  int           `name:"token-budget" placeholder:"N" help:"A step of a rank that prefills and decodes has at most N tokens, its --max-num-batched-tokens (default: 8192)."`
+	Budget  int           `name:"token-budget" placeholder:"N" help:"A step of a rank that prefills and decodes has at most N tokens, its --max-num-batched-tokens (default: the number that an engine tells, else 8192)."`
 	Out     string        `short:"o" placeholder:"FILE" help:"Also write the report as a page to FILE, which must not exist yet. With --trial, it is a file of JSON, and is always written (default then: evenkeel-trial.json)."`
 
 	surveyTrial `embed:"" group:"Play loads instead of watching"`
@@ -106,6 +107,10 @@ func (c *surveyCmd) watch(std streams, targets []*engine.Target, page io.Writer)
 	defer client.Close()
 	fmt.Fprintf(std.err, "watching for %v (%s); Ctrl-C ends it with what was seen\n", c.For, shortList(c.Engines))
 	bar := newProgress(std.err)
+	given := survey.Given{Slots: c.Slots, Budget: c.Budget}
+	for i := 0; given.Budget == 0 && i < len(targets); i++ {
+		given.Budget = draft.StepBudget(ctx, client, targets[i])
+	}
 	began := time.Now()
 	all, err := survey.Watch(ctx, client, targets, c.Every, c.For, func(gone time.Duration) {
 		bar.update(int(gone.Seconds()), int(c.For.Seconds()), fmt.Sprintf("watched for %v of %v", gone.Round(time.Second), c.For))
@@ -121,7 +126,7 @@ func (c *surveyCmd) watch(std streams, targets []*engine.Target, page io.Writer)
 	defer stop()
 	fmt.Fprintln(std.err, "simulating what was seen, for about half a minute; Ctrl-C now ends it without the gain")
 	bar = newProgress(std.err)
-	findings := survey.Judge(ctx, all, survey.Given{Slots: c.Slots, Budget: c.Budget}, func(done, of int) {
+	findings := survey.Judge(ctx, all, given, func(done, of int) {
 		bar.update(done, of, fmt.Sprintf("simulated %d of %d", done, of))
 	})
 	bar.finish()

@@ -78,11 +78,7 @@ func ask(ctx context.Context, client *engine.Client, e *Entry, keyEnv string) {
 		e.addNote("It could not be asked: %s.", e.Dead)
 		return
 	}
-	get := func(path string) (status int, body []byte, err error) {
-		ctx, cancel := context.WithTimeout(ctx, askTimeout)
-		defer cancel()
-		return client.Get(ctx, target, path, maxAnswerBytes)
-	}
+	get := getter(ctx, client, target)
 	switch status, _, err := get("/health"); {
 	case err != nil:
 		e.Dead = causeText(err)
@@ -105,6 +101,23 @@ func ask(ctx context.Context, client *engine.Client, e *Entry, keyEnv string) {
 	if e.Role == "" && e.model != "" { // a test request needs a model, and is only sent if the role is still unknown
 		e.tryHandOff(ctx, client, target)
 	}
+}
+
+// getter returns a function that asks one engine, within askTimeout.
+func getter(ctx context.Context, client *engine.Client, target *engine.Target) func(path string) (status int, body []byte, err error) {
+	return func(path string) (int, []byte, error) {
+		ctx, cancel := context.WithTimeout(ctx, askTimeout)
+		defer cancel()
+		return client.Get(ctx, target, path, maxAnswerBytes)
+	}
+}
+
+// StepBudget asks an engine that prefills and decodes how many tokens a rank computes in a step at most; 0: it does not say so, or it
+// does not do both.
+func StepBudget(ctx context.Context, client *engine.Client, target *engine.Target) int {
+	var e Entry
+	e.readServerInfo(getter(ctx, client, target), "")
+	return e.Budget
 }
 
 // serverInfoPaths lists the paths that report an engine's settings. With the query of the first one, vLLM answers in JSON. The second one

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"evenkeel/engine"
 	"evenkeel/gateway/config"
 	"evenkeel/mooncake"
 )
@@ -323,5 +324,23 @@ func TestChatsOfAscendGoOn(t *testing.T) {
 			continue
 		}
 		require.Contains(t, string(text), "\n    chat_resume: "+tc.want+" ", "%v", tc)
+	}
+}
+
+// A survey learns from the engines what a step computes at most, and changes nothing by asking.
+func TestEnginesTellTheirStepBudget(t *testing.T) {
+	client := engine.NewClient(engine.Options{})
+	defer client.Close()
+	for answer, want := range map[string]int{
+		`{"vllm_config":{"kv_transfer_config":null,"scheduler_config":{"max_num_batched_tokens":4096}}}`:                         4096,
+		`{"vllm_config":{"kv_transfer_config":{"kv_role":"kv_producer"},"scheduler_config":{"max_num_batched_tokens":4096}}}`:    0,
+		`{"version":"0.5.23","disaggregation_mode":"null","dp_size":4,"enable_dp_attention":true,"chunked_prefill_size":512}`:    512,
+		`{"version":"0.5.23","disaggregation_mode":"prefill","dp_size":4,"enable_dp_attention":true,"chunked_prefill_size":512}`: 0,
+		`{"vllm_config":{"kv_transfer_config":null,"scheduler_config":{"max_num_batched_tokens":1e99}}}`:                         0,
+		`<html>`: 0,
+	} {
+		target, err := config.Target(config.Engine{URL: stub(t, map[string]string{"/server_info": answer})}, &mooncake.Profile{})
+		require.NoError(t, err)
+		require.Equal(t, want, StepBudget(t.Context(), client, target), answer)
 	}
 }

@@ -31,6 +31,7 @@ type Finding struct {
 	Prefilling    Prefilling
 
 	Law     fitted
+	Budget  *Budget // of ranks that prefill and decode; nil: not told
 	Nearest *Near   // of the table; nil: it has no law of as many ranks, or nothing tells how long steps are
 	KVShare float64 // of a step, that reading KV takes on the fullest rank
 	WaitMs  float64 // for which a rank waits for the others in a step, in the mean, by the law
@@ -107,6 +108,7 @@ func (f *Finding) judge(ctx context.Context, given Given, progress func(done, of
 	points := f.points(max(1, leastSteps*f.GapMs/1000), given.chunk(f.Group))
 	if f.Kind == both {
 		f.prefilling(points)
+		f.Budget = f.tryBudgets(ctx, given)
 		return f.withoutPrompts(points, given)
 	}
 	if math.IsNaN(f.KVExcess) {

@@ -24,13 +24,14 @@ import (
 
 // engines counts as engines do, for pages of a virtual time.
 type engines struct {
+	model            string
 	ranks            []Rank
 	last             map[int32]float64
 	prompts, outputs []int32
 }
 
 func newEngines(ranks int, room float64) *engines {
-	e := &engines{last: map[int32]float64{}}
+	e := &engines{model: "m", last: map[int32]float64{}}
 	for i := range ranks {
 		e.ranks = append(e.ranks, Rank{Name: fmt.Sprint(i), Room: room})
 	}
@@ -59,7 +60,7 @@ func histogram(values []int32) (h Histogram) {
 }
 
 func (e *engines) page() Page {
-	p := Page{Model: "m", Started: 1, Ranks: append([]Rank{}, e.ranks...)}
+	p := Page{Model: e.model, Started: 1, Ranks: append([]Rank{}, e.ranks...)}
 	p.Ranks[0].Prompts, p.Ranks[0].Outputs = histogram(e.prompts), histogram(e.outputs)
 	return p
 }
@@ -74,6 +75,9 @@ func watchMixed(t *testing.T, l *mixed.Load, p mixed.Contender, most time.Durati
 		room = float64(l.Room)
 	}
 	e := newEngines(l.Ranks, room)
+	if l.Of != "" {
+		e.model, _, _ = strings.Cut(l.Of, ",")
+	}
 	noise := rand.New(rand.NewPCG(uint64(l.Number), 5))
 	s := &Series{Address: "virtual"}
 	token, finished := r.MixedEngines.Token, r.MixedEngines.Finished

@@ -8,6 +8,7 @@ import (
 	"io"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -150,6 +151,9 @@ func (f *Finding) Rows() (rows []Row) {
 		}
 		add("the nearest law of the table", "%s (%s), out of %d for %s; it is %.0f %% off in the mean of the steps%s",
 			n.Name, n.Form, n.Among, among, 100*n.Error, far)
+	}
+	if b := f.Budget; b != nil {
+		add("tokens of a rank in a step, now "+strconv.Itoa(b.Now), "%s", b.words(len(f.Ranks), f.Nearest.Name))
 	}
 	for _, c := range f.Changes {
 		told := ""
