@@ -189,6 +189,8 @@ func TestSettingsThatDifferFromTheConfigAreTold(t *testing.T) {
 			found := Run(t.Context(), both(t, tc.profile, told(t, e.URLs()[0], tc.answer)), Options{})
 			require.Empty(t, pick(found, Bad))
 			require.Equal(t, tc.warns, pick(found, Warn))
+			require.Equal(t, strings.Contains(tc.answer, `"max_num_batched_tokens":8192`), strings.Contains(strings.Join(pick(found, OK), "\n"),
+				"computes up to 8192 tokens in a step (--max-num-batched-tokens). With fewer"))
 		})
 	}
 }

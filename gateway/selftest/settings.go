@@ -148,6 +148,9 @@ func (t *tester) compareSlots(s testedRank, e config.Engine, reported *vllmSetti
 	}
 }
 
+// fewTokens is the smallest number of tokens in a step that is known to help: docs/results/deployments.md.
+const fewTokens = 2048
+
 // compareVLLM compares the limits of an engine step in the config with those of the engine's start command. evenkeel decides by the limits
 // in the config how much it sends to an aggregated engine.
 func (t *tester) compareVLLM(ctx context.Context, s testedRank, e config.Engine) {
@@ -158,12 +161,18 @@ func (t *tester) compareVLLM(ctx context.Context, s testedRank, e config.Engine)
 		return
 	}
 	scheduler := &reported.Config.Scheduler
+	slots := t.reportedNumber(s, scheduler.Slots, "max_num_seqs", engine.MostRequests)
+	budget := t.reportedNumber(s, scheduler.Budget, "max_num_batched_tokens", engine.MostStep)
+	if budget > fewTokens && e.Barrier != config.BarrierNone {
+		t.report(s.name, OK, "computes up to %d tokens in a step (--max-num-batched-tokens). With fewer, down to %d, a rank's long prompt makes the "+
+			"others wait for less time, with evenkeel and without it; evenkeel survey simulates what other numbers would bring", budget, fewTokens)
+	}
 	for _, key := range []struct {
 		name, flag           string
 		reported, configured int
 	}{
-		{"slots", "max-num-seqs", t.reportedNumber(s, scheduler.Slots, "max_num_seqs", engine.MostRequests), e.Slots},
-		{"token_budget", "max-num-batched-tokens", t.reportedNumber(s, scheduler.Budget, "max_num_batched_tokens", engine.MostStep), e.Budget},
+		{"slots", "max-num-seqs", slots, e.Slots},
+		{"token_budget", "max-num-batched-tokens", budget, e.Budget},
 		{"prefill_schedule_interval", "prefill-schedule-interval",
 			cmp.Or(t.reportedNumber(s, scheduler.Interval, "prefill_schedule_interval", engine.MostStep), 1), cmp.Or(e.Interval, 1)},
 	} {
