@@ -14,7 +14,6 @@ import (
 	"evenkeel/bench/lab/report"
 	"evenkeel/bench/rigs/testbed"
 	"evenkeel/bench/sim/draw"
-	"evenkeel/bench/sim/mixed"
 	"evenkeel/bench/tools/page"
 )
 
@@ -88,22 +87,28 @@ func (o options) run(ctx context.Context, out io.Writer) error {
 		}
 		all[i] = judged{row: r, law: e}
 	}
+	if err := tune(ctx, all, os.Stderr); err != nil {
+		return err
+	}
 	got, err := report.Trials(ctx, len(rows), o.loads, func(done, total int) {
 		fmt.Fprintf(os.Stderr, "%d of %d loads\n", done, total)
-	}, func(ctx context.Context, i int, seed uint64) (pair, error) {
+	}, func(ctx context.Context, i int, seed uint64) ([]pair, error) {
 		if all[i].both {
-			return prefillsToo(ctx, o.seed, int(seed)-1, all[i].law, 1)
+			return prefillsToo(ctx, o.seed, int(seed)-1, all[i].law, 1, all[i].plan.all()...)
 		}
-		return decodes(ctx, o.seed, int(seed)-1, all[i].law, ours)
+		p, err := decodes(ctx, o.seed, int(seed)-1, all[i].law, ours)
+		return []pair{p, p, p}, err // no flag of these engines changes what a rank that decodes gets
 	})
 	if err != nil {
 		return err
 	}
 	for i := range all {
-		all[i].pairs = got[i]
-		for _, p := range got[i] {
-			if p.ours[report.TokensPerS] <= 0 || p.theirs[report.TokensPerS] <= 0 {
-				return fmt.Errorf("load %s: one of both made no token", p.load)
+		for _, of := range got[i] {
+			for k, p := range of {
+				if p.ours[report.TokensPerS] <= 0 || p.theirs[report.TokensPerS] <= 0 {
+					return fmt.Errorf("load %s: one of both made no token", p.load)
+				}
+				all[i].pairs[k] = append(all[i].pairs[k], p)
 			}
 		}
 	}
@@ -125,7 +130,10 @@ func (j *judged) playAgain(ctx context.Context, seed uint64) (err error) {
 	number := j.worst().number
 	if j.both {
 		j.changed = fmt.Sprintf("%d times as long", longer)
-		j.again, err = prefillsToo(ctx, seed, number, j.law, longer)
+		var again []pair
+		if again, err = prefillsToo(ctx, seed, number, j.law, longer, j.plan.started); err == nil {
+			j.again = again[0]
+		}
 	} else {
 		j.changed = page.Code(lessFree)
 		j.again, err = decodes(ctx, seed, number, j.law, lessFree)
@@ -155,24 +163,6 @@ func decodes(ctx context.Context, seed uint64, number int, e *laws.Entry, policy
 		for m, v := range got {
 			(*side.into)[m] = v.Mean
 		}
-	}
-	return p, nil
-}
-
-// prefillsToo plays a load to ranks that prefill and decode, so many times as long as such loads are.
-func prefillsToo(ctx context.Context, seed uint64, number int, e *laws.Entry, times float64) (pair, error) {
-	l := mixed.Served(seed, number, e)
-	l.Stays *= times
-	p := pair{number: number, load: l}
-	for _, side := range []struct {
-		mixed.Contender
-		into *report.Sample
-	}{{mixed.Own(e.Engine), &p.theirs}, {mixed.Contender{Name: ours, Spec: ours, Learn: true}, &p.ours}} {
-		got, err := mixed.Serve(ctx, l, side.Contender)
-		if err != nil {
-			return p, fmt.Errorf("%s: %w", l, err)
-		}
-		*side.into = report.Sample{report.TokensPerS: got.Tokens, report.TTFTMean: got.TTFT, report.TPOTP95: got.TPOT95}
 	}
 	return p, nil
 }

@@ -11,19 +11,29 @@ import (
 	"evenkeel/internal/stats"
 )
 
+// The matches of a plan, in its order.
+const (
+	started = iota
+	atTheirs
+	atOurs
+	small
+	matches = small
+)
+
 // judged is a row with all its loads.
 type judged struct {
 	row
 	law   *laws.Entry
-	pairs []pair
+	plan  plan                // empty if its ranks decode
+	pairs [matches + 1][]pair // of each match of the plan; of ranks that decode, none with smallBudget
 
 	again   pair   // the load with the least gain, played once more
 	changed string // with what
 }
 
 // ratios are what evenkeel has of a figure, as a share of what the engine has by itself. Loads that lack it are left out.
-func (j *judged) ratios(m report.Metric) (all []float64) {
-	for _, p := range j.pairs {
+func (j *judged) ratios(match int, m report.Metric) (all []float64) {
+	for _, p := range j.pairs[match] {
 		if x, y := p.ours[m], p.theirs[m]; x > 0 && y > 0 {
 			all = append(all, x/y)
 		}
@@ -38,9 +48,10 @@ func (p *pair) gain() float64 {
 
 // worst is the load with the least gain in tokens/s.
 func (j *judged) worst() *pair {
-	least := &j.pairs[0]
-	for i := range j.pairs {
-		if p := &j.pairs[i]; p.gain() < least.gain() {
+	pairs := j.pairs[started]
+	least := &pairs[0]
+	for i := range pairs {
+		if p := &pairs[i]; p.gain() < least.gain() {
 			least = p
 		}
 	}
@@ -67,7 +78,7 @@ func (j *judged) fewer() string {
 
 func (j *judged) of(m report.Metric, is func(x float64) bool) string {
 	n := 0
-	for _, x := range j.ratios(m) {
+	for _, x := range j.ratios(started, m) {
 		if is(x) {
 			n++
 		}
@@ -87,7 +98,7 @@ const levelRequests, levelKV = 32, 64_000
 func tables(all []judged, seed uint64) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "Seed %d, %d loads for each deployment. A level step has %d requests with %d KV tokens in all on each rank.\n\n",
-		seed, len(all[0].pairs), levelRequests, levelKV)
+		seed, len(all[0].pairs[started]), levelRequests, levelKV)
 	m := page.Markdown{Head: []string{
 		"deployment", "a level step, ms", "tokens/s, %", "median", "loads with over 2 % fewer",
 		"mean TTFT, %", "median", "loads with over 20 % longer", "TPOT p95, %", "its ranks", "form",
@@ -95,11 +106,13 @@ func tables(all []judged, seed uint64) string {
 	for i := range all {
 		j := &all[i]
 		deployment, ranks := j.names()
-		tokens, ttft := j.ratios(report.TokensPerS), j.ratios(report.TTFTMean)
+		tokens, ttft := j.ratios(started, report.TokensPerS), j.ratios(started, report.TTFTMean)
 		m.Add(deployment, fmt.Sprintf("%.1f", j.law.Level(levelRequests, levelKV)), page.Percents(tokens), median(tokens, 1),
-			j.fewer(), page.Percents(ttft), median(ttft, 0), j.longer(), page.Percents(j.ratios(report.TPOTP95)), ranks, j.law.Form().String())
+			j.fewer(), page.Percents(ttft), median(ttft, 0), j.longer(), page.Percents(j.ratios(started, report.TPOTP95)), ranks,
+			j.law.Form().String())
 	}
 	fmt.Fprintf(&b, "%v\n", &m)
+	fmt.Fprintf(&b, "%v\n", tuned(all))
 	w := page.Markdown{
 		Head: []string{"where it gains least", "tokens/s, %", "played again: tokens/s, %", "how", "its ranks", "the load"}, Text: 3,
 	}
@@ -113,16 +126,49 @@ func tables(all []judged, seed uint64) string {
 	return b.String()
 }
 
+// tuned is the table of the engines that prefill and decode, with the flags that were best on other loads.
+func tuned(all []judged) *page.Markdown {
+	m := &page.Markdown{Head: []string{
+		"flags of both", "tokens/s, %", "mean TTFT, %", "median", "TPOT p95, %", "the deployment", "flags of the engine alone",
+		"of the engine behind evenkeel",
+	}, Text: 4}
+	for i := range all {
+		j := &all[i]
+		if !j.both {
+			continue
+		}
+		for k, how := range []string{
+			started: "none", atTheirs: "most tokens/s of the engine, and TTFT as short", atOurs: "most tokens/s of `evenkeel`, and TTFT as short",
+			small: fmt.Sprintf("%d tokens in a step", smallBudget),
+		} {
+			ttft, of := j.ratios(k, report.TTFTMean), j.plan.all()[k]
+			m.Add(how, page.Percents(j.ratios(k, report.TokensPerS)), page.Percents(ttft), median(ttft, 0),
+				page.Percents(j.ratios(k, report.TPOTP95)), j.law.Title(), of.theirs.flags(j.law), of.ours.flags(j.law))
+		}
+	}
+	return m
+}
+
 // short is the table of README.
 func short(all []judged) string {
 	m := page.Markdown{Head: []string{
-		"model, engine, GPUs", "tokens/s, %", "TTFT, median, %", "loads where TTFT is over 20 % longer", "TPOT p95, %", "its ranks",
-	}, Text: 1}
+		"model, engine, GPUs", "tokens/s, %, at the engine's TTFT", "TTFT, %", "tokens/s, %, at evenkeel's TTFT", "TTFT, %",
+		"its ranks", "at the engine's TTFT: engine; with evenkeel", "at evenkeel's TTFT",
+	}, Text: 3}
 	for i := range all {
 		j := &all[i]
 		deployment, ranks := j.names()
-		m.Add(deployment, page.Percents(j.ratios(report.TokensPerS)), median(j.ratios(report.TTFTMean), 0),
-			j.longer()+fmt.Sprintf(" of %d", len(j.pairs)), page.Percents(j.ratios(report.TPOTP95)), ranks)
+		row, with := []string{deployment}, []string{ranks}
+		for _, k := range []int{atTheirs, atOurs} {
+			row = append(row, page.Percents(j.ratios(k, report.TokensPerS)), median(j.ratios(k, report.TTFTMean), 0))
+			if !j.both {
+				with = append(with, "-")
+				continue
+			}
+			of := j.plan.all()[k]
+			with = append(with, of.theirs.words()+"; "+of.ours.words())
+		}
+		m.Add(append(row, with...)...)
 	}
 	return m.String()
 }
