@@ -62,8 +62,8 @@ func newMetrics() *metrics {
 			Buckets: prometheus.ExponentialBuckets(10e-6, 2, 14), // 10 µs to 82 ms
 		}, []string{"policy", "group"}),
 		fallbacks: counters("evenkeel_tick_fallbacks_total",
-			"Ticks in which the decode policy panicked, chose an impossible rank, or took longer than dispatch.tick_limit. "+board.FallbackSpec+
-				" decided in its place.", "reason"),
+			"Ticks in which the decode policy panicked, chose an impossible rank, or was too slow. slow: it computed for longer than "+
+				"dispatch.tick_limit. blocked: it took more than a second and hardly computed. "+board.FallbackSpec+" decided in its place.", "reason"),
 		invalid: counters("evenkeel_invalid_assignments_total",
 			"Assignments that a decode policy wanted and that no rank can take, by fault. The request was not bound.", "fault"),
 		doubleReleases: counter("evenkeel_double_releases_total",

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"maps"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -62,9 +63,16 @@ func (r *scheduler) advance(queue []func(*scheduler), now time.Time) {
 func (r *scheduler) apply(e board.Event) {
 	r.carryOut(r.boards.Apply(e, r.now), 0) // 0: no round caused these effects
 	for r.boards.Deciding() {
-		start := time.Now()
+		// On a machine whose other processes take the CPU, a round may take long although its policy computes for little. The policy is
+		// judged by what its thread computed, so it must not change threads meanwhile.
+		runtime.LockOSThread()
+		start, computed := time.Now(), threadTime()
 		effects := r.boards.Apply(board.Decide{}, r.now)
-		r.decided.Took = time.Since(start)
+		r.decided = board.Decided{Took: time.Since(start), Computed: threadTime() - computed}
+		runtime.UnlockOSThread()
+		if !hasThreadTime {
+			r.decided.Computed = r.decided.Took
+		}
 		r.carryOut(effects, r.decided.Took)
 		r.carryOut(r.boards.Apply(&r.decided, r.now), 0)
 	}
@@ -316,10 +324,15 @@ func (r *scheduler) recordRound(e *board.Effect, took time.Duration) {
 // slow. The other reasons are logged with other effects.
 func (r *scheduler) recordFallback(e *board.Effect) {
 	r.metrics.fallbacks.WithLabelValues(e.Label).Inc()
-	if e.Label == board.FallbackSlow {
-		r.log.Warn("dispatcher: a tick took longer than dispatch.tick_limit, so "+board.FallbackSpec+" decides the next ticks",
-			zap.String("policy", e.Policy), zap.Duration("took", e.Duration), zap.Duration("limit", r.boards.Config().TickLimit),
+	switch e.Label {
+	case board.FallbackSlow:
+		r.log.Warn("dispatcher: in a tick the policy computed for longer than dispatch.tick_limit, so "+board.FallbackSpec+" decides the next ticks",
+			zap.String("policy", e.Policy), zap.Duration("computed", e.Duration), zap.Duration("limit", r.boards.Config().TickLimit),
 			zap.Int("ticks", board.SlowRounds))
+	case board.FallbackBlocked:
+		r.log.Warn("dispatcher: a tick took more than a second, in which the policy hardly computed, so "+board.FallbackSpec+
+			" decides the next ticks; the machine has too little CPU, or the policy waits for something",
+			zap.String("policy", e.Policy), zap.Duration("took", e.Duration), zap.Int("ticks", board.SlowRounds))
 	}
 }
 

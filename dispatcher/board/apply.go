@@ -123,7 +123,7 @@ func (Decide) apply(l *Boards) {
 func (e *Decided) apply(l *Boards) {
 	if b := l.round; b != nil {
 		l.round = nil
-		b.finishRound(e.Took, l.now)
+		b.finishRound(e, l.now)
 	}
 }
 

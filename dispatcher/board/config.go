@@ -109,7 +109,8 @@ type Config struct {
 	Policy string `yaml:"policy"` // policy of the groups whose ranks step together; "" = DefaultPolicy
 	// Window is how long the board waits for more free slots after the first one of a burst, before it decides; 0 = off.
 	Window time.Duration `yaml:"window"`
-	// TickLimit: after a round that took longer, the policy FallbackSpec decides the next SlowRounds rounds; 0 = DefaultTickLimit.
+	// TickLimit: after a round in which the policy computed for longer (CPU time), FallbackSpec decides the next SlowRounds rounds; 0 =
+	// DefaultTickLimit. By the wall clock a round may take longer, because other processes may have the CPU.
 	TickLimit time.Duration `yaml:"tick_limit"`
 	StepModel StepModel     `yaml:"step_model"` // step model of every barrier group until one is learned; zero: unknown
 

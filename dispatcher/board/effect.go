@@ -95,11 +95,12 @@ const (
 	EffectRejected  // the settings in an event cannot work, so the event changed nothing; Err says why
 )
 
-// Label values of EffectFallback: the policy panicked, made an assignment that breaks a hard limit, or took longer than TickLimit.
+// Label values of EffectFallback.
 const (
 	FallbackPanic   = "panic"
-	FallbackInvalid = "invalid"
-	FallbackSlow    = "slow"
+	FallbackInvalid = "invalid" // an assignment breaks a hard limit
+	FallbackSlow    = "slow"    // the policy computed for longer than TickLimit
+	FallbackBlocked = "blocked" // the policy took longer than blockedLimit, and computed for less than TickLimit
 )
 
 // Label values of EffectInvalid: what is wrong with the assignment.

@@ -167,8 +167,11 @@ type Tick struct{ Model string }
 // true.
 type Decide struct{}
 
-// Decided ends the round that Decide began. It brings the duration of the round, because a board has no clock.
-type Decided struct{ Took time.Duration }
+// Decided ends the round that Decide began. It brings how long the round took, because a board has no clock.
+type Decided struct {
+	Took     time.Duration // by the wall clock
+	Computed time.Duration // the CPU time of the policy's thread; Took where the system does not tell it
+}
 
 // Shutdown makes the boards answer all waiting entries, and all that come later, with ErrDraining. Running requests keep their slots until
 // Release.

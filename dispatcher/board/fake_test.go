@@ -64,6 +64,7 @@ type hand struct {
 
 	tick    Tick
 	decided Decided
+	judged  *Decided // what each round is said to have taken; nil: what it took
 	steps   Steps
 }
 
@@ -135,7 +136,11 @@ func (h *hand) apply(e Event) {
 	for h.Deciding() {
 		start := time.Now()
 		effects := h.Apply(Decide{}, h.at)
-		h.decided.Took = time.Since(start)
+		took := time.Since(start)
+		h.decided = Decided{Took: took, Computed: took}
+		if h.judged != nil {
+			h.decided = *h.judged
+		}
 		h.carryOut(effects)
 		h.carryOut(h.Apply(&h.decided, h.at))
 	}

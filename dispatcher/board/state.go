@@ -177,7 +177,8 @@ type group struct {
 	steppingRanks  []*rank
 	chosenPolicy   policyInUse
 	fallbackPolicy policyInUse
-	fallbackRounds int // how many more rounds the fallback policy decides, after a round of the chosen policy took longer than TickLimit
+	fallbackRounds int    // how many more rounds the fallback policy decides, after a round of the chosen policy was too slow
+	fallbackReason string // FallbackSlow or FallbackBlocked, of the last such round
 
 	kv          int64 // KV tokens of all stepping ranks, as of the last refresh
 	largestLoad int64 // largest load of a rank in the group's steps (rank.stepLoad), in KV tokens, as of the last refresh

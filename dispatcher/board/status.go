@@ -81,10 +81,11 @@ type GroupStatus struct {
 
 // GroupLoads describes a group, and how equal the loads of its ranks are.
 type GroupLoads struct {
-	Name           string `json:"name"`            // empty for the group of all ranks of a model that have no barrier
-	Barrier        bool   `json:"barrier"`         // true: the ranks of the group step together, so each step waits for the slowest rank
-	Policy         string `json:"policy"`          // name of the policy that decides now, which may be the fallback
-	FallbackRounds int    `json:"fallback_rounds"` // above 0: the policy was too slow, and the fallback decides this many more rounds
+	Name           string `json:"name"`                      // empty for the group of all ranks of a model that have no barrier
+	Barrier        bool   `json:"barrier"`                   // true: the ranks of the group step together, so each step waits for the slowest rank
+	Policy         string `json:"policy"`                    // name of the policy that decides now, which may be the fallback
+	FallbackRounds int    `json:"fallback_rounds"`           // above 0: the policy was too slow, and the fallback decides this many more rounds
+	FallbackReason string `json:"fallback_reason,omitempty"` // slow: it computed for too long; blocked: it waited for more than a second
 	// SteppingRanks is the number of ranks of the group whose engines are not down. The loads below are those of these ranks.
 	SteppingRanks int     `json:"stepping_ranks"`
 	KVTokens      int64   `json:"kv_tokens"` // KV tokens on all ranks of the group whose engines are not down
@@ -361,6 +362,9 @@ func (b *board) rankStatus(r *rank, now time.Time) WorkerStatus {
 func (g *group) status(now time.Time) GroupStatus {
 	s := GroupStatus{Held: g.heldEntries, Budget: g.searchBudget.evaluations()} // Budget bounds the policy's search in its next round
 	s.Name, s.Barrier, s.Policy, s.FallbackRounds = g.name, g.barrier, g.policyInForce().name, g.fallbackRounds
+	if g.fallbackRounds > 0 {
+		s.FallbackReason = g.fallbackReason
+	}
 	var kv, loads policy.Balance
 	requestWeight := g.knownRequestWeight() // KV tokens that lengthen a step as much as one more request; 0: not known
 	for _, r := range g.steppingRanks {

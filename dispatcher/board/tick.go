@@ -8,8 +8,11 @@ import (
 	"evenkeel/pool"
 )
 
-// SlowRounds is how many rounds the fallback policy decides for a group after a round of the chosen policy took longer than TickLimit.
+// SlowRounds is how many rounds the fallback policy decides for a group after a round of the chosen policy was too slow.
 const SlowRounds = 64
+
+// blockedLimit is how long a round may take by the wall clock. Where other processes have the CPU, a round of 0.1 ms took up to 80 ms.
+const blockedLimit = time.Second
 
 // guardWaits is the smallest multiple of the mean wait after which an entry counts as overdue, so that the starvation guard serves it
 // first. With a smaller number, most entries of a saturated pool would be overdue, and the guard would serve them first come, first served.
@@ -144,9 +147,9 @@ func (b *board) runRound(now time.Time) {
 	}
 }
 
-// finishRound checks whether the last round failed or took too long, and goes on to the next round or ends the turn. took is the duration
-// of the last round.
-func (b *board) finishRound(took time.Duration, now time.Time) {
+// finishRound checks whether the last round failed or took too long, and goes on to the next round or ends the turn. last is the last
+// round.
+func (b *board) finishRound(last *Decided, now time.Time) {
 	g := b.decidingGroups[b.nextGroup]
 	// localEntry is a request whose prompt a decode rank is to compute itself. A round about it decides about no entry of the pool.
 	if b.localEntry != nil {
@@ -156,7 +159,7 @@ func (b *board) finishRound(took time.Duration, now time.Time) {
 	if b.fallbackNext { // the fallback policy has decided; it is not judged, because no other policy could replace it
 		g.heldEntries, b.fallbackNext = 0, false // it holds no entries back
 	} else {
-		b.fallbackNext = b.judgeRound(g, took)
+		b.fallbackNext = b.judgeRound(g, last)
 	}
 	if !b.fallbackNext { // otherwise the fallback policy must now decide for the same group
 		b.nextGroup++
@@ -166,19 +169,19 @@ func (b *board) finishRound(took time.Duration, now time.Time) {
 	}
 }
 
-// judgeRound lets the fallback policy take over if the policy in force panicked, broke a hard limit, or took longer than TickLimit. A slow
+// judgeRound lets the fallback policy take over if the policy in force panicked, broke a hard limit, or was too slow. A slow
 // round has served its entries, so the group needs no other round now, but the fallback decides its next SlowRounds rounds
 // (fallbackRounds). After the other failures, entries may be left without a rank, so the fallback decides at once, in one more round of the
 // same group: judgeRound returns true. It also adapts the search budget of the policy to the duration of the round, and notes how many
 // entries the policy held back.
-func (b *board) judgeRound(g *group, took time.Duration) (fallbackNext bool) {
+func (b *board) judgeRound(g *group, last *Decided) (fallbackNext bool) {
 	p := g.policyInForce()
 	g.heldEntries = policy.Held(p.Policy)
 	if p == &g.fallbackPolicy { // it is in force for some rounds after a slow one, and is not judged in these either
 		g.fallbackRounds--
 		return false
 	}
-	g.searchBudget.adapt(took)
+	g.searchBudget.adapt(last.Computed)
 	switch {
 	case b.policyFailure != nil:
 		b.emit(Effect{Kind: EffectFallback, Label: FallbackPanic})
@@ -187,11 +190,18 @@ func (b *board) judgeRound(g *group, took time.Duration) (fallbackNext bool) {
 	case b.invalidAssignments > 0:
 		b.emit(Effect{Kind: EffectFallback, Label: FallbackInvalid})
 		return true
-	case took > b.cfg.TickLimit:
-		b.emit(Effect{Kind: EffectFallback, Label: FallbackSlow, Policy: p.name, Duration: took})
-		g.fallbackRounds = SlowRounds
+	case last.Computed > b.cfg.TickLimit:
+		b.fallBack(g, p, FallbackSlow, last.Computed)
+	case last.Took > blockedLimit:
+		b.fallBack(g, p, FallbackBlocked, last.Took)
 	}
 	return false
+}
+
+// fallBack lets the fallback policy decide the next SlowRounds rounds of a group.
+func (b *board) fallBack(g *group, p *policyInUse, why string, took time.Duration) {
+	b.emit(Effect{Kind: EffectFallback, Label: why, Policy: p.name, Duration: took})
+	g.fallbackRounds, g.fallbackReason = SlowRounds, why
 }
 
 // runPoolRound runs one round for the entries of the pool: it fills the snapshot, calls the policy and binds the entries as the policy

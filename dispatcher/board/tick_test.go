@@ -259,6 +259,31 @@ func TestASlowPolicyIsReplacedForSixtyFourRounds(t *testing.T) {
 	require.EqualValues(t, 2, count(t, h.metrics.fallbacks.WithLabelValues("slow")))
 }
 
+// Where other processes have the CPU, a round takes long and its policy computes for little: such a policy stays, unless it blocks.
+func TestAPolicyIsJudgedByWhatItComputes(t *testing.T) {
+	for name, c := range map[string]struct {
+		round  Decided
+		reason string
+	}{
+		"it computes for too long":                  {Decided{Took: 30 * time.Millisecond, Computed: 21 * time.Millisecond}, FallbackSlow},
+		"it is not scheduled for a while":           {Decided{Took: 900 * time.Millisecond, Computed: time.Millisecond}, ""},
+		"it waits for something, and computes less": {Decided{Took: 1100 * time.Millisecond, Computed: time.Millisecond}, FallbackBlocked},
+	} {
+		t.Run(name, func(t *testing.T) {
+			admit := fakes.LeastKV(false)
+			cfg := testConfig(&fake{Spec: "p", Decides: func(s *policy.Snapshot, dst []policy.Assignment) []policy.Assignment { return admit(s, dst) }})
+			cfg.Policy, cfg.TickLimit = "p", 20*time.Millisecond
+			h := newHand(t, cfg)
+			h.fleet(ranks(1, 100, 0))
+			h.judged = &c.round
+			require.Equal(t, "p", h.put(pool.Entry{}).slotNow(t).Policy, "what it decided late still counts")
+			g := h.Status(h.at).Models[0].Groups[0]
+			require.Equal(t, c.reason, g.FallbackReason)
+			require.Equal(t, c.reason != "", g.FallbackRounds > 0)
+		})
+	}
+}
+
 func TestAssignmentsThatBreakALimitAreNotBound(t *testing.T) {
 	for _, c := range []struct {
 		name, fault string

@@ -42,7 +42,7 @@ func (w *owner) tell(e Event, now time.Time, took time.Duration) {
 	w.write(w.Apply(e, now))
 	for w.Deciding() {
 		w.write(w.Apply(Decide{}, now))
-		w.write(w.Apply(&Decided{took}, now))
+		w.write(w.Apply(&Decided{took, took}, now))
 	}
 }
 

@@ -315,7 +315,10 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 			[]told{{detect.Bad, "pool", "deepseek-r1",
 				"A finished prefill of model deepseek-r1 has waited 31.0 s for a decode rank, and 7 requests wait in the pool"}}},
 		"the policy is too slow": {func(d *detect.Facts) { d.Models[0].Groups[0].FallbackRounds = 9 },
-			[]told{{detect.Warn, "balance", "dp", "The decode policy of group dp is too slow at times, and evenkeel decides instead"}}},
+			[]told{{detect.Warn, "balance", "dp", "The decode policy of group dp computes for too long at times, and evenkeel decides instead"}}},
+		"the policy waits for something": {func(d *detect.Facts) {
+			d.Models[0].Groups[0].FallbackRounds, d.Models[0].Groups[0].FallbackReason = 9, "blocked"
+		}, []told{{detect.Warn, "balance", "dp", "The decode policy of group dp waits for more than a second at times, and evenkeel decides instead"}}},
 		"imbalance costs": {func(d *detect.Facts) { d.Models[0].Groups[0].LostShare = 0.2 },
 			[]told{{detect.Warn, "balance", "dp", "Imbalance costs group dp 20 % of every step"}}},
 		"it does while a rank drains, as somebody wants it": {func(d *detect.Facts) {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"evenkeel/dispatcher/board"
 	"evenkeel/internal/words"
 )
 
@@ -128,7 +129,11 @@ func findRoundStuck(v *view, report reportFunc) {
 func findPolicySlow(v *view, report reportFunc) {
 	v.eachGroup(balancePanel, func(_ *Model, g *Group, where place) {
 		if g.FallbackRounds > 0 {
-			report(where, noReason, "The decode policy of %s is too slow at times, and %s decides instead", where, g.Policy)
+			how := "computes for too long"
+			if g.FallbackReason == board.FallbackBlocked {
+				how = "waits for more than a second"
+			}
+			report(where, noReason, "The decode policy of %s %s at times, and %s decides instead", where, how, g.Policy)
 		}
 	})
 }

@@ -1,0 +1,9 @@
+//go:build !linux
+
+package dispatcher
+
+import "time"
+
+const hasThreadTime = false
+
+func threadTime() time.Duration { return 0 }
