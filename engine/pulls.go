@@ -21,7 +21,7 @@ type Pulls struct {
 
 	mu      sync.Mutex
 	waiting []*PendingPull
-	salt    string // the cache_salt of later requests; empty: none is needed
+	salt    string // the cache_salt of later requests; empty: the engine pulls no KV
 }
 
 // newPulls returns the Pulls of an address to which nothing was sent.
@@ -163,6 +163,16 @@ func (p *PendingPull) End(now time.Time, pullIsOver bool) {
 		}
 	}
 	pulls.shortestSilence.Store(shortest)
+}
+
+// DistrustCache gives later requests to the address a cache_salt, if none has one yet: another process of the proxy may have had KV pulled
+// there too late, and only that process knew.
+func (t *Traffic) DistrustCache() {
+	t.pulls.mu.Lock()
+	defer t.pulls.mu.Unlock()
+	if t.pulls.salt == "" {
+		t.pulls.salt = rand.Text()
+	}
 }
 
 // addRank is called when a rank gets a number at this address. A reload may have given the number of another rank to a rank whose prefix

@@ -132,6 +132,9 @@ func (f *Fleet) withSettings(events []roster.Event) []roster.Event {
 		for _, added := range enginesIn(events[i]) {
 			key := added.Key()
 			added.Traffic = f.deps.Monitor.Traffic(key)
+			if added.Role == roster.Decode && added.Profile.HasHandoff() {
+				added.Traffic.DistrustCache()
+			}
 			added.Finder = func(rank int) kvevents.Finder { return publisher{f, key, rank} }
 		}
 	}

@@ -92,7 +92,24 @@ func (w *world) describe(m *maker) *roster.Engine {
 // liveness is that of a rank, under the role and with the numbers of now.
 func (w *world) liveness(rank int) *engine.Liveness {
 	role := []string{"decode", "aggregated"}[w.role%2]
-	return w.monitor.Traffic(role + " d:1").Liveness((rank + w.role) % 2)
+	traffic := w.monitor.Traffic(role + " d:1")
+	if role == "decode" {
+		traffic.DistrustCache()
+	}
+	return traffic.Liveness((rank + w.role) % 2)
+}
+
+// replace gives the place of the proxy to another process, which knows nothing. What the engines were sent, they have.
+func (w *world) replace() {
+	w.roster, w.monitor = roster.New(), newMonitor()
+	w.probes, w.pooled, w.sent, w.role = nil, nil, nil, 0
+	for _, m := range w.makers {
+		w.tell(roster.Entered{Engine: w.describe(m)}, roster.Health{Key: m.key, Status: engine.Status{Up: true, StartTime: m.start}})
+	}
+}
+
+func newMonitor() *engine.Monitor {
+	return engine.NewMonitor(engine.MonitorConfig{Registerer: prometheus.NewRegistry()})
 }
 
 // pass lets time go by in steps of at most a second, in which cores that are awake pull what waits and show that they work.
@@ -218,7 +235,7 @@ func TestKVThatWasGivenAwayIsNeverBelieved(t *testing.T) {
 }
 
 func aHistoryOfHandOffs(t *rapid.T) {
-	w := &world{now: time.Now(), roster: roster.New(), monitor: engine.NewMonitor(engine.MonitorConfig{Registerer: prometheus.NewRegistry()})}
+	w := &world{now: time.Now(), roster: roster.New(), monitor: newMonitor()}
 	for i, hold := range []time.Duration{30 * time.Second, 2 * time.Minute} {
 		m := &maker{key: fmt.Sprintf("prefill p%d:1", i), counts: i == 0, start: 1,
 			profile: mooncake.Profile{Connector: mooncake.NIXLPull, KVHoldTimeout: hold}.WithDefaults()}
@@ -286,5 +303,6 @@ func aHistoryOfHandOffs(t *rapid.T) {
 		"an engine restarts":                 func(t *rapid.T) { w.restart(someEngine.Draw(t, "engine"), signs.Draw(t, "sign")) },
 		"an engine is described anew":        func(t *rapid.T) { w.tell(roster.Entered{Engine: w.describe(someEngine.Draw(t, "engine"))}) },
 		"a reload changes the decode engine": func(*rapid.T) { w.role++ },
+		"the proxy is replaced":              func(*rapid.T) { w.replace() },
 	})
 }

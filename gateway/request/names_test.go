@@ -51,7 +51,8 @@ func TestEnginesThatDoNotHaveTheModel(t *testing.T) {
 					if probe {
 						side = 0
 					}
-					if discards := strings.Contains(string(body), `"cache_salt"`); on.Load() && !discards && row.lacks(probe, legs[side].Add(1)) {
+					discards := !probe && strings.Contains(string(body), `"cache_salt"`) && strings.Contains(string(body), `"max_tokens":1,`)
+					if on.Load() && !discards && row.lacks(probe, legs[side].Add(1)) {
 						w.Header().Set("Content-Type", "application/json")
 						w.WriteHeader(http.StatusNotFound)
 						_, _ = io.WriteString(w, noModel)
