@@ -17,33 +17,34 @@ import (
 	"evenkeel/internal/logfile"
 )
 
-// maxQueuedRounds is the largest number of rounds that are copied and not written yet. It is small because copies take memory: a round of
-// 144 ranks with 40 requests each takes 300 KB.
+// maxQueuedRounds bounds the rounds that are copied and not written yet. It is small because copies
+// take memory: a round of 144 ranks with 40 requests each takes 300 KB.
 const maxQueuedRounds = 8
 
-// decisionLog writes each round of decisions as a line to a file, in a goroutine of its own. It drops and counts rounds that come faster
-// than it can write, so a slow disk loses lines but never delays a decision.
+// decisionLog writes each round of decisions as a line to a file, in a goroutine of its own. It
+// drops and counts rounds that come faster than it can write, so a slow disk never delays a
+// decision.
 type decisionLog struct {
 	cfg     DecisionLogConfig
 	log     *zap.Logger
 	dropped prometheus.Counter
 	failed  prometheus.Counter
 
-	unusedRounds chan *board.Round // copies whose memory can be used for another round
+	unusedRounds chan *board.Round // copies whose memory can be used again
 	queue        chan *board.Round
 
 	// Only the goroutine of run uses the fields below.
 	file    *os.File
 	size    int64
-	regular bool // file is a regular file, and no pipe or device
+	regular bool // the file is no pipe or device
 	out     logfile.Writer
 	line    []byte
-	outputs []int32 // output lengths in the survival table of the round that was written last
+	outputs []int32 // output lengths in the table of the round that was written last
 	version uint64  // version of the table that outputs is from
 	lastOK  bool    // the last write succeeded, so a failure of the next one is logged
 }
 
-// openDecisionLog opens the decision log. It returns nil if the config names no file.
+// openDecisionLog returns nil if the config names no file.
 func openDecisionLog(cfg DecisionLogConfig, log *zap.Logger, m *metrics) (*decisionLog, error) {
 	if cfg.File == "" {
 		return nil, nil
@@ -62,9 +63,10 @@ func openDecisionLog(cfg DecisionLogConfig, log *zap.Logger, m *metrics) (*decis
 	return l, l.open()
 }
 
-// open opens the file for appending, and notes its present size. The last line may be incomplete, because the process died or the disk was
-// full. A replay of the log would refuse such a line, so open removes it. It leaves the incomplete line if it does not look like the start
-// of a line of this log, or if the file is append-only. The next line then begins after a line end.
+// open opens the file for appending. Its last line may be incomplete, because the process died or
+// the disk was full. open removes such a line, because a replay of the log would refuse it. It
+// leaves the line if it does not look like one of this log, or if the file is append-only. The next
+// line then begins after a line end.
 func (l *decisionLog) open() error {
 	f, err := logfile.Open(l.cfg.File)
 	if err != nil {
@@ -74,11 +76,11 @@ func (l *decisionLog) open() error {
 	if err != nil {
 		return errors.Join(fmt.Errorf("dispatcher: decision log: %w", err), f.Close())
 	}
-	begin, partialLine := logfile.Rest(l.cfg.File) // the incomplete line at the end of the file, and where it begins
+	begin, partialLine := logfile.Rest(l.cfg.File)
 	l.file, l.size = f, info.Size()
 	l.regular = info.Mode().IsRegular()
 	l.out = logfile.Writer{Log: f, EndsMidLine: len(partialLine) > 0}
-	// An incomplete line of this log begins with lineBegin, or is a part of lineBegin if it is shorter.
+	// A short incomplete line may be a part of lineBegin.
 	isOwnLine := bytes.HasPrefix(partialLine, []byte(lineBegin)) || strings.HasPrefix(lineBegin, string(partialLine))
 	if l.out.EndsMidLine && isOwnLine && f.Truncate(begin) == nil { // Truncate fails on an append-only file
 		l.size, l.out.EndsMidLine = begin, false
@@ -93,11 +95,12 @@ func (l *decisionLog) close() {
 	}
 }
 
-// pipeWait is how long a write waits for the reader of a pipe. A reader that has stopped reading must not delay the end of the process.
+// pipeWait is how long a write waits for the reader of a pipe, which must not delay the end of the
+// process.
 const pipeWait = time.Second
 
-// record copies a round for the goroutine of run, which writes it. If all maxQueuedRounds copies still wait to be written, the round is
-// dropped and counted. record never waits.
+// record copies a round for the goroutine of run. It never waits: if all maxQueuedRounds copies are
+// in use, it drops and counts the round.
 func (l *decisionLog) record(round *board.Round) {
 	select {
 	case copied := <-l.unusedRounds:
@@ -108,7 +111,6 @@ func (l *decisionLog) record(round *board.Round) {
 	}
 }
 
-// run writes rounds until ctx ends, and then the rounds that are still queued.
 func (l *decisionLog) run(ctx context.Context) {
 	defer l.close()
 	for {
@@ -124,10 +126,9 @@ func (l *decisionLog) run(ctx context.Context) {
 	}
 }
 
-// write writes one round as a line of the file, and then releases the memory of the copy for another round. Each failure is counted, but
-// only the first of several in a row is logged.
+// write releases the memory of the copy. Of several failures in a row, only the first is logged.
 func (l *decisionLog) write(r *board.Round) {
-	if v := r.Survival.Version(); v != l.version { // the table has changed since the last round
+	if v := r.Survival.Version(); v != l.version {
 		l.outputs, l.version = r.Survival.Outputs(), v
 	}
 	line := LogLine{
@@ -141,7 +142,7 @@ func (l *decisionLog) write(r *board.Round) {
 		l.lastOK = true
 		return
 	}
-	if l.lastOK { // the first failure in a row
+	if l.lastOK {
 		l.log.Error("dispatcher: the decision log cannot be written; its rounds are lost until it can be written again",
 			zap.String("file", l.cfg.File), zap.Error(err))
 	}
@@ -149,8 +150,8 @@ func (l *decisionLog) write(r *board.Round) {
 	l.failed.Inc()
 }
 
-// append writes one line. If the line would make the file larger than half of MaxBytes, append first starts a new file (rotate), because
-// FILE.1 takes the other half.
+// append first starts a new file (rotate) if the line would make this one larger than half of
+// MaxBytes, because FILE.1 takes the other half.
 func (l *decisionLog) append(line []byte) error {
 	if l.file == nil { // the last write or rotation has failed
 		if err := l.open(); err != nil {
@@ -158,7 +159,6 @@ func (l *decisionLog) append(line []byte) error {
 		}
 	}
 	tooLarge := l.size > 0 && l.size+int64(len(line)) > l.cfg.MaxBytes/2 // an empty file takes a line of any size
-	// A pipe or a device is never rotated.
 	if tooLarge && l.regular {
 		if err := l.rotate(); err != nil {
 			return err
@@ -169,15 +169,15 @@ func (l *decisionLog) append(line []byte) error {
 	}
 	n, err := l.out.WriteLine(line)
 	l.size += int64(n)
-	if err != nil && l.regular { // the next append opens the file again, and open removes the part of the line that was written
+	if err != nil && l.regular { // open removes the part of the line that was written
 		err = errors.Join(err, l.file.Close())
 		l.file = nil
 	}
 	return err
 }
 
-// rotate renames the file to FILE.1, which replaces the former FILE.1, and opens a new file. After an error, the file may be closed (file
-// nil), and the next append opens it again.
+// rotate renames the file to FILE.1, and opens a new one. After an error, file may be nil, and the
+// next append opens it again.
 func (l *decisionLog) rotate() error {
 	err := l.file.Close()
 	l.file = nil

@@ -11,7 +11,7 @@ import (
 	"evenkeel/predictor"
 )
 
-// gauges is a Prometheus collector. At each scrape, it reads one Status and sends the gauges computed from it.
+// gauges reads one Status at each scrape.
 type gauges struct{ d *Dispatcher }
 
 var (
@@ -122,15 +122,14 @@ var (
 	predictorLabels = []string{"model", "kind"}
 )
 
-// describeDrift returns the description of the metric evenkeel_audit_drift with the label kind. The prefill tier exports the same metric
-// with other values of kind.
+// describeDrift describes evenkeel_audit_drift, which the prefill tier exports with other values of
+// kind.
 func describeDrift(kind string) *prometheus.Desc {
 	return prometheus.NewDesc("evenkeel_audit_drift", "Load that was charged, less load that was released, less load that is held, by the "+
 		"proxy's own accounts. A hand-off counts as drift if its request has ended without giving it back. Any value but 0 is a bug in evenkeel.",
 		nil, prometheus.Labels{"kind": kind})
 }
 
-// Describe implements prometheus.Collector. It sends the descriptions of all gauges.
 func (g gauges) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descKVTokens, descCapacity, descSlots, descRunning, descOutput, descAnswers, descEmpty, descNoUsage, descScraped, descUsage,
@@ -148,13 +147,13 @@ func (g gauges) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect implements prometheus.Collector. It sends nothing if the dispatcher does not answer within a second.
+// Collect sends nothing if the dispatcher does not answer within a second.
 func (g gauges) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	status := g.d.Status(ctx)
 	if ctx.Err() != nil {
-		return // the dispatcher is stuck: missing gauges show this to the operator, and old values would hide it
+		return // missing gauges show the operator that the dispatcher is stuck, and old values would hide it
 	}
 	s := sender{ch: ch, names: labelsOf(status)}
 	entries, oldest, quarantined := 0, 0.0, 0
@@ -168,13 +167,13 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 		oldest = max(oldest, m.OldestSeconds)
 		for _, w := range m.Workers {
 			if w.Down {
-				continue // a down rank has no series, because a zero would count in every mean over ranks
+				continue // a zero would count in every mean over ranks
 			}
 			engine, known := g.engineMetrics(w.ID)
 			s.sendRank(w, s.names.group(m.Model, w.Group), engine, known)
 		}
 		for _, group := range m.Groups {
-			if group.Barrier { // ranks without a barrier do not wait for each other, so they have no common steps
+			if group.Barrier { // ranks without a barrier have no common steps
 				label := s.names.group(m.Model, group.Name)
 				s.sendGroup(group, label)
 				for _, more := range g.d.metrics.groupGauges {
@@ -193,23 +192,20 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 	s.gauge(descDriftKV, float64(status.Drift.KVTokens))
 }
 
-// sender sends the metrics of one scrape to Prometheus. names makes their labels.
 type sender struct {
 	ch    chan<- prometheus.Metric
 	names labels
 }
 
-// gauge sends the value v of the gauge d. labels are the values of its labels, in the order of its description.
 func (s sender) gauge(d *prometheus.Desc, v float64, labels ...string) {
 	s.ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 }
 
-// counter sends the value v of the counter d, with the values of its labels.
 func (s sender) counter(d *prometheus.Desc, v float64, labels ...string) {
 	s.ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, v, labels...)
 }
 
-// sendRank sends the metrics of one rank. engine has the values that the rank's engine reports; known false: it has reported nothing.
+// sendRank sends the metrics of one rank. known is false if its engine has reported nothing.
 func (s sender) sendRank(w board.WorkerStatus, group string, engine EngineMetrics, known bool) {
 	rank := s.names.rank(w)
 	s.gauge(descKVTokens, float64(w.KVTokens), group, rank)
@@ -235,52 +231,49 @@ func (s sender) sendRank(w board.WorkerStatus, group string, engine EngineMetric
 	s.counter(descEmpty, float64(w.Empty), group, rank)
 	s.counter(descNoUsage, float64(w.NoUsage), group, rank)
 	s.gauge(descInEngineQueue, float64(w.InEngineQueue), group, rank)
-	if w.Mixed { // the rank computes prompts itself, so no prefill engine writes KV into it
-		s.gauge(descBacklog, float64(w.Backlog), group, rank) // prompt tokens that it has yet to compute
-	} else { // requests may have ended before a prefill engine had written their KV: their orphaned KV may stay on the rank
+	if w.Mixed { // no prefill engine writes KV into the rank
+		s.gauge(descBacklog, float64(w.Backlog), group, rank)
+	} else { // the KV of requests that ended before a prefill engine had written it may stay on the rank
 		s.gauge(descOrphans, float64(w.Orphans), group, rank)
 	}
-	if w.Early { // requests get a slot of the rank before their prefill; Bound counts those that have no event yet
+	if w.Early { // Bound counts requests without an event
 		s.gauge(descBound, float64(w.Bound), group, rank)
 	}
-	if w.Keeps { // the engine keeps the KV of ended answers for the next turns of their chats
+	if w.Keeps {
 		s.gauge(descKept, float64(w.Kept), group, rank)
 	}
 }
 
-// sendGroup sends the metrics of one barrier group. group is the value of the label group. The step model predicts the time of a step from
-// the load of the ranks; its metrics are left out while there is none. R2 is sent even then, because it shows why a learned model is not in
-// use.
+// sendGroup leaves out the step model while there is none. It sends R2 even then, because it shows
+// why a learned model is not in use.
 func (s sender) sendGroup(g board.GroupStatus, group string) {
 	s.gauge(descImbalance, float64(g.ImbalanceTokens), group)
 	s.gauge(descIdle, g.IdleShare, group)
 	s.gauge(descHeld, float64(g.Held), group)
 	s.gauge(descBudget, float64(g.Budget), group)
 	s.ch <- prometheus.MustNewConstHistogram(descStep, g.Steps.Count, g.Steps.Seconds, g.Steps.Buckets, group)
-	s.gauge(descR2, g.Step.R2, group)      // share of the variance of step times that the learned step model explains
-	if rounds := g.Rounds; rounds != nil { // the group prefills and decodes
+	s.gauge(descR2, g.Step.R2, group)
+	if rounds := g.Rounds; rounds != nil {
 		s.counter(descRounds, float64(rounds.Sent), group)
 		s.counter(descPrefillSteps, float64(rounds.PrefillSteps), group)
-		if rounds.MeanBacklog > 0 { // otherwise the quotient is not defined
+		if rounds.MeanBacklog > 0 {
 			s.gauge(descBacklogImbalance, float64(rounds.MostBacklog)/rounds.MeanBacklog, group)
 		}
 	}
-	if step := g.Step; step.Source != "" { // there is a step model
+	if step := g.Step; step.Source != "" {
 		s.gauge(descC0, step.C0Ms/1000, group, step.Source)
 		s.gauge(descC1, step.C1Ms/1000, group, step.Source)
 		s.gauge(descRequest, step.RequestMs/1000, group, step.Source)
-		if step.OwnPromptMs+step.SharedPromptMs > 0 { // the cost of prompt tokens on their own rank, and on all ranks, is known
+		if step.OwnPromptMs+step.SharedPromptMs > 0 {
 			s.gauge(descOwnPrefill, step.OwnPromptMs/1000, group, step.Source)
 			s.gauge(descSharedPrefill, step.SharedPromptMs/1000, group, step.Source)
 			s.gauge(descPrefillStep, step.PrefillMs/1000, group, step.Source)
 		}
-		s.gauge(descLost, step.LostShare, group) // share of each step that is lost because the loads of the ranks differ
+		s.gauge(descLost, step.LostShare, group) // share of a step that is lost because loads differ
 	}
 }
 
-// sendPredictor sends the metrics of one predictor, which predicts the output lengths of a model. Drift is how far the lengths of the last
-// outputs differ from those that the predictor expects: by the table that it uses now ("table"), or by the fit file that it started from
-// ("fit"). Scores that are not defined yet are left out.
+// sendPredictor leaves out scores that are not defined yet.
 func (s sender) sendPredictor(model string, p board.PredictorStatus) {
 	s.gauge(descOutputs, float64(p.Outputs), model, p.Kind)
 	s.gauge(descDrift, p.Drift.Distance, model, p.Kind, "table")
@@ -300,7 +293,6 @@ func (s sender) sendPredictor(model string, p board.PredictorStatus) {
 	gaugeIfDefined(descMAE, p.Scores.ConditionalMAE)
 }
 
-// engineMetrics returns the values that the engine of a rank reports for this rank; ok is false if nothing is known.
 func (g gauges) engineMetrics(worker int32) (s EngineMetrics, ok bool) {
 	if g.d.cfg.EngineMetrics == nil {
 		return s, false
@@ -308,14 +300,13 @@ func (g gauges) engineMetrics(worker int32) (s EngineMetrics, ok bool) {
 	return g.d.cfg.EngineMetrics(worker)
 }
 
-// labels makes unique label values from the names of groups and workers. The names may not be unique, and one duplicate series would make
-// the whole scrape fail.
+// labels makes unique label values from the names of groups and workers: one duplicate series would
+// make the whole scrape fail.
 type labels struct {
-	models map[string]map[string]bool // models that have a group with this name, by the name
-	names  map[string]int             // number of workers with this name, by the name
+	models map[string]map[string]bool // models that have a group, by its name
+	names  map[string]int             // number of workers, by their name
 }
 
-// labelsOf counts the models that use each group name and the workers that use each worker name in a status.
 func labelsOf(s board.Status) labels {
 	l := labels{models: map[string]map[string]bool{}, names: map[string]int{}}
 	for _, m := range s.Models {
@@ -330,7 +321,7 @@ func labelsOf(s board.Status) labels {
 	return l
 }
 
-// group returns the label of a group: its name or, if groups of several models have this name, MODEL/NAME.
+// group returns NAME or, if groups of several models have this name, MODEL/NAME.
 func (l labels) group(model, name string) string {
 	if len(l.models[name]) > 1 {
 		return model + "/" + name
@@ -338,7 +329,7 @@ func (l labels) group(model, name string) string {
 	return name
 }
 
-// rank returns the label of a rank: its name or, if the rank has no name or several ranks have this name, NAME#ID.
+// rank returns NAME or, if it is empty or several ranks have it, NAME#ID.
 func (l labels) rank(w board.WorkerStatus) string {
 	if w.Name == "" || l.names[w.Name] > 1 {
 		return fmt.Sprintf("%s#%d", w.Name, w.ID)

@@ -12,38 +12,37 @@ import (
 	"evenkeel/predictor"
 )
 
-// maxQueuedSamples is the largest number of ended requests that wait until the learner learns from them. Further ones are dropped.
+// maxQueuedSamples bounds the ended requests that wait for the learner. Further ones are dropped.
 const maxQueuedSamples = 4096
 
-// learner runs a board.Learner, which learns the lengths of answers, in a goroutine of its own.
+// learner runs a board.Learner in a goroutine of its own.
 type learner struct {
 	log     *zap.Logger
 	dropped prometheus.Counter
 
 	mu       sync.Mutex
-	calls    []func() // functions that the goroutine of run must call next
+	calls    []func() // calls for the goroutine of run
 	finished []board.OutputSample
 	wake     chan struct{} // wakes the goroutine of run; has room for one value
 
-	// Only the goroutine of run uses predictors, so no lock guards it.
+	// Only the goroutine of run uses predictors.
 	predictors board.Learner
 
-	// publish sends finished tables to the scheduler's goroutine, which owns the boards.
+	// publish sends finished tables to the scheduler's goroutine.
 	publish func(board.TablesBuilt)
 }
 
-// newLearner returns a learner without predictors. The goroutine of run calls publish for each finished table.
 func newLearner(log *zap.Logger, m *metrics, publish func(board.TablesBuilt)) *learner {
 	return &learner{log: log, publish: publish, dropped: m.endingsDropped, wake: make(chan struct{}, 1)}
 }
 
-// addPredictor makes the learner learn for the predictor with this key. Learning starts from the fit; nil: from nothing. Until its first
-// tables are built, the predictor predicts nothing.
+// addPredictor starts to learn from the fit; nil: from nothing. Until its first tables are built,
+// the predictor predicts nothing.
 func (l *learner) addPredictor(key board.PredictorKey, fit *predictor.Fit) {
 	l.queueCall(func() { l.logRefused(key, l.predictors.Follow(key, fit)) })
 }
 
-// restart makes all predictors forget what they learned and start from a fit.
+// restart makes all predictors start anew from a fit.
 func (l *learner) restart(fit *predictor.Fit) {
 	l.queueCall(func() {
 		for key, err := range l.predictors.Load(fit) {
@@ -52,7 +51,6 @@ func (l *learner) restart(fit *predictor.Fit) {
 	})
 }
 
-// logRefused logs that a predictor could not use a fit; err nil: it could, and nothing is logged.
 func (l *learner) logRefused(key board.PredictorKey, err error) {
 	if err != nil {
 		l.log.Error("dispatcher: the predictor could not learn, and stays as it was", zap.String("model", key.Model),
@@ -60,7 +58,7 @@ func (l *learner) logRefused(key board.PredictorKey, err error) {
 	}
 }
 
-// queueCall queues a function for the goroutine of run, because only that goroutine may use l.predictors.
+// queueCall queues f for the goroutine of run, because only it may use l.predictors.
 func (l *learner) queueCall(call func()) {
 	l.mu.Lock()
 	l.calls = append(l.calls, call)
@@ -68,7 +66,7 @@ func (l *learner) queueCall(call func()) {
 	signal(l.wake)
 }
 
-// add queues an ended request, to be learned from. It never waits: if the queue is full, it drops the request and counts it.
+// add never waits: if the queue is full, it drops the request and counts it.
 func (l *learner) add(sample board.OutputSample) {
 	l.mu.Lock()
 	isFull := len(l.finished) == maxQueuedSamples
@@ -83,17 +81,16 @@ func (l *learner) add(sample board.OutputSample) {
 	signal(l.wake)
 }
 
-// run learns from the queued requests whenever add or queueCall wakes it, until ctx ends.
 func (l *learner) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	var spare []board.OutputSample // memory for the next queue; learn exchanges it for the queue that it reads, so that nothing is allocated
+	var spare []board.OutputSample // the two queues take turns, so that nothing is allocated
 	for {
 		var tablesComeDue bool
 		spare, tablesComeDue = l.learn(spare, time.Now())
 		if tablesComeDue {
-			timer.Reset(time.Second) // new tables are due after a second at the latest, even if only a few requests have ended
-		} else { // without new requests, no table becomes due
+			timer.Reset(time.Second) // new tables are due after a second at the latest
+		} else {
 			timer.Stop()
 		}
 		select {
@@ -105,11 +102,9 @@ func (l *learner) run(ctx context.Context) {
 	}
 }
 
-// learn makes the queued calls, learns from the queued requests, and publishes the tables that are due. more says whether tables will
-// become due later even if no other request ends.
-//
-// The next requests are queued in the memory of spare. reusable is the queue that was just read: its memory can be the spare of the next
-// call.
+// learn publishes the tables that are due. more says whether some will become due even if no other
+// request ends. The next requests are queued in the memory of spare. reusable is the queue that was
+// just read, and can be the next spare.
 func (l *learner) learn(spare []board.OutputSample, now time.Time) (reusable []board.OutputSample, more bool) {
 	l.mu.Lock()
 	finished, calls := l.finished, l.calls

@@ -7,23 +7,25 @@ import (
 	"evenkeel/dispatcher/policy"
 )
 
-// LogLine is one line of the decision log: a round of decisions in the form that `evenkeel decide` and `evenkeel simulate --log` read. The
-// member "in" of the line has the same form as in the golden vectors of the tests.
+// LogLine is one line of the decision log, in the form that `evenkeel decide` and `evenkeel
+// simulate --log` read. Its member "in" has the form of the golden vectors of the tests.
 type LogLine struct {
 	Tick     uint64
 	TimeMs   int64 // Unix time, in ms
 	Group    string
 	Policy   string // canonical name of the policy that decided
 	Snapshot *policy.Snapshot
-	// Outputs has the answer lengths, in tokens, from which Snapshot.MeanOutput was computed, ascending; empty: the policy saw no mean.
+	// Outputs are the answer lengths that Snapshot.MeanOutput comes from, ascending; empty: the policy
+	// saw no mean.
 	Outputs []int32
 	Assign  []policy.Assignment
 }
 
-// lineBegin is the text with which each line begins. By this text, decisionLog.open recognises an incomplete line at the end of a file.
+// lineBegin begins each line. By this text, decisionLog.open recognises an incomplete line.
 const lineBegin = `{"tick":`
 
-// AppendJSON appends the line and a newline to dst. It leaves out a member if the reader assumes the member's value anyway.
+// AppendJSON appends the line and a newline. It leaves out a member if the reader assumes its value
+// anyway.
 func (l *LogLine) AppendJSON(dst []byte) []byte {
 	s := l.Snapshot
 	dst = strconv.AppendUint(append(dst, lineBegin...), l.Tick, 10)
@@ -66,7 +68,7 @@ func (l *LogLine) AppendJSON(dst []byte) []byte {
 			dst = appendInt(appendComma(dst, i), o)
 		}
 	}
-	dst = append(dst, `]},"assign":[`...) // the first bracket ends the outputs or, if there are none, the pool
+	dst = append(dst, `]},"assign":[`...) // the first bracket ends the outputs or, without them, the pool
 	for i, a := range l.Assign {
 		dst = strconv.AppendUint(append(appendComma(dst, i), '['), a.Entry, 10)
 		dst = append(appendInt(append(dst, ','), a.Worker), ']')
@@ -74,8 +76,6 @@ func (l *LogLine) AppendJSON(dst []byte) []byte {
 	return append(dst, "]}\n"...)
 }
 
-// appendWorker appends a rank and the requests that run on it as a JSON object. It leaves out members with default values, which the reader
-// assumes.
 func appendWorker(dst []byte, w *policy.Worker) []byte {
 	dst = appendInt(append(dst, `{"id":`...), w.ID)
 	dst = appendInt(append(dst, `,"free":`...), w.Free)
@@ -109,7 +109,6 @@ func appendWorker(dst []byte, w *policy.Worker) []byte {
 	return append(dst, "]}"...)
 }
 
-// appendEntry appends the i-th entry of the snapshot's pool as a JSON object, with its details (Waits) if the snapshot has any.
 func appendEntry(dst []byte, s *policy.Snapshot, i int) []byte {
 	e := &s.Pool[i]
 	dst = strconv.AppendUint(append(dst, `{"id":`...), e.ID, 10)
@@ -130,9 +129,8 @@ func appendEntry(dst []byte, s *policy.Snapshot, i int) []byte {
 	return append(appendKey(dst, e.Key), '}')
 }
 
-// appendWait appends the members of an entry that matter only if ranks prefill.
-// HeldMs is below 0 if no slot was free for the entry yet, and is then left out. UrgentInMs is 0, and is left out, if the entry is urgent
-// already, which appendEntry writes, or never becomes urgent.
+// appendWait appends the members that matter only if ranks prefill. HeldMs below 0 and UrgentInMs 0
+// are left out.
 func appendWait(dst []byte, e *policy.EntryDetails) []byte {
 	if e.HeldMs >= 0 {
 		dst = strconv.AppendFloat(append(dst, `,"held_ms":`...), e.HeldMs, 'g', -1, 64)
@@ -151,7 +149,6 @@ func appendWait(dst []byte, e *policy.EntryDetails) []byte {
 	return append(dst, ']')
 }
 
-// appendKey appends the key of a request, which equal prompts share. It appends nothing for 0: the request has no key.
 func appendKey(dst []byte, k uint64) []byte {
 	if k == 0 {
 		return dst
@@ -159,7 +156,7 @@ func appendKey(dst []byte, k uint64) []byte {
 	return strconv.AppendUint(append(dst, `,"key":`...), k, 10)
 }
 
-// appendNonzero appends a member, but nothing for the value 0, which the reader assumes for a missing member.
+// appendNonzero leaves out 0, which the reader assumes for a missing member.
 func appendNonzero(dst []byte, name string, x float32) []byte {
 	if x == 0 {
 		return dst
@@ -167,14 +164,13 @@ func appendNonzero(dst []byte, name string, x float32) []byte {
 	return appendFloat(append(dst, name...), x)
 }
 
-// appendFloat appends a number with as many digits as are needed to read the same float32 back.
+// appendFloat writes as many digits as are needed to read the same float32 back.
 func appendFloat(dst []byte, x float32) []byte {
 	return strconv.AppendFloat(dst, float64(x), 'g', -1, 32)
 }
 
 func appendInt(dst []byte, n int32) []byte { return strconv.AppendInt(dst, int64(n), 10) }
 
-// appendComma appends the comma before the i-th element of an array, and nothing before the first element (i = 0).
 func appendComma(dst []byte, i int) []byte {
 	if i > 0 {
 		dst = append(dst, ',')
@@ -182,7 +178,6 @@ func appendComma(dst []byte, i int) []byte {
 	return dst
 }
 
-// appendQuoted appends s as a JSON string, with quotes and escapes.
 func appendQuoted(dst []byte, s string) []byte {
 	text, err := json.Marshal(s)
 	if err != nil { // cannot happen with a string

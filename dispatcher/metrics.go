@@ -10,10 +10,10 @@ import (
 	"evenkeel/dispatcher/delivery"
 )
 
-// metrics are the counters and histograms that are updated when events happen. Present values, such as the KV tokens of a rank, are not
-// among them: the type gauges reads these from a Status at each scrape.
+// metrics are updated when events happen. Present values are in the type gauges, which reads them
+// at each scrape.
 type metrics struct {
-	registry *prometheus.Registry // registry of the metrics below and of the gauges
+	registry *prometheus.Registry // has the metrics below and the gauges
 
 	tickSeconds    *prometheus.HistogramVec
 	fallbacks      *prometheus.CounterVec
@@ -25,7 +25,7 @@ type metrics struct {
 
 	estimateRatio prometheus.Histogram
 	quarantines   *prometheus.CounterVec
-	// enginesWithSeries has the decode engines for which quarantines has series. Only the scheduler uses it.
+	// enginesWithSeries are the decode engines in quarantines. Only the scheduler uses it.
 	enginesWithSeries map[string]bool
 	pairAssignments   *prometheus.CounterVec
 
@@ -37,14 +37,13 @@ type metrics struct {
 	groupGauges []gaugeSet
 }
 
-// gaugeSet is a set of gauges of barrier groups that another part of the dispatcher adds to the type gauges. send sends the values for one
-// group; group is the value of the label group.
+// gaugeSet is a set of gauges of barrier groups that another part of the dispatcher adds. group is
+// the value of the label group.
 type gaugeSet struct {
 	descs []*prometheus.Desc
 	send  func(ch chan<- prometheus.Metric, g *board.GroupStatus, group string)
 }
 
-// newMetrics creates the metrics in a registry of their own, together with the series that createSeries creates.
 func newMetrics() *metrics {
 	registry := prometheus.NewRegistry()
 	create := promauto.With(registry)
@@ -102,15 +101,13 @@ func newMetrics() *metrics {
 	return m
 }
 
-// dropGroup drops the metric series of a group that has no ranks any more.
 func (m *metrics) dropGroup(label string) {
 	ofGroup := prometheus.Labels{"group": label}
 	m.tickSeconds.DeletePartialMatch(ofGroup)
 	m.roundRanks.DeletePartialMatch(ofGroup)
 }
 
-// countQuarantine counts that the board has begun to avoid an engine or a pair of engines. It also notes that there are now series with
-// this decode engine, so that dropGonePairs drops them when the engine has left.
+// countQuarantine notes the decode engine, so that dropGonePairs drops its series when it has left.
 func (m *metrics) countQuarantine(link delivery.Link) {
 	m.quarantines.WithLabelValues(link.Prefiller, link.Engine).Inc()
 	if link.Engine != "" {
@@ -118,7 +115,6 @@ func (m *metrics) countQuarantine(link delivery.Link) {
 	}
 }
 
-// dropGonePairs drops the metric series of pairs of engines whose decode engine has no rank among the workers any more.
 func (m *metrics) dropGonePairs(ws []board.Worker) {
 	for engine := range m.enginesWithSeries {
 		hasRank := slices.ContainsFunc(ws, func(w board.Worker) bool { return w.Engine == engine })
@@ -129,8 +125,8 @@ func (m *metrics) dropGonePairs(ws []board.Worker) {
 	}
 }
 
-// createSeries creates the series of metrics whose labels have few values. It does so before the first event, so that these series begin
-// with 0. If a counter came into existence with its first event, Prometheus would see no increase, and no alert would fire for this event.
+// createSeries creates series before the first event, so that they begin with 0. If a counter came
+// into existence with its first event, Prometheus would see no increase, and no alert would fire.
 func (m *metrics) createSeries() {
 	for _, reason := range []string{board.FallbackPanic, board.FallbackInvalid, board.FallbackSlow} {
 		m.fallbacks.WithLabelValues(reason)

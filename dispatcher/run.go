@@ -15,7 +15,8 @@ import (
 	"evenkeel/pool"
 )
 
-// newScheduler makes a scheduler whose boards have no ranks yet. wake queues a function for the next turn of the scheduler.
+// newScheduler makes a scheduler whose boards have no ranks yet. wake queues a function for its
+// next turn.
 func newScheduler(cfg Config, d *Dispatcher, wake func(func(*scheduler)) bool) (*scheduler, error) {
 	boards, err := board.New(cfg.Config)
 	if err != nil {
@@ -32,8 +33,8 @@ func newScheduler(cfg Config, d *Dispatcher, wake func(func(*scheduler)) bool) (
 	return r, nil
 }
 
-// start starts the goroutines of the learner and the decision log, which end when ctx ends. The returned function
-// waits until both have ended, because no goroutine may outlive the dispatcher.
+// start starts the goroutines of the learner and the decision log, which end when ctx ends. wait
+// returns when both have ended, because no goroutine may outlive the dispatcher.
 func (r *scheduler) start(ctx context.Context) (wait func()) {
 	var goroutines sync.WaitGroup
 	goroutines.Go(func() { r.learner.run(ctx) })
@@ -43,23 +44,22 @@ func (r *scheduler) start(ctx context.Context) (wait func()) {
 	return goroutines.Wait
 }
 
-// advance makes one turn of the scheduler: it calls the queued functions, and then gives each board a Tick, which
-// makes the boards decide if something is to be decided.
+// advance makes one turn of the scheduler: the queued functions, then a Tick for each board.
 func (r *scheduler) advance(queue []func(*scheduler), now time.Time) {
 	r.now = now
 	for _, f := range queue {
 		f(r)
 	}
 	for _, b := range r.inOrder {
-		if r.boards.NeedsCounts(b.model, now) { // the Tick will read how many tokens the requests have got
+		if r.boards.NeedsCounts(b.model, now) {
 			r.readProgress(b)
 		}
 		r.apply(&b.tick)
 	}
 }
 
-// apply gives the boards an event and carries out the effects. Then it runs the rounds of decisions that follow from the event, one after
-// the other: the event Decide runs a round, and the event Decided tells the board how long the round took.
+// apply gives the boards an event, carries out the effects, and runs the rounds of decisions that
+// follow.
 func (r *scheduler) apply(e board.Event) {
 	r.carryOut(r.boards.Apply(e, r.now), 0) // 0: no round caused these effects
 	for r.boards.Deciding() {
@@ -78,16 +78,14 @@ func (r *scheduler) apply(e board.Event) {
 	}
 }
 
-// applySettings applies an event that changes settings. It returns the boards' error if they reject the event.
+// applySettings returns the boards' error if they reject the event.
 func (r *scheduler) applySettings(e board.Event) error {
 	r.rejected = nil
 	r.apply(e)
 	return r.rejected
 }
 
-// readProgress reads the progress of a board's slots, and gives it to the board as Counts, which the board uses in the next event. Per slot
-// these are the tokens that have come, whether the first event has come, the number of the step that brought the first token, and, for an
-// answer whose engine reports tokens only at the end, the largest possible number of them. A free slot has zero values.
+// readProgress gives a board the progress of its slots as Counts, which it uses in the next event.
 func (r *scheduler) readProgress(b *boardState) {
 	counts := &b.counts
 	if missing := len(b.slots) - len(counts.Tokens); missing > 0 {
@@ -97,41 +95,40 @@ func (r *scheduler) readProgress(b *boardState) {
 		counts.MaxUnreported = append(counts.MaxUnreported, make([]int32, missing)...)
 	}
 	for i, s := range b.slots {
-		if s == nil { // the slot is free
+		if s == nil {
 			counts.Tokens[i], counts.Started[i], counts.FirstStep[i], counts.MaxUnreported[i] = 0, false, 0, 0
 			continue
 		}
 		counts.Tokens[i], counts.Started[i] = s.generated.Load(), s.started.Load()
 		counts.FirstStep[i], counts.MaxUnreported[i] = s.firstStep.Load(), s.maxUnreported.Load()
 	}
-	r.boards.Apply(counts, r.now) // no effects to carry out: Counts cause none
+	r.boards.Apply(counts, r.now) // Counts cause no effects
 }
 
-// readAllProgress gives each board the present progress of its slots, as readProgress does for one board.
 func (r *scheduler) readAllProgress() {
 	for _, b := range r.inOrder {
 		r.readProgress(b)
 	}
 }
 
-// enqueue gives the boards a new entry. Until the boards answer, r.waiting has the entry's slot and the channel of its caller.
+// enqueue gives the boards a new entry. Until they answer, r.waiting has its slot and the channel
+// of its caller.
 func (r *scheduler) enqueue(w waitingEntry) {
-	// A prompt that a decode rank may compute itself (Local) is decided about at once, so the board needs the progress of requests now.
+	// A prompt that a decode rank may compute itself (Local) is decided about at once.
 	if b := r.byModel[w.Entry.Model]; b != nil && w.Local != nil {
 		r.readProgress(b)
 	}
 	r.waiting[w.Entry] = w
 	r.arrival = w.Enqueue // a field, because the address of a local variable would make it allocate
 	r.apply(&r.arrival)
-	r.arrival = board.Enqueue{} // a reference left here would keep the entry from being garbage collected
+	r.arrival = board.Enqueue{} // lets the garbage collector free the entry
 }
 
-// releaseSlot takes a slot off the scheduler's list, and passes its outcome and its last progress to the boards as the event Release. From
-// then on, another request may get the slot number.
+// releaseSlot gives a slot number back: from then on, another request may get it.
 func (r *scheduler) releaseSlot(s *Slot, outcome board.Outcome) {
-	state := s.board // what the scheduler keeps for the board of the slot
-	// The board decides whether the engine now begins a request of its own queue. That depends on the KV of the running requests, which
-	// grows with their tokens, so the board needs their progress before the release.
+	state := s.board
+	// The board decides whether the engine now begins a request of its own queue, which depends on the
+	// tokens of the running requests.
 	if state.inEngineQueue > 0 {
 		r.readProgress(state)
 	}
@@ -142,30 +139,29 @@ func (r *scheduler) releaseSlot(s *Slot, outcome board.Outcome) {
 	r.release = board.Release{
 		Model: state.model, Slot: s.Slot, Outcome: outcome, Generated: s.generated.Load(), Started: s.started.Load(),
 		FirstStep: s.firstStep.Load(), LastStep: s.lastStep.Load(),
-		// Above 0 only for an answer whose engine reports its tokens at the end, if at all: the largest number of tokens that the
-		// answer may have. The board has estimated the tokens of such an answer, and compares the estimate with Generated.
+		// Above 0 only for an answer whose engine reports its tokens at the end, if at all: the most that
+		// it may have. The board has estimated its tokens, and compares the estimate with Generated.
 		MaxUnreported: s.maxUnreported.Load(),
 	}
 	r.apply(&r.release)
 }
 
-// correctPrompt corrects the prompt length, in tokens, that a slot is charged with. It does nothing if the slot has been given back.
+// correctPrompt does nothing if the slot has been given back.
 func (r *scheduler) correctPrompt(s *Slot, prompt int) {
 	if s.isHeld() {
 		r.apply(board.Recount{Model: s.board.model, Slot: s.Slot, Prompt: prompt})
 	}
 }
 
-// setWorkers replaces the ranks of all models. Before that, the boards get the progress of all slots, because they need the tokens of the
-// requests whose ranks leave. The metrics of pairs of engines are dropped if the decode engine of the pair is gone.
+// setWorkers replaces the ranks of all models. The boards first get the progress of all slots,
+// because they need the tokens of the requests whose ranks leave.
 func (r *scheduler) setWorkers(ws []board.Worker) {
 	r.readAllProgress()
 	r.apply(board.SetWorkers{Workers: ws})
 	r.metrics.dropGonePairs(ws)
 }
 
-// shutDown makes the boards answer all waiting entries with ErrDraining. Then it calls the functions that are still queued, because their
-// callers wait for them.
+// shutDown also calls the functions that are still queued, because their callers wait for them.
 func (r *scheduler) shutDown(queue []func(*scheduler), now time.Time) {
 	r.now = now
 	r.apply(board.Shutdown{})
@@ -179,22 +175,19 @@ func (r *scheduler) status(now time.Time) board.Status {
 	return r.boards.Status(now)
 }
 
-// loads returns the present loads of all ranks, with all tokens that the streams have brought until now.
 func (r *scheduler) loads() board.Loads {
 	r.readAllProgress()
 	return r.boards.Loads()
 }
 
-// carryOut carries out effects in their order. took is the duration of the round that caused them; 0: no round did.
+// took is the duration of the round that caused the effects; 0: no round did.
 func (r *scheduler) carryOut(effects []board.Effect, took time.Duration) {
 	for i := range effects {
 		r.carryOutOne(&effects[i], took)
 	}
 }
 
-// carryOutOne carries out one effect: it answers a caller, updates a metric, writes a log line, or passes a value to another part of the
-// dispatcher. took is the duration of the round that caused the effect; 0: no round did. Only barrier groups have a step detector, so there
-// is none for the other groups.
+// carryOutOne carries out one effect. Only barrier groups have a step detector.
 func (r *scheduler) carryOutOne(e *board.Effect, took time.Duration) {
 	m := r.metrics
 	switch e.Kind {
@@ -202,9 +195,9 @@ func (r *scheduler) carryOutOne(e *board.Effect, took time.Duration) {
 		r.bind(e, took)
 	case board.EffectRefuse:
 		r.answer(e.Entry, Result{Err: e.Err})
-	case board.EffectRound: // a policy has decided about the waiting entries of a group
+	case board.EffectRound:
 		r.recordRound(e, took)
-	case board.EffectInvalid: // Label says which hard limit the assignment of a policy breaks
+	case board.EffectInvalid: // Label is the hard limit that the assignment breaks
 		m.invalid.WithLabelValues(e.Label).Inc()
 		r.log.Error("dispatcher: the policy made an assignment that cannot be bound", zap.String("policy", e.Policy),
 			zap.String("fault", e.Label), zap.Uint64("entry", e.ID), zap.Int32("worker", e.Worker))
@@ -212,7 +205,7 @@ func (r *scheduler) carryOutOne(e *board.Effect, took time.Duration) {
 		r.log.Error("dispatcher: the policy took a rank that was not offered", zap.String("policy", e.Policy), zap.Int32("worker", e.Worker))
 	case board.EffectFallback:
 		r.recordFallback(e)
-	case board.EffectSent: // held-back requests went to a group together; Count is how many of its ranks now have prompts to compute
+	case board.EffectSent: // held-back requests went out together; Count is how many ranks now have prompts to compute
 		m.roundRanks.WithLabelValues(e.Label).Observe(float64(e.Count))
 	case board.EffectQuarantine:
 		r.recordQuarantine(e)
@@ -222,55 +215,54 @@ func (r *scheduler) carryOutOne(e *board.Effect, took time.Duration) {
 			zap.String("rank", e.Names[0]), zap.Duration("for", e.Duration))
 	case board.EffectUnspared:
 		r.log.Info("dispatcher: a rank that had refused requests takes them again", zap.String("rank", e.Names[0]))
-	case board.EffectSteered: // a policy chose an avoided pair of engines; Label says what became of the assignment
+	case board.EffectSteered: // Label says what became of the assignment to an avoided pair of engines
 		m.pairAssignments.WithLabelValues(e.Label).Inc()
 	case board.EffectDuplicate:
 		r.log.Warn("dispatcher: two workers have the same ID, and the second is ignored",
 			zap.Int32("id", e.Worker), zap.String("kept", e.Names[0]), zap.String("ignored", e.Names[1]))
 	case board.EffectPace: // a tick has counted the free slots anew
 		r.publishPaces(e)
-	case board.EffectEstimate: // an answer that does not stream has ended: Count is its number of tokens, which the board had estimated
+	case board.EffectEstimate: // the board had estimated the tokens of an answer that does not stream; Count is how many it has
 		m.estimateRatio.Observe(e.EstimatedTokens / float64(e.Count))
-	case board.EffectNames: // Listed has the model names that only some ranks list
+	case board.EffectNames: // model names that only some ranks list
 		r.stateOrNew(e.Group.Model).setListedNames(e.Listed)
 	case board.EffectWatchFirstEvents:
-		// Count is the number of suspected pairs of engines and of ranks that refuse requests. While it is above 0,
-		// Slot.ReportStarted sends each first event to the board.
+		// Count is the number of suspected pairs of engines and of ranks that refuse requests. While it
+		// is above 0, Slot.ReportStarted sends each first event to the board.
 		r.stateOrNew(e.Group.Model).pace.suspectedPairsAndRefusingRanks.Store(int32(e.Count))
-	case board.EffectPolicy: // the barrier groups have a new policy
+	case board.EffectPolicy:
 		name := e.Policy
 		r.d.policy.Store(&name)
 	case board.EffectNewPredictor: // a policy needs output lengths that are not learned yet
 		r.learner.addPredictor(e.Predictor, e.Fit)
-	case board.EffectFit: // all predictors forget what they learned, and start from the fit file
+	case board.EffectFit: // all predictors start anew
 		r.learner.restart(e.Fit)
-	case board.EffectOutputSample: // the output length of a request that has ended
+	case board.EffectOutputSample:
 		r.learner.add(e.Sample)
-	case board.EffectGroup: // a group has its first rank
+	case board.EffectGroup:
 		r.setLabel(e.Group, e.Label)
 		m.tickSeconds.WithLabelValues(e.Policy, e.Label) // creates the metric series before the first round
 		r.addDetector(e.Group)
-	case board.EffectGroupIdle: // no request of the group decodes, so the time until the next step is no length of a step
+	case board.EffectGroupIdle: // the time until the next step is no length of a step
 		if detector := r.detectors[e.Group]; detector != nil {
 			detector.pause()
 		}
-	case board.EffectLeastStep: // Duration is the shortest time that counts as a step of the group
+	case board.EffectLeastStep:
 		if detector := r.detectors[e.Group]; detector != nil {
 			detector.minLength.Store(int64(e.Duration))
 		}
-	case board.EffectGroupGone: // a group has lost its last rank
+	case board.EffectGroupGone:
 		r.dropLabel(e.Group)
-		delete(r.detectors, e.Group) // the last streams still report steps to the detector, but no code reads them
-	case board.EffectGone: // the board was removed
+		delete(r.detectors, e.Group) // the last streams still report to it, but no code reads the steps
+	case board.EffectGone:
 		r.dropState(e.Group.Model)
-	case board.EffectRejected: // the boards reject the settings of the event
-		r.rejected = e.Err // applySettings, which has sent the event, returns this error
+	case board.EffectRejected:
+		r.rejected = e.Err // applySettings returns it
 	}
 }
 
-// setListedNames sets the model names that only some ranks of the board list. Each of them has
-// values of its own, which count only the slots of these ranks. A name that had such values before
-// keeps them.
+// setListedNames sets the model names that only some ranks of the board list. Each has values of
+// its own, which count only the slots of these ranks. A name that was listed before keeps them.
 func (b *boardState) setListedNames(names []string) {
 	byName := make(map[string]*publicPace, len(names))
 	b.listedPaces = b.listedPaces[:0]
@@ -285,7 +277,7 @@ func (b *boardState) setListedNames(names []string) {
 	b.pace.byName.Store(&byName)
 }
 
-// recordQuarantine records that hand-offs avoid an engine or a pair of engines, or avoid it no longer.
+// recordQuarantine records that hand-offs avoid an engine or a pair of engines, or no longer.
 func (r *scheduler) recordQuarantine(e *board.Effect) {
 	prefiller, engine := e.Pair.Prefiller, e.Pair.Engine
 	if engine == "" && r.d.cfg.OnLosses != nil {
@@ -308,7 +300,6 @@ func (r *scheduler) recordQuarantine(e *board.Effect) {
 	r.log.Warn(message+" for a while, and then one as a trial", names, zap.Int("failures", e.Count), zap.Duration("for", e.Duration))
 }
 
-// recordRound records a round of decisions: its duration, the error of a policy that failed, and its line of the decision log.
 func (r *scheduler) recordRound(e *board.Effect, took time.Duration) {
 	r.setLabel(e.Group, e.Round.Group)
 	r.metrics.tickSeconds.WithLabelValues(e.Policy, e.Round.Group).Observe(took.Seconds())
@@ -320,8 +311,8 @@ func (r *scheduler) recordRound(e *board.Effect, took time.Duration) {
 	}
 }
 
-// recordFallback counts that the fallback policy decided in place of the chosen one. It logs the reason only if the chosen policy was too
-// slow. The other reasons are logged with other effects.
+// recordFallback logs only that the chosen policy was too slow. The other reasons are logged with
+// other effects.
 func (r *scheduler) recordFallback(e *board.Effect) {
 	r.metrics.fallbacks.WithLabelValues(e.Label).Inc()
 	switch e.Label {
@@ -336,12 +327,12 @@ func (r *scheduler) recordFallback(e *board.Effect) {
 	}
 }
 
-// publishPaces publishes how many slots of a board are free and how soon others come free, for Dispatcher.Room. It does the same for each
-// model name that only some ranks list. If Room may now return more than before by any of these values, publishPaces calls OnRoom, once.
+// publishPaces publishes for Dispatcher.Room how many slots are free and how soon others come free.
+// If Room may now return more than before, it calls OnRoom, once.
 func (r *scheduler) publishPaces(e *board.Effect) {
 	b := r.stateOrNew(e.Group.Model)
 	moreRoom := b.pace.publish(&e.Pace)
-	// Both listedPaces and e.Named have one value for each such name, in the order in which the last EffectNames listed the names.
+	// Both lists have one value per name, in the order of the last EffectNames.
 	for i := range e.Named {
 		moreRoom = b.listedPaces[i].publish(&e.Named[i]) || moreRoom // publish comes first, because it must run for each name
 	}
@@ -350,9 +341,8 @@ func (r *scheduler) publishPaces(e *board.Effect) {
 	}
 }
 
-// stateOrNew returns the scheduler's state for the board of a model. If there is none, it creates the state, and stores its pace in
-// Dispatcher.paces. The pace says how soon slots of the board come free: Dispatcher.Room reads it, on any goroutine. The state's function
-// reportStarted passes the first event of a slot to the board, unless the slot has been given back before the function runs.
+// stateOrNew also stores the pace of a new state in Dispatcher.paces, which Dispatcher.Room reads
+// on any goroutine. reportStarted does nothing if the slot has been given back meanwhile.
 func (r *scheduler) stateOrNew(model string) *boardState {
 	b := r.byModel[model]
 	if b == nil {
@@ -372,16 +362,15 @@ func (r *scheduler) stateOrNew(model string) *boardState {
 	return b
 }
 
-// dropState drops the scheduler's state for a board that was removed. Dispatcher.Room then finds no board. It makes a new list instead of
-// changing the present one, over which advance may be iterating.
+// dropState makes a new list, because advance may be iterating over the present one.
 func (r *scheduler) dropState(model string) {
 	r.inOrder = slices.DeleteFunc(slices.Clone(r.inOrder), func(b *boardState) bool { return b.model == model })
 	delete(r.byModel, model)
 	r.d.paces.Delete(model)
 }
 
-// setLabel records the label of a group in metrics. If the label differs from the last one, setLabel drops the metric series of the last
-// one. The label changes when a group of another model with the same name comes or goes.
+// setLabel records the label of a group in metrics. It changes when a group of another model with
+// the same name comes or goes.
 func (r *scheduler) setLabel(key board.GroupKey, label string) {
 	before, known := r.labels[key]
 	if known && before == label {
@@ -393,44 +382,42 @@ func (r *scheduler) setLabel(key board.GroupKey, label string) {
 	r.labels[key] = label
 }
 
-// dropLabel forgets the label of a group, and drops its metric series. It keeps the series if another group has the same label: all groups
-// without a barrier share one.
+// dropLabel keeps the series if another group has the same label: all groups without a barrier
+// share one.
 func (r *scheduler) dropLabel(key board.GroupKey) {
 	label := r.labels[key]
 	delete(r.labels, key)
 	for _, other := range r.labels {
-		if other == label { // another group uses the same series
+		if other == label {
 			return
 		}
 	}
 	r.metrics.dropGroup(label)
 }
 
-// addDetector gives a new barrier group its step detector, which finds the steps of the group by the tokens of its streams. For any group,
-// it first makes sure that the scheduler has a state for the group's board, because advance gives Ticks only to boards that have one.
+// addDetector gives a new barrier group its step detector. For any group, it makes sure that the
+// scheduler has a state for its board, because advance gives Ticks only to these.
 func (r *scheduler) addDetector(key board.GroupKey) {
 	r.stateOrNew(key.Model)
 	if !key.Barrier { // ranks without a barrier have no common steps
 		return
 	}
-	passSteps := func(r *scheduler) { r.passSteps(key) }             // made once, so that a step allocates nothing
-	r.detectors[key] = newStepDetector(func() { r.wake(passSteps) }) // after each step, the next turn of the scheduler calls passSteps
+	passSteps := func(r *scheduler) { r.passSteps(key) } // made once, so that a step allocates nothing
+	r.detectors[key] = newStepDetector(func() { r.wake(passSteps) })
 }
 
-// passSteps passes the steps that a group's step detector has found to the board. Before that, it gives the board the progress of its
-// slots, so that the board knows how many tokens the steps have brought.
+// passSteps passes the steps of a group to its board, after the tokens that they have brought.
 func (r *scheduler) passSteps(key board.GroupKey) {
 	detector := r.detectors[key]
 	if detector == nil {
-		return // the group lost its last rank, and its detector with it
+		return // the group lost its last rank
 	}
 	r.steps.Group, r.steps.List = key, detector.take(r.steps.List[:0])
 	r.readProgress(r.byModel[key.Model])
 	r.apply(&r.steps)
 }
 
-// bind completes the slot of an entry that a policy bound to a rank, and sends the slot to the caller of Enqueue. took is the duration of
-// the round that chose the rank.
+// bind completes the slot of an entry that was bound, and answers its caller.
 func (r *scheduler) bind(e *board.Effect, took time.Duration) {
 	b, slot := r.stateOrNew(e.Group.Model), r.waiting[e.Entry].slot
 	slot.Binding, slot.Decide = e.Bound, took
@@ -438,10 +425,9 @@ func (r *scheduler) bind(e *board.Effect, took time.Duration) {
 	if e.Entry.Aggregated { // only entries for ranks that prefill are held back for rounds
 		r.metrics.roundHold.Observe(slot.Held.Seconds())
 	}
-	if slot.InEngineQueue { // the rank has no slot or no KV room yet, so the request will wait in the queue of its engine
+	if slot.InEngineQueue { // the request will wait in the queue of the engine
 		b.inEngineQueue++
 	}
-	// The slot number is an index in b.slots, which grows with the largest number.
 	if missing := int(slot.Slot) + 1 - len(b.slots); missing > 0 {
 		b.slots = append(b.slots, make([]*Slot, missing)...)
 	}
@@ -449,15 +435,14 @@ func (r *scheduler) bind(e *board.Effect, took time.Duration) {
 	r.answer(e.Entry, Result{Slot: slot})
 }
 
-// answer ends the wait of an entry: the scheduler forgets the entry, and the caller of Enqueue gets the result.
 func (r *scheduler) answer(e *pool.Entry, result Result) {
 	w := r.waiting[e]
 	delete(r.waiting, e)
 	w.answer(r.cfg.Places, result)
 }
 
-// answer sends the result to the caller of Enqueue. Before that, it releases the place that the entry had in the bounded pool
-// (Config.Places), so that the caller can rely on the place being free.
+// answer first releases the entry's place in the bounded pool (Config.Places), so that the caller
+// can rely on it.
 func (w waitingEntry) answer(places *pool.Semaphore, r Result) {
 	// Discarded hand-offs and entries of EnqueueLocal never have a place.
 	if places != nil && !w.Entry.Discard && w.Local == nil {

@@ -11,65 +11,65 @@ import (
 	"evenkeel/pool"
 )
 
-// Dispatcher is the handle for other goroutines: it passes their calls to the goroutine that owns the boards, and the answers back.
+// Dispatcher passes calls to the goroutine that owns the boards, and the answers back.
 type Dispatcher struct {
 	cfg     Config
 	inbox   *inbox
 	metrics *metrics
-	policy  atomic.Pointer[string] // canonical name of the policy of the groups whose ranks step together
-	paces   sync.Map               // values are *publicPace, keys the models of the boards
+	policy  atomic.Pointer[string] // canonical name of the policy of barrier groups
+	paces   sync.Map               // values are *publicPace, keys the models
 	done    chan struct{}          // closed when the dispatcher has ended
-	last    board.Status           // last status before the end; it may be read only after done is closed
+	last    board.Status           // last status; it may be read only after done is closed
 }
 
-// Result is the answer to an Enqueue: either a slot, or an error that says why there is none.
+// Result is the answer to an Enqueue.
 type Result struct {
 	Slot *Slot
 	Err  error
 }
 
-// waitingEntry is an entry with the slot that it may get, and the channel for the answer to its caller. The goroutine of the caller
-// allocates both, so that a round of decisions allocates nothing.
+// waitingEntry is an entry with the slot that it may get. The goroutine of the caller allocates
+// both, so that a round of decisions allocates nothing.
 type waitingEntry struct {
 	board.Enqueue
 	slot   *Slot
-	result chan Result // gets exactly one result, for which it has room
+	result chan Result // gets one result, for which it has room
 }
 
-// boardState is what the scheduler keeps for one board.
 type boardState struct {
 	model         string
-	slots         []*Slot      // slots in use, by index (Binding.Slot); nil: free
-	inEngineQueue int          // number of requests that were sent to the queues of engines, because a rank had no slot or no KV room
-	counts        board.Counts // progress of the slots as the scheduler read it last
+	slots         []*Slot      // slots in use, by Binding.Slot; nil: free
+	inEngineQueue int          // requests that wait in the queues of engines
+	counts        board.Counts // progress of the slots as it was read last
 	tick          board.Tick
-	reportStarted func(*Slot) // reports the first event of a slot to the board; any goroutine may call it
+	reportStarted func(*Slot) // reports the first event of a slot; any goroutine may call it
 	pace          *publicPace
-	// listedPaces has one value for each model name that only some ranks of the board list, in the order of the last EffectNames.
+	// listedPaces has one value for each model name that only some ranks list, in the order of the
+	// last EffectNames.
 	listedPaces []*publicPace
 }
 
-// scheduler owns the boards. It reads the clock, turns the calls of other goroutines into events for the boards, and carries out the
-// effects that the boards return: it answers callers, updates metrics, and writes the log and the decision log.
+// scheduler owns the boards. It reads the clock, turns calls into events for the boards, and
+// carries out the effects that they return.
 type scheduler struct {
 	boards    *board.Boards
 	cfg       Config
-	now       time.Time // time at which the current turn began; all events of the turn get this time
+	now       time.Time // when the current turn began; all its events get this time
 	d         *Dispatcher
 	wake      func(func(*scheduler)) bool // queues a function for the next turn; false: the dispatcher has ended
 	log       *zap.Logger
 	metrics   *metrics
 	learner   *learner
-	declog    *decisionLog // writes rounds to the decision log; nil: there is none
+	declog    *decisionLog // nil: none
 	waiting   map[*pool.Entry]waitingEntry
 	byModel   map[string]*boardState
-	inOrder   []*boardState // values of byModel, sorted by model
+	inOrder   []*boardState // values of byModel, by model
 	detectors map[board.GroupKey]*stepDetector
 	labels    map[board.GroupKey]string // label of each group in metrics
-	// rejected says why the boards rejected the last event that changes settings; nil: they accepted it.
+	// rejected says why the boards rejected the last settings; nil: they did not.
 	rejected error
 
-	// Memory for events that come often, so that these allocate nothing.
+	// Memory for events that come often.
 	decided board.Decided
 	steps   board.Steps
 	release board.Release

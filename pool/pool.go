@@ -6,24 +6,24 @@ import (
 	"time"
 )
 
-// Pool keeps its entries in the order of Arrival. Aggregated entries come before them, in the order in which they were added. It reads no
-// clock: the caller passes the time.
+// Pool keeps its entries in the order of Arrival. Aggregated entries come first, in the order in
+// which they were added. It reads no clock.
 type Pool struct {
 	ttl     time.Duration
-	entries []*Entry // in the order of sortTime and, for equal times, of seq
-	seq     uint64   // number of entries added since New, from which each entry gets its own seq
-	// No entry expires before nextExpiry; zero: no entry ever expires. Remove leaves it as it is, even if the entry that expires first is
-	// removed: Expire may then look at all entries once in vain.
+	entries []*Entry // by sortTime, then by seq
+	seq     uint64   // number of entries added since New
+	// No entry expires before nextExpiry; zero: none expires. Remove leaves it as it is, so Expire may
+	// look at all entries once in vain.
 	nextExpiry time.Time
 }
 
-// New returns an empty pool. An entry may wait for ttl, or until its deadline if that is earlier. With ttl 0, only the deadline counts.
+// New returns an empty pool. With ttl 0, only the deadline of an entry counts.
 func New(ttl time.Duration) *Pool { return &Pool{ttl: ttl} }
 
-// SetTTL changes how long an entry may wait. It does not affect entries that are in the pool already.
+// SetTTL does not affect entries that are in the pool already.
 func (p *Pool) SetTTL(ttl time.Duration) { p.ttl = ttl }
 
-// Add adds an entry. It sets Entered and Arrival if the caller has left them zero.
+// Add sets Entered and Arrival if they are zero.
 func (p *Pool) Add(e *Entry, now time.Time) {
 	if e.Entered.IsZero() {
 		e.Entered = now
@@ -39,15 +39,14 @@ func (p *Pool) Add(e *Entry, now time.Time) {
 	p.advanceNextExpiry(e)
 }
 
-// advanceNextExpiry makes nextExpiry the time at which an entry expires, if that is earlier. An entry that never expires changes nothing.
 func (p *Pool) advanceNextExpiry(e *Entry) {
-	isFirst := p.nextExpiry.IsZero() || e.expires.Before(p.nextExpiry) // zero: no entry that expires is known yet
+	isFirst := p.nextExpiry.IsZero() || e.expires.Before(p.nextExpiry)
 	if !e.expires.IsZero() && isFirst {
 		p.nextExpiry = e.expires
 	}
 }
 
-// Remove takes an entry out of the pool; false: it is not there.
+// Remove takes an entry out; false: it is not there.
 func (p *Pool) Remove(e *Entry) bool {
 	at, found := p.find(e)
 	if !found || p.entries[at] != e { // an entry of another pool may have the same sort keys
@@ -57,15 +56,15 @@ func (p *Pool) Remove(e *Entry) bool {
 	return true
 }
 
-// find returns the index of an entry. If the entry is not there, it returns the index at which it would be inserted, and false.
+// find returns the index at which the entry is, or would be inserted.
 func (p *Pool) find(e *Entry) (index int, found bool) {
 	return slices.BinarySearchFunc(p.entries, e, func(a, b *Entry) int {
 		return cmp.Or(a.sortTime().Compare(b.sortTime()), cmp.Compare(a.seq, b.seq))
 	})
 }
 
-// sortTime returns the first sort key of an entry: its arrival. An aggregated entry has the zero time and so comes before all others,
-// because the queue for a prefill has put such entries in order already. The second sort key is the order in which entries were added.
+// The zero time puts an aggregated entry before all others, because the queue for a prefill has put
+// such entries in order already.
 func (e *Entry) sortTime() time.Time {
 	if e.Aggregated {
 		return time.Time{}
@@ -73,13 +72,13 @@ func (e *Entry) sortTime() time.Time {
 	return e.Arrival
 }
 
-// Len returns the number of entries that wait, including discarded hand-offs.
+// Len includes discarded hand-offs.
 func (p *Pool) Len() int { return len(p.entries) }
 
-// Entries returns the entries in the pool's order. The slice belongs to the pool, and is valid until the next Add, Remove or Expire.
+// Entries returns the pool's own slice, which is valid until the next Add, Remove or Expire.
 func (p *Pool) Entries() []*Entry { return p.entries }
 
-// Oldest returns the longest time that any entry has been in the pool; 0: the pool is empty.
+// Oldest returns the longest wait of any entry.
 func (p *Pool) Oldest(now time.Time) time.Duration {
 	var oldest time.Duration
 	for _, e := range p.entries {
@@ -96,13 +95,13 @@ func (p *Pool) NextDeadline() time.Time {
 	return p.nextExpiry
 }
 
-// Expire removes the entries that may wait no longer, and appends them to dst. Entry.Expiry has the reason. Expire also finds out when
-// the first of the other entries expires (nextExpiry).
+// Expire removes the entries that may wait no longer, and appends them to dst. Entry.Expiry has the
+// reason.
 func (p *Pool) Expire(now time.Time, dst []*Entry) []*Entry {
-	if p.nextExpiry.IsZero() || now.Before(p.nextExpiry) { // no entry has expired, so none need be looked at
+	if p.nextExpiry.IsZero() || now.Before(p.nextExpiry) {
 		return dst
 	}
-	p.nextExpiry = time.Time{} // the loop below finds the next one among the entries that stay
+	p.nextExpiry = time.Time{}
 	p.entries = slices.DeleteFunc(p.entries, func(e *Entry) bool {
 		if e.expired(now) {
 			dst = append(dst, e)

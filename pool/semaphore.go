@@ -2,23 +2,23 @@ package pool
 
 import "sync/atomic"
 
-// Semaphore bounds how many finished prefills may wait in the pool. A place is reserved before the prefill begins: if the pool is full, no
-// new prefills begin, and no finished prefill is thrown away. All methods may be called from any goroutine.
+// Semaphore bounds how many finished prefills may wait in the pool. A place is reserved before the
+// prefill begins, so that no finished prefill is thrown away. All methods may be called from any
+// goroutine.
 type Semaphore struct {
 	size   atomic.Int64
 	used   atomic.Int64
 	onFree atomic.Pointer[func()]
 }
 
-// NewSemaphore returns a semaphore for at most size prefills that are in the pool or on their way into it.
+// NewSemaphore returns a semaphore with size places.
 func NewSemaphore(size int) *Semaphore {
 	p := &Semaphore{}
 	p.size.Store(int64(size))
 	return p
 }
 
-// Resize changes the number of places. If more places are reserved than the new size, they stay reserved, and TryAcquire returns false
-// until enough of them are released.
+// Resize takes no reserved place away: TryAcquire returns false until enough are released.
 func (p *Semaphore) Resize(size int) {
 	p.size.Store(int64(size))
 	p.callOnFree()
@@ -26,7 +26,7 @@ func (p *Semaphore) Resize(size int) {
 
 // TryAcquire takes a place for a prefill that is about to begin; false: no place is free.
 func (p *Semaphore) TryAcquire() bool {
-	for { // again if another goroutine has changed the number of used places meanwhile
+	for {
 		used := p.used.Load()
 		if used >= p.size.Load() {
 			return false
@@ -37,14 +37,14 @@ func (p *Semaphore) TryAcquire() bool {
 	}
 }
 
-// Reserve takes a place even if none is free. It is for a hand-off that was in the pool before, and comes back because its rank refused it:
-// such a hand-off must not wait behind prefills that have not begun.
+// Reserve takes a place even if none is free. It is for a hand-off that comes back because its rank
+// refused it: it must not wait behind prefills that have not begun.
 func (p *Semaphore) Reserve() { p.used.Add(1) }
 
-// Release gives a place back, and then calls the function that OnFree has set. If no place is reserved, it does nothing, because one
-// release too many must not let the pool grow beyond its size.
+// Release does nothing if no place is reserved, because one release too many must not let the pool
+// grow beyond its size.
 func (p *Semaphore) Release() {
-	for { // again if another goroutine has changed the number of used places meanwhile
+	for {
 		used := p.used.Load()
 		if used == 0 {
 			return
@@ -56,20 +56,20 @@ func (p *Semaphore) Release() {
 	p.callOnFree()
 }
 
-// callOnFree calls the function that OnFree has set, if there is one.
 func (p *Semaphore) callOnFree() {
 	if f := p.onFree.Load(); f != nil {
 		(*f)()
 	}
 }
 
-// OnFree sets the function that each Release and Resize calls, on the caller's goroutine. The function must not block.
+// OnFree sets the function that each Release and Resize calls, on the caller's goroutine. It must
+// not block.
 func (p *Semaphore) OnFree(f func()) { p.onFree.Store(&f) }
 
 // Room says whether a place is free. Another goroutine may take it before the caller does.
 func (p *Semaphore) Room() bool { return p.used.Load() < p.size.Load() }
 
-// Used returns the number of reserved places. It can be above Size after Reserve or Resize.
+// Used can be above Size after Reserve or Resize.
 func (p *Semaphore) Used() int { return int(p.used.Load()) }
 
 // Size returns the number of all places, free or reserved.

@@ -8,46 +8,43 @@ import (
 
 // Bounds of the buckets, which hold the output lengths of similar requests.
 const (
-	MinKeyOutputs    = 5  // number of outputs of one key from which its bucket is used
-	MinLengthOutputs = 50 // number of outputs of one range of prompt lengths from which its bucket is used
-	LengthBuckets    = 8  // number of ranges of prompt lengths, which are divided by quantiles
+	MinKeyOutputs    = 5  // outputs of a key from which on it is used
+	MinLengthOutputs = 50 // outputs of a length bucket from which on it is used
+	LengthBuckets    = 8  // ranges of prompt lengths, divided by quantiles
 )
 
-// Exact predicts from the output lengths of requests with the same key, which are those with equal prompts. If these are too few, it
-// predicts from the outputs of prompts of about the same length, and if these are too few, from all outputs. An Exact does not change after
-// it is built.
+// Exact predicts from the output lengths of equal prompts. If these are too few, it predicts from
+// prompts of about the same length, and then from all. It does not change after it is built.
 type Exact struct {
 	all          *Survival
 	lengthBounds []int32             // ascending; length bucket k has the prompts from lengthBounds[k-1]+1 to lengthBounds[k] tokens
-	byLength     []*Survival         // table of each length bucket; empty: the bounds are not known yet
+	byLength     []*Survival         // by length bucket; empty: the bounds are not known yet
 	byKey        map[uint64]*history // only keys with at least MinKeyOutputs outputs
 }
 
-// Predict answers each query from the narrowest bucket that has enough outputs: that of its key, that of its prompt's length, or that of
-// all outputs.
+// Predict answers each query from the narrowest bucket that has enough outputs.
 func (e *Exact) Predict(horizon int, queries []Query, out []Prediction) {
 	out = out[:len(queries)]
 	for k := range queries {
 		age := int(queries[k].Age)
 		if queries[k].Key != 0 {
 			if history := e.byKey[queries[k].Key]; history != nil { // nil: the key has too few outputs
-				out[k] = history.predict(age, horizon) // as predictFrom below, but counts by a binary search
+				out[k] = history.predict(age, horizon) // as predictFrom below, but by a binary search
 				continue
 			}
 		}
 		table := e.tableFor(queries[k].Prompt)
-		if table.Len() == 0 { // no output is known at all
+		if table.Len() == 0 {
 			out[k] = unknown(horizon)
 			continue
 		}
-		untilAge, untilEnd := table.countAtMost(age), table.countAtMost(age+horizon) // a table has these counts in an array
+		untilAge, untilEnd := table.countAtMost(age), table.countAtMost(age+horizon)
 		out[k] = table.predictFrom(untilAge, untilEnd, age, horizon)
 	}
 }
 
-// tableFor returns the table for prompts of about this length or, if it has too few outputs, the table for all prompts.
 func (e *Exact) tableFor(prompt int32) *Survival {
-	if len(e.byLength) > 0 { // otherwise the bounds of the buckets are not known yet
+	if len(e.byLength) > 0 {
 		if table := e.byLength[lengthBucket(e.lengthBounds, prompt)]; table.Len() >= MinLengthOutputs {
 			return table
 		}
@@ -55,8 +52,7 @@ func (e *Exact) tableFor(prompt int32) *Survival {
 	return e.all
 }
 
-// lengthBucket returns the index of the length bucket for a prompt: the number of bounds that are below its length. There are at most 7
-// bounds, so to compare them all is faster than a binary search.
+// lengthBucket compares all bounds, because with at most 7 this is faster than a binary search.
 func lengthBucket(bounds []int32, prompt int32) int {
 	k := 0
 	for _, bound := range bounds {
@@ -67,8 +63,8 @@ func lengthBucket(bounds []int32, prompt int32) int {
 	return k
 }
 
-// quantileBounds divides prompt lengths into n buckets with about equally many prompts each. It returns the upper bounds of the first n-1
-// buckets, because the last bucket has no bound; nil: there are no prompts.
+// quantileBounds divides prompt lengths into n buckets with about equally many prompts each; the
+// last bucket has no upper bound.
 func quantileBounds(prompts []int32, n int) []int32 {
 	if len(prompts) == 0 {
 		return nil
@@ -76,13 +72,13 @@ func quantileBounds(prompts []int32, n int) []int32 {
 	sorted := slices.Sorted(slices.Values(prompts))
 	bounds := make([]int32, n-1)
 	for k := range bounds {
-		upTo := (len(sorted)*(k+1) + n - 1) / n // number of prompts in the buckets up to k: (k+1)/n of all, rounded up
+		upTo := (len(sorted)*(k+1) + n - 1) / n // prompts in the buckets up to k, rounded up
 		bounds[k] = sorted[upTo-1]
 	}
 	return bounds
 }
 
-// Bucket has the output lengths of similar requests in a fit file: of one key, or of one range of prompt lengths.
+// Bucket has the output lengths of one key, or of one range of prompt lengths.
 type Bucket struct {
 	Name    BucketName `json:"key"`
 	Outputs Runs       `json:"outputs"`
@@ -94,31 +90,30 @@ type BucketName string
 func keyName(key uint64) BucketName { return BucketName(fmt.Sprintf("%016x", key)) }
 func lengthName(k int) BucketName   { return BucketName(fmt.Sprintf("q%d", k)) }
 
-// noBucket as the number of a length bucket means that a BucketName is a key.
+// noBucket means that a BucketName is a key.
 const noBucket = -1
 
-// parse returns what the name stands for: a key and noBucket, or key 0 and the number of a length bucket.
 func (n BucketName) parse() (key uint64, lengthBucket int, err error) {
 	for k := range LengthBuckets {
 		if n == lengthName(k) {
 			return 0, k, nil
 		}
 	}
-	// Sscanf also accepts fewer digits, capitals and text after the digits. The comparison with keyName refuses such names.
+	// Sscanf also accepts fewer digits, capitals and text after the digits.
 	if _, err := fmt.Sscanf(string(n), "%16x", &key); err != nil || n != keyName(key) || key == 0 {
 		return 0, 0, fmt.Errorf("bucket %q: neither q0 to q%d nor a key of 16 hex digits", string(n), LengthBuckets-1)
 	}
 	return key, noBucket, nil
 }
 
-// Runs has lengths as pairs [length, number of times that it occurs], by length, ascending.
+// Runs has pairs [length, number of times that it occurs], by length, ascending.
 type Runs [][2]int32
 
-// NewRuns counts how often each length occurs. The lengths may be in any order.
+// NewRuns takes lengths in any order.
 func NewRuns(lengths []int32) Runs {
 	runs := Runs{}
 	for _, v := range slices.Sorted(slices.Values(lengths)) {
-		if n := len(runs); n > 0 && runs[n-1][0] == v { // the last run is of the same length
+		if n := len(runs); n > 0 && runs[n-1][0] == v {
 			runs[n-1][1]++
 		} else {
 			runs = append(runs, [2]int32{v, 1})
@@ -127,7 +122,7 @@ func NewRuns(lengths []int32) Runs {
 	return runs
 }
 
-// Len returns the number of lengths, counting each as often as it occurs.
+// Len counts each length as often as it occurs.
 func (r Runs) Len() int {
 	n := 0
 	for _, run := range r {
@@ -147,34 +142,34 @@ func (r Runs) Lengths() []int32 {
 	return out
 }
 
-// sampleEvenly returns at most maxLengths lengths with the same distribution as all lengths. They are not sorted, so that any part of the
-// result has about this distribution, too. Its caller puts the lengths into a ring, which keeps the values that were pushed last: it
-// forgets the lengths in this order, and if it forgot the short lengths first, the rest would be too long.
+// sampleEvenly returns at most maxLengths lengths with the same distribution. They are not sorted,
+// so that any part of the result has about this distribution, too: a ring forgets them in this
+// order, and if it forgot the short lengths first, the rest would be too long.
 func (r Runs) sampleEvenly(maxLengths int) []int32 {
 	total := r.Len()
-	n := min(total, maxLengths) // number of lengths in the sample: the middle of each of n quantiles
+	n := min(total, maxLengths) // the sample has the middle of each of n quantiles
 	if n == 0 {
 		return nil
 	}
 	ends := make([]int, len(r)) // ends[i] is the number of lengths in the runs up to i
 	sum := 0
 	for i, run := range r {
-		count := int(run[1]) // a run is a length, and how often it occurs
+		count := int(run[1])
 		sum += count
 		ends[i] = sum
 	}
 	stride := coprimeNear(n*618/1000, n) // with a stride of the golden section, 0.618 n, any part of the result is spread evenly
 	out := make([]int32, n)
 	for i := range out {
-		quantile := i * stride % n                 // each of the n quantiles comes once
+		quantile := i * stride % n
 		rank := (2*quantile + 1) * total / (2 * n) // index of the quantile's middle in the sorted lengths
 		run := r[sort.SearchInts(ends, rank+1)]    // the first run that ends behind this index
-		out[i] = run[0]                            // its length
+		out[i] = run[0]
 	}
 	return out
 }
 
-// coprimeNear returns the smallest number, at least atLeast and at least 1, that has no common divisor with n except 1.
+// coprimeNear returns the smallest number from atLeast on that has no common divisor with n.
 func coprimeNear(atLeast, n int) int {
 	gcd := func(a, b int) int {
 		for b != 0 {

@@ -23,7 +23,7 @@ type Fit struct {
 	Buckets         []Bucket  `json:"buckets,omitempty"`
 	Holdout         Holdout   `json:"holdout"`
 
-	Compared []Comparison `json:"-"` // the kinds of predictor that Train has tried, the simplest first
+	Compared []Comparison `json:"-"` // the kinds that Train has tried, the simplest first
 }
 
 // Source says from which requests a fit was made.
@@ -35,23 +35,23 @@ type Source struct {
 	To     string `json:"to"`
 }
 
-// Holdout says how well a fit to the earlier requests predicted the later ones, and how well their base rate did. It was made only for
-// this check: the fit file has a fit to all requests.
+// Holdout says how well a fit to the earlier requests predicted the later ones, and how well their
+// base rate did. The fit file has a fit to all requests.
 type Holdout struct {
-	Requests int `json:"requests"` // number of requests at the end of the trace, which the fit to the earlier ones did not see
-	Horizon  int `json:"horizon"`  // horizon of the scored predictions, in steps; the fit can be used with any horizon
+	Requests int `json:"requests"` // number of requests at the end of the trace, which the fit did not see
+	Horizon  int `json:"horizon"`  // horizon of the scored predictions, in steps; the fit can be used with any
 	Scores
 	Base        Scores        `json:"base"`
 	Reliability []Reliability `json:"reliability,omitempty"`
 }
 
-// Comparison has the scores of one kind of predictor. All kinds are scored on the same requests.
+// Comparison has the scores of one kind. All kinds are scored on the same requests.
 type Comparison struct {
 	Kind Kind `json:"kind"`
 	Scores
 }
 
-// Encode returns the fit as the bytes of its file.
+// Encode returns the bytes of the fit file.
 func (f *Fit) Encode() ([]byte, error) {
 	b, err := json.Marshal(f)
 	if err != nil {
@@ -60,10 +60,10 @@ func (f *Fit) Encode() ([]byte, error) {
 	return append(b, '\n'), nil
 }
 
-// ParseFit reads a fit file. It returns an error for another version, for unknown fields, and for values that cannot be used.
+// ParseFit refuses another version, unknown fields, and values that cannot be used.
 func ParseFit(b []byte) (*Fit, error) {
-	// The version is read first, because a file of another version may have fields that the strict decoder below would report instead.
-	// Kind is not used here, but if it is no text, this is an error for every version.
+	// A file of another version may have fields that the strict decoder below would report instead. A
+	// Kind that is no text is an error for every version.
 	var head struct {
 		Version *int `json:"evenkeel_fit"`
 		Kind    Kind `json:"kind"`
@@ -89,17 +89,15 @@ func ParseFit(b []byte) (*Fit, error) {
 	return f, nil
 }
 
-// maxFitOutputs bounds the output lengths of a fit file, and with them the memory: less than 100 MB of tables. Each request counts twice,
-// among all outputs and in a bucket.
+// maxFitOutputs bounds the memory to less than 100 MB of tables. Each request counts twice, among
+// all outputs and in a bucket.
 const maxFitOutputs = 2 * maxRequests
 
-// validate returns an error if the fit cannot be used: its kind is neither survival nor exact, lengths are not ascending, there are too
-// many lengths, or a bucket is unknown, is listed twice, or has no bounds.
 func (f *Fit) validate() error {
 	if f.Kind != KindSurvival && f.Kind != KindExact {
 		return fmt.Errorf("kind %q: want survival or exact", f.Kind)
 	}
-	total := 0 // number of outputs in all runs that were checked so far
+	total := 0 // number of outputs in all runs so far
 	checkRuns := func(what string, r Runs) error {
 		for i, run := range r {
 			length, count := run[0], run[1]
@@ -115,7 +113,7 @@ func (f *Fit) validate() error {
 	if err := checkRuns("outputs", f.Outputs); err != nil {
 		return err
 	}
-	bounds := len(f.PromptQuantiles) // 0: there are no length buckets
+	bounds := len(f.PromptQuantiles) // 0: no length buckets
 	if rightCount := bounds == 0 || bounds == LengthBuckets-1; !rightCount || !slices.IsSorted(f.PromptQuantiles) {
 		return fmt.Errorf("prompt_quantiles %v: want %d lengths, ascending", f.PromptQuantiles, LengthBuckets-1)
 	}
@@ -139,8 +137,7 @@ func (f *Fit) validate() error {
 	return nil
 }
 
-// Build returns the predictor, and the survival table of all outputs, which is itself the predictor if the kind is survival. Online starts
-// from the same tables, but goes on learning.
+// Build returns the predictor, and the survival table of all outputs.
 func (f *Fit) Build() (Predictor, *Survival, error) {
 	table := NewSurvival(f.Outputs.Lengths())
 	if f.Kind != KindExact {
@@ -153,8 +150,6 @@ func (f *Fit) Build() (Predictor, *Survival, error) {
 	return e, table, nil
 }
 
-// buildExact returns the predictor of the kind exact. The list Buckets has buckets of two kinds, which their names tell apart: a length
-// bucket has the outputs of prompts of about the same length, and a key bucket those of equal prompts. all is the table of all outputs.
 func (f *Fit) buildExact(all *Survival) (*Exact, error) {
 	e := &Exact{all: all, lengthBounds: f.PromptQuantiles, byKey: map[uint64]*history{}}
 	if len(f.PromptQuantiles) > 0 {
@@ -165,9 +160,9 @@ func (f *Fit) buildExact(all *Survival) (*Exact, error) {
 		if err != nil {
 			return nil, fmt.Errorf("fit file: %w", err)
 		}
-		if bucket != noBucket { // a length bucket
+		if bucket != noBucket {
 			e.byLength[bucket] = NewSurvival(b.Outputs.Lengths())
-		} else if b.Outputs.Len() >= MinKeyOutputs { // Exact does not use keys with fewer outputs
+		} else if b.Outputs.Len() >= MinKeyOutputs { // Exact does not use keys with fewer
 			h := newHistory(b.Outputs.Lengths())
 			e.byKey[key] = &h
 		}

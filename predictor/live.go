@@ -2,35 +2,34 @@ package predictor
 
 import "slices"
 
-// Live keeps a bounded sample of the predictions that a dispatcher has really used, with their outcomes, so that they can be scored. It is
-// not safe for concurrent use: the board owns it.
+// Live keeps a bounded sample of the predictions that a dispatcher has really used, with their
+// outcomes. It is not safe for concurrent use: the board owns it.
 //
-// For each running request, one prediction at a time waits for its outcome. The outcome is known when the request ends, or when it has got
-// more tokens since the prediction than the horizon. Then the next prediction that is used waits for its outcome. A long request thereby
-// gives one outcome for each horizon.
+// For each running request, one prediction at a time waits for its outcome. It is known when the
+// request ends, or has got more tokens than the horizon. Thereby a long request gives one outcome
+// for each horizon.
 type Live struct {
 	horizon int32     // length of the predictions' horizon, in decode steps
 	waiting []awaited // by slot: the prediction whose outcome is not known yet
 	rows    []Row     // the last predictions whose outcomes are known, as a ring
-	next    int       // index in rows of the oldest row, when the ring is full
-	lost    uint64    // predictions whose requests were cut off before their outcomes were known
+	next    int       // index of the oldest row, when the ring is full
+	lost    uint64    // predictions that were cut off before their outcomes were known
 }
 
-// awaited is a prediction that waits for its outcome.
 type awaited struct {
-	id      uint64 // ID of the request: another request may have the slot by now
+	id      uint64 // ID of the request: another one may have the slot by now
 	age     int32  // tokens that the request had when the prediction was made
 	pending bool   // false: no prediction waits in this slot
 	Prediction
 }
 
-// NewLive returns a Live for predictions over a horizon in steps. It keeps the last ones whose outcomes are known, at most rows of them.
+// NewLive keeps at most rows predictions over a horizon in steps.
 func NewLive(horizon, rows int) *Live {
 	return &Live{horizon: int32(horizon), rows: make([]Row, 0, max(rows, 1))}
 }
 
-// Used records that a prediction about the request in a slot was used, at its present age. While an earlier prediction about the request
-// waits for its outcome, Used leaves the new one out. It allocates only for a slot with a higher number than all before.
+// Used records that a prediction was used. It leaves out a new one while an earlier one waits. It
+// allocates only for a slot with a higher number than all before.
 func (l *Live) Used(slot int32, id uint64, age int32, p Prediction) {
 	if missing := int(slot) + 1 - len(l.waiting); missing > 0 {
 		l.waiting = append(l.waiting, make([]awaited, missing)...)
@@ -42,21 +41,21 @@ func (l *Live) Used(slot int32, id uint64, age int32, p Prediction) {
 		}
 		l.resolve(w, age) // the request did not end within that horizon
 	}
-	// If a prediction about another request still waits here, that request has left the slot without a report of its end. Its outcome
-	// will never be known, so its prediction is replaced.
+	// If a prediction about another request still waits here, that one left without a report of its
+	// end, and its outcome will never be known.
 	*w = awaited{id: id, age: age, pending: true, Prediction: p}
 }
 
-// Finished records that the request in a slot has ended by itself. output is the number of tokens of its whole answer.
+// Finished records that a request has ended by itself. output is the number of tokens of its whole
+// answer.
 func (l *Live) Finished(slot int32, id uint64, output int32) {
 	if w := l.pendingFor(slot, id); w != nil {
 		l.resolve(w, output)
 	}
 }
 
-// Censored records that the request in a slot was cut off when it had so many tokens (age). If this is beyond the horizon of the
-// prediction, the outcome is known: the request did not end within the horizon. Otherwise the outcome is not known, and the prediction is
-// left out.
+// Censored records that the request was cut off at an age. Beyond the horizon, the outcome is
+// known: the request did not end within it. Otherwise the prediction is left out.
 func (l *Live) Censored(slot int32, id uint64, age int32) {
 	w := l.pendingFor(slot, id)
 	if w == nil {
@@ -70,18 +69,16 @@ func (l *Live) Censored(slot int32, id uint64, age int32) {
 	l.lost++
 }
 
-// pendingFor returns the prediction about the request in a slot that waits for its outcome; nil: there is none.
 func (l *Live) pendingFor(slot int32, id uint64) *awaited {
 	isInRange := slot >= 0 && int(slot) < len(l.waiting)
-	if !isInRange || !l.waiting[slot].pending || l.waiting[slot].id != id { // with another id, the prediction is about an earlier request
+	if !isInRange || !l.waiting[slot].pending || l.waiting[slot].id != id { // with another id, it is about an earlier request
 		return nil
 	}
 	return &l.waiting[slot]
 }
 
-// resolve adds a prediction with its outcome to the rows. tokens is how many tokens the request has got, as far as it is known. The
-// prediction has the probability of an end within the horizon (P), and the mean number of further tokens in this case (Mu). If the request
-// has got more than the horizon's tokens since the prediction, it did not end within the horizon.
+// resolve adds a prediction with its outcome. tokens is how many the request has got, as far as
+// known.
 func (l *Live) resolve(w *awaited, tokens int32) {
 	w.pending = false
 	sincePrediction := tokens - w.age
@@ -94,8 +91,9 @@ func (l *Live) resolve(w *awaited, tokens int32) {
 	l.next = (l.next + 1) % len(l.rows)
 }
 
-// Rows returns a copy of the sample, which another goroutine may score. Remaining is exact if Ended is true, and otherwise a lower bound.
+// Rows returns a copy, which another goroutine may score. Remaining is exact if Ended is true, and
+// otherwise a lower bound.
 func (l *Live) Rows() []Row { return slices.Clone(l.rows) }
 
-// Lost returns the number of predictions whose requests were cut off before their outcomes were known.
+// Lost returns how many predictions were cut off before their outcomes were known.
 func (l *Live) Lost() uint64 { return l.lost }

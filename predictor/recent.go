@@ -6,12 +6,11 @@ import "slices"
 type ring struct {
 	buf      []int32
 	next     int // index of the oldest value, when the ring is full
-	capacity int // largest number of values
+	capacity int
 }
 
 func newRing(capacity int) ring { return ring{capacity: capacity} }
 
-// push adds a value. If the ring is full, it forgets the oldest value.
 func (r *ring) push(v int32) {
 	if len(r.buf) < r.capacity {
 		r.buf = append(r.buf, v)
@@ -21,7 +20,7 @@ func (r *ring) push(v int32) {
 	r.next = (r.next + 1) % r.capacity
 }
 
-// values returns the values, the oldest first.
+// values puts the oldest first.
 func (r *ring) values() []int32 {
 	return append(slices.Clone(r.buf[r.next:]), r.buf[:r.next]...)
 }

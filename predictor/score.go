@@ -9,26 +9,27 @@ import (
 
 // Row is one prediction with its outcome.
 type Row struct {
-	P, Mu     float64 // predicted probability of an end within the horizon, and mean number of further tokens in this case
-	Remaining float64 // tokens that the request has got since the prediction
+	P, Mu     float64 // probability of an end within the horizon, and mean number of further tokens in this case
+	Remaining float64 // tokens since the prediction
 	Ended     bool    // the request has ended within the horizon
 }
 
-// Scores says how good predictions were. A figure that is not defined for the rows is NaN, and null in JSON.
+// Scores says how good predictions were. An undefined figure is NaN, and null in JSON.
 type Scores struct {
-	Rows int `json:"rows"` // number of predictions
-	// The probability that P was larger for a request that ended within the horizon than for one that did not, where an equal P
-	// counts half; NaN: there were not both kinds of requests.
+	Rows int `json:"rows"`
+	// AUC is the probability that P was larger for a request that ended within the horizon than for
+	// one that did not, where an equal P counts half.
 	AUC   Figure `json:"auc"`
 	Brier Figure `json:"brier"` // mean squared error of P
-	// The mean absolute error of Mu, in tokens, over the requests that ended within the horizon; NaN: there were none.
+	// ConditionalMAE is the mean absolute error of Mu, in tokens, over the requests that ended within
+	// the horizon.
 	ConditionalMAE Figure `json:"conditional_mae"`
 }
 
 // Figure is a number that may be undefined.
 type Figure float64
 
-// Defined reports whether the figure has a value; an undefined figure is NaN.
+// Defined reports whether the figure has a value.
 func (f Figure) Defined() bool { return !math.IsNaN(float64(f)) }
 
 // MarshalJSON writes null for NaN.
@@ -48,13 +49,12 @@ func (f *Figure) UnmarshalJSON(b []byte) error {
 	return json.Unmarshal(b, (*float64)(f))
 }
 
-// Score computes the scores of rows, in any order. A row has two predictions about a request: the probability that it ends within the
-// horizon (P), and how many more tokens it gets if it does (Mu).
+// Score takes rows in any order.
 func Score(rows []Row) Scores {
 	s := Scores{Rows: len(rows), AUC: Figure(auc(rows)), Brier: Figure(math.NaN()), ConditionalMAE: Figure(math.NaN())}
 	var sumOfSquares, sumOfErrors, ended float64 // squares of the errors of P, and errors of Mu
 	for _, r := range rows {
-		outcome := 0.0 // 1 if the request has ended within the horizon; P is the predicted probability of this
+		outcome := 0.0
 		if r.Ended {
 			outcome = 1
 			ended++
@@ -71,15 +71,13 @@ func Score(rows []Row) Scores {
 	return s
 }
 
-// auc returns the probability that a row that ended has a larger P than a row that did not end.
 func auc(rows []Row) float64 {
 	sorted := slices.Clone(rows)
 	slices.SortFunc(sorted, func(a, b Row) int { return cmp.Compare(a.P, b.P) })
-	// wins is the number of pairs in which the row that ended has the larger P; a tie counts as half. ended and others are how many
-	// rows of smaller P ended, and did not end.
+	// wins is the number of pairs in which the row that ended has the larger P; a tie counts as half.
 	var wins, ended, others float64
 	for i := 0; i < len(sorted); {
-		var tiedEnded, tiedOthers float64                                  // rows with the same P that ended, and that did not end
+		var tiedEnded, tiedOthers float64                                  // rows with the same P
 		for p := sorted[i].P; i < len(sorted) && !(sorted[i].P > p); i++ { // with <= instead of !(>), a NaN would never end the loop
 			if sorted[i].Ended {
 				tiedEnded++
@@ -94,8 +92,7 @@ func auc(rows []Row) float64 {
 	return wins / (ended * others) // NaN (0/0) if all rows ended, or none
 }
 
-// BaseRate returns the best prediction if nothing is known about a request: the share of rows that ended, and their mean Remaining; zero if
-// none ended.
+// BaseRate returns the best prediction if nothing is known about a request; zero if none ended.
 func BaseRate(rows []Row) Prediction {
 	var ended, remaining float64
 	for _, r := range rows {
@@ -110,7 +107,7 @@ func BaseRate(rows []Row) Prediction {
 	return Prediction{P: ended / float64(len(rows)), Mu: remaining / ended}
 }
 
-// ScoreConstant computes the scores that rows would have if each had the prediction p.
+// ScoreConstant returns the scores that rows would have if each had the prediction p.
 func ScoreConstant(rows []Row, p Prediction) Scores {
 	flat := slices.Clone(rows)
 	for i := range flat {
@@ -119,14 +116,14 @@ func ScoreConstant(rows []Row, p Prediction) Scores {
 	return Score(flat)
 }
 
-// Reliability is one bar of a reliability plot: it compares rows with about the same P with their outcomes.
+// Reliability is one bar of a reliability plot.
 type Reliability struct {
 	Rows  int     `json:"rows"`
 	P     float64 `json:"p"`     // mean predicted probability
 	Ended float64 `json:"ended"` // share of the rows that really ended
 }
 
-// Calibrate divides rows into bins of equal width by their P, from 0 to 1, and leaves out bins without rows.
+// Calibrate divides rows into bins of equal width by their P, and leaves out empty bins.
 func Calibrate(rows []Row, bins int) []Reliability {
 	sums := make([]Reliability, bins)
 	for _, r := range rows {
@@ -137,7 +134,7 @@ func Calibrate(rows []Row, bins int) []Reliability {
 			b.Ended++
 		}
 	}
-	for i := range sums { // P and Ended are sums so far, and become means; a bin without rows gets NaN, and is left out
+	for i := range sums { // an empty bin gets NaN, and is left out
 		sums[i].P /= float64(sums[i].Rows)
 		sums[i].Ended /= float64(sums[i].Rows)
 	}

@@ -5,22 +5,23 @@ import (
 	"sort"
 )
 
-// maxArrayLength bounds the length of the array countsAtMost, which takes at most 256 KB even if an engine reports an absurd length. For
-// lengths from maxArrayLength on, countAtMost searches the sorted outputs instead.
+// maxArrayLength bounds the array countsAtMost to 256 KB even if an engine reports an absurd
+// length. For longer lengths, countAtMost searches the sorted outputs.
 const maxArrayLength = 1 << 16
 
-// Survival is the distribution of past output lengths. It does not change after it is built. The zero value and nil have no outputs.
+// Survival is the distribution of past output lengths. It does not change after it is built. The
+// zero value and nil have no outputs.
 type Survival struct {
 	history
-	countsAtMost []uint32 // [v] is the number of outputs of at most v tokens, for v below the longest output and below maxArrayLength
+	countsAtMost []uint32 // [v] is the number of outputs of at most v tokens, for v below the longest output and maxArrayLength
 	version      uint64
 }
 
-// NewSurvival builds the table of finished outputs, in any order. It leaves out lengths below 1, because they show nothing about other
-// requests.
+// NewSurvival leaves out lengths below 1, because they show nothing about other requests.
 func NewSurvival(outputs []int32) *Survival {
 	counts, longer := countLengths(outputs)
-	// The counts sort most lengths faster than comparisons would. This matters, because a table is built for each 64 finished requests.
+	// Counts sort most lengths faster than comparisons would, and a table is built for each 64
+	// requests.
 	sorted := make([]int32, 0, len(outputs))
 	for length, n := range counts {
 		for range n {
@@ -33,9 +34,8 @@ func NewSurvival(outputs []int32) *Survival {
 	return &Survival{history: withSums(sorted), countsAtMost: counts, version: fingerprint(sorted)}
 }
 
-// countLengths counts how many outputs have each length, for the lengths below the longest one and below maxArrayLength. longer has the
-// other outputs, in any order. The longest need no count, because no output is longer: from their length on, the number of outputs of at
-// most a length is the number of all outputs. Lengths below 1 are left out.
+// countLengths counts the outputs below the longest one and below maxArrayLength; longer has the
+// others, in any order. The longest need no count, because no output is longer.
 func countLengths(outputs []int32) (counts []uint32, longer []int32) {
 	longest := int32(0)
 	if len(outputs) > 0 {
@@ -44,7 +44,7 @@ func countLengths(outputs []int32) (counts []uint32, longer []int32) {
 	counts = make([]uint32, max(0, min(int(longest), maxArrayLength)))
 	for _, o := range outputs {
 		switch {
-		case o < 1: // an empty answer shows nothing about other requests
+		case o < 1:
 		case int(o) < len(counts):
 			counts[o]++
 		default:
@@ -54,21 +54,20 @@ func countLengths(outputs []int32) (counts []uint32, longer []int32) {
 	return counts, longer
 }
 
-// countAtMost returns how many outputs are at most v. For most lengths, the array countsAtMost has this number, so that no search is
-// needed. The table must not be empty.
+// countAtMost returns how many outputs are at most v. The table must not be empty.
 func (s *Survival) countAtMost(v int) int {
 	switch {
-	case uint(v) < uint(len(s.countsAtMost)): // not for v < 0, because uint(v) is then very large
+	case uint(v) < uint(len(s.countsAtMost)): // uint(v) is very large for v < 0
 		return int(s.countsAtMost[v])
 	case v < 0:
 		return 0
 	case v >= int(s.sorted[len(s.sorted)-1]): // at least the longest output
 		return len(s.sorted)
 	}
-	return s.history.countAtMost(v) // v is maxArrayLength or more, where only a binary search of the sorted outputs helps
+	return s.history.countAtMost(v) // v is at least maxArrayLength
 }
 
-// Predict answers all queries from the same table, and ignores their Prompt and Key.
+// Predict ignores the Prompt and Key of queries.
 func (s *Survival) Predict(horizon int, queries []Query, out []Prediction) {
 	out = out[:len(queries)]
 	if s.Len() == 0 {
@@ -90,8 +89,8 @@ func (s *Survival) MeanOutput() float64 {
 	return float64(s.sums[n]) / float64(n)
 }
 
-// Version is the same for tables of the same outputs, and different for other tables; 0 for a nil or zero table. Results that were computed
-// from one table are valid for all tables with its version.
+// Version is the same for tables of the same outputs, and different for others, so that results of
+// one table can be reused; 0 for a nil or zero table.
 func (s *Survival) Version() uint64 {
 	if s == nil {
 		return 0
@@ -99,7 +98,7 @@ func (s *Survival) Version() uint64 {
 	return s.version
 }
 
-// Len returns the number of outputs in the table; 0 for a nil table.
+// Len returns the number of outputs; 0 for a nil table.
 func (s *Survival) Len() int {
 	if s == nil {
 		return 0
@@ -107,7 +106,7 @@ func (s *Survival) Len() int {
 	return len(s.sorted)
 }
 
-// Outputs returns a copy of the table's output lengths, ascending; nil for a nil table.
+// Outputs returns a copy, ascending.
 func (s *Survival) Outputs() []int32 {
 	if s == nil {
 		return nil
@@ -115,14 +114,13 @@ func (s *Survival) Outputs() []int32 {
 	return slices.Clone(s.sorted)
 }
 
-// history has sorted output lengths and their sums, from which a prediction can be computed by binary search. It is smaller than a
-// Survival, so that each key can have one.
+// history is smaller than a Survival, so that each key can have one.
 type history struct {
 	sorted []int32
 	sums   []int64 // sums[i] is the sum of the i shortest outputs
 }
 
-// newHistory returns the history of output lengths, in any order. It leaves out lengths below 1.
+// newHistory leaves out lengths below 1.
 func newHistory(outputs []int32) history {
 	sorted := make([]int32, 0, len(outputs))
 	for _, o := range outputs {
@@ -134,7 +132,7 @@ func newHistory(outputs []int32) history {
 	return withSums(sorted)
 }
 
-// withSums returns the history of sorted output lengths, which it does not copy.
+// withSums does not copy sorted, which may not change afterwards.
 func withSums(sorted []int32) history {
 	h := history{sorted, make([]int64, len(sorted)+1)}
 	for i, o := range sorted {
@@ -143,32 +141,29 @@ func withSums(sorted []int32) history {
 	return h
 }
 
-// countAtMost returns how many outputs are at most v.
 func (h *history) countAtMost(v int) int {
 	return sort.Search(len(h.sorted), func(i int) bool { return int(h.sorted[i]) > v })
 }
 
-// predict returns the prediction for a request of the given age.
 func (h *history) predict(age, horizon int) Prediction {
 	return h.predictFrom(h.countAtMost(age), h.countAtMost(age+horizon), age, horizon)
 }
 
-// predictFrom returns the prediction for a request of the given age, from the outputs that are longer than its age. untilAge is the number
-// of outputs that are at most as long as its age (countAtMost), and untilEnd the number of outputs that are at most as long as its age plus
-// the horizon.
+// predictFrom predicts from the outputs that are longer than the age. untilAge and untilEnd are
+// countAtMost of the age, and of the age plus the horizon.
 func (h *history) predictFrom(untilAge, untilEnd, age, horizon int) Prediction {
-	if untilAge == untilEnd { // no output is longer than the age and ends within the horizon
+	if untilAge == untilEnd {
 		return unknown(horizon)
 	}
 	ended := float64(untilEnd - untilAge) // number of outputs that are longer than the age and end within the horizon
 	return Prediction{
-		P:  ended / float64(len(h.sorted)-untilAge),                         // as a share of all outputs that are longer than the age
-		Mu: float64(h.sums[untilEnd]-h.sums[untilAge])/ended - float64(age), // their mean length, less the tokens that the request has
+		P:  ended / float64(len(h.sorted)-untilAge),                         // as a share of all that are longer than the age
+		Mu: float64(h.sums[untilEnd]-h.sums[untilAge])/ended - float64(age), // their mean length, less the age
 	}
 }
 
-// fingerprint returns a hash of the lengths (FNV-1a, by whole lengths instead of bytes). It is never 0,
-// because a nil or zero table has Version 0.
+// fingerprint is FNV-1a, by whole lengths instead of bytes. It is never 0, which stands for a nil
+// or zero table.
 func fingerprint(sorted []int32) uint64 {
 	f := uint64(14695981039346656037)
 	for _, o := range sorted {

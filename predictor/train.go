@@ -8,24 +8,23 @@ import (
 	"time"
 )
 
-// Options say how Train fits. A field that is zero stands for its default, which is given in brackets.
+// Options say how Train fits. A zero field stands for its default, which is given in brackets.
 type Options struct {
-	Horizon int           // decode steps over which an end is predicted (80)
-	Every   int           // a request is predicted each time it has got so many more tokens (20)
-	Holdout float64       // share of the requests, at the end, that are kept out of the fit and used to score it (0.25)
-	Step    time.Duration // assumed time of a token for samples that have no End (55 ms)
+	Horizon int           // decode steps (80)
+	Every   int           // tokens after which a request is predicted again (20)
+	Holdout float64       // share of the requests, at the end, that score the fit (0.25)
+	Step    time.Duration // assumed time of a token for samples without an End (55 ms)
 	Created time.Time
 	Source  Source
 }
 
-// withDefaults returns the options with the defaults in place of fields that are zero.
 func (o Options) withDefaults() Options {
 	o.Horizon, o.Every = cmp.Or(o.Horizon, 80), cmp.Or(o.Every, 20)
 	o.Holdout, o.Step = cmp.Or(o.Holdout, 0.25), cmp.Or(o.Step, 55*time.Millisecond)
 	return o
 }
 
-// validate checks options in which withDefaults has filled in the defaults.
+// validate needs options with defaults.
 func (o Options) validate() error {
 	switch {
 	case o.Horizon < 1:
@@ -34,26 +33,27 @@ func (o Options) validate() error {
 		return fmt.Errorf("every %d: want at least 1 token", o.Every)
 	case !(o.Holdout > 0 && o.Holdout < 1): // this form also refuses NaN
 		return fmt.Errorf("holdout %v: want a share above 0 and below 1", o.Holdout)
-	case o.Step < 0: // not 0, which withDefaults has replaced by the default
+	case o.Step < 0: // withDefaults has replaced 0
 		return fmt.Errorf("step %v: want a positive time a token", o.Step)
 	}
 	return nil
 }
 
-// Auto as the kind for Train means the kind that has the lowest Brier score.
+// Auto is the kind that has the lowest Brier score.
 const Auto = "auto"
 
-// minTrain is the least number of requests from which a fit is made. Policies would ignore the mean output of a fit to fewer requests.
+// minTrain is the least number of requests for a fit. Policies would ignore the mean output of
+// fewer.
 const minTrain = 50
 
-// Bounds of the requests for Train.
 const (
 	maxRequests     = 2_000_000 // most requests of one fit, because all their predictions are kept in memory
 	maxOutputTokens = 1 << 20   // most tokens of one output
 )
 
-// Train fits a kind ("survival", "exact" or "auto") to requests in the order of arrival. To score the kind, it makes a fit to the earlier
-// requests and predicts the later ones. The fit that it returns is made from all requests.
+// Train fits a kind ("survival", "exact" or "auto") to requests in the order of arrival. To score
+// the kind, it makes a fit to the earlier requests and predicts the later ones. The fit that it
+// returns is made from all.
 func Train(kind string, reqs []Sample, opt Options) (*Fit, error) {
 	opt = opt.withDefaults()
 	if err := opt.validate(); err != nil {
@@ -94,7 +94,6 @@ func Train(kind string, reqs []Sample, opt Options) (*Fit, error) {
 	return f, nil
 }
 
-// checkSamples returns an error if the requests are not in the order of arrival, are too many, or have impossible lengths.
 func checkSamples(reqs []Sample) error {
 	for i := range reqs {
 		if i > 0 && reqs[i].At < reqs[i-1].At {
@@ -111,7 +110,7 @@ func checkSamples(reqs []Sample) error {
 	return nil
 }
 
-// fillTables fills in the tables from all requests. The requests that were kept out to score the fit are the newest, so they are most like
+// fillTables uses all requests, because those that were kept out are the newest, and most like
 // future ones.
 func (f *Fit) fillTables(reqs []Sample) {
 	f.Source.Rows = len(reqs)
@@ -120,42 +119,39 @@ func (f *Fit) fillTables(reqs []Sample) {
 		outputs[i] = r.Output
 	}
 	f.Outputs = NewRuns(outputs)
-	if f.Kind == KindExact { // the other kind, survival, predicts from all outputs together
+	if f.Kind == KindExact {
 		f.PromptQuantiles, f.Buckets = buckets(reqs)
 	}
 }
 
-// trial divides the requests into those that a predictor learns from and those that are kept out to score it.
+// trial divides the requests into those to learn from and those that score the predictor.
 type trial struct {
 	reqs       []Sample
-	trainCount int // the predictor learns from reqs[:trainCount]
+	trainCount int
 	opt        Options
-	points     []agePoint // age points of the requests that are kept out, sorted by time
-	baseRate   Prediction // BaseRate of reqs[:trainCount]: the scores of a predictor are compared with those of this prediction
+	points     []agePoint // age points of the requests that are kept out, by time
+	baseRate   Prediction // BaseRate of reqs[:trainCount], for comparison
 }
 
-// prepareRows sets points from the requests that are kept out, and baseRate from the others. An age point is a moment of a request at which
-// a server would predict it: when it arrives, and each time it has got Every more tokens. These moments are spread evenly between its
-// arrival and its end. If the end is not known, each token is assumed to take Step.
+// An age point is a moment of a request at which a server would predict it: when it arrives, and
+// each time it has got Every more tokens. These moments are spread evenly between its arrival and
+// its end, or with Step per token if the end is not known.
 func (t *trial) prepareRows() {
-	t.points = agePoints(t.reqs, t.trainCount, t.opt.Every, t.opt.Step) // from the request with the index trainCount on
-	var rows []Row                                                      // of the requests from which the predictor learns
+	t.points = agePoints(t.reqs, t.trainCount, t.opt.Every, t.opt.Step)
+	var rows []Row // rows of the requests to learn from
 	for _, p := range agePoints(t.reqs[:t.trainCount], 0, t.opt.Every, t.opt.Step) {
-		rows = append(rows, t.row(p, Prediction{})) // the prediction is empty, because BaseRate reads only the outcomes
+		rows = append(rows, t.row(p, Prediction{})) // BaseRate reads only the outcomes
 	}
 	t.baseRate = BaseRate(rows)
 }
 
-// row returns a prediction about an age point (a request at the time when it had p.age tokens), together with its outcome. The prediction
-// has the probability of an end within the horizon (P), and the mean number of further tokens in this case (Mu).
 func (t *trial) row(p agePoint, prediction Prediction) Row {
-	remaining := int(t.reqs[p.request].Output - p.age) // tokens that the request got after that
+	remaining := int(t.reqs[p.request].Output - p.age) // tokens that the request got after the age point
 	return Row{P: prediction.P, Mu: prediction.Mu, Remaining: float64(remaining), Ended: remaining <= t.opt.Horizon}
 }
 
-// score learns from the first requests with a predictor of the given kind, and scores its predictions for the requests that are kept out.
 func (t *trial) score(k Kind) (Holdout, error) {
-	var bounds []int32 // of the length buckets, from which only the kind exact predicts
+	var bounds []int32
 	if k == KindExact {
 		bounds = lengthBoundsOf(t.reqs[:t.trainCount])
 	}
@@ -170,12 +166,12 @@ func (t *trial) score(k Kind) (Holdout, error) {
 	}, nil
 }
 
-// buckets returns the length buckets with their bounds, and then, for each key that occurs often enough, a bucket with its last
-// outputs.
+// buckets returns the length buckets, and one of the last outputs for each key that occurs often
+// enough.
 func buckets(reqs []Sample) (bounds []int32, buckets []Bucket) {
 	keys := map[uint64]*ring{}
 	for _, r := range reqs {
-		if r.Key == 0 { // the request has no key, and counts only in its length bucket
+		if r.Key == 0 {
 			continue
 		}
 		if keys[r.Key] == nil {
@@ -198,12 +194,11 @@ func buckets(reqs []Sample) (bounds []int32, buckets []Bucket) {
 			buckets = append(buckets, Bucket{Name: keyName(key), Outputs: NewRuns(b.buf)})
 		}
 	}
-	// The length buckets are in order already, and the keys came in the order of a map.
+	// The keys came in the order of a map.
 	slices.SortFunc(buckets[LengthBuckets:], func(a, b Bucket) int { return cmp.Compare(a.Name, b.Name) })
 	return bounds, buckets
 }
 
-// lengthBoundsOf returns the bounds of the length buckets for these requests.
 func lengthBoundsOf(reqs []Sample) []int32 {
 	prompts := make([]int32, len(reqs))
 	for i, r := range reqs {
@@ -212,8 +207,8 @@ func lengthBoundsOf(reqs []Sample) []int32 {
 	return quantileBounds(prompts, LengthBuckets)
 }
 
-// predictHeldOut predicts the requests that are kept out. Each prediction comes from the requests that had finished at its time, and tables
-// are rebuilt as often as in a server. bounds are those of the length buckets; empty: there are none.
+// predictHeldOut predicts from the requests that had finished at the time of each prediction.
+// Tables are rebuilt as often as in a server.
 func (t *trial) predictHeldOut(k Kind, bounds []int32) ([]Row, error) {
 	online, err := NewOnline(OnlineConfig{Kind: k})
 	if err != nil {

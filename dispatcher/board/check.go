@@ -8,11 +8,12 @@ import (
 	"evenkeel/predictor"
 )
 
-// Check calls bad for every setting of the config file that cannot work, with its key. It looks at the sections dispatch and predictor, at
-// pool.ttl and at bind.ahead. Errors that show only in the contents of the fit file are reported by New.
+// Check calls bad for every setting of the config file that cannot work, with its key, in dispatch,
+// predictor, pool.ttl and bind.ahead. What only the contents of the fit file show is reported by
+// New.
 func (c *Config) Check(bad func(key, format string, args ...any)) {
 	c.checkNumbers(bad)
-	if c.TickLimit == 0 { // the file itself says 0, because Default fills in a limit if it says nothing
+	if c.TickLimit == 0 { // the file itself says 0, because Default fills in a limit
 		bad("dispatch.tick_limit", "%v; a time above 0 is needed", c.TickLimit)
 	}
 	c.Predictor.check(bad)
@@ -21,15 +22,13 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 	}
 }
 
-// check returns an error that joins one for each number that cannot work; nil: all numbers can. Fields that are zero have their defaults
-// and are no error.
+// check allows fields that are zero, for which the defaults count.
 func (c Config) check() error {
 	var errs []error
 	c.checkNumbers(func(key, format string, args ...any) { errs = append(errs, fmt.Errorf(key+": "+format, args...)) })
 	return errors.Join(errs...)
 }
 
-// checkNumbers calls bad for each number of the config that cannot work, with the key of its setting.
 func (c *Config) checkNumbers(bad func(key, format string, args ...any)) {
 	if c.Window < 0 {
 		bad("dispatch.window", "%v is negative; write 0s or more", c.Window)
@@ -58,7 +57,6 @@ func (c *Config) checkNumbers(bad func(key, format string, args ...any)) {
 	}
 }
 
-// check calls bad for each setting of the section predictor that cannot work, with its key.
 func (c *PredictorConfig) check(bad func(key, format string, args ...any)) {
 	kind, err := predictor.ParseKind(string(c.Kind))
 	switch {
@@ -74,12 +72,12 @@ func (c *PredictorConfig) check(bad func(key, format string, args ...any)) {
 	}
 }
 
-// DoubtFit returns a warning if the policy does not read a part of a fit file of this kind, with what to do about it;
-// empty: all parts are read.
+// DoubtFit warns if the policy does not read a part of a fit file of this kind; empty: it reads
+// all.
 func (c *Config) DoubtFit(kind predictor.Kind) string {
 	p, err := c.policyOf(c.Policy)
 	if err != nil {
-		return "" // Check reports a policy that cannot work
+		return "" // Check reports it
 	}
 	needs := needsOf(p)
 	read := predictor.Kind(needs.Predictor)
@@ -101,18 +99,16 @@ func (c *Config) DoubtFit(kind predictor.Kind) string {
 	return ""
 }
 
-// errNoOracle is the error for a config file that asks for the predictor oracle. It names the values that the file may have instead.
 var errNoOracle = errors.New("only a replay can use an oracle, because only there it is known how requests end; write survival or exact")
 
-// policyOf returns a policy as New will build it: with the configured kind of predictor if the spec (text) names none. It ignores a
-// predictor.kind that cannot work, because Check reports that as an error of its own. An error says why the policy cannot work. The kind
-// oracle knows the lengths of answers in advance, so only a simulation can have it, and a config file that names it is wrong.
+// policyOf builds a policy as New will. It ignores a predictor.kind that cannot work, because Check
+// reports that.
 func (c *Config) policyOf(text string) (policy.Policy, error) {
 	kind := c.Predictor.Kind
 	if _, err := predictor.ParseKind(string(kind)); err != nil || kind == predictor.KindOracle {
-		kind = "" // the policy keeps its own default
+		kind = ""
 	}
-	const hint = "that is predictor.kind, write another or name one in the policy" // for the error if the policy does not accept the kind
+	const hint = "that is predictor.kind, write another or name one in the policy"
 	sp, err := parseSpecWithKind(kind, text, hint)
 	if err != nil {
 		return nil, err

@@ -11,24 +11,24 @@ import (
 	"evenkeel/predictor"
 )
 
-// PredictorConfig is the section `predictor` of the config file: where predictions of output lengths come from. This package opens no
-// files: the caller reads the files that the fields name.
+// PredictorConfig is the section `predictor` of the config file. The caller reads the files that it
+// names.
 type PredictorConfig struct {
-	// Kind is the kind of predictor that learns for every model from the start. Policies whose spec names no predictor use it. Empty:
-	// each policy has its own default kind, which learns from the time when the policy first decides.
+	// Kind learns for every model from the start, for policies whose spec names no predictor. Empty:
+	// each policy has a default kind, which learns from its first decision on.
 	Kind predictor.Kind `yaml:"kind"`
-	// File has the fit that `evenkeel fit` wrote. The caller reads it into Fit, and reads it again when it changes.
+	// File is written by `evenkeel fit`. The caller reads it into Fit, again when it changes.
 	File string `yaml:"file"`
-	// SecretFile has the secret key for the hashes of prompts. Only the kind exact needs it.
+	// SecretFile has the key for the hashes of prompts, for the kind exact.
 	SecretFile string `yaml:"secret_file"`
-	// Fit has the tables that learning starts from; nil: learning starts from nothing.
+	// Fit is where learning starts; nil: from nothing.
 	Fit *predictor.Fit `yaml:"-"`
-	// KnownLengths says that each Enqueue brings the length of the output in advance, so that the predictor oracle can be used. Only a
-	// simulation knows these lengths.
+	// KnownLengths: each Enqueue brings its output length, as only a simulation can, so that the
+	// predictor oracle can be used.
 	KnownLengths bool `yaml:"-"`
 }
 
-// Errors that say why an entry gets no slot.
+// Errors of entries that get no slot.
 var (
 	ErrPoolTimeout = pool.ErrTimeout
 	ErrExpired     = pool.ErrExpired
@@ -45,98 +45,106 @@ var (
 // Entry is a request that waits for a rank. Usually its prefill is finished.
 type Entry = pool.Entry
 
-// Default values of the fields of Config.
+// Default values of Config.
 const (
 	DefaultWindow    = 3 * time.Millisecond
 	DefaultTickLimit = 20 * time.Millisecond
 	DefaultPolicy    = "evenkeel"
 	DefaultDense     = "jsq-kv"
-	DefaultPredictor = predictor.KindSurvival // the kind in a config file that names none
+	DefaultPredictor = predictor.KindSurvival // of a config file that names none
 )
 
 // Worker is one decode rank as the operator or discovery describes it.
 type Worker struct {
-	ID      int32 // identity of the rank: a worker that keeps its ID keeps its requests
+	ID      int32 // a worker that keeps its ID keeps its requests
 	Name    string
 	Model   string
 	Group   string
-	Barrier bool // true: the ranks of the group step together, so each decode step waits for the slowest rank
-	// Engine is the API server that the rank is part of. Hand-offs from a prefill engine work or fail for all ranks of an Engine alike.
+	Barrier bool // the ranks of the group step together
+	// Engine is the API server of the rank. Hand-offs work or fail for all its ranks alike.
 	Engine string
-	Lists  *Names // model names that a request may ask for on this rank; nil: not known, so any name
-	Slots  int    // requests that the rank decodes at one time (max_num_seqs)
-	// Limit is how many slots may be used now, while the engine has just started or may run requests of other proxies; 0: all slots.
+	Lists  *Names // nil: not known, so any name
+	Slots  int    // requests that decode at one time (max_num_seqs)
+	// Limit is how many slots may be used while the engine has just started or may run requests of
+	// other proxies; 0: all.
 	Limit    int
-	Capacity int64   // KV tokens that the rank has room for; 0: unlimited
-	Cost     float32 // step time per KV token on this rank, as a multiple of the mean of its group; 0 means 1
-	// Others is the number of KV tokens on the rank that belong to requests of other proxies. They count as load, and take KV room.
+	Capacity int64   // KV tokens; 0: unlimited
+	Cost     float32 // step time per KV token, as a multiple of the group's mean; 0 means 1
+	// Others is the KV of requests of other proxies. It counts as load, and takes room.
 	Others int64
-	// KeepsKVFor is how long the engine keeps the KV of an ended answer for the next turn of its chat; 0: the engine keeps no KV.
+	// KeepsKVFor is how long the KV of an ended answer stays for the next turn of its chat; 0: not
+	// kept.
 	KeepsKVFor time.Duration
-	// Up says whether the rank takes requests. If it does not, it still takes part in the steps of its group, unless it is down.
+	// Up: the rank takes requests. Otherwise it still takes part in steps, unless it is down.
 	Up bool
-	// Down: the engine does not answer, or goes on without this rank. The rank then takes no part in the steps of its group, and is
-	// left out of its sums and means. Up is false while Down is true.
+	// Down: the engine does not answer, or goes on without this rank. The rank then has no part in the
+	// steps, sums and means of its group. Up is false.
 	Down bool
-	// Awaited: the rank takes no requests now, but soon will, so requests wait for it. Up is false while Awaited is true.
+	// Awaited: the rank is not Up, but soon will be, so requests wait for it.
 	Awaited bool
 
-	// Unpinned: the engine runs a request of the Responses API on any of its ranks, and does not report on which.
+	// Unpinned: the engine runs a request of the Responses API on any of its ranks, and does not
+	// report on which.
 	Unpinned bool
-	// Early: the connector of the engine must know the decode rank before the prefill begins, so entries get a slot before their
-	// prefill. All ranks of a model are early, or none is.
+	// Early: the connector must know the decode rank before the prefill begins, so entries get a slot
+	// first. All ranks of a model are early, or none is.
 	Early bool
-	// Mixed: the rank is one of an engine whose role is aggregated. It prefills and decodes, so its entries come without a hand-off.
-	// All ranks of a model are mixed, or none is.
+	// Mixed: the engine is aggregated, so the rank also prefills. All ranks of a model are mixed, or
+	// none is.
 	Mixed bool
-	// Budget is the largest number of tokens that one step of a mixed rank computes, decodes and prompts together; 0: not known.
+	// Budget is the largest number of tokens, of decodes and prompts, in a step of a mixed rank; 0:
+	// not known.
 	Budget int
-	// Interval: a mixed rank computes prompts only in every Interval-th step; 0 and 1: in every step.
+	// Interval: a mixed rank computes prompts only in every Interval-th step; 0 means 1.
 	Interval int
-	// AfterPrompts: the Interval begins anew with each step in which a rank of the group computes prompts.
+	// AfterPrompts: the Interval begins anew with each step in which a rank of the group computes
+	// prompts.
 	AfterPrompts bool
-	// Process identifies the operating system's process of the engine. A changed number shows that the engine has restarted, and has
-	// lost all KV; 0: not known.
+	// Process identifies the engine's process. A changed number shows a restart, which loses all KV;
+	// 0: not known.
 	Process uint64
 }
 
-// StepModel predicts how long a step of a barrier group takes, in ms, from the requests, KV tokens and prompts of its ranks.
+// StepModel predicts the length of a step of a barrier group, in ms.
 type StepModel = step.Model
 
-// Config has the section `dispatch` of the config file without its decision log, and what else New needs. A field that is zero means the
-// default that its comment names.
+// Config is the section `dispatch` of the config file without its decision log, and what else New
+// needs. For a field that is zero, the default counts.
 type Config struct {
-	Policy string `yaml:"policy"` // policy of the groups whose ranks step together; "" = DefaultPolicy
-	// Window is how long the board waits for more free slots after the first one of a burst, before it decides; 0 = off.
+	Policy string `yaml:"policy"` // of barrier groups
+	// Window is how long the board waits after the first free slot of a burst; 0 = off.
 	Window time.Duration `yaml:"window"`
-	// TickLimit: after a round in which the policy computed for longer (CPU time), FallbackSpec decides the next SlowRounds rounds; 0 =
-	// DefaultTickLimit. By the wall clock a round may take longer, because other processes may have the CPU.
+	// TickLimit: after a round in which the policy computed for longer (CPU time), FallbackSpec decides
+	// the next SlowRounds rounds. By the wall clock a round may take longer, because other processes
+	// may have the CPU.
 	TickLimit time.Duration `yaml:"tick_limit"`
-	StepModel StepModel     `yaml:"step_model"` // step model of every barrier group until one is learned; zero: unknown
+	StepModel StepModel     `yaml:"step_model"` // until one is learned; zero: unknown
 
-	DensePolicy string        `yaml:"-"` // policy of ranks without a barrier; "" = DefaultDense
-	TTL         time.Duration `yaml:"-"` // longest time that an entry may wait in the pool; 0 = until the deadline of its hand-off
-	// Predictor says where predictions of output lengths come from; zero: from the kinds that policies ask for, at first without data.
+	DensePolicy string        `yaml:"-"` // of ranks without a barrier
+	TTL         time.Duration `yaml:"-"` // longest wait in the pool; 0 = until the deadline of the hand-off
+	// Predictor says where predictions come from; zero: from the kinds that policies ask for, at first
+	// without data.
 	Predictor PredictorConfig `yaml:"-"`
-	Explain   bool            `yaml:"-"` // whether to write into the trace of each entry why its rank was chosen
+	Explain   bool            `yaml:"-"` // write into traces why ranks were chosen
 
-	// Seed is the random seed of the policies whose spec names no seed; 0: each policy uses its own default seed.
+	// Seed is for policies whose spec names none; 0: their own defaults.
 	Seed uint64 `yaml:"-"`
 
-	// BindAhead is how many requests an early rank (Worker.Early) may have beyond its slots, because a request needs no slot of the
-	// decode engine while it is still being prefilled. AheadAuto: the board learns the number.
+	// BindAhead is how many requests an early rank may have beyond its slots, because a request needs
+	// no slot while it is still being prefilled. AheadAuto: the board learns the number.
 	BindAhead int `yaml:"-"`
 
-	// Parse builds a policy from its spec, for tests with policies of their own; nil: a parser that uses Predictor and Seed.
+	// Parse builds policies, for tests with policies of their own; nil: a parser that uses Predictor
+	// and Seed.
 	Parse func(spec string) (policy.Policy, error) `yaml:"-"`
 }
 
-// Default returns the settings that an empty config file stands for.
+// Default is what an empty config file stands for.
 func Default() Config {
 	return Config{Policy: DefaultPolicy, Window: DefaultWindow, TickLimit: DefaultTickLimit}
 }
 
-// WithDefaults returns the config with the defaults of Policy, DensePolicy, TickLimit and Parse filled in.
+// WithDefaults fills in the fields that are zero.
 func (c Config) WithDefaults() Config {
 	c.Policy, c.DensePolicy = cmp.Or(c.Policy, DefaultPolicy), cmp.Or(c.DensePolicy, DefaultDense)
 	c.TickLimit = cmp.Or(c.TickLimit, DefaultTickLimit)
@@ -146,8 +154,7 @@ func (c Config) WithDefaults() Config {
 	return c
 }
 
-// Needs returns what the policy of barrier groups reads from a Snapshot. A policy may compute its Horizon from the mean output length. The
-// result has the Horizon that such a policy uses while this length is not known, as in the first round. No other need depends on it.
+// Needs is for barrier groups, with the Horizon for a mean output length that is not known yet.
 func (c Config) Needs() (policy.Requirements, error) {
 	c = c.WithDefaults()
 	p, err := c.Parse(c.Policy)

@@ -8,29 +8,26 @@ import (
 
 // Settings are the parts of Config that may change while the dispatcher runs.
 type Settings struct {
-	Policy    string // policy of the groups whose ranks step together; empty: the policy in force stays
+	Policy    string // of barrier groups; empty: the policy in force stays
 	Window    time.Duration
 	TickLimit time.Duration // 0 = DefaultTickLimit
-	TTL       time.Duration // longest time in the pool, for entries that come from now on; 0 = until the deadline of the hand-off
+	TTL       time.Duration // as Config.TTL, for entries that come from now on
 	StepModel StepModel
-	BindAhead int             // requests that an early rank (Worker.Early) may have beyond its slots; AheadAuto: the learned number
+	BindAhead int
 	Predictor PredictorConfig // if Fit is nil, the predictors keep what they learned
 }
 
-// CheckSettings returns the error with which the boards would reject the event Settings (EffectRejected); nil: they would accept it. It
-// changes nothing.
+// CheckSettings returns the error with which the event Settings would be rejected.
 func (l *Boards) CheckSettings(s Settings) error {
 	_, _, err := l.configWith(s)
 	return err
 }
 
-// configWith returns the config that the boards would have with these settings, and the spec of the policy of barrier groups. It changes
-// nothing. An error says why the settings cannot work.
 func (l *Boards) configWith(s Settings) (cfg Config, spec string, err error) {
 	cfg, spec = l.cfg, cmp.Or(s.Policy, l.policySpec)
 	cfg.Window, cfg.TickLimit, cfg.TTL = s.Window, cmp.Or(s.TickLimit, DefaultTickLimit), s.TTL
 	cfg.StepModel, cfg.BindAhead = s.StepModel, s.BindAhead
-	if s.Predictor.Kind != l.cfg.Predictor.Kind { // policies whose spec names no predictor then get the new kind
+	if s.Predictor.Kind != l.cfg.Predictor.Kind { // for policies whose spec names no predictor
 		cfg.Predictor.Kind = s.Predictor.Kind
 		cfg.Parse = cfg.parser()
 	}
@@ -41,8 +38,7 @@ func (l *Boards) configWith(s Settings) (cfg Config, spec string, err error) {
 	return cfg, spec, errors.Join(cfg.check(), cfg.Predictor.checkAvailableFor(p), cfg.checkPolicies())
 }
 
-// applySettings puts the settings into force, and makes the boards decide anew with the next Tick. If they cannot work, it returns why and
-// changes nothing.
+// applySettings changes nothing if it returns an error.
 func (l *Boards) applySettings(s Settings) error {
 	cfg, spec, err := l.configWith(s)
 	if err != nil {
@@ -58,7 +54,7 @@ func (l *Boards) applySettings(s Settings) error {
 		for _, g := range b.groups {
 			if g.barrier {
 				g.steps.Configure(l.cfg.StepModel)
-			} else if newPolicies { // the policies of barrier groups are replaced by setPolicy below
+			} else if newPolicies { // setPolicy below replaces the others
 				g.chosenPolicy = b.policyFor(g.barrier)
 			}
 		}

@@ -8,94 +8,94 @@ import (
 	"evenkeel/predictor"
 )
 
-// Effect is something that a board wants its owner to do: answer a caller, count in a metric, write a log line. The board cannot do this
-// itself, because it has no log, metric or clock. The owner carries out the effects of an event in their order, before the next event. If
-// the comment of a field names kinds of effects, the field is set only for these kinds.
+// Effect is something that a board wants its owner to do, because it has no log, metric or clock.
+// The owner carries out the effects of an event in their order, before the next event. If the
+// comment of a field names kinds, the field is set only for these.
 type Effect struct {
 	Kind   EffectKind
-	Group  GroupKey // group that the effect is about; only Model is set if it is about a whole board
-	Policy string   // name of the policy that decided, or that is now in force (EffectPolicy, EffectGroup)
-	Label  string   // label value of the metric that counts the effect
+	Group  GroupKey // only Model is set for an effect about a whole board
+	Policy string   // decided, or is now in force (EffectPolicy, EffectGroup)
+	Label  string   // of the metric that counts the effect
 	Err    error
-	ID     uint64 // EffectInvalid: ID of the entry in the assignment that was not bound
+	ID     uint64 // EffectInvalid: the entry that was not bound
 	Worker int32
-	// Names has names of workers. EffectDuplicate: the worker that stays, and the ignored one. EffectSpared and EffectUnspared: the first is
-	// the rank.
+	// Names has names of workers. EffectDuplicate: the one that stays, and the ignored one.
+	// EffectSpared, EffectUnspared: the first is the rank.
 	Names [2]string
 
-	Entry *pool.Entry // EffectBind and EffectRefuse: the entry that is answered
+	Entry *pool.Entry // EffectBind, EffectRefuse
 	Bound Binding
-	Slot  int32 // EffectLeftEngineQueue: slot of the request that left the queue
+	Slot  int32
 
-	Round *Round // EffectRound: what the policy saw and decided; valid until the next event
+	Round *Round // EffectRound; valid until the next event
 
-	Pair  delivery.Link // EffectQuarantine: who is avoided
+	Pair  delivery.Link // EffectQuarantine
 	Count int
-	// EffectEstimate: EstimatedTokens is the length of the answer as the board had estimated it before the engine reported the tokens.
+	// EstimatedTokens: EffectEstimate; the estimate before the engine reported the tokens.
 	EstimatedTokens float64
 	Duration        time.Duration
-	Pace            Throughput // EffectPace: slots of the whole board
-	// EffectPace: Named has one value for each name of the last EffectNames, in their order. It is valid until the next event.
+	Pace            Throughput // EffectPace: of the whole board
+	// Named: EffectPace; one value for each name of the last EffectNames, valid until the next event.
 	Named  []Throughput
-	Listed []string // EffectNames: model names, sorted
+	Listed []string // EffectNames: sorted
 
-	Predictor PredictorKey // EffectNewPredictor: the predictor that must begin to learn
-	// EffectNewPredictor and EffectFit: Fit is the fit file that learning starts from; nil: learning starts from nothing.
+	Predictor PredictorKey // EffectNewPredictor
+	// Fit: EffectNewPredictor, EffectFit; nil: learning starts from nothing.
 	Fit    *predictor.Fit
-	Sample OutputSample // EffectOutputSample: output length of a request that left its rank
+	Sample OutputSample // EffectOutputSample
 }
 
-// GroupKey identifies a group of ranks of one model: a barrier group, whose ranks step together, or all ranks of the model that have no
-// barrier. Name is empty for the latter.
+// GroupKey identifies a barrier group or, with an empty Name, all ranks of the model without a
+// barrier.
 type GroupKey struct {
 	Model, Name string
 	Barrier     bool
 }
 
-// EffectKind says what has happened on a board, and so what the owner must do.
+// EffectKind says what has happened.
 type EffectKind uint8
 
-// Values of EffectKind. Each comment says what has happened.
+// Each comment says what has happened.
 const (
 	EffectBind       EffectKind = iota // an entry got a slot
 	EffectRefuse                       // an entry gets no slot; Err says why
-	EffectRound                        // a policy has decided about the waiting entries of a group
+	EffectRound                        // a policy has decided for a group
 	EffectInvalid                      // an assignment was not bound, because it breaks a hard limit
-	EffectNotOffered                   // the policy chose a rank that may not compute the prompt of an entry without a hand-off
-	EffectFallback                     // the fallback policy decides, because the policy failed or was too slow
-	// EffectSent: requests that were held back went together to the group Label, which prefills and decodes. Count of its ranks now have
+	EffectNotOffered                   // the policy chose a rank that Local does not allow
+	EffectFallback                     // the policy failed or was too slow, so the fallback decides
+	// EffectSent: held requests went together to the mixed group Label. Count of its ranks now have
 	// prompts.
 	EffectSent
-	// EffectQuarantine: hand-offs avoid a prefill engine, a decode engine or a pair of both for the time Duration. Pair has their names, of
-	// which one may be empty, and Count is how many hand-offs were lost. With Duration 0, they avoid it no longer.
+	// EffectQuarantine: hand-offs avoid the engines of Pair, of which one may be empty, for Duration;
+	// 0: no longer. Count were lost.
 	EffectQuarantine
-	// EffectSpared: a rank has refused several requests in a row, and gets no requests for the time Duration.
+	// EffectSpared: a rank that refused several requests in a row gets none for Duration.
 	EffectSpared
-	EffectUnspared // a rank that got no requests after it had refused several (EffectSpared) takes requests again
-	// EffectSteered: a policy chose a quarantined pair of engines. Label is a Steer constant: what became of the assignment.
+	EffectUnspared // it takes requests again
+	// EffectSteered: a policy chose a quarantined pair. Label is a Steer constant.
 	EffectSteered
-	EffectDuplicate // two workers have the same ID, so the second is ignored
-	EffectPace      // a tick is over, and Pace has the slots of the board that are free now
-	EffectNames     // Listed has the model names that only some ranks of the board list now
-	// EffectWatchFirstEvents: Count is the number of suspected pairs of engines plus that of refusing ranks. Above 0: the owner must send each
-	// FirstEvent.
+	EffectDuplicate // of two workers with the same ID, the second is ignored
+	EffectPace      // a tick is over; Pace has the free slots
+	EffectNames     // Listed has the model names that only some ranks list now
+	// EffectWatchFirstEvents: Count is the number of suspected pairs and refusing ranks. Above 0, the
+	// owner must send each FirstEvent.
 	EffectWatchFirstEvents
 	EffectPolicy       // Policy is now the policy of the barrier groups
-	EffectGroupIdle    // no request of the group decodes any more, so the next token begins a new step
-	EffectLeastStep    // Duration is now the shortest time that counts as a step of the group
-	EffectNewPredictor // a Learner must begin to learn output lengths for Predictor
+	EffectGroupIdle    // nothing decodes, so the next token begins a new step
+	EffectLeastStep    // Duration is now the shortest time that counts as a step
+	EffectNewPredictor // a Learner must begin to learn for Predictor
 	EffectFit          // all predictors must start anew from Fit
-	// EffectOutputSample: a request has left its rank, and predictors learn from Sample.
+	// EffectOutputSample: predictors learn from Sample.
 	EffectOutputSample
-	// EffectEstimate: an answer has ended whose tokens its engine reported only now. Count is their number.
+	// EffectEstimate: an unreported answer has ended. Count is the number of its tokens.
 	EffectEstimate
 	EffectGroup     // a group has its first rank; Label is its name in metrics
-	EffectGroupGone // a group has lost its last rank, so its metrics are dropped
-	EffectGone      // a board has neither ranks nor entries any more, and was removed
-	EffectRejected  // the settings in an event cannot work, so the event changed nothing; Err says why
+	EffectGroupGone // a group has lost its last rank; its metrics are dropped
+	EffectGone      // a board was removed
+	EffectRejected  // an event changed nothing, because its settings cannot work
 )
 
-// Label values of EffectFallback.
+// Labels of EffectFallback.
 const (
 	FallbackPanic   = "panic"
 	FallbackInvalid = "invalid" // an assignment breaks a hard limit
@@ -103,7 +103,7 @@ const (
 	FallbackBlocked = "blocked" // the policy took longer than blockedLimit, and computed for less than TickLimit
 )
 
-// Label values of EffectInvalid: what is wrong with the assignment.
+// Labels of EffectInvalid.
 const (
 	FaultEntry  = "unknown_entry"
 	FaultWorker = "unknown_worker"
@@ -112,24 +112,24 @@ const (
 	FaultRoom   = "no_room"
 )
 
-// Label values of EffectSteered: what became of an assignment whose prefill and decode engine are a quarantined pair.
+// Labels of EffectSteered: what became of an assignment to a quarantined pair.
 const (
-	SteerMoved   = "moved"   // the entry went to another rank that has room
-	SteerSwapped = "swapped" // the entry got the rank of a later assignment, and that one got its rank
+	SteerMoved   = "moved"   // to another rank
+	SteerSwapped = "swapped" // exchanged with a later assignment
 	SteerLeft    = "left"    // the entry stays in the pool
-	SteerKept    = "kept"    // the entry went to the quarantined pair: it is urgent, or no other rank can take it
+	SteerKept    = "kept"    // bound all the same: urgent, or no other rank can take it
 )
 
-// PredictorKey identifies a predictor: it learns the output lengths of one model, and is of one kind.
+// PredictorKey identifies a predictor.
 type PredictorKey struct {
 	Model string
 	Kind  predictor.Kind
 }
 
-// OutputSample is the output length of a request that left its rank, in tokens, and what predictors know the request by.
+// OutputSample is an output length in tokens, and what predictors know the request by.
 type OutputSample struct {
 	Model string
-	// Finished: the engine ended the answer. Otherwise the answer was cut off, so its full length is not known (right-censored).
+	// Finished: otherwise the answer was cut off, so its full length is not known (right-censored).
 	Finished       bool
 	Prompt, Output int32
 	Key            uint64

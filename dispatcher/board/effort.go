@@ -6,27 +6,24 @@ import (
 )
 
 const (
-	mostEvaluations   = 4000                   // largest budget of a round, in evaluations; a new group begins with this budget
-	leastEvaluations  = 250                    // smallest budget of a round, in evaluations
-	slowRound         = time.Millisecond       // after a round that took longer, the budget becomes a quarter smaller
-	quickRound        = 500 * time.Microsecond // after quickRoundsNeeded rounds in a row that took less, the budget becomes a sixteenth larger
-	quickRoundsNeeded = 64                     // quick rounds in a row that make the budget larger
+	mostEvaluations   = 4000 // largest budget, and that of a new group
+	leastEvaluations  = 250
+	slowRound         = time.Millisecond       // a longer round makes the budget a quarter smaller
+	quickRound        = 500 * time.Microsecond // after 64 shorter rounds in a row, a sixteenth larger
+	quickRoundsNeeded = 64
 )
 
-// searchBudget is how many evaluations a policy may spend on a round: how many changes of its assignments it may try. It limits how long
-// the policy searches, so that a round takes about a millisecond at most.
+// searchBudget is how many changes of its assignments (evaluations) a policy may try in a round, so
+// that the round takes about a millisecond at most.
 type searchBudget struct {
-	nextEvaluations int32 // budget of the next round; 0 means mostEvaluations
-	quickRounds     int   // rounds in a row that were shorter than quickRound
+	nextEvaluations int32 // 0 means mostEvaluations
+	quickRounds     int   // shorter than quickRound, in a row
 }
 
-// evaluations returns the budget of the next round, in evaluations.
 func (b *searchBudget) evaluations() int32 {
 	return cmp.Or(b.nextEvaluations, mostEvaluations)
 }
 
-// adapt changes the budget by the duration of the last round. A single slow round makes it smaller, but only many quick rounds in a row
-// make it larger.
 func (b *searchBudget) adapt(took time.Duration) {
 	before := b.evaluations()
 	switch {
@@ -39,7 +36,7 @@ func (b *searchBudget) adapt(took time.Duration) {
 		}
 		b.quickRounds = 0
 		b.nextEvaluations = min(mostEvaluations, before+before/16)
-	default: // the round was neither slow nor quick, so the budget is right
+	default:
 		b.quickRounds = 0
 	}
 }

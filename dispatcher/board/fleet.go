@@ -8,13 +8,13 @@ import (
 	"evenkeel/dispatcher/policy"
 )
 
-// setWorkers replaces the board's ranks by the given workers. A rank whose worker ID stays keeps its requests. A rank that is not among the
-// workers gets no more requests, and is dropped once its last slot is released.
+// setWorkers replaces the ranks. A rank that is not among the workers gets no more requests, and is
+// dropped once its last slot is released.
 func (b *board) setWorkers(ws []Worker) {
 	for _, r := range b.ranks {
-		r.present = false // updateRank sets present again if the rank is among the workers
+		r.present = false // until updateRank
 	}
-	if len(ws) > 0 { // without workers, the last value stays
+	if len(ws) > 0 { // otherwise the last value stays
 		b.ranksPrefill = slices.ContainsFunc(ws, func(w Worker) bool { return w.Mixed })
 	}
 	for _, w := range ws {
@@ -23,45 +23,42 @@ func (b *board) setWorkers(ws []Worker) {
 		case r == nil:
 			r = &rank{}
 			b.ranks[w.ID] = r
-		case r.present: // an earlier worker of the list has the same ID, so this one is ignored
+		case r.present: // an earlier worker has the same ID
 			b.emit(Effect{Kind: EffectDuplicate, Worker: w.ID, Names: [2]string{r.Name, w.Name}})
 			continue
 		}
 		b.updateRank(r, w)
-		r.reserve() // allocates the memory of the rank's lists now, so that no tick has to
+		r.reserve()
 	}
 	for _, r := range b.ranks {
 		b.dropIfGone(r)
 	}
-	b.regroupEngines() // finds the ranks of each engine
-	b.regroup()        // finds the groups of ranks for which one policy decides
-	// While a rank refuses requests, streams must report the first events of answers, which show that a rank takes requests again. Such
-	// ranks may have left the fleet or restarted, so they are counted anew.
+	b.regroupEngines()
+	b.regroup()
+	// Ranks that refuse requests may have left the fleet or restarted, so they are counted anew.
 	if b.refusingRanks > 0 {
 		b.updateFirstEventWatch()
 	}
-	b.updatePartlyListedNames() // finds the model names that some ranks list and others do not
-	b.countRestricted()         // counts the waiting entries that may not go to every rank
-	b.recheckWaiting()          // refuses the entries that no rank can take any more
+	b.updatePartlyListedNames()
+	b.countRestricted()
+	b.recheckWaiting()
 }
 
-// updateRank replaces the properties of rank r by those of the given worker, which has the same ID. The rank keeps its requests. If the
-// worker has more slots or KV room than before, requests in the engine's queue may begin. The KV that an engine holds of ended requests is
-// counted in two ways: as kept KV, which the engine keeps on purpose and frees after a set time, and as orphans, which it may never free.
+// updateRank keeps the requests of the rank. With more slots or KV room, requests in the engine's
+// queue may begin.
 func (b *board) updateRank(r *rank, w Worker) {
-	w.Slots, w.Up = max(0, w.Slots), w.Up && !w.Down // whatever Up says, a rank that is down takes no requests
-	// The restart has emptied the KV of the engine: that of ended requests, too (orphans and kept KV). Requests that the engine refused
-	// before say nothing about it now, so the rank gets requests again.
+	w.Slots, w.Up = max(0, w.Slots), w.Up && !w.Down
+	// The restart has lost all KV, and earlier refusals say nothing about the engine now.
 	if r.hasRestarted(&w) {
 		b.forgetOrphans(r, everyOrphan)
 		b.countFreedKV(r.keptKV.Clear())
 		r.refusals.Succeed()
 		r.spared = false
 	}
-	w.Process = cmp.Or(w.Process, r.Process) // if the number is not known now, the last known one stays
+	w.Process = cmp.Or(w.Process, r.Process) // the last known number stays
 	r.Worker, r.present = w, true
-	if w.KeepsKVFor > 0 { // the engine keeps the KV of ended answers for the next turns of their chats
-		r.keptKV.Reserve() // memory for its counts, so that no tick allocates it
+	if w.KeepsKVFor > 0 {
+		r.keptKV.Reserve() // now, so that no tick allocates it
 	} else {
 		b.countFreedKV(r.keptKV.Clear()) // what the engine may have kept until now
 	}
@@ -69,22 +66,21 @@ func (b *board) updateRank(r *rank, w Worker) {
 	b.promoteQueued(r)
 }
 
-// reserve gives the lists of a rank the largest capacity that they can need, so that a tick allocates nothing.
+// reserve gives the lists of a rank all memory that they can need, so that no tick allocates.
 func (r *rank) reserve() {
 	if missing := r.Slots - len(r.slots); missing > 0 {
 		r.slots = slices.Grow(r.slots, missing)
-		r.running = slices.Grow(r.running, missing) // running always has the same length as slots
+		r.running = slices.Grow(r.running, missing)
 		if r.Mixed {
-			r.promptsToCompute = slices.Grow(r.promptsToCompute, r.Slots) // the prompts of all slots may wait to be computed
+			r.promptsToCompute = slices.Grow(r.promptsToCompute, r.Slots)
 		}
 	}
-	// The list may have all requests of the current step and of the previous one.
+	// The requests of the current step and of the previous one.
 	if missing := 2*r.Slots - len(r.recentlyEnded); missing > 0 {
 		r.recentlyEnded = slices.Grow(r.recentlyEnded, missing)
 	}
 }
 
-// newGroup makes a group without ranks, and emits EffectGroup.
 func (b *board) newGroup(name string, barrier bool) *group {
 	g := &group{name: name, barrier: barrier, chosenPolicy: b.policyFor(barrier), fallbackPolicy: b.buildPolicy(FallbackSpec)}
 	if barrier {
@@ -94,9 +90,8 @@ func (b *board) newGroup(name string, barrier bool) *group {
 	return g
 }
 
-// regroup divides the ranks of the fleet into groups, and counts the ranks that are up or soon will be. A group that existed before keeps
-// its policy with its state. regroup fills only the list allRanks of each group. At the end, it calls keepGroups, which sorts this list,
-// fills steppingRanks from it, and drops the groups that have no rank any more.
+// regroup divides the ranks into groups. A group that existed before keeps its policy with its
+// state.
 func (b *board) regroup() {
 	groups := make(map[GroupKey]*group, len(b.groups))
 	groupsInOrder := slices.Clone(b.groups)
@@ -111,7 +106,7 @@ func (b *board) regroup() {
 			continue
 		}
 		key := GroupKey{Model: b.model, Barrier: r.Barrier}
-		if r.Barrier { // all ranks without a barrier are one group, which has no name
+		if r.Barrier { // all others are one group, without a name
 			key.Name = r.Group
 		}
 		g := groups[key]
@@ -128,8 +123,7 @@ func (b *board) regroup() {
 	b.keepGroups(groupsInOrder)
 }
 
-// keepGroups replaces the board's groups by those of groups that have a rank, and emits EffectGroupGone for the others. It also fills the
-// steppingRanks of each group, which regroup has emptied, with its ranks that are not down.
+// keepGroups drops groups without ranks, and fills steppingRanks.
 func (b *board) keepGroups(groups []*group) {
 	b.groups = b.groups[:0]
 	for _, g := range groups {
@@ -148,8 +142,7 @@ func (b *board) keepGroups(groups []*group) {
 	slices.SortFunc(b.groups, func(x, y *group) int { return cmp.Compare(x.allRanks[0].ID, y.allRanks[0].ID) })
 }
 
-// setPolicy gives each barrier group a new policy, built from the spec in force, and makes the board decide anew. The new policy decides at
-// once, even if the fallback policy was deciding, and begins with the full search budget.
+// setPolicy: the new policy decides at once, even if the fallback was deciding.
 func (b *board) setPolicy() {
 	for _, g := range b.groups {
 		if g.barrier {
@@ -159,14 +152,14 @@ func (b *board) setPolicy() {
 	b.recheckWaiting()
 }
 
-// recheckWaiting computes the largest prompt that any rank could take when idle, refuses the entries that no rank can take any more, and
-// makes the next Tick decide.
+// recheckWaiting refuses the entries that no rank can take any more, and makes the next Tick
+// decide.
 func (b *board) recheckWaiting() {
 	b.largestPrompt = 0
 	for _, g := range b.groups {
-		b.largestPrompt = max(b.largestPrompt, largestPrompt(g.allRanks)) // ranks that are down count, too, because they may come back
+		b.largestPrompt = max(b.largestPrompt, largestPrompt(g.allRanks)) // also down: may come back
 	}
-	for _, p := range b.partlyListedNames { // entries that ask for such a model name may go only to the ranks that list it
+	for _, p := range b.partlyListedNames {
 		p.largestPrompt = largestPrompt(p.ranks)
 	}
 	for _, e := range slices.Clone(b.pool.Entries()) {
@@ -177,8 +170,6 @@ func (b *board) recheckWaiting() {
 	b.decideNow = true
 }
 
-// largestPrompt returns the largest prompt that any of the ranks could take when idle, in KV tokens. The policy of a rank's group may keep
-// a share of the rank's room empty.
 func largestPrompt(ranks []*rank) (largest int64) {
 	for _, r := range ranks {
 		largest = max(largest, r.largestPrompt(policy.Watermark(r.group.chosenPolicy.Policy)))

@@ -8,23 +8,23 @@ import (
 	"evenkeel/predictor"
 )
 
-// Round is one decision of a policy: what the policy saw, and what it assigned. The decision log is written after the tick, when the board
-// may already use the memory of the round for the next one. So the log makes a copy.
+// Round is one decision of a policy. The decision log copies it, because it is written after the
+// tick, when the board may already use the memory for the next round.
 type Round struct {
 	Tick     uint64
 	At       time.Time
-	Group    string // label of the group in metrics
+	Group    string // label in metrics
 	Policy   string
 	Snapshot policy.Snapshot
 	Assign   []policy.Assignment
-	Survival *predictor.Survival // past output lengths from which Snapshot.MeanOutput was computed; nil: the snapshot has no MeanOutput
+	Survival *predictor.Survival // behind Snapshot.MeanOutput; nil: there is none
 
-	running []policy.Request // in a copy: memory for the Running lists of all workers, one after the other
+	running []policy.Request // in a copy: memory for all Running lists
 }
 
-// Copy makes r a copy of from that shares no memory with the board. It reuses the memory that r had before.
+// Copy makes r a copy that shares no memory with the board. It reuses the memory of r.
 func (r *Round) Copy(from *Round) {
-	// Keep the old memory of r, because the assignment to *r below would lose it.
+	// The assignment to *r below would lose the old memory.
 	running, assign := r.running[:0], r.Assign[:0]
 	workers, pool, waits := r.Snapshot.Workers[:0], r.Snapshot.Pool[:0], r.Snapshot.Waits[:0]
 	*r = *from
@@ -32,11 +32,11 @@ func (r *Round) Copy(from *Round) {
 	for i := range from.Snapshot.Workers {
 		requests += len(from.Snapshot.Workers[i].Running)
 	}
-	r.running = slices.Grow(running, requests) // all memory at once, because the lists of the workers point into it, so it must not move
+	r.running = slices.Grow(running, requests) // must not move: the lists of the workers point into it
 	for _, w := range from.Snapshot.Workers {
 		first := len(r.running)
 		r.running = append(r.running, w.Running...)
-		w.Running = r.running[first:len(r.running):len(r.running)] // no capacity beyond its end, where the list of the next worker begins
+		w.Running = r.running[first:len(r.running):len(r.running)] // no capacity into the next list
 		workers = append(workers, w)
 	}
 	pool = append(pool, from.Snapshot.Pool...)

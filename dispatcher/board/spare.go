@@ -6,23 +6,22 @@ import (
 	"evenkeel/engine/circuit"
 )
 
-// Spared ranks. A rank whose engine refuses requests (429 or 503) stays empty, and policies prefer empty ranks. So without a remedy, such a
-// rank would get every next request and refuse it. Therefore a rank that has refused several requests in a row is spared: for one second it
-// gets no request, if another rank takes requests. Then one request is its trial. If the rank refuses this request, too, the time doubles,
-// up to 30 s. The first event of a request that the rank got after it was spared ends the sparing. If all ranks would be spared, none is,
+// Spared ranks. A rank whose engine refuses requests (429 or 503) stays empty, and policies prefer
+// empty ranks, so it would get every next request. Therefore a rank that has refused several in a
+// row is spared: for one second it gets no request, if another rank takes requests. Then one
+// request is its trial. If it refuses this, too, the time doubles, up to 30 s. The first event of a
+// request that it got after it was spared ends the sparing. If all ranks would be spared, none is,
 // because all requests would then fail for certain.
 
-// updateRefusals records whether the engine of a rank refused a request that has ended, or had begun it. If neither is true, the end of the
-// request says nothing about the rank.
 func (b *board) updateRefusals(s *slotRecord, refused bool, now time.Time) {
 	r := s.rank
 	switch {
 	case refused:
 		if nowSpared := r.refusals.Fail(s.id, now); nowSpared {
-			b.decideNow = true // from the next decision on, the rank gets no requests (updateSpared)
+			b.decideNow = true
 			b.emit(Effect{Kind: EffectSpared, Group: GroupKey{Model: b.model}, Names: [2]string{r.Name}, Duration: r.refusals.OutageLength()})
 		}
-		b.updateFirstEventWatch() // streams must now report their first events, because one of them ends the row of refusals
+		b.updateFirstEventWatch() // a first event ends the row of refusals
 	case s.started: // an engine that begins a request has not refused it
 		b.recordAccepted(s)
 	default:
@@ -30,13 +29,12 @@ func (b *board) updateRefusals(s *slotRecord, refused bool, now time.Time) {
 	}
 }
 
-// recordAccepted records that the engine of a rank took a request. This ends a row of refusals. If the rank was spared after several
-// refusals, so that it gets no requests but a trial, it returns to service. But a request that it got before it was spared proves nothing,
-// and is ignored.
+// recordAccepted ends a row of refusals. A request that the rank got before it was spared proves
+// nothing.
 func (b *board) recordAccepted(s *slotRecord) {
 	r := s.rank
 	inService := r.refusals.InService()
-	if inService && r.refusals.Failures() == 0 { // the rank has refused none of its last requests
+	if inService && r.refusals.Failures() == 0 {
 		return
 	}
 	if !inService {
@@ -48,11 +46,10 @@ func (b *board) recordAccepted(s *slotRecord) {
 	}
 	r.refusals.Succeed()
 	r.spared = false
-	b.updateFirstEventWatch() // one rank fewer refuses requests, so streams may no longer have to report their first events
+	b.updateFirstEventWatch()
 }
 
-// updateFirstEventWatch counts the ranks whose last requests were refused, and emits the sum of this number and of the number of suspected
-// pairs of engines. While the sum is above 0, each stream must report its first event to the board.
+// updateFirstEventWatch: while the emitted sum is above 0, each stream must report its first event.
 func (b *board) updateFirstEventWatch() {
 	b.refusingRanks = 0
 	for _, r := range b.ranks {
@@ -63,9 +60,8 @@ func (b *board) updateFirstEventWatch() {
 	b.emit(Effect{Kind: EffectWatchFirstEvents, Group: GroupKey{Model: b.model}, Count: b.pairs.Suspects() + b.refusingRanks})
 }
 
-// updateSpared sets which ranks get no requests from now on (spared): their engines refuse them, or
-// lose hand-offs (pairs.go). retrySparedAt becomes the time at which the first of them may get a
-// trial. If no rank that takes requests would be left, updateSpared spares none.
+// updateSpared sets which ranks get no requests from now on, because their engines refuse them or
+// lose hand-offs (pairs.go).
 func (b *board) updateSpared(now time.Time) {
 	b.retrySparedAt = time.Time{}
 	if b.refusingRanks == 0 && b.pairs.Suspects() == 0 && !b.anySpared {
@@ -81,7 +77,7 @@ func (b *board) updateSpared(now time.Time) {
 			if losesHandoffs {
 				b.retrySparedAt = earlier(b.retrySparedAt, now.Add(circuit.FirstOut))
 			}
-			anyTakes = anyTakes || r.takesRequests() && r.usableSlots() > 0 // a rank that is spared now does not take requests
+			anyTakes = anyTakes || r.takesRequests() && r.usableSlots() > 0 // takesRequests reads r.spared
 			if at := r.refusals.TrialAt(); at.After(now) {
 				b.retrySparedAt = earlier(b.retrySparedAt, at)
 			}
@@ -89,7 +85,7 @@ func (b *board) updateSpared(now time.Time) {
 	}
 	b.retrySparedAt = earlier(b.retrySparedAt, b.pairs.NextTrial(now))
 	if anyTakes {
-		return // at least one rank takes requests, so the others may be spared
+		return
 	}
 	for _, g := range b.groups {
 		for _, r := range g.steppingRanks {
@@ -98,9 +94,9 @@ func (b *board) updateSpared(now time.Time) {
 	}
 }
 
-// beginTrialIfDue records that a rank gets a request. If the rank is due for a trial, this request is the trial, and the rank gets no other
-// request until the trial is answered. Perhaps no rank is left then that takes requests, so updateSpared must run once more: retrySparedAt
-// makes the next Tick due now.
+// beginTrialIfDue: until a trial is answered, the rank gets no other request. Perhaps no rank is
+// left that takes any, so updateSpared must run once more: retrySparedAt makes the next Tick due
+// now.
 func (b *board) beginTrialIfDue(r *rank, id uint64, now time.Time) {
 	if r.onTrial(now) {
 		r.refusals.Send(id, now)
@@ -108,8 +104,6 @@ func (b *board) beginTrialIfDue(r *rank, id uint64, now time.Time) {
 	}
 }
 
-// takesRequests says whether the rank takes requests: it is up, and it is not spared.
 func (r *rank) takesRequests() bool { return r.Up && !r.spared }
 
-// onTrial says whether a spared rank may get one request as a trial, which shows whether its engine still refuses requests.
 func (r *rank) onTrial(now time.Time) bool { return !r.refusals.InService() && r.refusals.Allows(now) }

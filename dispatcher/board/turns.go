@@ -2,7 +2,6 @@ package board
 
 import "cmp"
 
-// cachedTokens returns how many tokens of the prompts that wait are in prefix caches of a group's ranks.
 func (b *board) cachedTokens(g *group) (tokens int) {
 	for _, w := range b.waiting {
 		most := 0 // an entry goes to one rank
@@ -16,8 +15,8 @@ func (b *board) cachedTokens(g *group) (tokens int) {
 	return tokens
 }
 
-// compareTurns compares two groups that are equal otherwise: the groups take turns, in the order of their lowest rank IDs. Without turns,
-// one client that sends one request at a time would always get the first group.
+// compareTurns lets equal groups take turns, in the order of their lowest rank IDs. Otherwise one
+// client that sends one request at a time would always get the first group.
 func (b *board) compareTurns(x, y *group) int {
 	first, second := x.allRanks[0].ID, y.allRanks[0].ID
 	if hadTurn := first <= b.lastGroup; hadTurn != (second <= b.lastGroup) {
@@ -29,8 +28,8 @@ func (b *board) compareTurns(x, y *group) int {
 	return cmp.Compare(first, second)
 }
 
-// holdsLess says whether rank r has fewer KV tokens than the other one, scaled by Cost. In a tie it says whether it is rather the turn of
-// its group; two ranks of a group stay equal.
+// holdsLess compares KV tokens, scaled by Cost. In a tie, the groups take turns; two ranks of a
+// group stay equal.
 func (b *board) holdsLess(r, other *rank) bool {
 	here, there := r.scaleByCost(r.kv), other.scaleByCost(other.kv)
 	return here < there || here == there && b.compareTurns(r.group, other.group) < 0

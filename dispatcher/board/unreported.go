@@ -5,27 +5,26 @@ import (
 	"time"
 )
 
-// Unreported answers. An engine may report nothing about an answer before its end, because the answer comes in one piece or the engine
-// holds the text back. Only at the end does it report the number of tokens. Until then, the board assumes that such an answer grows as fast
-// as the other answers of the group: by the mean number of tokens that a request gets per second. This also suits engines that generate
-// several tokens per step, and groups without a barrier.
+// Unreported answers. An engine may report the tokens of an answer only at its end, because the
+// answer comes in one piece or the engine holds the text back. Until then, the board assumes that
+// it grows as fast as the other answers of the group, by tokens per second. This also suits engines
+// with several tokens per step, and groups without a barrier.
 
 const (
-	// measureEvery is the shortest time between two measurements of the streams of a group. It is as long as several steps, because
-	// each measurement takes time.
+	// measureEvery is several steps long, because each measurement takes time.
 	measureEvery = 100 * time.Millisecond
-	// rateMemory is the age at which a measurement counts for only about a third (1/e) in the mean.
+	// rateMemory is the age at which a measurement counts for about a third (1/e).
 	rateMemory = 10 * time.Second
 )
 
-// tokenRate is the mean number of tokens per second that a stream of the group gets.
+// tokenRate is the mean number of tokens per second of a stream.
 type tokenRate struct {
-	measuredAt time.Time // time of the last measurement; zero: there was none
-	tokens     float64   // sum of the tokens that streams got; older tokens count for less
-	seconds    float64   // sum of the seconds that the streams ran; older seconds count for less
+	measuredAt time.Time // zero: no measurement yet
+	tokens     float64   // of all streams; older ones count for less
+	seconds    float64   // of all streams; older ones count for less
 }
 
-// perSecond returns how many tokens one request gets per second; 0: not known.
+// perSecond is 0 if not known.
 func (r *tokenRate) perSecond() float64 {
 	if r.seconds == 0 {
 		return 0
@@ -33,10 +32,9 @@ func (r *tokenRate) perSecond() float64 {
 	return r.tokens / r.seconds
 }
 
-// add adds a measurement: the number of tokens that this many streams together got in the elapsed time. Older measurements lose weight with
-// this time.
+// add adds the tokens that the streams together got in the elapsed time.
 func (r *tokenRate) add(streams int, tokens int64, elapsed time.Duration) {
-	if streams == 0 { // without streams, the old measurements keep their weight
+	if streams == 0 { // the old measurements keep their weight
 		return
 	}
 	fade := math.Exp(-elapsed.Seconds() / rateMemory.Seconds())
@@ -44,55 +42,51 @@ func (r *tokenRate) add(streams int, tokens int64, elapsed time.Duration) {
 	r.seconds = r.seconds*fade + float64(streams)*elapsed.Seconds()
 }
 
-// estimate has what the board assumes about an answer whose engine reports nothing before its end.
+// estimate is what the board assumes about an unreported answer.
 type estimate struct {
-	maxTokens int32   // largest possible number of tokens of the answer; 0: its tokens are reported as they come
-	tokens    float64 // number of tokens that the answer has by now
-	// firstStep is the number of the group's step that brought the first token of the answer; 0: it has no token yet.
+	maxTokens int32 // bound of the answer; 0: reported as it comes
+	tokens    float64
+	// firstStep brought the first token; 0: none came.
 	firstStep uint32
-	// tokensMeasured is the number of tokens at the last measurement, for an answer whose tokens are reported as they come.
+	// tokensMeasured is for a reported answer: its tokens at the last measurement.
 	tokensMeasured int32
 }
 
-// unreported says whether the engine reports the tokens of the answer only at its end.
 func (s *slotRecord) unreported() bool { return s.estimate.maxTokens > 0 }
 
-// measureTokenRate measures how fast the streams of each group get tokens. Engines report the tokens of an unreported answer only at its
-// end, so the board estimates them: measureTokenRate lets these estimates grow as fast as the streams.
 func (b *board) measureTokenRate(now time.Time) {
 	for _, g := range b.groups {
 		elapsed := now.Sub(g.tokenRate.measuredAt)
 		if elapsed < measureEvery {
-			continue // the last measurement is still recent
+			continue
 		}
-		if first := g.tokenRate.measuredAt.IsZero(); first { // the time since the last measurement is not known
+		if first := g.tokenRate.measuredAt.IsZero(); first { // the elapsed time is not known
 			elapsed = 0
 		}
 		g.tokenRate.measuredAt = now
 		streams, tokens, unreported := b.countStreamTokens(g)
 		g.tokenRate.add(streams, tokens, elapsed)
 		if unreported > 0 {
-			// In a barrier group with streams, recordSteps estimates at each reported step how much of the prompts is computed.
+			// In a barrier group with streams, recordSteps estimates the prompts at each step.
 			estimatePrompts := !g.barrier || streams == 0
 			b.growEstimates(g, elapsed, now, estimatePrompts)
 		}
 	}
 }
 
-// countStreamTokens counts the streams of a group that had a token at the last measurement, and the tokens that these streams got since
-// then. It also counts the unreported answers: those whose engines report the tokens only at the end. It stores in each slot's record what
-// the next measurement and growEstimates need.
+// countStreamTokens counts the streams that had a token at the last measurement, and their tokens
+// since then. It also counts the unreported answers.
 func (b *board) countStreamTokens(g *group) (streams int, tokens int64, unreported int) {
 	for _, r := range g.steppingRanks {
 		for _, slot := range r.slots {
 			s := &b.slots.records[slot]
-			s.estimate.maxTokens = b.counts.maxUnreported(slot) // 0: the answer is not an unreported one
+			s.estimate.maxTokens = b.counts.maxUnreported(slot)
 			if s.unreported() {
 				unreported++
 				continue
 			}
 			n := b.counts.generated(slot)
-			if s.estimate.tokensMeasured > 0 { // otherwise it is not known for which part of the time the stream ran
+			if s.estimate.tokensMeasured > 0 { // otherwise it is not known how long the stream ran
 				streams++
 				tokens += int64(n - s.estimate.tokensMeasured)
 			}
@@ -102,14 +96,14 @@ func (b *board) countStreamTokens(g *group) (streams int, tokens int64, unreport
 	return streams, tokens, unreported
 }
 
-// growEstimates adds to each unreported answer of a group the tokens that it has probably got in the time elapsed since the last
-// measurement. An answer gets none while it waits in the engine's queue, or while a mixed rank still computes its prompt. If
-// estimatePrompts is true, growEstimates first estimates how much of the prompts is computed, by the rank's token budget for each step.
+// growEstimates adds the tokens that each unreported answer has probably got in the elapsed time.
+// It gets none in the engine's queue, or while a mixed rank computes its prompt. estimatePrompts:
+// estimate first how much of the prompts is computed.
 func (b *board) growEstimates(g *group, elapsed time.Duration, now time.Time, estimatePrompts bool) {
-	tokensPerSecond := g.tokenRate.perSecond() // tokens of one request
-	stepsPerSecond := tokensPerSecond          // a step brings about one token per request
+	tokensPerSecond := g.tokenRate.perSecond()
+	stepsPerSecond := tokensPerSecond // a step brings about one token per request
 	for _, r := range g.steppingRanks {
-		// Number of prompt tokens that the rank can have computed in this time.
+		// Prompt tokens that the rank can have computed.
 		budget := int64(stepsPerSecond * elapsed.Seconds() * float64(r.StepBudget()))
 		for _, slot := range r.slots {
 			s := &b.slots.records[slot]
@@ -120,18 +114,17 @@ func (b *board) growEstimates(g *group, elapsed time.Duration, now time.Time, es
 				budget -= r.computePrompt(s, budget)
 			}
 			if s.promptLeft > 0 {
-				continue // the prompt is not complete
+				continue
 			}
-			// The request may have been bound after the last measurement. The time in which its prompt was computed is not left
-			// out: it is not known, and it is a part of one measurement only.
+			// The request may have been bound after the last measurement. The time of its prompt is not left
+			// out: it is not known, and part of one measurement only.
 			ran := min(elapsed, now.Sub(s.boundAt))
 			s.estimate.addTokens(tokensPerSecond*ran.Seconds(), g.lastStep.Number+1)
 		}
 	}
 }
 
-// addTokens adds tokens to the estimate of an answer whose prompt is computed, up to the largest possible number. nextStep is the number of
-// the step after the last reported one. An answer without tokens first gets one, in this step, because earlier steps computed its prompt.
+// addTokens: the first token comes in nextStep, because earlier steps computed the prompt.
 func (e *estimate) addTokens(tokens float64, nextStep uint32) {
 	if e.firstStep == 0 {
 		e.firstStep, e.tokens = nextStep, 1
@@ -139,8 +132,7 @@ func (e *estimate) addTokens(tokens float64, nextStep uint32) {
 	e.tokens = min(e.tokens+tokens, float64(e.maxTokens))
 }
 
-// generated returns how many tokens the answer of a slot has: the reported number or, for an unreported answer, the estimate if that is
-// larger.
+// generated is the estimate for an unreported answer, if that is larger.
 func (b *board) generated(slot int32) int32 {
 	n := b.counts.generated(slot)
 	if s := &b.slots.records[slot]; s.unreported() {
@@ -149,14 +141,13 @@ func (b *board) generated(slot int32) int32 {
 	return n
 }
 
-// emitEstimate emits the last estimate for an unreported answer that has ended. The engine reports the number of its tokens only now, so
-// the error of the estimate can be measured. If no stream of the group has shown how many tokens a request gets per second (tokenRate), the
-// rate of this answer is taken instead: its tokens, divided by the time since it was bound.
+// emitEstimate emits the last estimate, so that its error can be measured. While no stream has
+// shown a tokenRate, the rate of this answer is taken.
 func (b *board) emitEstimate(s *slotRecord, o Outcome, generated int32, now time.Time) {
 	if !s.unreported() || o.Kind != Finished || generated <= 0 {
-		return // no number to compare with: the answer was cut off, or has no tokens
+		return
 	}
-	estimated := max(1, s.estimate.tokens) // the answer has at least one token
+	estimated := max(1, s.estimate.tokens)
 	b.emit(Effect{Kind: EffectEstimate, EstimatedTokens: estimated, Count: int(generated)})
 	if g := s.rank.group; g != nil && g.tokenRate.seconds == 0 {
 		g.tokenRate.add(1, int64(generated), now.Sub(s.boundAt))

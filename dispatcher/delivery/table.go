@@ -37,7 +37,6 @@ const memory = 5 * time.Minute
 // Link is a prefill engine and a decode engine between which hand-offs go.
 type Link struct{ Prefiller, Engine string }
 
-// end is one of the two engines of a hand-off.
 type end uint8
 
 const (
@@ -52,8 +51,7 @@ func (l Link) on(s end) string {
 	return l.Engine
 }
 
-// covers says whether a hand-off over the link concerns the subject of an outage, in which an empty
-// name stands for any engine.
+// An empty name stands for any engine.
 func (l Link) covers(handoff Link) bool {
 	return (l.Prefiller == "" || l.Prefiller == handoff.Prefiller) && (l.Engine == "" || l.Engine == handoff.Engine)
 }
@@ -68,10 +66,10 @@ type record struct {
 	Link
 	sent      time.Time // when the last hand-off was sent
 	losses    int       // hand-offs lost since the last one that arrived
-	firstLost time.Time // when the first of them was known to be lost
-	lastLost  time.Time // when the last of them was
-	lostSent  time.Time // when the last of them was sent
-	worked    time.Time // when the last hand-off that arrived was sent; zero: none has since the table began to look
+	firstLost time.Time // when the first loss was known
+	lastLost  time.Time // when the last loss was known
+	lostSent  time.Time // when the last one that was lost was sent
+	worked    time.Time // when the last one that arrived was sent; zero: none since the table began to look
 
 	worksElsewhere [2]bool // by end: this engine has served another one since firstLost; set by judge
 }
@@ -105,8 +103,8 @@ type Table struct {
 	changes []Change // a buffer
 }
 
-// Suspects is the number of links whose last hand-off was lost, and of outages. While it is above
-// 0, Arrived must be told of hand-offs.
+// Suspects counts links whose last hand-off was lost, and outages. While it is above 0, Arrived
+// must be told of hand-offs.
 func (t *Table) Suspects() (n int) {
 	for i := range t.links {
 		if t.links[i].losses > 0 {
@@ -119,8 +117,8 @@ func (t *Table) Suspects() (n int) {
 // AnyOut says whether somebody gets no hand-offs.
 func (t *Table) AnyOut() bool { return len(t.outages) > 0 }
 
-// Lost records that a hand-off which was sent at sent has not arrived. id is that of Sent. The
-// changes are valid until the next call.
+// Lost records that a hand-off has not arrived. id is that of Sent. The changes are valid until the
+// next call.
 func (t *Table) Lost(l Link, id uint64, sent, now time.Time) []Change {
 	t.changes = t.changes[:0]
 	t.forget(now)
@@ -151,8 +149,7 @@ func (t *Table) Lost(l Link, id uint64, sent, now time.Time) []Change {
 	return t.changes
 }
 
-// Arrived records that a hand-off which was sent at sent has arrived. The changes are valid until
-// the next call.
+// Arrived records that a hand-off has arrived. The changes are valid until the next call.
 func (t *Table) Arrived(l Link, sent, now time.Time) []Change {
 	t.changes = t.changes[:0]
 	if t.Suspects() == 0 {
@@ -187,7 +184,6 @@ func (t *Table) pardon(subject Link) {
 	}
 }
 
-// judge begins the outages that the links show.
 func (t *Table) judge(now time.Time) {
 	for i := range t.links {
 		if r := &t.links[i]; r.losses > 0 {
@@ -207,8 +203,8 @@ func (t *Table) judge(now time.Time) {
 	}
 }
 
-// worksElsewhere says whether the engine on one side of a link has served another one since the
-// link began to lose hand-offs.
+// worksElsewhere says whether the engine on one side has served another one since the link began to
+// lose hand-offs.
 func (t *Table) worksElsewhere(r *record, side end) bool {
 	return slices.ContainsFunc(t.links, func(x record) bool {
 		return x.on(side) == r.on(side) && x.on(1-side) != r.on(1-side) && x.losses == 0 && x.arrivedSince(r.firstLost)
@@ -220,9 +216,8 @@ func (r *record) arrivedSince(sent time.Time) bool {
 }
 
 // judgeEngine takes out the engine on one side of a link if it has lost Limit hand-offs at engines
-// that work with others, and none has arrived since. If it has lost hand-offs at one engine only,
-// although others are in use, the connection between the two may be broken, and only this is
-// avoided first.
+// that work with others. If it has lost them at one engine only, although others are in use, the
+// connection may be broken, and only this is avoided first.
 func (t *Table) judgeEngine(of *record, side end, now time.Time) {
 	l, first := of.Link, of.firstLost
 	name, other := l.on(side), 1-side
@@ -268,7 +263,6 @@ func (t *Table) takeOut(subject Link, losses int, lostSent, now time.Time) {
 	t.changes = append(t.changes, Change{subject, losses, o.Length()})
 }
 
-// endOutages ends the outages of which ends is true.
 func (t *Table) endOutages(ends func(*Outage) bool) {
 	t.outages = slices.DeleteFunc(t.outages, func(o Outage) bool {
 		if !ends(&o) {
@@ -279,13 +273,11 @@ func (t *Table) endOutages(ends func(*Outage) bool) {
 	})
 }
 
-// find returns where a link stands, or would stand, in the list.
 func (t *Table) find(l Link) (at int, known bool) {
 	return slices.BinarySearchFunc(t.links, l, func(r record, l Link) int { return compare(r.Link, l) })
 }
 
-// record returns what is known of a link over which a hand-off was sent. It is valid until the next
-// call.
+// The record is valid until the next call.
 func (t *Table) record(l Link, sent time.Time) *record {
 	at, known := t.find(l)
 	if !known {
@@ -300,7 +292,6 @@ func (t *Table) record(l Link, sent time.Time) *record {
 	return r
 }
 
-// forget drops what is too old to count.
 func (t *Table) forget(now time.Time) {
 	t.endOutages(func(o *Outage) bool { return now.Sub(o.TrialAt()) > memory })
 	t.forgetLinks(now)
@@ -330,8 +321,8 @@ func (t *Table) Sent(l Link, id uint64, now time.Time) {
 	}
 }
 
-// Unknown records that nothing is known of a hand-off that was sent, for example because its client
-// left. If it was a trial, the next one is the trial instead.
+// Unknown records that nothing is known of a hand-off, for example because its client left. If it
+// was a trial, the next one is the trial instead.
 func (t *Table) Unknown(l Link, id uint64) {
 	for i := range t.outages {
 		if o := &t.outages[i]; o.Subject.covers(l) {
@@ -340,11 +331,10 @@ func (t *Table) Unknown(l Link, id uint64) {
 	}
 }
 
-// Allows says whether a prompt that the link's prefill engine has computed may be sent over it:
-// neither the decode engine nor the connection is out, or a trial is due. That the prefill engine
-// itself is out is no reason to wait, because the prompt is computed. The trial of an engine goes
-// where it has lost the fewest hand-offs, if it can: else an engine that works with some others
-// only would be tried again and again with those that it does not work with.
+// Allows says whether a prompt that the link's prefill engine has computed may be sent over it.
+// That the prefill engine itself is out is no reason to wait, because the prompt is computed. The
+// trial of an engine goes where it has lost the fewest hand-offs, if it can: else an engine that
+// works with some others only would be tried again and again with those that it does not work with.
 func (t *Table) Allows(l Link, now time.Time) bool {
 	isTrial := [2]bool{}
 	for i := range t.outages {
@@ -366,13 +356,12 @@ func (t *Table) Allows(l Link, now time.Time) bool {
 	return true
 }
 
-// LosesAt says whether the decode engine of a link or its connection is out, whether a trial is due
-// or not.
+// LosesAt says whether the decode engine of a link or its connection is out, with a trial due or
+// not.
 func (t *Table) LosesAt(l Link) bool {
 	return slices.ContainsFunc(t.outages, func(o Outage) bool { return o.Subject.Engine != "" && o.Subject.covers(l) })
 }
 
-// losses returns how many hand-offs were lost over a link since the last one that arrived.
 func (t *Table) losses(l Link) int {
 	at, known := t.find(l)
 	if !known {
@@ -381,10 +370,10 @@ func (t *Table) losses(l Link) int {
 	return t.links[at].losses
 }
 
-// worksBetterElsewhere says whether an engine is in use at which the one on the given side of the
-// link has lost fewer hand-offs. An engine that is out is the last choice: a hand-off between two
-// that are out would be lost as long as one of them is sick, and would not show that the other one
-// has recovered.
+// worksBetterElsewhere says whether an engine is in use at which the one on the given side has lost
+// fewer hand-offs. An engine that is out is the last choice: a hand-off between two that are out
+// would be lost as long as one of them is sick, and would not show that the other one has
+// recovered.
 func (t *Table) worksBetterElsewhere(l Link, side end, now time.Time) bool {
 	lost, isOut := t.losses(l), t.isOut(l.on(1-side), 1-side)
 	if lost == 0 && !isOut {
@@ -405,7 +394,6 @@ func (t *Table) worksBetterElsewhere(l Link, side end, now time.Time) bool {
 	return false
 }
 
-// isOut says whether the engine with this name on the given side is out.
 func (t *Table) isOut(name string, side end) bool {
 	subject := Link{Prefiller: name}
 	if side == decode {
@@ -414,10 +402,10 @@ func (t *Table) isOut(name string, side end) bool {
 	return slices.ContainsFunc(t.outages, func(o Outage) bool { return o.Subject == subject })
 }
 
-// AllowsEngine says whether a decode engine may get hand-offs at all. It gets none while it is out,
-// unless a trial is due. It also gets none for a second after a loss if it has lost Limit in a row
-// for which nobody is blamed yet. A decode engine that fails at once always has free slots, so it
-// would otherwise get each hand-off, and no other engine could show who is to blame.
+// AllowsEngine says whether a decode engine may get hand-offs at all. Beside outages, it gets none
+// for a second if it has lost Limit in a row for which nobody is blamed yet: a decode engine that
+// fails at once always has free slots, so it would otherwise get each hand-off, and no other engine
+// could show who is to blame.
 func (t *Table) AllowsEngine(engine string, now time.Time) bool {
 	for i := range t.outages {
 		if o := &t.outages[i]; o.Subject == (Link{Engine: engine}) {
@@ -448,8 +436,7 @@ func (t *Table) NextTrial(now time.Time) (next time.Time) {
 	return next
 }
 
-// Outages returns who gets no hand-offs. The caller may not change the list, which is valid until
-// the next call.
+// Outages returns a list that the caller may not change, valid until the next call.
 func (t *Table) Outages() []Outage { return t.outages }
 
 // Suspected is a link whose last hand-offs were lost.
@@ -469,7 +456,7 @@ func (t *Table) Suspected() (all []Suspected) {
 }
 
 // NoneArrivesSince returns since when Limit hand-offs or more were lost for which nobody is blamed,
-// while none has arrived anywhere: it cannot be told which side is sick. Zero: this is not so.
+// while none has arrived anywhere; zero: this is not so.
 func (t *Table) NoneArrivesSince() (since time.Time) {
 	losses := 0
 	for i := range t.links {
@@ -486,15 +473,14 @@ func (t *Table) NoneArrivesSince() (since time.Time) {
 	return since
 }
 
-// isExplained says whether an outage explains the losses of a link, or of an engine.
 func (t *Table) isExplained(l Link) bool {
 	return slices.ContainsFunc(t.outages, func(o Outage) bool { return o.Subject.covers(l) })
 }
 
 // BlamesRequest says whether two attempts of one request that failed show that the request is at
-// fault: all engines of both attempts have served others since the first one failed, or the
-// attempts share no engine and none of these has lost hand-offs of other requests. An attempt that
-// had only one engine has one name.
+// fault: all engines of both have served others since the first failed, or the attempts share no
+// engine and none of these has lost hand-offs of other requests. An attempt that had only one
+// engine has one name.
 func (t *Table) BlamesRequest(first, second Link, since time.Time) bool {
 	serve, lose := true, false
 	for _, side := range []end{prefill, decode} {

@@ -1,5 +1,6 @@
-// Package kept counts the KV that an engine keeps after answers have ended, for the next turns of their chats. No running request reads
-// this KV, so it adds no time to a step. But it takes room: vLLM does not evict it before its time is over, and preempts requests instead.
+// Package kept counts the KV that an engine keeps after answers have ended, for the next turns of
+// their chats. No running request reads this KV, so it adds no time to a step. But it takes room:
+// vLLM does not evict it before its time is over, and preempts requests instead.
 package kept
 
 import (
@@ -8,41 +9,38 @@ import (
 )
 
 const (
-	// timeParts is the number of parts into which the keep time is divided. The KV of all answers that end within one part shares one entry,
-	// which counts until the keep time of the latest of these answers is over.
+	// The keep time is divided into so many parts. The KV of all answers that end within one part
+	// shares one entry, which counts until the keep time of the latest is over.
 	timeParts = 64
-	// mostEntries is the largest number of entries at a time: one for each part, and two for the parts that are just ending and beginning.
+	// Two more are for the parts that are just ending and beginning.
 	mostEntries = timeParts + 2
 )
 
 // KV counts the KV tokens that the engine of one rank keeps of ended answers.
 type KV struct {
 	tokens  int64
-	entries []entry // entries by time of expiry, the next first
+	entries []entry // by time of expiry, the next one first
 }
 
-// entry counts the KV of answers that ended at about the same time.
 type entry struct {
 	tokens                  int64
 	lastAdded               time.Time // when tokens were last added to this entry
 	firstExpiry, lastExpiry time.Time // when the engine frees the first tokens of the entry, and the last ones
 }
 
-// Reserve allocates memory for the largest number of entries, so that Add allocates nothing.
+// Reserve allocates memory, so that Add allocates nothing.
 func (k *KV) Reserve() { k.entries = slices.Grow(k.entries, mostEntries-len(k.entries)) }
 
-// Add counts tokens that the engine keeps for the time keepFor from now on. It drops expired KV first, and returns how many tokens expired.
-//
-// The tokens are added to the last entry if they expire less than keepFor/timeParts after the first KV in this entry, and become a new
-// entry otherwise. This bounds the number of entries while keepFor stays the same. If the number reaches mostEntries because keepFor has
-// changed, tokens are always added to the last entry.
+// Add counts tokens that the engine keeps for keepFor from now on. It drops expired KV first, and
+// returns how much. If the number of entries reaches mostEntries because keepFor has changed,
+// tokens are always added to the last entry.
 func (k *KV) Add(tokens int64, now time.Time, keepFor time.Duration) (expired int64) {
 	expired = k.Expire(now)
 	k.tokens += tokens
 	expiry, count := now.Add(keepFor), len(k.entries)
 	if count > 0 {
 		last := &k.entries[count-1]
-		if expiry.Before(last.lastExpiry) { // keepFor has become shorter, but entries must stay in the order of their expiry
+		if expiry.Before(last.lastExpiry) { // keepFor has become shorter, but entries must stay in order
 			expiry = last.lastExpiry
 		}
 		samePart := expiry.Sub(last.firstExpiry) < keepFor/timeParts
@@ -55,9 +53,9 @@ func (k *KV) Add(tokens int64, now time.Time, keepFor time.Duration) (expired in
 	return expired
 }
 
-// Expire drops the KV whose keep time is over at the time now, and returns the number of dropped tokens.
+// Expire drops the KV whose keep time is over, and returns how much.
 func (k *KV) Expire(now time.Time) (expired int64) {
-	expiredEntries := 0 // number of expired entries, which come first
+	expiredEntries := 0
 	for ; expiredEntries < len(k.entries) && !now.Before(k.entries[expiredEntries].lastExpiry); expiredEntries++ {
 		expired += k.entries[expiredEntries].tokens
 	}
@@ -66,14 +64,14 @@ func (k *KV) Expire(now time.Time) (expired int64) {
 	return expired
 }
 
-// DropSurplus corrects the count by the engine's own KV gauge. At the time at, the board counted surplus tokens more than the engine had in
-// use. DropSurplus drops so many kept tokens, and returns how many it dropped. It begins with the tokens that expire first: if several
-// answers share KV, such as a prefix of a chat, the engine keeps one copy until the time of the last answer is over. It does not change
-// entries to which KV was added at or after the time at, because the gauge may not include them.
+// DropSurplus corrects the count by the engine's own KV gauge: at the time at, the board counted
+// surplus tokens too many. It drops those that expire first: if several answers share KV, such as a
+// prefix of a chat, the engine keeps one copy until the time of the last answer is over. Entries to
+// which KV was added at or after the time at stay, because the gauge may not include them.
 func (k *KV) DropSurplus(surplus int64, at time.Time) (dropped int64) {
 	for i := range k.entries {
 		e := &k.entries[i]
-		if !e.lastAdded.Before(at) { // this entry and all later ones have KV that the gauge may not include
+		if !e.lastAdded.Before(at) { // so it and all later entries have KV that the gauge may not include
 			break
 		}
 		n := min(e.tokens, max(0, surplus-dropped))
@@ -85,16 +83,16 @@ func (k *KV) DropSurplus(surplus int64, at time.Time) (dropped int64) {
 	return dropped
 }
 
-// Clear drops all KV, as when the engine restarts, and returns the number of dropped tokens.
+// Clear drops all KV, as when the engine restarts.
 func (k *KV) Clear() (dropped int64) {
 	dropped, k.tokens, k.entries = k.tokens, 0, k.entries[:0]
 	return dropped
 }
 
-// Tokens returns how many KV tokens the engine keeps of ended answers; they take room, but are no load.
+// Tokens take room, but are no load.
 func (k *KV) Tokens() int64 { return k.tokens }
 
-// SumOfEntries adds up the tokens of all entries. The board checks that the result equals that of Tokens.
+// SumOfEntries is for the board's check that it equals Tokens.
 func (k *KV) SumOfEntries() (tokens int64) {
 	for i := range k.entries {
 		tokens += k.entries[i].tokens
@@ -102,7 +100,7 @@ func (k *KV) SumOfEntries() (tokens int64) {
 	return tokens
 }
 
-// AddedBefore returns how many tokens are in entries to which nothing was added at or after the given time.
+// AddedBefore counts the entries to which nothing was added at or after the given time.
 func (k *KV) AddedBefore(at time.Time) (tokens int64) {
 	for i := range k.entries {
 		if k.entries[i].lastAdded.Before(at) {
@@ -112,7 +110,7 @@ func (k *KV) AddedBefore(at time.Time) (tokens int64) {
 	return tokens
 }
 
-// Next returns when Expire will next drop KV; the zero time: no KV is kept.
+// Next returns when Expire will next drop KV; zero: no KV is kept.
 func (k *KV) Next() time.Time {
 	if len(k.entries) == 0 {
 		return time.Time{}

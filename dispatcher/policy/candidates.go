@@ -2,31 +2,28 @@ package policy
 
 import "math"
 
-// candidates are the entries that a round chooses from: the overdue ones first, then the oldest of the others. If enough entries wait,
-// there are more candidates than free slots, so that the search has a choice.
+// candidates are the entries that a round chooses from: the overdue ones first, then the oldest of
+// the others. There are more than free slots, if possible, so that the search has a choice.
 type candidates struct {
 	all          []candidate
 	overdueCount int    // number of overdue candidates, which come first in all
 	nextInPool   int    // index in the pool of the first entry that chooseEntries has not looked at
-	taken        []bool // by index in the pool: the entry is a candidate, or is held back and must not become one
+	taken        []bool // by index in the pool: a candidate, or held back so that it must not become one
 
-	extraPerRequest int64   // KV tokens that each request counts for in addition to its prompt, because it grows
+	extraPerRequest int64   // KV tokens in addition to the prompt, because a request grows
 	tokensPerWaitMs float64 // KV tokens by which each ms of waiting lowers the cost of placing an entry
 }
 
-// candidate is an entry that the round may place, with the values that the search compares.
 type candidate struct {
-	entry      int32 // index of the entry in the pool
-	overdue    bool  // overdue: once placed, it is never replaced by another candidate
+	entry      int32 // index in the pool
+	overdue    bool  // once placed, it is never replaced
 	placed     bool
-	tokens     int64 // prompt tokens, not scaled by a rank's cost
-	load       int64 // load that it adds to a rank where a KV token costs 1, in units of 2^-fixedBits tokens
-	waitCredit int64 // how much its wait lowers the cost of placing it, in units of 2^-fixedBits tokens
+	tokens     int64 // prompt tokens, not scaled
+	load       int64 // load on a rank where a KV token costs 1, in units of 2^-fixedBits tokens
+	waitCredit int64 // by how much its wait lowers the cost, in the same units
 }
 
-// reset empties the list for a new round. extraPerRequest is how many KV tokens each request counts for in addition to its prompt.
-// ageWeight is how many KV tokens each step of waiting takes off the cost of placing an entry. stepMs is the mean time of a step in ms; if
-// it is 0 (unknown), waits do not count.
+// reset empties the list for a new round. If stepMs is 0 (unknown), waits do not count.
 func (k *candidates) reset(s *Snapshot, extraPerRequest int64, ageWeight, stepMs float64) {
 	k.all = k.all[:0]
 	k.overdueCount, k.nextInPool = 0, 0
@@ -38,20 +35,18 @@ func (k *candidates) reset(s *Snapshot, extraPerRequest int64, ageWeight, stepMs
 	}
 }
 
-// add makes the entry with this index in the pool a candidate. Its load includes its expected growth, and its wait credit grows with the
-// time that it has waited. Both are whole numbers of 2^-fixedBits tokens.
 func (k *candidates) add(s *Snapshot, entry int, isOverdue bool) {
 	e := &s.Pool[entry]
 	k.taken[entry] = true
 	k.all = append(k.all, candidate{
 		entry: int32(entry), overdue: isOverdue, tokens: int64(e.Prompt), load: (int64(e.Prompt) + k.extraPerRequest) << fixedBits,
-		// The wait credit is at most 2^30 tokens, so that it fits an int64 in these units.
+		// At most 2^30 tokens, so that the credit fits an int64 in these units.
 		waitCredit: int64(math.Ldexp(min(k.tokensPerWaitMs*float64(e.WaitMs), 1<<30), fixedBits)),
 	})
 }
 
-// chooseEntries adds the overdue entries, at most wanted of them, even if no rank has room for them. Then it adds the oldest entries that
-// any rank has room for, until there are wanted+extra candidates.
+// chooseEntries adds at most wanted overdue entries, even if no rank has room for them, and then
+// the oldest entries with room, until there are wanted+extra.
 func (k *candidates) chooseEntries(s *Snapshot, overdue []wait, r *ranks, wanted, extra int) {
 	const isOverdue = true
 	for _, w := range overdue[:min(len(overdue), wanted)] {
@@ -66,9 +61,8 @@ func (k *candidates) chooseEntries(s *Snapshot, overdue []wait, r *ranks, wanted
 	}
 }
 
-// addFromPool adds the oldest entry that is no candidate yet and is no larger than room (in tokens). It returns the index of the new
-// candidate, or none if there is no such entry. The search begins at nextInPool, because chooseEntries has looked at all entries before it.
-// An entry that is skipped here may fit another rank, so nextInPool does not move.
+// addFromPool adds the oldest entry that is no candidate yet and no larger than room. An entry that
+// is skipped here may fit another rank, so nextInPool does not move.
 func (k *candidates) addFromPool(s *Snapshot, room int64) int {
 	for i := k.nextInPool; i < len(s.Pool); i++ {
 		if !k.taken[i] && int64(s.Pool[i].Prompt) <= room {
@@ -80,12 +74,11 @@ func (k *candidates) addFromPool(s *Snapshot, room int64) int {
 	return none
 }
 
-// loadOn returns how much load a candidate (an index in all) adds to rank g, in units of 2^-fixedBits tokens.
 func (k *candidates) loadOn(l *loads, candidate int32, g int) int64 {
 	return l.scaled(g, k.all[candidate].load)
 }
 
-// largestRoom returns the largest KV room, in tokens, of the ranks with a free slot; MinInt64: no rank has a free slot.
+// largestRoom is that of the ranks with a free slot, in tokens; MinInt64: there is none.
 func (r *ranks) largestRoom() int64 {
 	largest := int64(math.MinInt64)
 	for _, g := range r.hadSlots {

@@ -6,31 +6,28 @@ import (
 	"evenkeel/dispatcher/subset"
 )
 
-// envelope has the projected load of every rank at each step from 0 (now) to the horizon H, and the largest of these loads at each step
-// (the peaks). The margin of a rank at a step is the peak of the step less the rank's own load. Loads are KV tokens, scaled by the rank's
-// cost per token.
+// envelope has the projected load of every rank at each step from 0 (now) to the horizon H, and the
+// largest of these loads (the peaks). The margin of a rank at a step is the peak less its own load.
+// Loads are KV tokens, scaled by the rank's cost per token.
 type envelope struct {
 	steps      int     // number of projected steps: the horizon H and the present step
 	load       []int64 // projected load of rank g at step h, at the index g*steps+h; P_g(h) in the paper
 	peaks      []int64 // largest load at step h; E(h) in the paper
-	heldTokens []int64 // by rank: KV tokens that it holds now, not scaled by cost
+	heldTokens []int64 // by rank: KV tokens now, not scaled, because they stand for memory and not for step time
 
-	// leastMargin is the smallest margin of each rank over all steps when it was last measured, and leastMarginStep the step of that
-	// margin; notComputed: it must be measured anew. See minMargin.
+	// The smallest margin of each rank over all steps when it was last measured, and its step, or
+	// notComputed.
 	leastMargin     []int64
 	leastMarginStep []int32
 }
 
-// build computes the KV tokens that each rank holds now (heldTokens), its projected load at each step from now to the horizon, and the
-// largest load of any rank at each step (peaks). With horizon 0, only the present step counts. Loads stand for step time, so they are
-// scaled by the rank's cost per token; heldTokens stands for memory, so it is not scaled.
 func (e *envelope) build(s *Snapshot, horizon int) {
 	e.reset(len(s.Workers), horizon+1)
 	for g := range s.Workers {
 		w := &s.Workers[g]
 		loads := e.loadsOf(g)
 		e.heldTokens[g] = w.KVTokens()
-		if horizon == 0 { // no projection: only the present step counts
+		if horizon == 0 {
 			loads[0] = e.heldTokens[g]
 		} else {
 			projectWorker(loads, w)
@@ -43,8 +40,6 @@ func (e *envelope) build(s *Snapshot, horizon int) {
 	}
 }
 
-// reset sizes the lists for n ranks and so many steps, and sets all peaks to 0. It marks the margins of all ranks as not computed, so that
-// minMargin computes them when it is asked.
 func (e *envelope) reset(n, steps int) {
 	e.steps = steps
 	e.load, e.peaks = sized(e.load, n*steps), sized(e.peaks, steps)
@@ -55,8 +50,7 @@ func (e *envelope) reset(n, steps int) {
 	}
 }
 
-// projectWorker writes to dst[h] how many KV tokens a worker will hold h steps from now. Its running requests grow and end (see Project).
-// Others, the KV tokens of other requests, such as those of other proxies, stay at each step.
+// projectWorker is Project for a worker, whose Others stay at each step.
 func projectWorker(dst []int64, w *Worker) {
 	Project(dst, w.Running)
 	if w.Others > 0 {
@@ -66,9 +60,8 @@ func projectWorker(dst []int64, w *Worker) {
 	}
 }
 
-// scale multiplies the loads of a rank by its cost per KV token; a cost of 0 means 1.
 func scale(loads []int64, cost float32) {
-	if cost == 0 || cost == 1 { // the loads stay as they are
+	if cost == 0 || cost == 1 {
 		return
 	}
 	for h, load := range loads {
@@ -76,11 +69,11 @@ func scale(loads []int64, cost float32) {
 	}
 }
 
-// loadsOf returns the projected load of rank g at each step, as a part of e.load that may be changed.
 func (e *envelope) loadsOf(g int) []int64 { return e.load[g*e.steps:][:e.steps] }
 
-// minMargin returns the smallest margin of rank g over all steps. While requests are placed on other ranks, peaks and thereby margins can
-// only rise. So if the margin at the step where it was smallest has not changed, it still is the smallest.
+// minMargin returns the smallest margin of rank g over all steps. While requests are placed on
+// other ranks, margins can only rise. So if the margin at the step where it was smallest has not
+// changed, it still is the smallest.
 func (e *envelope) minMargin(g int) int64 {
 	if at := int(e.leastMarginStep[g]); at != notComputed && e.peaks[at]-e.load[g*e.steps+at] == e.leastMargin[g] {
 		return e.leastMargin[g]
@@ -88,7 +81,6 @@ func (e *envelope) minMargin(g int) int64 {
 	return e.measureMargin(g)
 }
 
-// measureMargin computes the smallest margin of rank g over all steps, and remembers the step at which it was found.
 func (e *envelope) measureMargin(g int) int64 {
 	loads := e.loadsOf(g)
 	least, at, peaks := int64(math.MaxInt64), 0, e.peaks[:len(loads)]
@@ -101,8 +93,7 @@ func (e *envelope) measureMargin(g int) int64 {
 	return least
 }
 
-// margins writes the margin of rank g at each step to dst, which must have room for all steps, and returns dst with this length. The margin
-// is the largest load of the step less the load of the rank.
+// margins needs room for all steps in dst.
 func (e *envelope) margins(g int, dst []int64) []int64 {
 	loads := e.loadsOf(g)
 	dst = dst[:len(loads)]
@@ -112,8 +103,7 @@ func (e *envelope) margins(g int, dst []int64) []int64 {
 	return dst
 }
 
-// addLoad adds a request to the load of rank g at every step, and raises the peaks that the rank exceeds now. size is the KV tokens of the
-// request times the rank's cost, as the loads are, too.
+// addLoad adds size, KV tokens times the rank's cost, at every step, and raises the peaks.
 func (e *envelope) addLoad(g int, size int64) {
 	loads := e.loadsOf(g)
 	peaks := e.peaks[:len(loads)]
@@ -122,10 +112,10 @@ func (e *envelope) addLoad(g int, size int64) {
 		loads[h] = load
 		peaks[h] = max(peaks[h], load)
 	}
-	e.leastMarginStep[g] = notComputed // the margins of rank g may have become smaller, so minMargin must measure them anew
+	e.leastMarginStep[g] = notComputed // the margins may have become smaller
 }
 
-// KVTokens returns the KV tokens that the worker holds: Others, and those of all its requests, even of requests that do not decode yet.
+// KVTokens counts Others, and all requests, even those that do not decode yet.
 func (w *Worker) KVTokens() int64 {
 	tokens := w.Others
 	for i := range w.Running {
@@ -134,10 +124,11 @@ func (w *Worker) KVTokens() int64 {
 	return tokens
 }
 
-// Project writes to dst[h] how many KV tokens the running requests will have h steps from now. Each request grows by one token per step,
-// and is gone after Rhat steps, its predicted end. If its Rhat is unknown or reaches the last step, the request lasts through all steps.
+// Project writes to dst[h] how many KV tokens the running requests will have h steps from now. Each
+// grows by one token per step, and is gone after Rhat steps; without Rhat, it lasts through all
+// steps.
 func Project(dst []int64, running []Request) {
-	const one = 1 << 40 // a sum counts requests in its bits from 40 on, and their tokens in its lower 40 bits
+	const one = 1 << 40 // a sum counts requests in its bits from 40 on, and their tokens below
 	last := len(dst) - 1
 	clear(dst)
 	horizon := float32(last)
@@ -146,7 +137,7 @@ func Project(dst []int64, running []Request) {
 		lastStep := last // last step at which the request still runs
 		if r.Rhat < horizon && r.Rhat > 0 {
 			lastStep = int(r.Rhat)
-			if float32(lastStep) == r.Rhat { // the request ends exactly at this step, so it no longer counts there
+			if float32(lastStep) == r.Rhat { // it ends exactly at this step, so it no longer counts there
 				lastStep--
 			}
 		}

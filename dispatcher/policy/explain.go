@@ -5,33 +5,29 @@ import (
 	"math"
 )
 
-// Unplaced is an entry that the round left without a rank, with the reason in words.
+// Unplaced is an entry that the round left without a rank.
 type Unplaced struct {
 	Entry uint64 `json:"entry"`
 	Why   string `json:"why"`
 }
 
-// limits are the slots and the KV room that a policy may fill, and what its last round kept free or held back.
+// limits are the slots and the KV room that a policy may fill, and what its last round kept free or
+// held back.
 type limits struct {
 	watermark             float64   // share of a rank's KV capacity that is kept empty
 	extraSlots            int32     // entries that a rank may get beyond its free slots
 	sendsAhead            bool      // the policy may fill slots that are not free yet, but probably will be when the KV has been copied
-	reserved, reservedFor int       // indices of the reserved rank, and of the overdue entry for which it is kept free; or none
-	gather                *gather   // entries held back to be sent together; nil: the policy never does this
-	heldBack              *heldBack // entries held back because they would make each step much longer; nil: the policy never does this
+	reserved, reservedFor int       // the reserved rank, and the overdue entry for which it is kept free; or none
+	gather                *gather   // entries held back to be sent together; nil: never
+	heldBack              *heldBack // entries held back because they would make each step much longer; nil: never
 }
 
-// limited is implemented by policies that fill slots and KV room up to limits.
 type limited interface{ limits() limits }
 
-// limits returns which slots and how much KV room the policy may fill, and the rank that its last round reserved. The policy holds no entry
-// back.
 func (p *greedy) limits() limits {
 	return limits{watermark: p.watermark, sendsAhead: p.sendsAhead, reserved: p.ranks.reserved, reservedFor: p.ranks.reservedFor}
 }
 
-// limits returns the same as greedy.limits. With extraSlots, an entry also goes to a rank whose slots are all taken, where the engine
-// queues it.
 func (p *firstCome) limits() limits {
 	return limits{
 		watermark: p.watermark, sendsAhead: p.sendsAhead, extraSlots: p.extraSlots,
@@ -39,8 +35,7 @@ func (p *firstCome) limits() limits {
 	}
 }
 
-// Watermark returns the share of a rank's KV capacity that the policy keeps empty, 0 to 1. An entry that is larger than the rest of the
-// capacity of every rank is never placed.
+// Watermark returns the share of a rank's KV capacity that the policy keeps empty, 0 to 1.
 func Watermark(p Policy) float64 {
 	if l, ok := p.(limited); ok {
 		return l.limits().watermark
@@ -48,21 +43,21 @@ func Watermark(p Policy) float64 {
 	return 0
 }
 
-// SendsAhead says whether the policy may fill a slot that is not free yet, but probably will be when the request's KV has been copied to
-// the rank.
+// SendsAhead says whether the policy may fill a slot that is not free yet, but probably will be
+// when the request's KV has been copied to the rank.
 func SendsAhead(p Policy) bool {
 	l, ok := p.(limited)
 	return ok && l.limits().sendsAhead
 }
 
-// Explain runs one round, and gives the reason for every entry that the policy did not place. It derives the reasons from the snapshot and
-// the result, so that Decide spends no time on them.
+// Explain runs one round, and gives the reason for every entry that was not placed. It derives the
+// reasons from the snapshot and the result, so that Decide spends no time on them.
 func Explain(p Policy, s *Snapshot) ([]Assignment, []Unplaced) {
 	assigned := p.Decide(s, nil)
 	if len(assigned) == len(s.Pool) {
 		return assigned, nil
 	}
-	lim := limits{reserved: none, reservedFor: none} // used for a policy without limits
+	lim := limits{reserved: none, reservedFor: none} // for a policy without limits
 	if withLimits, ok := p.(limited); ok {
 		lim = withLimits.limits()
 	}
@@ -80,13 +75,12 @@ func Explain(p Policy, s *Snapshot) ([]Assignment, []Unplaced) {
 	return assigned, unplaced
 }
 
-// rankLoad is a rank's number of free slots and its KV tokens at the end of a round.
 type rankLoad struct {
 	free int32
 	held int64
 }
 
-// ranksAfter returns, by worker ID, the free slots and the KV tokens that each rank will have when the assignments are bound.
+// ranksAfter returns, by worker ID, what each rank has when the assignments are bound.
 func (s *Snapshot) ranksAfter(assigned []Assignment) map[int32]rankLoad {
 	ranks := make(map[int32]rankLoad, len(s.Workers))
 	for g := range s.Workers {
@@ -104,9 +98,8 @@ func (s *Snapshot) ranksAfter(assigned []Assignment) map[int32]rankLoad {
 	return ranks
 }
 
-// reasonFor returns why an entry was not placed: the first reason that applies. First comes what the policy held back on purpose, then
-// reasons that no round could change, and then what the round has left of slots and room. entry is the entry's index in the pool, and after
-// has the ranks at the end of the round.
+// reasonFor returns the first reason that applies: what was held back on purpose, then what no
+// round could change, then what the round has left.
 func (l limits) reasonFor(s *Snapshot, after map[int32]rankLoad, entry int) string {
 	if reason := l.holdReason(entry); reason != "" {
 		return reason
@@ -120,19 +113,17 @@ func (l limits) reasonFor(s *Snapshot, after map[int32]rankLoad, entry int) stri
 		return fmt.Sprintf("larger than the KV budget of every rank: %d tokens", tokens)
 	case entry == l.reservedFor:
 		return fmt.Sprintf("overdue, but fits no rank with a free slot; worker %d is reserved for it", s.Workers[l.reserved].ID)
-	case !remaining.anySlotBefore: // all slots were taken before the round
+	case !remaining.anySlotBefore:
 		return "no free slot"
 	case remaining.fitsReserved: // without the reservation, the entry could have been placed
 		return fmt.Sprintf("worker %d is reserved for an overdue entry, %d", s.Workers[l.reserved].ID, s.Pool[l.reservedFor].ID)
-	case !remaining.anySlotAfter: // at most the reserved rank has one, and the entry has no room there
+	case !remaining.anySlotAfter: // at most the reserved rank has one
 		return "no free slot left"
 	default:
 		return fmt.Sprintf("fits no rank's room: %d tokens, the largest room beside a free slot is %d", tokens, remaining.largestRoom)
 	}
 }
 
-// holdReason returns why the policy held an entry (an index in the pool) back although a slot was free for it; empty: it did not. gather is
-// for ranks that prefill, and heldBack for ranks that only decode.
 func (l limits) holdReason(entry int) string {
 	if l.gather != nil && l.gather.isHeld(int32(entry)) { // held so that several entries are sent together
 		return fmt.Sprintf("held for a round: it goes in %.3g ms, or sooner with others", l.gather.nextDecisionMs)
@@ -145,20 +136,17 @@ func (l limits) holdReason(entry int) string {
 	return ""
 }
 
-// leftover is what reasonFor must know to say why an entry was not placed: what the ranks that are up had for it before the round (Before)
-// and have after it (After). A rank without a free slot counts as having one if it may get more entries (extraSlots), which its engine
-// queues.
+// leftover is what reasonFor must know of the ranks that are up. A rank that may get more entries
+// than its free slots (extraSlots) counts as having a slot.
 type leftover struct {
-	anyUp         bool  // at least one rank is up
-	fitsIdleRank  bool  // the entry would fit the KV budget of some rank if that rank were idle
+	anyUp         bool
+	fitsIdleRank  bool  // the entry would fit some rank if that rank were idle
 	anySlotBefore bool  // some rank had a slot before the round
-	anySlotAfter  bool  // some rank that is not reserved has a slot after the round
-	largestRoom   int64 // largest KV room, in tokens, of the ranks that are not reserved and have a slot
-	fitsReserved  bool  // the reserved rank has a slot and room for the entry, but is kept free for another entry
+	anySlotAfter  bool  // some rank that is not reserved has a slot after it
+	largestRoom   int64 // largest KV room of these ranks, in tokens
+	fitsReserved  bool  // the reserved rank could take the entry
 }
 
-// leftoverFor returns what the round has left for an entry of so many tokens. The reserved rank counts only in fitsReserved, because it is
-// kept free for another entry.
 func (l limits) leftoverFor(s *Snapshot, after map[int32]rankLoad, tokens int64) leftover {
 	remaining := leftover{largestRoom: math.MinInt64}
 	for g := range s.Workers {
@@ -175,7 +163,7 @@ func (l limits) leftoverFor(s *Snapshot, after map[int32]rankLoad, tokens int64)
 			continue
 		}
 		room := budget
-		if w.Capacity != 0 { // with capacity 0, the budget is unlimited
+		if w.Capacity != 0 { // otherwise the budget is unlimited
 			room -= rankAfter.held
 		}
 		if g == l.reserved {

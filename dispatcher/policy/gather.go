@@ -7,9 +7,9 @@ import (
 	"evenkeel/dispatcher/rounds"
 )
 
-// gather is the part of the evenkeel policy for ranks that prefill and decode. When one rank of a group computes a prompt, the decodes of
-// all its ranks wait. Therefore the policy holds requests back for a short time and sends several together: the ranks then compute their
-// prompts in the same steps, and fewer steps are slow.
+// gather is the part of the evenkeel policy for ranks that prefill and decode. When one rank
+// computes a prompt, the decodes of all ranks wait. Therefore requests are held back for a short
+// time and sent together, so that fewer steps are slow.
 type gather struct {
 	planner        rounds.Planner
 	group          rounds.Group
@@ -17,24 +17,23 @@ type gather struct {
 	poolIndex      []int32 // index in the pool of each element of waiting
 	hits           []rounds.Hit
 	firstSendable  []uint64 // IDs of entries, see HoldReport.First
-	nextDecisionMs float64  // ms, see HoldReport.NextMs
+	nextDecisionMs float64  // see HoldReport.NextMs
 }
 
-// HoldReport is a policy's report about the entries that its last round held back. For ranks that only decode, First is empty, Released
-// false and HeldS 0, even if entries are held back; NextMs and MaxHoldS are set for all ranks.
+// HoldReport tells about the entries that the last round held back. For ranks that only decode,
+// First, Released and HeldS are not set.
 type HoldReport struct {
-	NextMs   float64  // ms after which the policy wants to decide again even if nothing happens; +Inf: only when something happens
-	First    []uint64 // IDs of entries that could have been sent in this round for the first time
+	NextMs   float64  // ms after which the policy wants to decide again even if nothing happens; +Inf: never
+	First    []uint64 // IDs of entries that could have been sent for the first time
 	Released bool     // held requests were sent together; false: at most requests that are urgent or lengthen no step were sent
 	HeldS    float64  // seconds since the first of the entries that are held now could have been sent
-	MaxHoldS float64  // longest time in seconds for which an entry is held; 0: no entry is ever held
+	MaxHoldS float64  // longest time for which an entry is held; 0: no entry is ever held
 }
 
-// HoldReportOf returns what p reports of the entries that its last round held back. A policy that never holds entries back reports NextMs
-// +Inf, and nothing else.
+// HoldReportOf returns NextMs +Inf, and nothing else, for a policy that never holds entries back.
 func HoldReportOf(p Policy) HoldReport {
 	e, ok := p.(*evenkeel)
-	if !ok { // no other policy holds entries back
+	if !ok {
 		return HoldReport{NextMs: math.Inf(1)}
 	}
 	return HoldReport{
@@ -43,27 +42,23 @@ func HoldReportOf(p Policy) HoldReport {
 	}
 }
 
-// reset clears the report of the last round, here and in the planner.
 func (r *gather) reset() {
 	r.firstSendable, r.nextDecisionMs = r.firstSendable[:0], math.Inf(1)
 	r.planner.Forget()
 }
 
-// isHeld says whether the last round held an entry (an index in the pool) back although a slot was free for it. It must be asked only about
-// entries that the round did not send.
+// isHeld says whether the last round held an entry back although a slot was free for it. It must be
+// asked only about entries that the round did not send.
 func (r *gather) isHeld(entry int32) bool {
 	at := slices.Index(r.poolIndex, entry)
 	isCandidate := at >= 0
-	// Since is the time at which a slot was first free for the entry, in s. The time of the snapshot is 0, so earlier times are below
-	// 0; NaN (no slot was free for it yet) is not <= 0.
+	// Since is in s, and the time of the snapshot is 0; NaN (no slot was free for it yet) is not <= 0.
 	slotWasFree := isCandidate && r.waiting[at].Since <= 0
 	return slotWasFree && r.planner.Held() > 0
 }
 
-// decideAggregated decides a round for ranks that prefill and decode. The planner of package rounds chooses which entries are sent now, and
-// to which ranks; it holds the others back. It prefers ranks with a small backlog, the prompt tokens that they have yet to compute. So the
-// score of an assignment is the backlog that its rank had before the round. For HoldReport, decideAggregated also notes when to decide
-// again, and which entries had a slot for the first time.
+// decideAggregated lets the planner choose which entries are sent now. It prefers ranks with a
+// small backlog, so the score of an assignment is the backlog that its rank had before the round.
 func (p *evenkeel) decideAggregated(s *Snapshot, dst []Assignment) []Assignment {
 	gather := &p.gather
 	p.fillGroup(s)
@@ -77,9 +72,9 @@ func (p *evenkeel) decideAggregated(s *Snapshot, dst []Assignment) []Assignment 
 	gather.noteFirstSendable(s, now)
 	for _, pick := range picks {
 		e := &s.Pool[gather.poolIndex[pick.Candidate]]
-		stage := stageSubset // the planner chose for several entries together
+		stage := stageSubset
 		if gather.waiting[pick.Candidate].Urgent {
-			stage = stageGuard // an urgent entry (express or overdue) was sent at once, whatever the others do
+			stage = stageGuard
 		}
 		backlog := gather.group.Ranks[pick.Rank].Backlog
 		dst = append(dst, Assignment{Entry: e.ID, Worker: s.Workers[pick.Rank].ID, Score: float64(backlog), Stage: stage})
@@ -87,20 +82,19 @@ func (p *evenkeel) decideAggregated(s *Snapshot, dst []Assignment) []Assignment 
 	return dst
 }
 
-// noteFirstSendable adds to firstSendable the entries for which the planner has found a slot in this round, and no earlier round had. now
-// is the planner's time of the round.
 func (r *gather) noteFirstSendable(s *Snapshot, now float64) {
 	for i := range r.waiting {
 		at := r.poolIndex[i]
-		sendableBefore := s.Waits[at].HeldMs >= 0     // below 0: no slot was free for the entry in any round before
-		sendableSinceNow := r.waiting[i].Since == now // the planner sets Since when it first finds a rank for a candidate
+		sendableBefore := s.Waits[at].HeldMs >= 0
+		sendableSinceNow := r.waiting[i].Since == now // the planner sets Since when it first finds a rank
 		if sendableSinceNow && !sendableBefore {
 			r.firstSendable = append(r.firstSendable, s.Pool[at].ID)
 		}
 	}
 }
 
-// reserveForOverdue reserves a rank for the first overdue entry that no rank has room for. It shows the planner no slots on this rank.
+// reserveForOverdue reserves a rank for the first overdue entry that no rank has room for, and
+// shows the planner no slots on it.
 func (p *evenkeel) reserveForOverdue(s *Snapshot) {
 	for i := range s.Pool {
 		if !isOverdue(s, &s.Pool[i]) {
@@ -120,12 +114,8 @@ func (p *evenkeel) reserveForOverdue(s *Snapshot) {
 	}
 }
 
-// fillGroup fills in what the planner knows about the group. For each rank, these are its slots, its KV room, the prompt tokens that it has
-// yet to compute (Backlog), and its load at the start of the round. Own is by how many seconds one prompt token lengthens the step of the
-// rank that computes it, and Request is the cost of a request in KV tokens. Two values are means of the last minute, and below 0 if they
-// are not known: NotStarted, the number of requests that waited for their first token, and Rate, how many prompt tokens all ranks together
-// computed per second. fillGroup also counts the requests that decode (Decoding) and all slots (Slots). p.ranks must have the free slots
-// and rooms already.
+// fillGroup fills in what the planner knows about the group. p.ranks must have the free slots and
+// rooms already.
 func (p *evenkeel) fillGroup(s *Snapshot) {
 	group := &p.gather.group
 	*group = rounds.Group{
@@ -137,17 +127,16 @@ func (p *evenkeel) fillGroup(s *Snapshot) {
 		decoding := w.decoding()
 		load := float64(p.loads.initialLoadTokens[i])
 		rank := rounds.Rank{Slots: int(p.ranks.free[i]), Room: p.ranks.room[i], Backlog: w.Backlog, Load: load}
-		if decoding > 0 { // keep room for one mean answer, because running answers grow until one of them ends
+		if decoding > 0 { // room for one mean answer, because running answers grow until one of them ends
 			rank.Room -= int64(s.MeanOutput)
 		}
 		group.Ranks[i] = rank
 		group.Decoding += decoding
-		group.Slots += len(w.Running) + max(0, int(w.Free)) // all slots, taken or free
+		group.Slots += len(w.Running) + max(0, int(w.Free))
 	}
 }
 
-// fillCandidates fills in the entries that the planner chooses from: the oldest requests, at most so many (limit), and all urgent requests,
-// which the planner does not hold back.
+// fillCandidates fills in the oldest requests, at most limit, and all urgent requests.
 func (r *gather) fillCandidates(s *Snapshot, limit int) {
 	noSlotYet, noLimit := math.NaN(), math.Inf(1) // values of Since and Until, as the planner reads them
 	r.waiting, r.poolIndex, r.hits = r.waiting[:0], r.poolIndex[:0], r.hits[:0]
@@ -159,7 +148,7 @@ func (r *gather) fillCandidates(s *Snapshot, limit int) {
 	}
 	for i := range s.Pool {
 		e, d := &s.Pool[i], &s.Waits[i]
-		if int64(e.Prompt) > room { // no rank has room for the entry; as a candidate it could keep a slot free that a younger request can use
+		if int64(e.Prompt) > room { // no rank has room; as a candidate it could keep a slot free that a younger request can use
 			continue
 		}
 		c := rounds.Candidate{Prompt: e.Prompt, Since: noSlotYet, Until: noLimit, Urgent: e.Express || isOverdue(s, e)}
@@ -169,16 +158,16 @@ func (r *gather) fillCandidates(s *Snapshot, limit int) {
 			}
 			limit--
 		}
-		// The planner's time 0 is the time of the snapshot, so times in the past are below 0.
-		if d.HeldMs >= 0 { // a slot was first free for the entry so long ago
+		// The planner's time 0 is the time of the snapshot.
+		if d.HeldMs >= 0 {
 			c.Since = -d.HeldMs / 1000
 		}
-		if d.UrgentInMs > 0 { // the entry becomes urgent in so many ms, and should be sent by then
+		if d.UrgentInMs > 0 {
 			c.Until = d.UrgentInMs / 1000
 		}
 		from := len(r.hits)
 		for _, h := range d.Hits {
-			if g, ok := s.index(h.Worker); ok { // not ok: the hit is on a rank that is not in the snapshot
+			if g, ok := s.index(h.Worker); ok { // not ok: the rank is not in the snapshot
 				r.hits = append(r.hits, rounds.Hit{Rank: int32(g), Tokens: int32(min(max(0, h.Tokens), int(e.Prompt)))})
 			}
 		}

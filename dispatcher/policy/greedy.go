@@ -6,30 +6,31 @@ import (
 	"evenkeel/dispatcher/subset"
 )
 
-// The values of Assignment.Stage: the part of the policy that placed the entry.
+// The values of Assignment.Stage.
 const (
 	stageGuard  uint8 = iota // the starvation guard chose the rank
 	stageSingle              // the policy chose for this entry alone
 	stageSubset              // the policy chose for several entries together
 )
 
-// thetaIsRankCount is the value of theta that stands for the number of workers in the snapshot.
+// thetaIsRankCount stands for the number of workers in the snapshot.
 const thetaIsRankCount = -1
 
-// greedy is the policy of BR-0 and BR-H from the BalanceRoute paper: the rank farthest below the fullest rank takes the entries with the
-// best score F on it, then the next such rank. BR-0 scores the present step only. BR-H scores each step up to a horizon.
+// greedy is the policy of BR-0 and BR-H from the BalanceRoute paper: the rank farthest below the
+// fullest rank takes the entries with the best score F on it, then the next such rank. BR-0 scores
+// the present step only, and BR-H each step up to a horizon.
 type greedy struct {
 	name         string
-	window       int   // how many entries the subset stage chooses from
-	theta        int64 // number of free slots at or below which the subset stage begins; or thetaIsRankCount
-	slotsFirst   bool  // queue=capacity: the rank with the most free slots is next; in a tie, the rank farthest below the fullest
-	longestFirst bool  // order=desc: the longest prompts come first
-	overdueFirst bool  // overdue entries are served first (starvation guard); false in the paper's form
+	window       int   // entries that the subset stage chooses from
+	theta        int64 // free slots at or below which the subset stage begins; or thetaIsRankCount
+	slotsFirst   bool  // queue=capacity: the rank with the most free slots is next, then the one farthest below the fullest
+	longestFirst bool  // order=desc
+	overdueFirst bool  // starvation guard; false in the paper's form
 	maxAgeMs     float32
 	watermark    float64
 	sendsAhead   bool
 
-	lookahead *lookahead // settings that only BR-H has; nil: the policy is BR-0
+	lookahead *lookahead // nil: the policy is BR-0
 
 	ranks     ranks
 	envelope  envelope
@@ -38,15 +39,14 @@ type greedy struct {
 	solver    subset.Solver
 
 	overdueEntries []wait
-	candidates     [subset.MaxItems]int32 // positions in line of the candidates of the subset stage
-	tokens         [subset.MaxItems]int64 // prompt tokens of these candidates, in the same order
+	candidates     [subset.MaxItems]int32 // positions in line, for the subset stage
+	tokens         [subset.MaxItems]int64 // prompt tokens of these candidates
 }
 
 func (p *greedy) Name() string      { return p.name }
 func (p *greedy) Immediate() bool   { return false }
 func (p *greedy) MaxAgeMs() float32 { return p.maxAgeMs }
 
-// Decide runs three stages: it places overdue entries, then one entry at a time while many slots are free, then several entries together.
 func (p *greedy) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	if !p.beginRound(s) {
 		return dst
@@ -57,16 +57,14 @@ func (p *greedy) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	return p.placeSubsets(s, p.placeSingles(s, dst))
 }
 
-// beginRound computes the envelope (the load that each rank will have at each step from now to the horizon), and the free slots and KV room
-// of the ranks. Then it puts the entries in line. It returns false if no slot is free or no entry waits. Without a lookahead, the policy is
-// BR-0, which scores only the present step.
+// beginRound returns false if no slot is free or no entry waits.
 func (p *greedy) beginRound(s *Snapshot) bool {
 	horizon := 0 // only the present step
 	if p.lookahead != nil {
 		horizon = p.lookahead.resolve(s.MeanOutput)
 	}
 	p.envelope.build(s, horizon)
-	p.ranks.load(s, p.envelope.heldTokens, p.watermark, noExtraSlots) // a rank gets no more entries than it has free slots
+	p.ranks.load(s, p.envelope.heldTokens, p.watermark, noExtraSlots)
 	if p.ranks.openSlots == 0 || len(s.Pool) == 0 {
 		return false
 	}
@@ -74,8 +72,8 @@ func (p *greedy) beginRound(s *Snapshot) bool {
 	return true
 }
 
-// placeSingles is stage 1: while more than theta slots are free, each rank takes one entry at a time. theta is a number of slots, or
-// thetaIsRankCount. The stage looks entries up by prompt length, so it first sorts them by length.
+// placeSingles is stage 1: while more than theta slots are free, each rank takes one entry at a
+// time.
 func (p *greedy) placeSingles(s *Snapshot, dst []Assignment) []Assignment {
 	theta := p.theta
 	if theta == thetaIsRankCount {
@@ -90,7 +88,8 @@ func (p *greedy) placeSingles(s *Snapshot, dst []Assignment) []Assignment {
 	return dst
 }
 
-// placeSubsets is stage 2: while slots are free, one rank after the other takes several entries together.
+// placeSubsets is stage 2: while slots are free, one rank after the other takes several entries
+// together.
 func (p *greedy) placeSubsets(s *Snapshot, dst []Assignment) []Assignment {
 	for p.ranks.openSlots > 0 && p.line.waiting > 0 {
 		dst = p.placeSubset(s, dst)
@@ -98,8 +97,8 @@ func (p *greedy) placeSubsets(s *Snapshot, dst []Assignment) []Assignment {
 	return dst
 }
 
-// serveOverdue is stage 0: each entry that has waited too long, the longest wait first, gets the rank on which its score is best. An entry
-// that fits no rank leaves the line. For the first such entry, reserveOnce closes one rank for the rest of the round, so that the rank's KV
+// serveOverdue is stage 0: each overdue entry, the longest wait first, gets the rank on which its
+// score is best. For the first entry that fits no rank, reserveOnce closes a rank, so that its KV
 // room grows from round to round until the entry fits.
 func (p *greedy) serveOverdue(s *Snapshot, dst []Assignment) []Assignment {
 	p.overdueEntries = appendOverdue(s, p.overdueEntries[:0])
@@ -116,13 +115,12 @@ func (p *greedy) serveOverdue(s *Snapshot, dst []Assignment) []Assignment {
 			p.ranks.reserveOnce(s, entry)
 			continue
 		}
-		dst = p.admit(s, dst, rank, position, score, stageGuard) // the starvation guard has chosen the entry
+		dst = p.admit(s, dst, rank, position, score, stageGuard)
 	}
 	return dst
 }
 
-// bestRankFor returns the rank on which an entry of so many tokens has the best score F, and this score; none: no rank has a slot and room
-// for it. In a tie, the rank with the larger margin wins: the rank that is farther below the fullest one.
+// bestRankFor prefers the rank that is farther below the fullest one in a tie.
 func (p *greedy) bestRankFor(s *Snapshot, tokens int64) (best int, bestF float64) {
 	best = none
 	for _, rank := range p.ranks.hadSlots {
@@ -138,7 +136,7 @@ func (p *greedy) bestRankFor(s *Snapshot, tokens int64) (best int, bestF float64
 	return best, bestF
 }
 
-// placeSingle is one step of stage 1: the next rank (see firstRank) takes the entry with the best score on it. If no entry fits, the rank
+// placeSingle lets the next rank take the entry with the best score on it. If none fits, the rank
 // gets no entries in this round.
 func (p *greedy) placeSingle(s *Snapshot, dst []Assignment) []Assignment {
 	g := p.firstRank()
@@ -151,22 +149,18 @@ func (p *greedy) placeSingle(s *Snapshot, dst []Assignment) []Assignment {
 	return p.admit(s, dst, g, position, score, stageSingle)
 }
 
-// bestSingle finds the entry that fits rank g and has the best score; at is its position, an index in the line (from 0). In a tie, the
-// earliest in line wins. The score F rises with the length of the prompt up to a limit (the knee), and does not rise beyond it. Therefore
-// the best prompt is the longest up to the knee or the shortest beyond it.
-//
-// bestSingle looks the prompts up by place: an index in the order by length (sorted). Entries that have left the line keep their places.
-// atOrBefore and atOrAfter return the nearest place whose entry is still in line, and one outside of sorted if there is none. F counts
-// tokens times the rank's cost per token, so lengths are scaled before they are compared with the knee. ok is false if no entry fits.
+// bestSingle finds the entry that fits rank g and has the best score, and returns its position; in
+// a tie, the earliest in line wins. The score rises with the length of the prompt up to the knee,
+// and does not rise beyond it. Therefore the best prompt is the longest up to the knee or the
+// shortest beyond it.
 func (p *greedy) bestSingle(s *Snapshot, g int) (at int32, best float64, ok bool) {
 	cost, knee, room := float64(s.Workers[g].Cost), p.rankScore.Knee(), p.ranks.room[g]
-	// The prompts that fit the rank come first in sorted: fitting is their number, and beyondKnee the place of the first one beyond the
-	// knee.
+	// The prompts that fit the rank come first in sorted; beyondKnee is the place of the first one
+	// beyond the knee.
 	fitting := sort.Search(len(p.line.sorted), func(place int) bool { return p.line.prompt(place) > room })
 	beyondKnee := sort.Search(fitting, func(place int) bool { return subset.Scaled(p.line.prompt(place), cost) > knee })
 
-	// low and high are the places of the longest prompt up to the knee, and of the shortest prompt beyond it. Below 0, there is no low;
-	// from fitting on, there is no high that fits.
+	// low is below 0 if no prompt up to the knee is in line; from fitting on, high fits no more.
 	low, high := p.line.atOrBefore(beyondKnee-1), p.line.atOrAfter(beyondKnee)
 	if low >= 0 {
 		best, ok = p.scoreAt(low, cost), true
@@ -176,21 +170,20 @@ func (p *greedy) bestSingle(s *Snapshot, g int) (at int32, best float64, ok bool
 			best, ok = f, true
 		}
 	}
-	if !ok { // no entry fits the rank
+	if !ok {
 		return 0, 0, false
 	}
-	// Several prompts near the knee may share the best score. The one that is earliest in line wins.
+	// Several prompts near the knee may share the best score.
 	return min(p.earliestUpToKnee(low, cost, best), p.earliestBeyondKnee(high, fitting, cost, best)), best, true
 }
 
-// scoreAt returns the score F of the prompt at this place on the rank for which rankScore is set. cost is the rank's cost per token.
 func (p *greedy) scoreAt(place int, cost float64) float64 {
 	return p.rankScore.F(subset.Scaled(p.line.prompt(place), cost))
 }
 
-// earliestUpToKnee returns the lowest position of the entries in line that have the best score and a prompt up to the knee; the sentinel,
-// which is higher than all positions: no such entry has this score. low is the place of the longest prompt up to the knee that is still in
-// line; -1: there is none. Prompts of equal length are sorted by position, so of each length only the first that is still in line counts.
+// earliestUpToKnee returns the lowest position of the entries up to the knee with the best score;
+// the sentinel, which is higher than all positions: there is none. Of each length, only the first
+// that is still in line counts.
 func (p *greedy) earliestUpToKnee(low int, cost, best float64) int32 {
 	at := p.line.sentinel()
 	for low >= 0 && p.rankScore.Equal(p.scoreAt(low, cost), best) {
@@ -201,12 +194,10 @@ func (p *greedy) earliestUpToKnee(low int, cost, best float64) int32 {
 	return at
 }
 
-// earliestBeyondKnee is earliestUpToKnee for prompts beyond the knee. high is the place of the shortest prompt beyond the knee that is
-// still in line, and fitting the number of prompts that fit the rank.
 func (p *greedy) earliestBeyondKnee(high, fitting int, cost, best float64) int32 {
 	at := p.line.sentinel()
 	for high < fitting && p.rankScore.Equal(p.scoreAt(high, cost), best) {
-		at = min(at, p.line.position(high)) // high is the first place of its length whose entry is in line
+		at = min(at, p.line.position(high))
 		length := p.line.prompt(high)
 		equalCount := sort.Search(len(p.line.sorted)-high, func(i int) bool { return p.line.prompt(high+i) > length })
 		high = p.line.atOrAfter(high + equalCount) // the next longer length
@@ -214,26 +205,25 @@ func (p *greedy) earliestBeyondKnee(high, fitting int, cost, best float64) int32
 	return at
 }
 
-// placeSubset is one step of stage 2: the next rank (see firstRank) takes the best subset of the first entries that fit it, at most window
-// of them. A subset scores its tokens, less a penalty for those beyond the rank's margin: the tokens by which the rank is below the fullest
-// rank. Beyond it, all ranks wait for this rank. If no subset has a score above 0, none is better by the score than placing nothing. But
-// then the rank takes the best single entry anyway, so that no slot stays empty while an entry fits.
+// placeSubset lets the next rank take the best subset of the first entries that fit it, at most
+// window of them. If no score is above 0, it takes the best single entry anyway, so that no slot
+// stays empty while an entry fits.
 func (p *greedy) placeSubset(s *Snapshot, dst []Assignment) []Assignment {
 	g := p.firstRank()
 	n := p.findCandidates(s, g)
-	if n == 0 { // no entry fits, so the rank gets none in this round
+	if n == 0 {
 		p.ranks.closeRank(g)
 		return dst
 	}
 	p.setScore(s, g)
 	best, _ := p.solver.Best(&p.rankScore, subset.Problem{
 		Tokens: p.tokens[:n],
-		Cost:   float64(s.Workers[g].Cost), // scores count tokens times the rank's cost per token
+		Cost:   float64(s.Workers[g].Cost),
 		Cap:    int(p.ranks.free[g]),
 		Limit:  p.ranks.room[g],
 	})
 	if !p.rankScore.Better(best.Score, 0) {
-		best = p.bestOne(s, g, n) // a slot that stays empty would serve no request
+		best = p.bestOne(s, g, n)
 	}
 	for i := range n {
 		if isChosen := best.Mask>>i&1 == 1; isChosen {
@@ -243,8 +233,6 @@ func (p *greedy) placeSubset(s *Snapshot, dst []Assignment) []Assignment {
 	return dst
 }
 
-// findCandidates writes the first entries in line that fit rank g, at most window of them, to p.candidates and p.tokens, and returns their
-// number.
 func (p *greedy) findCandidates(s *Snapshot, g int) (n int) {
 	for pos := p.line.next[p.line.sentinel()]; pos != p.line.sentinel() && n < p.window; pos = p.line.next[pos] {
 		if tokens := int64(s.Pool[p.line.entryAt[pos]].Prompt); tokens <= p.ranks.room[g] {
@@ -255,8 +243,7 @@ func (p *greedy) findCandidates(s *Snapshot, g int) (n int) {
 	return n
 }
 
-// bestOne returns a set that has only the candidate with the best score on rank g; in a tie, the earliest candidate. n is the number of
-// candidates, whose lengths are in p.tokens. setScore must have set p.rankScore to the score of rank g.
+// bestOne takes the earliest candidate in a tie. setScore must have been called for rank g.
 func (p *greedy) bestOne(s *Snapshot, g, n int) (best subset.Set) {
 	for i := range n {
 		f := p.rankScore.F(p.loadOn(s, g, p.tokens[i]))
@@ -267,21 +254,20 @@ func (p *greedy) bestOne(s *Snapshot, g, n int) (best subset.Set) {
 	return best
 }
 
-// rankInTurn is a rank with the values by which firstRank compares it.
 type rankInTurn struct {
 	rank   int
 	free   int32 // free slots
-	margin int64 // how far the rank's load is below the fullest rank's, at the step where this is least
+	margin int64 // margin at the step where it is least
 }
 
-// firstRank returns the rank that takes entries next (see isBefore); in a tie, the lowest ID; none: no rank has a free slot. All ranks are
-// compared each time, because one admission can change the margins of all ranks.
+// firstRank compares all ranks each time, because one admission can change the margins of all
+// ranks.
 func (p *greedy) firstRank() int {
 	first := rankInTurn{rank: none}
 	for _, rank := range p.ranks.hadSlots {
 		g := int(rank)
 		free := p.ranks.free[g]
-		// No slot is left, or the margin need not be computed, because it cannot decide.
+		// No slot is left, or free slots decide, so the margin need not be computed.
 		if free == 0 || p.slotsFirst && free < first.free {
 			continue
 		}
@@ -293,8 +279,6 @@ func (p *greedy) firstRank() int {
 	return first.rank
 }
 
-// isBefore says whether rank a takes entries before rank b: the rank with the larger margin comes first, in a tie the rank with more free
-// slots. With slotsFirst, free slots are compared before margins.
 func (p *greedy) isBefore(a, b rankInTurn) bool {
 	if p.slotsFirst && a.free != b.free {
 		return a.free > b.free
@@ -305,13 +289,12 @@ func (p *greedy) isBefore(a, b rankInTurn) bool {
 	return a.free > b.free
 }
 
-// setScore sets p.rankScore to the score F on rank g, which is prepared to score many candidates there. The margin m is how far the rank is
-// below the fullest rank. Each token of a load that is added to the rank raises F, and each token beyond the margin also lowers it, because
-// all ranks wait for this token.
+// setScore sets p.rankScore to the score F on rank g, where the margin m is how far the rank is
+// below the fullest rank: of the present step for BR-0, and of each step h up to the horizon for
+// BR-H.
 //
-// BR-0: F(load) = load - ranks * max(0, load-m), with the margin of the present step.
-//
-// BR-H: F(load) = sum over each step h up to the horizon of discounts[h] * (alpha*load - beta*max(0, load-m[h])).
+//	BR-0: F(load) = load - ranks * max(0, load-m)
+//	BR-H: F(load) = sum over h of discounts[h] * (alpha*load - beta*max(0, load-m[h]))
 //
 // To score a single entry, scoreOf is faster, because SetBRH sorts the margins first.
 func (p *greedy) setScore(s *Snapshot, g int) {
@@ -324,20 +307,18 @@ func (p *greedy) setScore(s *Snapshot, g int) {
 	p.rankScore.SetBR0(margin, len(s.Workers))
 }
 
-// scoreOf returns the score F of one entry of so many tokens on rank g. For BR-0, F is the load that the entry adds, less the number of
-// ranks times the part above the margin: for each token by which rank g exceeds the fullest rank, all ranks wait. BR-H sums such a score
-// over each step up to the horizon. Unlike setScore, scoreOf prepares nothing for further entries, which would take longer than the one
-// score.
+// scoreOf returns the score F of one entry on rank g, as setScore defines it.
 func (p *greedy) scoreOf(s *Snapshot, g int, tokens int64) float64 {
 	load := p.loadOn(s, g, tokens)
 	if p.lookahead != nil {
 		return p.lookahead.score(&p.envelope, g, load)
 	}
-	margin := p.envelope.minMargin(g) // how far rank g is below the fullest rank
+	margin := p.envelope.minMargin(g)
 	return float64(subset.F0(load, margin, len(s.Workers)))
 }
 
-// equal says whether two scores count as equal: for BR-H apart from rounding errors, for BR-0 exactly.
+// equal says whether two scores count as equal: for BR-H apart from rounding errors, for BR-0
+// exactly.
 func (p *greedy) equal(x, y float64) bool {
 	if p.lookahead != nil {
 		return subset.Equal(x, y)
@@ -345,16 +326,12 @@ func (p *greedy) equal(x, y float64) bool {
 	return x == y
 }
 
-// better says whether score x is larger than y by more than a rounding error, so that rounding never decides.
 func (p *greedy) better(x, y float64) bool { return x > y && !p.equal(x, y) }
 
-// loadOn returns what an entry of so many tokens adds to the load of rank g: the tokens times the rank's cost per token.
 func (p *greedy) loadOn(s *Snapshot, g int, tokens int64) int64 {
 	return subset.Scaled(tokens, float64(s.Workers[g].Cost))
 }
 
-// admit takes an entry out of the line and places it on rank g: the entry takes a slot and KV room there, and its load counts in the
-// envelope, the projected loads of all ranks. position is the entry's position in the line, and stage the part of the policy that chose.
 func (p *greedy) admit(s *Snapshot, dst []Assignment, g int, position int32, score float64, stage uint8) []Assignment {
 	e := &s.Pool[p.line.entryAt[position]]
 	p.line.remove(position)

@@ -5,31 +5,31 @@ import (
 	"slices"
 )
 
-// heldBack holds entries back on ranks that only decode. A long prompt may make one rank much fuller than the others, and then every step
-// is longer for every request. But requests end all the time, so a few steps later a rank may be empty enough to take the prompt without
-// becoming the fullest.
+// heldBack holds entries back on ranks that only decode. A long prompt may make one rank much
+// fuller than the others, and then every step is longer for every request. But requests end all the
+// time, so a few steps later a rank may be empty enough to take it.
 type heldBack struct {
-	isHeld       []bool    // by index in the pool: true if the last round held the entry back; empty: it held no entry back
+	isHeld       []bool    // by index in the pool: held back by the last round; empty: none was
 	count        int       // number of entries that the last round held back
-	stepGrowthMs []float32 // by index in the pool: how many ms longer the entry would have made each step
+	stepGrowthMs []float32 // by index in the pool: by how much the entry would have lengthened each step
 
-	// The fields below are used while holdBack tries which ranks take the entries. Entries that are held back count on no rank.
-	order []int32 // indices of entries in the pool, the longest prompt first
-	loads []int64 // by rank: load in KV tokens, including the entries that it would take
-	slots []int32 // by rank: slots that are free when it has taken these entries
+	// The fields below are used while holdBack tries which ranks take the entries.
+	order []int32 // indices in the pool, the longest prompt first
+	loads []int64 // by rank: load in KV tokens, with the entries that it would take
+	slots []int32 // by rank: slots that are free after these entries
 }
 
-// maxWaitingToHold bounds the work of holdBack. If more entries wait, holdBack holds no entry back.
+// maxWaitingToHold bounds the work of holdBack: with more entries, it holds none back.
 const maxWaitingToHold = 256
 
-// holdCheckSteps is the number of step times after which held entries are looked at again if no step was reported.
+// holdCheckSteps is after how many step times held entries are looked at again if no step was
+// reported.
 const holdCheckSteps = 1.5
 
-// reset drops what the last round held back.
 func (h *heldBack) reset() { h.isHeld, h.count = h.isHeld[:0], 0 }
 
-// reason returns how many ms longer each step would have become without holding this entry (an index in the pool) back. held is false if
-// the last round did not hold it back.
+// reason returns how many ms longer each step would have become if this entry had not been held
+// back.
 func (h *heldBack) reason(entry int) (stepGrowthMs float64, held bool) {
 	if entry >= len(h.isHeld) || !h.isHeld[entry] {
 		return 0, false
@@ -37,24 +37,26 @@ func (h *heldBack) reason(entry int) (stepGrowthMs float64, held bool) {
 	return float64(h.stepGrowthMs[entry]), true
 }
 
-// holdBack decides which entries wait for a later round. It tries the entries on the least loaded ranks, the longest prompt first. An entry
-// is held back if it would make each step longer, and this costs more than its wait. An entry that is express or overdue, or that has
-// waited for p.set.maxHoldS, is never held back. If any entry is held back, holdBack also sets the time after which the policy wants to
-// decide again.
+// holdBack decides which entries wait for a later round. It tries the entries on the least loaded
+// ranks, the longest prompt first. An entry is held back if it would make each step longer, and
+// this costs more than its wait.
 //
-// Both costs are counted in ms that requests wait for a token. If a step becomes longer by x ms, each of the n running requests waits x ms
-// longer in each step. This lasts as long as the rank stays the fullest, assumed to be p.set.holdSteps steps. If the entry is held back for
-// one more step instead, only the entry waits. But an entry that has waited for w steps in vain will probably wait for about as many again,
-// so its wait is counted as 1+w steps. Therefore, the longer an entry has waited, the longer a step it may cause.
+// Both costs are in ms that requests wait for a token. If a step becomes longer by x ms, each of
+// the n running requests waits x ms longer in each step, as long as the rank stays the fullest,
+// assumed to be p.set.holdSteps steps. If the entry is held back for one more step instead, only
+// the entry waits. But an entry that has waited for w steps in vain will probably wait for about as
+// many again, so its wait is counted as 1+w steps.
 //
-// If the other entries take all free slots, nothing is held back: the search then chooses among more entries than there are slots.
+// If the others take all free slots, nothing is held back: the search then chooses among more
+// entries than there are slots.
 func (p *evenkeel) holdBack(s *Snapshot) {
 	stepMs := p.stepMs(s)
 	if !mayHoldBack(p, s, stepMs) {
 		return
 	}
 	h := &p.heldBack
-	running := 0 // requests that wait longer if a step becomes longer
+	// Only requests that decode wait longer if a step becomes longer.
+	running := 0
 	for g := range s.Workers {
 		running += s.Workers[g].decoding()
 	}
@@ -67,7 +69,7 @@ func (p *evenkeel) holdBack(s *Snapshot) {
 			continue
 		}
 		load := h.loads[g] + p.loads.scaled(g, int64(e.Prompt))
-		stepGrowthMs := float64(s.C1Ms) * float64(max(0, load-peak))    // by how much the entry would lengthen each step
+		stepGrowthMs := float64(s.C1Ms) * float64(max(0, load-peak))
 		nextStepMs := float64(s.C0Ms) + float64(s.C1Ms)*float64(peak)   // length of a step without the entry
 		othersLose := stepGrowthMs * p.set.holdSteps * float64(running) // ms of waits if the entry is placed now
 		entryLoses := nextStepMs * (1 + float64(e.WaitMs)/stepMs)       // ms of waits if it is held back
@@ -77,11 +79,11 @@ func (p *evenkeel) holdBack(s *Snapshot) {
 			h.count++
 			continue
 		}
-		h.loads[g] = load // the entry is not held back, so it counts on this rank
+		h.loads[g] = load
 		h.slots[g]--
 		peak = max(peak, load)
 	}
-	if others := int64(len(s.Pool) - h.count); p.ranks.openSlots <= others { // the others take all slots anyway
+	if others := int64(len(s.Pool) - h.count); p.ranks.openSlots <= others {
 		h.reset()
 	}
 	if h.count > 0 {
@@ -89,21 +91,17 @@ func (p *evenkeel) holdBack(s *Snapshot) {
 	}
 }
 
-// mayHoldBack says whether this round may hold entries back: the setting hold is on, the entries are prefilled, there are not too many, and
-// it is known how long a step takes (stepMs) and how much a load lengthens it.
 func mayHoldBack(p *evenkeel, s *Snapshot, stepMs float64) bool {
 	lengthKnown, prefilled := s.C1Ms > 0 && stepMs > 0, !s.Early
 	return p.set.holdSteps != 0 && lengthKnown && prefilled && len(s.Pool) <= maxWaitingToHold
 }
 
-// mayWait says whether an entry may be held back: it has waited for less than the setting max_hold, and is neither express nor overdue.
 func mayWait(p *evenkeel, s *Snapshot, e *Entry) bool {
 	return float64(e.WaitMs) < 1000*p.set.maxHoldS && !e.Express && !isOverdue(s, e)
 }
 
-// prepare makes the fields ready that holdBack changes. It marks no entry as held back. It makes stepGrowthMs long enough, and leaves its
-// values undefined, because they are read only for entries that are held back. It sorts the entries, the longest prompt first and, among
-// equals, the oldest first. Then it copies the loads (in KV tokens) and the free slots that the ranks had before the round.
+// prepare leaves the values of stepGrowthMs undefined, because they are read only for entries that
+// are held back.
 func (h *heldBack) prepare(s *Snapshot, p *evenkeel) {
 	h.isHeld, h.stepGrowthMs = sized(h.isHeld, len(s.Pool)), sized(h.stepGrowthMs, len(s.Pool))
 	clear(h.isHeld)
@@ -118,8 +116,8 @@ func (h *heldBack) prepare(s *Snapshot, p *evenkeel) {
 	h.slots = append(h.slots[:0], p.ranks.free...)
 }
 
-// leastLoadedForHold returns the rank with the smallest load that has a free slot and room for so many tokens; none: there is no such rank.
-// The loads and slots in p.heldBack already count the entries that holdBack has placed so far on trial; the room does not.
+// leastLoadedForHold returns a rank with a free slot and room, or none. The loads and slots in
+// p.heldBack count the entries that holdBack has placed so far on trial; the room does not.
 func (p *evenkeel) leastLoadedForHold(tokens int64) int {
 	h, best := &p.heldBack, none
 	for _, rank := range p.ranks.hadSlots {

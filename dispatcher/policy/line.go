@@ -2,32 +2,34 @@ package policy
 
 import "slices"
 
-// line has the entries that wait in this round, in the order in which they are served. A position is an index in this order, and does not
-// change when entries are removed.
+// line has the entries that wait in this round, in the order in which they are served. A position
+// is an index in this order, and does not change when entries are removed.
 type line struct {
 	entryAt    []int32  // by position: the entry's index in the pool
 	positionOf []int32  // by index in the pool: the entry's position
 	next       []int32  // by position: position of the next entry; position n, the sentinel, comes before the first and after the last
-	prev       []int32  // by position: position of the entry before it
-	waiting    int      // number of entries still in line
+	prev       []int32  // by position
+	waiting    int      // entries still in line
 	keys       []uint64 // reused for sorting, so that build allocates nothing
 
-	// Entries by prompt length, after sortByLength was called. A place is an index in this order: 0 is the shortest prompt.
+	// Entries by prompt length, after sortByLength. A place is an index in this order: 0 is the
+	// shortest prompt.
 	sorted     []uint64 // by place: prompt tokens<<32 | position, ascending
-	placeOf    []int32  // by position: the entry's place
+	placeOf    []int32  // by position
 	firstEqual []int32  // by place: lowest place with a prompt of the same length
-	// skipUp and skipDown lead a search by length past the places whose entries have left the line, to longer and to shorter prompts.
-	// With n places, the elements of skipUp are the places and, as its end, n. The elements of skipDown are the places plus 1 and, as
-	// its end, 0. When the entry at place 3 has left, skipUp[3] is 4, and skipDown[4] is 3, which stands for place 2.
+	// skipUp and skipDown lead a search past the places whose entries have left the line, to longer
+	// and to shorter prompts. With n places, the elements of skipUp are the places and, as its end, n;
+	// those of skipDown are the places plus 1 and, as its end, 0.
 	skipUp, skipDown chain
-	sortedByLength   bool // true if sortByLength was called in this round
+	sortedByLength   bool // sortByLength was called in this round
 }
 
-// chain finds the next element that was not removed (a union-find structure). The value of an element is the element itself while it is
-// present, else an element nearer to the end of the chain, where the search goes on. The end is never removed.
+// chain finds the next element that was not removed (a union-find structure). The value of an
+// element is the element itself while it is present, else one nearer to the end of the chain, which
+// is never removed.
 type chain []int32
 
-// find returns the first element that is present, from i on. It halves the path that it walks, so that later searches are faster.
+// find halves the path that it walks, so that later searches are faster.
 func (c chain) find(i int32) int32 {
 	for c[i] != i {
 		c[i] = c[c[i]]
@@ -36,9 +38,8 @@ func (c chain) find(i int32) int32 {
 	return i
 }
 
-// build puts all entries of the pool in line: in order of arrival or, if longestFirst, the longest prompts first. The positions are linked
-// in a ring, so that an entry can leave the line without moving others. The entries are not sorted by length yet; sortByLength does that if
-// it is needed.
+// build puts all entries in line: in order of arrival or, if longestFirst, the longest prompts
+// first. The positions are linked in a ring.
 func (l *line) build(pool []Entry, longestFirst bool) {
 	n := len(pool)
 	l.entryAt, l.positionOf = sized(l.entryAt, n), sized(l.positionOf, n)
@@ -55,7 +56,7 @@ func (l *line) build(pool []Entry, longestFirst bool) {
 		l.positionOf[entry] = int32(position)
 		l.next[position], l.prev[position] = int32(position)+1, int32(position)-1
 	}
-	if n == 0 { // an empty line: the sentinel is its own neighbour
+	if n == 0 { // the sentinel is its own neighbour
 		l.next[0], l.prev[0] = 0, 0
 		return
 	}
@@ -63,11 +64,11 @@ func (l *line) build(pool []Entry, longestFirst bool) {
 	l.next[n], l.prev[n] = 0, int32(n)-1
 }
 
-// putLongestFirst sets entryAt so that the longest prompts come first. Prompts of the same length stay in order of arrival.
+// Prompts of the same length stay in order of arrival.
 func (l *line) putLongestFirst(pool []Entry) {
 	l.keys = sized(l.keys, len(pool))
 	for i := range pool {
-		// The length is inverted, because the longest prompt must have the smallest key. The low bits have the index.
+		// The length is inverted, because the longest prompt must have the smallest key.
 		l.keys[i] = uint64(^uint32(pool[i].Prompt))<<32 | uint64(i)
 	}
 	slices.Sort(l.keys)
@@ -76,24 +77,21 @@ func (l *line) putLongestFirst(pool []Entry) {
 	}
 }
 
-// sentinel returns the position before the first entry, which no entry has. A walk along next begins and ends there.
+// sentinel is the position where a walk along next begins and ends.
 func (l *line) sentinel() int32 { return int32(len(l.entryAt)) }
 
-// remove takes the entry at position p out of the line; all other positions stay the same. If the entries are also sorted by length,
-// searches by length then skip its place in this order (see skipUp and skipDown).
 func (l *line) remove(p int32) {
 	l.next[l.prev[p]], l.prev[l.next[p]] = l.next[p], l.prev[p]
 	l.waiting--
 	if l.sortedByLength {
 		place := l.placeOf[p]
 		l.skipUp[place] = place + 1 // from this place to the one above it
-		l.skipDown[place+1] = place // from the element of this place to the element of the place below it
+		l.skipDown[place+1] = place // from the element of this place to that of the place below it
 	}
 }
 
-// sortByLength sorts the entries that are still in line by the length of their prompts, so that bestSingle can look them up by length.
-// Entries of the same length stay in the order of their positions. Entries that leave the line later keep their places, and skipUp and
-// skipDown then lead searches past them.
+// sortByLength sorts the entries that are still in line. Entries of the same length stay in order.
+// Entries that leave the line later keep their places.
 func (l *line) sortByLength(pool []Entry) {
 	l.sorted = l.sorted[:0]
 	for p := l.next[l.sentinel()]; p != l.sentinel(); p = l.next[p] {
@@ -116,14 +114,13 @@ func (l *line) sortByLength(pool []Entry) {
 	l.sortedByLength = true
 }
 
-// prompt returns how many prompt tokens the entry at this place has.
 func (l *line) prompt(place int) int64 { return int64(l.sorted[place] >> 32) }
 
-// position returns the position in line of the entry at this place.
 func (l *line) position(place int) int32 { return int32(uint32(l.sorted[place])) }
 
-// atOrAfter returns the first place, from the given one on, whose entry is still in line; len(sorted): there is none.
+// atOrAfter returns the first place, from the given one on, whose entry is still in line;
+// len(sorted): none.
 func (l *line) atOrAfter(place int) int { return int(l.skipUp.find(int32(place))) }
 
-// atOrBefore returns the last place, up to the given one, whose entry is still in line; -1: there is none.
+// atOrBefore returns the last place, up to the given one, whose entry is still in line; -1: none.
 func (l *line) atOrBefore(place int) int { return int(l.skipDown.find(int32(place)+1)) - 1 }

@@ -6,15 +6,15 @@ import (
 	"evenkeel/dispatcher/subset"
 )
 
-// fixedBits is the number of binary places of loads: they are whole numbers of 2^-20 KV tokens. Sums of whole numbers are exact in whatever
-// order they are added. An int64 has room for 2^31 tokens on each rank of a group of 1024 ranks.
+// fixedBits is the number of binary places of loads: they are whole numbers of 2^-20 KV tokens,
+// whose sums are exact in whatever order they are added. An int64 has room for 2^31 tokens on each
+// rank of a group of 1024 ranks.
 const fixedBits = 20
 
-// inTokens converts a load from units of 2^-fixedBits KV tokens to KV tokens.
 func inTokens(load int64) float64 { return math.Ldexp(float64(load), -fixedBits) }
 
-// Cost returns the cost of the loads of a group (J in the BalanceRoute paper): by how many KV tokens the ranks are below the fullest rank,
-// summed over all ranks.
+// Cost returns by how many KV tokens the ranks are below the fullest rank, summed over all ranks (J
+// in the BalanceRoute paper).
 func Cost(loads []float64) float64 {
 	var largest, sum float64
 	for _, load := range loads {
@@ -24,54 +24,49 @@ func Cost(loads []float64) float64 {
 	return float64(len(loads))*largest - sum
 }
 
-// tokensSaved returns by how many KV tokens the cost (see Cost) falls if a candidate is placed: its load, less the number of ranks times
-// the rise of the largest load (the peak). The load brings its rank closer to the fullest rank, but each rise of the peak leaves every rank
-// farther below it. candidateLoad is the load on a rank of cost 1: with the load on its own rank, a candidate would score higher the slower
-// this rank is. The arguments are in units of 2^-fixedBits tokens.
+// tokensSaved returns by how many KV tokens the cost falls if a candidate is placed: its load
+// brings its rank closer to the fullest rank, but each rise of the largest load (the peak) leaves
+// every rank farther below it. candidateLoad is that on a rank of cost 1: otherwise, a candidate
+// would score higher the slower its rank is. The arguments are in units of 2^-fixedBits tokens.
 func (l *loads) tokensSaved(candidateLoad, peakWith, peakWithout int64) float64 {
 	rankCount := int64(len(l.load))
 	return inTokens(candidateLoad - rankCount*(peakWith-peakWithout))
 }
 
-// growthShare is how far a running request is expected to grow, as a share of the mean answer length.
+// growthShare is how far a running request is expected to grow, as a share of the mean answer.
 const growthShare = 0.25
 
-// loads has the loads of all ranks in a round. It keeps the three largest loads ready, because the search often asks for the largest load
-// of all ranks but two.
+// loads has the loads of all ranks in a round, and the three largest ones, because the search often
+// asks for the largest load of all ranks but two.
 type loads struct {
 	load              []int64    // by rank: load with the growth of its requests, scaled by its cost, in units of 2^-fixedBits tokens
 	top               [3]topLoad // the three largest loads, the largest first
 	cost              []float32  // by rank: step time per KV token, as a multiple of the group's mean
-	heldTokens        []int64    // by rank: KV tokens when the round began, not scaled by cost
-	initialLoadTokens []int64    // by rank: load when the round began, in KV tokens scaled by cost: KV and requests, without growth
+	heldTokens        []int64    // by rank: KV tokens when the round began, not scaled
+	initialLoadTokens []int64    // by rank: KV and requests when the round began, in KV tokens scaled by cost, without growth
 
-	// extraPerRequest is how many KV tokens each request counts for in load, in addition to those that it holds: requestWeight, and the
-	// tokens that it is expected to add. The latter count because a rank with many short requests grows faster than a rank with a few
-	// long ones.
+	// extraPerRequest is requestWeight, and the tokens that a request is expected to add. These count
+	// because a rank with many short requests grows faster than a rank with a few long ones.
 	extraPerRequest int64
-	requestWeight   int64 // KV tokens that each request counts for in addition to those that it holds, because it lengthens each step
+	requestWeight   int64 // KV tokens that each request counts for, because it lengthens each step
 
 	smoothed smoothedPeak
 }
 
-// topLoad is one of the largest loads, with the rank that has it.
 type topLoad struct {
 	load int64
 	rank int32
 }
 
-// build computes two loads of each rank from a snapshot, both scaled by the rank's cost. initialLoadTokens is what lengthens a step now:
-// the KV that the rank holds and, for each request, requestWeight. It is in whole KV tokens. load also has the tokens that each request is
-// expected to add: the share growthShare of the mean answer. The search adds to load and subtracts from it all the time, so load is in
-// units of 2^-fixedBits tokens, in which sums are exact. build also finds the three largest loads (top), and drops the smoothed peak of the
-// last round, which startSmoothing sets when a search begins.
+// build computes the loads from a snapshot. It drops the smoothed peak of the last round, which
+// startSmoothing sets when a search begins.
 func (l *loads) build(s *Snapshot, requestWeight int64) {
 	n := len(s.Workers)
 	l.load, l.cost = sized(l.load, n), sized(l.cost, n)
 	l.heldTokens, l.initialLoadTokens = sized(l.heldTokens, n), sized(l.initialLoadTokens, n)
-	expectedGrowth := int64(s.MeanOutput * growthShare) // tokens that a running request is expected to add
+	expectedGrowth := int64(s.MeanOutput * growthShare)
 	l.requestWeight, l.extraPerRequest = requestWeight, expectedGrowth+requestWeight
-	l.smoothed = smoothedPeak{} // no search has begun yet
+	l.smoothed = smoothedPeak{}
 	for g := range s.Workers {
 		w := &s.Workers[g]
 		l.cost[g] = w.Cost
@@ -86,10 +81,8 @@ func (l *loads) build(s *Snapshot, requestWeight int64) {
 	l.rescan()
 }
 
-// scaled returns the load of so many KV tokens on rank g: the tokens times the rank's cost per token.
 func (l *loads) scaled(g int, tokens int64) int64 { return subset.Scaled(tokens, float64(l.cost[g])) }
 
-// rescan finds the three largest loads anew, with a look at all ranks.
 func (l *loads) rescan() {
 	l.top = [3]topLoad{{0, none}, {0, none}, {0, none}}
 	for g, load := range l.load {
@@ -97,7 +90,8 @@ func (l *loads) rescan() {
 	}
 }
 
-// offerToTop puts a load into top if it is one of the three largest. The rank must not be in top already.
+// offerToTop puts a load into top if it is one of the three largest. Its rank must not be in top
+// already.
 func (l *loads) offerToTop(e topLoad) {
 	for i := range l.top {
 		if e.load > l.top[i].load {
@@ -106,8 +100,6 @@ func (l *loads) offerToTop(e topLoad) {
 	}
 }
 
-// changeLoad adds change to the load of rank g, and updates the three largest loads and the smoothed peak. The smoothed peak is a weighted
-// mean of the largest load and a power mean of all loads; only the term of the power mean is stored.
 func (l *loads) changeLoad(g int, change int64) {
 	before := l.load[g]
 	l.load[g] += change
@@ -117,26 +109,26 @@ func (l *loads) changeLoad(g int, change int64) {
 		if l.top[i].rank != e.rank {
 			continue
 		}
-		if change < 0 { // the load may now be smaller than a load that is not in top, so look at all ranks
+		if change < 0 { // the load may now be smaller than one that is not in top
 			l.rescan()
 			return
 		}
-		// The load has risen. Remove the rank from top, so that offerToTop can insert it at its new position.
+		// The load has risen, and offerToTop inserts it at its new position.
 		copy(l.top[i:], l.top[i+1:])
 		l.top[len(l.top)-1] = topLoad{0, none}
 	}
 	l.offerToTop(e)
 }
 
-// peak is the largest present load of a rank, with the expected growth of its requests.
+// peak includes the expected growth of the requests.
 func (l *loads) peak() int64 { return l.top[0].load }
 
-// presentSmoothedPeak returns the smoothed peak (see the type smoothedPeak) of the present loads.
 func (l *loads) presentSmoothedPeak() int64 {
 	return l.smoothed.value(l.peak(), l.smoothed.powerMeanTerm)
 }
 
-// fullest returns the largest load when the round began, in KV tokens, without expected growth. It determines how long a step takes now.
+// fullest returns the largest load when the round began, in KV tokens, which determines how long a
+// step takes now.
 func (l *loads) fullest() (largest int64) {
 	for _, load := range l.initialLoadTokens {
 		largest = max(largest, load)
@@ -144,14 +136,15 @@ func (l *loads) fullest() (largest int64) {
 	return largest
 }
 
-// otherLoads has the two largest loads of all ranks except one, and which rank has the largest. If the loads of the excepted rank and of
-// one more rank change, the new largest load of the group follows from these values, without a look at all ranks.
+// otherLoads has the two largest loads of all ranks except one. If the load of that rank and of one
+// more change, the new peak follows without a look at all ranks.
 type otherLoads struct {
 	largest, second int64
 	largestRank     int32
 }
 
-// without returns the two largest loads of all ranks but g. Both are in top, because at most one of its three loads is that of g.
+// without returns the two largest loads of all ranks but g. Both are in top, because at most one of
+// its three loads is that of g.
 func (l *loads) without(g int) otherLoads {
 	first, second, third := l.top[0], l.top[1], l.top[2]
 	switch int32(g) {
@@ -163,7 +156,6 @@ func (l *loads) without(g int) otherLoads {
 	return otherLoads{first.load, second.load, first.rank}
 }
 
-// largestWithout returns the largest load of all ranks except two: the rank that otherLoads leaves out already, and rank b.
 func (r *otherLoads) largestWithout(b int) int64 {
 	if r.largestRank == int32(b) {
 		return r.second
@@ -171,20 +163,19 @@ func (r *otherLoads) largestWithout(b int) int64 {
 	return r.largest
 }
 
-// smoothedPeak computes the value that the search lowers in place of the largest load: a weighted mean of the largest load and, with the
-// weight kappa, of the power mean of all loads, the eighth root of the mean of their eighth powers. The fullest ranks dominate the power
-// mean, but it also changes if only the other ranks change. It is replaced by its tangent at the loads with which the search begins: with
-// the tangent, the effect of a move is a sum over the ranks whose loads it changes.
+// smoothedPeak is what the search lowers in place of the largest load: a weighted mean of the
+// largest load and, with the weight kappa, of the power mean of all loads, (sum of eighth powers /
+// n)^(1/8). The fullest ranks dominate the power mean, but it also changes if only others change.
+// It is replaced by its tangent at the loads with which the search begins: the effect of a move is
+// then a sum over the ranks whose loads it changes.
 type smoothedPeak struct {
 	kappa         float64
-	slope         float64 // rise of powerMeanTerm when the eighth power of a load rises by 1
-	powerMeanTerm float64 // kappa times the power mean, computed by its tangent
+	slope         float64 // rise of powerMeanTerm per rise of an eighth power by 1
+	powerMeanTerm float64 // kappa times the power mean, by its tangent
 }
 
-// startSmoothing prepares the smoothed peak for a search: a weighted mean of the largest load and, with the weight kappa, of a power mean
-// of all n loads. The power mean is (power/n)^(1/8), where power is the sum of the eighth powers of the loads. It stands for the largest
-// load, but also changes if only other loads change. The search computes it by its tangent at the present loads. powerMeanTerm is kappa
-// times the power mean now, and slope its derivative with respect to power. If all loads are 0, both stay 0.
+// startSmoothing computes the tangent at the present loads. If all loads are 0, slope and
+// powerMeanTerm stay 0.
 func (l *loads) startSmoothing(kappa float64) {
 	l.smoothed = smoothedPeak{kappa: kappa}
 	power := 0.0
@@ -198,19 +189,16 @@ func (l *loads) startSmoothing(kappa float64) {
 	}
 }
 
-// value returns the weighted mean of peak, with weight 1-kappa, and the power mean, with weight kappa. powerMeanTerm is kappa times the
-// power mean. If the search begins with loads of a few tokens, the tangent makes powerMeanTerm huge for large loads, so the result is at
-// most 2^52: its product with 1024 ranks still fits an int64.
+// value is at most 2^52, because its product with 1024 ranks must fit an int64: if the search
+// begins with loads of a few tokens, the tangent makes powerMeanTerm huge for large loads.
 func (m *smoothedPeak) value(peak int64, powerMeanTerm float64) int64 {
 	return int64(math.Round(min((1-m.kappa)*float64(peak)+powerMeanTerm, 1<<52)))
 }
 
-// powerMeanRise returns by how much powerMeanTerm rises when the load of one rank changes; below 0: it falls.
 func (m *smoothedPeak) powerMeanRise(from, to int64) float64 {
 	return m.slope * (eighthPower(to) - eighthPower(from))
 }
 
-// eighthPower returns the eighth power of x, by squaring it three times.
 func eighthPower(x int64) float64 {
 	f := float64(x)
 	f *= f

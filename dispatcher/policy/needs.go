@@ -2,27 +2,26 @@ package policy
 
 import "math"
 
-// Requirements says which optional parts of a Snapshot a policy reads. The board or the simulator fills them in. A policy that does not get
-// them still works, but decides worse.
+// Requirements says which optional parts of a Snapshot a policy reads. Without them, it still
+// works, but decides worse.
 type Requirements struct {
-	// Predictor is the kind of predictor that sets Request.Rhat: none, survival, exact or, only in simulations, oracle. Empty: the
+	// Predictor sets Request.Rhat: none, survival, exact or, only in simulations, oracle. Empty: the
 	// policy does not read Rhat, and the next four fields have no meaning.
 	Predictor       string
 	Horizon         int     // horizon H of Rhat, in decode steps; when it changes, every running request is predicted anew
 	Tau             float64 // least probability of an end within the horizon; below it, Rhat is H (see predictor.Rules)
-	Every           int     // number of tokens after which a running request is predicted anew
-	DecrementAnchor bool    // Rhat counts down with each token even if it is H because of Tau, as in the paper; see predictor.Rules
+	Every           int     // tokens after which a running request is predicted anew
+	DecrementAnchor bool    // Rhat counts down even if it is H because of Tau, as in the paper
 
-	MeanOutput bool // the policy reads Snapshot.MeanOutput
+	MeanOutput bool
 }
 
-// hasRequirements is implemented by policies that read optional parts of a Snapshot.
 type hasRequirements interface {
 	requirements(meanOutput float64) Requirements
 }
 
-// RequirementsOf returns what p reads. meanOutput is Snapshot.MeanOutput of the next round (0: unknown), from which a policy with horizon
-// auto computes its horizon.
+// RequirementsOf returns what p reads. meanOutput is Snapshot.MeanOutput of the next round (0:
+// unknown), from which a horizon auto follows.
 func RequirementsOf(p Policy, meanOutput float64) Requirements {
 	if n, ok := p.(hasRequirements); ok {
 		return n.requirements(meanOutput)
@@ -30,8 +29,7 @@ func RequirementsOf(p Policy, meanOutput float64) Requirements {
 	return Requirements{}
 }
 
-// Held returns how many entries p's last decision held back although a slot was free for them. Ranks that prefill get such entries later
-// and together; other ranks get them later because they would make each step much longer now.
+// Held returns how many entries p's last decision held back although a slot was free for them.
 func Held(p Policy) int {
 	if e, ok := p.(*evenkeel); ok {
 		return e.gather.planner.Held() + e.heldBack.count
@@ -39,12 +37,12 @@ func Held(p Policy) int {
 	return 0
 }
 
-// auto is the value of a setting that the policy computes itself: horizon and gamma from the mean output, age_weight from the loads.
+// auto is the value of a setting that the policy computes itself.
 const auto = -1
 
-// ageWeightFor returns how many KV tokens each step of waiting takes off the cost of placing an entry. For auto, these are the KV tokens
-// that a request holds on average, divided by ageDivisor: a fixed weight would count the wait too much if prompts are short, and too little
-// if they are long.
+// ageWeightFor returns how many KV tokens each step of waiting takes off the cost of placing an
+// entry. For auto, it follows from the mean KV tokens of a request: a fixed weight would count the
+// wait too much if prompts are short, and too little if they are long.
 func ageWeightFor(weight float64, s *Snapshot) float64 {
 	if weight != auto {
 		return weight
@@ -54,7 +52,7 @@ func ageWeightFor(weight float64, s *Snapshot) float64 {
 		tokens += s.Workers[i].KVTokens()
 		requests += len(s.Workers[i].Running)
 	}
-	if requests == 0 { // no rank has a request, so take the mean of the waiting entries
+	if requests == 0 { // no rank has a request, so the waiting entries count
 		for i := range s.Pool {
 			tokens += int64(s.Pool[i].Prompt)
 		}
@@ -63,16 +61,17 @@ func ageWeightFor(weight float64, s *Snapshot) float64 {
 	return float64(tokens) / float64(max(1, requests)) / ageDivisor
 }
 
-// ageDivisor is by what the mean KV tokens of a request are divided to get the weight of one step of waiting: about 15 tokens in Azure's
-// trace of conversations, and 160 in Mooncake's. A weight that is a third larger or smaller changed the idle time in these traces by a few
-// tenths of a percentage point.
+// ageDivisor makes a step of waiting worth about 15 tokens in Azure's trace of conversations, and
+// 160 in Mooncake's. A weight that is a third larger or smaller changed the idle time in these
+// traces by a few tenths of a percentage point.
 const ageDivisor = 80
 
-// maxHorizon is the longest horizon that a user may set, in decode steps. It bounds the memory of a policy.
+// maxHorizon bounds the memory of a policy, in decode steps.
 const maxHorizon = 512
 
-// horizonFor returns the horizon in decode steps. For auto, it is a quarter of the mean output, from 1 to longestAuto: if answers are
-// short, most running requests will have ended before a long horizon. meanOutput is in tokens; 0: unknown.
+// horizonFor returns the horizon in decode steps. For auto, it is a quarter of the mean output: if
+// answers are short, most running requests will have ended before a long horizon. meanOutput is in
+// tokens; 0: unknown.
 func horizonFor(horizon int, meanOutput float64) int {
 	if horizon != auto {
 		return horizon
@@ -85,9 +84,8 @@ func horizonFor(horizon int, meanOutput float64) int {
 
 const longestAuto = 80 // longest horizon of auto, in decode steps; also used if the mean output is unknown
 
-// gammaFor returns the factor by which each future step weighs less in a score than the step before it. With a factor of 1-1/n, the weights
-// of all steps add up to n. For auto, n is a fifteenth of the mean output, but at least 2 and at most 20. It is 20 if the mean output is
-// not known.
+// gammaFor returns the factor by which each step weighs less than the one before. With a factor of
+// 1-1/n, the weights of all steps add up to n. For auto, n is a fifteenth of the mean output.
 func gammaFor(gamma, meanOutput float64) float64 {
 	if gamma != auto {
 		return gamma

@@ -1,21 +1,20 @@
 package policy
 
-// pair is by how much the cost changes if one candidate is placed on one rank. The cost is the number of ranks times the largest load (the
-// peak), less the loads and the wait credits of the placed candidates. A pair is kept while other candidates are placed, and may then be
-// out of date.
+// pair is by how much the cost changes if one candidate is placed on one rank. It is kept while
+// other candidates are placed, and may then be out of date.
 type pair struct {
 	change         int64
 	computedAtRise int64 // rise of the peak, since bestPair began, when change was computed; notComputed: change is not valid
 }
 
-const notComputed = -1 // stands for a value that must be computed before it is used
+const notComputed = -1
 
-// bestPair places the candidates with the indices from `from` to `to`-1. Again and again, it takes the candidate and the rank that change
-// the cost least. In a tie, it takes the rank with the smallest load: a rank that is filled while others are empty would soon become the
-// fullest. pairs keeps the changes of the cost that were computed, so that bestRank computes only a few anew.
+// bestPair takes the candidate and the rank that change the cost least, again and again. In a tie,
+// it takes the rank with the smallest load: a rank that is filled while others are empty would soon
+// become the fullest.
 func (p *evenkeel) bestPair(from, to int) {
 	ranks := len(p.loads.load)
-	pairs := sized(p.start.pairs, (to-from)*ranks) // the pairs of the first candidate with each rank, then those of the next candidate
+	pairs := sized(p.start.pairs, (to-from)*ranks) // the pairs of the first candidate with each rank, then those of the next
 	p.start.pairs = pairs
 	for i := range pairs {
 		pairs[i].computedAtRise = notComputed
@@ -32,24 +31,22 @@ func (p *evenkeel) bestPair(from, to int) {
 				candidate, rank, least = i, g, change
 			}
 		}
-		if candidate == none { // no candidate fits any rank
+		if candidate == none {
 			return
 		}
 		before := p.loads.peak()
 		p.placeOn(int32(candidate), rank)
 		peakRise += p.loads.peak() - before
-		// The load of this rank has changed, so its pairs with all candidates must be computed anew. For all other pairs, only the
-		// peak may have changed, and pair.leastNow tells by its rise how low they can be now.
+		// The load of this rank has changed. For all other pairs, only the peak may have changed, and
+		// pair.leastNow tells how low they can be now.
 		for i := rank; i < len(pairs); i += ranks {
 			pairs[i].computedAtRise = notComputed
 		}
 	}
 }
 
-// bestRank returns the rank on which a candidate changes the cost least, and this change; none: the candidate fits no rank. In a tie, the
-// rank with the smaller load wins. candidate is an index in p.candidates.all, pairs has the pair of the candidate with each rank, and
-// peakRise is the rise of the peak (the largest load) since bestPair began. If the peak has risen since a pair was computed, bestRank
-// computes it anew, except if its change cannot have become low enough to be the least (leastNow).
+// bestRank returns the rank on which a candidate changes the cost least, or none. It computes a
+// pair anew, except if its change cannot have become the least (leastNow).
 func (p *evenkeel) bestRank(candidate int32, pairs []pair, peakRise int64) (best int, least int64) {
 	l := &p.loads
 	tokens, rankCount := p.candidates.all[candidate].tokens, int64(len(l.load))
@@ -60,7 +57,7 @@ func (p *evenkeel) bestRank(candidate int32, pairs []pair, peakRise int64) (best
 			continue
 		}
 		known := &pairs[g]
-		if known.computedAtRise != peakRise { // out of date
+		if known.computedAtRise != peakRise {
 			if known.computedAtRise != notComputed && best != none && known.leastNow(rankCount, peakRise) > least {
 				continue
 			}
@@ -73,16 +70,15 @@ func (p *evenkeel) bestRank(candidate int32, pairs []pair, peakRise int64) (best
 	return best, least
 }
 
-// leastNow returns the least value that the change can have now, if it was computed before the peak rose further. A placement costs the
-// number of ranks times the rise of the peak that it causes. If the peak has risen by x without it, the placement causes a rise that is
-// smaller by at most x.
+// leastNow returns the least value that the change can have now. If the peak has risen by x without
+// the placement, the placement causes a rise that is smaller by at most x.
 func (k *pair) leastNow(rankCount, peakRise int64) int64 {
 	return k.change - rankCount*(peakRise-k.computedAtRise)
 }
 
-// costChangeOf returns by how much the cost changes if a candidate is placed on rank g now. The peak follows from the load that the
-// candidate has on this rank (loadOn), which is scaled by the rank's cost. The load that is subtracted (c.load) is that on a rank of cost
-// 1, so that no rank gains by being slow.
+// costChangeOf returns by how much the cost changes if a candidate is placed on rank g now. The
+// peak follows from its load on this rank, scaled by the rank's cost. The load that is subtracted
+// is that on a rank of cost 1, so that no rank gains by being slow.
 func costChangeOf(p *evenkeel, candidate int32, g int) int64 {
 	l, c := &p.loads, &p.candidates.all[candidate]
 	peakWith := max(l.peak(), l.load[g]+p.candidates.loadOn(l, candidate, g))

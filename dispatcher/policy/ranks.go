@@ -8,29 +8,28 @@ import (
 	"evenkeel/dispatcher/subset"
 )
 
-// none is the index that stands for no rank or no entry.
+// none stands for no rank or no entry.
 const none = -1
 
-// ranks has the slots and the KV room that the workers of a snapshot still have in this round. Its lists are by rank, in the order of
-// Snapshot.Workers.
+// ranks has the slots and the KV room that the workers still have in this round, by rank, in the
+// order of Snapshot.Workers.
 type ranks struct {
 	free      []int32 // slots left; 0 also if the rank gets no more entries in this round
-	room      []int64 // KV tokens that still fit under the rank's budget (KVBudget); below 0: the rank holds more than its budget
+	room      []int64 // KV tokens that still fit under KVBudget; below 0: the rank holds more
 	openSlots int64   // sum of free over all ranks
 	hadSlots  []int32 // ranks that had slots when the round began, ascending; often few, so searches look only at these
 
-	watermark     float64 // share of a rank's KV capacity that is kept empty
-	mostRoomOfAll bool    // reserveOnce takes the rank with the most room even if the entry would not fit it when idle
+	watermark     float64 // share of the KV capacity that is kept empty
+	mostRoomOfAll bool    // reserveOnce takes the rank with the most room even if the entry never fits it, see newBR0
 
 	reserved    int // rank that gets no more entries, so that it empties for an overdue entry; or none
-	reservedFor int // index in the pool of the overdue entry for which the rank is reserved; or none
+	reservedFor int // index in the pool of that entry, or none
 }
 
-// noExtraSlots is the argument extra of load for policies that give a rank no more entries than it has free slots.
 const noExtraSlots = 0
 
-// load begins a round: from the snapshot, it sets the free slots of each rank, plus extra, and its KV room. A rank that is down has no
-// slots. tokens are the KV tokens that each rank holds. extra is how many entries a rank may get beyond its free slots.
+// load begins a round. tokens are the KV tokens that each rank holds. extra is how many entries a
+// rank may get beyond its free slots.
 func (r *ranks) load(s *Snapshot, tokens []int64, watermark float64, extra int32) {
 	r.reset(len(s.Workers))
 	r.watermark = watermark
@@ -50,8 +49,9 @@ func (r *ranks) load(s *Snapshot, tokens []int64, watermark float64, extra int32
 	}
 }
 
-// loadForEngineQueues is used instead of load by policies that let the engine queue: a rank that is up takes any number of entries, and any
-// entry that fits its whole capacity, whatever it holds now. hadSlots stays empty, because these policies look at all ranks.
+// loadForEngineQueues lets a rank that is up take any number of entries, and any entry that fits
+// its whole capacity, whatever it holds now. hadSlots stays empty, because these policies look at
+// all ranks.
 func (r *ranks) loadForEngineQueues(s *Snapshot) {
 	r.reset(len(s.Workers))
 	const noWatermark = 0
@@ -64,7 +64,6 @@ func (r *ranks) loadForEngineQueues(s *Snapshot) {
 	}
 }
 
-// reset empties the lists, sizes them for n ranks, and drops the reservation of the last round.
 func (r *ranks) reset(n int) {
 	r.free, r.room = sized(r.free, n), sized(r.room, n)
 	r.hadSlots = r.hadSlots[:0]
@@ -72,8 +71,8 @@ func (r *ranks) reset(n int) {
 	r.openSlots, r.reserved, r.reservedFor = 0, none, none
 }
 
-// KVBudget returns how many KV tokens a rank may hold under a policy that keeps a share of its capacity empty (watermark, 0 to 1). A
-// capacity of 0 means unlimited.
+// KVBudget returns how many KV tokens a rank may hold if the share watermark of its capacity stays
+// empty. A capacity of 0 means unlimited.
 func KVBudget(capacity int64, watermark float64) int64 {
 	if capacity == 0 {
 		return subset.Unlimited
@@ -81,10 +80,8 @@ func KVBudget(capacity int64, watermark float64) int64 {
 	return int64(math.Floor(float64(capacity) * (1 - watermark)))
 }
 
-// fits says whether rank g has a free slot and room for so many KV tokens.
 func (r *ranks) fits(g int, tokens int64) bool { return r.free[g] > 0 && tokens <= r.room[g] }
 
-// charge takes a slot and KV room of rank g for an entry of so many tokens.
 func (r *ranks) charge(g int, tokens int64) {
 	r.free[g]--
 	r.openSlots--
@@ -99,17 +96,18 @@ func (r *ranks) closeRank(g int) {
 	r.free[g] = 0
 }
 
-// reserveOnce keeps a rank free for an overdue entry that fits no rank; further calls in the same round change nothing. Requests end on the
-// reserved rank and none begins, so its room grows from round to round until the entry fits. Among the ranks that could hold the entry when
-// idle, it takes the rank with the most room. If no rank could, or with mostRoomOfAll, it takes the rank with the most room of all.
+// reserveOnce keeps a rank free for an overdue entry that fits none; further calls in the same
+// round change nothing. Requests end on the reserved rank and none begins, so its room grows from
+// round to round until the entry fits. It takes the rank with the most room, if possible one that
+// could hold the entry when idle.
 func (r *ranks) reserveOnce(s *Snapshot, entry int) {
-	if r.reserved != none { // a rank is reserved already
+	if r.reserved != none {
 		return
 	}
 	tokens := int64(s.Pool[entry].Prompt)
 	reservedCouldHold := false // the rank chosen so far could hold the entry when idle
 	for g := range r.room {
-		if !s.Workers[g].Up { // a rank that is down takes no requests
+		if !s.Workers[g].Up {
 			continue
 		}
 		couldHold := !r.mostRoomOfAll && tokens <= KVBudget(s.Workers[g].Capacity, r.watermark)
@@ -125,13 +123,12 @@ func (r *ranks) reserveOnce(s *Snapshot, entry int) {
 	}
 }
 
-// wait is an overdue entry and its wait.
 type wait struct {
 	ms    float32
-	entry int32 // index of the entry in the pool
+	entry int32 // index in the pool
 }
 
-// appendOverdue appends to dst the entries that the starvation guard takes, the longest wait first; in a tie, in order of arrival.
+// appendOverdue puts the longest wait first; in a tie, the order of arrival counts.
 func appendOverdue(s *Snapshot, dst []wait) []wait {
 	for i := range s.Pool {
 		if e := &s.Pool[i]; isOverdue(s, e) {
@@ -144,15 +141,14 @@ func appendOverdue(s *Snapshot, dst []wait) []wait {
 	return dst
 }
 
-// isOverdue says whether the starvation guard takes an entry: the entry is Urgent, or has waited for at least MaxAgeMs.
 func isOverdue(s *Snapshot, e *Entry) bool {
 	return e.Urgent || s.MaxAgeMs > 0 && e.WaitMs >= s.MaxAgeMs
 }
 
-// sized returns a slice of length n with undefined contents. It reuses the memory of old if that is large enough, so that rounds need not
-// allocate.
+// sized returns a slice of length n with undefined contents, in the memory of old if that is large
+// enough.
 func sized[T any](old []T, n int) []T {
-	if cap(old) < n { // a quarter more, so that a slightly larger round later need not allocate again
+	if cap(old) < n { // a quarter more, so that a slightly larger round need not allocate again
 		return make([]T, n, n+n/4)
 	}
 	return old[:n]

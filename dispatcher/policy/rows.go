@@ -2,35 +2,33 @@ package policy
 
 import "slices"
 
-// rows is the memory of rounds in which each request of the rank with most requests makes a step longer (Snapshot.RowTokens). The length of
-// such a step depends on two ranks, which may differ: the rank with the largest load and the rank with most requests. In a step, a decoding
-// request is one row of the matrices that the engine multiplies.
+// rows is the memory of rounds in which each request of the rank with most requests makes a step
+// longer (Snapshot.RowTokens). The length of a step then depends on the rank with the largest load
+// and on the rank with most requests.
 type rows struct {
-	requests    []int32 // by rank: number of its requests
-	closedSlots []int32 // by rank: free slots that may not be used, because the search limits the requests per rank
+	requests    []int32 // number of requests, by rank
+	closedSlots []int32 // by rank: free slots beyond the limit of requests per rank
 }
 
-// searchCount is how many searches share the evaluations of a round: one without a limit of requests per rank, two with a limit, and a
-// repeat of the best of these three.
+// searchCount is how many searches share the evaluations of a round: one without a limit of
+// requests per rank, two with a limit, and a repeat of the best.
 const searchCount = 4
 
-const noRequestLimit = 0 // as a limit of requests per rank: a rank may get as many as it has slots
+const noRequestLimit = 0 // as a limit of requests per rank: none
 
-// searchResult says how good the placements of one search are.
 type searchResult struct {
 	placed        int     // number of entries that were placed
-	overduePlaced int     // overdue entries that were placed; placed counts them, too
+	overduePlaced int     // overdue entries among them
 	stepTokens    float64 // step length in KV tokens: the largest load, plus RowTokens per request of the rank with most requests
 }
 
-// arrange places the entries of the round, and improves the placements by a search. Entries for which the search has made room fill the
-// slots that are left (fillUp). RowTokens is the cost, in KV tokens, of one more request on the rank with most requests. If it is set,
-// fewer requests on this rank make steps shorter, so arrange also searches with limits of requests per rank.
+// arrange places the entries of the round by a search. With RowTokens, fewer requests on the rank
+// with most requests make steps shorter, so it also searches with limits of requests per rank.
 func arrange(p *evenkeel, s *Snapshot) {
 	budget := p.budget(s)
-	limitsMayHelp := s.RowTokens > 0 && p.set.countRequests // otherwise the largest number of requests costs nothing or is not to count
+	limitsMayHelp := s.RowTokens > 0 && p.set.countRequests
 	if limitsMayHelp {
-		budget = max(1, budget/searchCount) // up to searchCount searches share the evaluations of the round
+		budget = max(1, budget/searchCount)
 	}
 	placeAndImprove(p, s, budget)
 	p.fillUp(s)
@@ -39,16 +37,16 @@ func arrange(p *evenkeel, s *Snapshot) {
 	}
 }
 
-// tryRequestLimits searches with two limits of requests per rank, and keeps the placements that make the step shortest (stepTokens): those
-// of a limit, or those that arrange has made without one. A result with a limit counts only if it places no fewer entries, and no fewer
-// overdue entries, than the best result so far. Each search drops the placements of the one before. So if the best are not those of the
-// last search, tryRequestLimits repeats the search that made them.
+// tryRequestLimits keeps the placements that make the step shortest, with a limit or without one. A
+// result with a limit counts only if it places no fewer entries, and no fewer overdue entries. Each
+// search drops the placements of the one before, so the search that made the best ones may have to
+// be repeated.
 func tryRequestLimits(p *evenkeel, s *Snapshot, budget int) {
 	best, bestLimit := resultOf(p, s), int32(noRequestLimit)
-	presentLimit := bestLimit // limit under which the present placements were made
+	presentLimit := bestLimit // limit of the present placements
 	for _, limit := range requestLimits(p, s) {
 		if limit == presentLimit {
-			continue // the present placements were made under this limit already
+			continue
 		}
 		arrangeWithLimit(p, s, limit, budget)
 		presentLimit = limit
@@ -63,15 +61,14 @@ func tryRequestLimits(p *evenkeel, s *Snapshot, budget int) {
 	}
 }
 
-// placeAndImprove makes the first placements of the round, and improves them with at most budget evaluations.
 func placeAndImprove(p *evenkeel, s *Snapshot, budget int) {
 	p.place(s)
 	p.improve(budget)
 }
 
-// arrangeWithLimit begins the round anew, and searches with at most limit requests on each rank, or noRequestLimit. A rank that already
-// runs more gets no entry under the limit. The search may try budget changes of placements. During the search, the slots beyond the limit
-// are closed. They are opened again after it, and filled while entries fit, so that the limit keeps no slot free.
+// arrangeWithLimit begins the round anew, and searches with at most limit requests on each rank.
+// The slots beyond the limit are opened again after the search, and filled while entries fit, so
+// that the limit keeps no slot free.
 func arrangeWithLimit(p *evenkeel, s *Snapshot, limit int32, budget int) {
 	p.placed = p.placed[:0]
 	p.loads.build(s, p.loads.requestWeight)
@@ -84,8 +81,6 @@ func arrangeWithLimit(p *evenkeel, s *Snapshot, limit int32, budget int) {
 	p.fillUp(s)
 }
 
-// closeSlotsBeyond closes the free slots that would take a rank beyond limit requests, until reopenSlots opens them again. With
-// noRequestLimit, it closes none.
 func closeSlotsBeyond(p *evenkeel, s *Snapshot, limit int32) {
 	p.rows.closedSlots = sized(p.rows.closedSlots, len(s.Workers))
 	clear(p.rows.closedSlots)
@@ -100,8 +95,7 @@ func closeSlotsBeyond(p *evenkeel, s *Snapshot, limit int32) {
 	}
 }
 
-// reopenSlots opens the slots again that closeSlotsBeyond has closed, except those of the reserved rank, which gets no more entries in this
-// round.
+// reopenSlots leaves out the reserved rank, which gets no more entries in this round.
 func reopenSlots(p *evenkeel) {
 	for g, closed := range p.rows.closedSlots {
 		if g != p.ranks.reserved {
@@ -111,10 +105,9 @@ func reopenSlots(p *evenkeel) {
 	}
 }
 
-// requestLimits returns the two limits of requests per rank that tryRequestLimits tries. The first makes the largest number of requests on
-// a rank as small as it can be: it gives all ranks equally many requests or, if a rank already runs more, is the number of that rank. Such
-// a strict limit may leave the loads far from level. So the second limit is halfway between the first and the largest number of requests on
-// a rank when entries are placed without a limit.
+// requestLimits returns the limits to try. The first makes the largest number of requests on a rank
+// as small as it can be. Such a strict limit may leave the loads far from level, so the second is
+// halfway between the first and the largest number without a limit.
 func requestLimits(p *evenkeel, s *Snapshot) [2]int32 {
 	sum, most := 0, 0
 	for g := range s.Workers {
@@ -122,7 +115,7 @@ func requestLimits(p *evenkeel, s *Snapshot) [2]int32 {
 		sum, most = sum+running, max(most, running)
 	}
 	sum += len(p.placed)
-	// level is the mean number of requests per rank, rounded up, but at least the number that the rank with most requests already runs.
+	// The mean, rounded up, but at least what the rank with most requests already runs.
 	level := max(most, (sum+len(s.Workers)-1)/len(s.Workers))
 	mostWithPlaced := most
 	for _, requests := range requestsByRank(p, s) {
@@ -131,7 +124,7 @@ func requestLimits(p *evenkeel, s *Snapshot) [2]int32 {
 	return [2]int32{int32(level), int32((level + mostWithPlaced) / 2)}
 }
 
-// requestsByRank returns the number of requests on each rank, including those placed in this round.
+// requestsByRank includes the requests placed in this round.
 func requestsByRank(p *evenkeel, s *Snapshot) []int32 {
 	p.rows.requests = sized(p.rows.requests, len(s.Workers))
 	for g := range s.Workers {
@@ -143,9 +136,6 @@ func requestsByRank(p *evenkeel, s *Snapshot) []int32 {
 	return p.rows.requests
 }
 
-// resultOf rates the present placements: how many entries they place, and how long they make a step. A step waits for the largest load.
-// Beyond that, each request of the rank with most requests costs RowTokens KV tokens, because some engines pad the batches of all ranks to
-// the largest batch.
 func resultOf(p *evenkeel, s *Snapshot) (result searchResult) {
 	result.placed = len(p.placed)
 	for _, placement := range p.placed {

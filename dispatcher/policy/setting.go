@@ -10,12 +10,12 @@ import (
 	"evenkeel/internal/namedargs"
 )
 
-// settings has the values of all keys that a user may set for any policy. Each policy reads only its own keys.
+// settings has the values of all keys. Each policy reads only its own.
 type settings struct {
 	window       int
-	theta        int64 // while more slots than this are free, requests are placed one by one; thetaIsRankCount: the number of ranks
-	slotsFirst   bool  // true for queue=capacity: ranks with more free slots come first
-	longestFirst bool  // true for order=desc: the longest prompts come first
+	theta        int64 // stage 1 of greedy goes on while more slots than this are free; or thetaIsRankCount
+	slotsFirst   bool  // queue=capacity
+	longestFirst bool  // order=desc
 	maxAgeMs     float64
 	watermark    float64
 	sendsAhead   bool
@@ -23,29 +23,29 @@ type settings struct {
 	seed         uint64
 
 	// Settings of policies that look ahead (brh), and of evenkeel.
-	horizon         int     // number of decode steps, or auto
-	gamma           float64 // factor per step, 0 to 1; auto (-1): from the mean output
+	horizon         int     // decode steps, or auto
+	gamma           float64 // factor per step, 0 to 1; auto: from the mean output
 	alpha           float64
 	beta            float64
 	predictor       string
 	tau             float64
 	every           int
-	decrement       bool // value of the key decrement_anchor, see predictor.Rules
+	decrement       bool // key decrement_anchor, see predictor.Rules
 	extraCandidates int
 	budget          int
 	bestPairMax     int
 	workerFirstMax  int
 	kappa           float64
-	ageWeight       float64 // KV tokens per step of waiting; auto (-1): from the present loads
+	ageWeight       float64 // KV tokens per step of waiting; auto: from the present loads
 	holdSteps       float64
 	patience        float64
 	maxHoldS        float64
-	countRequests   bool // value of the key requests: a request counts in loads in addition to its KV
+	countRequests   bool // key requests
 }
 
 type key = namedargs.Key[settings]
 
-// allSettings has all keys that any policy accepts, in the order in which the canonical name of a policy shows them.
+// allSettings is in the order in which the canonical name of a policy shows the keys.
 var allSettings = []key{
 	namedargs.Whole("window", 1, subset.MaxItems, func(v *settings) *int { return &v.window }),
 	namedargs.Or(namedargs.Whole("theta", 0, math.MaxInt32, func(v *settings) *int64 { return &v.theta }),
@@ -89,15 +89,14 @@ var allSettings = []key{
 		func(v *settings) *float64 { return &v.watermark }).Meaning("the share of KV capacity kept empty, from 0 to 0.9"),
 }
 
-// predictors are the kinds of predictors that a policy may ask for; oracle works in simulations only.
+// oracle works in simulations only.
 var predictors = []string{"none", "survival", "exact", "oracle"}
 
-// orAuto returns a key whose value is a number from 0 to most, or auto. field returns the address of the value in the settings.
 func orAuto(name string, most float64, field func(*settings) *float64) key {
 	return namedargs.Or(namedargs.Number(name, 0, most, field), "auto", auto, field)
 }
 
-// keysNamed returns the keys with these names, in the order of allSettings. It ignores unknown names.
+// keysNamed keeps the order of allSettings.
 func keysNamed(names ...string) (keys []key) {
 	for _, k := range allSettings {
 		if slices.Contains(names, k.Name) {

@@ -8,11 +8,11 @@ import (
 	"evenkeel/internal/namedargs"
 )
 
-// namedPolicy is a policy that a user can name, or a preset of one: its name, the keys that may be set, and their defaults.
+// namedPolicy is a policy that a user can name, or a preset of one.
 type namedPolicy struct {
 	name     string
-	presets  []string // keys that the preset fixes, so that a user cannot set them
-	keys     []key    // keys that a user may set for this policy
+	presets  []string // keys that the preset fixes
+	keys     []key    // keys that a user may set
 	defaults settings
 	build    func(name string, v *settings) Policy
 }
@@ -31,7 +31,7 @@ var evenkeelDefaults = withChange(commonDefaults, func(v *settings) {
 	v.patience, v.maxHoldS = rounds.Default.Patience, rounds.Default.MaxHold
 })
 
-// namedPolicies are all policies and presets, in the order in which lists show them.
+// namedPolicies are in the order in which lists show them.
 var namedPolicies = slices.Concat([]namedPolicy{
 	{
 		name: "br0", keys: keysNamed("window", "theta", "queue", "order", "max_age_ms", "ahead", "watermark"),
@@ -73,15 +73,15 @@ var namedPolicies = slices.Concat([]namedPolicy{
 }, ruleForms("random", ruleRandom, "seed"), ruleForms("rr", ruleRR), ruleForms("p2c", ruleP2C, "seed"),
 	ruleForms("jsq", ruleJSQ), ruleForms("jsq-kv", ruleJSQKV))
 
-// withChange returns a copy of v to which the function change was applied.
 func withChange(v settings, change func(*settings)) settings {
 	change(&v)
 	return v
 }
 
-// newBR0 makes the policy BR-0 of the BalanceRoute paper, and adds a starvation guard (overdueFirst), which the paper does not have. For an
-// overdue entry that fits no rank, it reserves the rank with the most KV room of all (mostRoomOfAll), even one that the entry would not fit
-// when the rank is idle. The golden vectors, recorded decisions that tests compare with, reserve ranks in this way.
+// newBR0 makes BR-0 of the BalanceRoute paper, and adds a starvation guard, which the paper does
+// not have. For an overdue entry that fits no rank, it reserves the rank with the most KV room of
+// all (mostRoomOfAll), even one that the entry would not fit when idle, because the golden vectors,
+// recorded decisions that tests compare with, do so.
 func newBR0(name string, v *settings) Policy {
 	return &greedy{
 		name: name, window: v.window, theta: v.theta, slotsFirst: v.slotsFirst, longestFirst: v.longestFirst,
@@ -90,11 +90,8 @@ func newBR0(name string, v *settings) Policy {
 	}
 }
 
-// newBRH makes the policy BR-H of the BalanceRoute paper: BR-0 with a score over all steps up to a horizon instead of only the present
-// step. In each step, a token of a prompt earns alpha, and a token by which the rank would exceed the fullest one costs beta. gamma is the
-// factor by which each step counts less than the one before. The loads of the later steps follow from predictions of when running requests
-// end. The settings predictor, tau, every and decrement say how these are made (see Requirements); they do not change from round to round
-// (fixedNeeds).
+// newBRH makes BR-H of the BalanceRoute paper: BR-0 with a score over all steps up to a horizon.
+// The loads of the later steps follow from predictions of when running requests end.
 func newBRH(name string, v *settings) Policy {
 	p := newBR0(name, v).(*greedy)
 	p.lookahead = &lookahead{
@@ -104,14 +101,15 @@ func newBRH(name string, v *settings) Policy {
 	return p
 }
 
-// newPaper makes BR-0 as in the paper: without a starvation guard, even if the snapshot has a MaxAgeMs or an urgent entry.
+// newPaper has no starvation guard, even if the snapshot has a MaxAgeMs or an urgent entry.
 func newPaper(name string, v *settings) Policy {
 	p := newBR0(name, v).(*greedy)
 	p.overdueFirst = false
 	return p
 }
 
-// newBypass makes br0:bypass: it sends each entry at once to the rank with the best score of BR-0, and lets engines queue a few entries.
+// newBypass sends each entry at once to the rank with the best score of BR-0, and lets engines
+// queue a few.
 func newBypass(name string, v *settings) Policy {
 	return &firstCome{
 		name: name, rule: ruleLeastF, immediate: true, extraSlots: v.margin,
@@ -119,11 +117,10 @@ func newBypass(name string, v *settings) Policy {
 	}
 }
 
-// ruleForms returns both forms of a first-come rule. The immediate form sends each entry to a rank at once, and the rank's engine queues
-// it. In the pooled form, whose name begins with p, entries wait in the proxy's pool until a rank has a free slot and KV room. keys are the
-// keys that a user may set for both forms; the pooled form has more.
+// ruleForms returns both forms of a first-come rule: the immediate one, and the pooled one, whose
+// name begins with p.
 func ruleForms(name string, r rule, keys ...string) []namedPolicy {
-	// A PCG has two seeds. The second is the user's seed with some bits flipped, so that it differs from the first.
+	// The second seed of a PCG must differ from the first.
 	dice := func(seed uint64) *rand.PCG { return rand.NewPCG(seed, seed^0x9e3779b97f4a7c15) }
 	return []namedPolicy{
 		{
@@ -144,7 +141,7 @@ func ruleForms(name string, r rule, keys ...string) []namedPolicy {
 	}
 }
 
-// Names lists every policy and preset, in the order in which users see them.
+// Names returns all policies and presets, in the order in which users see them.
 func Names() []string {
 	names := make([]string, len(namedPolicies))
 	for i := range namedPolicies {
@@ -153,15 +150,14 @@ func Names() []string {
 	return names
 }
 
-// Spec is a policy that a user has named in text, parsed and checked.
+// Spec is a policy that a user has named in text, checked.
 type Spec struct {
 	form   *namedPolicy
 	values settings
 	set    []string // keys that the text sets
 }
 
-// ParseSpec parses the text of one policy, name or name:key=value,... (see package namedargs), and checks its keys and values. Keys that
-// the text does not set keep the defaults of the policy.
+// ParseSpec parses name or name:key=value,... (see package namedargs).
 func ParseSpec(text string) (Spec, error) {
 	name, set, err := namedargs.Parse(text, Names())
 	if err != nil {
@@ -185,7 +181,7 @@ func (sp Spec) Sets(key string) bool {
 	return slices.Contains(sp.set, key) || slices.Contains(sp.form.presets, key)
 }
 
-// With returns a copy of the spec with a key set to a value, in place of any earlier value.
+// With returns a copy of the spec with a key set to a value.
 func (sp Spec) With(key, value string) (Spec, error) {
 	if err := namedargs.Apply(sp.form.name, sp.form.keys, &sp.values, namedargs.Setting{Key: key, Value: value}); err != nil {
 		return Spec{}, err
@@ -196,17 +192,17 @@ func (sp Spec) With(key, value string) (Spec, error) {
 	return sp, nil
 }
 
-// String returns the canonical form: the name, and only the keys whose values differ from the defaults.
+// String returns the canonical form, with only the keys whose values differ from the defaults.
 func (sp Spec) String() string {
 	return namedargs.Text(sp.form.name, sp.form.keys, &sp.values, &sp.form.defaults)
 }
 
-// Build makes a new policy with these settings. It shares no state with policies built before.
+// Build makes a new policy, which shares no state with others.
 func (sp Spec) Build() Policy {
 	return sp.form.build(sp.String(), &sp.values)
 }
 
-// Parse builds the policy that the text names; the error says which name, key or value is wrong.
+// Parse builds the policy that the text names.
 func Parse(text string) (Policy, error) {
 	sp, err := ParseSpec(text)
 	if err != nil {

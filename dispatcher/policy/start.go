@@ -5,36 +5,35 @@ import (
 	"slices"
 )
 
-// starts is the memory of the first placements of a round, which are made in one of three ways: candidateFirst, workerFirst or bestPair.
+// starts is the memory of the first placements of a round.
 type starts struct {
 	way      way
 	order    []ranked
-	noneFits []bool  // by rank: true if no candidate fits the rank
+	noneFits []bool  // by rank: no candidate fits it
 	pairs    []pair  // used by bestPair: for each candidate, one pair with every rank
-	heap     []int32 // used by candidateFirst: heap of the ranks with a free slot, the smallest load on top
+	heap     []int32 // used by candidateFirst: the ranks with a free slot, the smallest load on top
 }
 
-// ranked is a candidate with the value by which candidates are sorted, the largest first. In workerFirst, this is its gain: by how much the
-// candidate lowers the cost if the largest load does not rise. In candidateFirst, it is the length of its prompt.
+// ranked is a candidate with its sort value: in workerFirst its gain, by how much it lowers the
+// cost if the largest load does not rise, and in candidateFirst the length of its prompt.
 type ranked struct {
 	sortValue int64
 	candidate int32
 }
 
-// startEvaluations bounds the work of the first placements: the number of candidates times the number of placements.
+// startEvaluations bounds the number of candidates times the number of placements.
 const startEvaluations = 4096
 
-// extraCandidates returns how many candidates the search gets in addition to the n that will be placed. For small n, the usual case, this
-// is the number in the settings. For large n it is smaller, to bound the work.
+// extraCandidates returns how many candidates the search gets in addition to the n that will be
+// placed. It is smaller for large n, to bound the work.
 func (p *evenkeel) extraCandidates(n int) int {
 	return min(p.set.extraCandidates, max(leastExtra, startEvaluations/max(1, n)))
 }
 
 const leastExtra = 32
 
-// place makes the first placements of the round: the overdue entries, then other entries while slots are free, except those that are held
-// back. improve makes them better later. For an overdue entry that fits no rank, place reserves a rank. The candidates that it does not
-// place become p.unplaced, from which improve may take some in place of others.
+// place makes the first placements of the round: the overdue entries, then others while slots are
+// free. improve makes them better later, and may take some of p.unplaced in place of others.
 func (p *evenkeel) place(s *Snapshot) {
 	p.wanted = p.placeable(s)
 	p.overdueEntries = appendOverdue(s, p.overdueEntries[:0])
@@ -47,9 +46,9 @@ func (p *evenkeel) place(s *Snapshot) {
 	if overdueCount > 0 {
 		reserveForTooLarge(p, s) // before the others could take the room of the reserved rank
 		placeRange(p, s, 0, overdueCount, onlyRange)
-		reserveForLeftOut(p, s) // for one that had room at first, but was left over; does nothing if a rank is reserved already
+		reserveForLeftOut(p, s) // for one that had room at first, but was left over
 	}
-	placeRange(p, s, overdueCount, len(p.candidates.all), thenPool) // if these leave slots free, later entries of the pool get them
+	placeRange(p, s, overdueCount, len(p.candidates.all), thenPool) // if slots are left, later entries of the pool get them
 
 	p.unplaced = p.unplaced[:0]
 	for i := range p.candidates.all {
@@ -59,7 +58,6 @@ func (p *evenkeel) place(s *Snapshot) {
 	}
 }
 
-// way is one of the three ways to make the first placements.
 type way uint8
 
 const (
@@ -68,9 +66,9 @@ const (
 	byPair                 // see bestPair
 )
 
-// chooseWay returns the way to make the first placements: the best one that is fast enough for their number.
+// chooseWay returns the best way that is fast enough for the number of placements.
 func chooseWay(p *evenkeel) way {
-	slotsAreScarce := p.ranks.openSlots <= int64(p.wanted) // there is an entry for each slot; false: a slot for each entry
+	slotsAreScarce := p.ranks.openSlots <= int64(p.wanted)
 	switch {
 	case slotsAreScarce && p.wanted <= p.set.workerFirstMax:
 		return byWorker // more entries than slots: the choice is which entries are placed
@@ -80,15 +78,14 @@ func chooseWay(p *evenkeel) way {
 	return byCandidate // the fastest way, for many placements
 }
 
-// The values of the parameter mayGoOn.
+// Values of the parameter mayGoOn.
 const (
-	onlyRange = false // place only the candidates of the range
-	thenPool  = true  // when no more of them fits, go on with later entries of the pool, which are not candidates yet
+	onlyRange = false
+	thenPool  = true // when no candidate of the range fits, go on with later entries of the pool
 )
 
-// placeRange places the candidates with the indices from `from` to `to`-1 in the chosen way. mayGoOn says whether, if none of them fits,
-// later entries of the pool may take the slots that are left: thenPool or onlyRange. bestPair need not know it: chooseWay takes byPair only
-// if there are more slots than entries, and then all entries that fit are candidates.
+// placeRange places the candidates with the indices from `from` to `to`-1. bestPair need not know
+// mayGoOn: with byPair there are more slots than entries, and all entries that fit are candidates.
 func placeRange(p *evenkeel, s *Snapshot, from, to int, mayGoOn bool) {
 	switch p.start.way {
 	case byWorker:
@@ -100,21 +97,19 @@ func placeRange(p *evenkeel, s *Snapshot, from, to int, mayGoOn bool) {
 	}
 }
 
-// placeable returns how many entries the round can place at most: the number of free slots or of entries that are not held back, whichever
-// is less.
 func (p *evenkeel) placeable(s *Snapshot) int {
 	return int(min(p.ranks.openSlots, int64(len(s.Pool)-p.heldBack.count)))
 }
 
-// fillUp places entries for which improve has made room, so that no slot stays free while a waiting entry fits.
+// fillUp places entries for which improve has made room.
 func (p *evenkeel) fillUp(s *Snapshot) {
 	if p.ranks.openSlots > 0 && len(p.placed) < p.wanted {
 		p.workerFirst(s, 0, len(p.candidates.all), thenPool)
 	}
 }
 
-// reserveForTooLarge reserves a rank for the first overdue candidate that is larger than the room of all ranks with a free slot. It is
-// called before the overdue candidates are placed, so that they do not take the room of the reserved rank.
+// reserveForTooLarge reserves a rank for the first overdue candidate that is larger than the room
+// of all ranks with a free slot.
 func reserveForTooLarge(p *evenkeel, s *Snapshot) {
 	room := p.ranks.largestRoom()
 	for i := range p.candidates.overdueCount {
@@ -125,8 +120,6 @@ func reserveForTooLarge(p *evenkeel, s *Snapshot) {
 	}
 }
 
-// reserveForLeftOut reserves a rank for the first overdue candidate that was not placed, because the ranks that still have a free slot have
-// no room for it.
 func reserveForLeftOut(p *evenkeel, s *Snapshot) {
 	for i := range p.candidates.overdueCount {
 		if c := &p.candidates.all[i]; !c.placed {
@@ -136,17 +129,16 @@ func reserveForLeftOut(p *evenkeel, s *Snapshot) {
 	}
 }
 
-// workerFirst takes the rank with the smallest load, places the candidate there that changes the cost least, and repeats this until
-// p.wanted entries are placed. The cost is the sum over the ranks of the tokens by which each is below the fullest rank, less the wait
-// credits of the placed candidates. The candidates are those with the indices from `from` to `to`-1. If none of them fits a rank, and
-// mayGoOn is true, the rank gets a later entry of the pool.
+// workerFirst takes the rank with the smallest load, places the candidate there that changes the
+// cost least, and repeats this. The cost is the sum over the ranks of the tokens by which each is
+// below the fullest rank, less the wait credits of the placed candidates.
 func (p *evenkeel) workerFirst(s *Snapshot, from, to int, mayGoOn bool) {
-	order := p.sortByGain(from, to) // gain: by how much a candidate lowers the cost if the fullest rank does not become fuller
+	order := p.sortByGain(from, to)
 	p.start.noneFits = sized(p.start.noneFits, len(p.loads.load))
 	clear(p.start.noneFits)
 	for len(p.placed) < p.wanted && (len(order) > 0 || mayGoOn) {
 		g := p.leastLoaded()
-		if g == none { // no slot is free any more, or nothing fits a rank with a free slot
+		if g == none { // no slot is free any more, or no entry fits
 			return
 		}
 		if best := p.bestCandidateFor(g, order); best != none {
@@ -159,15 +151,13 @@ func (p *evenkeel) workerFirst(s *Snapshot, from, to int, mayGoOn bool) {
 			candidate = p.candidates.addFromPool(s, p.ranks.room[g])
 		}
 		if candidate == none {
-			p.start.noneFits[g] = true // leastLoaded leaves this rank out from now on
+			p.start.noneFits[g] = true
 			continue
 		}
 		p.placeOn(int32(candidate), g)
 	}
 }
 
-// leastLoaded returns the rank with the smallest load among those with a free slot; none: there is no such rank. It leaves out the ranks
-// for which workerFirst has found no waiting entry that fits (noneFits).
 func (p *evenkeel) leastLoaded() int {
 	best, least := none, int64(0)
 	for _, rank := range p.ranks.hadSlots {
@@ -180,8 +170,8 @@ func (p *evenkeel) leastLoaded() int {
 	return best
 }
 
-// sortByGain returns the unplaced candidates of a range, the largest gain first; in a tie, the earlier candidate. A candidate lowers the
-// cost by its load (it brings its rank closer to the fullest rank) and by the credit for its wait.
+// sortByGain returns the unplaced candidates of a range, the largest gain first; in a tie, the
+// earlier candidate.
 func (p *evenkeel) sortByGain(from, to int) []ranked {
 	order := p.start.order[:0]
 	for i := from; i < to; i++ {
@@ -194,14 +184,13 @@ func (p *evenkeel) sortByGain(from, to int) []ranked {
 	return order
 }
 
-// largestFirst sorts candidates by their sort values, the largest first; in a tie, by index.
 func largestFirst(a, b ranked) int {
 	return cmp.Or(cmp.Compare(b.sortValue, a.sortValue), cmp.Compare(a.candidate, b.candidate))
 }
 
-// bestCandidateFor returns the index in order of the candidate that changes the cost least on rank g, or none if no candidate fits. The
-// change of the cost is the rise of the largest load (the peak) times the number of ranks, less the gain of the candidate. In a tie, the
-// earlier candidate wins. order must have the largest gain first.
+// bestCandidateFor returns the index in order, or none. The change of the cost is the rise of the
+// largest load (the peak) times the number of ranks, less the gain of the candidate. order must
+// have the largest gain first.
 func (p *evenkeel) bestCandidateFor(g int, order []ranked) int {
 	l := &p.loads
 	peak, rankCount := l.peak(), int64(len(l.load))
@@ -211,7 +200,7 @@ func (p *evenkeel) bestCandidateFor(g int, order []ranked) int {
 		o := &order[i]
 		gain := o.sortValue
 		if best != none && -gain > least {
-			break // even without a rise of the peak, this and all later candidates would change the cost by more
+			break // even without a rise of the peak, the later candidates change the cost by more
 		}
 		if p.candidates.all[o.candidate].tokens > room {
 			continue
@@ -225,11 +214,10 @@ func (p *evenkeel) bestCandidateFor(g int, order []ranked) int {
 	return best
 }
 
-// candidateFirst is for many placements at once. It takes one candidate after the other (see inPlacingOrder), and places it on the rank
-// with the smallest load that has room for it, until p.wanted entries are placed. The candidates are those with the indices from `from` to
-// `to`-1. If mayGoOn is true, it then places later entries of the pool in the same way.
+// candidateFirst is for many placements at once: it places one candidate after the other on the
+// rank with the smallest load that has room for it.
 func (p *evenkeel) candidateFirst(s *Snapshot, from, to int, mayGoOn bool) {
-	longestFirstCount := 0 // the overdue candidates, which are placed without the rest of the pool, stay in the order of their waits
+	longestFirstCount := 0 // the overdue candidates stay in the order of their waits
 	if mayGoOn {
 		longestFirstCount = p.wanted - len(p.placed) // the oldest candidates, as many as are still wanted
 	}
@@ -249,12 +237,12 @@ func (p *evenkeel) candidateFirst(s *Snapshot, from, to int, mayGoOn bool) {
 	}
 }
 
-// placeFromPool places entries of the pool that are no candidates yet, the oldest first, until p.wanted entries are placed or none of them
-// fits any rank. Each goes to the rank with the smallest load that has room for it. The heap of candidateFirst must be built.
+// placeFromPool places entries that are no candidates yet, the oldest first. The heap must be
+// built.
 func placeFromPool(p *evenkeel, s *Snapshot) {
 	for len(p.placed) < p.wanted {
 		candidate := p.candidates.addFromPool(s, p.ranks.largestRoom())
-		if candidate == none { // no waiting entry fits any rank
+		if candidate == none {
 			return
 		}
 		g := p.leastLoadedFor(p.candidates.all[candidate].tokens) // never none: the entry fits the rank with the largest room
@@ -263,8 +251,8 @@ func placeFromPool(p *evenkeel, s *Snapshot) {
 	}
 }
 
-// inPlacingOrder returns the unplaced candidates of a range as candidateFirst takes them: first the first longestFirstCount candidates, the
-// longest prompt first, because short prompts then level the loads that long ones leave; then the others in their order.
+// inPlacingOrder puts the longest prompt first among the first longestFirstCount, because short
+// prompts then level the loads that long ones leave.
 func inPlacingOrder(p *evenkeel, from, to, longestFirstCount int) []ranked {
 	order := p.start.order[:0]
 	for i := from; i < to; i++ {
@@ -277,16 +265,15 @@ func inPlacingOrder(p *evenkeel, from, to, longestFirstCount int) []ranked {
 	return order
 }
 
-// leastLoadedFor returns the rank with the smallest load that has a free slot and room for so many tokens; none: there is no such rank.
 func (p *evenkeel) leastLoadedFor(tokens int64) int {
 	h := p.start.heap
-	if len(h) == 0 { // no rank has a free slot
+	if len(h) == 0 {
 		return none
 	}
-	if tokens <= p.ranks.room[h[0]] { // the rank with the smallest load has room
+	if tokens <= p.ranks.room[h[0]] {
 		return int(h[0])
 	}
-	best := none // the heap does not help to find the next smallest load, so look at all ranks
+	best := none // the heap does not help to find the next smallest load
 	for _, rank := range p.ranks.hadSlots {
 		if g := int(rank); p.ranks.fits(g, tokens) && (best == none || p.lessLoaded(g, best)) {
 			best = g
@@ -295,13 +282,11 @@ func (p *evenkeel) leastLoadedFor(tokens int64) int {
 	return best
 }
 
-// lessLoaded says whether rank a has a smaller load than rank b. In a tie, the lower index counts as less loaded.
 func (p *evenkeel) lessLoaded(a, b int) bool {
 	x, y := p.loads.load[a], p.loads.load[b]
 	return x < y || x == y && a < b
 }
 
-// buildHeap makes a heap of the ranks with a free slot, with the smallest load on top.
 func (p *evenkeel) buildHeap() {
 	h := p.start.heap[:0]
 	for _, g := range p.ranks.hadSlots {
@@ -315,7 +300,7 @@ func (p *evenkeel) buildHeap() {
 	}
 }
 
-// heapUpdate restores the order of the heap after rank g got an entry. If g has no free slot left, it leaves the heap.
+// heapUpdate restores the order of the heap after rank g got an entry.
 func (p *evenkeel) heapUpdate(g int) {
 	i := 0 // index of g in the heap, usually 0
 	if p.start.heap[0] != int32(g) {
@@ -334,7 +319,6 @@ func (p *evenkeel) heapUpdate(g int) {
 	p.heapDown(i)
 }
 
-// heapUp moves the rank at index i of the heap up until no parent has a larger load.
 func (p *evenkeel) heapUp(i int) {
 	h := p.start.heap
 	for i > 0 && p.lessLoaded(int(h[i]), int(h[(i-1)/2])) {
@@ -343,7 +327,6 @@ func (p *evenkeel) heapUp(i int) {
 	}
 }
 
-// heapDown moves the rank at index i of the heap down until no child has a smaller load.
 func (p *evenkeel) heapDown(i int) {
 	h := p.start.heap
 	for {

@@ -1,9 +1,10 @@
 package step
 
-// Model computes how long a step of a barrier group takes. A rank needs time for its requests, their KV tokens and its prompts, and the
-// other ranks wait for the slowest rank:
+// Model computes how long a step of a barrier group takes. The other ranks wait for the slowest
+// rank:
 //
-//	C0Ms + the largest of (RequestMs*requests + C1Ms*KV tokens + OwnPromptMs*prompt tokens) of a rank + SharedPromptMs*mean prompt tokens
+//	C0Ms + SharedPromptMs*mean prompt tokens +
+//	the largest of (RequestMs*requests + C1Ms*KV tokens + OwnPromptMs*prompt tokens) of a rank
 //
 // and PrefillMs more if there are prompt tokens. If C1Ms is 0, no model is known.
 type Model struct {
@@ -15,15 +16,15 @@ type Model struct {
 	PrefillMs      float64 `yaml:"prefill_step_ms"`   // ms that a step takes longer if any rank computes a prompt
 }
 
-// Rank is the work of one rank in a step. All numbers are multiplied by the rank's cost factor, which is above 1 on a rank that is slower
-// than the others.
+// Rank is the work of one rank in a step. All numbers are multiplied by the rank's cost factor,
+// which is above 1 on a slower rank.
 type Rank struct {
 	Requests float64 // requests that decoded
 	KV       float64 // KV tokens that these requests read
 	Prompt   float64 // prompt tokens that the rank computed
 }
 
-// Weight returns how many KV tokens take a rank as long as one request does, apart from the request's own KV; 0: not known.
+// Weight returns how many KV tokens take a rank as long as one request does; 0: not known.
 func (m *Model) Weight() float64 {
 	if m.C1Ms <= 0 {
 		return 0
@@ -31,21 +32,21 @@ func (m *Model) Weight() float64 {
 	return m.RequestMs / m.C1Ms
 }
 
-// RequestCost is how many KV tokens policies count for each request, in addition to the request's own KV tokens.
+// RequestCost is what policies count for each request in addition to its own KV tokens.
 type RequestCost struct {
-	Request float64 // KV tokens added for each request to the load of its rank
-	Row     float64 // KV tokens added to the largest load for each request on the rank with most requests, whatever KV this rank has
+	Request float64 // KV tokens added to the load of its rank for each request
+	Row     float64 // KV tokens added to the largest load for each request on the rank with most requests
 }
 
-// SplitWeight divides a request's weight, in KV tokens, equally between Request and Row. Boards use it unless an event sets the weights. If
-// the engine pads all ranks to the rank with most requests (Unmasked), Row alone would be right. But a search that moves one request at a
-// time also needs Request: only moves from the one rank with most requests would lower Row, so the search would miss most good moves. If
-// the engine does not pad, halves lose the least.
+// SplitWeight divides a request's weight equally between Request and Row. If the engine pads all
+// ranks to the rank with most requests (Unmasked), Row alone would be right. But only moves from
+// that one rank would lower Row, so a search that moves one request at a time would miss most good
+// moves. If the engine does not pad, halves lose the least.
 func SplitWeight(weight float64) RequestCost { return RequestCost{weight / 2, weight / 2} }
 
-// Ms returns how long a step takes in which the ranks do this work, in ms; C0Ms if there are no ranks. All ranks wait for the slowest
-// rank's own work. Expert layers compute the rows of all ranks together, so a part of the cost of prompts grows with the mean prompt tokens
-// of a rank (SharedPromptMs). PrefillMs is added once if any rank computes a prompt, however long.
+// Ms returns how long a step takes in which the ranks do this work; C0Ms if there are no ranks.
+// Expert layers compute the rows of all ranks together, so a part of the cost of prompts grows with
+// their mean (SharedPromptMs).
 func (m *Model) Ms(ranks []Rank) float64 {
 	if len(ranks) == 0 {
 		return m.C0Ms
@@ -58,12 +59,10 @@ func (m *Model) Ms(ranks []Rank) float64 {
 	return ms
 }
 
-// ownMs returns how many ms a rank's own work takes, without the parts that all ranks share.
 func (m *Model) ownMs(r *Rank) float64 {
 	return m.RequestMs*r.Requests + m.C1Ms*r.KV + m.OwnPromptMs*r.Prompt
 }
 
-// slowest returns the index of the rank whose own work takes longest.
 func (m *Model) slowest(ranks []Rank) (slowest int) {
 	for i := range ranks {
 		if m.ownMs(&ranks[i]) > m.ownMs(&ranks[slowest]) {
@@ -73,7 +72,6 @@ func (m *Model) slowest(ranks []Rank) (slowest int) {
 	return slowest
 }
 
-// meanPrompt returns the mean number of prompt tokens per rank.
 func meanPrompt(ranks []Rank) (mean float64) {
 	for i := range ranks {
 		mean += ranks[i].Prompt
@@ -81,29 +79,28 @@ func meanPrompt(ranks []Rank) (mean float64) {
 	return mean / float64(len(ranks))
 }
 
-// Bottleneck says which ranks' requests make a step longer, as far as the measured steps show it.
+// Bottleneck says which ranks' requests make a step longer.
 type Bottleneck string
 
-// The bottlenecks. A step waits for OneRank if no rank is padded to another rank's batch (Eager, OwnBuckets), else for TwoRanks.
+// A step waits for OneRank if no rank is padded to another rank's batch (Eager, OwnBuckets), else
+// for TwoRanks.
 const (
-	UnknownBottleneck Bottleneck = ""             // the measured steps do not show the bottleneck
+	UnknownBottleneck Bottleneck = ""             // the measured steps do not show it
 	OneRank           Bottleneck = "fullest rank" // the step waits for the rank whose KV and requests together are largest
-	TwoRanks          Bottleneck = "two ranks"    // the step depends on the most KV of any rank and on the most requests of any rank
+	TwoRanks          Bottleneck = "two ranks"    // the step depends on the most KV of any rank, and on the most requests of any rank
 )
 
-// requestWeight says how many KV tokens a request counts for in the length of a step, and on which ranks.
 type requestWeight struct {
 	tokensPerRequest float64 // how many KV tokens a request counts for
-	waitsForOneRank  bool    // the bottleneck is OneRank: a step waits for the rank with the largest load; false: TwoRanks
+	waitsForOneRank  bool    // the bottleneck is OneRank; false: TwoRanks
 }
 
-// slowestOf returns the work for which a step waits. If it waits for one rank, this is the rank with the largest load. Otherwise
-// (TwoRanks), all ranks are padded to the most requests of any rank, so it is a made-up rank with these requests and with the most KV of
-// any rank. If no rank has a load, it returns the zero Rank.
+// slowestOf returns the work for which a step waits: with TwoRanks a made-up rank. It is zero if no
+// rank has a load.
 func (w requestWeight) slowestOf(ranks []Rank) (slowest Rank) {
 	for i := range ranks {
 		switch r := &ranks[i]; {
-		case !w.waitsForOneRank: // KV and requests may be those of two different ranks
+		case !w.waitsForOneRank:
 			slowest.KV, slowest.Requests = max(slowest.KV, r.KV), max(slowest.Requests, r.Requests)
 		case r.load(w.tokensPerRequest) > slowest.load(w.tokensPerRequest):
 			slowest = *r
@@ -112,5 +109,4 @@ func (w requestWeight) slowestOf(ranks []Rank) (slowest Rank) {
 	return slowest
 }
 
-// load returns the load of a rank in KV tokens. weight is how many KV tokens a request counts for.
 func (r *Rank) load(weight float64) float64 { return r.KV + weight*r.Requests }

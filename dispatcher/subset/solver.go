@@ -5,21 +5,22 @@ import (
 	"math/bits"
 )
 
-// MaxItems is the largest number of candidates, because a set of candidates is a 64-bit mask.
+// MaxItems is the largest number of candidates: a set of them is a 64-bit mask.
 const MaxItems = 64
 
-// enumerable is the largest number of subsets for which the solver tries every subset. That gives the exact answer for prompts of any
-// length. For more subsets, a table of bitsets is faster (BenchmarkTwoWays).
+// enumerable is the most subsets for which the solver tries every one, which is exact for prompts
+// of any length. For more, a table of bitsets is faster (BenchmarkTwoWays).
 const enumerable = 4096
 
-// Problem describes the candidates (waiting prompts) for one rank, and what the rank can take.
+// Problem has the candidates (waiting prompts) for one rank, and what the rank can take.
 type Problem struct {
-	// Tokens has the prompt tokens of each candidate, in the order of preference for ties; at most MaxItems, and none negative.
+	// Tokens has the prompt tokens of each candidate, in the order of preference for ties; at most
+	// MaxItems, none negative.
 	Tokens []int64
-	// Cost is the cost of a KV token on the rank, as a multiple of the mean of its group: a candidate adds Scaled(tokens, Cost) to the
-	// load of the rank.
+	// Cost is that of a KV token on the rank, as a multiple of the mean of its group: a candidate adds
+	// Scaled(tokens, Cost) to the load of the rank.
 	Cost  float64
-	Cap   int   // largest number of candidates in the set: the free slots of the rank
+	Cap   int   // most candidates in the set: the free slots of the rank
 	Limit int64 // largest sum of Tokens in the set: the KV room of the rank, or Unlimited
 }
 
@@ -41,52 +42,48 @@ type choice struct {
 	ok    bool   // false: no subset was found yet
 }
 
-// Solver finds the best subset of candidates for one rank. It keeps its memory between problems, so it allocates nothing after its largest
-// problem. Only one goroutine may use it.
+// Solver finds the best subset of candidates for one rank. It keeps its memory, so it allocates
+// nothing after its largest problem. Only one goroutine may use it.
 type Solver struct {
 	scaledTokens    [MaxItems]int64 // scaled tokens of the candidates that fit within the limit alone
-	tokens          [MaxItems]int64 // unscaled tokens of the same candidates, in the same order
+	tokens          [MaxItems]int64 // unscaled tokens of the same candidates
 	index           [MaxItems]uint8 // index of each of these candidates in Problem.Tokens
 	count, maxCount int             // number of these candidates, and how many of them may be taken
-	limit           int64           // largest sum of unscaled tokens in a set (Problem.Limit)
-	knee            int64           // Score.Knee: up to this sum, a larger sum has a better score
+	limit           int64           // largest sum of unscaled tokens (Problem.Limit)
+	knee            int64           // Score.Knee
 
-	// upToKnee is the subset with the largest sum <= knee that was found, and beyondKnee the one with the smallest sum > knee.
+	// The largest sum <= knee that was found, and the smallest sum > knee.
 	upToKnee, beyondKnee choice
 
 	table  sumTable
 	blocks [MaxItems]int64 // sizes in blocks of tokens, if the table of sums counts blocks
 }
 
-// Best returns the non-empty subset with the largest score among those with at most p.Cap candidates and p.Limit tokens. In a tie, the
+// Best returns the non-empty subset with the largest score within p.Cap and p.Limit. In a tie, the
 // smaller sum wins, then more candidates, then the smaller mask. ok is false if no candidate fits.
 //
-// The size of a candidate is the load that it adds to this rank: its tokens times p.Cost, the cost of a KV token there. The sum of a subset
-// is that of its sizes. The score of a sum rises up to a sum that is called the knee, and does not rise beyond it. Therefore either the
-// largest sum up to the knee or the smallest sum beyond it is the best. All searches store these two in s (upToKnee and beyondKnee): they
-// try single candidates, or all subsets if there are few, or make a table.
+// A score rises with the sum up to the knee, and does not rise beyond it. Therefore either the
+// largest sum up to the knee or the smallest sum beyond it is the best.
 //
-// The answer is exact if there are at most 4096 subsets. It is also exact if Cost is 1 and the sums that matter are at most 65,536 tokens:
-// those up to min(Limit, knee + largest size). Otherwise it is approximate.
+// The answer is exact if there are at most 4096 subsets. It is also exact if Cost is 1 and
+// min(Limit, knee + largest size) is at most 65,536 tokens. Otherwise it is approximate.
 func (s *Solver) Best(f *Score, p Problem) (best Set, ok bool) {
 	s.loadCandidates(f, p)
 	switch {
 	case s.count == 0 || s.maxCount == 0:
 		return Set{}, false
-	case s.maxCount == 1: // each set is a single candidate
+	case s.maxCount == 1:
 		s.singles()
 	case countSubsets(s.count, s.maxCount) <= enumerable:
 		var noCandidates choice
-		s.walk(0, noCandidates, 0) // from candidate 0 on, beginning with a set of 0 tokens
+		s.walk(0, noCandidates, 0)
 	default:
 		s.searchTable(p.Cost)
 	}
 	return s.pickBetter(f), true
 }
 
-// pickBetter returns, as a Set, the one of s.upToKnee and s.beyondKnee whose sum has the better score; in a tie, s.upToKnee. These are the
-// two candidates for the best choice, because the score f.F of a sum rises up to the knee and does not rise beyond it. At least one of the
-// two must have been found. The bits of Set.Mask are indices in Problem.Tokens, and those of choice.mask are indices in s.scaledTokens.
+// pickBetter prefers s.upToKnee in a tie. At least one of the two must have been found.
 func (s *Solver) pickBetter(f *Score) Set {
 	best := s.upToKnee
 	if !best.ok || s.beyondKnee.ok && f.Better(f.F(s.beyondKnee.sum), f.F(best.sum)) {
@@ -99,11 +96,10 @@ func (s *Solver) pickBetter(f *Score) Set {
 	return set
 }
 
-// loadCandidates prepares s for a problem. It copies into s the candidates that fit within the limit when they are alone, in the order of
-// the problem. Each has two numbers. The limit holds for its tokens, because they need KV room. The score and its knee (the sum up to which
-// the score rises) are for its scaled tokens: tokens times p.Cost, the load that they add to this rank.
+// loadCandidates copies the candidates that fit within the limit alone. The limit holds for their
+// tokens, and the score and its knee for their scaled tokens.
 func (s *Solver) loadCandidates(f *Score, p Problem) {
-	s.forgetChoices() // those of the last problem
+	s.forgetChoices()
 	s.count, s.limit, s.knee = 0, p.Limit, f.Knee()
 	for i, tokens := range p.Tokens {
 		if tokens <= p.Limit {
@@ -114,16 +110,14 @@ func (s *Solver) loadCandidates(f *Score, p Problem) {
 	s.maxCount = min(p.Cap, s.count)
 }
 
-// singles considers each candidate as a set of one.
 func (s *Solver) singles() {
 	for i := range s.count {
 		s.consider(choice{sum: s.scaledTokens[i], count: 1, mask: 1 << i, ok: true})
 	}
 }
 
-// walk considers each allowed set that consists of the candidates in base and at least one more, with an index not below the parameter
-// from. tokens is the number of unscaled tokens in base. It skips sets that cannot be the best: the score does not rise beyond the knee, so
-// of the sums beyond it only the smallest one counts (beyondKnee is the best found so far).
+// walk considers each allowed set of the candidates in base and at least one more, with an index
+// not below from. tokens are the unscaled tokens in base.
 func (s *Solver) walk(from int, base choice, tokens int64) {
 	for i := from; i < s.count; i++ {
 		t := tokens + s.tokens[i]
@@ -132,7 +126,7 @@ func (s *Solver) walk(from int, base choice, tokens int64) {
 		}
 		next := choice{sum: base.sum + s.scaledTokens[i], count: base.count + 1, mask: base.mask | 1<<i, ok: true}
 		if next.sum > s.knee && s.beyondKnee.ok && next.sum > s.beyondKnee.sum {
-			continue // a smaller sum beyond the knee was found before, and more candidates would only make next.sum larger
+			continue // a smaller sum beyond the knee is known, and more candidates only make the sum larger
 		}
 		s.consider(next)
 		if next.count < s.maxCount {
@@ -141,9 +135,9 @@ func (s *Solver) walk(from int, base choice, tokens int64) {
 	}
 }
 
-// consider stores x as s.upToKnee if its sum is at most the knee, or else as s.beyondKnee, if its sum is nearer to the knee than that of
-// the stored choice. In a tie of the sums, more candidates win, and then the smaller mask, which has the candidates that come first. So the
-// result does not depend on the order of the search.
+// consider stores x if its sum is nearer to the knee than that of the stored choice on its side. In
+// a tie, more candidates win, and then the smaller mask, so that the result does not depend on the
+// order of the search.
 func (s *Solver) consider(x choice) {
 	best, nearer := &s.upToKnee, x.sum > s.upToKnee.sum
 	if x.sum > s.knee {
@@ -155,8 +149,7 @@ func (s *Solver) consider(x choice) {
 	}
 }
 
-// countSubsets returns the number of subsets of n candidates with at most maxCount elements, the empty set included. It stops counting once
-// the number is above enumerable.
+// countSubsets counts the empty set, too, and stops above enumerable.
 func countSubsets(n, maxCount int) int {
 	sum, binomial := 1, 1
 	for k := 1; k <= maxCount && sum <= enumerable; k++ {
@@ -166,23 +159,19 @@ func countSubsets(n, maxCount int) int {
 	return sum
 }
 
-// searchTable finds two choices in a table of the sums that subsets can have: the one with the largest sum up to the knee (s.upToKnee), and
-// the one with the smallest sum beyond it (s.beyondKnee). The score rises up to the knee and not beyond it. The sizes that are summed up
-// are the tokens of the candidates times scale (Problem.Cost); a scale of 0 means 1.
-//
-// What it finds is only approximate in two cases. If the sizes are scaled, a limit for unscaled tokens has no exact equivalent. If sums may
-// be too large for the table, it counts blocks of several tokens. In these cases, improveApproximate checks both choices against the limit,
-// and compares them with others.
+// searchTable searches a table of the sums that subsets can have. It is only approximate in two
+// cases: if the sizes are scaled, a limit for unscaled tokens has no exact equivalent, and if sums
+// may be too large for the table, it counts blocks of several tokens. A scale of 0 means 1.
 func (s *Solver) searchTable(scale float64) {
 	limit, limitIsExact := s.limit, true
 	if isScaled := scale != 1 && scale != 0; isScaled && limit != Unlimited {
-		// Scaling rounds each size by up to half a token. So a sum of scaled sizes within this lower limit is certainly within the
-		// limit for unscaled tokens.
+		// Scaling rounds each size by up to half a token, so a scaled sum within this lower limit is
+		// certainly within the limit for unscaled tokens.
 		largestRounding := float64(s.maxCount) / 2
 		limit, limitIsExact = int64(math.Floor(float64(limit)*scale-largestRounding)), false
 	}
-	countsTokens := true // false: the table counts blocks of several tokens
-	if limit >= 0 {      // a limit below 0 means that no set is certain to be within the limit for unscaled tokens
+	countsTokens := true
+	if limit >= 0 { // otherwise no set is certain to be within the limit
 		countsTokens = s.findInTable(limit)
 	}
 	if !limitIsExact || !countsTokens {
@@ -190,31 +179,28 @@ func (s *Solver) searchTable(scale float64) {
 	}
 }
 
-// improveApproximate compares the choices that an approximate table found (s.upToKnee and s.beyondKnee) with the single candidates and a
-// greedy choice, and stores the best in their place. Of all these, only choices within the limit count, with their exact sums. Each choice
-// that is considered replaces s.upToKnee or s.beyondKnee if it is better (see consider).
+// improveApproximate compares the choices from an approximate table with the single candidates and
+// a greedy choice, all within the limit and with their exact sums.
 func (s *Solver) improveApproximate() {
 	fromTable := [2]choice{s.upToKnee, s.beyondKnee}
-	s.forgetChoices() // those of the table are considered again below, once their sums are exact
-	s.singles()       // each candidate alone is within the limit
+	s.forgetChoices()
+	s.singles() // each candidate alone is within the limit
 	s.considerChecked(s.greedy())
 	for _, x := range fromTable {
 		s.considerChecked(x)
 	}
 }
 
-// forgetChoices forgets the best choices that were found so far, up to the knee and beyond it.
 func (s *Solver) forgetChoices() { s.upToKnee, s.beyondKnee = choice{}, choice{} }
 
-// considerChecked considers a choice that may come from an approximate table: its mask is right, but its sum may be in blocks of several
-// tokens, and its candidates may exceed the limit. So considerChecked takes the choice only if its tokens are within the limit, and sets
-// its sum to the sum of the scaled tokens. A choice with ok false is ignored.
+// considerChecked takes a choice from an approximate table only if its tokens are within the limit,
+// with its exact sum: only its mask can be trusted.
 func (s *Solver) considerChecked(x choice) {
 	if !x.ok {
 		return
 	}
 	var scaledTokens, tokens int64
-	for m := x.mask; m != 0; m &= m - 1 { // each turn clears the lowest bit of m
+	for m := x.mask; m != 0; m &= m - 1 {
 		i := bits.TrailingZeros64(m)
 		scaledTokens += s.scaledTokens[i]
 		tokens += s.tokens[i]
@@ -225,11 +211,9 @@ func (s *Solver) considerChecked(x choice) {
 	}
 }
 
-// findInTable builds a table of the sums that subsets of the candidates can have, each with the sizes (scaled tokens) of its candidates
-// added up. It finds in it the largest sum up to the knee and the smallest sum beyond it, both at most limit, and stores the choices with
-// these sums in s.upToKnee and s.beyondKnee. The knee is the sum up to which the score rises. countsTokens is false if the table counted
-// blocks of tokens, because sums may be too large for single tokens. Then the sums of the two choices are in blocks, and only their masks
-// can be used.
+// findInTable stores the choices with the largest sum up to the knee and with the smallest sum
+// beyond it, both at most limit. countsTokens is false if the table counted blocks of tokens. Then
+// only the masks of the two choices can be used.
 func (s *Solver) findInTable(limit int64) (countsTokens bool) {
 	sizes, knee := s.scaledTokens[:s.count], s.knee
 	bound := largestUsefulSum(sizes, s.maxCount, knee, limit)
@@ -241,7 +225,7 @@ func (s *Solver) findInTable(limit int64) (countsTokens bool) {
 	if sum, count, ok := s.table.largestUpTo(min(knee, bound)); ok {
 		s.upToKnee = choice{sum: sum, count: count, mask: s.table.trace(sizes, sum, count), ok: true}
 	}
-	if knee < bound { // otherwise no sum in the table is beyond the knee
+	if knee < bound {
 		if sum, count, ok := s.table.smallestFrom(knee + 1); ok {
 			s.beyondKnee = choice{sum: sum, count: count, mask: s.table.trace(sizes, sum, count), ok: true}
 		}
@@ -249,11 +233,10 @@ func (s *Solver) findInTable(limit int64) (countsTokens bool) {
 	return perBlock <= 1
 }
 
-// inBlocks returns the numbers that the table needs in blocks of perBlock tokens: the sizes (scaled tokens) of the candidates, the knee,
-// and the largest sum that matters (bound). limit is the largest sum allowed, in tokens.
+// inBlocks returns the same numbers in blocks of perBlock tokens.
 func (s *Solver) inBlocks(perBlock, limit int64) (sizes []int64, knee, bound int64) {
 	for i, size := range s.scaledTokens[:s.count] {
-		s.blocks[i] = max(1, (size+perBlock/2)/perBlock) // rounded, but a short prompt counts as a block, too
+		s.blocks[i] = max(1, (size+perBlock/2)/perBlock) // a short prompt counts as a block, too
 	}
 	sizes, knee = s.blocks[:s.count], s.knee
 	if knee != Unlimited {
@@ -262,10 +245,9 @@ func (s *Solver) inBlocks(perBlock, limit int64) (sizes []int64, knee, bound int
 	return sizes, knee, largestUsefulSum(sizes, s.maxCount, knee, limit/perBlock)
 }
 
-// largestUsefulSum returns a bound: no sum of at most maxCount sizes that is larger can be the best choice. A sum is the load that a set of
-// candidates adds to the rank. Its score rises with the sum up to the knee, and does not rise beyond it. So of the sums beyond the knee,
-// only the smallest can be the best. It exceeds the knee by at most one size: without one of its sizes, it would be a smaller sum, and so
-// not beyond the knee. limit is the largest sum allowed.
+// largestUsefulSum returns a bound: no larger sum of at most maxCount sizes can be the best choice.
+// The smallest sum beyond the knee exceeds it by at most one size, because without one of its sizes
+// it would not be beyond.
 func largestUsefulSum(sizes []int64, maxCount int, knee, limit int64) int64 {
 	var largest, sum int64
 	for _, size := range sizes {
@@ -279,9 +261,8 @@ func largestUsefulSum(sizes []int64, maxCount int, knee, limit int64) int64 {
 	return min(sum, knee+largest)
 }
 
-// greedy returns a choice that takes the largest candidates first, as long as they stay within the knee, the limit and the cap. The knee,
-// up to which the score rises, is for sizes: the tokens times their cost on the rank, so the load that they add. The limit is for unscaled
-// tokens, because it is the KV room of the rank. The ok of the choice is false if no candidate fits.
+// greedy takes the largest candidates first, as long as they stay within the knee, the limit and
+// the cap.
 func (s *Solver) greedy() choice {
 	var taken choice
 	var tokens int64
@@ -294,7 +275,7 @@ func (s *Solver) greedy() choice {
 				pick = i
 			}
 		}
-		if pick < 0 { // no further candidate fits
+		if pick < 0 {
 			break
 		}
 		taken.mask |= 1 << pick

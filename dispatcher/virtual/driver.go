@@ -1,4 +1,5 @@
-// Package virtual has simulated decode engines in virtual time. The boards in front of them are the same code as in the server.
+// Package virtual has simulated decode engines in virtual time. The boards in front of them are the
+// same code as in the server.
 package virtual
 
 import (
@@ -8,27 +9,28 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// Driver runs boards in virtual time, as the dispatcher's scheduler does in real time: it applies events of one model, and carries out
-// their effects. Decisions take no virtual time, so a policy can always use its whole budget of evaluations. Times are ms since Began.
+// Driver runs boards in virtual time, as the dispatcher's scheduler does in real time. Decisions
+// take no virtual time, so a policy can always use its whole budget of evaluations. Times are ms
+// since Began.
 type Driver struct {
 	Boards *board.Boards
 	Began  time.Time
-	Now    float64 // present time, in ms since Began
+	Now    float64
 	Model  string
-	Counts board.Counts // tokens and first steps of the requests on the ranks; the boards see them when Count is called
+	Counts board.Counts // progress of the requests on the ranks; the boards see it when Count is called
 
-	OnBind        func(e *board.Effect) // called for each EffectBind: the boards have bound a request to a rank
-	OnRefuse      func(e *board.Effect) // called for each EffectRefuse: the boards have refused a request
-	OnOtherEffect func(e *board.Effect) // called for all effects except EffectBind, EffectRefuse and EffectGroupIdle
-	OnDecided     func(ms float64)      // called after an event was applied and all decisions were made; ms is the time of the event
-	Timed         func(round func())    // if set, called in place of round to measure it, and must call round; nil: nothing is measured
+	OnBind        func(e *board.Effect) // called for each EffectBind
+	OnRefuse      func(e *board.Effect) // called for each EffectRefuse
+	OnOtherEffect func(e *board.Effect) // called for all other effects except EffectGroupIdle
+	OnDecided     func(ms float64)      // called when all decisions after an event were made; ms is the time of the event
+	Timed         func(round func())    // called in place of round to measure it, and must call round; nil: nothing is measured
 
 	tick       board.Tick
-	tookNoTime board.Decided   // always zero, because decisions take no virtual time; a field, so that Apply need not allocate it
-	idleGroups map[string]bool // names of groups in which no request decodes any more; the next step of such a group has no known length
+	tookNoTime board.Decided   // always zero; a field, so that Apply need not allocate it
+	idleGroups map[string]bool // names of groups in which no request decodes; their next step has no known length
 }
 
-// NewDriver returns a driver that runs boards for one model. The caller must set OnBind and OnRefuse.
+// NewDriver returns a driver for one model. The caller must set OnBind and OnRefuse.
 func NewDriver(b *board.Boards, began time.Time, model string) *Driver {
 	return &Driver{
 		Boards: b, Began: began, Model: model, Counts: board.Counts{Model: model}, tick: board.Tick{Model: model}, idleGroups: map[string]bool{},
@@ -41,8 +43,8 @@ func (d *Driver) Instant(ms float64) time.Time {
 	return d.Began.Add(time.Duration(math.Round(ms * float64(time.Millisecond))))
 }
 
-// Apply gives the boards an event at the time ms, and carries out its effects. Then it lets the boards decide, in rounds, until they have
-// nothing more to decide. If Timed is set, it calls each round, to measure how long the decision takes in real time.
+// Apply gives the boards an event at the time ms, carries out its effects, and lets the boards
+// decide until they have nothing more to decide.
 func (d *Driver) Apply(e board.Event, ms float64) {
 	now := d.Instant(ms)
 	d.carryOut(d.Boards.Apply(e, now))
@@ -55,12 +57,12 @@ func (d *Driver) Apply(e board.Event, ms float64) {
 			round()
 		}
 		d.carryOut(effects)
-		d.carryOut(d.Boards.Apply(&d.tookNoTime, now)) // ends the round, which took no virtual time
+		d.carryOut(d.Boards.Apply(&d.tookNoTime, now)) // ends the round
 	}
 	d.OnDecided(ms)
 }
 
-// Tick applies a board.Tick, on which the boards decide. If they need current token counts for that, it applies Counts first.
+// Tick lets the boards decide, with current token counts if they need them.
 func (d *Driver) Tick(ms float64) {
 	if d.Boards.NeedsCounts(d.Model, d.Instant(ms)) {
 		d.Count(ms)
@@ -68,7 +70,7 @@ func (d *Driver) Tick(ms float64) {
 	d.Apply(&d.tick, ms)
 }
 
-// Next returns the time at which the boards need a Tick even if nothing happens before, in ms; Never: they need none.
+// Next returns when the boards need a Tick even if nothing happens before, in ms, or Never.
 func (d *Driver) Next() float64 {
 	if at := d.Boards.Next(); !at.IsZero() {
 		return float64(at.Sub(d.Began)) / float64(time.Millisecond)
@@ -79,11 +81,9 @@ func (d *Driver) Next() float64 {
 // Never is a time that never comes, in ms.
 var Never = math.Inf(1)
 
-// Count gives the boards the token counts of all requests at the time ms, so that they decide with them at the next event.
+// Count gives the boards the token counts of all requests.
 func (d *Driver) Count(ms float64) { d.Boards.Apply(&d.Counts, d.Instant(ms)) }
 
-// carryOut passes EffectBind to OnBind, EffectRefuse to OnRefuse, and the other effects to OnOtherEffect, except
-// EffectGroupIdle, which only marks the group as idle. EffectBind also sets the token count of the slot to zero.
 func (d *Driver) carryOut(effects []board.Effect) {
 	for i := range effects {
 		switch e := &effects[i]; e.Kind {
@@ -104,7 +104,7 @@ func (d *Driver) carryOut(effects []board.Effect) {
 type StepCounter struct {
 	Key    board.GroupKey
 	Number uint32  // number of the present step, from 1
-	Since  float64 // when the last step was reported, in ms; noLastStep (NaN): none was reported since the group was last idle
+	Since  float64 // when the last step was reported, in ms; noLastStep: none since the group was last idle
 	steps  board.Steps
 }
 
@@ -114,10 +114,10 @@ func newStepCounter(key board.GroupKey) StepCounter {
 	return StepCounter{Key: key, Number: 1, Since: noLastStep, steps: board.Steps{Group: key}}
 }
 
-// reportStep gives the boards the present step of a group, as the server's step detector does. now is the time of the report, in ms. The
-// first step after the group was idle is reported without a length.
+// reportStep gives the boards the present step, as the server's step detector does. The first step
+// after the group was idle has no length.
 func (d *Driver) reportStep(counter *StepCounter, now float64) {
-	if d.idleGroups[counter.Key.Name] { // the time since the last step was not that of one step
+	if d.idleGroups[counter.Key.Name] {
 		delete(d.idleGroups, counter.Key.Name)
 		counter.Since = noLastStep
 	}
@@ -127,11 +127,10 @@ func (d *Driver) reportStep(counter *StepCounter, now float64) {
 	}
 	counter.Since = now
 	counter.steps.List = append(counter.steps.List[:0], reported)
-	d.Count(now) // the boards learn from a step together with the tokens that it brought
+	d.Count(now) // the boards learn from a step together with its tokens
 	d.Apply(&counter.steps, now)
 }
 
-// resetCounts sets the counts of a slot to zero for a new request, and makes the lists of Counts long enough for the slot.
 func (d *Driver) resetCounts(slot int32) {
 	counts := &d.Counts
 	for int(slot) >= len(counts.Tokens) {
@@ -140,7 +139,6 @@ func (d *Driver) resetCounts(slot int32) {
 	counts.Tokens[slot], counts.Started[slot], counts.FirstStep[slot] = 0, false, 0
 }
 
-// setCounts sets the counts of a slot: how many tokens its request has got, and the number of the step that brought the first token.
 func (d *Driver) setCounts(slot, tokens int32, firstStep uint32) {
 	d.Counts.Tokens[slot], d.Counts.Started[slot], d.Counts.FirstStep[slot] = tokens, true, firstStep
 }
