@@ -6,20 +6,20 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// Backlog sums up the requests that wait in the arrival queue for a model, without batch requests.
+// Backlog sums up the requests that wait in a model's arrival queue, without batch requests.
 type Backlog struct {
 	Requests int
-	// Seconds is the predicted prefill time of all these requests on one engine. The prediction uses the learned latency and the
+	// Seconds is the predicted prefill time of them all on one engine, by the learned latency and the
 	// usual share of cached tokens.
 	Seconds float64
 }
 
-// Backlogs returns the backlogs by model. A model without waiting requests is absent. Seconds is the work in all, as if one engine did it,
-// however many engines serve the model. The latency is that of the model's first engine, which stands for all of them.
+// Backlogs returns the backlogs by model; a model without waiting requests is absent. The latency
+// is that of the model's first engine, which stands for all of them.
 func (s *Scheduler) Backlogs() map[string]Backlog {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	freshShare := s.cache.Totals.Fresh() // the usual share of a prompt that is not cached
+	freshShare := s.cache.Totals.Fresh()
 	all := map[string]Backlog{}
 	for name, m := range s.models {
 		if len(m.candidates) == 0 { // only other regions serve the model
@@ -38,8 +38,8 @@ func (s *Scheduler) Backlogs() map[string]Backlog {
 	return all
 }
 
-// LearnedLatency is the learned latency of prefills on a live candidate for the model, and the round trip to this candidate. Of several
-// candidates, the one with the smallest fixed part counts. known is false while nothing is learned for any of them.
+// LearnedLatency is that of the live candidate for the model with the smallest fixed part, with the
+// round trip to it.
 func (s *Scheduler) LearnedLatency(name string) (latency policy.Latency, rtt time.Duration, known bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

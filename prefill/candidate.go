@@ -7,52 +7,53 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Candidate is a place at which a prompt can be prefilled: a DP rank of a prefill engine, or the whole engine if requests
-// cannot name a rank.
+// Candidate is a place at which a prompt can be prefilled: a DP rank of a prefill engine, or the
+// whole engine if requests cannot name a rank.
 type Candidate struct {
 	ID             string // "<instance>/<rank>"; a candidate that keeps its ID keeps its load
-	Instance       string // name of the engine; candidates of one engine fail together, so that a retry first goes to another engine
+	Instance       string // name of the engine; its candidates fail together, so that a retry first goes to another one
 	Target         *engine.Target
 	Profile        *mooncake.Profile
-	Models         []string      // base models and LoRA names; empty: not known yet, so that the candidate is not eligible
-	Hardware       string        // label; candidates with the same model and label share a learned latency of prefills
-	CapacityTokens int64         // KV tokens that fit on the candidate; 0: not known
-	BlockTokens    int           // tokens per KV block, unless KV events name another size; 0: not known
-	RTT            time.Duration // round trip to the engine, used until a scrape has measured it; 0: the engine is in the proxy's own site
-	Region         string        // region of the engine; empty: the proxy's own region
-	Board          string        // name of the dispatcher board whose decode ranks take the candidate's hand-offs
+	Models         []string      // base models and LoRA names; empty: not known yet, and not eligible
+	Hardware       string        // label; with the same model and label, candidates share a learned latency
+	CapacityTokens int64         // KV tokens that fit; 0: not known
+	BlockTokens    int           // per KV block, unless KV events name another size; 0: not known
+	RTT            time.Duration // until a scrape has measured it; 0: in the proxy's own site
+	Region         string        // empty: the proxy's own region
+	Board          string        // dispatcher board whose decode ranks take the hand-offs
 	Live           bool
-	AnswersLate    bool // not live only because the engine answers late at present: requests wait for it and are not refused
+	AnswersLate    bool // not live only because the engine answers late: requests wait for it and are not refused
 	Decodes        bool // the engine also decodes, so that not all running requests are prefills
-	ProbeLimit     int  // most unanswered probes while the candidate is new in service; 0: no such bound
+	ProbeLimit     int  // most unanswered probes while it is new in service; 0: no such bound
 	Events         EventSource
 
-	// Aggregated says that the candidate is a group of ranks that prefill and decode. A request with a lease of it waits in
-	// the pool of the board until it is sent to a rank. The candidate can therefore start as many requests as will soon
-	// have a slot. It is never scraped.
+	// Aggregated says that the candidate is a group of ranks that prefill and decode. A request with a
+	// lease of it waits in the pool of the board until it is sent to a rank. The candidate can
+	// therefore start as many requests as will soon have a slot. It is never scraped.
 	Aggregated bool
-	// Fallback says that the candidate is a second choice. It takes a prompt only if no other candidate of the model can, if each of
-	// them has failed at the request, or if the request names this candidate.
+	// Fallback says that the candidate is a second choice. It takes a prompt only if no other
+	// candidate of the model can, if each of them has failed at the request, or if the request names
+	// this one.
 	Fallback bool
-	// NoDecodeRank says that no rank would fetch the KV of the candidate's prompts: it is used after all other candidates.
+	// NoDecodeRank says that no rank would fetch the KV of its prompts: it is used after all others.
 	NoDecodeRank bool
-	// FallbackFor lists the models for which the candidate is second, because the ranks of the model that could decode its
+	// FallbackFor lists the models for which it is second, because the ranks that could decode its
 	// prompts take no requests now.
 	FallbackFor []string
 }
 
-// stateName is the candidate's state, as metrics and status name it. Of several states that apply, the first one below counts.
+// stateName is the first of these states that applies, as metrics and status name it.
 func (c *candidate) stateName(now time.Time) string {
 	switch {
-	case !c.configured: // kept only until its charges end
+	case !c.configured:
 		return "removed"
 	case !c.Live:
 		return "down"
-	case len(c.Models) == 0: // the engine has not named its models yet
+	case len(c.Models) == 0:
 		return "unknown"
 	case !c.circuit.Allows(now), !c.trialAt.IsZero(): // its probes fail, or its hand-offs are lost
 		return "out"
-	case c.load.Closed(now): // the KV gate is closed
+	case c.load.Closed(now): // the KV gate
 		return "closed"
 	default:
 		return "open"
@@ -61,17 +62,18 @@ func (c *candidate) stateName(now time.Time) string {
 
 var candidateStates = []string{"open", "closed", "out", "unknown", "down", "removed"}
 
-// takesPrompts reports whether probes and hand-offs of the candidate work, or a prompt may be sent as a trial.
+// takesPrompts reports whether probes and hand-offs work, or a prompt may be sent as a trial.
 func (c *candidate) takesPrompts(now time.Time) bool {
 	return c.circuit.Allows(now) && !now.Before(c.trialAt)
 }
 
-// reachesRank reports whether the candidate can hand KV over to the decode rank that was chosen for the request; true if none was.
+// reachesRank is true if no decode rank was chosen for the request.
 func (r *Request) reachesRank(c *candidate) bool {
 	return r.replaces == nil || c.reachesRankOf(r.replaces)
 }
 
-// reachesRankOf reports whether the candidate can hand KV over to a decode rank that was chosen for the other one.
+// reachesRankOf reports whether the candidate can hand KV over to a decode rank that was chosen for
+// the other one.
 func (c *candidate) reachesRankOf(other *Candidate) bool {
 	knowsHow := c.Profile != nil && c.Profile.Connector == other.Profile.Connector // nil: it is not known how it hands over KV
 	return knowsHow && c.Board == other.Board && c.Region == other.Region

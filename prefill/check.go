@@ -10,8 +10,8 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// Validate reports every setting that cannot work, those of Check and those that are not in the config file. A zero field stands for its
-// default.
+// Validate reports every setting that cannot work, also those that are not in the config file. A
+// zero field stands for its default.
 func (c Config) Validate() error {
 	c = c.withDefaults()
 	var errs []error
@@ -29,8 +29,8 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Check calls bad for every setting of the config file that cannot work; key is the setting's key below prefill. Check does
-// not judge settings that depend on the engines.
+// Check calls bad for every setting of the config file that cannot work; key is below prefill. It
+// does not judge settings that depend on the engines.
 func (c *Config) Check(bad func(key, format string, args ...any)) {
 	c.checkPolicies(bad)
 	switch c.Index.Tokenize {
@@ -44,7 +44,7 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 		bad("index.tokenize_timeout", "%v; write how long a request may wait for its token ids, such as 250ms", c.Index.TokenizeTimeout)
 	}
 	for key, port := range map[string]int{"port": c.KVEvents.Port, "replay_port": c.KVEvents.ReplayPort} {
-		if port < 0 || port > 65535 || port == 0 && key == "port" { // a replay_port of 0 means that there are no replays
+		if port < 0 || port > 65535 || port == 0 && key == "port" { // a replay_port of 0: no replays
 			bad("kv_events."+key, "%d is no port; write the one in the engines' --kv-events-config", port)
 		}
 	}
@@ -85,14 +85,12 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 	least("retry.attempts", c.Retry.Attempts, 1)
 }
 
-// checkPolicies compiles the user's policies and parses the configured policy. It reports the line and the column of a wrong
-// expression.
 func (c *Config) checkPolicies(bad func(key, format string, args ...any)) {
 	switch {
 	case c.Work == "tokens":
 	case c.Work != "vllm-ascend":
 		bad("work", "%q weighs nothing; write tokens or vllm-ascend", c.Work)
-	case c.Policy != "least-tokens": // no other policy reads the weights of vllm-ascend
+	case c.Policy != "least-tokens":
 		bad("work", "only policy least-tokens weighs work, and the policy is %s; remove it, or write policy: least-tokens", c.Policy)
 	}
 	library, err := policy.NewLibrary(c.Policies)
@@ -115,7 +113,6 @@ func (c *Config) checkPolicies(bad func(key, format string, args ...any)) {
 	}
 }
 
-// flatten returns the single errors in a joined error.
 func flatten(err error) (all []error) {
 	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {

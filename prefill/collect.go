@@ -10,12 +10,11 @@ import (
 	"evenkeel/prefill/queue"
 )
 
-// Collect implements prometheus.Collector. It exports the present state of the scheduler. It reads the state in three parts, which may
-// differ by a moment: status takes the scheduler's lock for the candidates and the audit, ranks takes that of the ranks, and Collect takes
-// the scheduler's lock again for the queues and for what was learned.
+// Collect implements prometheus.Collector. It reads the state in three parts, which may differ by a
+// moment, because each takes a lock of its own.
 func (s *Scheduler) Collect(ch chan<- prometheus.Metric) {
 	out := series(ch)
-	states, handoffs := map[string]int{}, [ledger.Phases]int{} // numbers of candidates by state, and of hand-offs by phase
+	states, handoffs := map[string]int{}, [ledger.Phases]int{}
 	status, audit := s.status()
 	for _, c := range status {
 		states[c.State]++
@@ -23,10 +22,10 @@ func (s *Scheduler) Collect(ch chan<- prometheus.Metric) {
 		out.gauge(newTokensDesc, float64(c.QueuedNewTokens), c.ID)
 		out.gauge(gateDesc, boolGauge(c.GateOpen), c.ID)
 		out.count(missesDesc, float64(c.missed), c.ID)
-		if c.CapacityTokens > 0 { // otherwise the share of the capacity is not known
+		if c.CapacityTokens > 0 { // otherwise the share is not known
 			out.gauge(usageDesc, c.OwnUsage, c.ID, "own")
 		}
-		if c.ScrapedUsage != nil { // nil: the engine's gauge cannot be read
+		if c.ScrapedUsage != nil {
 			out.gauge(usageDesc, *c.ScrapedUsage, c.ID, "scraped")
 		}
 		for p := ledger.Pooled; p < ledger.Phases; p++ { // the phases in which there is a hand-off
@@ -61,7 +60,7 @@ func (s *Scheduler) Collect(ch chan<- prometheus.Metric) {
 	out.exportLearned(&s.state, s.clock())
 }
 
-// Describe implements prometheus.Collector. It lists the metrics that Collect exports.
+// Describe implements prometheus.Collector.
 func (s *Scheduler) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{candidatesDesc, inflightDesc, newTokensDesc, heldDesc, usageDesc,
 		gateDesc, missesDesc, handoffsDesc, queueDesc, expiredDesc, misusesDesc, driftDesc,
@@ -71,8 +70,8 @@ func (s *Scheduler) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// exportCaches exports how well the candidates' prefix caches are predicted. For each candidate it exports whether its cache seems to hold
-// less or more than its reported capacity, and the state of its KV events, if it has any. The share of wrong predictions is one for all.
+// exportCaches exports how well the prefix caches are predicted. The share of wrong predictions is
+// one for all candidates.
 func (s series) exportCaches(status []CandidateStatus) {
 	var all cache.Accuracy
 	for _, c := range status {
@@ -87,7 +86,6 @@ func (s series) exportCaches(status []CandidateStatus) {
 	s.gauge(mispredictedDesc, all.ErrorShare())
 }
 
-// exportEvents exports the state of the stream of KV events of a candidate, or of a rank.
 func (s series) exportEvents(e *EventsStatus, mode, id string) {
 	s.gauge(preciseDesc, boolGauge(mode == cache.Precise), id)
 	s.count(batchesDesc, float64(e.Batches), id)

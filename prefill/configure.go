@@ -6,16 +6,16 @@ import (
 	"evenkeel/prefill/steer"
 )
 
-// Configure changes the settings that a running scheduler can change: policies, KV threshold, push, calibration, hotspots,
-// affinity, scraping, queue and retries. It ignores the rest of the new config. Accounts, gates, learned latencies and waiting requests
-// keep their state. If the new config is not valid, Configure changes nothing.
+// Configure changes the settings that a running scheduler can change: policies, KV threshold, push,
+// calibration, hotspots, affinity, scraping, queue and retries. Accounts, gates, learned latencies
+// and waiting requests keep their state. If the new config is not valid, nothing changes.
 func (s *Scheduler) Configure(next Config) error {
-	next.Scraper = s.cfg.Scraper // Validate needs it; the scraper never changes
+	next.Scraper = s.cfg.Scraper // Validate needs it; it never changes
 	if err := next.Validate(); err != nil {
 		return err
 	}
 	next = next.withDefaults()
-	forServing := s.cfg.Clock == nil // with a Clock, the scheduler runs in a simulation, which has further policies
+	forServing := s.cfg.Clock == nil // a simulation has further policies
 	policies, err := steer.NewPolicies(next.Policies, next.Policy, forServing)
 	if err != nil {
 		return err
@@ -28,15 +28,14 @@ func (s *Scheduler) Configure(next Config) error {
 	s.fit.Configure(next.Calibration)
 	s.cfg.Scrape, s.cfg.Queue, s.cfg.Early, s.cfg.Retry = next.Scrape, next.Queue, next.Early, next.Retry
 	s.ledger.Configure(s.cfg.ledger())
-	for _, c := range s.candidates { // the gates must follow the new KV threshold
+	for _, c := range s.candidates { // for the new KV threshold
 		c.load.UpdateGate(s.now)
 	}
 	s.unlock()
-	s.wakeRun() // because the scrape settings may have changed
+	s.wakeRun() // the scrape settings may have changed
 	return nil
 }
 
-// CheckPolicy returns an error if a request names a policy that does not exist or has wrong parameters.
 func (s *Scheduler) CheckPolicy(spec string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -51,14 +50,12 @@ func (s *Scheduler) SetPolicy(spec string) error {
 	return wrapPolicyError(s.steering.SetDefault(spec))
 }
 
-// Policy is the present policy for requests that name none.
 func (s *Scheduler) Policy() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.steering.Default().String()
 }
 
-// wrapPolicyError wraps an error in ErrBadPolicy, by which callers recognise it; nil stays nil.
 func wrapPolicyError(err error) error {
 	if err != nil {
 		err = fmt.Errorf("%w: %w", ErrBadPolicy, err)

@@ -9,34 +9,34 @@ import (
 	"evenkeel/prefill/ledger"
 )
 
-// CalledBack records the time from the choice of the decode rank until the callback of its engine, which names the target of the KV.
+// CalledBack records the time from the choice of the decode rank until the callback of its engine.
 func (l *Lease) CalledBack(took time.Duration) {
 	l.scheduler.mu.Lock()
 	defer l.scheduler.mu.Unlock()
 	l.callbackLatency().Add(took)
 }
 
-// AcquireAnother waits for a lease of a candidate that was not tried yet, for the same request. It is used after l has ended because
-// its prefill engine ran nothing of the request. The caller makes all further calls on the new lease.
+// AcquireAnother waits for a lease of a candidate that was not tried yet, after l has ended because
+// its engine ran nothing of the request. The caller makes all further calls on the new lease.
 func (l *Lease) AcquireAnother(ctx context.Context, tried []string) (*Lease, error) {
 	r := *l.request
 	r.Exclude = tried
 	return l.scheduler.Acquire(ctx, r)
 }
 
-// MoveIfSooner moves a lease whose probe was not sent yet to the candidate that is predicted to end the prefill first. It does so
-// only if the prefill ends sooner by at least leastGain and the candidate's instance is not in avoid. With a negative leastGain
-// the prefill may end later by as much. MoveIfSooner returns the new lease, on which the caller makes all further calls; nil: nothing
-// has changed.
+// MoveIfSooner moves a lease whose probe was not sent yet to the candidate that is predicted to end
+// the prefill first, if it ends sooner by at least leastGain and its instance is not in avoid. With
+// a negative leastGain it may end later by as much. The caller makes all further calls on the new
+// lease; nil: nothing has changed.
 func (l *Lease) MoveIfSooner(leastGain time.Duration, avoid []string) *Lease {
 	s := l.scheduler
 	s.lock()
 	defer s.unlock()
 	unsent := l.inFlight.Phase() == ledger.Probing && l.inFlight.Sent().IsZero()
-	if !unsent || l.request == nil { // the engine may have begun, or the lease has kept no request and may not be replaced
+	if !unsent || l.request == nil { // the engine may have begun, or the lease may not be replaced
 		return nil
 	}
-	if l.predictedMs == 0 { // without a prediction, the ends cannot be compared
+	if l.predictedMs == 0 {
 		return nil
 	}
 	next := s.choose.makeEarlierLease(l, l.request, leastGain, avoid)
@@ -55,16 +55,15 @@ func (l *Lease) MoveIfSooner(leastGain time.Duration, avoid []string) *Lease {
 	return next
 }
 
-// makeEarlierLease charges the request of lease l to the candidate that is predicted to end its prefill first, and returns the new
-// lease. It returns nil if no candidate that can take over the request ends the prefill sooner by at least leastGain, or if the
-// ends cannot be predicted.
+// makeEarlierLease does the work of MoveIfSooner; nil: no candidate that can take over gains
+// enough, or the ends cannot be predicted.
 func (d *chooser) makeEarlierLease(l *Lease, r *Request, leastGain time.Duration, avoid []string) *Lease {
 	m := d.models[l.model]
 	if m == nil {
 		return nil
 	}
 	eligible, circuitsIgnored := d.filterCircuit(r, m.candidates)
-	if circuitsIgnored { // only engines that failed are left, so that moving the lease would gain nothing
+	if circuitsIgnored { // only engines that failed are left
 		return nil
 	}
 	eligible = slices.DeleteFunc(d.filterGate(eligible), func(c *candidate) bool {
@@ -73,7 +72,7 @@ func (d *chooser) makeEarlierLease(l *Lease, r *Request, leastGain time.Duration
 	if len(eligible) == 0 {
 		return nil
 	}
-	// After fillView, d.view[i] has the indicators of eligible[i]. Without learned times, they would only be a guess.
+	// Without learned times, the indicators would only be a guess.
 	if timesKnown := d.fillView(m, r, eligible); !timesKnown {
 		return nil
 	}
@@ -85,33 +84,31 @@ func (d *chooser) makeEarlierLease(l *Lease, r *Request, leastGain time.Duration
 		}
 	}
 	leastGainMs := float64(leastGain) / float64(time.Millisecond)
-	if bestMs+leastGainMs > d.predictedEndMs(l) { // the gain is too small
+	if bestMs+leastGainMs > d.predictedEndMs(l) {
 		return nil
 	}
-	// The default policy is only a placeholder: MoveIfSooner replaces its name by the name of the old lease's policy.
+	// The policy is a placeholder: MoveIfSooner replaces its name.
 	return d.makeLease(eligible[best], d.steering.Default(), r, &d.view[best], d.now)
 }
 
-// canTakeOver reports whether a candidate can start the request of lease l now, and can hand the KV to the decode rank that was
-// chosen for the request.
+// canTakeOver reports whether a candidate can start the request of lease l now, and reaches its
+// decode rank.
 func (d *chooser) canTakeOver(c *candidate, l *Lease, r *Request) bool {
-	if c == l.chargedTo || !c.reachesRankOf(&l.Candidate) || !d.canStart(r, c) { // the lease may be on c already
+	if c == l.chargedTo || !c.reachesRankOf(&l.Candidate) || !d.canStart(r, c) {
 		return false
 	}
-	predictable := !c.load.Stale() && !c.load.Stalled(d.now) // otherwise the end of its prefill would be a guess
+	predictable := !c.load.Stale() && !c.load.Stalled(d.now) // otherwise the end would be a guess
 	return predictable && !c.atProbeLimit()
 }
 
-// predictedEndMs is the predicted time, in ms, until the prefill of a lease ends if its probe is sent now; infinite if its candidate
-// takes no probes now, or seems to hang (Stalled).
+// predictedEndMs is the predicted time until a lease's prefill ends if its probe is sent now;
+// infinite if its candidate takes no probes, or seems to hang.
 func (d *chooser) predictedEndMs(l *Lease) float64 {
 	c := l.chargedTo
 	if !c.Live || !c.configured || !c.takesPrompts(d.now) || c.load.Stalled(d.now) {
 		return math.Inf(1)
 	}
-	// currentEnds is when the engine ends the prompt that it computes now. afterCurrent is the time for the prompts behind it, up to
-	// the lease's own, and for the round trip.
 	currentEnds, afterCurrent := l.predictEnd(d.now)
-	untilCurrentEnds := max(0, currentEnds.Sub(d.now)) // 0 if the present prompt is overdue
+	untilCurrentEnds := max(0, currentEnds.Sub(d.now)) // 0: overdue
 	return float64(afterCurrent+untilCurrentEnds) / float64(time.Millisecond)
 }

@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// The errors of Acquire, in addition to the error of its context. The gateway answers each with the status and code beside
-// it.
+// The errors of Acquire, beside that of its context. The gateway answers each with the status and
+// code beside it.
 var (
 	ErrQueueFull     = errors.New("prefill: arrival queue full")                             // HTTP 429, code queue_full
 	ErrQueueTimeout  = errors.New("prefill: arrival queue timeout")                          // HTTP 503, code queue_timeout
@@ -22,13 +22,12 @@ var (
 // FullError is an ErrQueueFull with details.
 type FullError struct {
 	Model string
-	Max   int    // most requests that may wait for the model
-	Key   string // the config key that sets Max
+	Max   int    // requests that may wait for the model
+	Key   string // sets Max
 }
 
 func (e *FullError) Error() string {
 	return fmt.Sprintf("%v: %d requests wait for model %q; send fewer, or raise %s", ErrQueueFull, e.Max, e.Model, e.Key)
 }
 
-// Unwrap makes errors.Is(e, ErrQueueFull) true.
 func (e *FullError) Unwrap() error { return ErrQueueFull }

@@ -12,13 +12,12 @@ import (
 // defaultBlock is the number of tokens per KV block if it is not known: vLLM's default.
 const defaultBlock = 16
 
-// blockTokens is the number of tokens per KV block of the candidate; defaultBlock if it is not known.
 func (c *candidate) blockTokens() int {
 	return cmp.Or(c.knownBlockTokens(), defaultBlock)
 }
 
-// knownBlockTokens is the number of tokens per KV block, as the KV events name the blocks, or else as the engine's metrics
-// say, which may mean another group of layers; 0: not known.
+// knownBlockTokens is as the KV events say, or else as the engine's metrics say, which may mean
+// another group of layers; 0: not known.
 func (c *candidate) knownBlockTokens() int {
 	if events := c.cache.Events(); events != nil {
 		return cmp.Or(events.BlockTokens(), c.BlockTokens)
@@ -26,13 +25,13 @@ func (c *candidate) knownBlockTokens() int {
 	return c.BlockTokens
 }
 
-// rtt is the round trip to the engine: as a scrape has measured it, or else as it is configured.
+// rtt is measured by a scrape, or else configured.
 func (c *candidate) rtt() time.Duration { return cmp.Or(c.load.RTT, c.RTT) }
 
 func (c *candidate) rttMs() float64 { return float64(c.rtt()) / float64(time.Millisecond) }
 
-// concurrentRequests is how many other requests, such as decodes, run on the candidate beside a prefill. An engine that only prefills has
-// none, because it computes one prompt after the other.
+// concurrentRequests is how many other requests run beside a prefill. An engine that only prefills
+// has none, because it computes one prompt after the other.
 func (c *candidate) concurrentRequests(now time.Time) float64 {
 	if !c.Decodes {
 		return 0
@@ -40,17 +39,16 @@ func (c *candidate) concurrentRequests(now time.Time) float64 {
 	return c.load.ConcurrentRequests(now)
 }
 
-// latencyFor predicts how long prefills of the model take on the candidate, with the requests that it runs now. known is false
-// while nothing is learned and latency is only the configured one.
+// latencyFor returns known false while the latency is only the configured one.
 func (s *state) latencyFor(model string, c *candidate) (latency policy.Latency, known bool) {
 	fitted, known := s.fit.Latency(model, c.Hardware)
 	return fitted.WithConcurrent(c.concurrentRequests(s.now)), known
 }
 
-// backlogMs is the predicted time, in ms, until the candidate has computed all its prompts; others is the part for prompts of
-// other proxies and clients. The recent prediction error of the candidate (residual) is added once for each of this proxy's
-// unanswered probes, and for furtherProbes more, because each of them will probably take longer by this error. The error may be
-// negative, but at least a quarter of the prediction remains.
+// backlogMs is the predicted time, in ms, until the candidate has computed all its prompts; others
+// is the part of other proxies and clients. The candidate's recent error is added for each of this
+// proxy's unanswered probes, and for furtherProbes more, because each will probably take longer by
+// it.
 func (s *state) backlogMs(c *candidate, latency policy.Latency, furtherProbes int) (ms, others float64) {
 	load := &c.load
 	others = load.OthersBacklog(latency, s.fit.MeanNewTokens(), c.Decodes, s.now)
@@ -59,32 +57,30 @@ func (s *state) backlogMs(c *candidate, latency policy.Latency, furtherProbes in
 	return max(ms*minBacklogShare, ms+probes*c.residual.Ms(s.now)), others
 }
 
-// minBacklogShare is the smallest share of a predicted time that remains after a negative error is added.
+// minBacklogShare is the smallest share of a predicted time that remains after a negative error is
+// added.
 const minBacklogShare = 0.25
 
-// setIndicators sets in v the indicators of a candidate that do not depend on the request; SetPrompt sets the others. Prompts that wait for
-// the candidate in this round (load.Waiting) count like prompts that it computes.
+// setIndicators sets what does not depend on the request; SetPrompt sets the rest. Prompts that
+// wait in this round count like those that the candidate computes.
 func (d *chooser) setIndicators(v *policy.Engine, c *candidate, latency policy.Latency) {
 	load := &c.load
 	v.ID, v.Order, v.Ring = c.ID, c.order, c.ring
 	v.RTTMs = c.rttMs()
-	// The predicted time of a prefill has a fixed part T0Ms, and grows by TPMs per new token and by Beta2 per pair of tokens that
-	// attention compares.
 	v.T0Ms, v.TPMs, v.Beta2 = latency.T0Ms, latency.TPMs, latency.Beta2
 
-	// The work that comes before this request:
-	v.BacklogMs, _ = d.backlogMs(c, latency, 1) // 1: the request for which the candidates are compared is a further probe
+	v.BacklogMs, _ = d.backlogMs(c, latency, 1) // the request itself is a further probe
 	v.QueuedNewTokens = float64(load.NewTokens + load.Waiting.NewTokens + load.ReportedByOthers.NewTokens)
 	v.QueuedAttention = float64(load.Attention+load.Waiting.Attention) / 2 // the ledger counts twice the attention, as an integer
-	v.BS = load.BatchSize(d.now)                                           // batch size: unanswered probes, and the requests of others
+	v.BS = load.BatchSize(d.now)
 	v.Waiting, v.Running = load.RequestCounts()
 	v.Waiting += float64(load.Waiting.Leases[ledger.Probing])
 	setKVIndicators(v, c)
 }
 
-// setKVIndicators sets the indicators for the prompts of this proxy whose KV the candidate's engine holds or makes, and the share of its KV
-// cache that is in use. ActiveTokens and ActiveWork, which the policy least-tokens reads, count only the prompts without an answer.
-// ActiveBlocks, which dynamo-sum reads, also counts the prompts that are prefilled, as KVTokens and KVWork do.
+// setKVIndicators counts only prompts without an answer in ActiveTokens and ActiveWork, for
+// least-tokens. ActiveBlocks, for dynamo-sum, also counts those that are prefilled, as KVTokens and
+// KVWork do.
 func setKVIndicators(v *policy.Engine, c *candidate) {
 	load, blockTokens := &c.load, float64(c.blockTokens())
 	unansweredTokens, kvTokens := float64(load.Tokens[ledger.Probing]), float64(load.KVTokens())
@@ -92,6 +88,6 @@ func setKVIndicators(v *policy.Engine, c *candidate) {
 	v.HeldTokens = kvTokens - unansweredTokens // only of prompts that are prefilled
 	v.BlockTokens, v.ActiveBlocks = blockTokens, math.Ceil(kvTokens/blockTokens)
 	v.KVUsage = load.Usage()
-	// The ledger counts work in millionths, as an integer.
+	// The ledger counts work in millionths.
 	v.ActiveWork, v.KVWork = float64(load.Work[ledger.Probing])/1e6, float64(load.KVWork())/1e6
 }

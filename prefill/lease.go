@@ -12,15 +12,14 @@ import (
 	"evenkeel/prefill/ledger"
 )
 
-// defaultHold is how long an engine holds a hand-off if its profile does not say: the longest time of all known engines, so
-// that KV never counts as free too early.
+// defaultHold is how long an engine holds a hand-off if its profile does not say: the longest time
+// of all known engines, so that KV never counts as free too early.
 const defaultHold = 480 * time.Second
 
 // Usage is the token counts in an engine's answer to a probe.
 type Usage = cache.Usage
 
-// MarkSent notes that the probe, which is the call that makes the engine compute the prompt, is sent now. It is used for a lease whose
-// decode rank is chosen before the prefill.
+// MarkSent is for a lease whose decode rank is chosen before the prefill: the probe is sent now.
 func (l *Lease) MarkSent() {
 	s := l.scheduler
 	s.lock()
@@ -28,10 +27,9 @@ func (l *Lease) MarkSent() {
 	l.inFlight.MarkSent(s.now)
 }
 
-// Answered notes that the engine answered the probe with a hand-off. The answer brings the candidate's circuit back into
-// service, and prefill times and the content of the prefix cache are learned from it. expires is when the engine frees the KV
-// blocks by itself: its hold timeout after the response headers; zero: the profile's timeout from now. If predicted cache hits are wrong
-// too often, the candidate's prefix cache is suspected to hold less or more than its capacity says, which Answered logs.
+// Answered notes that the engine answered the probe with a hand-off, which brings the candidate's
+// circuit back into service. expires is when the engine frees the KV blocks by itself: its hold
+// timeout after the response headers; zero: the profile's timeout from now.
 func (l *Lease) Answered(u Usage, expires time.Time) {
 	s := l.scheduler
 	s.lock()
@@ -47,12 +45,11 @@ func (l *Lease) Answered(u Usage, expires time.Time) {
 	}
 }
 
-// bookAnswer does the work of Answered under the scheduler's lock. The engine's counts also show how good the predicted cache hit was. If
-// this begins or ends the suspicion that the candidate has another KV capacity than it reports, bookAnswer returns this change, and
-// otherwise nil.
+// bookAnswer does the work of Answered under the scheduler's lock. nil: the suspicion about the KV
+// capacity stays.
 func (l *Lease) bookAnswer(u Usage, expires time.Time) *cache.SuspicionChange {
 	s := l.scheduler
-	if !l.inFlight.CheckAnswerable() { // the probe was not sent, or was answered or ended before: this call is a bug, which is counted
+	if !l.inFlight.CheckAnswerable() { // a bug, which is counted
 		return nil
 	}
 	if expires.IsZero() {
@@ -61,17 +58,15 @@ func (l *Lease) bookAnswer(u Usage, expires time.Time) *cache.SuspicionChange {
 	if u.PromptTokens > 0 && u.CachedTokens > u.PromptTokens {
 		u.CachedTokens = -1 // no more than the prompt can be cached, so the count is wrong
 	}
-	kvTokens := l.inFlight.Weight.Tokens // counted or estimated before; replaced if the engine reports its own count
+	kvTokens := l.inFlight.Weight.Tokens // counted or estimated before
 	if u.PromptTokens > 0 {
 		kvTokens = int64(u.PromptTokens)
 	}
 
-	// The engine works.
 	l.recordProbeEnd(probeAnswered)
 	l.chargedTo.circuit.Succeed()
 	l.chargedTo.lastFault = ""
 
-	// Learn from the answer.
 	if m := s.models[l.model]; m != nil { // nil: no candidate serves the model any more
 		m.throughput.Answered(s.now, float64(s.now.Sub(l.inFlight.Sent()))/float64(time.Millisecond))
 	}
@@ -79,34 +74,29 @@ func (l *Lease) bookAnswer(u Usage, expires time.Time) *cache.SuspicionChange {
 	hitVerdict := l.predictedHit.Answered(u, l.chargedTo.load.Capacity(), l.chargedTo.blockTokens(), s.now)
 	s.metrics.observeHitError(hitVerdict)
 
-	// The engine holds the prompt's KV from now on.
 	l.inFlight.Answer(kvTokens, expires, s.now)
 	return hitVerdict.Suspected
 }
 
-// learnPrefillTime learns prefill times from a probe's answer. The candidate's computeTimer turns answers into times without the wait for
-// other prompts and without the round trip to the engine. Engines of one kind may be at different distances, so prefillEndMs adds the round
-// trip again. An engine may compute several prompts in one step. The timer collects their answers into one sample, and returns it with
-// the first answer of another step, or once no probe is unanswered.
+// learnPrefillTime learns times without the round trip, because engines of one kind may be at
+// different distances. prefillEndMs adds it again.
 func (l *Lease) learnPrefillTime(u Usage) {
 	s := l.scheduler
-	// The timer also sees by oldestUnanswered whether the engine has answered this probe before an older one: it then cannot be
-	// measured.
-	oldestUnanswered := l.chargedTo.load.NextSent(&l.inFlight) // when the oldest of the other probes was sent; zero: all are answered
+	// The timer sees by it whether this probe has overtaken an older one: it then cannot be measured.
+	oldestUnanswered := l.chargedTo.load.NextSent(&l.inFlight) // of the other probes
 	for _, sample := range l.chargedTo.computeTimer.Answered(l.timedAnswer(u), oldestUnanswered, s.now) {
 		s.fit.Learn(l.model, l.chargedTo.Hardware, sample)
-		if sample.Predicted > 0 { // 0: there was no prediction, and so no error, which residual averages
+		if sample.Predicted > 0 { // 0: no prediction
 			l.chargedTo.residual.Add(sample.Ms, sample.Predicted, s.now)
 		}
 	}
 }
 
-// timedAnswer returns a probe's answer for computeTimer. It yields no sample (Unusable) if it has no token counts, or if the candidate is a
-// group of ranks that also decode (Aggregated). It yields none either if the engine had prompts of other proxies or clients when the prompt
-// was charged, or has some now, because their part of the time is not known.
+// timedAnswer yields no sample (Unusable) if other proxies or clients had prompts on the engine
+// when this prompt was charged, or have some now, because their part of the time is not known.
 func (l *Lease) timedAnswer(u Usage) fit.Answer {
 	c, now := l.chargedTo, l.scheduler.now
-	hitTokens := l.inFlight.Weight.Tokens - l.inFlight.Weight.NewTokens // predicted hit; replaced below if the engine reports its own count
+	hitTokens := l.inFlight.Weight.Tokens - l.inFlight.Weight.NewTokens // predicted
 	if u.CachedTokens >= 0 {
 		hitTokens = int64(u.CachedTokens)
 	}
@@ -118,7 +108,6 @@ func (l *Lease) timedAnswer(u Usage) fit.Answer {
 	}
 }
 
-// logSuspicion logs a change of the suspicion about a candidate's capacity: a warning when it begins, an info line when it ends.
 func logSuspicion(log *zap.Logger, candidate string, s *cache.SuspicionChange) {
 	log = log.With(zap.String("candidate", candidate), zap.Int64("capacity_tokens", s.CapacityTokens),
 		zap.Float64("over_predicted_share", s.Over), zap.Float64("under_predicted_share", s.Under))
@@ -133,7 +122,8 @@ func logSuspicion(log *zap.Logger, candidate string, s *cache.SuspicionChange) {
 	}
 }
 
-// Dispatched notes that the request was sent to a decode rank, which fetches the KV. It may be called again for another rank.
+// Dispatched notes that the request was sent to a decode rank. It may be called again for another
+// rank.
 func (l *Lease) Dispatched() {
 	s := l.scheduler
 	s.lock()
@@ -141,15 +131,16 @@ func (l *Lease) Dispatched() {
 	l.inFlight.Dispatch(s.now)
 }
 
-// Failed notes that the probe failed by a fault of the candidate. written says that the request was written and no answer came.
-// The engine may then have computed the prompt and hold its KV, so that the prompt stays charged for the time hold (0: the
-// profile's timeout). written is false if the connection was refused or any answer came, even an unusable one.
+// Failed notes that the probe failed by a fault of the candidate. written says that the request was
+// written and no answer came. The engine may then hold the KV, so that the prompt stays charged for
+// the time hold (0: the profile's timeout). written is false if the connection was refused or any
+// answer came, even an unusable one.
 func (l *Lease) Failed(written bool, hold time.Duration) {
 	s := l.scheduler
 	s.lock()
 	outFor := l.bookFailure(written, hold)
 	s.unlock()
-	if outFor > 0 { // this failure took the candidate out of service
+	if outFor > 0 {
 		s.cfg.Log.Warn("a prefill engine is out after failures in a row; one probe at a time tries it until it answers one",
 			zap.String("candidate", l.Candidate.ID), zap.Int("failures", circuit.Limit), zap.Duration("first_trial_in", outFor))
 	}
@@ -163,33 +154,31 @@ func (l *Lease) Blame(why string) {
 	l.chargedTo.lastFault = strings.ToValidUTF8(why[:min(len(why), maxFaultBytes)], "\uFFFD") // the cut may be inside a character
 }
 
-// maxFaultBytes bounds the recorded description of a fault.
 const maxFaultBytes = 400
 
-// bookFailure does the work of Failed under the scheduler's lock. If the request was written, the engine may hold the prompt's KV for the
-// time hold (0: the profile's timeout). The charge is then orphaned, which means that it stays until the engine must have freed the KV.
-// outFor is the time for which this failure opened the candidate's circuit; 0: it did not, or the circuit was open already.
+// bookFailure does the work of Failed under the scheduler's lock. outFor is the time for which this
+// failure opened the circuit; 0: it did not.
 func (l *Lease) bookFailure(written bool, hold time.Duration) (outFor time.Duration) {
 	s := l.scheduler
 	if !l.inFlight.ClaimEnd() { // the charge has expired or was ended before
 		return 0
 	}
-	if l.inFlight.Phase() != ledger.Probing { // the probe was answered before: the candidate did not fail, and holds the KV
+	if l.inFlight.Phase() != ledger.Probing { // answered before: the candidate did not fail, and holds the KV
 		l.inFlight.Orphan(l.holdTimeout(), s.now)
 		return 0
 	}
 	wasInService := l.chargedTo.circuit.InService()
-	if l.chargedTo.circuit.Fail(l.number, s.now) && wasInService { // not for a failed trial, which only prolongs the outage
+	if l.chargedTo.circuit.Fail(l.number, s.now) && wasInService { // a failed trial only prolongs the outage
 		outFor = l.chargedTo.circuit.OutageLength()
 	}
-	if written { // the engine may have computed the prompt and hold its KV
+	if written {
 		l.recordProbeEnd(probeLost)
 		l.predictedHit.OutcomeUnknown(s.now)
 		if hold <= 0 {
 			hold = l.holdTimeout()
 		}
 		l.inFlight.Orphan(hold, s.now)
-	} else { // the engine has computed nothing, and holds no KV
+	} else { // nothing was computed
 		l.recordProbeEnd(probeFailed)
 		l.predictedHit.NotRun()
 		l.endCharge()
@@ -197,15 +186,16 @@ func (l *Lease) bookFailure(written bool, hold time.Duration) (outFor time.Durat
 	return outFor
 }
 
-// Orphan notes that no decode engine will fetch the KV. The prompt stays charged until the engine frees the KV by itself.
+// Orphan notes that no decode engine will fetch the KV. The prompt stays charged until the engine
+// frees the KV by itself.
 func (l *Lease) Orphan() {
 	s := l.scheduler
 	s.lock()
 	defer s.unlock()
-	if !l.inFlight.ClaimEnd() { // the charge has expired or was ended before
+	if !l.inFlight.ClaimEnd() {
 		return
 	}
-	if l.inFlight.Phase() == ledger.Probing { // the probe has no answer, and it is not known what the engine has computed
+	if l.inFlight.Phase() == ledger.Probing { // it is not known what the engine has computed
 		l.recordProbeEnd(probeLost)
 		l.predictedHit.OutcomeUnknown(s.now)
 		l.chargedTo.circuit.Neutral(l.number)
@@ -213,18 +203,17 @@ func (l *Lease) Orphan() {
 	l.inFlight.Orphan(l.holdTimeout(), s.now)
 }
 
-// Release notes that the prefill engine has freed the KV. The first decode event came, the hand-off was discarded, or the probe ended
-// without a hand-off because the client left or the engine refused the request. It ends the charge, by which the prompt counts in the
-// candidate's load. If the probe has no answer, Release also takes back what was expected of it: the prefix index forgets the blocks that
-// the prefill would have left in the engine's cache, and the circuit counts neither a success nor a failure.
+// Release notes that the prefill engine has freed the KV: the first decode event came, the hand-off
+// was discarded, or the probe ended without a hand-off because the client left or the engine
+// refused the request.
 func (l *Lease) Release() {
 	s := l.scheduler
 	s.lock()
 	defer s.unlock()
-	if !l.inFlight.ClaimEnd() { // the charge has expired or was ended before
+	if !l.inFlight.ClaimEnd() {
 		return
 	}
-	if l.inFlight.Phase() == ledger.Probing { // the probe ended without a hand-off, by no fault of the engine
+	if l.inFlight.Phase() == ledger.Probing { // by no fault of the engine
 		l.recordProbeEnd(probeDropped)
 		l.predictedHit.NotRun()
 		l.chargedTo.circuit.Neutral(l.number)
@@ -232,23 +221,20 @@ func (l *Lease) Release() {
 	l.endCharge()
 }
 
-// endCharge ends the charge. If the candidate was removed from the configuration and this was its last charge, endCharge drops
-// the candidate.
 func (l *Lease) endCharge() {
 	l.inFlight.Release(l.scheduler.now)
 	l.scheduler.dropIfUnused(l.chargedTo)
 }
 
-// DetachOwner separates the lease from its owner: from now on other code is responsible for the last call (Release, Orphan or
-// Failed).
+// DetachOwner makes other code responsible for the last call (Release, Orphan or Failed).
 func (l *Lease) DetachOwner() {
 	l.scheduler.mu.Lock()
 	defer l.scheduler.mu.Unlock()
 	l.inFlight.DetachOwner()
 }
 
-// Ended notes that an owner makes no more calls. Leases that it still holds stay charged, because the engine may still hold
-// the KV, and count as drift in the audit.
+// Ended notes that an owner makes no more calls. Leases that it still holds stay charged, because
+// the engine may still hold the KV, and count as drift in the audit.
 func (s *Scheduler) Ended(o *LeaseOwner) {
 	s.mu.Lock()
 	lost := s.ledger.OwnerEnded(o)
@@ -259,8 +245,8 @@ func (s *Scheduler) Ended(o *LeaseOwner) {
 	}
 }
 
-// recordProbeEnd records in the metrics how the probe ended and how long it took. If a probe was sent and not answered, the prefill
-// times of the probes that waited meanwhile are not learned.
+// recordProbeEnd also stops the learning from probes that waited for one that was sent and not
+// answered.
 func (l *Lease) recordProbeEnd(outcome string) {
 	m, sent := l.scheduler.metrics, l.inFlight.Sent()
 	seconds := l.scheduler.now.Sub(sent).Seconds()
@@ -275,15 +261,14 @@ func (l *Lease) recordProbeEnd(outcome string) {
 		m.answered.Inc()
 		return
 	}
-	if !sent.IsZero() { // zero: the probe was never sent, so that it took no time
+	if !sent.IsZero() { // the probe was never sent
 		l.chargedTo.computeTimer.ProbeDropped(l.scheduler.now)
 		m.probeSeconds.WithLabelValues(l.chargedTo.ID, outcome).Observe(seconds)
 	}
 	m.attempts.WithLabelValues(outcome).Inc()
 }
 
-// holdTimeout is how long the engine holds a hand-off that no decode engine fetches, as its profile says; defaultHold if the
-// profile does not say.
+// holdTimeout is how long the engine holds a hand-off that no decode engine fetches.
 func (l *Lease) holdTimeout() time.Duration {
 	if p := l.Candidate.Profile; p != nil && p.KVHoldTimeout > 0 {
 		return p.KVHoldTimeout

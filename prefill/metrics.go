@@ -15,7 +15,7 @@ import (
 	"evenkeel/prefill/steer"
 )
 
-// metrics are counted when events happen. Metrics that show a state are read at each Prometheus scrape, by Collect.
+// metrics are counted when events happen. Metrics that show a state are read by Collect.
 type metrics struct {
 	decisions       *prometheus.CounterVec
 	decisionSeconds prometheus.Histogram
@@ -32,16 +32,15 @@ type metrics struct {
 	hotFiltered     prometheus.Counter
 	affinity        *prometheus.CounterVec
 
-	answered   prometheus.Counter // series of attempts for answered probes, which are nearly all
-	lastChoice struct {           // series of the last choice: most choices have the same labels, and need no look-up
+	answered   prometheus.Counter // series of attempts for answered probes: nearly all
+	lastChoice struct {           // most choices have the same labels as the last one, and need no look-up
 		policy, reason string
 		count          prometheus.Counter
 	}
 }
 
-// newMetrics makes the metrics of a scheduler. policies are the names of its policies, which are labels. Some help texts name parts of the
-// KV gate, which keeps probes from an engine whose KV cache is full: an orphan is a hand-off that no decode engine will fetch, and a canary
-// is a probe that passes the closed gate, to find out whether the orphans still fill the cache.
+// In the help texts, an orphan is a hand-off that no decode engine will fetch, and a canary is a
+// probe that passes the closed KV gate.
 func newMetrics(policies []string) *metrics {
 	counter := func(name, help string) prometheus.CounterOpts {
 		return prometheus.CounterOpts{Name: "evenkeel_" + name, Help: help}
@@ -88,8 +87,9 @@ func newMetrics(policies []string) *metrics {
 	return m
 }
 
-// createSeries makes the series whose labels have few values. If a counter only came into existence with its first event,
-// its value would never increase from 0 to 1, and no alert would see this event.
+// createSeries makes the series whose labels have few values. If a counter only came into existence
+// with its first event, its value would never increase from 0 to 1, and no alert would see this
+// event.
 func (m *metrics) createSeries(policies []string) {
 	for _, outcome := range []string{probeAnswered, probeFailed, probeLost, probeDropped} {
 		m.attempts.WithLabelValues(outcome)
@@ -127,8 +127,7 @@ const (
 	policyFilter   = "policy"
 )
 
-// countChoice counts a choice of a candidate. It looks up the series only if the choice before had other labels. The caller holds the
-// scheduler's lock, because m.lastChoice has none of its own.
+// countChoice must be called under the scheduler's lock, which m.lastChoice needs.
 func (m *metrics) countChoice(policy, reason string) {
 	last := &m.lastChoice
 	sameLabels := last.count != nil && last.policy == policy && last.reason == reason
@@ -138,7 +137,6 @@ func (m *metrics) countChoice(policy, reason string) {
 	last.count.Inc()
 }
 
-// observeHitError records by how many tokens a prefix hit was predicted too high (over) or too low (under).
 func (m *metrics) observeHitError(v cache.Verdict) {
 	switch {
 	case !v.Compared: // the engine did not report its hit
@@ -149,14 +147,12 @@ func (m *metrics) observeHitError(v cache.Verdict) {
 	}
 }
 
-// dropCandidate drops the series of a removed candidate. canaries and probeSeconds are the only metrics with this label that are kept here.
 func (m *metrics) dropCandidate(candidate string) {
 	label := prometheus.Labels{"candidate": candidate}
 	m.canaries.DeletePartialMatch(label)
 	m.probeSeconds.DeletePartialMatch(label)
 }
 
-// register registers the metrics, and the scheduler as the collector of its own state.
 func (m *metrics) register(r prometheus.Registerer, s *Scheduler) error {
 	for _, c := range []prometheus.Collector{m.decisions, m.decisionSeconds, m.canaries, m.probeSeconds, m.queueWait, m.batchWait, m.displaced,
 		m.attempts, m.filterSkipped, m.policyErrors, m.budgetExhausted, m.misprediction, m.hotFiltered, m.affinity, s} {
@@ -236,15 +232,15 @@ func (s series) count(d *prometheus.Desc, v float64, labels ...string) {
 	s <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, v, labels...)
 }
 
-// maxNamedModels bounds the number of models with their own series. LoRA adapters are models, too, and there may be thousands.
+// maxNamedModels bounds the models with their own series. LoRA adapters are models, too, and there
+// may be thousands.
 const maxNamedModels = 64
 
-// other is the label of the series for all further models.
+// other is the label of all further models.
 const other = "other"
 
-// exportByModel exports a value for each model. The models are sorted by their rank, where a smaller rank comes first, and then by name. A
-// model that is not in rank has rank 0. The first maxNamedModels of the models have their own series; the rest share the series of the
-// label other, with their mean.
+// exportByModel exports a value for each model, sorted by rank (0 if absent) and name. The models
+// after the first maxNamedModels share a series with their mean.
 func (s series) exportByModel(d *prometheus.Desc, rank map[string]int, values map[string]float64) {
 	names := slices.SortedFunc(maps.Keys(values), func(a, b string) int { return cmp.Or(cmp.Compare(rank[a], rank[b]), cmp.Compare(a, b)) })
 	named := min(len(names), maxNamedModels)
@@ -267,8 +263,7 @@ func boolGauge(b bool) float64 {
 	return 0
 }
 
-// exportLearned exports what the scheduler has learned: prefix hits, prefill times and hotspots. For each model it also exports whether the
-// model's engines report how many tokens they found cached. The caller holds the scheduler's lock.
+// exportLearned must be called under the scheduler's lock.
 func (s series) exportLearned(scheduler *state, now time.Time) {
 	tokens, stats := &scheduler.cache.Totals, scheduler.cache.Stats()
 	s.count(promptDesc, float64(tokens.Prompt))
@@ -279,33 +274,32 @@ func (s series) exportLearned(scheduler *state, now time.Time) {
 	for reason, n := range stats.Evictions {
 		s.count(evictionsDesc, float64(n), index.Reason(reason).String())
 	}
-	// Only maxNamedModels models have their own series: base models come first, then LoRA adapters, and a model that is named "other"
-	// comes last. An adapter is not in rank, and so has the rank 0 between the two.
+	// Base models come first, then LoRA adapters, which have rank 0. A model that is named "other"
+	// comes last.
 	const first, last = -1, 1
 	rank := map[string]int{other: last}
 	for _, c := range scheduler.candidates {
 		rank[c.Board] = first // a board has the name of its base model
 	}
-	reportsCachedTokens := map[string]float64{} // by model: 1 if its engines do
+	reportsCachedTokens := map[string]float64{}
 	for model, reports := range scheduler.cache.Feedback() {
 		reportsCachedTokens[model] = boolGauge(reports)
 	}
 	s.exportByModel(feedbackDesc, rank, reportsCachedTokens)
 	for _, fitted := range scheduler.fit.All() {
 		if latency, known := fitted.Latency(); known {
-			s.gauge(tpDesc, latency.TPMs/1000, fitted.Model, fitted.Hardware) // seconds per new token, from ms
+			s.gauge(tpDesc, latency.TPMs/1000, fitted.Model, fitted.Hardware)
 			s.gauge(r2Desc, fitted.R2(), fitted.Model, fitted.Hardware)
 		}
 	}
 	if h := scheduler.steering.Hotspots; h != nil { // nil: hotspots are not detected
-		// classes counts request classes by state: hot only (Alarm), or also kept off the engines that hold their prefix (Filter).
 		classes := h.States(now)
 		s.gauge(hotDesc, float64(classes[steer.Alarm]), string(steer.Alarm))
 		s.gauge(hotDesc, float64(classes[steer.Filter]), string(steer.Filter))
 	}
 }
 
-// finiteOrNil returns a pointer to v, or nil for NaN and the infinities, which JSON cannot represent.
+// finiteOrNil is for JSON, which cannot represent NaN and the infinities.
 func finiteOrNil(v float64) *float64 {
 	if math.IsNaN(v) || math.IsInf(v, 0) {
 		return nil

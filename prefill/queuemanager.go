@@ -10,10 +10,10 @@ import (
 	"evenkeel/prefill/queue"
 )
 
-// enter serves a request at once, refuses it with an error, or puts it into the arrival queue. Only one of the results is set: the waiter
-// of a request that waits, the lease of a request that is served, or the error.
+// enter serves a request at once, refuses it, or puts it into the arrival queue. Only one result is
+// set.
 func (qm *queueManager) enter(r Request) (*waiter, *Lease, error) {
-	m, p, err := qm.acceptNew(&r) // the model and the policy that the request names
+	m, p, err := qm.acceptNew(&r)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -26,10 +26,8 @@ func (qm *queueManager) enter(r Request) (*waiter, *Lease, error) {
 	return qm.addWaiter(m, p, r), nil, nil
 }
 
-// acceptNew checks a new request, and counts a first attempt for the retry budget, which is a share of all requests, and for the arrival
-// rate. A request that no region can serve counts only for the budget. acceptNew sets the request's Arrival if this is zero. It also serves
-// the waiting requests that can be served by now, so that the new request does not overtake them. It returns the model and the policy that
-// the request names.
+// acceptNew checks a new request, counts it, and serves the waiting requests that can be served by
+// now, so that the new one does not overtake them.
 func (qm *queueManager) acceptNew(r *Request) (*model, *policy.Policy, error) {
 	p, err := qm.steering.Named(r.Policy)
 	if err != nil {
@@ -38,7 +36,7 @@ func (qm *queueManager) acceptNew(r *Request) (*model, *policy.Policy, error) {
 	if r.isFirstAttempt() {
 		qm.budget.countRequest(qm.now)
 	}
-	if err := qm.checkServable(r); err != nil && !r.remoteMayServe() { // neither this region nor another one can serve the model
+	if err := qm.checkServable(r); err != nil && !r.remoteMayServe() {
 		return nil, nil, err
 	}
 	if r.Arrival.IsZero() {
@@ -46,22 +44,21 @@ func (qm *queueManager) acceptNew(r *Request) (*model, *policy.Policy, error) {
 	}
 	qm.serveWaiters()
 	m := qm.modelOf(r.Model)
-	if r.isFirstAttempt() && !r.Batch { // the arrival rate is for the choice between regions (Local), which counts no batch requests
+	if r.isFirstAttempt() && !r.Batch { // Local counts no batch requests
 		m.throughput.Arrived(qm.now)
 	}
 	return m, p, nil
 }
 
-// tryAtOnce serves a request if it can be served now and no request for its model comes first. It returns neither a lease nor an
-// error if the request has to wait, and an error if the request goes to another region or its deadline cannot be met.
+// tryAtOnce serves a request if it can be served now and no request for its model comes first. It
+// returns neither a lease nor an error if the request has to wait.
 func (qm *queueManager) tryAtOnce(m *model, p *policy.Policy, r *Request) (*Lease, error) {
-	// A first attempt waits behind all requests of the model that wait. A retry, which has its place in the pool already, waits only
-	// behind other retries.
+	// A retry, which has its place already, waits only behind other retries.
 	isRetry := r.HasPlace
 	if m.queue.AnyServable(!isRetry) {
 		return nil, nil
 	}
-	qm.queue.StartRound() // a round of decisions for this request alone
+	qm.queue.StartRound() // for this request alone
 	lease, why := qm.choose.tryServe(m, p, r, qm.now)
 	qm.choose.endRound()
 	switch why {
@@ -72,11 +69,11 @@ func (qm *queueManager) tryAtOnce(m *model, p *policy.Policy, r *Request) (*Leas
 		qm.dropModelIfEmpty(m)
 		return nil, qm.deadlineError(r)
 	}
-	return lease, nil // nil for any other reason: the request waits
+	return lease, nil // nil: the request waits
 }
 
-// makeRoomOrRefuse makes room in the queue for n requests like this one, for which it may displace waiting ones. An error says why
-// the n requests may not wait.
+// makeRoomOrRefuse makes room in the queue for n requests like this one, or returns why they may
+// not wait.
 func (qm *queueManager) makeRoomOrRefuse(m *model, r *Request, n int) error {
 	if r.deadlinePassed(qm.now) {
 		return qm.deadlineError(r)
@@ -84,14 +81,14 @@ func (qm *queueManager) makeRoomOrRefuse(m *model, r *Request, n int) error {
 	if !qm.now.Before(r.Arrival.Add(qm.maxWait(m, r))) {
 		return qm.timeoutError(m, r)
 	}
-	waitsAnyway := r.HasPlace || r.Returned // a retry, or a request that another region gave back, waits even if the queue is full
+	waitsAnyway := r.HasPlace || r.Returned // a retry, or one that another region gave back
 	if !waitsAnyway && !qm.makeRoom(m, r, n) {
 		return qm.fullError(m, r)
 	}
 	return nil
 }
 
-// maxWait is how long a request may wait, from its first arrival.
+// maxWait counts from the request's first arrival.
 func (qm *queueManager) maxWait(m *model, r *Request) time.Duration {
 	if r.Batch {
 		return qm.cfg.Queue.BatchTimeout
@@ -99,10 +96,10 @@ func (qm *queueManager) maxWait(m *model, r *Request) time.Duration {
 	return qm.queueLimits(m).Timeout
 }
 
-// fullError is the error for a request that found no room in the queue. It names the setting that bounds the queue.
+// fullError names the setting that bounds the queue.
 func (qm *queueManager) fullError(m *model, r *Request) error {
 	key, limit := "prefill.queue.max", qm.queueLimits(m).Max
-	if m.needsRankFirst() { // pool.size is the limit (Config.Early) for requests that need a decode rank before their prefill
+	if m.needsRankFirst() { // Config.Early has the limit
 		key = "pool.size"
 	}
 	if r.Batch { // batch requests may fill only a part of the queue
@@ -111,8 +108,7 @@ func (qm *queueManager) fullError(m *model, r *Request) error {
 	return &FullError{m.name, limit, key}
 }
 
-// makeRoom displaces waiting requests until the queue has room for n requests like this one. If this cannot make enough
-// room, it displaces none and returns false.
+// makeRoom displaces waiting requests, or none if it cannot make enough room.
 func (qm *queueManager) makeRoom(m *model, r *Request, n int) bool {
 	displaced, ok := m.queue.MakeRoom(r.class(), r.Key, n, qm.queueLimits(m).Max)
 	for _, item := range displaced {
@@ -124,12 +120,12 @@ func (qm *queueManager) makeRoom(m *model, r *Request, n int) bool {
 	return ok
 }
 
-// addWaiter adds a request to its model's queue, and returns its waiter.
 func (qm *queueManager) addWaiter(m *model, p *policy.Policy, r Request) *waiter {
 	w := &waiter{Request: r, policy: p, since: qm.now, timesOutAt: r.Arrival.Add(qm.maxWait(m, &r)), done: make(chan struct{})}
 	w.item = queue.Item[*waiter]{Value: w, Key: r.Key, Priority: r.class(), Tokens: r.PromptTokens, Arrival: r.Arrival, Deadline: r.Deadline,
 		HasPlace: r.HasPlace}
-	// A request with Remote may go to another region while its target is busy, so that DeferSameTarget must not defer it.
+	// With Remote it may go to another region while its target is busy, so that DeferSameTarget must
+	// not defer it.
 	if r.Remote == nil {
 		w.item.Target = r.Target
 	}
@@ -138,38 +134,35 @@ func (qm *queueManager) addWaiter(m *model, p *policy.Policy, r Request) *waiter
 	return w
 }
 
-// timeoutError is the error for a request whose time in the queue is over. It names the resource that was missing.
+// timeoutError names the resource that was missing.
 func (qm *queueManager) timeoutError(m *model, r *Request) error {
 	timeout := qm.maxWait(m, r)
-	if len(m.candidates) == 0 { // no engine of this region serves the model, so that the request waited for another region
+	if len(m.candidates) == 0 { // the request waited for another region
 		return fmt.Errorf("%w: no region took model %q for %v", ErrQueueTimeout, m.name, timeout)
 	}
 	if !slices.ContainsFunc(m.candidates, func(c *candidate) bool { return c.Live }) {
 		return fmt.Errorf("%w for model %q: for %v, no prefill engine of the %d that serve it took requests, or no decode engine did; "+
 			"look at their state in /status", ErrUnavailable, m.name, timeout, len(m.candidates))
 	}
-	if r.Batch && !r.HasPlace { // a retry (HasPlace) does not wait for capacity that other requests leave
+	if r.Batch && !r.HasPlace { // a retry does not wait for capacity that others leave
 		return fmt.Errorf("%w: for %[3]v, other requests took all engines of model %[2]q, and batch requests take only the rest; send batch "+
 			"requests when there are fewer others, add engines, "+
 			"or raise prefill.queue.batch_timeout", ErrQueueTimeout, m.name, timeout)
 	}
 	for _, c := range m.candidates {
-		if c.Live && !c.load.Closed(qm.now) { // the candidate's KV gate is open, so that KV memory was not what was missing
+		if c.Live && !c.load.Closed(qm.now) { // KV memory was not what was missing
 			return fmt.Errorf("%w: for %[3]v, a request for model %[2]q found no place in the pool or no prefill engine that could start it; add "+
 				"decode slots or prefill engines, raise pool.size, or see /prefill", ErrQueueTimeout, m.name, timeout)
 		}
 	}
-	// The KV gates of all live engines are closed.
 	return fmt.Errorf("%w: a request for model %q waited %v; add prefill engines, or look for hand-offs that are not fetched", ErrKVExhausted,
 		m.name, timeout)
 }
 
-// deadlinePassed reports whether the deadline for the request's first token has passed.
 func (r *Request) deadlinePassed(now time.Time) bool {
 	return !r.Deadline.IsZero() && !now.Before(r.Deadline)
 }
 
-// deadlineError is the error for a request whose deadline has passed, or cannot be met any more.
 func (qm *queueManager) deadlineError(r *Request) error {
 	if r.deadlinePassed(qm.now) {
 		return fmt.Errorf("%w: it has passed, and no prefill engine could start the request before; give the request more time, or add prefill "+
@@ -179,9 +172,10 @@ func (qm *queueManager) deadlineError(r *Request) error {
 		"engines", ErrDeadline, r.Deadline.Sub(qm.now))
 }
 
-// serveWaiters first refuses the waiters whose deadline has passed. It then serves all waiters that can be served now, in one
-// order over all models. If the best prefill engine for a waiter is busy, the waiter waits for this engine. Its tokens then count
-// on the engine for the rest of the round, so that the waiters behind it are sent to other engines if those are better for them.
+// serveWaiters refuses the waiters whose deadline has passed, and serves all that can be served
+// now, in one order over all models. A waiter whose best engine is busy waits for it. Its tokens
+// then count on this engine for the rest of the round, so that those behind it go to other engines
+// if these are better for them.
 func (qm *queueManager) serveWaiters() {
 	if qm.queue.Len() == 0 {
 		return
@@ -193,7 +187,7 @@ func (qm *queueManager) serveWaiters() {
 	for item := qm.queue.Next(); item != nil; item = qm.queue.Next() {
 		w := item.Value
 		m := qm.models[w.Model]
-		if err := qm.checkServable(&w.Request); err != nil && !w.remoteMayServe() { // neither this region nor another can serve it
+		if err := qm.checkServable(&w.Request); err != nil && !w.remoteMayServe() {
 			qm.finishWaiter(m, w, nil, err)
 			continue
 		}
@@ -201,33 +195,33 @@ func (qm *queueManager) serveWaiters() {
 		switch why {
 		case canServe:
 			qm.finishWaiter(m, w, lease, nil)
-		case firstAttemptsWait: // the other first attempts for the model would get the same reason, but its retries may be served
+		case firstAttemptsWait: // the same holds for the others, but retries may be served
 			m.queue.ServeOnlyRetries()
 		case goesElsewhere:
 			qm.finishWaiter(m, w, nil, ErrElsewhere)
 			qm.sendSiblingsElsewhere(m, w)
 		case deadlineMissed:
 			qm.finishWaiter(m, w, nil, qm.deadlineError(&w.Request))
-		case poolFull: // the pool of hand-offs has no place left; retries have their place already, and are still considered
+		case poolFull: // retries have their place already
 			qm.queue.MarkPoolFull()
-		case onlyThisWaits: // for a busy candidate or region; requests behind this one may get another
+		case onlyThisWaits: // for a busy candidate or region
 			item.Defer()
-		case sameTargetWaits: // the candidate that the request names takes none now, so the requests with the same target would wait, too
+		case sameTargetWaits:
 			item.DeferSameTarget()
-		default: // gatesClosed, noneCanStart: no other request for the model can be served either
+		default: // gatesClosed, noneCanStart: nor can any other request for the model
 			m.queue.CloseForRound()
 		}
 	}
 	qm.choose.endRound()
 }
 
-// finishWaiter removes a waiter from its queue and passes it the result, a lease or an error. A request that is served, here or elsewhere,
-// uses up the turn of its Key, the tenant or user: within a priority, the keys take turns in the queue.
+// finishWaiter removes a waiter from its queue and passes it the result. A request that is served,
+// here or elsewhere, uses up the turn of its Key.
 func (qm *queueManager) finishWaiter(m *model, w *waiter, lease *Lease, err error) {
 	if lease != nil || errors.Is(err, ErrElsewhere) {
 		w.item.MarkServed()
 	}
-	if lease != nil { // one region must serve all prompts (legs) of a client's request
+	if lease != nil { // one region must serve all legs
 		keepSiblingsHere(w.siblings)
 	}
 	w.item.Remove()
@@ -236,54 +230,53 @@ func (qm *queueManager) finishWaiter(m *model, w *waiter, lease *Lease, err erro
 	qm.dropModelIfEmpty(m)
 }
 
-// sendSiblingsElsewhere sends the other prompts (legs) of a request to another region, because one of them, w, goes there. It then wakes
-// the caller that waits for the decision about the region (AwaitRegionDecision). The legs share this decision.
+// sendSiblingsElsewhere sends the other legs of a request to another region together with w.
 func (qm *queueManager) sendSiblingsElsewhere(m *model, w *waiter) {
-	for _, leg := range w.siblings { // w itself is one of them
-		if leg.item.InFlowQueue() { // it still waits; w has left the queue already
+	for _, leg := range w.siblings { // w is one of them
+		if leg.item.InFlowQueue() { // w has left the queue already
 			qm.finishWaiter(m, leg, nil, ErrElsewhere)
 		}
 		leg.regionDecision.announce()
 	}
 }
 
-// The two values of the parameter entered of reportQueued.
+// The values of reportQueued's parameter entered.
 const (
 	enteredQueue = true
 	leftQueue    = false
 )
 
-// reportQueued reports to the request's RemoteRegions that the request has entered the arrival queue, or has left it. Batch requests are
-// not reported, because OnlineFirstAttempts, the length that goes with the report, does not count them.
+// reportQueued does not report batch requests, because OnlineFirstAttempts does not count them.
 func (qm *queueManager) reportQueued(m *model, r *Request, entered bool) {
 	if r.Remote != nil && !r.Batch {
 		r.Remote.Queued(qm.now, entered, m.queue.OnlineFirstAttempts())
 	}
 }
 
-// nextWake is the next time at which a waiter may be answered without any event; zero: only an event can help.
+// nextWake is the next time at which a waiter may be answered without any event; zero: only an
+// event can help.
 func (qm *queueManager) nextWake() (next time.Time) {
 	consider := func(at time.Time) {
-		if at.After(qm.now) && (next.IsZero() || at.Before(next)) { // a time that has passed brings nothing new
+		if at.After(qm.now) && (next.IsZero() || at.Before(next)) {
 			next = at
 		}
 	}
-	if item := qm.queue.NextDeadline(); item != nil { // a waiter is refused when its deadline passes
+	if item := qm.queue.NextDeadline(); item != nil {
 		consider(item.Deadline)
 	}
-	if at, ok := qm.ledger.NextExpiry(); ok { // an engine frees the KV of an expired hand-off
+	if at, ok := qm.ledger.NextExpiry(); ok { // an engine frees the KV of a hand-off
 		consider(at)
 	}
 	for _, c := range qm.candidates {
-		consider(c.circuit.TrialAt()) // a candidate that failed may get a probe as a trial; zero, and ignored, if it is in service
+		consider(c.circuit.TrialAt()) // zero, and ignored, if it is in service
 		consider(c.trialAt)
-		if at, ok := c.load.MayPassAt(); ok { // the gauge that closed the KV gate becomes too old, or a canary may pass the gate
+		if at, ok := c.load.MayPassAt(); ok { // the gauge becomes too old, or a canary may pass
 			consider(at)
 		}
-		if at, ok := c.load.StallsAt(); ok { // the engine begins to count as stalled, so that requests need not wait for it
+		if at, ok := c.load.StallsAt(); ok { // so that requests need not wait for it
 			consider(at)
 		}
-		if at, ok := qm.earlyProbeFrom(c); ok { // a prompt whose decode rank is chosen first may be sent ahead to the busy engine
+		if at, ok := qm.earlyProbeFrom(c); ok { // a probe may be sent ahead to the busy engine
 			consider(at)
 		}
 	}

@@ -7,41 +7,38 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// replaceCandidates sets the candidates, see Scheduler.SetCandidates. For each model, round-robin continues after the candidate that it
-// chose last. A candidate that is not in the new list is dropped when its last charge has ended.
+// replaceCandidates lets round-robin continue, for each model, after the candidate that it chose
+// last.
 func (s *state) replaceCandidates(candidates []Candidate) {
-	passedBefore := s.passedByRoundRobin() // read first, because applyConfig changes the order of the candidates
+	passedBefore := s.passedByRoundRobin() // read first, because applyConfig changes the order
 	for _, c := range s.candidates {
 		c.configured = false // applyConfig sets it again for those that stay
 	}
 	for _, m := range s.models {
 		m.candidates = nil
 	}
-	// anyModels says that a candidate names its models, and liveWithoutModels that a live candidate names none.
 	anyModels, liveWithoutModels := false, false
 	for i, given := range candidates {
 		c := s.candidates[given.ID]
 		if c == nil {
 			c = s.newCandidate(given.ID)
 			s.candidates[given.ID] = c
-		} else if c.configured { // the list names this ID twice: the first entry counts
+		} else if c.configured { // the list names this ID twice
 			continue
 		}
 		s.applyConfig(c, given, i)
 		anyModels = anyModels || len(given.Models) > 0
 		liveWithoutModels = liveWithoutModels || given.Live && len(given.Models) == 0
 	}
-	// A live candidate without models may yet name any model. As long as there is one, or as no candidate has models, a request for a
-	// model that no candidate lists is refused as one that may succeed later (503), and not because there is no such model (404).
+	// A live candidate without models may yet name any model. Then a request for an unknown model may
+	// succeed later (503, not 404).
 	s.modelsUnknown = liveWithoutModels || !anyModels
 	for name, m := range s.models {
-		m.cursor = cursorAfter(passedBefore[name]) // round-robin continues after this position
+		m.cursor = cursorAfter(passedBefore[name])
 	}
 	s.dropUnneeded()
 }
 
-// dropUnneeded drops the models that have no candidate and no waiting request, the removed candidates without charges, and what was learned
-// of the dropped models.
 func (s *state) dropUnneeded() {
 	for _, m := range s.models {
 		s.dropModelIfEmpty(m)
@@ -52,7 +49,6 @@ func (s *state) dropUnneeded() {
 	s.dropGoneModels()
 }
 
-// newCandidate returns a candidate without charges.
 func (s *state) newCandidate(id string) *candidate {
 	c := &candidate{load: s.ledger.NewLoad(id), cache: s.cache.CachedBlocks(id)}
 	if s.cfg.Clock != nil { // the only policy that uses the ring exists in simulations only
@@ -61,11 +57,11 @@ func (s *state) newCandidate(id string) *candidate {
 	return c
 }
 
-// applyConfig applies the given settings to a candidate, and adds the candidate to its models. If the candidate comes back up, its
-// engine may have restarted: failed scrapes are forgotten, and so are cached blocks that no KV events confirm.
+// applyConfig also forgets what a candidate that comes back up may have lost, because its engine
+// may have restarted.
 func (s *state) applyConfig(c *candidate, given Candidate, order int) {
 	if given.Live && !c.Live {
-		c.load.FailedInRow = 0 // scrapes that failed while the candidate was down do not count
+		c.load.FailedInRow = 0 // from when the candidate was down
 		c.cache.EngineRestarted(s.now)
 	}
 	c.Candidate, c.order, c.configured = given, order, true
@@ -78,16 +74,14 @@ func (s *state) applyConfig(c *candidate, given Candidate, order int) {
 	c.load.SetCapacity(given.CapacityTokens, s.now)
 }
 
-// needsRankFirst reports whether a decode rank is chosen for the model's requests before their prefill.
 func (m *model) needsRankFirst() bool {
 	return slices.ContainsFunc(m.candidates, (*candidate).needsRankFirst)
 }
 
-// needsRankFirst reports whether a decode rank is chosen for the candidate's requests before their prefill.
+// needsRankFirst reports whether a decode rank is chosen for the candidate's requests before their
+// prefill.
 func (c *candidate) needsRankFirst() bool { return c.Profile != nil && c.Profile.Early() }
 
-// queueLimits returns the bounds of a model's arrival queue. If the decode rank is chosen before the prefill, these are the bounds
-// of Config.Early.
 func (s *state) queueLimits(m *model) *QueueConfig {
 	if m.needsRankFirst() {
 		return &s.cfg.Early
@@ -95,13 +89,13 @@ func (s *state) queueLimits(m *model) *QueueConfig {
 	return &s.cfg.Queue
 }
 
-// passedByRoundRobin returns, for each model, the candidates that round-robin has passed, the one that it chose last first. With them
-// cursorAfter finds the position of round-robin in the new order of the candidates.
+// passedByRoundRobin returns, for each model, the candidates that round-robin has passed, the last
+// one first.
 func (s *state) passedByRoundRobin() map[string][]*candidate {
 	passed := map[string][]*candidate{}
 	for name, m := range s.models {
 		for _, c := range m.candidates {
-			if c.order <= m.cursor { // never with cursor -1: none was chosen yet
+			if c.order <= m.cursor { // never with cursor -1
 				passed[name] = append(passed[name], c)
 			}
 		}
@@ -110,8 +104,8 @@ func (s *state) passedByRoundRobin() map[string][]*candidate {
 	return passed
 }
 
-// cursorAfter is the new cursor of round-robin: the position of the candidate that was chosen last and is still configured; -1: there is
-// none, and round-robin begins with the first candidate. passed has the candidate that was chosen last first.
+// cursorAfter is the position of the candidate that was chosen last and is still configured; -1:
+// none.
 func cursorAfter(passed []*candidate) int {
 	for _, c := range passed {
 		if c.configured {
@@ -121,15 +115,13 @@ func cursorAfter(passed []*candidate) int {
 	return -1
 }
 
-// dropGoneModels drops the learned state of models that no candidate serves any more.
 func (s *state) dropGoneModels() {
 	gone := func(name string) bool { return s.models[name] == nil }
 	s.fit.DropModels(gone)
 	s.cache.DropModels(gone)
 }
 
-// dropIfUnused drops a candidate that was removed from the configuration and has no charges. It does nothing if c was dropped before: a new
-// candidate may have c's ID by now.
+// dropIfUnused drops a removed candidate without charges. A new candidate may have c's ID by now.
 func (s *state) dropIfUnused(c *candidate) {
 	unused := !c.configured && c.load.HeldPrompts() == 0
 	if unused && s.candidates[c.ID] == c {
@@ -139,8 +131,8 @@ func (s *state) dropIfUnused(c *candidate) {
 	}
 }
 
-// modelOf returns the entry of a model, and makes it if there is none. Another region may serve a model that no engine of
-// this region serves.
+// modelOf returns the entry of a model, and makes it if there is none. Another region may serve a
+// model that no engine of this region serves.
 func (s *state) modelOf(name string) *model {
 	m := s.models[name]
 	if m == nil {
@@ -150,7 +142,6 @@ func (s *state) modelOf(name string) *model {
 	return m
 }
 
-// dropModelIfEmpty drops a model that no engine of this region serves and for which no request waits.
 func (s *state) dropModelIfEmpty(m *model) {
 	if len(m.candidates) == 0 && m.queue.Empty() {
 		delete(s.models, m.name)
@@ -158,8 +149,7 @@ func (s *state) dropModelIfEmpty(m *model) {
 	}
 }
 
-// checkServable returns an error if no candidate could take a request, however long the request waited; nil: a
-// candidate is live, or may soon be live again.
+// checkServable returns an error if no candidate could take a request, however long it waited.
 func (s *state) checkServable(r *Request) error {
 	name, m := r.Model, s.models[r.Model]
 	switch {

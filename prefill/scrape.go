@@ -10,20 +10,20 @@ import (
 	"evenkeel/prefill/cache"
 )
 
-// Run scrapes the live candidates, and follows the KV events of the candidates that publish them, until ctx ends. It returns
-// when all of its goroutines have ended.
+// Run scrapes the live candidates, and follows the KV events of those that publish them, until ctx
+// ends. It returns when all of its goroutines have ended.
 func (s *Scheduler) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	w := watcher{s, map[*candidate]cache.Feed{}}
 	defer w.stopStreams()
-	running := map[*candidate]context.CancelFunc{} // the loops that scrape one candidate each
+	running := map[*candidate]context.CancelFunc{} // loops that scrape one candidate each
 	var runningSettings ScrapeConfig
 	for {
 		w.updateStreams()
 		wanted, settings := w.scrapeTargets()
 		for c, stop := range running {
-			if !wanted[c] || settings != runningSettings { // a loop cannot change its settings: it is stopped, and started again below
+			if !wanted[c] || settings != runningSettings { // a loop cannot change its settings: it is started again below
 				stop()
 				delete(running, c)
 			}
@@ -37,7 +37,7 @@ func (s *Scheduler) Run(ctx context.Context) {
 			}
 		}
 		select {
-		case <-s.changed: // the candidates or the settings: look at them again
+		case <-s.changed:
 		case <-ctx.Done():
 			for _, stop := range running {
 				stop()
@@ -47,13 +47,13 @@ func (s *Scheduler) Run(ctx context.Context) {
 	}
 }
 
-// scrapeTargets returns the candidates to scrape, none if scraping is switched off, and the settings. A group of ranks that prefill and
-// decode (Aggregated) is not scraped: it is no single engine, and has no KV gate that gauges could close.
+// scrapeTargets leaves out groups of ranks that prefill and decode: they are no single engine, and
+// have no KV gate.
 func (w watcher) scrapeTargets() (targets map[*candidate]bool, settings ScrapeConfig) {
 	w.lock()
 	defer w.unlock()
 	targets = map[*candidate]bool{}
-	if w.cfg.Scrape.Interval == 0 { // scraping is switched off
+	if w.cfg.Scrape.Interval == 0 {
 		return targets, w.cfg.Scrape
 	}
 	for _, c := range w.candidates {
@@ -64,8 +64,7 @@ func (w watcher) scrapeTargets() (targets map[*candidate]bool, settings ScrapeCo
 	return targets, w.cfg.Scrape
 }
 
-// scrapeEvery scrapes a candidate once in each interval, until ctx ends. It waits for each scrape, so that a slow engine is
-// scraped less often.
+// scrapeEvery waits for each scrape, so that a slow engine is scraped less often.
 func (w watcher) scrapeEvery(ctx context.Context, c *candidate, cfg ScrapeConfig) {
 	tick := time.NewTicker(cfg.Interval)
 	defer tick.Stop()
@@ -84,13 +83,13 @@ func (s *Scheduler) Scrape(ctx context.Context, id string) {
 	s.mu.Lock()
 	c, settings := s.candidates[id], s.cfg.Scrape
 	s.mu.Unlock()
-	if c != nil { // nil: no candidate has this ID
+	if c != nil {
 		s.scrape(ctx, c, settings)
 	}
 }
 
-// scrape reads a candidate's gauges and books the result. It logs when the gauges become stale, when they can be read again,
-// and once if the candidate's KV capacity is not known. If ctx ends during the scrape, the result is ignored.
+// scrape reads a candidate's gauges and books the result. If ctx ends during the scrape, the result
+// is ignored.
 func (s *Scheduler) scrape(ctx context.Context, c *candidate, cfg ScrapeConfig) {
 	s.lock()
 	target, start := c.Candidate, c.load.StartScrape(s.now)

@@ -5,7 +5,7 @@ import "evenkeel/prefill/ledger"
 // Share is the load that one dispatcher has put on a candidate that several dispatchers use.
 type Share = ledger.Share
 
-// Shares returns the load that this dispatcher has put on each candidate. Candidates without such load are absent.
+// Shares returns the load that this dispatcher has put on each candidate, if any.
 func (s *Scheduler) Shares() map[string]Share {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -18,8 +18,8 @@ func (s *Scheduler) Shares() map[string]Share {
 	return all
 }
 
-// SetShares sets the last reports of all other dispatchers, each by candidate ID. The reported load counts at once. A scrape
-// would show it later, or not at all while the engine does not update its gauges.
+// SetShares sets the last reports of all other dispatchers, each by candidate ID. A scrape would
+// show the load later, or not at all while the engine does not update its gauges.
 func (s *Scheduler) SetShares(reports ...map[string]Share) {
 	s.lock()
 	defer s.unlock()

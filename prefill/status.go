@@ -17,33 +17,33 @@ type CandidateStatus struct {
 	ID              string   `json:"id"`
 	Instance        string   `json:"instance"`
 	Models          []string `json:"models"`
-	Aggregated      bool     `json:"aggregated,omitempty"` // a group of ranks that prefill and decode, without KV gate and gauges
+	Aggregated      bool     `json:"aggregated,omitempty"` // ranks that prefill and decode, without KV gate and gauges
 	State           string   `json:"state"`                // open, closed (KV gate), out (circuit), unknown (no models named), down, removed
 	GateOpen        bool     `json:"gate_open"`
 	Inflight        int      `json:"inflight_requests"`
 	QueuedNewTokens int64    `json:"queued_new_tokens"`
 	KVTokens        int64    `json:"kv_tokens"`
-	CapacityTokens  int64    `json:"capacity_tokens"` // KV tokens that fit on the candidate; 0: unknown
+	CapacityTokens  int64    `json:"capacity_tokens"` // 0: unknown
 	Pooled          int      `json:"pooled"`
 	Dispatched      int      `json:"dispatched"`
 	Orphans         int      `json:"orphans"`
 	OwnUsage        float64  `json:"kv_usage_own"`
-	ScrapedUsage    *float64 `json:"kv_usage_scraped"` // share of the KV cache in use, as the engine's gauge shows; null: not known, or stale
-	Stale           bool     `json:"gauges_stale"`     // the last scrapes failed, so that the proxy prefers other engines
+	ScrapedUsage    *float64 `json:"kv_usage_scraped"` // by the engine's gauge; null: not known, or stale
+	Stale           bool     `json:"gauges_stale"`     // so that the proxy prefers other engines
 	Foreign         float64  `json:"foreign_requests"`
 	ScrapeMisses    int      `json:"scrape_misses"`
 
 	Batch       float64  `json:"bs"`
 	BacklogMs   float64  `json:"backlog_ms"`
-	OthersMs    float64  `json:"backlog_others_ms"` // the part of backlog_ms for prompts that other proxies and clients sent
-	ResidualMs  float64  `json:"residual_ms"`       // ms by which recent prefills took longer than predicted; negative: shorter
-	Waiting     float64  `json:"waiting"`           // requests in the engine's queue; probes since the scrape count here and in running
+	OthersMs    float64  `json:"backlog_others_ms"` // the part for other proxies and clients
+	ResidualMs  float64  `json:"residual_ms"`       // by which recent prefills took longer than predicted
+	Waiting     float64  `json:"waiting"`           // in the engine; probes since the scrape count here and in running
 	Running     float64  `json:"running"`
 	HeldTokens  int64    `json:"held_tokens"`
-	ScrapeAgeMs *float64 `json:"scrape_age_ms"` // age of the last good scrape in ms; null: none yet
-	AnswerAgeMs *float64 `json:"answer_age_ms"` // ms since the engine last answered a probe; null: none yet
-	OldestMs    *float64 `json:"oldest_ms"`     // ms since the oldest unanswered probe was sent; null: no probe is unanswered
-	CanStart    bool     `json:"can_start"`     // one more probe may be sent to the candidate
+	ScrapeAgeMs *float64 `json:"scrape_age_ms"` // of the last good scrape; null: none yet
+	AnswerAgeMs *float64 `json:"answer_age_ms"` // since the last answer to a probe; null: none yet
+	OldestMs    *float64 `json:"oldest_ms"`     // of the oldest unanswered probe; null: none
+	CanStart    bool     `json:"can_start"`     // one more probe may be sent
 	DecodeFull  bool     `json:"decode_full"`   // its prompts would wait for a decode slot; only set with engines in several regions
 	RTTMs       float64  `json:"rtt_ms"`
 	CacheStatus
@@ -53,21 +53,20 @@ type CandidateStatus struct {
 	missed uint64
 }
 
-// FaultStatus shows the recent failures of a candidate.
 type FaultStatus struct {
-	Failures int    `json:"failures"`        // failed probes in a row
-	Fault    string `json:"fault,omitempty"` // description of the last failure
-	// LosesHandoffs: its hand-offs do not arrive at decode engines that work with others, so it gets one prompt at times, as a trial.
+	Failures int    `json:"failures"`        // probes in a row
+	Fault    string `json:"fault,omitempty"` // the last failure
+	// LosesHandoffs says that its hand-offs do not arrive at decode engines that work with others, so
+	// that it gets one prompt at times, as a trial.
 	LosesHandoffs bool `json:"loses_handoffs,omitempty"`
 }
 
-// CacheStatus shows the prediction of a candidate's prefix cache.
 type CacheStatus struct {
-	IndexBlocks     int             `json:"index_blocks"`               // blocks that the candidate holds, according to the prefix index
+	IndexBlocks     int             `json:"index_blocks"`               // held, by the prefix index
 	Mode            string          `json:"mode"`                       // approximate (from answers) or precise (from KV events)
-	Events          *EventsStatus   `json:"kv_events,omitempty"`        // state of the candidate's KV events; nil: it publishes none
-	HitShare        float64         `json:"hit_share"`                  // share of recent prompt tokens that the engine found in its cache
-	Mispredicted    float64         `json:"mispredicted_share"`         // recent error of predicted cache hits, as a share of these hits
+	Events          *EventsStatus   `json:"kv_events,omitempty"`        // nil: it publishes none
+	HitShare        float64         `json:"hit_share"`                  // of recent prompt tokens
+	Mispredicted    float64         `json:"mispredicted_share"`         // recent error, as a share of the predicted hits
 	CapacitySuspect cache.Suspicion `json:"capacity_suspect,omitempty"` // less or more: the cache seems smaller or larger than the capacity
 
 	accuracy cache.Accuracy
@@ -79,8 +78,8 @@ func (s *Scheduler) Status() []CandidateStatus {
 	return list
 }
 
-// status returns Status and the audit at the same time. The charges that candidates still hold are subtracted from Audit.Drift, because
-// they are not released yet, and so are no drift.
+// status returns Status and the audit at the same time: charges that candidates still hold are no
+// drift.
 func (s *Scheduler) status() ([]CandidateStatus, ledger.Audit) {
 	s.lock()
 	defer s.unlock()
@@ -92,7 +91,7 @@ func (s *Scheduler) status() ([]CandidateStatus, ledger.Audit) {
 		switch {
 		case a.configured == b.configured:
 			return a.order - b.order
-		case a.configured: // b was removed, and comes last
+		case a.configured:
 			return -1
 		}
 		return 1
@@ -106,9 +105,8 @@ func (s *Scheduler) status() ([]CandidateStatus, ledger.Audit) {
 	return all, audit
 }
 
-// describeCandidate returns the status of a candidate. Its backlog is computed with the prefill times of its first model, and CanStart is
-// for a request that names no model and stays in this region. A charge, which is one prompt of this proxy on the engine, goes through
-// phases: Probing (the probe has no answer yet), Pooled, Dispatched, and Orphaned if no decode engine will fetch the KV.
+// describeCandidate computes the backlog with the prefill times of the candidate's first model.
+// CanStart is for a request that names no model and stays in this region.
 func (d *chooser) describeCandidate(c *candidate) CandidateStatus {
 	load := &c.load
 	unansweredProbes, unansweredTokens := load.Leases[ledger.Probing], load.Tokens[ledger.Probing]
@@ -116,7 +114,7 @@ func (d *chooser) describeCandidate(c *candidate) CandidateStatus {
 	if len(c.Models) > 0 {
 		latency, _ = d.latencyFor(c.Models[0], c)
 	}
-	backlog, othersPart := d.backlogMs(c, latency, 0) // 0 further probes: the backlog as it is now
+	backlog, othersPart := d.backlogMs(c, latency, 0) // no further probes
 	waiting, running := load.RequestCounts()
 	return CandidateStatus{
 		ID:         c.ID,
@@ -125,7 +123,6 @@ func (d *chooser) describeCandidate(c *candidate) CandidateStatus {
 		Aggregated: c.Aggregated,
 		State:      c.stateName(d.now),
 
-		// What this proxy has charged to the candidate.
 		Inflight:        unansweredProbes,
 		QueuedNewTokens: load.NewTokens,
 		KVTokens:        load.KVTokens(),
@@ -135,23 +132,20 @@ func (d *chooser) describeCandidate(c *candidate) CandidateStatus {
 		Orphans:         load.Leases[ledger.Orphaned],
 		sums:            load.Sums,
 
-		// The KV cache, by these charges and by the engine's gauges.
 		GateOpen:       !load.Closed(d.now),
 		CapacityTokens: load.Capacity(),
 		OwnUsage:       load.CountedUsage(),
 		ScrapedUsage:   finiteOrNil(load.GaugeUsage(d.now)),
 
-		// The scrapes of the gauges, and the requests that the last one found.
 		Stale:        load.Stale(),
 		ScrapeMisses: load.FailedInRow,
-		missed:       load.FailedScrapes, // since the start; ScrapeMisses counts only the last ones in a row
+		missed:       load.FailedScrapes, // since the start
 		ScrapeAgeMs:  age(d.now, load.SampledAt),
 		RTTMs:        c.rttMs(),
 		Waiting:      waiting,
 		Running:      running,
-		Foreign:      load.ObservedOthers, // requests of other proxies and clients; OthersMs is a time
+		Foreign:      load.ObservedOthers, // OthersMs is a time
 
-		// The work ahead of a further prompt, and the engine's last answers and failures.
 		Batch:       load.BatchSize(d.now),
 		BacklogMs:   backlog,
 		OthersMs:    othersPart,
@@ -170,7 +164,7 @@ func (d *chooser) describeCandidate(c *candidate) CandidateStatus {
 	}
 }
 
-// age returns how many ms have passed from the time `then` to now; nil: `then` is the zero time.
+// age is in ms; nil: `then` is zero.
 func age(now, then time.Time) *float64 {
 	if then.IsZero() {
 		return nil
@@ -179,22 +173,21 @@ func age(now, then time.Time) *float64 {
 	return &ms
 }
 
-// Overview is the state of the scheduler in the admin API.
 type Overview struct {
 	Policy     string            `json:"policy"`
-	Policies   []string          `json:"policies"`         // names of all policies
-	Waiting    int               `json:"waiting_requests"` // requests in the arrival queues, without batch
+	Policies   []string          `json:"policies"`
+	Waiting    int               `json:"waiting_requests"` // in the arrival queues, without batch
 	Candidates []CandidateStatus `json:"candidates"`
-	Ranks      []RankEvents      `json:"ranks,omitempty"` // ranks that prefill and decode, and whose KV events are followed
+	Ranks      []RankEvents      `json:"ranks,omitempty"` // that prefill and decode, and whose KV events are followed
 	Lines      []LineStatus      `json:"lines"`
 	Index      IndexStatus       `json:"index"`
 }
 
-// RankEvents is the state of the KV events of one rank that prefills and decodes. Such a rank is a part of a candidate, and
-// has its own prefix cache.
+// RankEvents is for a rank that prefills and decodes. It is a part of a candidate, with its own
+// prefix cache.
 type RankEvents struct {
 	ID     string       `json:"id"`
-	Mode   string       `json:"mode"` // approximate (from answers) or precise (from KV events)
+	Mode   string       `json:"mode"` // as in CacheStatus
 	Events EventsStatus `json:"kv_events"`
 }
 
@@ -202,13 +195,13 @@ type RankEvents struct {
 type LineStatus struct {
 	Model    string  `json:"model"`
 	Hardware string  `json:"hardware"`
-	Known    bool    `json:"known"` // false: nothing is learned yet, and the latency is the configured one
+	Known    bool    `json:"known"` // false: the latency is the configured one
 	TPMs     float64 `json:"tp_ms"`
 	T0Ms     float64 `json:"t0_ms"`
 	Beta2Ms  float64 `json:"beta2_ms"`
 
-	// How much longer a prompt takes for each request that runs beside it, such as a decode: per token (in ms/token), and per prompt
-	// (ms).
+	// More for each request that runs beside a prompt, such as a decode: ms per token, and ms per
+	// prompt.
 	BesideTPMs float64 `json:"beside_tp_ms"`
 	BesideT0Ms float64 `json:"beside_t0_ms"`
 
@@ -216,17 +209,15 @@ type LineStatus struct {
 	Samples int     `json:"samples"`
 }
 
-// IndexStatus shows the size of the prefix index and its success.
 type IndexStatus struct {
 	Bytes           int64  `json:"bytes"`
 	Blocks          int    `json:"blocks"`
-	PromptTokens    uint64 `json:"prompt_tokens"` // prompt tokens of all requests since the start; the hits are part of them
+	PromptTokens    uint64 `json:"prompt_tokens"` // of all requests since the start; the hits are part of them
 	PredictedTokens uint64 `json:"predicted_hit_tokens"`
 	ActualTokens    uint64 `json:"actual_hit_tokens"`
 }
 
-// Overview returns a copy of the scheduler's state. Lines has one line for each model and kind of hardware. It predicts the time
-// of a prefill, which grows with the prompt's new tokens and with the requests that run beside it.
+// Overview has one line for each model and kind of hardware.
 func (s *Scheduler) Overview() Overview {
 	o := Overview{Candidates: s.Status(), Ranks: s.ranks(), Lines: []LineStatus{}}
 	s.lock()
@@ -238,8 +229,8 @@ func (s *Scheduler) Overview() Overview {
 		fitted, known := s.fit.Latency(learned.Model, learned.Hardware)
 		o.Lines = append(o.Lines, LineStatus{
 			Model: learned.Model, Hardware: learned.Hardware, Known: known,
-			TPMs: fitted.TPMs, T0Ms: fitted.T0Ms, Beta2Ms: fitted.Beta2, // ms per new token, fixed ms per prompt, ms per token pair of attention
-			BesideTPMs: fitted.ConcurrentTPMs, BesideT0Ms: fitted.ConcurrentT0Ms, // added to TPMs and T0Ms for each request that runs beside
+			TPMs: fitted.TPMs, T0Ms: fitted.T0Ms, Beta2Ms: fitted.Beta2, // ms per new token, per prompt, and per token pair of attention
+			BesideTPMs: fitted.ConcurrentTPMs, BesideT0Ms: fitted.ConcurrentT0Ms,
 			R2: learned.R2(), Samples: learned.Samples(),
 		})
 	}
@@ -251,7 +242,6 @@ func (s *Scheduler) Overview() Overview {
 	return o
 }
 
-// ranks returns the state of the KV events of ranks that prefill and decode.
 func (s *Scheduler) ranks() []RankEvents {
 	if s.cfg.Ranks == nil {
 		return nil
@@ -259,10 +249,11 @@ func (s *Scheduler) ranks() []RankEvents {
 	return s.cfg.Ranks.Events()
 }
 
-// HotspotClass is a watched class: requests that share a long prefix, and may overload the engines that hold it.
+// HotspotClass is a watched class: requests that share a long prefix, and may overload the engines
+// that hold it.
 type HotspotClass = steer.HotspotClass
 
-// Hotspots lists the watched classes of requests, the most frequent first.
+// Hotspots lists the watched classes, the most frequent first.
 func (s *Scheduler) Hotspots() []HotspotClass {
 	s.lock()
 	defer s.unlock()
@@ -279,10 +270,9 @@ type Scored struct {
 	Scores    []policy.Row `json:"scores"` // the chosen candidate first, the others by score
 }
 
-// maxScoreRows bounds the candidates of a score table.
 const maxScoreRows = 64
 
-// Score returns the choice of every policy for a request, without sending or charging the request.
+// Score returns the choice of every policy for a request, without sending or charging it.
 func (s *Scheduler) Score(r Request) ([]Scored, error) {
 	s.lock()
 	defer s.unlock()
@@ -295,7 +285,7 @@ func (s *Scheduler) Score(r Request) ([]Scored, error) {
 		return nil, fmt.Errorf("%w for model %q: none of the %d that serve it takes requests now; see GET /prefill",
 			ErrUnavailable, r.Model, len(m.candidates))
 	}
-	eligible = s.choose.filterGate(eligible) // no policy may choose an engine whose KV cache is full
+	eligible = s.choose.filterGate(eligible)
 	if len(eligible) == 0 {
 		return nil, fmt.Errorf("%w: no prefill engine is left to score for model %q; see GET /prefill", ErrKVExhausted, r.Model)
 	}

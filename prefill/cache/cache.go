@@ -1,6 +1,7 @@
-// Package cache predicts the content of engines' prefix caches. It holds the index of prompts' blocks, the learned length
-// of a token in bytes, and the error of the predictions; it learns from engines' answers and from their KV events. It has
-// no clock and no lock: the caller passes the time of each event.
+// Package cache predicts the content of engines' prefix caches. It holds the index of prompts'
+// blocks, the learned length of a token in bytes, and the error of the predictions; it learns from
+// engines' answers and KV events. It has no clock and no lock: the caller passes the time of each
+// event.
 package cache
 
 import (
@@ -16,18 +17,18 @@ type Cache struct {
 	Totals        Totals
 	index         *index.Index
 	ratios        map[string]index.Ratio // learned bytes per token, by model
-	reportsCached map[string]bool        // whether a model's engines report cached tokens in their answers
-	matched       []int32                // memory for the result of Match, reused by the next call
+	reportsCached map[string]bool        // by model: its engines report cached tokens in their answers
+	matched       []int32                // memory for the result of Match
 }
 
 // Totals sum tokens over all prompts so far.
 type Totals struct {
-	Prompt    uint64 // prompt tokens of all requests that got a lease
-	Predicted uint64 // tokens predicted to be cached
-	Actual    uint64 // tokens that engines found cached
+	Prompt    uint64 // of all requests that got a lease
+	Predicted uint64 // predicted to be cached
+	Actual    uint64 // found cached by engines
 }
 
-// Fresh is the share of prompt tokens that were predicted not to be cached; 1 before the first prompt.
+// Fresh is the share of prompt tokens that were predicted not to be cached.
 func (t *Totals) Fresh() float64 {
 	if t.Prompt == 0 {
 		return 1
@@ -35,34 +36,33 @@ func (t *Totals) Fresh() float64 {
 	return max(0, 1-float64(t.Predicted)/float64(t.Prompt))
 }
 
-// New returns a Cache without blocks.
 func New(c index.Config) *Cache {
 	return &Cache{index: index.New(c), ratios: map[string]index.Ratio{}, reportsCached: map[string]bool{}}
 }
 
 // Lookup keeps the result of Match for a request that waits.
 type Lookup struct {
-	matched []int32   // result of the last look-up: matched blocks, by slot number; nil: not kept
-	at      time.Time // when the prompt was last looked up; zero: never
+	matched []int32   // matched blocks, by slot number; nil: not kept
+	at      time.Time // of the last look-up; zero: none
 }
 
-// matchValidFor is how long the result of a look-up is used again. A busy queue considers each waiting request hundreds of
-// times per second, and a long prompt has thousands of blocks to look up.
+// matchValidFor is how long the result of a look-up is used again. A busy queue considers each
+// waiting request hundreds of times per second, and a long prompt has thousands of blocks.
 const matchValidFor = 50 * time.Millisecond
 
-// Match looks a prompt up. It returns, for each slot, how many of the prompt's first blocks the slot holds. last is the request's own, and
-// zero at its first look-up. From the second look-up on, the result is kept in last, and used again for matchValidFor. The slice is valid
-// until the next call.
+// Match returns, for each slot, how many of the prompt's first blocks it holds. last is the
+// request's own, and zero at first; from the second look-up on it keeps the result for
+// matchValidFor. The slice is valid until the next call.
 func (c *Cache) Match(p *Prompt, last *Lookup, now time.Time) []int32 {
 	switch {
-	case len(p.Keys) == 0: // the prompt has nothing to look up
+	case len(p.Keys) == 0:
 		return nil
-	case last.at.IsZero(): // its first look-up, at which most requests are served, so they share the memory of c.matched
+	case last.at.IsZero(): // most requests are served at their first look-up, so they share c.matched
 		c.index.Sweep(now)
 		c.matched = c.index.Match(c.matched, p.Keys)
 		last.at = now
 		return c.matched
-	case last.matched == nil || now.Sub(last.at) >= matchValidFor: // the request waits, so it gets memory of its own for the result
+	case last.matched == nil || now.Sub(last.at) >= matchValidFor: // the request waits, so it gets memory of its own
 		c.index.Sweep(now)
 		last.matched = c.index.Match(last.matched, p.Keys)
 		last.at = now
@@ -70,8 +70,8 @@ func (c *Cache) Match(p *Prompt, last *Lookup, now time.Time) []int32 {
 	return last.matched
 }
 
-// PromptTokens is the length of a prompt in tokens: the exact count if there is one, else the prompt's bytes divided by the
-// model's learned bytes per token, else the estimate.
+// PromptTokens is the exact length of a prompt if it is known, else its bytes by the model's
+// learned ratio, else the estimate.
 func (c *Cache) PromptTokens(p *Prompt, model string, estimate int) int {
 	switch {
 	case p.Tokens > 0:
@@ -82,8 +82,7 @@ func (c *Cache) PromptTokens(p *Prompt, model string, estimate int) int {
 	return max(1, estimate)
 }
 
-// LearnRatio updates a model's ratio of bytes per token. tokens is the engine's count for the prompt; 0: not reported. A prompt that was
-// not rendered as text, or that has pictures or sound, teaches nothing.
+// LearnRatio takes the engine's count of the prompt's tokens; 0: not reported.
 func (c *Cache) LearnRatio(p *Prompt, model string, tokens int) {
 	if tokens > 0 && p.Bytes > 0 && !p.Media {
 		ratio := c.ratios[model]
@@ -92,7 +91,6 @@ func (c *Cache) LearnRatio(p *Prompt, model string, tokens int) {
 	}
 }
 
-// Stats returns the size of the index.
 func (c *Cache) Stats() index.Stats { return c.index.Stats() }
 
 // Reset empties the index. The caller must also call DropAll on each of the CachedBlocks.
@@ -101,25 +99,23 @@ func (c *Cache) Reset() { c.index.Reset() }
 // Feedback lists, by model, whether its engines report the tokens that they found cached.
 func (c *Cache) Feedback() iter.Seq2[string, bool] { return maps.All(c.reportsCached) }
 
-// DropModels drops the learned state of models for which gone returns true.
 func (c *Cache) DropModels(gone func(model string) bool) {
 	maps.DeleteFunc(c.ratios, func(model string, _ index.Ratio) bool { return gone(model) })
 	maps.DeleteFunc(c.reportsCached, func(model string, _ bool) bool { return gone(model) })
 }
 
-// PredictedHit is the prediction for one probe: what its prefill finds in the engine's cache, and leaves in it. Answered,
+// PredictedHit predicts what one probe finds in the engine's cache, and leaves in it. Answered,
 // NotRun or OutcomeUnknown ends it.
 type PredictedHit struct {
 	blocks        *CachedBlocks
 	model         string
 	prompt        Prompt
 	hit           int  // tokens predicted to be in the cache
-	beingComputed bool // another probe, still unanswered, was computing these tokens when this probe was sent
+	beingComputed bool // another unanswered probe was computing these tokens when this one was sent
 	speculation   index.Speculation
 }
 
-// Usage is the token counts in an engine's answer to a probe.
 type Usage struct {
-	PromptTokens int // length of the prompt as the engine counted it; 0: not reported
-	CachedTokens int // prompt tokens that the engine found in its prefix cache; -1: not reported
+	PromptTokens int // by the engine; 0: not reported
+	CachedTokens int // found in the prefix cache; -1: not reported
 }

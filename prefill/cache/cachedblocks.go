@@ -14,22 +14,20 @@ type CachedBlocks struct {
 	id             string
 	slots          [units]slot
 	stream         *kvevents.Stream // nil: the candidate publishes no KV events
-	mayHaveLearned bool             // the index may have blocks of token ids that were learned from answers, not from events
-	pending        []*PredictedHit  // predictions for unanswered probes whose prompt has keys
+	mayHaveLearned bool             // the index may have blocks of token ids that came from answers, not from events
+	pending        []*PredictedHit  // of unanswered probes whose prompt has keys
 }
 
-// slot is a candidate's slot in the index, for blocks of one unit: bytes or tokens.
 type slot struct {
 	handle index.Slot // the zero Slot, which the index ignores, until known is true
-	known  bool       // the index has a slot for the candidate
-	blocks int        // capacity of the slot in blocks; 0: no bound
+	known  bool
+	blocks int // capacity; 0: no bound
 }
 
-// CachedBlocks returns the empty CachedBlocks of a new candidate.
 func (c *Cache) CachedBlocks(id string) CachedBlocks { return CachedBlocks{cache: c, id: id} }
 
-// Blocks is how many of the prompt's first blocks the candidate holds. matched is the result of Match. A slot that was made after this
-// Match holds none of them.
+// Blocks is how many of the prompt's first blocks the candidate holds. A slot that was made after
+// the Match holds none.
 func (b *CachedBlocks) Blocks(matched []int32, p *Prompt) int {
 	if s := &b.slots[p.unit()]; s.known && s.handle.N < len(matched) {
 		return int(matched[s.handle.N])
@@ -45,17 +43,17 @@ func (b *CachedBlocks) Held() (blocks int) {
 	return blocks
 }
 
-// EnsureSlot returns the candidate's slot for blocks of the prompt's unit, and makes it if there is none. It bounds the slot's
-// blocks by capacity, the KV tokens of the engine; 0: unknown, so that a new slot has no bound, and an earlier bound stays.
+// EnsureSlot bounds the slot's blocks by capacity, in KV tokens; 0: unknown, so that an earlier
+// bound stays.
 func (b *CachedBlocks) EnsureSlot(p *Prompt, model string, capacity int64, now time.Time) index.Slot {
 	blocks, unit := b.capacityInBlocks(p, model, capacity, now), p.unit()
 	s := &b.slots[unit]
 	changed := blocks > s.blocks+s.blocks/16 || blocks < s.blocks-s.blocks/16 // a change up to 1/16 is a drift of the bytes per token
 	switch {
-	case !s.known: // the slot does not exist yet
+	case !s.known:
 		id := b.id
 		if unit == byTokens {
-			id += " tokens" // a second slot of the candidate, because blocks of tokens have another size than blocks of bytes
+			id += " tokens" // a slot of its own, because blocks of tokens have another size than blocks of bytes
 		}
 		s.handle, s.known, s.blocks = b.cache.index.Add(id, blocks), true, blocks
 	case blocks > 0 && changed:
@@ -65,8 +63,7 @@ func (b *CachedBlocks) EnsureSlot(p *Prompt, model string, capacity int64, now t
 	return s.handle
 }
 
-// capacityInBlocks is how many blocks of the prompt's unit the index may hold for the candidate; 0: no bound, because the capacity, in KV
-// tokens, is not known.
+// capacityInBlocks is 0, which is no bound, while the capacity is not known.
 func (b *CachedBlocks) capacityInBlocks(p *Prompt, model string, capacity int64, now time.Time) (blocks int) {
 	if capacity <= 0 {
 		return 0
@@ -75,7 +72,7 @@ func (b *CachedBlocks) capacityInBlocks(p *Prompt, model string, capacity int64,
 	case p.unit() == byBytes:
 		blocks = b.cache.ratios[model].Blocks(int(capacity), index.BlockBytes)
 	case b.Mode(now) == Precise:
-		// The bound is twice the capacity, because events remove blocks; it is needed for an engine that never publishes removals.
+		// Events remove blocks; the bound is needed for an engine that never publishes removals.
 		blocks = 2 * int(capacity) / p.BlockTokens
 	default:
 		blocks = int(capacity) / p.BlockTokens
@@ -83,13 +80,11 @@ func (b *CachedBlocks) capacityInBlocks(p *Prompt, model string, capacity int64,
 	return max(1, blocks)
 }
 
-// Correct compares the predicted hit with cached, the number of prompt tokens that the engine found in its cache (-1: not
-// reported). If the engine found at least one block less than predicted, wrong is true, and the index drops the blocks behind the
-// found ones from the candidate's slot, which is returned as at. tokens is the length of the prompt; 0: not reported, so that
-// nothing can be compared.
+// Correct drops the blocks behind the found ones if the engine found at least one block less than
+// predicted (wrong). cached is -1, and tokens 0, if the engine did not report them.
 func (b *CachedBlocks) Correct(p *Prompt, tokens, hit, cached int) (at index.Slot, wrong bool) {
-	at = b.slots[p.unit()].handle      // the slot for blocks of bytes, or that for blocks of token ids
-	blockTokens := p.BlockSize(tokens) // tokens per block; for blocks of bytes a mean, which may be a fraction
+	at = b.slots[p.unit()].handle
+	blockTokens := p.BlockSize(tokens) // a mean for blocks of bytes, which may be a fraction
 	reported := tokens > 0 && cached >= 0
 	wrong = reported && float64(hit-cached) >= blockTokens
 	if wrong {
@@ -98,18 +93,18 @@ func (b *CachedBlocks) Correct(p *Prompt, tokens, hit, cached int) (at index.Slo
 	return at, wrong
 }
 
-// EngineRestarted drops the candidate's blocks, because its engine may have restarted. Blocks from precise KV events stay,
-// because the stream notices a restart by itself. Blocks of bytes, which no event names, are always dropped.
+// EngineRestarted drops the candidate's blocks. Blocks from precise KV events stay, because the
+// stream notices a restart by itself; no event names blocks of bytes.
 func (b *CachedBlocks) EngineRestarted(now time.Time) {
-	if b.Mode(now) != Precise { // no reliable events would show the restart
+	if b.Mode(now) != Precise {
 		b.DropAll()
 		return
 	}
 	b.cache.index.Clear(b.slots[byBytes].handle, index.Removed)
 }
 
-// DropAll drops all of the candidate's blocks. It makes the stream start anew, so that the events name the cached blocks
-// again: a stream whose engine did not restart would otherwise only name those that change.
+// DropAll also makes the stream start anew, so that the events name the cached blocks again:
+// otherwise it would only name those that change.
 func (b *CachedBlocks) DropAll() {
 	for _, s := range b.slots {
 		b.cache.index.Clear(s.handle, index.Removed)
@@ -119,7 +114,6 @@ func (b *CachedBlocks) DropAll() {
 	}
 }
 
-// Close deletes the slots of a candidate that was removed.
 func (b *CachedBlocks) Close() {
 	for _, s := range b.slots {
 		b.cache.index.Delete(s.handle)
@@ -128,11 +122,11 @@ func (b *CachedBlocks) Close() {
 
 // The modes in which a candidate's prefix cache is known, as status and metrics name them.
 const (
-	Approximate = "approximate" // known from the token counts in answers
-	Precise     = "precise"     // known from KV events, for prompts of token ids
+	Approximate = "approximate" // from the token counts in answers
+	Precise     = "precise"     // from KV events, for prompts of token ids
 )
 
-// Mode is Precise while the candidate's KV events are reliable, and Approximate otherwise.
+// Mode is Precise while the candidate's KV events are reliable.
 func (b *CachedBlocks) Mode(now time.Time) string {
 	if b.stream != nil && b.stream.Precise(now) {
 		return Precise
@@ -140,32 +134,31 @@ func (b *CachedBlocks) Mode(now time.Time) string {
 	return Approximate
 }
 
-// StopFollowing removes the stream of KV events, which the caller has closed. It also drops all blocks of token ids, because nothing
-// reports any more when the engine removes them.
+// StopFollowing removes the stream, which the caller has closed. It also drops all blocks of token
+// ids, because nothing reports any more when the engine removes them.
 func (b *CachedBlocks) StopFollowing() {
 	b.stream = nil
 	b.cache.index.Clear(b.slots[byTokens].handle, index.Removed)
 }
 
-// Events is the stream of KV events; nil: the candidate has none.
+// Events is nil if the candidate publishes none.
 func (b *CachedBlocks) Events() *kvevents.Stream { return b.stream }
 
-// AddFromAnswer adds a prompt's blocks, which the engine must have because it has answered the prompt, although no event has named
-// them yet. at is the candidate's slot for the blocks.
+// AddFromAnswer adds the blocks of an answered prompt, which no event has named yet.
 func (b *CachedBlocks) AddFromAnswer(at index.Slot, p *Prompt) {
 	b.cache.index.Insert(at, p.Keys)
 	b.markLearnedFromAnswer(p)
 }
 
-// markLearnedFromAnswer notes that blocks of a prompt came from an answer, so that DropLearnedFromAnswers replaces them by those
-// that events name. It ignores blocks that no event can name, because nothing could replace them.
+// markLearnedFromAnswer ignores blocks that no event can name, because DropLearnedFromAnswers could
+// not replace them.
 func (b *CachedBlocks) markLearnedFromAnswer(p *Prompt) {
 	eventsNameThem := b.stream != nil && p.BlockTokens > 0 && !p.Salted
 	b.mayHaveLearned = b.mayHaveLearned || eventsNameThem
 }
 
-// DropLearnedFromAnswers replaces the blocks of token ids that were learned from answers by those that the events name. The caller has seen
-// that the events are precise. It does nothing if no block was learned from an answer.
+// DropLearnedFromAnswers replaces the blocks of token ids that came from answers by those that the
+// events name. The events must be precise.
 func (b *CachedBlocks) DropLearnedFromAnswers() {
 	if b.mayHaveLearned {
 		b.mayHaveLearned = false
@@ -174,18 +167,18 @@ func (b *CachedBlocks) DropLearnedFromAnswers() {
 	}
 }
 
-// Stored adds blocks that the engine has stored. The stream calls it.
+// Stored is called by the stream.
 func (b *CachedBlocks) Stored(at index.Slot, keys []index.Key) { b.cache.index.Insert(at, keys) }
 
-// Removed drops blocks that the engine has removed. The stream calls it.
+// Removed is called by the stream.
 func (b *CachedBlocks) Removed(at index.Slot, keys []index.Key) {
 	for _, k := range keys {
 		b.cache.index.Remove(at, k)
 	}
 }
 
-// Cleared drops all blocks that the stream named. With the reason Removed, the engine has emptied its cache, so that Cleared
-// also drops the blocks of bytes, which no stream names.
+// Cleared drops all blocks that the stream named. With the reason Removed, the engine has emptied
+// its cache, so that the blocks of bytes are gone, too.
 func (b *CachedBlocks) Cleared(at index.Slot, why index.Reason) {
 	b.cache.index.Clear(at, why)
 	if why == index.Removed {

@@ -7,35 +7,33 @@ import (
 	"evenkeel/prefill/kvevents"
 )
 
-// EventSource is where an engine publishes the KV events of a rank. The zero value stands for an engine that publishes
-// none.
+// EventSource is where an engine publishes the KV events of a rank; zero: it publishes none.
 type EventSource struct {
 	kvevents.Place                 // addresses from the configuration
 	Finder         kvevents.Finder // asks the engine where it publishes; nil: only Place is used. Its type must be comparable
 	Model          string          // the base model, under which the blocks are indexed; empty: not known yet
-	ReplayTimeout  time.Duration   // time to wait for the answer to a request for missed events
+	ReplayTimeout  time.Duration   // for the answer to a request for missed events
 }
 
-// Exists reports whether the engine publishes events and its model is known.
 func (s EventSource) Exists() bool { return s.Events != "" && s.Model != "" }
 
-// Feed is a running stream of KV events, with its source.
 type Feed struct {
 	*kvevents.Stream
 	Source EventSource
 }
 
-// Follow starts a stream of an engine's KV events, whose blocks have blockTokens tokens. The caller holds the lock of the index's owner;
-// the stream, which runs on a goroutine of its own, takes it for each change. capacity is in KV tokens; 0: unknown.
+// Follow starts a stream of an engine's KV events. The caller holds the lock of the index's owner;
+// the stream, which has its own goroutine, takes it for each change. capacity is in KV tokens; 0:
+// unknown.
 func (b *CachedBlocks) Follow(lock lock, source EventSource, blockTokens int, capacity int64, now time.Time) Feed {
-	ofTokenIDs := Prompt{BlockTokens: blockTokens} // stands for any prompt whose blocks the events name
+	ofTokenIDs := Prompt{BlockTokens: blockTokens}
 	slot := b.EnsureSlot(&ofTokenIDs, source.Model, capacity, now)
 	feed := Feed{kvevents.Start(kvevents.Config{
 		Place: source.Place, Finder: source.Finder, ReplayTimeout: source.ReplayTimeout,
 		Slot: slot, Scope: index.Scope{Model: source.Model}, Sink: listener{lock, b},
 	}), source}
 	b.stream = feed.Stream
-	b.mayHaveLearned = true // before the stream began, blocks may have been learned from answers
+	b.mayHaveLearned = true // from answers, before the stream began
 	return feed
 }
 

@@ -7,13 +7,13 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// The terms of a prefill's time. plainLine is the set of the terms of a line over new tokens: a fixed time, and a time per token.
+// The terms of a prefill's time. plainLine is the set of a fixed time and a time per new token.
 const (
 	fixed              = iota
 	perNewToken        // ms per new token
 	perPair            // ms per pair of tokens that attention compares
 	perConcurrent      // ms per other request on the engine
-	perConcurrentToken // ms per new token and per other request
+	perConcurrentToken // ms per new token and other request
 	terms
 
 	plainLine = 1<<fixed | 1<<perNewToken
@@ -22,21 +22,21 @@ const (
 // scale brings the terms to similar sizes, so that sums of their products lose no digits.
 var scale = [terms]float64{1, 1e-3, 1e-6, 1, 1e-3}
 
-// extraTerms is the number of terms in a set that a plain line does not have.
 func extraTerms(set int) int { return bits.OnesCount(uint(set &^ plainLine)) }
 
-// moments are weighted sums of products over all samples, from which any set of terms can be fitted by least squares.
+// moments are weighted sums of products over all samples, from which any set of terms can be fitted
+// by least squares.
 type moments struct {
-	xx [terms][terms]float64 // by two terms: sum of the products of their values
-	xy [terms]float64        // by term: sum of the products of its value and the time
+	xx [terms][terms]float64 // sums of the products of two terms
+	xy [terms]float64        // sums of the products of a term and the time
 	yy float64               // sum of the squared times
 }
 
-// add adds a sample. targetMs is the time that the terms must explain. The weight of all earlier samples is multiplied by decay.
+// add multiplies the weight of all earlier samples by decay.
 func (m *moments) add(s Sample, targetMs, decay float64) {
 	x := [terms]float64{1, s.New, policy.Attention(s.New, s.Hit), s.Concurrent, s.Concurrent * s.New} // in the order of the terms
 	for i := range x {
-		x[i] *= scale[i] // brings the terms to similar sizes, so that the sums lose no digits
+		x[i] *= scale[i]
 	}
 	for i := range x {
 		for k := range x {
@@ -55,13 +55,14 @@ func (m *moments) totalSpread() float64 {
 	return m.yy - m.xy[fixed]*m.xy[fixed]/m.weight()
 }
 
-// minPivotShare is the smallest share of a term's sum of squares that must remain after the earlier terms are subtracted. Below it,
-// the term is almost a combination of the earlier terms, and a fit could not separate them.
+// minPivotShare is the smallest share of a term's sum of squares that must remain after the earlier
+// terms are subtracted. Below it, the term is almost a combination of them, and a fit could not
+// separate them.
 const minPivotShare = 1e-6
 
-// solve fits the terms whose bits are set in set, by least squares: it solves the normal equations xx·factors = xy with Cholesky's method.
-// factors are the fitted factors by term, 0 for the other terms, and errors is the sum of the squared errors in ms². ok is false if the
-// samples do not separate the terms.
+// solve fits the terms whose bits are set, by least squares: it solves the normal equations
+// xx·factors = xy with Cholesky's method. errors is the sum of the squared errors in ms². ok is
+// false if the samples do not separate the terms.
 func (m *moments) solve(set int) (factors [terms]float64, errors float64, ok bool) {
 	var chosen [terms]int // the first n are the terms of the set
 	n := 0
@@ -77,12 +78,12 @@ func (m *moments) solve(set int) (factors [terms]float64, errors float64, ok boo
 	}
 	solution := solveTransposed(&root, n, m.solveLower(&root, chosen[:n]))
 	for i := range n {
-		factors[chosen[i]] = solution[i] * scale[chosen[i]] // the moments have scaled terms, but factors are per unscaled term
+		factors[chosen[i]] = solution[i] * scale[chosen[i]] // the factors are per unscaled term
 	}
 	return factors, m.squaredErrors(factors), true
 }
 
-// solveLower solves root·z = xy for the chosen terms, from the first equation on. root is lower triangular.
+// solveLower solves root·z = xy. root is lower triangular.
 func (m *moments) solveLower(root *[terms][terms]float64, chosen []int) (z [terms]float64) {
 	for i := range chosen {
 		z[i] = m.xy[chosen[i]]
@@ -94,7 +95,7 @@ func (m *moments) solveLower(root *[terms][terms]float64, chosen []int) (z [term
 	return z
 }
 
-// solveTransposed solves rootᵀ·x = z for the first n terms, from the last equation on. It returns x, which takes the place of z.
+// solveTransposed solves rootᵀ·x = z for the first n terms, and returns x.
 func solveTransposed(root *[terms][terms]float64, n int, z [terms]float64) [terms]float64 {
 	for i := n - 1; i >= 0; i-- {
 		for l := i + 1; l < n; l++ {
@@ -105,8 +106,8 @@ func solveTransposed(root *[terms][terms]float64, n int, z [terms]float64) [term
 	return z
 }
 
-// cholesky returns the lower triangular matrix root, for which root·rootᵀ are the sums xx of the chosen terms. ok is false if
-// one of the terms is almost a combination of the terms before it (minPivotShare).
+// cholesky returns the lower triangular root with root·rootᵀ = xx of the chosen terms. ok is false
+// if a term is almost a combination of those before it.
 func (m *moments) cholesky(chosen []int) (root [terms][terms]float64, ok bool) {
 	for i := range chosen {
 		for k := range i + 1 {
@@ -127,8 +128,8 @@ func (m *moments) cholesky(chosen []int) (root [terms][terms]float64, ok bool) {
 	return root, true
 }
 
-// squaredErrors is the weighted sum of the squared errors of a fit, whose factors are per unscaled term. The square of each error, (y - Σ
-// factor·x)², is multiplied out, so that the moments are enough and no sample has to be kept.
+// squaredErrors takes factors per unscaled term. The square of each error, (y - Σ factor·x)², is
+// multiplied out, so that no sample has to be kept.
 func (m *moments) squaredErrors(factors [terms]float64) float64 {
 	sum := m.yy
 	for i, factor := range factors {

@@ -9,10 +9,10 @@ import (
 type Throughput struct {
 	windowStart time.Time
 	arrivals    int                 // first attempts in the present window
-	perS        float64             // arrivals per second, a weighted mean over the windows that have ended
-	hasRate     bool                // at least one window has ended, so that perS is a mean
-	lastMs      [paceProbes]float64 // durations of the last probes (times to first token), in ms; only the first `probes` are set
-	probes      int                 // number of probes so far, which may be more than paceProbes
+	perS        float64             // weighted mean over the windows that have ended
+	hasRate     bool                // a window has ended, so that perS is a mean
+	lastMs      [paceProbes]float64 // times to first token, in ms; only the first `probes` are set
+	probes      int                 // so far; may be more than paceProbes
 	ttftMs      float64             // median of lastMs when the last window ended
 	sorted      [paceProbes]float64 // scratch for the median
 }
@@ -20,7 +20,7 @@ type Throughput struct {
 const (
 	paceWindow = time.Second
 	paceShare  = 0.2 // weight of the last window in the mean
-	paceProbes = 64  // number of last probes from which the median is computed
+	paceProbes = 64  // for the median
 )
 
 // Arrived counts a request, at its first attempt.
@@ -29,8 +29,8 @@ func (t *Throughput) Arrived(now time.Time) {
 	t.arrivals++
 }
 
-// Answered records how long a probe took, in place of the oldest of the last paceProbes durations. The first duration counts as the median
-// until the first window ends.
+// Answered records how long a probe took. The first duration counts as the median until the first
+// window ends.
 func (t *Throughput) Answered(now time.Time, ms float64) {
 	t.lastMs[t.probes%paceProbes] = ms
 	if t.probes++; t.probes == 1 {
@@ -39,7 +39,6 @@ func (t *Throughput) Answered(now time.Time, ms float64) {
 	t.rollWindow(now)
 }
 
-// ArrivalsPerS is the recent number of new requests per second.
 func (t *Throughput) ArrivalsPerS(now time.Time) float64 {
 	t.rollWindow(now)
 	return t.perS
@@ -48,9 +47,8 @@ func (t *Throughput) ArrivalsPerS(now time.Time) float64 {
 // TTFTMs is the median duration of the last probes in ms; 0: no probe was answered yet.
 func (t *Throughput) TTFTMs() float64 { return t.ttftMs }
 
-// rollWindow ends the window if it is at least one second old. Then it updates the arrivals per second (perS), and the median of the last
-// probes' durations (ttftMs, the time to first token). Without calls a window becomes longer; its rate is then the mean over the longer
-// time.
+// rollWindow ends the window if it is at least paceWindow old. Without calls a window becomes
+// longer, and its rate is the mean over this time.
 func (t *Throughput) rollWindow(now time.Time) {
 	if t.windowStart.IsZero() {
 		t.windowStart = now
@@ -60,7 +58,7 @@ func (t *Throughput) rollWindow(now time.Time) {
 		return
 	}
 	arrivalsPerS := float64(t.arrivals) / elapsed.Seconds()
-	if t.hasRate { // the mean moves towards the rate of this window
+	if t.hasRate {
 		arrivalsPerS = t.perS + paceShare*(arrivalsPerS-t.perS)
 	}
 	t.perS = arrivalsPerS

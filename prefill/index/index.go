@@ -4,30 +4,30 @@ import (
 	"math/bits"
 )
 
-// Match returns, for every slot number, how many of the prompt's first blocks the slot holds without a gap. It overwrites
-// dst and may return a larger slice.
+// Match returns, for every slot number, how many of the prompt's first blocks the slot holds
+// without a gap. It overwrites dst.
 func (x *Index) Match(dst []int32, keys []Key) []int32 {
 	dst = dst[:0]
 	for range x.slots {
 		dst = append(dst, 0)
 	}
-	for w := range x.wordsPerEntry { // each word has the bits of 64 slots
+	for w := range x.wordsPerEntry {
 		x.matchWord(dst[64*w:], keys, w)
 	}
 	return dst
 }
 
-// matchWord is Match for the 64 slots of one word of the holders; dst begins with the first of them. It walks over the keys with a bit for
-// each slot. A slot leaves the walk at the first block that it does not hold.
+// matchWord is Match for the 64 slots of one word of the holders; dst begins with the first of
+// them.
 func (x *Index) matchWord(dst []int32, keys []Key, word int) {
-	matching := x.inUse(word) // a bit for each slot that holds all blocks so far
+	matching := x.inUse(word) // the slots that hold all blocks so far
 	for depth := range keys {
-		if matching == 0 { // all slots have their result
+		if matching == 0 {
 			return
 		}
 		entry := int(x.table.find(keys[depth], x.keys)) // 0 if the key is unknown; entry 0 has no holders
 		next := matching & x.holders[entry*x.wordsPerEntry+word]
-		// Visit the slots that held all earlier blocks but not this one. Each step clears the lowest bit.
+		// The slots that held all earlier blocks but not this one. Each step clears the lowest bit.
 		for gone := matching &^ next; gone != 0; gone &= gone - 1 {
 			dst[bits.TrailingZeros64(gone)] = int32(depth)
 		}
@@ -38,7 +38,7 @@ func (x *Index) matchWord(dst []int32, keys []Key, word int) {
 	}
 }
 
-// inUse has a bit for each slot that has a candidate, among the 64 slots of word w.
+// inUse has a bit for each slot with a candidate, among the 64 slots of word w.
 func (x *Index) inUse(w int) (word uint64) {
 	for i := 64 * w; i < min(64*w+64, len(x.slots)); i++ {
 		if x.slots[i].inUse {
@@ -48,46 +48,45 @@ func (x *Index) inUse(w int) (word uint64) {
 	return word
 }
 
-// Insert notes that the slot's engine is known to hold the blocks of a prompt. If the prompt has more blocks than the slot's capacity, only
-// the first ones are kept. Each of them has a claim, which says that the slot holds the block. Insert marks the claims as confirmed: they
-// stay even if no guess about a probe (Speculation) needs them any more.
+// Insert notes that the slot's engine is known to hold the blocks of a prompt, as many as the slot
+// can hold.
 func (x *Index) Insert(s Slot, keys []Key) {
-	if !x.isCurrent(s) { // the candidate was removed
+	if !x.isCurrent(s) {
 		return
 	}
 	keys = x.slots[s.N].fitting(keys)
-	for i := len(keys) - 1; i >= 0; i-- { // from the last, so that a block is evicted before the blocks in front of it
+	for i := len(keys) - 1; i >= 0; i-- { // from the last, so that a block is evicted before those in front of it
 		c := x.ensureClaim(s.N, keys[i])
 		x.claims[c].confirm()
 	}
-	x.releaseConfirmedLingering(s) // speculations of ended probes, which wait until the engine is known to hold their blocks
+	x.releaseConfirmedLingering(s)
 }
 
-// Remove notes that the slot's engine no longer holds a block. The blocks behind it cannot be used without it, but they
-// stay in the index, because the engine may store the block again.
+// Remove notes that the slot's engine no longer holds a block. The blocks behind it stay, because
+// the engine may store it again.
 func (x *Index) Remove(s Slot, k Key) {
-	if !x.isCurrent(s) { // the candidate was removed
+	if !x.isCurrent(s) {
 		return
 	}
 	c := x.lookUp(s.N, k)
-	if c == 0 { // the slot does not hold the block
+	if c == 0 {
 		return
 	}
 	x.claims[c].unconfirm()
-	if !x.claims[c].isNeeded() { // otherwise a probe in flight still needs the claim
+	if !x.claims[c].isNeeded() { // else a probe in flight needs the claim
 		x.dropClaim(c, Removed)
 	}
 }
 
-// Correct drops the slot's claims on all but the first cached blocks of a prompt, because the engine found only these in its cache when it
-// began the prompt's prefill. The dropped claims count as Removed, because the engine did not hold these blocks any more. Correct returns
-// their number. By the time of this call, the prefill has computed these blocks anew. A caller that learns only from answers adds them
-// again next, by Confirm or Insert. Otherwise the engine's events add them.
+// Correct drops the slot's claims on all but the first cached blocks of a prompt, because the
+// engine found only these when it began the prefill. By now the prefill has computed them anew: a
+// caller that learns only from answers adds them again next, by Confirm or Insert; otherwise the
+// engine's events add them.
 func (x *Index) Correct(s Slot, keys []Key, cached int) (dropped int) {
-	if !x.isCurrent(s) { // the candidate was removed
+	if !x.isCurrent(s) {
 		return 0
 	}
-	for i := len(keys) - 1; i >= max(cached, 0); i-- { // from the last block on, as the claims were made
+	for i := len(keys) - 1; i >= max(cached, 0); i-- { // as the claims were made
 		if c := x.lookUp(s.N, keys[i]); c != 0 {
 			x.dropClaim(c, Removed)
 			dropped++

@@ -1,34 +1,32 @@
 package index
 
-// link holds the neighbours of a number in an order; 0: there is none.
+// link holds the neighbours of a number in an order; 0: none.
 type link struct{ newer, older uint32 }
 
-// order is a doubly linked list of numbers, from the newest to the oldest. The caller passes the links, which are indexed
-// by number.
+// order is a doubly linked list of numbers. The caller passes the links, indexed by number.
 type order struct{ newest, oldest uint32 }
 
-// push adds a number, which must not be in the list, as the newest.
+// push adds a number that is not in the list, as the newest.
 func (o *order) push(links []link, n uint32) {
 	links[n] = link{older: o.newest}
 	if o.newest != 0 {
 		links[o.newest].newer = n
-	} else { // the list was empty
+	} else {
 		o.oldest = n
 	}
 	o.newest = n
 }
 
-// remove removes a number from the list.
 func (o *order) remove(links []link, n uint32) {
 	l := links[n]
 	if l.newer != 0 {
 		links[l.newer].older = l.older
-	} else { // n was the newest
+	} else {
 		o.newest = l.older
 	}
 	if l.older != 0 {
 		links[l.older].newer = l.newer
-	} else { // n was the oldest
+	} else {
 		o.oldest = l.newer
 	}
 }

@@ -2,18 +2,17 @@ package index
 
 import "math"
 
-// Ratio is a model's mean number of rendered bytes per token, learned from the token counts in engines' answers. The zero
-// value has learned nothing and stands for 4 bytes.
+// Ratio is a model's mean number of rendered bytes per token, learned from the token counts in
+// engines' answers. The zero value has learned nothing and stands for firstRatio.
 type Ratio struct{ learned float64 }
 
 const (
-	firstRatio = 4.0  // bytes per token that vllm-ascend's proxy assumes
+	firstRatio = 4.0  // that vllm-ascend's proxy assumes
 	ratioStep  = 0.05 // weight of a new prompt in the mean
-	leastRatio = 1.0  // lower bound (mostRatio: upper), so that a wrong token count of an engine does little harm
+	leastRatio = 1.0  // bounds, so that a wrong token count of an engine does little harm
 	mostRatio  = 16.0
 )
 
-// BytesPerToken is the ratio as learned so far; firstRatio before the first prompt.
 func (r Ratio) BytesPerToken() float64 {
 	if r.learned == 0 {
 		return firstRatio
@@ -21,8 +20,7 @@ func (r Ratio) BytesPerToken() float64 {
 	return r.learned
 }
 
-// Learn adds the length of one prompt, in bytes and in tokens. Prompts with media must be left out, because their bytes do not
-// predict their tokens.
+// Learn must not get prompts with media, because their bytes do not predict their tokens.
 func (r *Ratio) Learn(bytes, tokens int) {
 	if bytes <= 0 || tokens <= 0 {
 		return
@@ -31,20 +29,19 @@ func (r *Ratio) Learn(bytes, tokens int) {
 	r.learned = min(max(next, leastRatio), mostRatio)
 }
 
-// Tokens converts rendered bytes to tokens, rounded to the nearest.
 func (r Ratio) Tokens(bytes int) int { return int(math.Round(float64(bytes) / r.BytesPerToken())) }
 
-// Blocks is how many blocks of blockBytes rendered bytes fit into an engine's cache that holds the given number of tokens.
+// Blocks is how many blocks of blockBytes fit into an engine's cache of the given number of tokens.
 func (r Ratio) Blocks(tokens, blockBytes int) int {
 	return int(float64(tokens) * r.BytesPerToken() / float64(blockBytes))
 }
 
-// UsableHit is how many of the matched tokens a prompt of the given length can take from a cache; all numbers are in tokens. An
-// engine uses whole blocks, and always computes at least the prompt's last token.
+// UsableHit is how many of the matched tokens a prompt can take from a cache, in tokens. An engine
+// uses whole blocks, and always computes at least the prompt's last token.
 func UsableHit(matched, prompt, block int) int {
 	if prompt <= 0 || block <= 0 {
 		return 0
 	}
-	wholeBlocks := (prompt - 1) / block * block // tokens of the whole blocks before the last token
+	wholeBlocks := (prompt - 1) / block * block // before the last token
 	return max(0, min(matched, wholeBlocks))
 }

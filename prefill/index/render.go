@@ -12,21 +12,20 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// separator ends each part of the rendering of a chat: each tool, and then the role, name and tool_call_id of each message, and the message
-// itself. Text seldom contains it. The rendering is not the text that the engine's chat template makes. Two renderings need only share a
-// prefix where the two templated texts do: the next turn of a conversation must begin with the bytes of the present turn.
+// separator ends each part of the rendering of a chat: each tool, role, name, tool_call_id and
+// message. Text seldom contains it. The rendering is not the text of the engine's chat template.
+// Two renderings need only share a prefix where the two templated texts do: the next turn of a
+// conversation must begin with the bytes of the present one.
 const separator = '\x1e'
 
-// Text is the result of hashing a prompt as text.
 type Text struct {
 	Keys  []Key
-	Bytes int  // length of the rendered prompt in bytes
-	Media bool // the prompt has pictures or sound, so that its bytes do not predict its tokens
+	Bytes int  // of the rendered prompt
+	Media bool // pictures or sound, so that the bytes do not predict the tokens
 }
 
-// Chat renders a chat as one text, first its tools and then its messages, and hashes this text block by block. The Keys of the result are
-// dst with the keys of the blocks appended. root is the key before the first block. messages and tools are members of a scanned
-// mooncake.Body; each may be missing.
+// Chat hashes a chat as one text, first its tools and then its messages. messages and tools are
+// members of a scanned mooncake.Body; each may be missing.
 func (h *Hasher) Chat(dst []Key, root Key, messages, tools json.RawMessage) Text {
 	h.start(dst, root, BlockBytes)
 	if len(tools) > 0 && tools[0] == '[' {
@@ -41,8 +40,9 @@ func (h *Hasher) Chat(dst []Key, root Key, messages, tools json.RawMessage) Text
 	return h.finish()
 }
 
-// Prompt appends the keys of a completion's prompt to dst. Only a string gets keys. A list of token ids is read by
-// PromptTokens. A list of prompts gets no keys, because it is not known on which rank each prompt will run.
+// Prompt appends the keys of a completion's prompt, which must be a string. Token ids are read by
+// PromptTokens. A list of prompts gets no keys, because it is not known on which rank each will
+// run.
 func (h *Hasher) Prompt(dst []Key, root Key, prompt json.RawMessage) Text {
 	h.start(dst, root, BlockBytes)
 	if len(prompt) > 0 && prompt[0] == '"' {
@@ -51,12 +51,12 @@ func (h *Hasher) Prompt(dst []Key, root Key, prompt json.RawMessage) Text {
 	return h.finish()
 }
 
-// finish returns the keys of the rendering, with its length.
 func (h *Hasher) finish() Text { return Text{h.end(), h.total, h.media} }
 
-// writeMessage renders the message that starts at offset i, in an order that does not depend on the order of its members. It
-// returns the offset of the message's end, 0 if the message is no object, so that the caller need not scan a long text
-// again. The reasoning of a message is left out, because chat templates drop the reasoning of earlier turns.
+// writeMessage renders the message at offset i, in an order that does not depend on that of its
+// members. It returns the message's end (0: no object), so that the caller need not scan a long
+// text again. The reasoning is left out, because chat templates drop the reasoning of earlier
+// turns.
 func (h *Hasher) writeMessage(messages json.RawMessage, i int) (end int) {
 	var role, name, id, content, calls json.RawMessage
 	o := rawjson.ObjectAt(messages, i)
@@ -85,8 +85,7 @@ func (h *Hasher) writeMessage(messages json.RawMessage, i int) (end int) {
 	return max(0, o.Pos)
 }
 
-// writeMember writes a member that is a string, and a separator. For a member that is missing, or has another type, it writes only the
-// separator, so that the next member is not mistaken for it.
+// writeMember always writes a separator, so that the next member is not mistaken for a missing one.
 func (h *Hasher) writeMember(value json.RawMessage) {
 	if len(value) > 0 && value[0] == '"' {
 		h.writeText(value)
@@ -94,15 +93,15 @@ func (h *Hasher) writeMember(value json.RawMessage) {
 	h.writeByte(separator)
 }
 
-// writeContent writes a message's text. The parts of a list are joined by newlines, as engines do.
+// writeContent joins the parts of a list by newlines, as engines do.
 func (h *Hasher) writeContent(content json.RawMessage) {
-	if len(content) == 0 { // the message has none, as when it only calls tools
+	if len(content) == 0 { // as when it only calls tools
 		return
 	}
 	switch content[0] {
 	case '"':
 		h.writeText(content)
-	case '[': // a list of parts
+	case '[':
 		first := true
 		for part := range rawjson.Elements(content) {
 			if !first {
@@ -114,10 +113,10 @@ func (h *Hasher) writeContent(content json.RawMessage) {
 	}
 }
 
-// writePart writes a part's text. A part with members that a text does not have, such as a picture or a sound, is replaced by a hash of
-// the whole part, with its URL or data.
+// writePart replaces a part that is no text, such as a picture or a sound, by a hash of the whole
+// part with its URL or data.
 func (h *Hasher) writePart(part json.RawMessage) {
-	if len(part) > 0 && part[0] == '"' { // the part is a string
+	if len(part) > 0 && part[0] == '"' {
 		h.writeText(part)
 		return
 	}
@@ -126,7 +125,7 @@ func (h *Hasher) writePart(part json.RawMessage) {
 		switch key {
 		case "text", "refusal":
 			text = value
-		case "type", "cache_control": // a text may have these members, which do not change it
+		case "type", "cache_control": // they do not change the text
 		default:
 			onlyText = false
 		}
@@ -141,26 +140,26 @@ func (h *Hasher) writePart(part json.RawMessage) {
 	h.write(sum[:])
 }
 
-// Each constant repeats one byte in all eight bytes of a word: 0x01, 0x80 and the backslash.
+// Each constant repeats one byte in all eight bytes of a word.
 const (
 	ones    = 0x0101010101010101
 	highs   = 0x8080808080808080
 	slashes = '\\' * ones
 )
 
-// writeText writes the text of a valid JSON string. It reads eight bytes at a time: source code in prompts is full of
-// escapes, and a separate search for each of them would cost more than the copying.
+// writeText writes the text of a valid JSON string. It reads eight bytes at a time: source code in
+// prompts is full of escapes, and a search for each of them would cost more than the copying.
 func (h *Hasher) writeText(quoted json.RawMessage) {
 	text := quoted[1 : len(quoted)-1]
 	for len(text) >= 8 {
-		word, n := binary.LittleEndian.Uint64(text), 8 // n is the number of bytes before the first backslash
+		word, n := binary.LittleEndian.Uint64(text), 8 // n: bytes before the first backslash
 		x := word ^ slashes                            // a backslash becomes a byte 0
-		escaped := (x - ones) &^ x & highs             // sets the top bit of a byte 0; only the lowest mark is reliable, and only it is used
+		escaped := (x - ones) &^ x & highs             // sets the top bit of a byte 0; only the lowest mark is reliable
 		if escaped != 0 {
 			n = bits.TrailingZeros64(escaped) >> 3 // from bits to bytes
 		}
 		if h.filled+8 < len(h.buf) { // the word does not fill the block
-			binary.LittleEndian.PutUint64(h.buf[h.filled:], word) // writes 8 bytes; the next write overwrites those after n
+			binary.LittleEndian.PutUint64(h.buf[h.filled:], word) // the next write overwrites the bytes after n
 			h.filled += n
 			h.total += n
 		} else {
@@ -171,7 +170,7 @@ func (h *Hasher) writeText(quoted json.RawMessage) {
 			text = h.writeEscaped(text)
 		}
 	}
-	for len(text) > 0 { // the last bytes, fewer than eight
+	for len(text) > 0 {
 		if text[0] == '\\' {
 			text = h.writeEscaped(text)
 			continue
@@ -181,9 +180,9 @@ func (h *Hasher) writeText(quoted json.RawMessage) {
 	}
 }
 
-// writeEscaped writes the character of the escape at the start of text, and returns the text after the escape.
+// writeEscaped writes the character of the escape at the start of text, and returns the rest.
 func (h *Hasher) writeEscaped(text []byte) []byte {
-	if c := rawjson.Escaped(text[1]); c != 0 { // an escape of two bytes, such as \n
+	if c := rawjson.Escaped(text[1]); c != 0 {
 		h.writeByte(c)
 		return text[2:]
 	}
@@ -199,7 +198,7 @@ func (h *Hasher) writeCompact(value json.RawMessage) {
 		switch c := value[0]; c {
 		case ' ', '\t', '\r', '\n':
 			value = value[1:]
-		case '"': // white space in a string stays
+		case '"':
 			end := rawjson.StringEnd(value, 0)
 			h.write(value[:end])
 			value = value[end:]
@@ -210,7 +209,8 @@ func (h *Hasher) writeCompact(value json.RawMessage) {
 	}
 }
 
-// PromptTokens appends the token ids of a prompt to dst. ok is false if the prompt is not a list of token ids, or an empty one.
+// PromptTokens appends the token ids of a prompt to dst. ok is false for an empty list, or no list
+// of token ids.
 func PromptTokens(dst []int32, prompt json.RawMessage) (ids []int32, ok bool) {
 	if len(prompt) == 0 || prompt[0] != '[' {
 		return dst, false
@@ -218,7 +218,7 @@ func PromptTokens(dst []int32, prompt json.RawMessage) (ids []int32, ok bool) {
 	ids = dst
 	for element := range rawjson.Elements(prompt) {
 		id, ok := rawjson.Int(element, 0, len(element)) // not strconv: its error would copy the element, which may be long
-		if !ok || id > math.MaxInt32 {                  // not a token id
+		if !ok || id > math.MaxInt32 {
 			return dst, false
 		}
 		ids = append(ids, int32(id))

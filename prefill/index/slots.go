@@ -1,7 +1,7 @@
 package index
 
-// Add returns the slot of a candidate, and makes one if there is none. capacity is the number of blocks that the candidate's engine can
-// hold; 0: unknown, which means no bound. If blocks have a size in bytes of text, and not in tokens, Ratio.Blocks estimates this number.
+// Add returns the slot of a candidate, and makes one if there is none. capacity is in blocks; 0: no
+// bound.
 func (x *Index) Add(id string, capacity int) Slot {
 	vacant := -1
 	for i := range x.slots {
@@ -14,7 +14,7 @@ func (x *Index) Add(id string, capacity int) Slot {
 			vacant = i
 		}
 	}
-	if vacant < 0 { // all slots are in use: one more is made
+	if vacant < 0 {
 		vacant = len(x.slots)
 		x.slots = append(x.slots, slot{})
 		x.widenHolders() // each entry needs a bit for the new slot
@@ -25,10 +25,10 @@ func (x *Index) Add(id string, capacity int) Slot {
 	return Slot{vacant, s.generation}
 }
 
-// SetCapacity sets the number of blocks that the candidate's engine can hold; 0: no bound. If the slot has more blocks,
-// the least recently used ones are dropped.
+// SetCapacity sets the capacity in blocks; 0: no bound. If the slot has more blocks, the least
+// recently used ones are dropped.
 func (x *Index) SetCapacity(s Slot, blocks int) {
-	if !x.isCurrent(s) { // the candidate was removed
+	if !x.isCurrent(s) {
 		return
 	}
 	at := &x.slots[s.N]
@@ -38,10 +38,9 @@ func (x *Index) SetCapacity(s Slot, blocks int) {
 	}
 }
 
-// Clear drops all blocks of a slot, because its engine restarted or emptied its cache, or because its KV events had a gap.
-// Speculations of the slot's probes in flight have no effect any more.
+// Clear drops all blocks of a slot. Speculations of its probes in flight have no effect any more.
 func (x *Index) Clear(s Slot, why Reason) {
-	if !x.isCurrent(s) { // the candidate was removed, or has no such slot
+	if !x.isCurrent(s) {
 		return
 	}
 	at := &x.slots[s.N]
@@ -51,7 +50,7 @@ func (x *Index) Clear(s Slot, why Reason) {
 	}
 }
 
-// Delete drops all blocks of a slot and the slot itself, so that every copy of s is stale.
+// Delete makes every copy of s stale.
 func (x *Index) Delete(s Slot) {
 	if x.isCurrent(s) {
 		x.Clear(s, Removed)
@@ -60,15 +59,13 @@ func (x *Index) Delete(s Slot) {
 	}
 }
 
-// Held is the number of blocks that the slot's engine holds, as far as the index knows.
 func (x *Index) Held(s Slot) int {
-	if !x.isCurrent(s) { // the candidate was removed, or has no such slot
+	if !x.isCurrent(s) {
 		return 0
 	}
 	return x.slots[s.N].held
 }
 
-// isCurrent reports whether s still stands for the candidate for which it was made. Otherwise that candidate was removed.
 func (x *Index) isCurrent(s Slot) bool {
 	if s.N < 0 || s.N >= len(x.slots) {
 		return false
@@ -77,10 +74,9 @@ func (x *Index) isCurrent(s Slot) bool {
 	return at.inUse && at.generation == s.generation
 }
 
-// Stats counts the content of an index, and its evictions since the start.
 type Stats struct {
 	Bytes     int64
-	Entries   int // blocks that at least one candidate holds
+	Entries   int // that at least one candidate holds
 	Claims    int // pairs of a block and a candidate that holds it
 	Evictions [reasons]uint64
 }

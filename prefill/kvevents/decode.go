@@ -14,12 +14,13 @@ import (
 	"github.com/vmihailenco/msgpack/v5/msgpcode"
 )
 
-// engineHash is the hash by which an engine names a block. An integer keeps its bits, so that an int64 and a uint64 with the same bits are
-// equal. Bytes, which may be longer, are hashed twice, the second time with a secret, so that two blocks hardly get equal hashes, be it by
-// chance or on purpose.
+// engineHash is the hash by which an engine names a block. An integer keeps its bits, so that an
+// int64 and a uint64 with the same bits are equal. Bytes, which may be longer, are hashed twice,
+// the second time with a secret, so that two blocks hardly get equal hashes, be it by chance or on
+// purpose.
 type engineHash struct {
 	bits       uint64 // the integer, or a hash of the bytes
-	secretHash uint64 // another hash of the bytes, which is never 0; 0 for an integer
+	secretHash uint64 // another hash of the bytes, never 0; 0 for an integer
 }
 
 var secret = maphash.MakeSeed()
@@ -38,30 +39,30 @@ type event struct {
 	kind          kind
 	hashes        []engineHash
 	parent        engineHash
-	isRoot        bool // the first block of the event starts a prompt, so that parent is not set
+	isRoot        bool // the first block starts a prompt, and parent is not set
 	tokens        []int32
-	blockTokens   int      // tokens per block
-	lora          string   // name of the LoRA, empty: none
-	loraID        string   // number of the LoRA in decimal; empty: null
+	blockTokens   int
+	lora          string   // empty: none
+	loraID        string   // in decimal; empty: null
 	medium        string   // memory that holds the blocks, such as GPU; empty: not named
-	extraKeys     []string // extra keys of each block: empty for none, the key if it is one string, else otherExtraKeys
+	extraKeys     []string // of each block: empty for none, the key if it is one string, else otherExtraKeys
 	group         int64    // number of the group of KV cache layers
 	hasGroup      bool
-	attentionKind string // kind of attention of the group, such as full_attention
+	attentionKind string // of the group, such as full_attention
 }
 
-// otherExtraKeys stands for extra keys of a block that are not one string, such as those of pictures.
+// otherExtraKeys stands for extra keys that are not one string, such as those of pictures.
 const otherExtraKeys = "\x00"
 
-// The names of an event's fields if the event is an array: the parts after the type, in order. Later versions of vLLM append
-// fields.
+// The fields of an event that is an array, after its type. Later versions of vLLM append fields.
 var (
 	storedFields = []string{"block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys",
 		"group_idx", "kv_cache_spec_kind"}
 	removedFields = []string{"block_hashes", "medium", "group_idx"}
 )
 
-// decoder reads the msgpack payloads of batches. It reuses its memory, so that only one goroutine at a time may use it.
+// decoder reads the msgpack payloads of batches. Only one goroutine at a time may use it, because
+// it reuses its memory.
 type decoder struct {
 	*msgpack.Decoder
 	from    bytes.Reader
@@ -74,8 +75,8 @@ func newDecoder() *decoder {
 	return d
 }
 
-// decodeBatch reads a payload and calls visit for each event, in order. visit must not keep the event, which is reused. ts is the engine's
-// time of the batch, in Unix seconds. After an error, visit was called for the events before it.
+// decodeBatch calls visit for each event, in order, also for those before an error. visit must not
+// keep the event, which is reused. ts is the engine's time, in Unix seconds.
 func (d *decoder) decodeBatch(payload []byte, visit func(*event)) (ts float64, err error) {
 	d.from.Reset(payload)
 	d.ResetReader(&d.from)
@@ -83,7 +84,7 @@ func (d *decoder) decodeBatch(payload []byte, visit func(*event)) (ts float64, e
 	if err != nil {
 		return 0, fmt.Errorf("kvevents: a batch is no array: %w", err)
 	}
-	if n < 2 { // the time and the events are missing
+	if n < 2 {
 		return 0, fmt.Errorf("kvevents: a batch of %d parts; it has a time and events", n)
 	}
 	if ts, err = d.DecodeFloat64(); err != nil {
@@ -99,11 +100,9 @@ func (d *decoder) decodeBatch(payload []byte, visit func(*event)) (ts float64, e
 		}
 		visit(&d.current)
 	}
-	return ts, nil // the third part, the rank, and any further parts are not needed
+	return ts, nil // the rank and any further parts are not needed
 }
 
-// decodeEvent reads one event into d.current: a map by field names, or an array whose first part is the type and whose other
-// parts are fields in a fixed order. Until a field names a parent block, the event's first block counts as the first of a prompt (isRoot).
 func (d *decoder) decodeEvent() error {
 	e := &d.current
 	*e = event{isRoot: true, hashes: e.hashes[:0], tokens: e.tokens[:0], extraKeys: e.extraKeys[:0]}
@@ -117,7 +116,6 @@ func (d *decoder) decodeEvent() error {
 	return d.decodeArrayEvent()
 }
 
-// decodeMapEvent reads an event that is a map from field names to values.
 func (d *decoder) decodeMapEvent() error {
 	n, err := d.DecodeMapLen()
 	if err != nil {
@@ -135,7 +133,6 @@ func (d *decoder) decodeMapEvent() error {
 	return nil
 }
 
-// decodeArrayEvent reads an event that is an array: its type, and then the fields of this type in order.
 func (d *decoder) decodeArrayEvent() error {
 	n, err := d.DecodeArrayLen()
 	if err != nil {
@@ -166,8 +163,7 @@ func (d *decoder) decodeArrayEvent() error {
 	return nil
 }
 
-// decodeField reads the value of the field key into d.current. It skips a field that it does not know. An event may also be an array, whose
-// parts have no keys: decodeArrayEvent then gives each part the key of its field, and an empty key to a part that it does not know.
+// decodeField skips a field that it does not know. In an array, key is empty for an unknown part.
 func (d *decoder) decodeField(key string) (err error) {
 	e := &d.current
 	switch key {
@@ -207,7 +203,7 @@ func (d *decoder) decodeField(key string) (err error) {
 	return d.skipValue(outermost)
 }
 
-// decodeType reads the type of the event. An unknown type leaves unknownType, because later versions of vLLM may add types.
+// decodeType leaves unknownType for an unknown type, because later versions of vLLM may add types.
 func (d *decoder) decodeType() error {
 	name, err := d.readString()
 	switch name {
@@ -221,7 +217,6 @@ func (d *decoder) decodeType() error {
 	return err
 }
 
-// decodeHashes reads the hashes of the event's blocks.
 func (d *decoder) decodeHashes() error {
 	n, err := d.DecodeArrayLen()
 	for i := 0; i < n && err == nil; i++ {
@@ -232,7 +227,6 @@ func (d *decoder) decodeHashes() error {
 	return err
 }
 
-// decodeTokenIDs reads the token ids of the event's blocks, which follow one another without a gap.
 func (d *decoder) decodeTokenIDs() error {
 	n, err := d.DecodeArrayLen()
 	for i := 0; i < n && err == nil; i++ {
@@ -245,7 +239,7 @@ func (d *decoder) decodeTokenIDs() error {
 	return err
 }
 
-// orNil calls read unless the next value is null, which it skips.
+// orNil calls read unless the next value is null.
 func (d *decoder) orNil(read func() error) error {
 	code, err := d.PeekCode()
 	if err != nil {
@@ -257,8 +251,7 @@ func (d *decoder) orNil(read func() error) error {
 	return read()
 }
 
-// decodeHash reads a block's hash, which engines write as an integer, as bytes or as a string. isNull says that the value is null, so that
-// there is no hash.
+// decodeHash reads a block's hash, which engines write as an integer, as bytes or as a string.
 func (d *decoder) decodeHash() (h engineHash, isNull bool, err error) {
 	code, err := d.PeekCode()
 	if err != nil {
@@ -269,19 +262,20 @@ func (d *decoder) decodeHash() (h engineHash, isNull bool, err error) {
 		return h, true, d.DecodeNil()
 	case msgpcode.IsBin(code) || msgpcode.IsString(code):
 		b, err := d.readBinary()
-		// Without the second hash, whose secret only this process knows, a sender could construct two blocks with the same hash.
-		h = engineHash{bits: xxhash.Sum64(b), secretHash: maphash.Bytes(secret, b) | 1} // |1: never 0, so that no integer has the same hash
+		// Without the second hash, whose secret only this process knows, a sender could construct two
+		// blocks with the same hash.
+		h = engineHash{bits: xxhash.Sum64(b), secretHash: maphash.Bytes(secret, b) | 1} // never 0, so that no integer has the same hash
 		return h, false, err
 	}
 	n, err := d.DecodeInt64() // also decodes a uint64, without changing its bits
 	return engineHash{bits: uint64(n)}, false, err
 }
 
-// decodeExtraKeys reads the extra keys of each block: the values that the engine hashes in addition to the block's tokens.
+// decodeExtraKeys reads what the engine hashes in addition to each block's tokens.
 func (d *decoder) decodeExtraKeys() error {
 	n, err := d.DecodeArrayLen()
 	for i := 0; i < n && err == nil; i++ {
-		keys := "" // stays so for a block whose extra keys are null
+		keys := "" // stays so for null
 		err = d.orNil(func() error {
 			keys, err = d.decodeExtraKey()
 			return err
@@ -291,8 +285,6 @@ func (d *decoder) decodeExtraKeys() error {
 	return err
 }
 
-// decodeExtraKey reads the extra keys of one block, which are an array. It returns the key if the array has only one string, empty if it
-// has no keys, and otherExtraKeys for anything else.
 func (d *decoder) decodeExtraKey() (string, error) {
 	code, err := d.PeekCode()
 	if err != nil {
@@ -302,7 +294,7 @@ func (d *decoder) decodeExtraKey() (string, error) {
 		return otherExtraKeys, d.skipValue(outermost)
 	}
 	n, err := d.DecodeArrayLen()
-	if err != nil || n <= 0 { // no keys
+	if err != nil || n <= 0 {
 		return "", err
 	}
 	code, err = d.PeekCode()
@@ -315,10 +307,10 @@ func (d *decoder) decodeExtraKey() (string, error) {
 	return otherExtraKeys, err
 }
 
-const outermost = 0 // as the depth for skipValue: no skipped value contains the value
+const outermost = 0 // as the depth for skipValue
 
-// skipValue skips one value. depth is the number of arrays and maps that contain it. The library's Skip has no limit on nesting, so that a
-// hostile value could exhaust the stack.
+// skipValue counts in depth the arrays and maps around the value, because the library's Skip has no
+// limit on nesting, so that a hostile value could exhaust the stack.
 func (d *decoder) skipValue(depth int) error {
 	const deepest = 32
 	if depth > deepest {
@@ -352,13 +344,13 @@ func (d *decoder) skipValue(depth int) error {
 	return err
 }
 
-// readString reads a msgpack string; empty for null.
+// readString is empty for null.
 func (d *decoder) readString() (string, error) {
 	b, err := d.readBinary()
 	return string(b), err
 }
 
-// readBinary reads the bytes of a msgpack string or bytes value; empty for null.
+// readBinary is empty for null.
 func (d *decoder) readBinary() ([]byte, error) {
 	n, err := d.DecodeBytesLen()
 	if err != nil {
@@ -367,7 +359,8 @@ func (d *decoder) readBinary() ([]byte, error) {
 	return d.readBytes(n)
 }
 
-// readBytes reads n bytes. It first checks that n bytes are left, because the library would allocate any announced length.
+// readBytes first checks that n bytes are left, because the library would allocate any announced
+// length.
 func (d *decoder) readBytes(n int) ([]byte, error) {
 	if n > d.from.Len() {
 		return nil, fmt.Errorf("%d bytes are announced, %d are left: %w", n, d.from.Len(), io.ErrUnexpectedEOF)

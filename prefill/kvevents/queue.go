@@ -6,33 +6,31 @@ import (
 	"sync/atomic"
 )
 
-// message is one batch as it was received.
 type message struct {
 	seq     uint64
 	payload []byte
 }
 
-// messageOf reads the sequence number and the payload, which are the last two frames. A topic stands before them in a live
-// message, and an empty frame in a replayed message; newer engines add the topic after the empty frame. ok is false for a message of
-// another form.
+// messageOf reads the last two frames. A topic stands before them in a live message, and an empty
+// frame in a replayed one; newer engines add the topic after the empty frame.
 func messageOf(frames [][]byte) (m message, ok bool) {
 	n := len(frames)
 	if n < 3 || n > 4 {
 		return m, false
 	}
-	if len(frames[n-2]) != 8 { // a sequence number has 8 bytes
+	if len(frames[n-2]) != 8 { // a sequence number
 		return m, false
 	}
 	return message{binary.BigEndian.Uint64(frames[n-2]), frames[n-1]}, true
 }
 
 const (
-	maxQueued      = 10_000   // most batches that may wait
-	maxQueuedBytes = 64 << 20 // most bytes of payload that may wait
+	maxQueued      = 10_000   // batches
+	maxQueuedBytes = 64 << 20 // payload
 )
 
-// queue holds live batches while a replay runs. A full queue drops all its batches. take reports this, because the stream
-// must then start anew.
+// queue holds live batches while a replay runs. A full queue drops all its batches, and take
+// reports this, because the stream must then start anew.
 type queue struct {
 	ready chan struct{} // holds a token after each push and at the end of the connection
 
@@ -40,13 +38,13 @@ type queue struct {
 	items      []message
 	bytes      int
 	overflowed bool  // batches were dropped since the last take
-	err        error // the error with which the connection ended; nil: it has not ended
+	err        error // with which the connection ended; nil: it has not
 }
 
 func newQueue() *queue { return &queue{ready: make(chan struct{}, 1)} }
 
-// push adds a live batch. If the queue is full, it first drops all batches: once one of them is lost, the stream must start anew and cannot
-// use the others either.
+// push drops all batches of a full queue: once one is lost, the stream cannot use the others
+// either.
 func (q *queue) push(m message) {
 	q.mu.Lock()
 	if len(q.items) >= maxQueued || q.bytes+len(m.payload) > maxQueuedBytes {
@@ -58,7 +56,6 @@ func (q *queue) push(m message) {
 	nudge(q.ready)
 }
 
-// end notes that the connection has ended with an error.
 func (q *queue) end(err error) {
 	q.mu.Lock()
 	q.err = err
@@ -66,7 +63,7 @@ func (q *queue) end(err error) {
 	nudge(q.ready)
 }
 
-// nudge puts a token into a channel of capacity one, unless it holds a token already.
+// nudge puts a token into a channel of capacity one, unless it holds one.
 func nudge(ready chan<- struct{}) {
 	select {
 	case ready <- struct{}{}:
@@ -74,8 +71,6 @@ func nudge(ready chan<- struct{}) {
 	}
 }
 
-// take returns the batches in the queue, whether batches before them were dropped, and the error with which the
-// connection ended.
 func (q *queue) take() (items []message, overflowed bool, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -84,11 +79,11 @@ func (q *queue) take() (items []message, overflowed bool, err error) {
 	return items, overflowed, q.err
 }
 
-// counters hold values for Status. Most count since the start of the stream.
+// counters are for Status. Most count since the start of the stream.
 type counters struct {
 	batches, gapsReplayed, gapsCold atomic.Int64
 	decodeErrors, unknownTypes      atomic.Int64
 	unknownParents, skipped         atomic.Int64
 	connects, blocks, lagInMicros   atomic.Int64
-	blockTokens                     atomic.Int64 // tokens per block, of the longest one
+	blockTokens                     atomic.Int64 // of the longest block
 }

@@ -21,24 +21,23 @@ import (
 // Place is where a rank publishes its KV events.
 type Place struct {
 	Events string // host:port of the rank's publisher, see Endpoint
-	Replay string // address for replays of missed batches; empty: any gap drops all known blocks of the candidate
+	Replay string // for missed batches; empty: any gap drops all known blocks of the candidate
 }
 
-// Finder finds where a rank publishes now. It returns places in the order in which a stream tries them. With an error it
-// returns the places that it knows without the engine.
+// Finder finds where a rank publishes now, in the order in which a stream tries the places. With an
+// error it returns the places that it knows without the engine.
 type Finder interface {
 	Places(ctx context.Context) ([]Place, error)
 }
 
-// Config describes one stream.
 type Config struct {
 	Place
 	Finder Finder // asked before each connection, because a restarted engine may have new ports; nil: only Place is used
 	Slot   index.Slot
-	Scope  index.Scope // scope of the candidate's blocks; each event adds the name of its LoRA
+	Scope  index.Scope // of the candidate's blocks; each event adds the name of its LoRA
 	Sink   Sink
 
-	ReplayTimeout time.Duration // a replay has failed after a silence of this length, default 2 s
+	ReplayTimeout time.Duration // silence after which a replay has failed, default 2 s
 }
 
 // Endpoint is the address at which a rank publishes: its port is the port of rank 0 plus the rank.
@@ -50,7 +49,8 @@ const (
 	firstBackoff = 100 * time.Millisecond
 	lastBackoff  = 5 * time.Second
 	longReplay   = 15 // a whole replay may take this many times ReplayTimeout
-	// maxSilence is how long after an answer an event about its new blocks may come. After that, the events are not precise.
+	// maxSilence is how long after an answer an event about its new blocks may come. After that, the
+	// events are not precise.
 	maxSilence = 30 * time.Second
 )
 
@@ -62,15 +62,15 @@ type Stream struct {
 	resync   chan struct{} // holds a token after a call of Resync, until run carries it out
 	counters counters
 
-	connected  atomic.Bool  // connected, and the replay is applied
+	connected  atomic.Bool  // and the replay is applied
 	unreadable atomic.Bool  // the last batch could not be read
 	complete   atomic.Bool  // the events have named all blocks that the engine holds
-	resyncs    atomic.Int64 // number of calls of Resync
-	resynced   atomic.Int64 // number of calls of Resync that were carried out
-	// eventExpectedSince is when ExpectEvent was first called since the last batch, in Unix nanoseconds; 0: no event is expected.
+	resyncs    atomic.Int64 // calls of Resync
+	resynced   atomic.Int64 // calls of Resync that were carried out
+	// eventExpectedSince is the first ExpectEvent since the last batch, in Unix nanoseconds; 0: none.
 	eventExpectedSince atomic.Int64
 	failure            atomic.Pointer[string]
-	place              atomic.Pointer[Place] // the place of the last connection
+	place              atomic.Pointer[Place] // of the last connection
 
 	// Only the goroutine of run uses these.
 	follower follower
@@ -78,8 +78,7 @@ type Stream struct {
 	decode   *decoder
 }
 
-// Start begins to follow a rank's events, on a goroutine that Close ends. Before each connection the stream asks the Finder for the places
-// where the rank publishes now; without a Finder it uses cfg.Place.
+// Start follows a rank's events on a goroutine that Close ends.
 func Start(cfg Config) *Stream {
 	cfg.ReplayTimeout = cmp.Or(cfg.ReplayTimeout, 2*time.Second)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -91,47 +90,48 @@ func Start(cfg Config) *Stream {
 		known: map[engineHash]block{}, hashesOf: map[index.Key]int32{}}
 	s.follower = follower{apply: s.apply, dropAll: s.dropAll, counters: &s.counters,
 		replay: func(from uint64, yield func(uint64, []byte) bool) error { return s.replay(ctx, from, yield) }}
-	s.place.Store(&cfg.Place) // for Status, until the first connection shows the place
+	s.place.Store(&cfg.Place) // until the first connection
 	go s.run(ctx)
 	return s
 }
 
-// fixedPlace is a Finder that returns one fixed place.
 type fixedPlace Place
 
 func (p fixedPlace) Places(context.Context) ([]Place, error) { return []Place{Place(p)}, nil }
 
-// Close ends the stream. After it returns, the sink is not called any more. The blocks that the sink received stay.
+// Close ends the stream. After it returns, the sink is not called any more. The blocks that the
+// sink received stay.
 func (s *Stream) Close() {
 	s.cancel()
 	<-s.done
 }
 
-// Resync makes the stream start anew and pass on all blocks again, because the sink has dropped them.
+// Resync makes the stream start anew and pass on all blocks again, because the sink has dropped
+// them.
 func (s *Stream) Resync() {
 	s.resyncs.Add(1)
 	nudge(s.resync)
 }
 
-// ExpectEvent notes that the engine has answered a probe for which it computed a new block: an event should follow.
+// ExpectEvent notes that the engine has computed a new block: an event should follow.
 func (s *Stream) ExpectEvent(now time.Time) { s.eventExpectedSince.CompareAndSwap(0, now.UnixNano()) }
 
-// Precise reports whether the events are reliable: the stream is connected, the last batch could be read, and no expected event is overdue.
-// While they are not, the index should learn from answers.
+// Precise reports whether the events are reliable. While they are not, the index should learn from
+// answers.
 func (s *Stream) Precise(now time.Time) bool {
 	expectedSince := s.eventExpectedSince.Load() // 0: no event is expected
 	silentTooLong := expectedSince != 0 && now.UnixNano()-expectedSince >= int64(maxSilence)
 	return s.connected.Load() && !s.unreadable.Load() && !silentTooLong
 }
 
-// Complete reports whether the events have named all blocks that the engine holds. After a gap, and until a Resync is
-// carried out, the engine may hold blocks that the index does not know; the index should then also learn from answers.
+// Complete reports whether the events have named all blocks that the engine holds. After a gap, and
+// until a Resync is carried out, the index should also learn from answers.
 func (s *Stream) Complete() bool { return s.resynced.Load() == s.resyncs.Load() && s.complete.Load() }
 
-// BlockTokens is the number of tokens per block; 0 until the engine has stored a block.
+// BlockTokens is 0 until the engine has stored a block.
 func (s *Stream) BlockTokens() int { return int(s.counters.blockTokens.Load()) }
 
-// Status is the state of a candidate's stream of KV events, for the admin API.
+// Status is for the admin API.
 type Status struct {
 	Source         string  `json:"source"`
 	Connected      bool    `json:"connected"`
@@ -140,16 +140,16 @@ type Status struct {
 	Batches        int64   `json:"batches"`
 	GapsReplayed   int64   `json:"gaps_replayed"`
 	GapsCold       int64   `json:"gaps_cold"`
-	DecodeErrors   int64   `json:"decode_errors"`   // batches and events that cannot be read
+	DecodeErrors   int64   `json:"decode_errors"`   // batches and events
 	UnknownTypes   int64   `json:"unknown_types"`   // events of a type that evenkeel does not know
-	UnknownParents int64   `json:"unknown_parents"` // stored events whose parent block is not known
-	Skipped        int64   `json:"skipped_blocks"`  // blocks that depend on more than tokens
+	UnknownParents int64   `json:"unknown_parents"` // stored events
+	Skipped        int64   `json:"skipped_blocks"`  // they depend on more than tokens
 	Blocks         int64   `json:"blocks"`          // block hashes that the engine holds, as its events say
 	BlockTokens    int     `json:"block_tokens"`
 	LagMs          float64 `json:"lag_ms"`
 }
 
-// Status returns a copy; it may be called from any goroutine.
+// Status may be called from any goroutine.
 func (s *Stream) Status() Status {
 	c := &s.counters
 	status := Status{
@@ -166,7 +166,6 @@ func (s *Stream) Status() Status {
 	return status
 }
 
-// run connects to the publisher, and again whenever the connection ends, until ctx ends.
 func (s *Stream) run(ctx context.Context) {
 	defer close(s.done)
 	backoff := firstBackoff
@@ -174,10 +173,10 @@ func (s *Stream) run(ctx context.Context) {
 		began := time.Now()
 		err := s.session(ctx)
 		s.connected.Store(false)
-		if time.Since(began) > lastBackoff { // the connection worked for a while, so that its end is no repeated failure
+		if time.Since(began) > lastBackoff { // the connection worked for a while
 			backoff = firstBackoff
 		}
-		if ctx.Err() != nil { // Close was called
+		if ctx.Err() != nil {
 			return
 		}
 		failure := err.Error()
@@ -191,7 +190,6 @@ func (s *Stream) run(ctx context.Context) {
 	}
 }
 
-// session dials the publisher and follows it until the connection ends. It returns why it ended.
 func (s *Stream) session(ctx context.Context) error {
 	conn, err := s.connect(ctx)
 	if err != nil {
@@ -213,9 +211,9 @@ func (s *Stream) session(ctx context.Context) error {
 	s.connected.Store(true)
 	for {
 		items, overflowed, connErr := batches.take()
-		if overflowed { // batches were dropped
+		if overflowed {
 			s.follower.dropAfterGap()
-			s.follower.restart() // requests again all batches that the publisher still has
+			s.follower.restart()
 		}
 		for _, m := range items {
 			if ctx.Err() != nil {
@@ -229,7 +227,7 @@ func (s *Stream) session(ctx context.Context) error {
 		select {
 		case <-batches.ready:
 		case <-s.resync:
-			calls := s.resyncs.Load() // calls of Resync that come during this restart need a further restart
+			calls := s.resyncs.Load() // later calls need a further restart
 			s.follower.restart()
 			s.resynced.Store(calls)
 		case <-ctx.Done():
@@ -238,8 +236,6 @@ func (s *Stream) session(ctx context.Context) error {
 	}
 }
 
-// connect dials the places that the Finder knows, in order, and returns the first connection that succeeds. Otherwise it returns the first
-// error.
 func (s *Stream) connect(ctx context.Context) (*wire, error) {
 	places, firstErr := s.cfg.Finder.Places(ctx) // also returns places together with an error
 	for _, p := range places {
@@ -255,7 +251,6 @@ func (s *Stream) connect(ctx context.Context) (*wire, error) {
 
 var errNowhere = errors.New("kvevents: nothing tells where the rank publishes")
 
-// read puts batches into the queue until the connection ends.
 func (s *Stream) read(w *wire, q *queue) error {
 	for {
 		frames, err := w.frames()
@@ -270,9 +265,8 @@ func (s *Stream) read(w *wire, q *queue) error {
 	}
 }
 
-// replay requests the publisher's batches from sequence number `from` on. It calls yield for each batch until the
-// publisher has sent all, or until yield returns false. It fails if there is no replay address, or if the publisher stops
-// before its end marker.
+// replay calls yield for each batch from sequence number `from` on. It fails if there is no replay
+// address, or if the publisher stops before its end marker.
 func (s *Stream) replay(ctx context.Context, from uint64, yield func(uint64, []byte) bool) error {
 	place := s.place.Load()
 	if place.Replay == "" {
@@ -305,17 +299,16 @@ func (s *Stream) replay(ctx context.Context, from uint64, yield func(uint64, []b
 	}
 }
 
-// apply applies one batch, and notes whether the events have now named all blocks that the engine holds (complete). A batch that cannot be
-// read drops all known blocks, because it may have contained removals. All blocks are also dropped when more hashes are known than the
-// stream may remember. A batch that comes ends the wait for an event after an answer (ExpectEvent), whether or not it can be read.
+// apply applies one batch. A batch that cannot be read drops all known blocks, because it may have
+// contained removals. Any batch ends the wait for an event (ExpectEvent).
 func (s *Stream) apply(payload []byte) {
-	isFirstBatch := s.follower.nextSeq == s.follower.firstSeq+1 // since the last restart or lost batch; nextSeq is behind it already
+	isFirstBatch := s.follower.nextSeq == s.follower.firstSeq+1 // nextSeq is behind it already
 	if isFirstBatch {
-		s.complete.Store(s.follower.firstSeq == 0) // the publisher's first batch has number 0: nothing was stored before it
+		s.complete.Store(s.follower.firstSeq == 0) // nothing was stored before the publisher's batch 0
 	}
 	ts, err := s.decode.decodeBatch(payload, func(e *event) {
 		s.mirror.apply(e)
-		if e.kind == allCleared { // the cache is empty now, and the events name all that comes
+		if e.kind == allCleared { // the cache is empty now
 			s.complete.Store(true)
 		}
 	})
@@ -324,7 +317,7 @@ func (s *Stream) apply(payload []byte) {
 	switch {
 	case err != nil:
 		s.counters.decodeErrors.Add(1)
-		s.dropAll() // which also notes that the events are incomplete
+		s.dropAll()
 	case s.mirror.overfull():
 		s.dropAll()
 	}
@@ -337,9 +330,8 @@ func (s *Stream) apply(payload []byte) {
 	}
 }
 
-// dropAll drops all blocks that the events have named, and counts the events as incomplete.
 func (s *Stream) dropAll() {
 	s.complete.Store(false)
-	s.mirror.dropAll(index.Cold) // the metrics count these drops with the reason Cold: the content of the cache is not known now
+	s.mirror.dropAll(index.Cold) // the content of the cache is not known now
 	s.counters.blocks.Store(0)
 }

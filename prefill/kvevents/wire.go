@@ -13,23 +13,22 @@ import (
 	"github.com/go-zeromq/zmq4/security/null"
 )
 
-// This file uses the library's connections, but not its sockets. After Close, a socket's reader goroutine can block for ever on a
-// message that nothing receives, and a socket's dialler sleeps without regard to the context.
+// This file uses the library's connections, but not its sockets. After Close, a socket's reader
+// goroutine can block for ever on a message that nothing receives, and a socket's dialler sleeps
+// without regard to the context.
 
 const (
-	maxMessageBytes = 16 << 20 // a message that is larger ends the connection
+	maxMessageBytes = 16 << 20 // a larger one ends the connection
 	dialTimeout     = 5 * time.Second
 )
 
-// wire is a ZeroMQ connection that ends with its context.
 type wire struct {
 	*zmq4.Conn
 	raw  net.Conn
 	stop func() bool
 }
 
-// dial connects to a publisher, or to its replay address, and does the ZeroMQ handshake. When ctx ends, the connection is
-// closed.
+// dial connects and does the ZeroMQ handshake. When ctx ends, the connection is closed.
 func dial(ctx context.Context, as zmq4.SocketType, addr string) (*wire, error) {
 	d := net.Dialer{Timeout: dialTimeout}
 	raw, err := d.DialContext(ctx, "tcp", addr)
@@ -38,23 +37,22 @@ func dial(ctx context.Context, as zmq4.SocketType, addr string) (*wire, error) {
 	}
 	w := &wire{raw: raw, stop: context.AfterFunc(ctx, func() { _ = raw.Close() })}
 	_ = raw.SetDeadline(time.Now().Add(dialTimeout)) // time limit of the handshake
-	// The guard refuses messages that are too large. The connection begins with a greeting, which is no message.
 	g := &guard{Conn: raw, buffered: bufio.NewReaderSize(raw, 64<<10), greetingLeft: greetingBytes}
 	if w.Conn, err = zmq4.Open(g, null.Security(), as, nil, false, nil); err != nil {
 		w.close()
 		return nil, fmt.Errorf("kvevents: %s does not speak ZeroMQ as a publisher does: %w", addr, err)
 	}
-	_ = raw.SetDeadline(time.Time{}) // no limit from now on
+	_ = raw.SetDeadline(time.Time{})
 	return w, nil
 }
 
-// close closes the connection. It may be called more than once.
+// close may be called more than once.
 func (w *wire) close() {
 	w.stop()
 	_ = w.raw.Close()
 }
 
-// frames reads the frames of the next message. The library answers heartbeats, which frames skips.
+// frames skips heartbeats, which the library answers.
 func (w *wire) frames() ([][]byte, error) {
 	for {
 		msg, err := w.RecvMsg()
@@ -67,17 +65,17 @@ func (w *wire) frames() ([][]byte, error) {
 	}
 }
 
-// guard fails a connection on which a peer announces a message larger than maxMessageBytes, because the library would allocate
-// any announced length.
+// guard fails a connection on which a peer announces a message larger than maxMessageBytes, because
+// the library would allocate any announced length.
 type guard struct {
 	net.Conn
 	buffered     *bufio.Reader
-	greetingLeft int    // bytes of the greeting still to come
-	bodyLeft     uint64 // bytes of the frame's body still to come
-	lengthLeft   int    // bytes of the frame's length field still to come; 0: the flags of the next frame follow
-	frameSize    uint64 // bytes of the frame's body, as far as the length field was read
-	moreFrames   bool   // further frames of the same message follow
-	messageSize  uint64 // size of the message's frames so far
+	greetingLeft int    // bytes still to come
+	bodyLeft     uint64 // bytes of the frame still to come
+	lengthLeft   int    // bytes still to come; 0: the flags of the next frame follow
+	frameSize    uint64 // of the body, as far as the length field was read
+	moreFrames   bool   // of the same message
+	messageSize  uint64 // frames so far
 }
 
 // Frames of ZMTP 3: after a greeting each frame has flags, a length and a body.
@@ -85,12 +83,11 @@ const (
 	greetingBytes = 64
 	flagMore      = 1
 	flagLong      = 2
-	frameCost     = 64 // bytes counted for each frame beside its body, which bounds the number of frames in a message
+	frameCost     = 64 // bytes counted for each frame beside its body, which bounds the frames of a message
 )
 
 var errTooLarge = errors.New("kvevents: a message of more than 16 MiB")
 
-// Read reads from the connection, and fails before the library sees a message that is too large.
 func (g *guard) Read(p []byte) (int, error) {
 	n, err := g.buffered.Read(p)
 	if !g.withinLimit(p[:n]) {
@@ -99,8 +96,7 @@ func (g *guard) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// withinLimit parses the frames in the bytes that were read, which may begin and end anywhere in a frame. It reports whether the message is
-// not larger than maxMessageBytes.
+// withinLimit parses the bytes that were read, which may begin and end anywhere in a frame.
 func (g *guard) withinLimit(p []byte) bool {
 	for len(p) > 0 {
 		switch {
@@ -121,10 +117,10 @@ func (g *guard) withinLimit(p []byte) bool {
 		default: // a byte of the length field, which is big-endian
 			g.frameSize = g.frameSize<<8 | uint64(p[0])
 			p = p[1:]
-			if g.lengthLeft--; g.lengthLeft > 0 { // further bytes of the field follow
+			if g.lengthLeft--; g.lengthLeft > 0 {
 				continue
 			}
-			if g.frameSize > maxMessageBytes { // tested alone, because the sum below could overflow
+			if g.frameSize > maxMessageBytes { // alone, because the sum below could overflow
 				return false
 			}
 			if g.messageSize+g.frameSize+frameCost > maxMessageBytes {
@@ -132,7 +128,7 @@ func (g *guard) withinLimit(p []byte) bool {
 			}
 			g.bodyLeft = g.frameSize
 			g.messageSize += g.frameSize + frameCost
-			if !g.moreFrames { // this is the message's last frame: the next one begins another message
+			if !g.moreFrames { // the next frame begins another message
 				g.messageSize = 0
 			}
 		}

@@ -1,6 +1,6 @@
 // Package local predicts how many tokens of a prompt are in the prefix cache of each rank that
-// decodes and may compute prompts itself. The dispatcher chooses the rank of a request, because
-// only the dispatcher knows the free slots.
+// decodes and may compute prompts itself. The dispatcher chooses the rank, because only it knows
+// the free slots.
 package local
 
 import (
@@ -18,36 +18,34 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// Rank is a rank that decodes and may compute prompts.
 type Rank struct {
 	ID       int32
 	Name     string
-	Model    string // base model of the board on which the rank is
-	Engine   string // API server of the rank; ranks of one API server share their trust
-	Capacity int64  // KV tokens that fit on the rank; 0: not known
+	Model    string // base model of the rank's board
+	Engine   string // API server of the rank; its ranks share their trust
+	Capacity int64  // KV tokens; 0: not known
 	Up       bool
-	Events   prefill.EventSource // where the rank publishes KV events; zero: its cache is known only from answers
+	Events   prefill.EventSource // zero: its cache is known only from answers
 }
 
-// Prompt is a prompt that an engine has to compute.
 type Prompt struct {
 	prefill.Prompt
 	Model  string // base model of the board
-	Tokens int    // length, counted or estimated; 0: not known
+	Tokens int    // counted or estimated; 0: not known
 }
 
 // Offer is the work that a prompt would cause on a rank.
 type Offer struct {
 	Rank int32
-	Hit  int // tokens that are predicted to be in the rank's prefix cache
-	New  int // tokens that the rank would have to compute, at least 1
+	Hit  int // tokens predicted to be in the prefix cache
+	New  int // tokens to compute, at least 1
 }
 
-// Ranks predicts the prefix caches of all ranks that decode and may compute prompts. One lock, mu,
-// guards the state; it is never held during I/O.
+// Ranks predicts the prefix caches of all ranks that may compute prompts. mu guards the state; it
+// is never held during I/O.
 type Ranks struct {
 	setMu         sync.Mutex // serialises Set and Close: they wait for streams to end, and so cannot hold mu, which streams take
-	closed        bool       // Close was called: no more streams begin; guarded by setMu
+	closed        bool       // no more streams begin; guarded by setMu
 	mu            sync.Mutex
 	cache         *cache.Cache
 	ranks         map[int32]*rank
@@ -58,15 +56,14 @@ type Ranks struct {
 type rank struct {
 	Rank
 	cache     cache.CachedBlocks
-	stream    cache.Feed // the stream of the rank's KV events; zero: none
-	emptiedAt time.Time  // when Forget was called for the rank; zero: never
+	stream    cache.Feed // zero: none
+	emptiedAt time.Time  // by Forget; zero: never
 }
 
-// engineBlock is the number of tokens per KV block if the engine does not report it: vLLM's default.
+// engineBlock is the number of tokens per KV block if the engine does not report it: vLLM's
+// default.
 const engineBlock = 16
 
-// blockTokens is the number of tokens per KV block of the rank's engine, as its KV events say; engineBlock if they have not said
-// it yet.
 func (r *rank) blockTokens() int {
 	if r.stream.Stream == nil {
 		return engineBlock
@@ -82,8 +79,7 @@ func New(maxBytes int64) *Ranks {
 	}
 }
 
-// Set replaces the ranks, and follows the KV events of the ranks that publish them. A rank that comes back up is assumed to
-// have an empty cache.
+// Set replaces the ranks. One that comes back up is assumed to have an empty cache.
 func (l *Ranks) Set(ranks []Rank) {
 	l.setMu.Lock()
 	defer l.setMu.Unlock()
@@ -91,7 +87,7 @@ func (l *Ranks) Set(ranks []Rank) {
 	for i := range ranks {
 		wanted[ranks[i].ID] = ranks[i].Events
 	}
-	l.unfollow(func(r *rank) bool { return wanted[r.ID] != r.stream.Source }) // ranks that are gone, or publish elsewhere now
+	l.unfollow(func(r *rank) bool { return wanted[r.ID] != r.stream.Source }) // gone, or publishing elsewhere now
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.replaceRanks(ranks)
@@ -103,7 +99,6 @@ func (l *Ranks) Set(ranks []Rank) {
 	}
 }
 
-// unfollow ends the streams of KV events of the ranks for which selected returns true.
 func (l *Ranks) unfollow(selected func(*rank) bool) {
 	l.mu.Lock()
 	var ended []*rank
@@ -114,7 +109,7 @@ func (l *Ranks) unfollow(selected func(*rank) bool) {
 	}
 	l.mu.Unlock()
 	for _, r := range ended {
-		r.stream.Close() // without the lock, because Close waits for the stream, and the stream takes the lock
+		r.stream.Close() // without the lock: Close waits for the stream, which takes it
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -132,7 +127,7 @@ func (l *Ranks) Close() {
 	l.unfollow(func(*rank) bool { return true })
 }
 
-// BlockTokens is the number of tokens per KV block of the model's ranks, as their KV events say; 0: no event has said it.
+// BlockTokens is the number of tokens per KV block of the model's ranks; 0: no event has said it.
 func (l *Ranks) BlockTokens(model string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -161,10 +156,10 @@ func (l *Ranks) Events() (all []prefill.RankEvents) {
 	return all
 }
 
-// replaceRanks sets the ranks, and drops what was learned of engines and models that have no rank any more: whether an engine's predicted
-// hits come true (cacheTrust), and a model's bytes per token and durations of hand-offs. mu must be held.
+// replaceRanks also drops what was learned of engines and models that have no rank any more. mu
+// must be held.
 func (l *Ranks) replaceRanks(ranks []Rank) {
-	present, engines, models := map[int32]bool{}, map[string]bool{}, map[string]bool{} // what the new list names
+	present, engines, models := map[int32]bool{}, map[string]bool{}, map[string]bool{}
 	for _, given := range ranks {
 		present[given.ID], engines[given.Engine], models[given.Model] = true, true, true
 		r := l.ranks[given.ID]
@@ -177,7 +172,7 @@ func (l *Ranks) replaceRanks(ranks []Rank) {
 		}
 		r.Rank = given
 		if l.engines[given.Engine] == nil {
-			l.engines[given.Engine] = &cacheTrust{} // a new engine is trusted at first
+			l.engines[given.Engine] = &cacheTrust{} // trusted at first
 		}
 	}
 	for id, r := range l.ranks {
@@ -191,7 +186,6 @@ func (l *Ranks) replaceRanks(ranks []Rank) {
 	maps.DeleteFunc(l.transferTimes, func(model string, _ *fit.Calibration) bool { return !models[model] })
 }
 
-// AnyComputes reports whether any rank of the model may compute prompts.
 func (l *Ranks) AnyComputes(model string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -203,7 +197,8 @@ func (l *Ranks) AnyComputes(model string) bool {
 	return false
 }
 
-// Length is the length of the prompt in tokens, estimated by the model's learned ratio if it was not counted.
+// Length is the length of the prompt in tokens, estimated by the model's learned ratio if it was
+// not counted.
 func (l *Ranks) Length(p *Prompt) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -218,8 +213,8 @@ func (l *Ranks) length(p *Prompt) int {
 	return l.cache.PromptTokens(&p.Prompt, p.Model, 0)
 }
 
-// Offers lists, by ID, the ranks that may compute the prompt, are up and are not in avoid. A predicted hit reduces New only
-// if recent answers of the engine have confirmed such predictions, or if its KV events report the blocks.
+// Offers lists, by ID, the ranks that may compute the prompt, are up and are not in avoid. A
+// predicted hit reduces New only if the engine is trusted, or if its KV events report the blocks.
 func (l *Ranks) Offers(p *Prompt, avoid []int32) (offers []Offer) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -242,17 +237,14 @@ func (l *Ranks) Offers(p *Prompt, avoid []int32) (offers []Offer) {
 	return offers
 }
 
-// hitTokens is how many tokens of a prompt the rank is predicted to take from its cache. found is the result of Match, and tokens is the
-// length of the prompt.
 func (r *rank) hitTokens(found []int32, p *Prompt, tokens int) int {
 	heldTokens := float64(r.cache.Blocks(found, &p.Prompt)) * p.BlockSize(tokens)
 	return index.UsableHit(int(heldTokens), tokens, r.blockTokens())
 }
 
-// NoteHeld notes that a rank has the prompt's KV, because it computed or pulled the KV for a request that was sent at the time sent. If the
-// rank's KV events name the blocks, nothing is noted, and blocks that were learned from answers are dropped: events are more exact. tokens
-// is the engine's count of the prompt's tokens; 0: not reported. From it, NoteHeld also learns how many bytes of a prompt make a token of
-// the model, whether or not the KV is noted. A rank that is gone is ignored.
+// NoteHeld notes that a rank has the prompt's KV, because it computed or pulled the KV for a
+// request sent at that time. If KV events name the blocks, nothing is noted, because they are more
+// exact. tokens is the engine's count of the prompt's tokens; 0: not reported.
 func (l *Ranks) NoteHeld(id int32, p *Prompt, tokens int, sent time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -260,30 +252,29 @@ func (l *Ranks) NoteHeld(id int32, p *Prompt, tokens int, sent time.Time) {
 	if r == nil {
 		return
 	}
-	l.cache.LearnRatio(&p.Prompt, p.Model, tokens) // l.cache has what all ranks share, and r.cache the blocks of this rank
+	l.cache.LearnRatio(&p.Prompt, p.Model, tokens)
 	now := time.Now()
 	emptiedSince := !r.emptiedAt.Before(sent) // Forget was called meanwhile, so that the KV may be gone
 	switch {
-	case len(p.Keys) == 0 || emptiedSince: // nothing is noted
+	case len(p.Keys) == 0 || emptiedSince:
 	case r.cache.NamesBlocksOf(&p.Prompt, now):
 		r.cache.DropLearnedFromAnswers()
 	default:
-		indexSlot := r.cache.EnsureSlot(&p.Prompt, r.Model, r.Capacity, now) // where the prefix index keeps the rank's blocks
+		indexSlot := r.cache.EnsureSlot(&p.Prompt, r.Model, r.Capacity, now)
 		r.cache.AddFromAnswer(indexSlot, &p.Prompt)
 	}
 }
 
-// Computed learns from an engine's answer about a prompt that one of its ranks computed. cached is the number of tokens that the engine
-// found in its prefix cache, -1 if not reported; hit is the number that was predicted; sent is when the request was sent. trusted reports
-// whether the predictions for this engine count now, and turned whether this has changed. If the answer is ignored, turned is false, and
-// trusted says nothing.
+// Computed learns from an engine's answer about a prompt that a rank computed. cached is -1 if not
+// reported. trusted reports whether the predictions for this engine count now, and turned whether
+// this has changed; if turned is false, trusted may say nothing.
 func (l *Ranks) Computed(id int32, p *Prompt, tokens, hit, cached int, sent time.Time) (turned, trusted bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	r := l.ranks[id]
-	emptiedSince := r != nil && !r.emptiedAt.Before(sent) // then hit was predicted for a cache that no longer exists
+	emptiedSince := r != nil && !r.emptiedAt.Before(sent) // hit was predicted for a cache that no longer exists
 	if r == nil || tokens <= 0 || emptiedSince {
-		return false, false // the answer is ignored
+		return false, false
 	}
 	engine := l.engines[r.Engine]
 	trustedBefore := engine.trusted()
@@ -293,26 +284,24 @@ func (l *Ranks) Computed(id int32, p *Prompt, tokens, hit, cached int, sent time
 	return trustedBefore != trusted, trusted
 }
 
-// learnBlocks updates the blocks that the rank is predicted to hold, by the engine's answer about a prompt that the rank computed. The
-// length of the prompt is tokens. hit is how many of them were predicted to be in the rank's cache, and cached is how many the engine found
-// there; -1: it did not say.
 func (r *rank) learnBlocks(p *cache.Prompt, tokens, hit, cached int) {
 	now := time.Now()
 	computedTokens := tokens - max(0, cached)
 	if computedTokens > r.blockTokens() { // with fewer tokens, the engine may have filled no block, and then no event follows
 		r.cache.ExpectEvent(now)
 	}
-	if r.cache.NamesBlocksOf(p, now) { // the events show what the rank holds, more exactly than the answer
+	if r.cache.NamesBlocksOf(p, now) {
 		return
 	}
-	// If the prediction was too high, Correct drops the blocks that the engine did not find from indexSlot, where the prefix index
-	// keeps the rank's blocks. The rank has now computed them, so that they are added again. Otherwise the blocks stay as they are.
+	// If the prediction was too high, Correct drops the blocks that the engine did not find. The rank
+	// has computed them now.
 	if indexSlot, hitTooHigh := r.cache.Correct(p, tokens, hit, cached); hitTooHigh {
 		r.cache.AddFromAnswer(indexSlot, p)
 	}
 }
 
-// Forget drops all blocks of some ranks. Later results of requests that were sent before are ignored.
+// Forget drops all blocks of some ranks. Later results of requests that were sent before are
+// ignored.
 func (l *Ranks) Forget(ids []int32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -325,33 +314,31 @@ func (l *Ranks) Forget(ids []int32) {
 	}
 }
 
-// IDs returns the IDs of all ranks, in no particular order.
 func (l *Ranks) IDs() []int32 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Collect(maps.Keys(l.ranks))
 }
 
-// transferHalfLife is the number of newer hand-offs after which the duration of a hand-off counts half.
+// transferHalfLife is the number of newer hand-offs after which a duration counts half.
 const transferHalfLife = 500
 
-// Moved learns how long a hand-off with the given number of tokens took, from the decode request to the first event.
+// Moved learns how long a hand-off took, from the decode request to the first event.
 func (l *Ranks) Moved(model string, tokens int, took time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	times := l.transferTimes[model]
-	if times == nil { // the first hand-off of the model
+	if times == nil {
 		times = fit.NewCalibration(policy.Latency{}, transferHalfLife)
 		l.transferTimes[model] = times
 	}
-	times.Add(fit.Sample{New: float64(tokens), Ms: took.Seconds() * 1000}) // learns the time as a function of the tokens, as for prefills
+	times.Add(fit.Sample{New: float64(tokens), Ms: took.Seconds() * 1000}) // a time as a function of the tokens, as for prefills
 }
 
-// BreakEven is how many tokens an idle rank can compute in the time that a hand-off of the prompt takes. If fewer tokens are new,
-// computing them is faster than fetching the KV. latency predicts the model's prefill times; rtt is the round trip to the prefill
-// engine. The time of a hand-off has three parts: this round trip, half the fixed part of a prefill (T0Ms), and the part of measured
-// hand-offs that grows with the prompt. The half stands for all other fixed costs of a hand-off; it is not measured. The third part is 0
-// until a hand-off was measured.
+// BreakEven is how many tokens an idle rank can compute in the time of a hand-off of the prompt. If
+// fewer are new, computing them is faster than fetching the KV. A hand-off takes rtt, the round
+// trip to the prefill engine; half of T0Ms, which stands for all other fixed costs and is not
+// measured; and the part of measured hand-offs that grows with the prompt.
 func (l *Ranks) BreakEven(p *Prompt, latency policy.Latency, rtt time.Duration) float64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -6,45 +6,44 @@ import (
 	"slices"
 )
 
-// Name is the policy's name without parameters, for metrics and headers: the number of names is bounded.
+// Name has no parameters, so that the number of names in metrics and headers is bounded.
 func (p *Policy) Name() string { return p.name }
 
 // String is the policy in the form that Parse reads.
 func (p *Policy) String() string { return p.spec }
 
-// TakesTurns reports whether the policy chooses candidates in turn. Its caller must then pass the Order of the chosen candidate
-// as the Cursor of the next Query.
+// TakesTurns reports whether the policy chooses candidates in turn. Its caller must then pass the
+// Order of the chosen candidate as the Cursor of the next Query.
 func (p *Policy) TakesTurns() bool { return p.takesTurns }
 
-// LoadBlind reports whether the policy ignores the load of candidates. Such a policy continues to choose a candidate that
-// is overloaded.
+// LoadBlind reports whether the policy ignores load: it continues to choose an overloaded
+// candidate.
 func (p *Policy) LoadBlind() bool { return p.loadBlind }
 
-// Choice is the decision of a policy.
 type Choice struct {
-	Index         int  // index of the chosen candidate in the slice of candidates
-	Bad           int  // number of candidates whose score was not a finite number
-	Fallback      bool // no score was a finite number, so that lmetric chose
-	FilterSkipped bool // the policy's own filter was ignored, because no candidate passed it
+	Index         int  // in the slice of candidates
+	Bad           int  // candidates whose score was not a finite number
+	Fallback      bool // no score was finite, so that lmetric chose
+	FilterSkipped bool // the policy's filter was ignored, because no candidate passed it
 }
 
 // equalScores is the relative difference below which two scores count as equal.
 const equalScores = 1e-9
 
-// Choose returns the candidate with the lowest score. Among equal scores the policy's tie-break decides, then the
-// hash of request and candidate. A score that is not a finite number ranks last; if there is no other, the policy lmetric decides,
-// with its own tie-break. There must be at least one candidate.
+// Choose returns the candidate with the lowest score. Among equal scores the policy's tie-break
+// decides, then the hash of request and candidate. A score that is not finite ranks last; if there
+// is no other, lmetric decides, with its own tie-break. There must be at least one candidate.
 func (p *Policy) Choose(q *Query, candidates []Engine) Choice {
 	choice := Choice{FilterSkipped: p.applyFilter(candidates)}
 	p.query = *q
-	if q.Key == 0 { // without a session, sticky-ring uses a hash of the request's ID
-		const noCandidate = "" // the hash is to be of the request alone
+	if q.Key == 0 { // then sticky-ring uses a hash of the request's ID
+		const noCandidate = ""
 		p.query.Key = HRW(q.ID, noCandidate)
 	}
 	anyFinite := false
 	p.scores = p.scores[:0]
 	for i := range candidates {
-		s := math.NaN() // ranks last: the score of a candidate that was filtered out, or that has no finite score
+		s := math.NaN() // ranks last
 		if p.passes(i) {
 			if s = p.evaluate(&candidates[i]); finite(s) {
 				anyFinite = true
@@ -57,8 +56,8 @@ func (p *Policy) Choose(q *Query, candidates []Engine) Choice {
 	}
 	ties := p.ties
 	if !anyFinite {
-		choice.Fallback, ties = true, cacheAwareTies // the tie-break of lmetric
-		const noParameter = 0                        // lmetric has no parameter
+		choice.Fallback, ties = true, cacheAwareTies // those of lmetric
+		const noParameter = 0
 		for i := range candidates {
 			if p.passes(i) {
 				p.scores[i] = lmetric(noParameter, q, &candidates[i])
@@ -71,7 +70,7 @@ func (p *Policy) Choose(q *Query, candidates []Engine) Choice {
 
 func finite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
 
-// evaluate is the policy's score for a candidate. A user's policy sees only the indicators.
+// evaluate shows a user's policy only the indicators.
 func (p *Policy) evaluate(e *Engine) float64 {
 	if p.user != nil {
 		return p.user.evaluate(&e.Indicators)
@@ -79,12 +78,10 @@ func (p *Policy) evaluate(e *Engine) float64 {
 	return p.score(p.param, &p.query, e)
 }
 
-// indexOfLowest is the index of the candidate with the lowest of p.scores. Among equal scores the keys in ties decide in turn,
-// then the hash of request and candidate.
 func (p *Policy) indexOfLowest(q *Query, candidates []Engine, ties []tieKey) int {
 	least := math.Inf(1)
 	for _, s := range p.scores {
-		if s < least { // the comparison is false if s is NaN
+		if s < least { // false if s is NaN
 			least = s
 		}
 	}
@@ -95,11 +92,11 @@ func (p *Policy) indexOfLowest(q *Query, candidates []Engine, ties []tieKey) int
 		if !lowest {
 			continue
 		}
-		order := -1 // negative: candidate i is better than the best so far, or the first
+		order := -1 // negative: candidate i is better
 		if best >= 0 {
 			order = compare(ties, &candidates[i], &candidates[best])
 		}
-		if order > 0 { // the best so far stays
+		if order > 0 {
 			continue
 		}
 		hash := HRW(q.ID, candidates[i].ID)
@@ -110,7 +107,6 @@ func (p *Policy) indexOfLowest(q *Query, candidates []Engine, ties []tieKey) int
 	return best
 }
 
-// compare compares two candidates by the first key in ties in which they differ; negative: a comes first.
 func compare(ties []tieKey, a, b *Engine) int {
 	for _, k := range ties {
 		if order := cmp.Compare(k(a), k(b)); order != 0 {
@@ -123,12 +119,12 @@ func compare(ties []tieKey, a, b *Engine) int {
 // Row is one candidate in the table that explains a choice.
 type Row struct {
 	Candidate string   `json:"candidate"`
-	Score     *float64 `json:"score"` // null: not a finite number, or the candidate was filtered out
+	Score     *float64 `json:"score"` // null: not finite, or the candidate was filtered out
 	Chosen    bool     `json:"chosen,omitempty"`
 }
 
-// Explain returns a table of the last choice with at most `rows` rows: the chosen candidate first, the others by score. candidates
-// must be the same as in that choice.
+// Explain returns a table of the last choice: the chosen candidate first, the others by score.
+// candidates must be the same as in that choice.
 func (p *Policy) Explain(candidates []Engine, chosen, rows int) []Row {
 	rank := func(i int) float64 { // the candidates are listed by rising rank
 		switch {
@@ -141,13 +137,13 @@ func (p *Policy) Explain(candidates []Engine, chosen, rows int) []Row {
 		}
 	}
 	maxRows := min(rows, len(candidates))
-	order := make([]int, 0, maxRows) // the best candidates so far, best first
+	order := make([]int, 0, maxRows) // best first
 	for i := range candidates {
 		position := len(order)
 		for position > 0 && rank(i) < rank(order[position-1]) {
 			position--
 		}
-		if position == maxRows { // worse than every row of a full table
+		if position == maxRows {
 			continue
 		}
 		if len(order) == maxRows { // the last row makes room
@@ -166,5 +162,5 @@ func (p *Policy) Explain(candidates []Engine, chosen, rows int) []Row {
 	return table
 }
 
-// ScoreOf is the score of candidate i in the last choice; not finite if the candidate had none.
+// ScoreOf is the score of candidate i in the last choice; not finite if it had none.
 func (p *Policy) ScoreOf(i int) float64 { return p.scores[i] }

@@ -2,14 +2,13 @@ package policy
 
 import "evenkeel/internal/namedargs"
 
-// score computes a candidate's score; the candidate with the smallest score wins. v is the policy's parameter.
+// score is lowest for the candidate that wins. v is the policy's parameter.
 type score func(v float64, q *Query, e *Engine) float64
 
-// tieKey orders candidates whose scores are equal: the one with the smaller key comes first.
+// tieKey orders candidates with equal scores: the smaller key comes first.
 type tieKey func(e *Engine) float64
 
-// cacheAwareTies and loadTies decide between equal scores. cacheAwareTies is for policies that consider the prefix cache, loadTies for the
-// others.
+// cacheAwareTies is for policies that consider the prefix cache, loadTies for the others.
 var (
 	cacheAwareTies = []tieKey{
 		func(e *Engine) float64 { return -e.HitTokens },
@@ -23,37 +22,36 @@ type builtin struct {
 	name string
 	ties []tieKey
 
-	params       []namedargs.Key[float64] // the policy's only parameter; nil: it has none
-	defaultParam float64                  // value of the parameter if the user gives none
+	params       []namedargs.Key[float64] // at most one; nil: none
+	defaultParam float64
 	score        score
-	source       string // where the score and the default come from, for users
-	takesTurns   bool   // the policy chooses candidates in turn; see Policy.TakesTurns
-	loadBlind    bool   // the policy ignores load; see Policy.LoadBlind
-	advice       string // advice for users, if the policy may only be used in simulations; empty: it may also serve requests
+	source       string // of the score and the default, for users
+	takesTurns   bool   // see Policy.TakesTurns
+	loadBlind    bool   // see Policy.LoadBlind
+	advice       string // for users, if the policy may only be used in simulations; empty: it may serve requests
 }
 
-// numberUpTo is a numeric parameter from 0 to most.
 func numberUpTo(most float64, name string) []namedargs.Key[float64] {
 	return []namedargs.Key[float64]{namedargs.Number(name, 0, most, paramField)}
 }
 
-// oneOf is a parameter whose value is one of the given words; it is stored as the word's index.
+// oneOf is a parameter that is stored as the word's index.
 func oneOf(name string, allowed ...string) []namedargs.Key[float64] {
 	return []namedargs.Key[float64]{namedargs.Words(name, paramField, func(i int) float64 { return float64(i) }, allowed...)}
 }
 
-// paramField is the field that holds a parameter: a policy has at most one, so it is the value itself.
+// paramField is the value itself, because a policy has at most one parameter.
 func paramField(v *float64) *float64 { return v }
 
 // noBound is an upper bound that no sensible parameter reaches.
 const noBound = 1e9
 
-// roundRobinLap is added to the round-robin score of candidates up to the cursor, so that they come after the candidates behind the
-// cursor. It exceeds the number of candidates, and is small enough that the scores of two candidates never count as
-// equal.
+// roundRobinLap moves candidates up to the cursor behind the others. It exceeds the number of
+// candidates, and is small enough that the scores of two candidates never count as equal.
 const roundRobinLap = 1 << 20
 
-// kvShare is the weight of held KV tokens relative to tokens that still have to be computed, as in vllm-ascend's proxy.
+// kvShare is the weight of held KV tokens relative to tokens still to be computed, as in
+// vllm-ascend's proxy.
 const kvShare = 0.3
 
 // builtins are listed to users in this order.
@@ -134,6 +132,6 @@ var builtins = []builtin{
 	},
 }
 
-// lmetric is the number of queued new tokens times the batch size. Both include this request: otherwise every idle candidate would
-// have the score 0, whatever its cache holds.
+// lmetric is the number of queued new tokens times the batch size. Both include this request:
+// otherwise every idle candidate would have the score 0, whatever its cache holds.
 func lmetric(_ float64, _ *Query, e *Engine) float64 { return e.PTokens * (e.BS + 1) }

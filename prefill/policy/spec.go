@@ -8,8 +8,8 @@ import (
 	"evenkeel/internal/namedargs"
 )
 
-// Policy chooses among candidates. Only one goroutine at a time may use it, because it reuses its memory. Each Parse makes
-// another Policy.
+// Policy chooses among candidates. Only one goroutine at a time may use it, because it reuses its
+// memory. Each Parse makes another one.
 type Policy struct {
 	name, spec string
 	ties       []tieKey
@@ -17,10 +17,10 @@ type Policy struct {
 	param      float64
 	takesTurns bool
 	loadBlind  bool
-	user       *run // compiled expressions of a user's policy; nil: the policy is built in
+	user       *run // nil: the policy is built in
 
-	query  Query     // query of the last choice; its Key is the hash of the ID if the request has no session
-	scores []float64 // scores of the last choice, in the candidates' order; NaN: ranked last
+	query  Query     // of the last choice; its Key is the hash of the ID if there is no session
+	scores []float64 // of the last choice, in the candidates' order; NaN: ranked last
 }
 
 // Names lists the built-in policies, in the order in which users see them.
@@ -32,18 +32,17 @@ func Names() []string {
 	return names
 }
 
-// simulationOnly reports whether a policy may only be used in simulations. advice says what to write in its place.
+// simulationOnly also returns what to write in its place (advice).
 func simulationOnly(name string) (advice string, only bool) {
 	i := slices.IndexFunc(builtins, func(f builtin) bool { return f.name == name })
-	if i < 0 { // a user's policy, or an unknown name
+	if i < 0 {
 		return "", false
 	}
 	advice = builtins[i].advice
 	return advice, advice != ""
 }
 
-// Parse makes a policy from `name` or `name:key=value`. The name is a built-in policy or one of the library's own. If the library is for
-// serving, Parse refuses a policy that is only for simulations.
+// Parse makes a policy from `name` or `name:key=value`, built in or of the library.
 func (l *Library) Parse(text string) (*Policy, error) {
 	name, _, _ := strings.Cut(text, ":")
 	serving := l != nil && l.ForServing

@@ -21,17 +21,17 @@ import (
 // Definition is a policy that a user wrote, with expressions over the names of Indicators.
 type Definition struct {
 	Filter    string `yaml:"filter" json:"filter,omitempty"`       // whether an engine is eligible; ignored if no engine would be
-	Score     string `yaml:"score" json:"score"`                   // expression for a number; the smallest wins, or the largest by Objective
-	Objective string `yaml:"objective" json:"objective,omitempty"` // whether the smallest (min, the default) or the largest score wins (max)
-	// TieBreak lists the indicators that decide between equal scores. The smaller value comes first, or the larger one if the name
-	// has a - before it.
+	Score     string `yaml:"score" json:"score"`                   // a number
+	Objective string `yaml:"objective" json:"objective,omitempty"` // min (default): the smallest score wins; or max
+	// TieBreak lists the indicators that decide between equal scores: the smaller value, or the larger
+	// one if the name begins with a -.
 	TieBreak []string `yaml:"tie_break" json:"tie_break,omitempty"`
 }
 
 // DefinitionError is one mistake in a Definition, with its place.
 type DefinitionError struct {
-	Policy, Key  string // name of the policy, and the wrong key, such as score or tie_break[1]
-	Line, Column int    // place in the key's text, from 1; 0: the whole text
+	Policy, Key  string // the wrong key is for example score or tie_break[1]
+	Line, Column int    // in the key's text, from 1; 0: the whole text
 	Msg          string
 }
 
@@ -39,7 +39,6 @@ func (e *DefinitionError) Error() string {
 	return fmt.Sprintf("policy %s: %s: %s", e.Policy, e.Key, e.Where())
 }
 
-// Where is the message, with the place in the key's text.
 func (e *DefinitionError) Where() string {
 	if e.Line == 0 {
 		return e.Msg
@@ -47,9 +46,9 @@ func (e *DefinitionError) Where() string {
 	return fmt.Sprintf("%s (%d:%d)", e.Msg, e.Line, e.Column)
 }
 
-// Library holds a user's policies, in addition to the built-in policies. A nil Library has only the built-in ones.
+// Library holds a user's policies, in addition to the built-in ones. A nil Library has only these.
 type Library struct {
-	ForServing bool // the policies are for real requests: policies that are only meant for simulations are refused
+	ForServing bool // policies that are only meant for simulations are refused
 
 	custom map[string]*user
 }
@@ -58,7 +57,7 @@ type Library struct {
 type user struct {
 	name          string
 	filter, score *vm.Program
-	sign          float64 // factor of the score: 1, or -1 if the largest score wins
+	sign          float64 // -1 if the largest score wins
 	ties          []tieKey
 }
 
@@ -66,11 +65,11 @@ type user struct {
 type run struct {
 	*user
 	machine vm.VM
-	passed  []bool // whether each candidate passed the filter, in the order of the last choice
+	passed  []bool // by candidate of the last choice
 	ignored bool   // the filter is ignored, because no candidate passed it
 }
 
-// NewLibrary compiles definitions, which are given by name. Its error joins a DefinitionError for each mistake.
+// NewLibrary compiles definitions by name. Its error joins a DefinitionError for each mistake.
 func NewLibrary(definitions map[string]Definition) (*Library, error) {
 	l := &Library{custom: map[string]*user{}}
 	var errs []error
@@ -85,8 +84,7 @@ func NewLibrary(definitions map[string]Definition) (*Library, error) {
 	return l, nil
 }
 
-// Names lists the built-in policies, then the user's. If the library serves requests, policies that are only meant for
-// simulations are left out.
+// Names lists the built-in policies, then the user's.
 func (l *Library) Names() []string {
 	if l == nil {
 		return Names()
@@ -98,7 +96,6 @@ func (l *Library) Names() []string {
 	return append(builtin, slices.Sorted(maps.Keys(l.custom))...)
 }
 
-// customNamed returns the policy that a user has defined under a name; nil: there is none, or the library is nil.
 func (l *Library) customNamed(name string) *user {
 	if l == nil {
 		return nil
@@ -106,7 +103,6 @@ func (l *Library) customNamed(name string) *user {
 	return l.custom[name]
 }
 
-// compile compiles the definition of a user's policy. Its error joins a DefinitionError for each mistake.
 func compile(name string, d Definition) (*user, error) {
 	u := &user{name: name, sign: 1}
 	var errs []error
@@ -121,7 +117,7 @@ func compile(name string, d Definition) (*user, error) {
 		}
 		return program
 	}
-	writable := name != "" && !strings.ContainsAny(name, ":,= ") // these characters end a name in a spec such as name:key=value
+	writable := name != "" && !strings.ContainsAny(name, ":,= ") // these characters end a name in a spec
 	if !writable || slices.Contains(Names(), name) {
 		bad("name", fmt.Sprintf("%q is built in or cannot be written in prefill.policy; use another name, of letters, digits and dashes", name))
 	}
@@ -153,14 +149,14 @@ func compile(name string, d Definition) (*user, error) {
 	return u, errors.Join(errs...)
 }
 
-// functions are the functions that an expression may call.
+// functions that an expression may call.
 var functions = []string{"abs", "ceil", "floor", "max", "min", "round"}
 
-// maxNodes bounds the number of syntax nodes in an expression, and so the cost of evaluating it.
+// maxNodes bounds the syntax nodes in an expression, and so the cost of evaluating it.
 const maxNodes = 64
 
-// compileExpression compiles an expression; result is the required type of its value. The caller adds the policy and the
-// key to the error.
+// compileExpression demands a value of the type result. The caller adds the policy and the key to
+// the error.
 func compileExpression(text string, result expr.Option) (*vm.Program, *DefinitionError) {
 	errorAt := func(msg string, where file.Location) *DefinitionError {
 		e := (&file.Error{Location: where, Message: msg}).Bind(file.NewSource(text))
@@ -194,7 +190,7 @@ func compileExpression(text string, result expr.Option) (*vm.Program, *Definitio
 	return program, nil
 }
 
-// nodeChecker finds the first node that is not allowed in a user's expression. It is needed because disabling the library's
+// nodeChecker finds the first node that is not allowed in an expression: disabling the library's
 // builtin functions does not disable loops over ranges.
 type nodeChecker struct {
 	refused ast.Node
@@ -205,12 +201,11 @@ var operators = []string{
 	"+", "-", "*", "/", "%", "**", "^", "<", "<=", ">", ">=", "==", "!=", "&&", "||", "and", "or", "!", "not",
 }
 
-// Visit implements ast.Visitor. It records the first node that an expression may not contain.
 func (g *nodeChecker) Visit(node *ast.Node) {
 	what := ""
 	switch n := (*node).(type) {
 	case *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode, *ast.ConditionalNode:
-	case *ast.IdentifierNode: // an indicator; expr.Compile refuses unknown names
+	case *ast.IdentifierNode: // expr.Compile refuses unknown names
 	case *ast.UnaryNode:
 		if !slices.Contains(operators, n.Operator) {
 			what = n.Operator
@@ -230,12 +225,12 @@ func (g *nodeChecker) Visit(node *ast.Node) {
 	default:
 		what = "this"
 	}
-	if what != "" && g.refused == nil { // what names the part that is not allowed, for the error
+	if what != "" && g.refused == nil {
 		g.refused, g.what = *node, what
 	}
 }
 
-// indicators maps the name of each indicator to the index of its field in Indicators.
+// indicators maps each name to the index of its field in Indicators.
 var indicators = func() map[string]int {
 	byName := map[string]int{}
 	t := reflect.TypeFor[Indicators]()
@@ -245,7 +240,6 @@ var indicators = func() map[string]int {
 	return byName
 }()
 
-// tieKeyFor returns the key for one item of tie_break: the name of an indicator, with a - before it if the larger value comes first.
 func tieKeyFor(text string) (tieKey, error) {
 	name, descending := strings.CutPrefix(text, "-")
 	field, ok := indicators[name]
@@ -260,16 +254,14 @@ func tieKeyFor(text string) (tieKey, error) {
 	return func(e *Engine) float64 { return sign * e.value(field) }, nil
 }
 
-// value returns the indicator with the index `field` among the fields of Indicators.
 func (i *Indicators) value(field int) float64 { return reflect.ValueOf(i).Elem().Field(field).Float() }
 
-// build makes a Policy of its own from the definition.
 func (u *user) build() *Policy {
 	return &Policy{name: u.name, spec: u.name, ties: u.ties, user: &run{user: u}}
 }
 
-// applyFilter applies the user's filter to all candidates and stores the results, which passes reads. A candidate for which the
-// filter fails with an error passes. skipped says that no candidate passed, so that the filter is ignored.
+// applyFilter stores the results of the user's filter for passes. skipped says that no candidate
+// passed.
 func (p *Policy) applyFilter(candidates []Engine) (skipped bool) {
 	if p.user == nil || p.user.filter == nil {
 		return false
@@ -287,7 +279,6 @@ func (p *Policy) applyFilter(candidates []Engine) (skipped bool) {
 	return r.ignored
 }
 
-// passes reports whether candidate i passes the user's filter. Without a filter every candidate passes.
 func (p *Policy) passes(i int) bool {
 	if p.user == nil || p.user.filter == nil || p.user.ignored {
 		return true
@@ -295,7 +286,7 @@ func (p *Policy) passes(i int) bool {
 	return p.user.passed[i]
 }
 
-// evaluate is the user's score for a candidate, with the sign changed if larger is better; NaN if the expression fails.
+// evaluate is NaN if the expression fails.
 func (r *run) evaluate(i *Indicators) float64 {
 	v, err := r.machine.Run(r.score, i)
 	if err != nil {

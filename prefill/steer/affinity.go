@@ -8,31 +8,30 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// Affinity remembers the candidate of each session's last request. It drops a session that was not used for ttl, and the
-// least recently used session when there are more than maxSessions.
+// Affinity remembers the candidate of each session's last request. It drops a session that was not
+// used for ttl, and the least recently used one when there are more than maxSessions.
 type Affinity struct {
 	ttl         time.Duration
 	maxSessions int
-	loadFactor  float64 // a session leaves a candidate whose batch would exceed its even share of all requests by this factor
+	loadFactor  float64 // see AffinityConfig
 
-	byUse list.List // sessions (*session), the most recently used first
+	byUse list.List // *session, the most recently used first
 	byKey map[uint64]*list.Element
 }
 
-// AffinityConfig configures session affinity: a session returns to the engine of its last request, as long as this engine
-// does not have much more than its even share of the load.
+// AffinityConfig configures session affinity: a session returns to the engine of its last request,
+// unless this engine has much more than its even share of the load.
 type AffinityConfig struct {
 	Enabled bool `yaml:"enabled"`
 
-	// The others are constants except in tests. LoadFactor: a session leaves an engine that would
-	// have more than this factor times its even share, so that sessions stay only while the engines
-	// are about level. TTL and MaxKeys bound what is remembered.
+	// The others are constants except in tests. A session leaves an engine that would have more than
+	// LoadFactor times its even share, so that sessions stay only while the engines are about level.
 	LoadFactor float64       `yaml:"-"`
 	TTL        time.Duration `yaml:"-"`
 	MaxKeys    int           `yaml:"-"`
 }
 
-// Outcomes of session affinity, as metrics name them. Affinity.Keep explains them.
+// Outcomes of session affinity, as metrics name them.
 const (
 	Kept       = "kept"
 	Overloaded = "overloaded"
@@ -46,14 +45,14 @@ type session struct {
 	lastUsed  time.Time
 }
 
-// NewAffinity returns an Affinity that remembers no session yet.
 func NewAffinity(c AffinityConfig) *Affinity {
 	return &Affinity{ttl: c.TTL, maxSessions: c.MaxKeys, loadFactor: c.LoadFactor, byKey: map[uint64]*list.Element{}}
 }
 
-// Keep returns the index of the candidate that had the session's last request, if the session may stay on it (outcome Kept). Otherwise the
-// index is 0 and means nothing. The outcome is New if the candidate is not known, Gone if it is not eligible, and Overloaded if it would
-// have more than loadFactor times its even share of all requests. It is empty for a request without a session, or if affinity is off.
+// Keep returns the index of the candidate that had the session's last request, if the session may
+// stay on it (Kept). New: that candidate is not known. Gone: it is not eligible. Overloaded: it
+// would have more than loadFactor times its even share of all requests. Empty: there is no session,
+// or affinity is off.
 func (a *Affinity) Keep(key uint64, eligible []policy.Engine, now time.Time) (at int, outcome string) {
 	if a == nil || key == 0 {
 		return 0, ""
@@ -62,7 +61,7 @@ func (a *Affinity) Keep(key uint64, eligible []policy.Engine, now time.Time) (at
 	if lastCandidate == "" {
 		return 0, New
 	}
-	at, totalBS := -1, 0.0 // BS is the batch size of a candidate: how many requests it has
+	at, totalBS := -1, 0.0
 	for i := range eligible {
 		totalBS += eligible[i].BS
 		if eligible[i].ID == lastCandidate {
@@ -78,7 +77,6 @@ func (a *Affinity) Keep(key uint64, eligible []policy.Engine, now time.Time) (at
 	return at, Kept
 }
 
-// lastCandidate is the candidate of the session's last request; empty: unknown.
 func (a *Affinity) lastCandidate(key uint64, now time.Time) string {
 	a.expire(now)
 	if e := a.byKey[key]; e != nil {
@@ -87,14 +85,12 @@ func (a *Affinity) lastCandidate(key uint64, now time.Time) string {
 	return ""
 }
 
-// Record records the candidate to which a session's present request goes. If the session is new and maxSessions are remembered already, it
-// first drops the session that was not used for the longest time. It also drops the sessions that were not used for ttl.
 func (a *Affinity) Record(key uint64, candidate string, now time.Time) {
 	a.expire(now)
 	e := a.byKey[key]
 	if e == nil {
 		if len(a.byKey) >= a.maxSessions {
-			a.drop(a.byUse.Back()) // the least recently used session
+			a.drop(a.byUse.Back())
 		}
 		e = a.byUse.PushFront(&session{key: key})
 		a.byKey[key] = e
@@ -104,14 +100,12 @@ func (a *Affinity) Record(key uint64, candidate string, now time.Time) {
 	a.byUse.MoveToFront(e)
 }
 
-// EndSession drops a session, because it sends no further request.
 func (a *Affinity) EndSession(key uint64) {
 	if e := a.byKey[key]; e != nil {
 		a.drop(e)
 	}
 }
 
-// expire drops the sessions that were not used for ttl.
 func (a *Affinity) expire(now time.Time) {
 	for e := a.byUse.Back(); e != nil && now.Sub(e.Value.(*session).lastUsed) >= a.ttl; e = a.byUse.Back() {
 		a.drop(e)
@@ -122,8 +116,8 @@ func (a *Affinity) drop(e *list.Element) {
 	delete(a.byKey, a.byUse.Remove(e).(*session).key)
 }
 
-// withinLoad reports whether a candidate with a batch of bs requests may take one more: with it, the candidate must have at most factor
-// times its even share of all requests. totalBS is the sum of the batches of all n eligible candidates.
+// withinLoad reports whether a candidate with bs requests, of totalBS on all n eligible candidates,
+// may take one more.
 func withinLoad(bs, totalBS float64, n int, factor float64) bool {
 	return bs+1 <= math.Ceil(factor*(totalBS+1)/float64(n))
 }

@@ -1,17 +1,17 @@
-// Package steer helps to choose among the candidates that could take a prompt. It holds the policies, and two mechanisms
-// that may overrule a policy: hotspots and session affinity. It has no clock, lock, log or metric: its owner passes the
-// time and reports the results.
+// Package steer holds the policies that choose a candidate for a prompt, and two mechanisms that
+// may overrule them: hotspots and session affinity. It has no clock, lock, log or metric: its owner
+// passes the time and reports the results.
 package steer
 
-// Overrides holds the policies and the mechanisms that overrule them. A new configuration replaces Policies as a whole.
+// Overrides holds the policies and what overrules them. A new configuration replaces Policies as a
+// whole.
 type Overrides struct {
 	*Policies
-	Hotspots *Hotspots // nil: hotspots are not detected
+	Hotspots *Hotspots // nil: not detected
 	Affinity *Affinity // nil: sessions do not stay with their engine
 }
 
-// Configure configures the mechanisms that may overrule a policy. A mechanism that stays on keeps
-// its state.
+// Configure configures the mechanisms. One that stays on keeps its state.
 func (o *Overrides) Configure(hotspots bool, a AffinityConfig) {
 	switch {
 	case !hotspots:
