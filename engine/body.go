@@ -31,8 +31,10 @@ func (b *body) open(br *bufio.Reader, method string, head *fasthttp.ResponseHead
 	*b = body{br: br}
 	code, length := head.StatusCode(), head.ContentLength()
 	switch {
-	case method == http.MethodHead, code == http.StatusNoContent, code == http.StatusNotModified: // framing stays noBody
-	case length == -1: // fasthttp gives -1 for a chunked body, and -2 for one with neither a length nor chunks
+	case method == http.MethodHead, code == http.StatusNoContent, code == http.StatusNotModified:
+		// framing stays noBody.
+	case length == -1:
+		// fasthttp gives -1 for a chunked body, and -2 for one with neither a length nor chunks.
 		b.framing = byChunks
 	case length >= 0:
 		b.framing, b.bytesLeft = byLength, length
@@ -41,7 +43,8 @@ func (b *body) open(br *bufio.Reader, method string, head *fasthttp.ResponseHead
 	}
 }
 
-// Read returns io.EOF at the end of a complete body, and io.ErrUnexpectedEOF if the body was cut off.
+// Read returns io.EOF at the end of a complete body, and io.ErrUnexpectedEOF if the body was cut
+// off.
 func (b *body) Read(p []byte) (int, error) {
 	switch b.framing {
 	case byChunks:
@@ -63,20 +66,22 @@ func (b *body) Read(p []byte) (int, error) {
 	}
 }
 
-// hasData reports whether a Read would return data without waiting. Of a chunked body it reads the lines before the data that have
-// arrived, because only the bytes after them are data.
+// hasData reports whether a Read would return data without waiting. Of a chunked body it reads the
+// lines before the data that have arrived, because only the bytes after them are data.
 func (b *body) hasData() bool {
 	if b.framing == byChunks {
 		ended := b.chunks.readFraming(b.br)
-		if ended || b.chunks.next != chunkData { // the next byte that arrives belongs to a line between chunks
+		// The next byte that arrives belongs to a line between chunks.
+		if ended || b.chunks.next != chunkData {
 			return false
 		}
 	}
 	return b.framing != noBody && b.br.Buffered() > 0
 }
 
-// isComplete reports whether the whole body was read from the connection. Of a chunked body it reads the lines after the data, if they
-// have arrived, but it does not wait for them. It is false for a body whose end only the closing of the connection shows.
+// isComplete reports whether the whole body was read from the connection. Of a chunked body it
+// reads the lines after the data, if they have arrived, but it does not wait for them. It is false
+// for a body whose end only the closing of the connection shows.
 func (b *body) isComplete() bool {
 	switch b.framing {
 	case byChunks:

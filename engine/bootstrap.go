@@ -11,8 +11,9 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Bootstrap asks the bootstrap server of a prefill engine (vLLM with the Mooncake connector) for the engine id of the target's
-// rank, which the decode engine needs. The server listens on this port of the engine's host. TransferID is left for the caller to set.
+// Bootstrap asks the bootstrap server of a prefill engine (vLLM with the Mooncake connector) for
+// the engine id of the target's rank, which the decode engine needs. The server listens on this
+// port of the engine's host. TransferID is left for the caller to set.
 func Bootstrap(ctx context.Context, c *Client, t *Target, port int) (mooncake.BootstrapInfo, error) {
 	host := net.JoinHostPort(t.URL.Hostname(), strconv.Itoa(port))
 	server := &Target{ID: host, URL: &url.URL{Scheme: "http", Host: host}, Rank: -1}

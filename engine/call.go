@@ -8,52 +8,53 @@ import (
 	"time"
 )
 
-// Call is one request to one engine; Do may be called once. Only one goroutine may use Do and the Response that it returns. Abort,
-// Expire and Disconnect may be called from any goroutine.
+// Call is one request to one engine; Do may be called once. One goroutine may use Do and the
+// Response; Abort, Expire and Disconnect may be called from any.
 type Call struct {
-	client      *Client
-	target      *Target
-	fresh       bool         // Fresh was called: use no idle connection
-	mayRepeat   bool         // Repeat was called: the request may be sent twice
-	beforeWrite func() error // called right before the request is written; its error ends the call; nil: nothing is called
-	onSent      func()       // called once the request is written; nil: nothing is called
+	client    *Client
+	target    *Target
+	fresh     bool // use no idle connection
+	mayRepeat bool // the request may be sent twice
+	// beforeWrite is called right before each write of the request. Its error ends the call.
+	beforeWrite func() error
+	onSent      func() // called once the request is written; or nil
 	resp        Response
 
 	mu           sync.Mutex
-	started      bool               // Do was called
-	aborted      bool               // Abort or Disconnect was called
+	started      bool
+	aborted      bool               // by Abort or Disconnect
 	closeIgnored bool               // the engine did not close its half in time after Disconnect
-	cancel       context.CancelFunc // cancels the dial that is in progress; nil: there is none
-	conn         *conn              // the connection of the call, from attach until release; nil: it has none
+	cancel       context.CancelFunc // ends the dial that is in progress; or nil
+	conn         *conn              // from attach until release
 
-	wrote, read int64 // bytes sent and received (see Bytes), set when the connection is released
+	wrote, read int64 // set when the connection is released
 }
 
 // NewCall prepares a call; Do sends it.
 func (c *Client) NewCall(t *Target) *Call { return &Call{client: c, target: t} }
 
-// Target returns the engine, and the rank if there is one, to which the call goes.
+// Target is the engine, or its rank, to which the call goes.
 func (k *Call) Target() *Target { return k.target }
 
-// Fresh makes Do dial instead of using an idle connection, which may turn out to be stale (see Error.Stale).
+// Fresh makes Do dial: an idle connection may turn out to be stale (see Error.Stale).
 func (k *Call) Fresh() *Call {
 	k.fresh = true
 	return k
 }
 
-// Repeat allows Do to send the request a second time if the connection is stale. The request must do no harm if the engine
-// acts on it twice.
+// Repeat allows Do to send the request a second time if the connection is stale. The request must
+// do no harm if the engine acts on it twice.
 func (k *Call) Repeat() *Call {
 	k.mayRepeat = true
 	return k
 }
 
-// Guard makes Do call f once there is a connection, right before it writes the request, and again before it sends the request a
-// second time. If f returns an error, Do sends nothing and returns this error.
+// Guard makes Do call f right before each time that it writes the request. If f fails, Do sends
+// nothing and returns the error.
 func (k *Call) Guard(f func() error) { k.beforeWrite = f }
 
-// OnWritten makes Do call f once the request is written, before it waits for the answer, after the functions of earlier calls of OnWritten.
-// f must not block.
+// OnWritten makes Do call f once the request is written, after the functions of earlier calls. f
+// must not block.
 func (k *Call) OnWritten(f func()) {
 	if before := k.onSent; before != nil {
 		last := f
@@ -62,11 +63,11 @@ func (k *Call) OnWritten(f func()) {
 	k.onSent = f
 }
 
-// Do sends the request and returns once it has read the head of the response, whatever the status. The caller must Close the
-// response. Do does not copy body and does not use it after it returns. Every error that it returns is an *Error.
+// Do returns once it has read the head of the response, whatever the status; the caller must Close
+// the response. Do does not use body after it returns. Every error is an *Error.
 //
-// If an idle connection turns out to be stale, Do sends the request once more on a new connection. It does this only if no byte
-// was written, or if a second sending does no harm: a GET, a HEAD, or a call with Repeat.
+// If an idle connection turns out to be stale, Do sends the request once more on a new one, if no
+// byte was written or a second sending does no harm: a GET, a HEAD, or a call with Repeat.
 func (k *Call) Do(method, path string, hdr []Header, body [][]byte, d Deadlines) (*Response, error) {
 	if err := k.check(method, path, hdr); err != nil {
 		return nil, &Error{Target: k.target.ID, Phase: PhaseRequest, Err: err}
@@ -74,15 +75,14 @@ func (k *Call) Do(method, path string, hdr []Header, body [][]byte, d Deadlines)
 	r, failure := k.attempt(method, path, hdr, body, d, k.fresh)
 	harmless := k.mayRepeat || method == http.MethodGet || method == http.MethodHead
 	if failure != nil && failure.Stale() && (harmless || !failure.Sent) {
-		r, failure = k.attempt(method, path, hdr, body, d, true) // true: on a new connection
+		r, failure = k.attempt(method, path, hdr, body, d, true)
 	}
-	if failure != nil { // a separate return, because a nil *Error in an error would not be nil
+	if failure != nil { // a nil *Error in an error would not be nil
 		return nil, failure
 	}
 	return r, nil
 }
 
-// check refuses a request whose method, path or headers are not safe to send, and a second use of the call.
 func (k *Call) check(method, path string, hdr []Header) error {
 	if err := checkRequest(k.target, method, path, hdr); err != nil {
 		return err
@@ -96,8 +96,6 @@ func (k *Call) check(method, path string, hdr []Header) error {
 	return nil
 }
 
-// attempt sends the request once, on a new connection if fresh is set, and reads the response head. body is the body in pieces. If an
-// idle connection was stale, attempt also closes the other idle connections to the engine.
 func (k *Call) attempt(method, path string, hdr []Header, body [][]byte, d Deadlines, fresh bool) (*Response, *Error) {
 	c, err := k.connect(d.Connect, fresh)
 	if err != nil {
@@ -106,7 +104,7 @@ func (k *Call) attempt(method, path string, hdr []Header, body [][]byte, d Deadl
 	if k.beforeWrite != nil {
 		if err := k.beforeWrite(); err != nil {
 			failure := k.newError(PhaseConnect, nil, err)
-			k.release(true) // nothing was written, so the connection can be used again
+			k.release(true) // nothing was written
 			return nil, failure
 		}
 	}
@@ -120,8 +118,8 @@ func (k *Call) attempt(method, path string, hdr []Header, body [][]byte, d Deadl
 	c.onSent = nil // the connection may outlive the call
 	if err != nil {
 		failure := k.newError(phase, c, err)
-		k.release(false)     // false: the connection is closed
-		if failure.Stale() { // most likely the engine has restarted, so all its idle connections are stale
+		k.release(false)
+		if failure.Stale() { // most likely the engine has restarted
 			k.client.idle.closeHost(c.key)
 		}
 		return nil, failure
@@ -130,8 +128,7 @@ func (k *Call) attempt(method, path string, hdr []Header, body [][]byte, d Deadl
 	return &k.resp, nil
 }
 
-// connect takes an idle connection, or dials if there is none or if fresh is set. From then on Abort can close the connection.
-// limit bounds the dial; 0: no bound.
+// connect: limit bounds the dial; 0: no bound.
 func (k *Call) connect(limit time.Duration, fresh bool) (*conn, error) {
 	if k.client.idle.isClosed() {
 		return nil, ErrClosed
@@ -139,7 +136,7 @@ func (k *Call) connect(limit time.Duration, fresh bool) (*conn, error) {
 	if !fresh {
 		if c := k.client.idle.take(k.target.key()); c != nil {
 			c.attachReader()
-			return c, k.attach(c) // after an error of attach, c is closed
+			return c, k.attach(c)
 		}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -150,7 +147,7 @@ func (k *Call) connect(limit time.Duration, fresh bool) (*conn, error) {
 		defer stop()
 	}
 	k.mu.Lock()
-	k.cancel = cancel // so that Abort can end the dial
+	k.cancel = cancel
 	aborted := k.aborted
 	k.mu.Unlock()
 	if aborted {
@@ -163,11 +160,10 @@ func (k *Call) connect(limit time.Duration, fresh bool) (*conn, error) {
 	return c, k.attach(c)
 }
 
-// attach makes c the connection of the call, or closes it if the call was aborted meanwhile.
 func (k *Call) attach(c *conn) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.cancel = nil // no dial is in progress any more
+	k.cancel = nil
 	if k.aborted {
 		c.close()
 		return ErrAborted
@@ -176,21 +172,21 @@ func (k *Call) attach(c *conn) error {
 	return nil
 }
 
-// release takes the connection away from the call, so that Abort cannot close it while another call uses it. If mayReuse is set, the call
-// was not aborted and no unread bytes are left in the connection, release puts it into the pool of idle connections. Otherwise it closes
-// the connection.
+// release takes the connection away from the call, so that Abort cannot close it while another call
+// uses it.
 func (k *Call) release(mayReuse bool) {
 	k.mu.Lock()
 	c := k.conn
 	k.conn = nil
 	mayReuse = mayReuse && !k.aborted
-	if c != nil { // Bytes must also answer later, without the connection
+	if c != nil {
 		k.wrote, k.read = c.wrote, c.read
 	}
 	k.mu.Unlock()
 	switch {
-	case c == nil: // the connection was released before
-	case mayReuse && c.br.Buffered() == 0 && c.tlsDrained(): // left-over bytes would be read as the next response
+	case c == nil:
+	case mayReuse && c.br.Buffered() == 0 && c.tlsDrained():
+		// Left-over bytes would be read as the next response.
 		c.releaseReader()
 		k.client.idle.put(c)
 	default:
@@ -199,34 +195,34 @@ func (k *Call) release(mayReuse bool) {
 	}
 }
 
-// Bytes returns how many bytes were sent and received, including heads, but not counting TLS. While the call has a connection, the
-// connection counts them. Only the goroutine that called Do may call Bytes, because the counts have no lock.
+// Bytes returns the bytes sent and received, with heads, without TLS. Only the goroutine that
+// called Do may call it, because the counts have no lock.
 func (k *Call) Bytes() (sent, received int64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.conn != nil {
 		return k.conn.wrote, k.conn.read
 	}
-	return k.wrote, k.read // release has copied them, because another call may use the connection now
+	return k.wrote, k.read
 }
 
-// Abort ends the call in any phase: it closes the connection, and a method that is waiting fails with Error.Aborted. It
-// never blocks, may be called more than once, and does nothing once the response is closed.
+// Abort ends the call in any phase; a method that is waiting fails with Error.Aborted. It never
+// blocks, and may be called again and from any goroutine.
 func (k *Call) Abort() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.aborted = true
-	if k.cancel != nil { // a dial may be in progress
+	if k.cancel != nil {
 		k.cancel()
 	}
 	if k.conn != nil {
 		k.conn.close()
-		k.conn.notifyLoop() // an event loop that reads the socket (see Response.Detach) must now give it back
+		k.conn.notifyLoop() // an event loop that reads the socket must now give it back
 	}
 }
 
-// Expire ends a wait for bytes at once, as if its time were over. If no read is waiting, the next read fails. It may be
-// called from any goroutine, and does nothing while the call has no connection.
+// Expire ends the waiting read, or else the next one, as if its time were over. It does nothing
+// while the call has no connection.
 func (k *Call) Expire() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -236,15 +232,15 @@ func (k *Call) Expire() {
 	}
 }
 
-// Disconnect ends the call in the same way as a client that disconnects: it closes evenkeel's half of the connection. For at most
-// limit, the caller can still read what the engine sends, so that an answer on its way is not lost. An engine that notices the
-// disconnection closes its own half, and the stream ends. If there is no connection yet, Disconnect does the same as Abort. It never
-// blocks and may be called from any goroutine.
+// Disconnect closes evenkeel's half of the connection, as a client that disconnects. For at most
+// limit, the caller can still read, so that an answer on its way is not lost. An engine that
+// notices closes its own half, and the stream ends. Without a connection it does the same as Abort.
+// It never blocks.
 func (k *Call) Disconnect(limit time.Duration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.aborted = true
-	if k.cancel != nil { // a dial may be in progress
+	if k.cancel != nil {
 		k.cancel()
 	}
 	if k.conn != nil {
@@ -253,9 +249,9 @@ func (k *Call) Disconnect(limit time.Duration) {
 	}
 }
 
-// newError makes the Error of a call that failed in this phase. c is the connection that was used; nil: there was none yet. After Abort or
-// Disconnect, the error is ErrAborted instead of cause. If cause is a timeout and Disconnect has closed evenkeel's half of the connection,
-// the engine has not closed its own half in time. newError then also sets closeIgnored, which IgnoredClose reports.
+// newError: after Abort or Disconnect, the error is ErrAborted instead of cause. A timeout after
+// Disconnect means that the engine has not closed its half in time. c is nil if there was no
+// connection yet.
 func (k *Call) newError(phase Phase, c *conn, cause error) *Error {
 	failure := &Error{Target: k.target.ID, Phase: phase, Timeout: isTimeout(cause), Err: cause}
 	if c != nil {
@@ -263,7 +259,7 @@ func (k *Call) newError(phase Phase, c *conn, cause error) *Error {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.aborted { // Abort or Disconnect was called
+	if k.aborted {
 		// After Abort, too, cause may be a timeout: of a wait that ended right before.
 		k.closeIgnored = k.closeIgnored || failure.Timeout && c != nil && c.awaitsClose()
 		failure.Aborted, failure.Timeout, failure.Err = true, false, ErrAborted
@@ -271,8 +267,8 @@ func (k *Call) newError(phase Phase, c *conn, cause error) *Error {
 	return failure
 }
 
-// IgnoredClose reports that the engine had not closed its half of the connection when the limit of Disconnect was over, so that it may
-// still work on the request.
+// IgnoredClose reports that the engine had not closed its half when the limit of Disconnect was
+// over: it may still work on the request.
 func (k *Call) IgnoredClose() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()

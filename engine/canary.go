@@ -13,8 +13,8 @@ import (
 	"go.uber.org/zap"
 )
 
-// runCanaries sends the canaries of the instance at the times that nextCanary returns, until ctx ends. A send to canaryWake makes it ask
-// nextCanary again, because a canary may be needed now.
+// runCanaries sends the canaries of the instance at the times that nextCanary returns, until ctx
+// ends. A send to canaryWake makes it ask nextCanary again, because a canary may be needed now.
 func (w *watch) runCanaries(ctx context.Context) {
 	timer := time.NewTimer(time.Hour) // the loop sets or stops it before it waits
 	defer timer.Stop()
@@ -77,20 +77,23 @@ func (w *watch) checkByCanaries(ctx context.Context) {
 	}
 }
 
-// sendCanaries asks all ranks at the same time for a completion of one token, because an engine that no longer computes still answers
-// GET /health. It returns the errors of the ranks that did not give it within limit; nil: no canary failed. A refusal of the request (4xx)
-// is no failure, because it does not show whether the engine computes. The requests have no hand-off, so they do not depend on another
-// engine.
+// sendCanaries asks all ranks at the same time for a completion of one token, because an engine
+// that no longer computes still answers GET /health. It returns the errors of the ranks that did
+// not give it within limit; nil: no canary failed. A refusal of the request (4xx) is no failure,
+// because it does not show whether the engine computes. The requests have no hand-off, so they do
+// not depend on another engine.
 func (w *watch) sendCanaries(ctx context.Context, ranks []*Target, ask canaryRequest, limit time.Duration) error {
 	ctx, stop := context.WithTimeout(ctx, limit)
 	defer stop()
-	// crossCheck compares the engine's gauges with what this proxy knows of its own requests, so canaries are counted here, too. A
-	// canary does not wait for a free slot, so each rank may run one request more than it has slots.
+	// crossCheck compares the engine's gauges with what this proxy knows of its own requests, so
+	// canaries are counted here, too. A canary does not wait for a free slot, so each rank may run one
+	// request more than it has slots.
 	w.traffic.AddSentWithoutSlot(1)
 	defer w.traffic.AddSentWithoutSlot(-1)
 	results := make(chan error, len(ranks)) // for each rank why its canary failed; nil: it did not
 	for _, rank := range ranks {
-		w.traffic.ExpectComputed(canaryTokens) // a canary has no hand-off, so the engine computes its whole prompt
+		// A canary has no hand-off, so the engine computes its whole prompt.
+		w.traffic.ExpectComputed(canaryTokens)
 		go func() {
 			sentAt := time.Now()
 			computed, err := oneToken(ctx, w.m.cfg.Client, rank, ask)
@@ -106,8 +109,9 @@ func (w *watch) sendCanaries(ctx context.Context, ranks []*Target, ask canaryReq
 	var errs []error
 	for range ranks {
 		errs = append(errs, <-results)
-		// Even a canary that failed counts as computed, because the engine may have computed it. Without this count, crossCheck
-		// could report its tokens as KV that the engine should have pulled from a prefill engine.
+		// Even a canary that failed counts as computed, because the engine may have computed it. Without
+		// this count, crossCheck could report its tokens as KV that the engine should have pulled from a
+		// prefill engine.
 		const expected, computed = canaryTokens, canaryTokens
 		w.traffic.SettleComputed(expected, computed)
 	}
@@ -117,11 +121,12 @@ func (w *watch) sendCanaries(ctx context.Context, ranks []*Target, ask canaryReq
 // canaryTokens is an upper bound of the tokens in a canary's prompt.
 const canaryTokens = 16
 
-// A canaryRequest makes the body of a canary for a rank, and returns the target to which it is sent.
+// A canaryRequest makes the body of a canary for a rank, and returns the target to which it is
+// sent.
 type canaryRequest func(t *Target) (to *Target, body []byte)
 
-// canaryRequestFor returns the canaryRequest for the engine's ranks: the instance's own Canary, whose body names the rank, or else a plain
-// completion, where a header names the rank.
+// canaryRequestFor returns the canaryRequest for the engine's ranks: the instance's own Canary,
+// whose body names the rank, or else a plain completion, where a header names the rank.
 func (in Instance) canaryRequestFor(model string) canaryRequest {
 	if custom := in.Canary; custom != nil {
 		return func(t *Target) (*Target, []byte) { return t.Unranked(), custom(model, t.Rank) }
@@ -133,11 +138,14 @@ func (in Instance) canaryRequestFor(model string) canaryRequest {
 	}
 }
 
-// oneToken asks a rank for one token. computed says that the rank's core computed it. An answer with status 4xx comes before the core sees
-// the request. It is an error only if its message says that the engine does not have this rank.
+// oneToken asks a rank for one token. computed says that the rank's core computed it. An answer
+// with status 4xx comes before the core sees the request. It is an error only if its message says
+// that the engine does not have this rank.
 func oneToken(ctx context.Context, c *Client, rank *Target, ask canaryRequest) (computed bool, err error) {
-	target, request := ask(rank)      // target is rank, or the engine without a rank if the body of the request names it
-	call := c.NewCall(target).Fresh() // an idle connection may lead to another process, which ran at this address before
+	// The target has no rank if the body of the request names it.
+	target, request := ask(rank)
+	// An idle connection may lead to another process, which ran at this address before.
+	call := c.NewCall(target).Fresh()
 	defer context.AfterFunc(ctx, call.Abort)()
 	id := Header{"X-Request-Id", fmt.Sprintf("ek-canary-%016x", rand.Uint64())}
 	resp, err := call.Do(http.MethodPost, completionsPath, []Header{{"Content-Type", "application/json"}, id},
@@ -156,10 +164,12 @@ func oneToken(ctx context.Context, c *Client, rank *Target, ask canaryRequest) (
 	case err != nil:
 		return false, fmt.Errorf("completion of one token: %w", err)
 	case resp.StatusCode()/100 == 4:
-		return false, ParseRefusal(resp.StatusCode(), body, target) // nil if the engine refused the request for another reason
+		// It is nil if the engine refused the request for another reason.
+		return false, ParseRefusal(resp.StatusCode(), body, target)
 	case resp.StatusCode() != http.StatusOK:
 		return false, &StatusError{Target: rank.ID, Method: http.MethodPost, Path: completionsPath, Status: resp.StatusCode(),
-			Why: ParseRefusal(resp.StatusCode(), body, target)} // a 503 may say why the engine refuses all requests
+			// A 503 may say why the engine refuses all requests.
+			Why: ParseRefusal(resp.StatusCode(), body, target)}
 	case json.Unmarshal(body, &answer) != nil || len(answer.Choices) == 0:
 		return false, fmt.Errorf("engine %s: its answer to a request of one token is no completion", rank.ID)
 	}

@@ -1,6 +1,6 @@
-// Package engine is the HTTP/1.1 client for prefill and decode engines. Its calls can
-// be aborted in any phase, and their errors say how much of the request the engine may have seen. The package also
-// scrapes metrics and monitors which engines are alive.
+// Package engine is the HTTP/1.1 client for prefill and decode engines. Its calls can be aborted in
+// any phase, and their errors say how much of the request the engine may have seen. The package
+// also scrapes metrics and monitors which engines are alive.
 //
 // It does not use the client of net/http, because a stream that breaks off must never look
 // complete, and because a POST must never be repeated without the caller's knowledge.
@@ -20,10 +20,11 @@ import (
 type Options struct {
 	MaxIdle     int           // most idle connections that are kept for each host; default 1024
 	IdleTimeout time.Duration // how long an idle connection may be used again; default 4 s
-	ReadBuffer  int           // size of a connection's read buffer in bytes, which also bounds the response head; default 8 KiB
-	Dial        func(ctx context.Context, network, address string) (net.Conn, error)
-	// Lookup resolves the name of an engine, to notice when the name gets another address. nil: the system's resolver, or no look-ups
-	// if Dial is set.
+	// ReadBuffer is in bytes. It also bounds the response head; default 8 KiB.
+	ReadBuffer int
+	Dial       func(ctx context.Context, network, address string) (net.Conn, error)
+	// Lookup resolves the name of an engine, to notice when the name gets another address. nil: the
+	// system's resolver, or no look-ups if Dial is set.
 	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
 }
 
@@ -41,7 +42,8 @@ func NewClient(o Options) *Client {
 	o.ReadBuffer = cmp.Or(o.ReadBuffer, 8<<10)
 	if o.Dial == nil {
 		o.Dial = new(net.Dialer).DialContext
-		if o.Lookup == nil { // not with a Dial of the caller, which may reach other addresses than the system's resolver finds
+		// The caller's Dial may reach other addresses than the system's resolver finds.
+		if o.Lookup == nil {
 			o.Lookup = func(ctx context.Context, host string) ([]netip.Addr, error) {
 				return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 			}
@@ -50,8 +52,8 @@ func NewClient(o Options) *Client {
 	return &Client{opts: o, idle: newIdlePool(o.IdleTimeout, o.MaxIdle), readers: newReaders(o.ReadBuffer)}
 }
 
-// Warm dials until at least n connections to a target are idle, or as many as the client keeps, so that the next calls need not dial. ctx
-// bounds each dial.
+// Warm dials until at least n connections to a target are idle, or as many as the client keeps, so
+// that the next calls need not dial. ctx bounds each dial.
 func (c *Client) Warm(ctx context.Context, t *Target, n int) error {
 	for c.idle.count(t.key()) < n && !c.idle.isClosed() {
 		nc, err := c.dial(ctx, t)
@@ -90,8 +92,10 @@ func (c *Client) dial(ctx context.Context, t *Target) (*conn, error) {
 
 const (
 	answerLimit = 1 << 20 // most bytes of an answer about health
-	// modelsLimit is the most bytes of a list of models, which may have 20,000 LoRA adapters of vLLM, with 500 bytes for each.
+	// modelsLimit is the most bytes of a list of models, which may have 20,000 LoRA adapters of vLLM,
+	// with 500 bytes for each.
 	modelsLimit = 16 << 20
-	// perRankLimit is the most bytes of an answer of SGLang about each rank, such as the rank's settings or load.
+	// perRankLimit is the most bytes of an answer of SGLang about each rank, such as the rank's
+	// settings or load.
 	perRankLimit = 16 << 20
 )

@@ -7,42 +7,44 @@ import (
 	"time"
 )
 
-// Status is what the monitor knows about an instance. Models, version and memory stay known while it is down.
+// Status is what the monitor knows about an instance. Models, version and memory stay known while
+// it is down.
 type Status struct {
-	Up        bool
-	Late      bool      // the engine hangs, but its last good check was less than Standstill ago, so requests wait for it
-	Hangs     bool      // the engine takes connections, but did not answer its last health check, and no stream sent anything meanwhile
-	Err       error     // why the engine is down, or a problem that it has although it is up
+	Up bool
+	// Late: it hangs, but its last good check was less than Standstill ago, so requests wait.
+	Late bool
+	// Hangs: it took a connection but did not answer its last check, and no stream sent anything.
+	Hangs     bool
+	Err       error     // why it is down, or a problem that it has although it is up
 	Since     time.Time // when Up last changed
 	Changed   time.Time // when the result of State last changed
 	Models    []Model
 	Version   string
-	Memories  Memories // KV memory of the ranks; empty: unknown
-	StartTime float64  // when the engine's process started, in Unix seconds; 0: unknown; a new value: it has restarted
+	Memories  Memories // by rank; empty: unknown
+	StartTime float64  // of the process, in Unix seconds; 0: unknown
 
-	// Out is why no request should go to the engine although it is up: earlier requests failed. Wedged says that a
+	// Out is why no request should go to the engine although it is up: earlier ones failed. Wedged: a
 	// canary failed, too.
 	Out    error
 	Wedged bool
 
-	// Accused is why no new request should go to the engine for now: its core gives no sign of life, or several requests failed and it
-	// is not known yet whether the engine is at fault.
+	// Accused is why no new request should go there for now: its core gives no sign of life, or it is
+	// not known yet whether it is at fault for several failed requests.
 	Accused error
 
-	// Moved is set once the engine's name resolves to another address than before.
+	// Moved is set once the engine's name resolves to another address.
 	Moved Moved
 
-	// Halt is why the engine gets no new requests for now, and requests wait for it: its group of ranks re-forms or waits for
-	// recovery, or the engine is paused.
+	// Halt is why requests wait for the engine: its group re-forms or waits for recovery, or it is
+	// paused.
 	Halt error
-	// RankCount is how many ranks the engine has, by its last refusal of a request to a rank that it
-	// lacks. The ranks from this number on get no requests. 0: it has refused none since its facts
-	// were last read.
+	// RankCount is how many ranks the engine has, by its last refusal of a rank that it lacks; ranks
+	// from this number on get no requests. 0: none was refused since the facts were read.
 	RankCount int
 }
 
-// State is the state of an instance. It follows from what is known of the instance: of several
-// facts, the one whose state stands first in this list counts, because it explains the others.
+// State is the state of an instance. If several facts apply, the state that stands first in this
+// list counts, because it explains the others.
 //
 // Legal moves (TestStatesMoveAsTheirTableSays); "any" is any state:
 //
@@ -68,7 +70,7 @@ const (
 	Halted               // it takes no requests for now, and Status.Halt says why
 	Wedged               // requests failed there, and a canary, too (Status.Out)
 	Out                  // requests failed there (Status.Out)
-	Accused              // it is about to be known whether it is at fault (Status.Accused)
+	Accused              // it is not known yet whether it is at fault
 	Up
 )
 
@@ -91,14 +93,13 @@ func (s Status) State() State {
 	return Up
 }
 
-// String is the state for people, and the value of a metric's label. Late is shown as down, and
-// Accused, which lasts for a moment, as up.
+// String is also the value of a metric's label. Late is shown as down, and Accused, which lasts for
+// a moment, as up.
 func (s State) String() string {
 	return [...]string{"down", "down", "halted", "wedged", "out", "up", "up"}[s]
 }
 
-// Halted says that the engine is up, but that it gets no new requests for now, and that requests
-// wait for it.
+// Halted says that requests wait for the engine, which is up.
 func (s Status) Halted() bool { return s.State() == Halted }
 
 // ComputesNothing says that the ranks take no part in the steps of their group. Those of a halted
@@ -108,11 +109,10 @@ func (s Status) ComputesNothing() bool {
 	return state == Down || state == Late || state == Wedged
 }
 
-// Lacks says whether the engine has said that it does not have this rank. An only rank is rank 0,
-// or NoRank.
+// Lacks says whether the engine lacks this rank. An only rank is rank 0, or NoRank.
 func (s Status) Lacks(rank int) bool { return s.RankCount > 0 && rank >= s.RankCount }
 
-// LostRanks returns an error that says which ranks are lost; nil: none is lost.
+// LostRanks returns which ranks are lost; nil: none is.
 func (s Status) LostRanks() error {
 	if s.RankCount == 0 {
 		return nil
@@ -120,7 +120,7 @@ func (s Status) LostRanks() error {
 	return fmt.Errorf("rank %d and those above it are lost: the engine has only %[1]d ranks now (elastic EP)", s.RankCount)
 }
 
-// baseModel returns the model for which a canary asks, the first one that is no adapter; empty: none is known.
+// baseModel is the model for canaries, the first that is no adapter; empty: none is known.
 func (s Status) baseModel() string {
 	for _, m := range s.Models {
 		if m.Parent == "" {
@@ -130,7 +130,7 @@ func (s Status) baseModel() string {
 	return ""
 }
 
-// equal compares the fields that matter to callbacks: all but Since and Changed.
+// equal compares all but Since and Changed, for callbacks.
 func (s Status) equal(o Status) bool {
 	return s.Up == o.Up && s.Late == o.Late && s.Hangs == o.Hangs && s.Version == o.Version && s.StartTime == o.StartTime &&
 		errorText(s.Err) == errorText(o.Err) &&
@@ -140,14 +140,13 @@ func (s Status) equal(o Status) bool {
 		slices.Equal(s.Models, o.Models) && maps.Equal(s.Memories, o.Memories)
 }
 
-// clone returns a copy that shares no memory with the monitor, for callers that do not hold its lock.
+// clone returns a copy that shares no memory with the monitor.
 func (s Status) clone() Status {
 	s.Models = slices.Clone(s.Models)
 	s.Memories = maps.Clone(s.Memories)
 	return s
 }
 
-// errorText returns the text of an error; empty for nil.
 func errorText(err error) string {
 	if err == nil {
 		return ""

@@ -17,14 +17,14 @@ import (
 )
 
 const (
-	// inlineWrite is the size in bytes of the largest request that is written without a second goroutine. Such a write does not
-	// block, because it fits into the send buffer of an idle socket.
+	// inlineWrite is the size in bytes of the largest request that is written without a second
+	// goroutine: it fits into the send buffer of an idle socket, so that the write does not block.
 	inlineWrite = 16 << 10
-	// lastAnswerWait is how long to wait for an answer after a write has failed. The engine may have answered before it stopped
-	// reading the request. An answer that has not arrived by then is lost.
+	// lastAnswerWait is how long to wait for an answer after a write has failed: the engine may have
+	// answered before it stopped reading.
 	lastAnswerWait = time.Second
 	maxInterim     = 16       // most response heads with status 1xx before the final one
-	tlsRecord      = 16 << 10 // bytes of the largest TLS record, which is also the size of the buffer bw
+	tlsRecord      = 16 << 10 // bytes of the largest TLS record, and of the buffer bw
 )
 
 var (
@@ -34,101 +34,103 @@ var (
 
 const noSocket = -1
 
-// conn is one connection with the buffers that an exchange needs, which are reused by the next exchange. One call owns it
-// at a time; other goroutines may use only raw and the fields under mu.
+// conn is one connection with the buffers of its exchanges. One call owns it at a time; other
+// goroutines may use only raw and the fields under mu.
 type conn struct {
-	raw            net.Conn      // the TCP connection; closing it ends any phase at once, even with TLS
-	nc             net.Conn      // raw itself, or TLS over it
-	br             *bufio.Reader // nil while the connection is idle, so that it occupies no buffer
-	bw             *bufio.Writer // only with TLS, to make few large records; a plain socket needs none, because it gets one writev
-	socket         socket.Socket // the socket of raw; its zero value if raw has none
-	hasPlainSocket bool          // the connection has no TLS and raw has a socket: reads and writes may go to the socket directly
+	// raw is the TCP connection. Closing it ends any phase at once, even with TLS.
+	raw net.Conn
+	nc  net.Conn      // raw itself, or TLS over it
+	br  *bufio.Reader // nil while the connection is idle, so that it occupies no buffer
+	// bw is only for TLS, to make few large records. A plain socket gets one writev.
+	bw             *bufio.Writer
+	socket         socket.Socket
+	hasPlainSocket bool // no TLS, and raw has a socket: reads and writes may go to it directly
 	key            key
-	readers        *sync.Pool // pool of buffered readers, shared by the client's connections
-	reused         bool       // an earlier request used the connection
-	idleSince      time.Time  // when the connection was last put into the idle pool
+	readers        *sync.Pool
+	reused         bool
+	idleSince      time.Time // when the connection was last put into the idle pool
 
 	head        fasthttp.ResponseHeader
-	out         []byte      // buffer in which a call builds the request head
-	parts       [][]byte    // the request head and the parts of the body
+	out         []byte // buffer in which a call builds the request head
+	parts       [][]byte
 	writevParts net.Buffers // copy of parts that writev consumes
 	onSent      func()      // called once all parts are written; nil: nothing is called
 	wrote       int64       // request bytes of this exchange that the socket has taken
-	read        int64       // response bytes of this exchange that were read
-	answered    bool        // at least one response byte of this exchange came
-	readErr     error       // the last read error; kept because fasthttp's header parser hides it
+	read        int64
+	answered    bool
+	readErr     error // kept because fasthttp's header parser hides it
 
-	detachedFD int    // the socket while an event loop reads it (see Response.Detach), else noSocket; the call's lock guards it
+	// detachedFD is the socket while an event loop reads it (see Response.Detach), else noSocket. The
+	// call's lock guards it.
+	detachedFD int
 	wakeLoop   func() // wakes the event loop that reads the socket; nil: no event loop reads it
 
 	mu              sync.Mutex
-	readDeadline    time.Time     // until when reads may wait, for example for the response head; zero: only idleLimit bounds them
-	halfClosed      bool          // halfClose was called, and readDeadline bounds all reads from now on
+	readDeadline    time.Time // until when reads may wait; zero: only idleLimit bounds them
+	halfClosed      bool
 	idleLimit       time.Duration // longest wait of one read of the body; 0: for ever
 	appliedDeadline time.Time     // the deadline that the socket has; zero: it must be set again
 }
 
-// newConn returns a connection over raw. nc is raw itself, or TLS over it. k says which calls may use the connection, and readers is the
-// pool from which it borrows its reader.
+// newConn makes a connection over raw; nc is raw itself, or TLS over it.
 func newConn(raw, nc net.Conn, k key, readers *sync.Pool) *conn {
 	c := &conn{key: k, readers: readers, detachedFD: noSocket}
 	c.setSocket(raw, nc)
 	c.attachReader()
-	if raw != nc { // TLS makes a record of each write, so small writes must be joined
+	if raw != nc {
 		c.bw = bufio.NewWriterSize(c, tlsRecord)
 	}
 	return c
 }
 
-// setSocket makes raw the connection that c uses. nc is raw itself, or TLS over it. Both are nil while an event loop reads the socket.
+// setSocket sets raw and nc. Both are nil while an event loop reads the socket.
 func (c *conn) setSocket(raw, nc net.Conn) {
 	c.raw, c.nc = raw, nc
 	c.socket = socket.Of(raw)
 	c.hasPlainSocket = raw == nc && c.socket.Exists()
 }
 
-// newReaders returns a pool of readers whose buffers have this size in bytes. The size also bounds a response head.
+// newReaders: size in bytes also bounds a response head.
 func newReaders(size int) *sync.Pool {
 	return &sync.Pool{New: func() any { return bufio.NewReaderSize(nil, size) }}
 }
 
-// attachReader borrows a reader with its buffer from the pool, before a call. An idle connection has no reader, so that it occupies no
-// buffer.
+// attachReader borrows a reader: an idle connection has none, so that it occupies no buffer.
 func (c *conn) attachReader() {
 	c.br, _ = c.readers.Get().(*bufio.Reader)
 	c.br.Reset(c)
 }
 
-// releaseReader returns the reader to the pool after the call, so that an idle connection occupies no buffer.
 func (c *conn) releaseReader() {
 	c.br.Reset(nil)
 	c.readers.Put(c.br)
 	c.br = nil
 }
 
-// exchange writes the request and returns once it has read the response head. mayReuse says that the connection may be used again after the
-// body. After a failure, phase says how far the exchange had come. exchange does not use body after it returns.
+// exchange returns once it has read the response head, and does not use body after that. mayReuse
+// says that the connection may be used again after the body.
 func (c *conn) exchange(d Deadlines, head []byte, body [][]byte) (mayReuse bool, phase Phase, err error) {
 	c.reset(d, head, body)
 	defer clear(c.parts) // an idle connection must not keep a prompt in memory
 	writeErr, readErr := c.sendAndReadHead()
 	switch {
-	case readErr == nil: // the head has come, which counts even if the write failed; but the connection is then not used again
+	case readErr == nil:
+		// This counts even if the write failed, but then the connection is not used again.
 		c.awaitBody(d.Idle)
 		return writeErr == nil && !hasClose(&c.head), PhaseHead, nil
-	case c.answered || writeErr == nil: // the request was written, or at least the engine has begun to answer it
+	case c.answered || writeErr == nil:
 		return false, PhaseHead, readErr
-	// A deadline of evenkeel stopped the write: sendWhileReadingHead sets it in the past once the read has failed, or the time for the
-	// answer is over for write and read alike. So the error of the read is the cause.
+	// A deadline of evenkeel stopped the write: sendWhileReadingHead sets it in the past once the read
+	// has failed, or the time for the answer is over for both. So the error of the read is the cause.
 	case errors.Is(writeErr, os.ErrDeadlineExceeded):
 		return false, PhaseWrite, readErr
-	default: // no deadline stopped the write, so its own error is the cause
+	default:
 		return false, PhaseWrite, writeErr
 	}
 }
 
-// sendAndReadHead writes parts, the request, and reads the response head. A large request is written by a second goroutine during the read:
-// an engine may answer it (400, 413) without reading it, and such an answer ends the write. A smaller request is written before the read.
+// sendAndReadHead writes a large request by a second goroutine during the read: an engine may
+// answer it (400, 413) without reading it, and such an answer ends the write.
 func (c *conn) sendAndReadHead() (writeErr, readErr error) {
 	size := 0
 	for _, b := range c.parts {
@@ -138,17 +140,15 @@ func (c *conn) sendAndReadHead() (writeErr, readErr error) {
 	case size > inlineWrite:
 		c.limitWrite()
 		return c.sendWhileReadingHead()
-	case c.hasPlainSocket: // sendPlain sets the deadline of the write itself, if it needs one
+	case c.hasPlainSocket: // sendPlain sets the deadline itself
 		writeErr = c.sendPlain(size)
 	default:
 		c.limitWrite()
 		writeErr = c.send()
 	}
-	return writeErr, c.readHead() // the head is read even after a failed write: the engine may have answered before
+	return writeErr, c.readHead() // even after a failed write: the engine may have answered before
 }
 
-// sendWhileReadingHead reads the response head while a second goroutine writes the request. Once the head has come, or reading has
-// failed, it ends the write. writeErr is the error of the write, err that of the read.
 func (c *conn) sendWhileReadingHead() (writeErr, err error) {
 	written := make(chan error, 1)
 	go func() { written <- c.send() }()
@@ -157,14 +157,12 @@ func (c *conn) sendWhileReadingHead() (writeErr, err error) {
 	return <-written, err
 }
 
-// reset clears the state of the last exchange and sets the time by which the answer must come. If halfClose was called already, its time
-// for all further reads stays.
 func (c *conn) reset(d Deadlines, head []byte, body [][]byte) {
 	c.wrote, c.read, c.answered, c.readErr = 0, 0, false, nil
 	c.parts = append(append(c.parts[:0], head), body...)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.halfClosed { // evenkeel's half of the connection is closed, so the write will fail
+	if c.halfClosed { // the write will fail
 		return
 	}
 	c.readDeadline, c.idleLimit = noDeadline, 0
@@ -174,25 +172,26 @@ func (c *conn) reset(d Deadlines, head []byte, body [][]byte) {
 	c.setDeadlineAtNextRead()
 }
 
-// setDeadlineAtNextRead makes the next read set the deadline of the socket, even if the socket seems to have the right one already. The
-// caller holds mu.
+// The caller holds mu.
 func (c *conn) setDeadlineAtNextRead() { c.appliedDeadline = noDeadline }
 
-// limitWrite sets the write deadline to the time by which the answer must come. It must be called before send, not in it:
-// sendWhileReadingHead may end the write by a deadline in the past, which limitWrite would overwrite.
+// limitWrite must be called before send, not in it: sendWhileReadingHead may end the write by a
+// deadline in the past, which limitWrite would overwrite.
 func (c *conn) limitWrite() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.halfClosed { // otherwise the write fails in any case
-		_ = c.raw.SetWriteDeadline(c.readDeadline) // it fails only on a closed socket, and then the write fails, too
+	if !c.halfClosed {
+		// It fails only on a closed socket, as the write then does.
+		_ = c.raw.SetWriteDeadline(c.readDeadline)
 	}
 }
 
-// sendPlain writes all of parts to a socket without TLS. If the socket takes the whole request at once, Ask calls onSent, and waits until
-// an answer, an error or the end of the connection has come. Otherwise send writes the rest, and calls onSent. After a failed write,
-// sendPlain shortens the wait of readHead, which its caller calls next. size is the length of parts in bytes.
+// sendPlain writes parts to a socket without TLS. If the socket takes all size bytes at once, Ask
+// calls onSent and waits until an answer, an error or the end has come. Otherwise send writes the
+// rest.
 func (c *conn) sendPlain(size int) error {
-	if err := c.armRead(); err != nil { // the read deadline bounds Ask, which also waits for the answer
+	// The read deadline bounds Ask, which also waits for the answer.
+	if err := c.armRead(); err != nil {
 		return err
 	}
 	n, err := c.socket.Ask(c.parts, c.onSent)
@@ -201,19 +200,19 @@ func (c *conn) sendPlain(size int) error {
 	case err != nil:
 		c.shortenWait(lastAnswerWait) // as in send
 		return err
-	case n == size: // everything is written, so Ask has called onSent
+	case n == size: // Ask has called onSent
 		return nil
 	}
-	c.limitWrite()              // the socket's buffer is full, so the rest of the write may block
-	for i, b := range c.parts { // cuts the n bytes that the socket has taken off the beginning of parts
+	c.limitWrite() // the socket's buffer is full, so the rest of the write may block
+	for i, b := range c.parts {
 		taken := min(n, len(b))
 		c.parts[i], n = b[taken:], n-taken
 	}
 	return c.send()
 }
 
-// send writes all of parts and then calls onSent. If the write fails, exchange still reads an answer: the engine may have sent one, such as
-// a refusal, before it stopped reading. Such an answer has come already or comes soon, so send shortens the wait for it to lastAnswerWait.
+// send writes parts and calls onSent. After a failed write an answer, such as a refusal, has come
+// already or comes soon, so the wait for it is shortened.
 func (c *conn) send() error {
 	err := c.write()
 	if err != nil {
@@ -224,18 +223,16 @@ func (c *conn) send() error {
 	return err
 }
 
-// usesTLS says whether the connection has TLS. Only a connection with TLS has the buffer bw.
 func (c *conn) usesTLS() bool { return c.bw != nil }
 
-// write writes parts: by one writev without TLS, in large records with TLS. It counts the written bytes in wrote.
 func (c *conn) write() error {
 	if !c.usesTLS() {
-		c.writevParts = c.parts // a second slice, because WriteTo cuts off what it has written, and the next request reuses parts
+		c.writevParts = c.parts // WriteTo cuts off what it has written, and parts is used again
 		n, err := c.writevParts.WriteTo(c.nc)
 		c.wrote += n
 		return err
 	}
-	c.bw.Reset(c) // the buffer is empty now, and writes by c.Write, which counts the bytes in wrote
+	c.bw.Reset(c) // bw writes by c.Write
 	for _, b := range c.parts {
 		if _, err := c.bw.Write(b); err != nil {
 			return err
@@ -244,14 +241,14 @@ func (c *conn) write() error {
 	return c.bw.Flush()
 }
 
-// Write writes to the TLS connection and counts the bytes. It makes conn an io.Writer for the buffer bw.
+// Write is for the buffer bw. It counts the bytes.
 func (c *conn) Write(p []byte) (int, error) {
 	n, err := c.nc.Write(p)
 	c.wrote += int64(n)
 	return n, err
 }
 
-// Read sets the read deadline and then reads. It makes conn an io.Reader for the reader br.
+// Read is for the reader br.
 func (c *conn) Read(p []byte) (int, error) {
 	if err := c.armRead(); err != nil {
 		c.readErr = err
@@ -266,7 +263,6 @@ func (c *conn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// receive reads from the socket, or from TLS over it.
 func (c *conn) receive(p []byte) (int, error) {
 	if c.hasPlainSocket {
 		return c.socket.Read(p)
@@ -274,9 +270,9 @@ func (c *conn) receive(p []byte) (int, error) {
 	return c.nc.Read(p)
 }
 
-// armRead sets the deadline of the next read: readDeadline or, within a body, idleLimit from now. Within a body it keeps the old
-// deadline while at least 3/4 of idleLimit is left until then. A stream may read hundreds of events in this time, and each new
-// deadline costs a lock in the runtime's poller.
+// armRead sets the deadline of the next read. Within a body it keeps the old one while at least 3/4
+// of idleLimit is left: a stream may read hundreds of events in this time, and each new deadline
+// costs a lock in the runtime's poller.
 func (c *conn) armRead() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -288,35 +284,35 @@ func (c *conn) armRead() error {
 		}
 		deadline = now.Add(c.idleLimit)
 	}
-	if !deadline.IsZero() && deadline.Equal(c.appliedDeadline) { // the socket has this deadline already
+	if !deadline.IsZero() && deadline.Equal(c.appliedDeadline) {
 		return nil
 	}
 	c.appliedDeadline = deadline
 	return c.raw.SetReadDeadline(deadline)
 }
 
-// shortenWait shortens the wait for bytes to d from now, even if a read is waiting already.
+// shortenWait also ends a read that is waiting already.
 func (c *conn) shortenWait(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.shortenWaitLocked(d)
 }
 
-// shortenWaitLocked is shortenWait for a caller that holds mu. It never makes the wait longer.
+// The caller holds mu.
 func (c *conn) shortenWaitLocked(d time.Duration) {
 	by := time.Now().Add(d)
-	if c.readDeadline.IsZero() || by.Before(c.readDeadline) { // zero: at most idleLimit bounds the wait so far
+	if c.readDeadline.IsZero() || by.Before(c.readDeadline) {
 		c.readDeadline = by
-		if c.raw != nil { // nil: an event loop reads the socket (see Response.Detach), and readDeadline applies after Reattach
+		if c.raw != nil { // nil: an event loop reads the socket, and readDeadline applies after Reattach
 			c.appliedDeadline = by
-			_ = c.raw.SetReadDeadline(by) // it fails only on a closed socket, where the read ends anyway
+			_ = c.raw.SetReadDeadline(by) // it fails only on a closed socket
 		}
 	}
 }
 
-// halfClose closes evenkeel's half of the connection. What the engine still sends can be read for at most limit, and the connection
-// is never used again. Only the first call has an effect: in a second one CloseWrite might fail, and halfClose would close the whole
-// connection.
+// halfClose closes evenkeel's half of the connection. What the engine still sends can be read for
+// at most limit. Only the first call has an effect: in a second one CloseWrite might fail, which
+// would close the whole connection.
 func (c *conn) halfClose(limit time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -324,24 +320,23 @@ func (c *conn) halfClose(limit time.Duration) {
 		return
 	}
 	c.halfClosed = true
-	if c.detachedFD != noSocket { // an event loop reads the socket, and raw is nil
+	if c.detachedFD != noSocket { // raw is nil
 		c.shutdownDetached(false) // false: only evenkeel's half
 	} else if half, ok := c.raw.(interface{ CloseWrite() error }); !ok || half.CloseWrite() != nil {
-		c.close() // this connection cannot close one half alone
+		c.close() // one half alone cannot be closed
 		return
 	}
 	c.shortenWaitLocked(limit)
 }
 
-// awaitsClose says that halfClose was called, so that the engine should close its half of the connection, too.
 func (c *conn) awaitsClose() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.halfClosed
 }
 
-// awaitBody replaces the deadline of the head by idle, the limit of each read of the body; 0: no limit. If halfClose was called, because
-// the client has disconnected, the time that it allows for all further reads stays.
+// awaitBody makes idle the limit of each read of the body; 0: no limit. After halfClose its time
+// stays.
 func (c *conn) awaitBody(idle time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -352,8 +347,7 @@ func (c *conn) awaitBody(idle time.Duration) {
 	c.setDeadlineAtNextRead()
 }
 
-// readHead reads the final response head and skips up to maxInterim interim ones, whose status is 1xx. It refuses an answer that evenkeel
-// could not use: with an invalid status, with a switch of protocols, or with a compressed body.
+// readHead skips up to maxInterim interim heads. It refuses an answer that evenkeel could not use.
 func (c *conn) readHead() error {
 	for range maxInterim {
 		if err := c.head.Read(c.br); err != nil {
@@ -371,7 +365,7 @@ func (c *conn) readHead() error {
 	return fmt.Errorf("%w: %d interim responses and no final one", ErrMalformed, maxInterim)
 }
 
-// headError returns why reading the head failed. It does not use fasthttp's messages, because they quote bytes of the answer.
+// headError does not use fasthttp's messages, because they quote bytes of the answer.
 func (c *conn) headError(err error) error {
 	var small *fasthttp.ErrSmallBuffer
 	switch {
@@ -384,7 +378,7 @@ func (c *conn) headError(err error) error {
 	}
 }
 
-// checkEncoding refuses a compressed body, which the request did not ask for: evenkeel could not edit its events.
+// checkEncoding refuses a compressed body: evenkeel could not edit its events.
 func (c *conn) checkEncoding() error {
 	if enc := c.head.ContentEncoding(); len(enc) > 0 && !bytes.EqualFold(enc, []byte("identity")) {
 		return fmt.Errorf("%w: body has a Content-Encoding though identity was asked for; turn compression off in front of the engine",
@@ -393,8 +387,7 @@ func (c *conn) checkEncoding() error {
 	return nil
 }
 
-// hasClose reports whether the engine announced that it will close the connection. fasthttp alone finds only the
-// header value close in lower case, without other words.
+// hasClose: fasthttp alone finds only the header value close in lower case, without other words.
 func hasClose(h *fasthttp.ResponseHeader) bool {
 	if h.ConnectionClose() {
 		return true
@@ -407,44 +400,46 @@ func hasClose(h *fasthttp.ResponseHeader) bool {
 	return false
 }
 
-// hasNoInput reports that since the end of the last exchange no bytes have come, and the engine has not closed the connection. For a
-// connection that gives no access to its socket, this cannot be found out, and hasNoInput returns true.
+// hasNoInput reports that nothing has come since the last exchange, not even the end. Without
+// access to the socket it returns true.
 func (c *conn) hasNoInput() bool {
-	if c.br != nil && c.br.Buffered() > 0 { // an idle connection has no reader
+	if c.br != nil && c.br.Buffered() > 0 {
 		return false
 	}
-	return !c.socket.Exists() || c.socket.Quiet() // a socket that is not quiet has bytes, the end of the stream or an error
+	return !c.socket.Exists() || c.socket.Quiet()
 }
 
-// tlsDrained reports that the TLS layer has no decrypted bytes that were not read. To find out, it tries to read one byte with a
-// deadline in the past, which returns only bytes that are there already. Without TLS it is true.
+// tlsDrained reports that TLS has no decrypted bytes left. It tries to read one with a deadline in
+// the past, which returns only bytes that are there already.
 func (c *conn) tlsDrained() bool {
-	if !c.usesTLS() { // only with TLS can there be decrypted bytes
+	if !c.usesTLS() {
 		return true
 	}
 	c.mu.Lock()
-	c.setDeadlineAtNextRead() // the next read through conn must replace the deadline that is set here
+	c.setDeadlineAtNextRead() // the next read through conn must replace this deadline
 	err := c.raw.SetReadDeadline(past)
 	c.mu.Unlock()
 	if err != nil {
 		return false
 	}
 	var b [1]byte
-	n, err := c.nc.Read(b[:])                               // a byte that it reads is lost, but then the connection is not used again
-	return n == 0 && errors.Is(err, os.ErrDeadlineExceeded) // only the deadline has ended the read
+	// A byte that it reads is lost, but then the connection is not used again.
+	n, err := c.nc.Read(b[:])
+	return n == 0 && errors.Is(err, os.ErrDeadlineExceeded)
 }
 
-// notifyLoop tells the event loop that reads the socket, if there is one, that the call was aborted or its wait was shortened.
+// notifyLoop tells the event loop that the call was aborted or its wait was shortened.
 func (c *conn) notifyLoop() {
 	if c.wakeLoop != nil {
 		c.wakeLoop()
 	}
 }
 
-// close closes the connection. It never blocks.
+// close never blocks.
 func (c *conn) close() {
-	if c.detachedFD != noSocket { // an event loop reads the socket, and closes the descriptor when it sees the end
-		c.shutdownDetached(true) // true: both halves of the connection
+	// The event loop closes the descriptor when it sees the end.
+	if c.detachedFD != noSocket {
+		c.shutdownDetached(true) // true: both halves
 		return
 	}
 	_ = c.raw.Close()

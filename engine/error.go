@@ -12,25 +12,28 @@ import (
 	"evenkeel/sse"
 )
 
-// Causes of an Error; test for them with errors.Is.
+// Causes of an Error, for errors.Is.
 var (
-	ErrAborted   = errors.New("call aborted")
-	ErrClosed    = errors.New("client is closed")
-	ErrRefused   = errors.New("request refused before it was sent")       // a header, path or target is not safe to send
-	ErrMalformed = errors.New("engine's answer is not valid HTTP/1.1")    // the text quotes no bytes, which may be of a client's answer
-	ErrTooLarge  = errors.New("engine's answer is larger than the limit") // head over Options.ReadBuffer, or body over ReadAll's limit
+	ErrAborted = errors.New("call aborted")
+	ErrClosed  = errors.New("client is closed")
+	// A header, path or target is not safe to send.
+	ErrRefused = errors.New("request refused before it was sent")
+	// It quotes no bytes, which may be of a client's answer.
+	ErrMalformed = errors.New("engine's answer is not valid HTTP/1.1")
+	// The head is over Options.ReadBuffer, or the body over ReadAll's limit.
+	ErrTooLarge = errors.New("engine's answer is larger than the limit")
 )
 
 // Phase is how far a call had come when it failed.
 type Phase uint8
 
-// The phases of a call, in the order in which they follow each other.
+// The phases, in their order.
 const (
-	PhaseRequest Phase = iota // the client refused the request before it dialled
-	PhaseConnect              // no connection: name look-up, TCP or the TLS handshake failed
-	PhaseWrite                // the request was not fully written
-	PhaseHead                 // the request was written, but no complete response head came
-	PhaseBody                 // the response body broke off
+	PhaseRequest Phase = iota // refused by the client itself
+	PhaseConnect              // name look-up, TCP or TLS failed
+	PhaseWrite                // not fully written
+	PhaseHead                 // no complete response head came
+	PhaseBody
 )
 
 var phases = [...]string{"check request", "connect", "write request", "read response head", "read response body"}
@@ -42,16 +45,15 @@ func (p Phase) String() string {
 	return fmt.Sprintf("Phase(%d)", uint8(p))
 }
 
-// Error has the facts by which a caller decides about a retry: whether the engine may have seen the request, and whether it
-// had begun to answer.
+// Error has the facts for a decision about a retry.
 type Error struct {
-	Target   string // the ID of the target
+	Target   string
 	Phase    Phase
 	Sent     bool // request bytes may have reached the engine
-	Answered bool // at least one response byte came
+	Answered bool // a response byte came
 	Timeout  bool // a deadline of this phase passed
-	Aborted  bool // Abort was called, or the context of Get ended
-	Reused   bool // the connection had served a request before
+	Aborted  bool // by Abort, or by the context of Get
+	Reused   bool
 	Err      error
 }
 
@@ -63,40 +65,37 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("engine %s: %s: %v%s", e.Target, e.Phase, e.Err, note)
 }
 
-// Unwrap returns the cause, so that errors.Is finds ErrAborted and the other causes.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Stale reports that a reused connection broke before a response byte came. Most likely the engine had closed it
-// while it was idle. But if Sent is true, the engine may have run the request, so Do does not repeat a
-// POST by itself.
+// Stale reports that a reused connection broke before a response byte came: most likely the engine
+// had closed it while it was idle. If Sent is true, the engine may have run the request, so Do does
+// not repeat a POST by itself.
 func (e *Error) Stale() bool {
 	endedByProxy := e.Timeout || e.Aborted
 	inExchange := e.Phase == PhaseWrite || e.Phase == PhaseHead
 	return e.Reused && !e.Answered && !endedByProxy && inExchange
 }
 
-// isTimeout says whether the error is that of a deadline that has passed, of a context or of a socket.
 func isTimeout(err error) bool {
 	var t net.Error
 	return errors.As(err, &t) && t.Timeout()
 }
 
-// outOfSockets lists the errors of a process or a machine that can open no more sockets, to any address.
+// outOfSockets are errors of a process or machine without sockets, to any address.
 var outOfSockets = []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS}
 
-// isOwnFault says that no connection could be made because the proxy has no file descriptor or memory left. This says nothing about the
-// engine.
+// isOwnFault: the proxy has no file descriptor or memory left, which says nothing about the engine.
 func isOwnFault(err error) bool {
 	return slices.ContainsFunc(outOfSockets, func(one error) bool { return errors.Is(err, one) })
 }
 
-// StatusError is an answer with an HTTP status other than the expected one.
+// StatusError is an answer with an unexpected HTTP status.
 type StatusError struct {
 	Target string
-	Method string // method of the request; empty: GET
+	Method string // empty: GET
 	Path   string
 	Status int
-	Why    error // the reason that the engine gave; nil: evenkeel does not know the reason
+	Why    error // by the engine; nil: not known
 }
 
 func (e *StatusError) Error() string {
@@ -108,7 +107,7 @@ func (e *StatusError) Error() string {
 	return s
 }
 
-// Unwrap returns Why or, without it, ErrCredential for a 401 or 403; nil: the reason is not known.
+// Unwrap returns Why or, for a 401 or 403 without it, ErrCredential.
 func (e *StatusError) Unwrap() error {
 	if e.Why != nil {
 		return e.Why
@@ -119,12 +118,11 @@ func (e *StatusError) Unwrap() error {
 	return nil
 }
 
-// ErrCredential is in Status.Err while an engine refuses the proxy's API key. The engine counts as down then, because every
-// request would fail.
+// ErrCredential is in Status.Err while an engine refuses the proxy's API key. It counts as down
+// then, because every request would fail.
 var ErrCredential = errors.New("the engine refused the proxy's API key; check api_key_env of its profile")
 
-// WasSilent says whether an engine took a request and then sent nothing within a time limit, either
-// at first or in the middle of its answer.
+// WasSilent says that an engine took a request and then sent nothing within a time limit.
 func WasSilent(err error) bool {
 	if errors.Is(err, sse.ErrSilent) {
 		return true

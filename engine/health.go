@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// health is what is known of one engine: a value without clock, lock, log and socket. Its moves are
-// methods, each of which gets what was seen. Settle, after a move, derives the Status from it.
+// health is what is known of one engine: a value without clock, lock, log and socket. Settle, after
+// each of its moves, derives the Status.
 type health struct {
 	Status
 	in    Instance // Slots, Canary and Held may change
@@ -16,59 +16,57 @@ type health struct {
 	suspicion
 	halt     halt
 	scrapes  scrapes
-	expiries Expiries // by the engine's last metrics
+	expiries Expiries
 
 	due          due
 	failedChecks int    // in a row
 	lateChecks   uint64 // checks that were answered late, while streams went on
-	reports      uint64 // how many failures to connect, or refusals of all requests, callers have reported
-	rankCount    int    // by the last refusal of a rank since the list of models was read (Status.RankCount)
-	lastCount    int    // the last rankCount that was not 0, of this process and its group of now
+	reports      uint64 // failures to connect, or refusals of all requests, by callers
+	rankCount    int    // by the last refusal of a rank since the list of models was read
+	lastCount    int    // the last rankCount that was not 0, of this process and group
 	keyRefused   bool
 
-	rereadDue bool      // an answer to a request showed that the engine's list of models has changed
+	rereadDue bool      // an answer showed that the engine's list of models has changed
 	rereadAt  time.Time // when rereadDue last caused a check at once
-	unlisted  error     // the answer that did
+	unlisted  error
 }
 
-// facts are what checks have read. Only a check changes them, when it ends.
+// facts change only when a check ends.
 type facts struct {
 	models          []Model
 	version         string
-	memory          *Sample // the last sample that told the KV memory; nil: none did
+	memory          *Sample // the last that told the KV memory; or nil
 	start           float64
-	modelsErr       error // why the list of models could not be read; nil: it was read
+	modelsErr       error // nil: the list of models was read
 	badPage         error // numbers or names on a page cannot be right
 	reportsFaults   bool  // the engine is a vLLM with --enable-fault-tolerance
-	reportsPause    bool  // the engine is a vLLM that reports whether it is paused
-	featuresUnknown bool  // the engine has not answered which of both it is, so it is asked again
+	reportsPause    bool  // it is a vLLM that reports whether it is paused
+	featuresUnknown bool  // it has not answered whether it reports faults and pauses
 	readAt          time.Time
 
-	goodAt time.Time     // when the last good health check was answered
+	goodAt time.Time     // last good health check
 	rtt    time.Duration // mean time of a health check over an open connection; 0: unknown
 	address
 }
 
-// due says whether a check must be made at once, and why.
 type due uint8
 
 const (
 	notDue    due = iota
-	dueNow        // a caller asks for it, or has met a refusal
-	dueRedial     // a caller's connect timed out, so that the check must use a new connection
-	dueBroken     // a caller's connection broke, so that the engine is down if the check cannot connect
+	dueNow        // a caller asks, or has met a refusal
+	dueRedial     // a connect timed out, so the check must use a new connection
+	dueBroken     // a connection broke, so the engine is down if the check cannot connect
 )
 
-// settle derives the fields of the Status that follow from other facts. before is the last Status.
+// settle derives the fields of the Status that follow from other facts.
 func (h *health) settle(before Status, now time.Time) {
 	h.Moved, h.RankCount, h.Accused = h.facts.moved, h.rankCount, h.accusedError()
 	h.Out, h.Wedged, h.Halt = nil, false, h.halt.why
 	if h.outage != nil {
 		h.Out, h.Wedged = h.outage.why, h.outage.wedged
 	}
-	// An operator may have stopped requests (Held), and may also have paused the engine for it.
-	// Then Held has the reason. A halt of another kind stays: the group of the engine re-forms, or
-	// it has met a fault, which Held does not explain.
+	// An operator who holds the engine may also have paused it; then Held has the reason. A halt of
+	// another kind stays, because Held does not explain it.
 	if h.in.Held != nil && (h.Halt == nil || errors.Is(h.Halt, ErrPaused)) {
 		h.Halt = h.in.Held
 	}
@@ -80,8 +78,8 @@ func (h *health) settle(before Status, now time.Time) {
 	}
 }
 
-// hold sets why an operator has stopped requests to the engine; nil: it gets requests again.
-// Failures while it is held do not count, and the end of the hold clears those from before it.
+// hold stops requests to the engine; nil: it gets them again. Failures while it is held do not
+// count, and the end of the hold clears those from before.
 func (h *health) hold(why *Held) {
 	if h.in.Held != nil && why == nil {
 		h.suspicion, h.failedChecks = suspicion{}, 0
@@ -90,7 +88,6 @@ func (h *health) hold(why *Held) {
 	h.in.Held = why
 }
 
-// recordFailure records how a call failed, as Monitor.ReportFailure says.
 func (h *health) recordFailure(err error, now time.Time) {
 	var e *Error
 	isCall := errors.As(err, &e)
@@ -108,10 +105,11 @@ func (h *health) recordFailure(err error, now time.Time) {
 			h.askCheck(dueRedial)
 		}
 	case !isCall || e.Aborted || errors.Is(err, ErrClosed): // the proxy may have ended the call
-	case e.Timeout || errors.Is(err, ErrMalformed) || errors.Is(err, ErrTooLarge): // the request may be at fault
+	case e.Timeout || errors.Is(err, ErrMalformed) || errors.Is(err, ErrTooLarge):
+		// The request may be at fault.
 	case isOwnFault(err): // a proxy without free sockets says nothing about the engine
 	case unreachable(err):
-		h.reports++ // so that a check which began before this report does not set Up
+		h.reports++ // a check which began before must not set Up
 		if h.Up {
 			h.Up, h.Err, h.failedChecks = false, err, failuresUntilDown
 			h.askCheck(dueNow)
@@ -121,11 +119,11 @@ func (h *health) recordFailure(err error, now time.Time) {
 	}
 }
 
-// minRereadInterval is the least time between two readings of a list of models for rereadModels.
+// minRereadInterval is the least time between two readings that rereadModels causes at once.
 const minRereadInterval = time.Second
 
-// rereadModels makes the engine's list of models due: at once or, if it was read for the same
-// reason less than minRereadInterval ago, with the next check.
+// rereadModels makes the list of models due: at once or, if it was read for the same reason less
+// than minRereadInterval ago, with the next check.
 func (h *health) rereadModels(why error, now time.Time) {
 	h.rereadDue = true
 	if now.Sub(h.rereadAt) >= minRereadInterval {
@@ -134,8 +132,8 @@ func (h *health) rereadModels(why error, now time.Time) {
 	}
 }
 
-// compare records a sample, and whether it fits what this proxy knows of its own requests. It
-// returns for how many prompt tokens the engine did not pull KV although it should have.
+// compare records a sample. It returns for how many prompt tokens the engine did not pull KV
+// although it should have.
 func (h *health) compare(s *Sample, at time.Time, ours load) (notPulled float64) {
 	p := &h.scrapes
 	p.gauges = make(map[int]Gauges, len(h.in.Canaries))
@@ -146,36 +144,35 @@ func (h *health) compare(s *Sample, at time.Time, ours load) (notPulled float64)
 	if wasFrozen := p.frozen; p.checkFrozen(s, ours.running > 0) && !wasFrozen {
 		h.askCanary()
 	}
-	p.running = runningOnFullestRank(s, h.in.Canaries) // each rank gets canaries, so these are all ranks of the engine
+	p.running = runningOnFullestRank(s, h.in.Canaries) // each rank gets canaries
 	p.updateAllowedRunning(h.in.Slots, p.running)
 	p.excess = 0
-	if h.in.Slots > 0 { // 0: the number of slots is not known
+	if h.in.Slots > 0 {
 		p.excess = max(0, p.running-float64(p.allowedRunning)-float64(ours.withoutSlot))
 	}
 	return p.pulls.newlyNotPulled(s, ours.settled, ours.computed)
 }
 
-// recordRefusal records the reason with which an engine refused a request (see ParseRefusal), and
-// makes a check due. If it refuses all requests, the good result of a check that is under way is
-// out of date. If it only lacks a rank, that result stays right, as other ranks get requests.
+// recordRefusal records why an engine refused a request (see ParseRefusal). If it refuses all, the
+// good result of a check under way is out of date. If it only lacks a rank, the result stays right.
 func (h *health) recordRefusal(why error, now time.Time) {
-	if h.in.Held != nil { // an operator has stopped requests to the engine, so the reason is known
+	if h.in.Held != nil { // the reason is known
 		return
 	}
 	h.askCheck(dueNow)
-	const confirmed = false // no check has seen this reason
+	const confirmed = false
 	var rank *RankError
 	switch {
 	case errors.Is(why, ErrReforming):
 		h.reports++
 		h.setHalt(ErrReforming, confirmed, now)
-	case errors.Is(why, ErrPaused): // another program paused it, or this proxy did so before it was restarted
+	case errors.Is(why, ErrPaused): // by another program, or by this proxy before a restart
 		h.reports++
 		h.setHalt(ErrPaused, confirmed, now)
 	case errors.As(why, &rank):
-		// No page of vLLM gives this number, so the ranks are lost only until the facts are read
-		// next: then a request finds out whether they are back.
-		if rank.Ranks < h.in.Ranks { // else the request named a rank that the config does not have
+		// No page of vLLM gives this number, so the ranks are lost only until the facts are read next:
+		// then a request finds out whether they are back.
+		if rank.Ranks < h.in.Ranks { // else the config does not have this rank
 			h.rankCount, h.lastCount = rank.Ranks, rank.Ranks
 		}
 	case errors.Is(why, ErrRetired):
@@ -186,78 +183,70 @@ func (h *health) recordRefusal(why error, now time.Time) {
 
 func (h *health) askCheck(why due) { h.due = max(h.due, why) }
 
-// failuresUntilDown is how many checks in a row must fail before an instance counts as down. After
-// one good check it is up again.
+// failuresUntilDown checks in a row must fail before an instance counts as down.
 const failuresUntilDown = 2
 
-// Standstill is how long requests wait for a model if all of its engines hang, counted from the
-// last good health check. An engine hangs if it takes connections but does not answer. A stopped
-// process, or a host that swaps memory, may hang and then continue. After this time the engine
-// counts as dead.
+// Standstill is how long requests wait for a model if all of its engines hang (take connections but
+// do not answer), from the last good check. A stopped process, or a host that swaps memory, may
+// continue.
 const Standstill = 30 * time.Second
 
-// needsNewConnection says that a check must use one: because the facts are due, or because the
-// engine may take no connections any more, which an idle one would not show.
 func (h *health) needsNewConnection(factsDue bool) bool {
 	return factsDue || !h.Up || h.due >= dueRedial || h.failedChecks > 0
 }
 
-// check is what one check of an engine found out.
 type check struct {
-	was        health // what was known when it began
-	facts      facts  // those of was, and what it has read since
+	was        health
+	facts      facts
 	began      time.Time
-	fresh      bool          // it used a new connection
-	limit      time.Duration // in which its requests must be answered
-	err        error         // why the health check failed; nil: the engine takes requests
-	streamed   bool          // streams sent tokens while it went on
-	halt       error         // why the engine may get no new requests, by readHalt; nil: it may get them
-	silentCore error         // why the core has not said whether it is paused; nil: it has, or was not asked
-	reforming  error         // state of a change of the number of ranks, by readScaling; nil: there is none
+	fresh      bool // it used a new connection
+	limit      time.Duration
+	err        error // nil: the engine takes requests
+	streamed   bool  // streams sent tokens while it went on
+	halt       error // by readHalt; nil: the engine may get new requests
+	silentCore error // why the core has not said whether it is paused; nil: it has, or was not asked
+	reforming  error // by readScaling; nil: the number of ranks does not change
 }
 
-// rttWeight is the weight of one health check in the moving mean. The value is that of GORGO, a
-// published router.
+// rttWeight is the weight of one health check in the moving mean, as in GORGO, a published router.
 const rttWeight = 0.3
 
-// answerCheck records that the engine has answered its health check well, at the time now.
-// withoutComputing says that it computed nothing for the answer (see alive). Only then, and over a
-// connection that was open already, the check took a round trip: it was not fresh, and did not come
-// after a pause in which idle connections expire.
+// answerCheck records a good answer. The check took a round trip only if the engine computed
+// nothing for it (see alive), over a connection that was open already and not used after a pause,
+// in which idle ones expire.
 func (c *check) answerCheck(withoutComputing bool, idle time.Duration, now time.Time) {
 	f := &c.facts
 	took, reused := now.Sub(c.began), !c.fresh && now.Sub(f.goodAt) < idle
 	switch {
 	case !withoutComputing || !reused:
-	case f.rtt == 0: // the first measurement
+	case f.rtt == 0:
 		f.rtt = took
 	default:
-		f.rtt += time.Duration(rttWeight * float64(took-f.rtt)) // (1 - rttWeight) * old mean + rttWeight * took
+		f.rtt += time.Duration(rttWeight * float64(took-f.rtt))
 	}
 	f.goodAt = now
 	f.unproven = f.unproven && !c.fresh
 }
 
-// endCheck records a check. If the proxy itself could not ask the engine, only the error in the
-// status changes. An engine that re-forms, or that an operator holds, may answer badly without a
-// failure. A good check does not count if a caller reported the opposite while it went on: that it
-// could not connect, or that the engine refuses all requests. Then the next check decides.
+// endCheck records a check. An engine that re-forms, or that an operator holds, may answer badly
+// without a failure. A good check does not count if a caller reported the opposite meanwhile: then
+// the next one decides.
 func (h *health) endCheck(c check, now time.Time) {
 	err, reported := c.err, c.was.reports != h.reports
 	h.facts = c.facts
-	if isOwnFault(err) { // the engine was not asked, so it stays up or down as it was
+	if isOwnFault(err) { // the engine was not asked
 		h.Err = fmt.Errorf("the proxy cannot check it, because it can open no connection: %w", err)
 		return
 	}
 	h.keyRefused = errors.Is(cmp.Or(err, h.facts.modelsErr), ErrCredential)
 	if err == nil && h.facts.modelsErr != nil && !h.Up && errors.Is(h.Err, ErrRetired) {
-		h.facts.modelsErr = ErrRetired // it stays the reason until the engine lists models
+		h.facts.modelsErr = ErrRetired // until the engine lists models
 	}
-	// While only the API server is busy, streams go on. They prove nothing of an engine without a
-	// list, which gets no requests, and may be of the host that had the engine's name before.
+	// While only the API server is busy, streams go on. An engine without a list gets no requests, so
+	// its streams may be of the host that had the name before.
 	isOnlyBusy := isLate(err) && c.streamed && len(h.facts.models) > 0 && !h.facts.unproven
 	switch seenNow, halt := h.haltAfter(c); {
-	case errors.Is(err, ErrReforming): // before 0.33 the health check of vLLM also answers that it re-forms
+	case errors.Is(err, ErrReforming): // before 0.33 vLLM's health check answers so
 		h.failedChecks = 0
 		h.setHalt(halt, seenNow, now)
 		if why := h.halt.downReason(now); why != nil {
@@ -281,19 +270,15 @@ func (h *health) endCheck(c check, now time.Time) {
 	}
 }
 
-// haltAfter returns why the engine must be halted after a check; nil: it need not be. There are
-// three sources of a reason, in this order:
-//   - The health check or readScaling says that the number of ranks changes, or could not.
-//   - The engine is halted for such a change, and only a list of its models shows that it is over.
-//   - readHalt found a pause or a fault.
-//
-// seenNow says that this check has seen a reason, so that setHalt counts the halt as confirmed.
+// haltAfter returns why the engine must be halted; nil: it need not be. seenNow says that this
+// check has seen a reason. After a change of the number of ranks, only a list of models shows that
+// it is over.
 func (h *health) haltAfter(c check) (seenNow bool, halt error) {
 	halt, old := c.halt, h.halt.why
 	if h.in.Held != nil && (halt == nil || errors.Is(halt, ErrPaused)) {
-		halt = nil // the operator may have paused the engine, and Held has the reason
+		halt = nil // Held has the reason
 		if errors.Is(old, ErrPaused) {
-			halt = old // a held engine is not asked, so a pause from before the hold stays until one is asked again
+			halt = old // a held engine is not asked
 		}
 	}
 	wasReforming := errors.Is(old, ErrReforming) || errors.Is(old, errScaleFailed)
@@ -303,18 +288,17 @@ func (h *health) haltAfter(c check) (seenNow bool, halt error) {
 	case c.reforming != nil:
 		return true, c.reforming
 	case c.err == nil && h.facts.modelsErr != nil && wasReforming:
-		return halt != nil, old // a pause or fault that was seen confirms that the engine takes no requests
+		return halt != nil, old
 	}
 	return halt != nil, halt
 }
 
-// applyGoodCheck records a good health check. That is not enough to be up if the engine refuses the
-// key or lists no models.
+// A good health check is not enough to be up if the engine refuses the key or lists no models.
 func (h *health) applyGoodCheck(halt error, haltSeenNow bool, now time.Time) {
 	f := &h.facts
 	if f.start != h.StartTime { // suspicion and lost ranks are of the process before
 		h.suspicion, h.rankCount, h.lastCount = suspicion{}, 0, 0
-		// A halt that ends now, and that no check has seen, is explained by the restart.
+		// A restart explains a halt that ends now and that no check has seen.
 		h.halt.confirmed = h.halt.why != nil
 	}
 	h.setHalt(halt, haltSeenNow, now)
@@ -326,34 +310,34 @@ func (h *health) applyGoodCheck(halt error, haltSeenNow bool, now time.Time) {
 	}
 }
 
-// setHalt stops new requests to the engine for the reason why; nil: it may get them again.
-// confirmed says that a check has seen the reason. A halt that ends before counts as a failure of
-// the engine: it has refused a request, and its health checks did not show why. An engine without
-// canaries is left alone.
+// setHalt stops new requests for this reason; nil: the halt ends. A halt that no check has
+// confirmed then counts as a failure: the engine has refused a request, and its health checks did
+// not show why. An engine without canaries is left alone.
 func (h *health) setHalt(why error, confirmed bool, now time.Time) {
 	old := h.halt
 	h.halt = halt{why, old.since, why != nil && (confirmed || old.confirmed)}
 	switch {
 	case old.why == nil:
 		h.halt.since = now
-	case why != nil: // it goes on
-	case old.confirmed: // it may have caused failures, and the number of ranks may be another one now
+	case why != nil:
+	case old.confirmed: // it may have caused failures, and the number of ranks may be another now
 		h.suspicion, h.rankCount, h.lastCount = suspicion{}, 0, 0
-	case len(h.in.Canaries) > 0 && h.circuit.Fail(canaryID, now): // in an outage, only if a canary is the trial
+	case len(h.in.Canaries) > 0 && h.circuit.Fail(canaryID, now):
+		// In an outage, only the failure of a canary counts, if it is the trial.
 		h.takeOut(outFailures,
 			fmt.Errorf("it refuses requests again and again, although its health checks do not say so: %w", old.why))
 	}
 }
 
-// applyFailedCheck records a failed health check. An engine that is down because it hangs is late
-// until its last good check is Standstill ago: requests wait for it, because a stopped process may
+// applyFailedCheck: an engine that hangs is late until Standstill, because a stopped process may
 // continue.
 func (h *health) applyFailedCheck(c check, now time.Time) {
 	h.failedChecks++
 	if c.was.due == dueBroken && unreachable(c.err) { // the process has ended
 		h.failedChecks = failuresUntilDown
 	}
-	if h.keyRefused || h.failedChecks >= failuresUntilDown { // with a refused key, every request would fail
+	// With a refused key, every request would fail.
+	if h.keyRefused || h.failedChecks >= failuresUntilDown {
 		h.Up = false
 	}
 	h.Hangs = isLate(c.err)
@@ -365,8 +349,7 @@ func (h *health) applyFailedCheck(c check, now time.Time) {
 	h.Err = h.facts.addMoveNote(h.Err)
 }
 
-// found returns why the engine does not work, by a check that has ended and what callers have
-// reported meanwhile; nil: it works, although it may be paused.
+// found returns why the engine does not work; nil: it works, although it may be paused.
 func (h *health) found(c check) error {
 	switch {
 	case c.err != nil:
@@ -381,14 +364,14 @@ func (h *health) found(c check) error {
 
 var errNotUp = errors.New("it is down")
 
-// isLate says that the engine accepted the connection but did not answer in time.
+// isLate: the engine took the connection but did not answer in time.
 func isLate(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && e.Timeout && e.Phase > PhaseConnect
 }
 
-// unreachable says that an attempt to connect failed without a timeout: the process or its machine
-// does not run. With a busy engine, connecting would time out instead.
+// unreachable: the process or its machine does not run. With a busy engine, connecting would time
+// out.
 func unreachable(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && e.Phase == PhaseConnect && !e.Timeout

@@ -5,20 +5,22 @@ import (
 	"time"
 )
 
-// idlePool keeps connections between calls. Each host has a stack with the newest connection on top, so that old ones expire when
-// there are few calls. A connection that was idle for longer than ttl is not used again: uvicorn, the server of many engines, closes
-// idle connections after 5 s.
+// idlePool keeps connections between calls. Each host has a stack with the newest connection on
+// top, so that old ones expire when there are few calls. A connection that was idle for longer than
+// ttl is not used again: uvicorn, the server of many engines, closes idle connections after 5 s.
 type idlePool struct {
 	ttl time.Duration
 	max int // largest number of idle connections per host
 
-	mu     sync.Mutex
-	stacks map[key][]*conn // idle connections by host; each list is sorted by idleSince, the oldest first
-	timer  *time.Timer     // calls closeExpired while any connection is idle; nil: none is
+	mu sync.Mutex
+	// Each stack is sorted by idleSince, the oldest first.
+	stacks map[key][]*conn
+	timer  *time.Timer // calls closeExpired while any connection is idle; nil: none is
 	closed bool
 }
 
-// newIdlePool returns an empty pool. Connections are used again for up to ttl, and each host has at most size of them.
+// newIdlePool returns an empty pool. Connections are used again for up to ttl, and each host has at
+// most size of them.
 func newIdlePool(ttl time.Duration, size int) *idlePool {
 	return &idlePool{ttl: ttl, max: size, stacks: map[key][]*conn{}}
 }
@@ -34,7 +36,8 @@ func (p *idlePool) take(host key) *conn {
 	}
 }
 
-// pop takes the newest connection to a host off its stack; nil: there is none, or all have been idle for ttl or longer.
+// pop takes the newest connection to a host off its stack; nil: there is none, or all have been
+// idle for ttl or longer.
 func (p *idlePool) pop(host key) *conn {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -51,7 +54,8 @@ func (p *idlePool) pop(host key) *conn {
 	return c
 }
 
-// put stores the connection, or closes it if the pool is full or closed. kept says that it was stored.
+// put stores the connection, or closes it if the pool is full or closed. kept says that it was
+// stored.
 func (p *idlePool) put(c *conn) (kept bool) {
 	c.idleSince, c.reused = time.Now(), true
 	p.mu.Lock()
@@ -70,7 +74,8 @@ func (p *idlePool) put(c *conn) (kept bool) {
 	return kept
 }
 
-// count returns how many connections to a host have been idle for less than ttl, so that they may be used again.
+// count returns how many connections to a host have been idle for less than ttl, so that they may
+// be used again.
 func (p *idlePool) count(host key) (n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -82,8 +87,8 @@ func (p *idlePool) count(host key) (n int) {
 	return n
 }
 
-// closeHost closes all idle connections to a host. It is for a host with a stale connection: most likely the engine has restarted, so
-// all of them are stale.
+// closeHost closes all idle connections to a host. It is for a host with a stale connection: most
+// likely the engine has restarted, so all of them are stale.
 func (p *idlePool) closeHost(host key) {
 	p.mu.Lock()
 	stack := p.stacks[host]
@@ -92,7 +97,8 @@ func (p *idlePool) closeHost(host key) {
 	closeAll(stack)
 }
 
-// closeExpired closes the connections that have been idle for ttl or longer. A timer calls it while any connection is idle.
+// closeExpired closes the connections that have been idle for ttl or longer. A timer calls it while
+// any connection is idle.
 func (p *idlePool) closeExpired() {
 	var old []*conn
 	p.mu.Lock()
@@ -105,7 +111,8 @@ func (p *idlePool) closeExpired() {
 		old = append(old, stack[:expired]...)
 		if expired == len(stack) {
 			delete(p.stacks, host)
-		} else if expired > 0 { // a copy, because the old array would keep the closed connections in memory
+		} else if expired > 0 {
+			// A copy, because the old array would keep the closed connections in memory.
 			p.stacks[host] = append([]*conn(nil), stack[expired:]...)
 		}
 	}
@@ -142,7 +149,8 @@ func (p *idlePool) isClosed() bool {
 	return p.closed
 }
 
-// closeAll closes connections that were taken off their stacks. The caller does not hold mu, so that other calls need not wait.
+// closeAll closes connections that were taken off their stacks. The caller does not hold mu, so
+// that other calls need not wait.
 func closeAll(conns []*conn) {
 	for _, c := range conns {
 		c.close()

@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dupSocket returns a second file descriptor for the socket of a TCP connection, so that closing the connection does not close the socket.
+// dupSocket returns a second file descriptor for the socket of a TCP connection, so that closing
+// the connection does not close the socket.
 func dupSocket(c net.Conn) (fd int, ok bool) {
 	t, ok := c.(*net.TCPConn)
 	if !ok {
@@ -24,16 +25,18 @@ func dupSocket(c net.Conn) (fd int, ok bool) {
 	return fd, err == nil && dupErr == nil
 }
 
-// netConn returns a connection that uses a copy of the descriptor fd. It closes fd in any case, even after an error.
+// netConn returns a connection that uses a copy of the descriptor fd. It closes fd in any case,
+// even after an error.
 func netConn(fd int) (net.Conn, error) {
-	err := syscall.SetNonblock(fd, false) // a non-blocking fd would make os.NewFile register it needlessly with Go's poller
+	// A non-blocking fd would make os.NewFile register it needlessly with Go's poller.
+	err := syscall.SetNonblock(fd, false)
 	f := os.NewFile(uintptr(fd), "socket")
 	c, fileErr := net.FileConn(f)
 	return c, errors.Join(err, fileErr, f.Close())
 }
 
-// shutdownDetached closes evenkeel's half of the connection of a detached socket or, if both is true, both halves. It does not close the
-// descriptor.
+// shutdownDetached closes evenkeel's half of the connection of a detached socket or, if both is
+// true, both halves. It does not close the descriptor.
 func (c *conn) shutdownDetached(both bool) {
 	how := unix.SHUT_WR
 	if both {

@@ -8,27 +8,28 @@ import (
 	dto "github.com/prometheus/client_model/go"
 )
 
-// Reading is a number of tokens on an engine's metrics page, and where it stands there. The zero value: not known.
+// Reading is a number of tokens on a metrics page. The zero value: not known.
 type Reading struct {
 	Tokens int64  `json:"tokens"`
-	From   string `json:"from"` // the series, and the labels if it is one of them
+	From   string `json:"from"` // the series, and the label if it is one
 }
 
-// Memory is what an engine's metrics page says about the KV memory of one rank.
+// Memory is what a metrics page says about the KV memory of one rank.
 type Memory struct {
 	Capacity Reading `json:"capacity,omitzero"` // KV tokens that fit
 	Block    Reading `json:"block,omitzero"`    // tokens of a KV block
-	// Misread is what the page seems to say of the capacity, if it is less than Context. vLLM does not start with less memory than
-	// one request of max_model_len needs (0.33, v1/core/kv_cache_planning.py), so it means something else, and Capacity is not known.
+	// Misread is a capacity below Context. vLLM does not start with less memory than one request of
+	// max_model_len needs (0.33, v1/core/kv_cache_planning.py), so the number means something else,
+	// and Capacity is not known.
 	Misread Reading `json:"misread,omitzero"`
 	Context int     `json:"-"` // max_model_len, in tokens; 0: nothing is misread
 }
 
-// Memories has the Memory of each rank of an engine. The keys are the numbers of the ranks, counted from 0. If the engine does not number
-// its ranks, the only key is empty.
+// Memories is by rank, counted from 0. If the engine does not number its ranks, the only key is
+// empty.
 type Memories map[string]Memory
 
-// Of returns the memory of a rank; rank -1: of the only rank, whatever its number. The zero value: the page does not tell it.
+// Of returns the memory of a rank; -1: of the only rank, whatever its number.
 func (m Memories) Of(rank int) Memory {
 	if memory, ok := m[strconv.Itoa(max(0, rank))]; ok {
 		return memory
@@ -47,7 +48,7 @@ func (m Memories) Of(rank int) Memory {
 	return Memory{}
 }
 
-// Tokens returns the capacity of all ranks together; 0: that of one is not known.
+// Tokens is the capacity of all ranks together; 0: that of one is not known.
 func (m Memories) Tokens() (all int64) {
 	for _, memory := range m {
 		if memory.Capacity.Tokens == 0 {
@@ -58,26 +59,29 @@ func (m Memories) Tokens() (all int64) {
 	return all
 }
 
-// Where numbers stand.
 const (
-	sizeLabel      = CacheConfigName + " kv_cache_size_tokens"           // of each engine, for all groups of layers (0.32, 0.33)
-	productLabels  = CacheConfigName + " num_gpu_blocks × block_size"    // right for a model with one group of layers
-	effectiveLabel = CacheConfigName + " effective_attention_block_size" // of full attention, with decode context parallelism (0.32, 0.33)
-	blockLabel     = CacheConfigName + " block_size"                     // the smallest of all groups of layers
+	// sizeLabel is of each engine, for all groups of layers (0.32, 0.33).
+	sizeLabel = CacheConfigName + " kv_cache_size_tokens"
+	// productLabels are right for a model with one group of layers.
+	productLabels = CacheConfigName + " num_gpu_blocks × block_size"
+	// effectiveLabel is of full attention, with decode context parallelism (0.32, 0.33).
+	effectiveLabel = CacheConfigName + " effective_attention_block_size"
+	// blockLabel is the smallest of all groups of layers.
+	blockLabel = CacheConfigName + " block_size"
 )
 
-// Model is one model or LoRA adapter in an engine's answer to GET /v1/models.
+// Model is one model or LoRA adapter in GET /v1/models.
 type Model struct {
 	ID          string
-	Parent      string // the base model of a LoRA adapter; empty: the model is not an adapter
-	Adapter     string // the adapter's own name, if ID is another name of it; empty: it is not
-	MaxModelLen int    // longest prompt and answer together, in tokens; 0: unknown
+	Parent      string // base model of a LoRA adapter; or empty
+	Adapter     string // the adapter's own name, if ID is another name of it
+	MaxModelLen int    // prompt and answer together, in tokens; 0: unknown
 }
 
-// AdapterName is the name by which an engine itself knows a LoRA adapter; for a base model, the ID.
+// AdapterName is the engine's own name of an adapter; for a base model, the ID.
 func (m Model) AdapterName() string { return cmp.Or(m.Adapter, m.ID) }
 
-// LongestContext returns the longest MaxModelLen of the models; 0: none is known.
+// LongestContext returns 0 if none is known.
 func LongestContext(models []Model) (longest int) {
 	for _, m := range models {
 		longest = max(longest, m.MaxModelLen)
@@ -85,9 +89,10 @@ func LongestContext(models []Model) (longest int) {
 	return longest
 }
 
-// For returns the memory of an engine with this max_model_len, in tokens; 0: not known.
+// For returns the memory for this max_model_len, in tokens; 0: not known.
 func (m Memory) For(context int) Memory {
-	// SGLang may have less memory than its context, and then takes shorter requests (0.5.23, managers/tp_worker.py).
+	// SGLang may have less memory than its context, and then takes shorter requests (0.5.23,
+	// managers/tp_worker.py).
 	isVLLM := m.Capacity.From == sizeLabel || m.Capacity.From == productLabels
 	if isVLLM && m.Capacity.Tokens < int64(context) {
 		m.Misread, m.Capacity, m.Context = m.Capacity, Reading{}, context
@@ -95,11 +100,11 @@ func (m Memory) For(context int) Memory {
 	return m
 }
 
-// PageMemories returns the KV memory of the engines on a page of vLLM. configs are the series of vllm:cache_config_info; the keys of the
-// result are their label engine. Nothing is misread, because the page does not tell the context.
+// PageMemories reads the series of vllm:cache_config_info, by their label engine. The page does not
+// tell the context, so nothing is misread.
 func PageMemories(configs []*dto.Metric) (map[string]Memory, error) {
 	all := map[string]Memory{}
-	sharers := blockSharers(configs) // vLLM may show each engine the number of blocks of all engines behind its API server
+	sharers := blockSharers(configs)
 	for _, config := range configs {
 		m, err := configMemory(config, sharers)
 		if err != nil {
@@ -112,8 +117,9 @@ func PageMemories(configs []*dto.Metric) (map[string]Memory, error) {
 	return all, nil
 }
 
-// blockSharers returns by how many engines the number of blocks on a page must be divided. An API server of vLLM adds up the blocks of
-// all its engines and shows the sum for each of them. If the numbers differ, each is the engine's own, and the result is 1.
+// blockSharers: an API server of vLLM adds up the blocks of all its engines and shows the sum for
+// each. The result is by how many engines to divide; 1: the numbers differ, so each is the engine's
+// own.
 func blockSharers(configs []*dto.Metric) int {
 	for _, m := range configs {
 		if Label(m, "num_gpu_blocks") != Label(configs[0], "num_gpu_blocks") {
@@ -123,10 +129,11 @@ func blockSharers(configs []*dto.Metric) int {
 	return len(configs)
 }
 
-// configMemory reads the labels of one engine. Where kv_cache_size_tokens is no number, as before 0.32, the capacity is that of the blocks,
-// whose number is divided by sharers, because it is the sum of so many engines.
+// configMemory reads one engine. Before 0.32 kv_cache_size_tokens is no number: the capacity is
+// that of the blocks, divided by sharers.
 func configMemory(config *dto.Metric, sharers int) (m Memory, err error) {
-	number := func(label string, limit int64) int64 { // 0: the label is missing or None, as until the engine has measured its memory
+	// It is 0 if the label is missing or None, as until the engine has measured its memory.
+	number := func(label string, limit int64) int64 {
 		n, _, wrong := Whole(CacheConfigName+" "+label, Label(config, label), limit)
 		if err == nil {
 			err = wrong

@@ -46,8 +46,8 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	}
 }
 
-// registerOnce registers a collector and returns it. If another monitor of this process has registered the same metric, it returns
-// the registered one, so that the monitors share it.
+// registerOnce registers a collector and returns it. If another monitor of this process has
+// registered the same metric, it returns the registered one, so that the monitors share it.
 func registerOnce[C prometheus.Collector](reg prometheus.Registerer, c C) C {
 	if reg == nil { // the metrics are not exported
 		return c
@@ -68,7 +68,8 @@ func registerOnce[C prometheus.Collector](reg prometheus.Registerer, c C) C {
 // states are the states of an instance, as values of a label.
 var states = []string{"up", "out", "wedged", "halted", "down"}
 
-// setState sets the gauges of an instance: up, and for each state 1 if the instance is in it, else 0.
+// setState sets the gauges of an instance: up, and for each state 1 if the instance is in it, else
+// 0.
 func (m *metrics) setState(in Instance, s Status) {
 	m.up.WithLabelValues(in.ID, in.Role).Set(gaugeValue(s.Up))
 	for _, state := range states {
@@ -76,8 +77,8 @@ func (m *metrics) setState(in Instance, s Status) {
 	}
 }
 
-// createSeries creates the series of an instance, so that each starts at 0 and an alert notices the first count. The instance counts as
-// down until its first check.
+// createSeries creates the series of an instance, so that each starts at 0 and an alert notices the
+// first count. The instance counts as down until its first check.
 func (m *metrics) createSeries(in Instance) {
 	m.setState(in, Status{})
 	m.lateChecks.WithLabelValues(in.ID)
@@ -95,7 +96,8 @@ func (m *metrics) createSeries(in Instance) {
 	m.shortPulls.WithLabelValues(in.ID)
 }
 
-// deleteSeries deletes the series of an instance that is not watched any more, so that no old value stays on the page.
+// deleteSeries deletes the series of an instance that is not watched any more, so that no old value
+// stays on the page.
 func (m *metrics) deleteSeries(in Instance) {
 	m.up.DeleteLabelValues(in.ID, in.Role)
 	m.state.DeletePartialMatch(prometheus.Labels{"engine": in.ID, "role": in.Role})

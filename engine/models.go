@@ -18,8 +18,8 @@ import (
 // million with short names.
 const mostModels = 1 << 16
 
-// Models reads GET /v1/models, bounded by ctx. With a PageError it still returns the models, but at least one of them has no context
-// length, or is left out because of its name.
+// Models reads GET /v1/models, bounded by ctx. With a PageError it still returns the models, but at
+// least one of them has no context length, or is left out because of its name.
 func Models(ctx context.Context, c *Client, t *Target) ([]Model, error) {
 	body, err := c.read(ctx, t, "/v1/models", modelsLimit)
 	if err != nil {
@@ -33,8 +33,8 @@ func Models(ctx context.Context, c *Client, t *Target) ([]Model, error) {
 }
 
 // parseModels reads an answer of GET /v1/models. It leaves out each context length that cannot be
-// right, and each model whose name or whose parent's name is not one by words.IsName. It returns the
-// first PageError about one together with the models.
+// right, and each model whose name or whose parent's name is not one by words.IsName. It returns
+// the first PageError about one together with the models.
 func parseModels(body []byte) ([]Model, error) {
 	var list struct {
 		Data []struct {
@@ -64,14 +64,16 @@ func parseModels(body []byte) ([]Model, error) {
 	return models, bad
 }
 
-// ErrUnlisted says that an engine refused a request because it does not have the model, or the LoRA adapter, that the request names.
-// Requests go only to engines that list the name, so the engine's list has changed since it was read.
+// ErrUnlisted says that an engine refused a request because it does not have the model, or the LoRA
+// adapter, that the request names. Requests go only to engines that list the name, so the engine's
+// list has changed since it was read.
 var ErrUnlisted = errors.New("it does not have the model, or the LoRA adapter, that the request names")
 
-// noModelMessages match, by status, the message by which engines say that they do not have a model: vLLM 0.31 in
-// entrypoints/openai/models/serving.py and entrypoints/serve/engine/serving.py, SGLang 0.5.23 in
-// entrypoints/openai/serving_responses.py and, of a LoRA adapter, managers/tokenizer_manager.py. They match only
-// whole messages, because a message with another meaning may quote a client's text.
+// noModelMessages match, by status, the message by which engines say that they do not have a model:
+// vLLM 0.31 in entrypoints/openai/models/serving.py and entrypoints/serve/engine/serving.py, SGLang
+// 0.5.23 in entrypoints/openai/serving_responses.py and, of a LoRA adapter,
+// managers/tokenizer_manager.py. They match only whole messages, because a message with another
+// meaning may quote a client's text.
 var noModelMessages = sync.OnceValue(func() map[int]*regexp.Regexp {
 	return map[int]*regexp.Regexp{
 		http.StatusNotFound:   regexp.MustCompile("(?s)^(?:The model [`'].*[`']|LoRA adapter .*) does not exist\\.?$"),
@@ -79,7 +81,8 @@ var noModelMessages = sync.OnceValue(func() map[int]*regexp.Regexp {
 	}
 })
 
-// Unlisted returns ErrUnlisted if an answer says that the engine does not have the model; nil: it says something else.
+// Unlisted returns ErrUnlisted if an answer says that the engine does not have the model; nil: it
+// says something else.
 func Unlisted(status int, body []byte) error {
 	message := noModelMessages()[status]
 	if message == nil {
@@ -102,6 +105,6 @@ func Unlisted(status int, body []byte) error {
 	return nil
 }
 
-// ErrNotAnEngine is in Status.Err if the address answers, but not as an engine does: for example, it may be a web server
-// that returns a page for every path.
+// ErrNotAnEngine is in Status.Err if the address answers, but not as an engine does: for example,
+// it may be a web server that returns a page for every path.
 var ErrNotAnEngine = errors.New("the answer is not a list of models; check that the address is an engine's")

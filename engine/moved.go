@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// Moved says that the name of an engine resolves to other addresses than before; the zero value: no change was seen.
+// Moved says that the name of an engine resolves to other addresses than before; the zero value: no
+// change was seen.
 type Moved struct {
 	From string    `json:"from"` // the old addresses, separated by commas
 	To   string    `json:"to"`

@@ -13,8 +13,8 @@ import (
 	"strings"
 )
 
-// Publisher has the addresses at which a rank publishes its KV events and replays them, as the engine reported them. An empty host
-// means that the rank listens on all addresses of its engine.
+// Publisher has the addresses at which a rank publishes its KV events and replays them, as the
+// engine reported them. An empty host means that the rank listens on all addresses of its engine.
 type Publisher struct {
 	Rank           int // number of the rank in the whole deployment
 	Events, Replay HostPort
@@ -26,8 +26,8 @@ type HostPort struct {
 	Port int
 }
 
-// Publishers reads GET /kv_event_sources, which vLLM has from 0.32 on, bounded by ctx. The result is sorted by rank, and empty if
-// the engine does not have this path or publishes nothing.
+// Publishers reads GET /kv_event_sources, which vLLM has from 0.32 on, bounded by ctx. The result
+// is sorted by rank, and empty if the engine does not have this path or publishes nothing.
 func Publishers(ctx context.Context, c *Client, t *Target) ([]Publisher, error) {
 	body, err := c.read(ctx, t, "/kv_event_sources", answerLimit)
 	if status := (*StatusError)(nil); errors.As(err, &status) && status.Status == http.StatusNotFound {
@@ -43,8 +43,9 @@ func Publishers(ctx context.Context, c *Client, t *Target) ([]Publisher, error) 
 	return all, nil
 }
 
-// parsePublishers reads an answer of GET /kv_event_sources, an object whose keys are the numbers of ranks. It refuses the whole answer if
-// any key or address is wrong, or if there are more ranks than an engine can have.
+// parsePublishers reads an answer of GET /kv_event_sources, an object whose keys are the numbers of
+// ranks. It refuses the whole answer if any key or address is wrong, or if there are more ranks
+// than an engine can have.
 func parsePublishers(body []byte) ([]Publisher, error) {
 	var sources map[string]struct {
 		Events string `json:"endpoint"`
@@ -59,7 +60,8 @@ func parsePublishers(body []byte) ([]Publisher, error) {
 		switch {
 		case err != nil: // the key is a number, but one that no rank can have, such as -1
 			return nil, err
-		case !isNumber || len(sources) > MostRanks: // an engine numbers its ranks, and has no more than this
+		case !isNumber || len(sources) > MostRanks:
+			// An engine numbers its ranks, and has no more than this.
 			return nil, &PageError{"a list of ranks", fmt.Sprintf("%s among %d", quotedShort(name), len(sources))}
 		}
 		p := Publisher{Rank: int(rank)}
@@ -77,15 +79,16 @@ func parsePublishers(body []byte) ([]Publisher, error) {
 	return all, nil
 }
 
-// hostPort reads an address in ZeroMQ's notation, such as tcp://*:5557. The host of the result is empty if the engine listens on all of
-// its addresses. name is the member of the answer that the error names.
+// hostPort reads an address in ZeroMQ's notation, such as tcp://*:5557. The host is empty if the
+// engine listens on all of its addresses. name is the member of the answer, for the error.
 func hostPort(name, endpoint string) (address HostPort, err error) {
 	const scheme = "tcp://"
 	host, port, err := net.SplitHostPort(strings.TrimPrefix(endpoint, scheme))
 	if err == nil {
 		address.Port, err = strconv.Atoi(port)
 	}
-	isTCP := strings.HasPrefix(endpoint, scheme) // ipc:// and inproc:// reach only processes of the same host
+	// ipc:// and inproc:// reach only processes of the same host.
+	isTCP := strings.HasPrefix(endpoint, scheme)
 	isPort := address.Port >= 1 && address.Port <= math.MaxUint16
 	if err != nil || !isTCP || !isPort {
 		return HostPort{}, &PageError{name, quotedShort(endpoint) + ", which no other host reaches; give the engine an address like tcp://*:5557"}

@@ -7,15 +7,15 @@ import (
 	"strings"
 )
 
-// reserved are the headers that a caller may not set: they mark where the message ends, carry the API key or the rank, or ask for
-// a feature that this client does not have.
+// reserved are the headers that a caller may not set: they mark where the message ends, carry the
+// API key or the rank, or ask for a feature that this client does not have.
 var reserved = []string{
 	"Host", "Content-Length", "Transfer-Encoding", "Connection", "Keep-Alive", "Proxy-Connection", "TE", "Trailer",
 	"Upgrade", "Expect", "Accept-Encoding", "Authorization", "X-data-parallel-rank",
 }
 
-// checkRequest refuses a request with bytes that could end a line or the message early. A CRLF in a header, for example, could begin a
-// second request on the connection.
+// checkRequest refuses a request with bytes that could end a line or the message early. A CRLF in a
+// header, for example, could begin a second request on the connection.
 func checkRequest(t *Target, method, path string, hdr []Header) error {
 	if err := t.check(); err != nil {
 		return err
@@ -40,8 +40,8 @@ func checkRequest(t *Target, method, path string, hdr []Header) error {
 	return nil
 }
 
-// appendHead appends the request head, whose Content-Length is length. checkRequest must have accepted the request, because appendHead
-// checks nothing.
+// appendHead appends the request head, whose Content-Length is length. checkRequest must have
+// accepted the request, because appendHead checks nothing.
 func appendHead(dst []byte, t *Target, method, path string, hdr []Header, length int) []byte {
 	dst = append(dst, method...)
 	dst = append(dst, ' ')
@@ -103,7 +103,8 @@ func isToken(s string) bool {
 	return s != ""
 }
 
-// isFieldValue says whether s may be a header value by RFC 9110: it has no control character except tab.
+// isFieldValue says whether s may be a header value by RFC 9110: it has no control character except
+// tab.
 func isFieldValue(s string) bool {
 	for i := range len(s) {
 		isControl := s[i] < ' ' || s[i] == 0x7f

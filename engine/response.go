@@ -7,30 +7,29 @@ import (
 	"time"
 )
 
-// Response is an engine's answer whose head was read. Only the goroutine
-// that called Do may use it. The slices that it returns are valid until Close.
+// Response is an answer whose head was read. Only the goroutine that called Do may use it. Slices
+// that it returns are valid until Close.
 type Response struct {
 	call     *Call
-	conn     *conn // the connection that has the body; nil after Close
+	conn     *conn // nil after Close
 	status   int
-	mayReuse bool // the connection may be used again if the body ends cleanly
+	mayReuse bool // if the body ends cleanly
 	body     body
-	err      error // the first error of Read, which later Reads return again
+	err      error // of Read, which later Reads return again
 }
 
-// open prepares the response whose head c has read. mayReuse says that the connection may be used again after the body.
 func (r *Response) open(k *Call, c *conn, method string, mayReuse bool) {
 	r.call, r.conn, r.status, r.mayReuse = k, c, c.head.StatusCode(), mayReuse
 	r.body.open(c.br, method, &c.head)
 }
 
-// StatusCode returns the HTTP status, 200 or above, even after Close.
+// StatusCode is 200 or above, even after Close.
 func (r *Response) StatusCode() int { return r.status }
 
-// ContentType returns the header Content-Type as the engine sent it.
+// ContentType is the header as the engine sent it.
 func (r *Response) ContentType() []byte { return r.Header("Content-Type") }
 
-// Header returns the first value of a header, whose name may be in upper or lower case; nil: there is none.
+// Header returns the first value of a header in any case; nil: there is none.
 func (r *Response) Header(name string) []byte {
 	if r.conn == nil {
 		return nil
@@ -38,40 +37,40 @@ func (r *Response) Header(name string) []byte {
 	return r.conn.head.Peek(name)
 }
 
-// SetIdle sets how long each later Read may wait for bytes; zero: for ever. It removes the deadline of SetDeadline, but not the one that
-// Call.Disconnect has set. The first Read after SetIdle waits for up to d, a later one for 3/4 of d to d: the connection moves the deadline
-// of its socket only when less than 3/4 of d is left, because that costs time. A caller that waits for an event must call SetIdle with the
-// time that is left before each Read, because keep-alive comments may come before the event.
+// SetIdle sets how long each later Read may wait; zero: for ever. It removes the deadline of
+// SetDeadline, but not that of Call.Disconnect. The first Read waits for up to d, a later one for
+// 3/4 of d to d, because it costs time to move the socket's deadline. A caller that waits for an
+// event must call SetIdle with the time left before each Read: keep-alive comments may come first.
 func (r *Response) SetIdle(d time.Duration) {
-	if r.conn == nil { // the response is closed
+	if r.conn == nil {
 		return
 	}
 	r.conn.mu.Lock()
 	defer r.conn.mu.Unlock()
 	if !r.conn.halfClosed { // after Call.Disconnect its own deadline stays
-		r.conn.readDeadline = noDeadline // only idleLimit bounds the Reads from now on
+		r.conn.readDeadline = noDeadline // only idleLimit bounds later Reads
 	}
 	r.conn.idleLimit = d
 	r.conn.setDeadlineAtNextRead()
 }
 
-// SetDeadline makes all later Reads fail from the time t on, however many bytes have come by then. A later SetIdle removes the deadline.
-// After Call.Disconnect, SetDeadline does nothing, because the deadline of Disconnect stays.
+// SetDeadline makes all Reads fail from t on, until a later SetIdle. After Call.Disconnect it does
+// nothing.
 func (r *Response) SetDeadline(t time.Time) {
-	if r.conn == nil { // the response is closed
+	if r.conn == nil {
 		return
 	}
 	r.conn.mu.Lock()
 	defer r.conn.mu.Unlock()
-	if !r.conn.halfClosed { // Call.Disconnect was not called
+	if !r.conn.halfClosed {
 		r.conn.readDeadline = t
 		r.conn.setDeadlineAtNextRead() // no Read waits now, because only one goroutine uses the response
 	}
 }
 
-// Read waits for at least one byte and returns the bytes that have arrived. io.EOF means that the whole body was read. If the body
-// breaks off, Read returns an *Error that wraps io.ErrUnexpectedEOF. If the engine marks the end of the body only by closing the
-// connection, Read cannot distinguish the two and returns io.EOF.
+// Read returns io.EOF after the whole body. If the body breaks off, it returns an *Error that wraps
+// io.ErrUnexpectedEOF. If only the closing of the connection marks the end, the two cannot be told
+// apart, and Read returns io.EOF.
 func (r *Response) Read(p []byte) (int, error) {
 	if r.conn == nil {
 		return 0, fmt.Errorf("engine %s: read of a closed response: %w", r.call.target.ID, io.ErrClosedPipe)
@@ -90,25 +89,27 @@ func (r *Response) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Reused says that the connection had served an earlier request, so the time until the head does not include dialling.
+// Reused says that the time until the head includes no dialling.
 func (r *Response) Reused() bool { return r.conn != nil && r.conn.reused }
 
-// Arrived says that the next Read returns data without waiting.
+// Arrived says that the next Read does not wait.
 func (r *Response) Arrived() bool { return r.conn != nil && r.err == nil && r.body.hasData() }
 
-// Ended says that nothing more can be read: the body is complete, or it broke off.
+// Ended says that the body is complete, or broke off.
 func (r *Response) Ended() bool { return r.conn == nil || r.err != nil || r.body.isComplete() }
 
-// ReadAll returns the rest of the body. If it has more than limit bytes, ReadAll returns an *Error that wraps ErrTooLarge.
+// ReadAll returns the rest of the body. Above limit bytes it returns an *Error that wraps
+// ErrTooLarge.
 func (r *Response) ReadAll(limit int) ([]byte, error) { return r.ReadInto(nil, limit) }
 
-// ReadInto returns the rest of the body, as ReadAll does. It stores the body in buf, or in a new buffer if buf is too small.
+// ReadInto is ReadAll into buf, or into a new buffer if buf is too small.
 func (r *Response) ReadInto(buf []byte, limit int) ([]byte, error) {
-	if r.conn != nil && r.body.framing == byLength && r.body.bytesLeft > limit { // by its Content-Length, so that nothing need be read
+	// The Content-Length shows it, so that nothing need be read.
+	if r.conn != nil && r.body.framing == byLength && r.body.bytesLeft > limit {
 		return nil, r.failTooLarge(limit)
 	}
-	// The new buffer has one byte more than the body, so that the read that finds the end needs no larger one. It has at most 1 MiB and
-	// one byte, because a Content-Length may be wrong.
+	// One byte more than the body, so that the read that finds the end needs no larger buffer. At most
+	// 1 MiB and one byte, because a Content-Length may be wrong.
 	if size := min(r.expectedLength(), limit, 1<<20) + 1; cap(buf) < size {
 		buf = make([]byte, 0, size)
 	}
@@ -125,19 +126,18 @@ func (r *Response) ReadInto(buf []byte, limit int) ([]byte, error) {
 			return nil, err
 		}
 		if len(buf) == cap(buf) {
-			buf = append(buf, 0)[:len(buf)] // append grows the buffer, which is full
+			buf = append(buf, 0)[:len(buf)] // grows the full buffer
 		}
 	}
 }
 
-// ReadUpTo returns at most limit bytes of the rest of the body, and ignores errors. It is for an engine's error message, where a part
-// is better than nothing.
+// ReadUpTo ignores errors: a part of an engine's error message is better than nothing.
 func (r *Response) ReadUpTo(limit int) []byte {
-	beginning, _ := io.ReadAll(io.LimitReader(r, int64(limit))) // after an error, the bytes before it are still useful
+	beginning, _ := io.ReadAll(io.LimitReader(r, int64(limit)))
 	return beginning
 }
 
-// expectedLength returns how many bytes of the body are left, by its Content-Length; without one, it returns a guess.
+// expectedLength guesses without a Content-Length.
 func (r *Response) expectedLength() int {
 	if r.body.framing == byLength {
 		return r.body.bytesLeft
@@ -145,13 +145,13 @@ func (r *Response) expectedLength() int {
 	return 4 << 10
 }
 
-// failTooLarge makes this and all later reads fail, because the body has more than limit bytes, and returns the error.
+// failTooLarge makes later reads fail, too.
 func (r *Response) failTooLarge(limit int) error {
 	r.err = r.call.newError(PhaseBody, r.conn, fmt.Errorf("%w of %d bytes", ErrTooLarge, limit))
 	return r.err
 }
 
-// Close ends the response. It never blocks and may be called more than once. Unless the whole body was read, it closes the
+// Close never blocks, and may be called again. Unless the whole body was read, it closes the
 // connection, which tells the engine to stop.
 func (r *Response) Close() {
 	if r.conn == nil {

@@ -10,21 +10,25 @@ import (
 	"go.uber.org/zap"
 )
 
-// Monitor watches engines. It checks the health of each instance, one check at a time, and uses the failures that callers
-// report by ReportFailure. Its methods may be called from any goroutine, before and after Run.
+// Monitor watches engines. It checks the health of each instance, one check at a time, and uses the
+// failures that callers report by ReportFailure. Its methods may be called from any goroutine,
+// before and after Run.
 type Monitor struct {
-	cfg      MonitorConfig
-	metrics  *metrics
-	wg       sync.WaitGroup
-	signal   chan struct{}                               // holds a token while changed may have ids; the token wakes Run
-	onSample func(id string, s *Sample, asked time.Time) // gets each sample (see OnSample); nil: no function is set
+	cfg     MonitorConfig
+	metrics *metrics
+	wg      sync.WaitGroup
+	// signal holds a token while changed may have ids. The token wakes Run.
+	signal chan struct{}
+	// onSample gets each sample (see OnSample); nil: no function is set.
+	onSample func(id string, s *Sample, asked time.Time)
 
-	mu       sync.Mutex
-	ctx      context.Context // the argument of Run; nil before Run and after its end
-	watches  map[string]*watch
-	traffic  map[string]*Traffic
-	pulls    map[string]*Pulls // by the address of the engine
-	changed  []string          // ids of instances with a change for which onChange was not called yet, oldest first
+	mu      sync.Mutex
+	ctx     context.Context // the argument of Run; nil before Run and after its end
+	watches map[string]*watch
+	traffic map[string]*Traffic
+	pulls   map[string]*Pulls // by the address of the engine
+	// changed has the instances of which onChange does not know yet, oldest first.
+	changed  []string
 	onChange func(id string, s Status)
 }
 
@@ -39,14 +43,16 @@ type watch struct {
 	stop       context.CancelFunc
 	traffic    *Traffic
 
-	expiredMu     sync.Mutex // held while ExpiriesNow reads metrics; m.mu may be locked meanwhile, but not the reverse
-	expiredReadAt time.Time  // when ExpiriesNow last began to read metrics; under expiredMu
+	// expiredMu is held while ExpiriesNow reads. m.mu may be locked meanwhile, not the reverse.
+	expiredMu     sync.Mutex
+	expiredReadAt time.Time // when ExpiriesNow last began to read metrics; under expiredMu
 
 	// m.mu guards the following fields.
 	loggedReason string // the last logged reason why the engine does not serve
 	loggedAt     time.Time
 	lastCheck    lastCheck
-	removed      bool // the instance is not watched any more, so a check in progress must change nothing
+	// The instance is not watched any more, so a check in progress must change nothing.
+	removed bool
 }
 
 // lastCheck has what the last check that has ended found, for CheckNow.
@@ -60,11 +66,15 @@ type lastCheck struct {
 type MonitorConfig struct {
 	Client         *Client
 	HealthInterval time.Duration // time between two health checks of an engine; default 1 s
-	FactsInterval  time.Duration // time between two readings of an engine's models and metrics; default 10 s
-	Timeout        time.Duration // limit of one GET; default 5 s, because a busy API server may be slow although it works
-	Canary         time.Duration // time limit of a canary; 0: none are sent, and an engine that is out of service returns after a while
-	Registerer     prometheus.Registerer
-	Log            *zap.Logger
+	// FactsInterval is between two readings of an engine's models and metrics; default 10 s.
+	FactsInterval time.Duration
+	// Timeout is of one GET; default 5 s, because a busy API server may be slow although it works.
+	Timeout time.Duration
+	// Canary is the limit of a canary; 0: none are sent, and an engine that is out of service returns
+	// after a while.
+	Canary     time.Duration
+	Registerer prometheus.Registerer
+	Log        *zap.Logger
 }
 
 // queueChange makes reportChanges report a change of this instance. The caller holds mu.
@@ -78,7 +88,8 @@ func (m *Monitor) queueChange(id string) {
 	}
 }
 
-// reportChanges calls onChange for each instance that has changed, without holding mu, so that onChange may call the monitor.
+// reportChanges calls onChange for each instance that has changed, without holding mu, so that
+// onChange may call the monitor.
 func (m *Monitor) reportChanges() {
 	for {
 		m.mu.Lock()

@@ -10,40 +10,40 @@ import (
 	"time"
 )
 
-// Target is an engine or a rank of it, with the data that calls need. It must not change while calls use it.
+// Target is an engine or a rank of it. It must not change while calls use it.
 type Target struct {
-	ID     string   // name of the engine in errors, logs and metrics
-	URL    *url.URL // http or https; its path is a prefix of every call's path
-	Rank   int      // the rank, for the header X-data-parallel-rank; -1: no header is sent
-	First  int      // the number by which the engine knows rank 0; the header has First + Rank
+	ID     string   // in errors, logs and metrics
+	URL    *url.URL // its path is a prefix of every call's path
+	Rank   int      // for the header X-data-parallel-rank; -1: no header is sent
+	First  int      // the engine's number of rank 0; the header has First + Rank
 	APIKey string   // sent as a bearer token; empty: none is sent
 	TLS    *tls.Config
 }
 
-// Unranked returns the same engine without a rank, for requests whose body names the rank.
+// Unranked is for requests whose body names the rank.
 func (t *Target) Unranked() *Target {
 	u := *t
 	u.Rank = -1
 	return &u
 }
 
-// Header is one request header. A caller cannot set the headers in the list reserved.
+// Header is one request header. The list reserved has those that a caller cannot set.
 type Header struct{ Name, Value string }
 
 // RequestID is the header that names a request in the logs of engines.
 const RequestID = "X-Request-Id"
 
-// JSONHeaders returns the headers of a request with a JSON body. id names the request in the logs of engines.
+// JSONHeaders are of a request with a JSON body and this id.
 func JSONHeaders(id string) []Header {
 	return []Header{{Name: "Content-Type", Value: "application/json"}, {Name: RequestID, Value: id}}
 }
 
-// Deadlines bound the phases of a call; zero: no bound. The whole call has no bound, because a healthy stream may run
-// for an hour.
+// Deadlines bound the phases of a call; zero: no bound. The whole call has none, because a healthy
+// stream may run for an hour.
 type Deadlines struct {
-	Connect   time.Duration // time for name lookup, TCP and TLS together
-	FirstByte time.Duration // time from the connection to the end of the response head, including the writing of the request
-	Idle      time.Duration // longest wait of one read of the body; see Response.SetIdle
+	Connect   time.Duration // name lookup, TCP and TLS together
+	FirstByte time.Duration // from the connection to the end of the response head
+	Idle      time.Duration // of one read of the body; see Response.SetIdle
 }
 
 // Validate returns an error if calls to the target can never work.
@@ -54,8 +54,7 @@ func (t *Target) Validate() error {
 	return nil
 }
 
-// check returns an error if a call to the target can never work, or if its URL or key has bytes that could end a line of the
-// request's head early.
+// check also refuses bytes that could end a line of the request's head early.
 func (t *Target) check() error {
 	switch {
 	case t.URL == nil || t.URL.Host == "" || t.URL.Hostname() == "":
@@ -74,19 +73,18 @@ func (t *Target) check() error {
 	return nil
 }
 
-// key identifies the connections that a call may use: two calls with equal keys can share them.
+// key identifies the connections that calls can share.
 type key struct {
 	https bool
-	host  string // host and port as in the URL
+	host  string // as in the URL
 	tls   *tls.Config
 }
 
-// key returns the key of the connections that calls to the target may use.
 func (t *Target) key() key {
 	return key{https: t.URL.Scheme == "https", host: t.URL.Host, tls: t.TLS}
 }
 
-// address returns the address to dial, with the zone of an IPv6 address.
+// address keeps the zone of an IPv6 address.
 func (t *Target) address() string {
 	port := t.URL.Port()
 	if port == "" {
@@ -98,26 +96,27 @@ func (t *Target) address() string {
 	return net.JoinHostPort(t.URL.Hostname(), port)
 }
 
-// hostHeader returns the URL's host without an IPv6 zone, which has a meaning only on this machine (RFC 6874).
+// hostHeader leaves out an IPv6 zone, which has a meaning only on this machine (RFC 6874).
 func (t *Target) hostHeader() string {
 	zone := strings.IndexByte(t.URL.Host, '%')
 	if zone < 0 {
 		return t.URL.Host
 	}
 	end := strings.LastIndexByte(t.URL.Host, ']') // the zone is between the % and this bracket
-	if end < zone {                               // the host is no IPv6 address in brackets, so the % begins no zone
+	// The host is no IPv6 address in brackets, so the % begins no zone.
+	if end < zone {
 		return t.URL.Host
 	}
 	return t.URL.Host[:zone] + t.URL.Host[end:]
 }
 
-// tlsConfig returns a config that offers only HTTP/1.1, because this client has no HTTP/2.
+// tlsConfig offers only HTTP/1.1, because this client has no HTTP/2.
 func (t *Target) tlsConfig() *tls.Config {
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
 	if t.TLS != nil {
 		c = t.TLS.Clone()
 	}
-	if c.ServerName == "" { // tls.Client cannot take the server's name from the address
+	if c.ServerName == "" { // tls.Client cannot take the name from the address
 		name, _, _ := strings.Cut(t.URL.Hostname(), "%") // a certificate has no IPv6 zone
 		c.ServerName = name
 	}
@@ -125,7 +124,6 @@ func (t *Target) tlsConfig() *tls.Config {
 	return c
 }
 
-// isVisible reports whether s has only printable ASCII characters without spaces.
 func isVisible(s string) bool {
 	for i := range len(s) {
 		if s[i] <= ' ' || s[i] >= 0x7f {
@@ -135,37 +133,36 @@ func isVisible(s string) bool {
 	return true
 }
 
-// Instance is one engine process to watch: one URL, with any number of DP ranks.
+// Instance is one engine process: one URL, with any number of DP ranks.
 type Instance struct {
 	ID     string
-	Role   string // prefill or decode: a label of metrics
+	Role   string // a label of metrics
 	Target *Target
-	Slots  int // requests that a rank runs at once; 0: unknown
-	// Ready is a path that reports at once whether the engine takes requests. It is set if GET /health makes the engine
-	// compute; empty: GET /health is cheap.
+	Slots  int // that a rank runs at once; 0: unknown
+	// Ready is a path that answers at once whether the engine takes requests. It is set if GET /health
+	// makes the engine compute.
 	Ready string
 
-	Ranks   int    // number of ranks in the config; 0 counts as 1
-	Version string // the path that returns the engine's version; empty: /version
-	// Canaries are the ranks that get a request for one token if it is doubtful whether the engine still
-	// computes; empty: the monitor sends no such requests.
+	Ranks   int    // in the config; 0 counts as 1
+	Version string // path; empty: /version
+	// Canaries are the ranks that get a request for one token if it is doubtful whether the engine
+	// computes; empty: none is sent.
 	Canaries []*Target
-	// Canary makes the body of a canary, a request for one token; the body names the rank. If Canary is nil, a canary is a plain
-	// completion, and a header names the rank.
+	// Canary makes the body of a canary, which names the rank; nil: a plain completion, where a header
+	// names the rank.
 	Canary func(model string, rank int) []byte
-	// Held is set while an operator has stopped requests to the engine; nil: it gets requests. While it is set, the engine counts as
-	// down only if no connection can be made, or if it refuses the API key. Other bad or missing answers do not count.
+	// Held is set while an operator has stopped requests. Then the engine is down only if no
+	// connection can be made, or if it refuses the API key.
 	Held *Held
 }
 
-// Held has the reason why an operator has stopped requests to an engine. It is an error, because all reasons in a Status
-// are errors.
+// Held is why an operator has stopped requests. It is an error, as all reasons in a Status are.
 type Held struct{ Why string }
 
 func (h *Held) Error() string { return h.Why }
 
-// sameSettings says whether both are the same engine with the same settings, so that its watch can continue. Slots, Canary
-// and Held are not compared, because Monitor.Set changes them in a watch that continues.
+// sameSettings says whether the watch can continue. Monitor.Set changes Slots, Canary and Held in a
+// watch that continues.
 func (in Instance) sameSettings(other Instance) bool {
 	a, b := in.Target, other.Target
 	sameTarget := a == b || a.URL.String() == b.URL.String() && a.APIKey == b.APIKey && a.Rank == b.Rank && a.TLS == b.TLS

@@ -8,7 +8,8 @@ import (
 	"go.uber.org/zap"
 )
 
-// newWatch returns the watch of an instance. The instance counts as down until its first check. The caller holds m.mu.
+// newWatch returns the watch of an instance. The instance counts as down until its first check. The
+// caller holds m.mu.
 func newWatch(m *Monitor, in Instance) *watch {
 	return &watch{
 		m: m, health: health{in: in, Status: Status{Since: time.Now(), Changed: time.Now()}}, traffic: m.trafficOf(in.ID),
@@ -131,7 +132,8 @@ func (w *watch) logStatus(old Status) {
 		log.Info("an engine is up", zap.String("version", next.Version), zap.Int("models", len(next.Models)))
 	case old.Up && !next.Up:
 		log.Warn("an engine is down", zap.Error(next.Err))
-		w.m.cfg.Client.idle.closeHost(w.in.Target.key()) // idle connections lead to no process, or to another one
+		// Idle connections lead to no process, or to another one.
+		w.m.cfg.Client.idle.closeHost(w.in.Target.key())
 	case old.StartTime != 0 && next.StartTime != old.StartTime:
 		log.Warn("an engine restarted between two health checks, so the KV that it held is lost")
 	}
@@ -140,16 +142,18 @@ func (w *watch) logStatus(old Status) {
 		w.loggedReason = ""
 	case old.Up && !next.Up: // the line above that the engine is down has the reason
 		w.loggedReason, w.loggedAt = kindOf(next.Err), time.Now()
-	case !next.Up || len(next.Models) == 0: // the engine stays down, or is up but gets no requests without a list of models
+	case !next.Up || len(next.Models) == 0:
+		// It stays down, or is up but gets no requests without a list of models.
 		w.logDownReason(log)
 	}
 }
 
-// minLogInterval is the least time between two log lines about an engine that stays down while the reason changes.
+// minLogInterval is the least time between two log lines about an engine that stays down while the
+// reason changes.
 const minLogInterval = time.Minute
 
-// logDownReason logs why an engine does not serve: once, and again if the reason has changed and minLogInterval has passed. The caller
-// holds m.mu.
+// logDownReason logs why an engine does not serve: once, and again if the reason has changed and
+// minLogInterval has passed. The caller holds m.mu.
 func (w *watch) logDownReason(log *zap.Logger) {
 	next := &w.Status
 	kind, now := kindOf(next.Err), time.Now()
@@ -169,7 +173,8 @@ func (w *watch) logDownReason(log *zap.Logger) {
 	}
 }
 
-// kindOf returns the text of an error without the parts that differ each time, such as the local port of a connection.
+// kindOf returns the text of an error without the parts that differ each time, such as the local
+// port of a connection.
 func kindOf(err error) string {
 	var e *Error
 	if !errors.As(err, &e) {

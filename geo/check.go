@@ -8,8 +8,9 @@ import (
 	"time"
 )
 
-// Check calls bad for every setting of the config file that cannot work, with its key below geo. It does not check the address
-// of the listener. While geo is off, it checks only values that would be wrong in any mode.
+// Check calls bad for every setting of the config file that cannot work, with its key below geo. It
+// does not check the address of the listener. While geo is off, it checks only values that would be
+// wrong in any mode.
 func (c *Config) Check(bad report) {
 	if !slices.Contains([]string{Off, Distributed, Central}, c.Mode) {
 		bad("mode", "%q is no mode; write off, distributed or central", c.Mode)
@@ -50,7 +51,8 @@ func (c *Config) Check(bad report) {
 	}
 }
 
-// checkPeer calls bad for every setting of one entry of geo.peers that cannot work, with its key below the entry.
+// checkPeer calls bad for every setting of one entry of geo.peers that cannot work, with its key
+// below the entry.
 func (c *Config) checkPeer(p *PeerConfig, bad report) {
 	checkName(bad, "region", p.Region, "a region")
 	if !slices.Contains([]Discovery{Static, ByA, BySRV}, p.Discover) {
@@ -77,12 +79,14 @@ func (c *Config) checkPeer(p *PeerConfig, bad report) {
 	}
 }
 
-// checkValues calls bad for the mode, the policy, and every number, time and size below geo that is not valid.
+// checkValues calls bad for the mode, the policy, and every number, time and size below geo that is
+// not valid.
 func (c *Config) checkValues(bad report) {
 	s := c.Settings()
 	if s.Push.String() != c.Push.Mode { // Settings has the default mode instead of an unknown one
 		bad("push.mode", "%q is no mode; write sp-e, sp-p, sp-o or blind", c.Push.Mode)
-	} else if _, err := s.Parse(c.Policy); err != nil { // whether a policy's text is valid depends on the mode
+	} else if _, err := s.Parse(c.Policy); err != nil {
+		// Whether a policy's text is valid depends on the mode.
 		bad("policy", "%v", err)
 	}
 	for key, n := range map[string]int{"probe.misses": c.Probe.Misses, "max_hops": c.MaxHops} {

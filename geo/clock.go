@@ -8,11 +8,11 @@ import (
 // Clock is the source of the Peers' time: the computer's clock, or a simulated one.
 type Clock interface {
 	Now() time.Time
-	// After calls f once, after the time d and after After has returned. stop prevents the call, and reports whether it
-	// came in time.
+	// After calls f once, after the time d and after After has returned. stop prevents the call, and
+	// reports whether it came in time.
 	After(d time.Duration, f func()) (stop func() bool)
-	// Spread returns a new random number from 0 up to 1. It spreads the probes of proxies that were started at the
-	// same time.
+	// Spread returns a new random number from 0 up to 1. It spreads the probes of proxies that were
+	// started at the same time.
 	Spread() float64
 }
 

@@ -16,8 +16,8 @@ import (
 // resolveEvery is the time between two look-ups of a peer's name.
 const resolveEvery = 30 * time.Second
 
-// lookup finds the addresses behind a name, each as host:port: by SRV records, which have the ports, or by the addresses of host, with
-// the given port.
+// lookup finds the addresses behind a name, each as host:port: by SRV records, which have the
+// ports, or by the addresses of host, with the given port.
 func lookup(ctx context.Context, d Discovery, host, port string) ([]string, error) {
 	var found []string
 	if d == BySRV {
@@ -37,8 +37,8 @@ func lookup(ctx context.Context, d Discovery, host, port string) ([]string, erro
 	return found, err
 }
 
-// followName looks up an entry's name every resolveEvery. It begins to probe new proxies, and removes a proxy whose
-// address is gone. If the name cannot be resolved, nothing changes.
+// followName looks up an entry's name every resolveEvery. It begins to probe new proxies, and
+// removes a proxy whose address is gone. If the name cannot be resolved, nothing changes.
 func (ps *Peers) followName(c *PeerConfig) {
 	tick := time.NewTicker(resolveEvery)
 	defer tick.Stop()
@@ -62,10 +62,11 @@ func (ps *Peers) followName(c *PeerConfig) {
 	}
 }
 
-// syncDiscovered makes the peers of an entry those at the addresses that were found. It removes the others, and begins to probe the new
-// ones. A peer whose address is still there stays as it is.
+// syncDiscovered makes the peers of an entry those at the addresses that were found. It removes the
+// others, and begins to probe the new ones. A peer whose address is still there stays as it is.
 func (ps *Peers) syncDiscovered(c *PeerConfig, addresses []string) {
-	toAdd := map[string]bool{} // ids of the proxies at these addresses; those that are peers already are deleted below
+	// By the id of a proxy at these addresses. Those that are peers already are deleted below.
+	toAdd := map[string]bool{}
 	for _, a := range addresses {
 		toAdd[c.ID+"@"+a] = true
 	}
@@ -81,8 +82,10 @@ func (ps *Peers) syncDiscovered(c *PeerConfig, addresses []string) {
 		p.removed, gone = true, append(gone, p)
 		return true
 	})
-	keepEgress(ps.removedEgress, gone, ps.clock.Now()) // a peer that comes back today does not get a new egress budget for the day
-	// A removed peer's series in the metrics stay while another peer of ps.peers has its name, so they are dropped after ps.peers was changed.
+	// A peer that comes back today does not get a new egress budget for the day.
+	keepEgress(ps.removedEgress, gone, ps.clock.Now())
+	// A removed peer's series in the metrics stay while another peer of ps.peers has its name, so they
+	// are dropped after ps.peers was changed.
 	for _, p := range gone {
 		ps.dropRemovedSeries(p)
 	}
@@ -94,13 +97,14 @@ func (ps *Peers) syncDiscovered(c *PeerConfig, addresses []string) {
 	}
 }
 
-// addDiscovered adds a proxy that was found for the entry c to the peers, and begins to probe it. Its id is the entry's id, @ and its
-// address. addDiscovered is called with ps.mu held.
+// addDiscovered adds a proxy that was found for the entry c to the peers, and begins to probe it.
+// Its id is the entry's id, @ and its address. addDiscovered is called with ps.mu held.
 func addDiscovered(ps *Peers, c *PeerConfig, id string) {
 	target := *c.Target
 	target.ID, target.URL = id, &url.URL{Scheme: c.Target.URL.Scheme, Host: strings.TrimPrefix(id, c.ID+"@")}
 	p := ps.newPeer(c, id, &target)
-	if spent := ps.removedEgress[id]; spent != nil { // otherwise its budget of the day would begin again
+	// Otherwise its budget of the day would begin again.
+	if spent := ps.removedEgress[id]; spent != nil {
 		p.egress = spent
 		delete(ps.removedEgress, id)
 	}
@@ -109,9 +113,10 @@ func addDiscovered(ps *Peers, c *PeerConfig, id string) {
 	ps.cfg.Log.Info("another proxy was found", zap.String("peer", id))
 }
 
-// keepEgress adds to spentByID what was spent on removed peers today. A peer's id contains its address, which may come back. The peer that
-// is then added has the same id, and goes on with what is left of the day's egress budget. keepEgress first drops the ids for which
-// nothing was spent today.
+// keepEgress adds to spentByID what was spent on removed peers today. A peer's id contains its
+// address, which may come back. The peer that is then added has the same id, and goes on with what
+// is left of the day's egress budget. keepEgress first drops the ids for which nothing was spent
+// today.
 func keepEgress(spentByID map[string]*spending, removed []*peer, now time.Time) {
 	maps.DeleteFunc(spentByID, func(_ string, s *spending) bool { return s.today(now) == 0 })
 	for _, p := range removed {

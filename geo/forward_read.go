@@ -12,9 +12,9 @@ import (
 
 var readPool = sync.Pool{New: func() any { return new([8 << 10]byte) }}
 
-// readEvents waits until bytes arrive, reads them, and appends whole events to unread. event reports whether one of these is not a
-// comment; an error may come together with an event. Only whole events are passed on, because a client could not separate a broken
-// event from the next one; an event that is too large comes in pieces.
+// readEvents waits for bytes and appends whole events to unread; one that is too large comes in
+// pieces. A client could not separate a broken event from the next one. event: one of them is no
+// comment. An error may come together with an event.
 func (f *Forward) readEvents() (event bool, err error) {
 	buf := readPool.Get().(*[8 << 10]byte)
 	defer readPool.Put(buf)
@@ -26,8 +26,6 @@ func (f *Forward) readEvents() (event bool, err error) {
 	return event, err
 }
 
-// appendEvents appends the events that have arrived to dst, and counts the data events. event reports whether one of them is not a
-// comment.
 func (f *Forward) appendEvents(dst []byte) (_ []byte, event bool) {
 	for {
 		e, ok := f.reader.Next()
@@ -46,9 +44,8 @@ func (f *Forward) appendEvents(dst []byte) (_ []byte, event bool) {
 	}
 }
 
-// readBytes waits until bytes arrive, at most as long as the peer may be silent, and reads them.
 func (f *Forward) readBytes(buf []byte) error {
-	if wait := f.reader.Wait(time.Now()); wait != f.idle { // the limit is set on the connection only when it changes
+	if wait := f.reader.Wait(time.Now()); wait != f.idle {
 		f.idle = wait
 		f.resp.SetIdle(wait)
 	}
@@ -57,34 +54,34 @@ func (f *Forward) readBytes(buf []byte) error {
 	return err
 }
 
-// ContentType is the content type of the streamed answer.
+// ContentType is that of the streamed answer.
 func (f *Forward) ContentType() []byte { return f.resp.ContentType() }
 
-// Cached is the number of prompt tokens that the peer found in a cache; -1: not reported.
+// Cached is the number of prompt tokens from the peer's cache; -1: not reported.
 func (f *Forward) Cached() int { return f.cached }
 
-// Events is the number of data events so far, which is about the number of tokens.
+// Events counts data events, which are about as many as tokens.
 func (f *Forward) Events() int { return f.events }
 
-// FirstAt is when the first event came; zero: none has come yet.
+// FirstAt is when the first event came; zero: none has.
 func (f *Forward) FirstAt() time.Time { return f.firstAt }
 
-// Read returns events that have arrived, and waits only if there are none. If the peer is lost, Read returns an error event,
-// and then ErrPeerLost, so that the client's connection is closed. Unlike other error events of a chat, this event has no
-// [DONE] after it.
+// Read waits only if no events have arrived. If the peer is lost, it returns an error event, and
+// then ErrPeerLost, so that the client's connection is closed. This event has no [DONE] after it.
 func (f *Forward) Read(p []byte) (int, error) {
 	if err := f.awaitEvents(); err != nil {
 		return 0, err
 	}
 	n := copy(p, f.unread)
-	f.unread = f.unread[:copy(f.unread, f.unread[n:])] // move what is not read yet to the front, so that the memory is used again
+	// The rest moves to the front, so that the memory is used again.
+	f.unread = f.unread[:copy(f.unread, f.unread[n:])]
 	return n, nil
 }
 
-// Pending is the number of bytes that Read can return without waiting.
+// Pending is how many bytes Read can return without waiting.
 func (f *Forward) Pending() int { return len(f.unread) }
 
-// Next returns all events that have arrived, like Read. They are valid until the next call of any method.
+// Next returns all events that have arrived. They are valid until the next call of any method.
 func (f *Forward) Next() ([]byte, error) {
 	if err := f.awaitEvents(); err != nil {
 		return nil, err
@@ -94,13 +91,12 @@ func (f *Forward) Next() ([]byte, error) {
 	return events, nil
 }
 
-// Ended reports whether the answer is complete and all its events were read.
+// Ended reports whether all events of a complete answer were read.
 func (f *Forward) Ended() bool { return f.reader.Done() && len(f.unread) == 0 }
 
 // Torn says that only a part of the last event was returned.
 func (f *Forward) Torn() bool { return f.reader.Torn() }
 
-// awaitEvents waits until there are events to return. At the end of the answer it returns readErr.
 func (f *Forward) awaitEvents() error {
 	for len(f.unread) == 0 {
 		if f.readErr != nil {
@@ -111,46 +107,44 @@ func (f *Forward) awaitEvents() error {
 	return nil
 }
 
-// readMore reads the events that arrive next into unread, or sets readErr to io.EOF after the end of the answer. If the answer breaks off,
-// it appends an error event to unread, by which the client learns of the loss, and sets readErr to ErrPeerLost, which Read returns after
-// this event.
+// readMore appends events to unread. If the answer breaks off, it appends an error event for the
+// client.
 func (f *Forward) readMore() {
 	if f.reader.Done() { // the answer is complete, even if the connection fails afterwards
 		f.readErr = io.EOF
 		return
 	}
 	if _, err := f.readEvents(); err != nil {
-		f.appendLostEvent() // also sets readErr; no effect if the answer is complete now
+		f.appendLostEvent() // no effect if the answer is complete now
 	}
 }
 
-// appendLostEvent ends the reading, and adds an error event for the client. If the answer is complete, it does nothing.
 func (f *Forward) appendLostEvent() {
 	if f.reader.Done() {
 		return
 	}
 	f.readErr = ErrPeerLost
-	if f.reader.Torn() { // the client has a part of an event, which must end before the error event
+	if f.reader.Torn() { // the client has a part of an event, which must end first
 		f.unread = append(f.unread, sse.BlankLine...)
 	}
 	f.unread = sse.ErrorEvent(f.unread, "the region that served the request was lost; send the request again", "server_error", "peer_lost")
 }
 
-// Flow returns the peer's response for a caller that reads the response itself, with Wait and Arrive, until it calls LeaveLoop.
-// nil: the answer has ended, or bytes of it have arrived already, so the caller must call Next first. Before Flow, the caller must have
-// read all events that are pending.
+// Flow returns the response for a caller that reads it itself, with Wait and Arrive, until
+// LeaveLoop. nil: the answer has ended, or bytes have arrived, so that Next must be called first.
+// The caller must have read all pending events.
 func (f *Forward) Flow() *engine.Response {
 	if f.readErr != nil || f.resp.Arrived() {
 		return nil
 	}
-	f.unread = nil // it is empty, and would keep memory that is not used until LeaveLoop
+	f.unread = nil // it would keep memory that is not used until LeaveLoop
 	return f.resp
 }
 
-// Wait begins a wait for the peer, and returns its time limit; 0: no limit.
+// Wait begins a wait for the peer, and returns its limit; 0: none.
 func (f *Forward) Wait(now time.Time) time.Duration { return f.reader.Wait(now) }
 
-// Arrive adds bytes of the peer's answer, and appends the whole events to dst.
+// Arrive adds bytes of the answer, and appends whole events to dst.
 func (f *Forward) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
 	f.reader.Feed(data, now)
 	if dst, _ = f.appendEvents(dst); f.reader.Done() {
@@ -159,30 +153,30 @@ func (f *Forward) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
 	return dst, sse.NotEnded
 }
 
-// Err is the reason why the peer's answer is not read any further; nil: it may be read further.
+// Err is why the answer is not read any further.
 func (f *Forward) Err() error { return f.reader.Err() }
 
-// LeaveLoop ends the reading by the caller that got the response from Flow, so that Next goes on with it. events are those that the client
-// has not got yet: Next returns them first, and after them an error event if the answer cannot be read any further. The end that Arrive
-// returned is not needed, because the reader of f knows whether the answer has ended.
+// LeaveLoop ends the reading by the caller of Flow. Next returns first the events that the client
+// has not got yet, then an error event if the answer cannot be read further.
 func (f *Forward) LeaveLoop(events []byte, _ sse.End) {
 	if f.unread = events; f.reader.Err() != nil {
 		f.appendLostEvent()
 	}
 }
 
-// closeResponse closes the response. If only the end of the body is missing, a goroutine waits for it, because the connection can then
-// be used again. The client does not wait for this.
+// closeResponse: if only the end of the body is missing, a goroutine waits for it, because the
+// connection can then be used again.
 func (f *Forward) closeResponse() {
 	ps := f.peers
 	ps.mu.Lock()
 	onlyEndMissing := f.reader != nil && f.reader.Done() && !f.resp.Ended()
-	waitsForEnd := onlyEndMissing && ps.ctx.Err() == nil // no goroutine begins after Close of Peers, which waits for all of them
+	// No goroutine begins after Peers.Close, which waits for all of them.
+	waitsForEnd := onlyEndMissing && ps.ctx.Err() == nil
 	if waitsForEnd {
 		ps.running.Go(func() {
 			defer f.resp.Close()
 			var buf [1 << 10]byte
-			for f.reader.Err() == nil && f.readBytes(buf[:]) == nil { // readBytes has an effect: it reads on towards the end
+			for f.reader.Err() == nil && f.readBytes(buf[:]) == nil { // reads on towards the end
 			}
 		})
 	}
@@ -192,21 +186,21 @@ func (f *Forward) closeResponse() {
 	}
 }
 
-// Close ends the forward and closes the response, even if the answer was not read to the end.
+// Close ends the forward, even if the answer was not read to the end.
 func (f *Forward) Close() {
 	outcome := OutcomeOK
 	switch {
-	case f.reader == nil: // the answer was not streamed
+	case f.reader == nil: // no stream
 	case f.Lost():
 		outcome = OutcomeLost
-	case !f.reader.Done(): // the caller stopped reading, because the client left
+	case !f.reader.Done(): // the caller stopped, because the client left
 		outcome = OutcomeGone
 	}
 	f.End(outcome)
 	f.closeResponse()
 }
 
-// Lost reports whether the peer was lost in the middle of the answer, before the client left.
+// Lost reports a loss in the middle of the answer, before the client left.
 func (f *Forward) Lost() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -14,8 +14,8 @@ import (
 	"evenkeel/sse"
 )
 
-// Send sends the request. It returns when the client can get a part of the answer: the first event of a stream, or the whole
-// of an answer that is not streamed. If Send returns a Failure, the forward has ended; otherwise the caller must call Close.
+// Send returns when the client can get a part of the answer: the first event of a stream, or the
+// whole. After a Failure the forward has ended; otherwise the caller must call Close.
 func (f *Forward) Send(r *Request) (whole *Relay, fail *Failure) {
 	whole, err := f.send(r)
 	if err == nil {
@@ -27,28 +27,25 @@ func (f *Forward) Send(r *Request) (whole *Relay, fail *Failure) {
 	return nil, f.Fail(err)
 }
 
-// send does what Send does, except that it does not end the forward after an error. It returns an answer that is not streamed. Of a stream,
-// it returns nil, and the first event is then in unread.
+// send does not end the forward after an error.
 func (f *Forward) send(r *Request) (*Relay, error) {
 	ps, now := f.peers, time.Now()
 	deadline := f.firstEventDeadline(r, now)
 	untilDeadline := deadline.Sub(now)
-	if untilDeadline <= 0 { // the call below would take a time limit of 0 for no limit
+	if untilDeadline <= 0 { // the call would take 0 for no limit
 		return nil, errLate
 	}
-	// The number of the peer's requests without a first token is bounded. An answer that is not streamed does not show when its first
-	// token came, so a timer ends the time in which the request counts as one of them.
+	// An answer in one piece does not show when its first token came.
 	if !r.Stream {
 		stopTimer := f.startUnansweredTimer(untilDeadline)
 		defer stopTimer()
 	}
 	call := f.newCall(r)
-	// From now on, AbortByClient and abandon can abort the call, when the client leaves or the peer goes down.
+	// From now on, AbortByClient and abandon can abort the call.
 	if mayStart := f.SetCarrier(call); !mayStart { // one of these has happened already
 		return nil, engine.ErrAborted
 	}
-	// Idle limits the silence in the answer. SetDeadline below replaces it, so that many short silences together do not exceed the
-	// deadline.
+	// SetDeadline below replaces Idle, so that many short silences do not exceed the deadline.
 	limits := engine.Deadlines{Connect: ps.cfg.Connect, FirstByte: untilDeadline, Idle: untilDeadline}
 	resp, err := call.Do(r.Method, r.Target, f.headers(r, now, deadline), r.Body, limits)
 	if err != nil {
@@ -62,7 +59,6 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 	return f.receive(r, deadline)
 }
 
-// newCall returns a call to the peer that is not sent yet. It will report when the request is written.
 func (f *Forward) newCall(r *Request) *engine.Call {
 	call := f.peers.traffic.NewCall(f.peer.target)
 	call.OnWritten(f.Written)
@@ -72,20 +68,19 @@ func (f *Forward) newCall(r *Request) *engine.Call {
 	return call
 }
 
-// headers returns the headers of the request r to the peer: those of r, the tenant, and those by which the peer checks who has sent it.
 func (f *Forward) headers(r *Request, now, deadline time.Time) []engine.Header {
 	headers := slices.Clip(r.Headers)
-	if f.tenant != "" { // a header without a value would be signed, and a mesh on the way may drop it
+	if f.tenant != "" { // a header without a value would be signed, and a mesh may drop it
 		headers = append(headers, engine.Header{Name: TenantHeader, Value: f.tenant})
 	}
 	message := &Message{Method: r.Method, Target: r.Target, Headers: headers}
 	return f.peers.hopHeaders(message, r.Body, f.peers.recipientOf(f.peer), f.inboundHop, f.rid, now, deadline)
 }
 
-// receive reads a good answer: the whole of it, or, if it is streamed, up to its first event, which must come before the deadline. It then
-// calls AnswerBegun. For a streamed answer it returns nil.
+// receive reads a good answer: the whole, or a stream up to its first event, which must come before
+// the deadline.
 func (f *Forward) receive(r *Request, deadline time.Time) (*Relay, error) {
-	cached := -1 // the peer has not reported it
+	cached := -1 // not reported
 	if c, err := strconv.Atoi(string(f.resp.Header(CachedHeader))); err == nil && c >= 0 {
 		cached = c
 	}
@@ -98,7 +93,7 @@ func (f *Forward) receive(r *Request, deadline time.Time) (*Relay, error) {
 		return answer, err
 	}
 	cfg := &f.peers.cfg
-	// First is at least 1 ns, because a limit of 0 would be none.
+	// At least 1 ns, because 0 would be no limit.
 	limits := sse.Limits{Event: cfg.EventBytes, Bytes: r.MaxBytes, First: max(1, time.Until(deadline)), Gap: cfg.Idle}
 	if err := f.readFirstEvent(limits); err != nil {
 		return nil, err
@@ -107,14 +102,13 @@ func (f *Forward) receive(r *Request, deadline time.Time) (*Relay, error) {
 	return nil, nil
 }
 
-// firstEventDeadline is the deadline for the first event: the client's own, or the time limit of this proxy, whichever is earlier.
-// It sets clientDeadline if the client's deadline is the earlier one.
+// firstEventDeadline is the earlier of the client's own deadline and this proxy's limit.
 func (f *Forward) firstEventDeadline(r *Request, now time.Time) time.Time {
 	limit := f.peers.cfg.FirstByte
-	if f.peer.sibling { // it serves the request with the same engines, so it may take as long as this proxy would
+	if f.peer.sibling { // it may take as long as this proxy would
 		limit = f.peers.cfg.Whole
 	}
-	ownDeadline := now.Add(limit + r.ExtraHold) // the peer may first hold the request back for ExtraHold, if it is a batch request
+	ownDeadline := now.Add(limit + r.ExtraHold) // for ExtraHold the peer may hold a batch request back
 	clientGivesUpFirst := !r.Deadline.IsZero() && r.Deadline.Before(ownDeadline)
 	if clientGivesUpFirst {
 		f.clientDeadline = true
@@ -123,7 +117,7 @@ func (f *Forward) firstEventDeadline(r *Request, now time.Time) time.Time {
 	return ownDeadline
 }
 
-// readWhole reads an answer that is not streamed. A body that is no JSON counts as broken off.
+// readWhole: a body that is no JSON counts as broken off.
 func (f *Forward) readWhole() (*Relay, error) {
 	body, err := f.resp.ReadAll(f.peers.cfg.WholeBytes)
 	if err == nil && !json.Valid(body) {
@@ -135,8 +129,8 @@ func (f *Forward) readWhole() (*Relay, error) {
 	return &Relay{Status: f.resp.StatusCode(), ContentType: string(f.resp.ContentType()), Body: body}, nil
 }
 
-// readFirstEvent begins to read a streamed answer, up to its first event that is not a comment. Comments may come long before the first
-// token.
+// readFirstEvent reads up to the first event that is no comment. Comments may come long before the
+// first token.
 func (f *Forward) readFirstEvent(limits sse.Limits) error {
 	if contentType := f.resp.ContentType(); !bytes.HasPrefix(contentType, []byte("text/event-stream")) {
 		return fmt.Errorf("the peer answered a stream with content type %q", contentType)
@@ -145,7 +139,7 @@ func (f *Forward) readFirstEvent(limits sse.Limits) error {
 	f.reader.Reset(limits)
 	for {
 		event, err := f.readEvents()
-		if event { // an error that came together with the event is returned again by the next read
+		if event { // the next read returns an error again
 			return nil
 		}
 		if err != nil {
@@ -154,19 +148,17 @@ func (f *Forward) readFirstEvent(limits sse.Limits) error {
 	}
 }
 
-// maxRefusal limits the body of an answer whose status is not a success.
-const maxRefusal = 1 << 20 // bytes
+const maxRefusal = 1 << 20 // bytes of an answer whose status is not a success
 
-// readRefusal reads an answer whose status is not a success, and returns it as a refusedError. The client gets the answer itself (relay)
-// if no other proxy could answer better.
+// readRefusal: the client gets the answer itself (relay) if no other proxy could answer better.
 func (f *Forward) readRefusal(status int) error {
-	reject := string(f.resp.Header(RejectHeader)) // empty: status counts as the result of serving the request
+	reject := string(f.resp.Header(RejectHeader)) // empty: status is the result of serving the request
 	e := &refusedError{status: status, reject: reject}
 	contentType := string(f.resp.ContentType())
 	body, err := f.resp.ReadAll(maxRefusal)
-	// The peer says that the client's own deadline cannot be met, which is true of any region.
+	// The client's own deadline cannot be met, which is true of any region.
 	deadlineUnmet := reject == RejectDeadline && status == http.StatusServiceUnavailable
-	// An error of the client is an error in any region. A sibling has tried the engines that this proxy would try.
+	// A client's error is one in any region. A sibling has tried this proxy's engines.
 	final := reject == "" && (slices.Contains(clientErrorStatuses, status) || f.peer.sibling)
 	if err == nil && (deadlineUnmet || final) {
 		e.relay = &Relay{Status: status, ContentType: contentType, Body: body}

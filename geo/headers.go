@@ -9,20 +9,23 @@ import (
 	"evenkeel/engine"
 )
 
-// hopRecipient names the recipient of a request between proxies: the id of a proxy, and its process. No other process accepts the request,
-// so that a request which was recorded on the network cannot be sent again to a later process. Only a probe names no process.
+// hopRecipient names the recipient of a request between proxies: the id of a proxy, and its
+// process. No other process accepts the request, so that a request which was recorded on the
+// network cannot be sent again to a later process. Only a probe names no process.
 type hopRecipient struct{ proxy, process string }
 
-// recipientOf names a peer, with its present process, as the recipient of a request. Both names are from its last answer to a probe.
+// recipientOf names a peer, with its present process, as the recipient of a request. Both names are
+// from its last answer to a probe.
 func (ps *Peers) recipientOf(p *peer) hopRecipient {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	return hopRecipient{proxy: p.name, process: p.boot}
 }
 
-// hopHeaders returns the headers of a request to another proxy: those of m, the hop, and the signature. rid is the request's id
-// at its origin. inbound is the hop of the proxy that sent the request here; nil: a client sent it, or the request is this
-// proxy's own. deadline is when this proxy stops waiting for the answer.
+// hopHeaders returns the headers of a request to another proxy: those of m, the hop, and the
+// signature. rid is the request's id at its origin. inbound is the hop of the proxy that sent the
+// request here; nil: a client sent it, or the request is this proxy's own. deadline is when this
+// proxy stops waiting for the answer.
 func (ps *Peers) hopHeaders(m *Message, body [][]byte, recipient hopRecipient, inbound *Hop, rid string,
 	now, deadline time.Time,
 ) []engine.Header {

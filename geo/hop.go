@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Headers between proxies. They are dropped if a client sends them.
+// Headers between proxies; dropped if a client sends them.
 const (
 	HopHeader       = "X-Evenkeel-Hop"
 	TenantHeader    = "X-Evenkeel-Tenant"
@@ -28,10 +28,10 @@ const (
 	RejectStale     = "stale"
 	RejectModel     = "model"
 	RejectVersion   = "version"
-	RejectRecipient = "recipient" // the request was sent to another proxy, or to an earlier process of this one
+	RejectRecipient = "recipient" // sent to another proxy, or to an earlier process of this one
 	RejectPeer      = "peer_not_allowed"
 	RejectDeadline  = "deadline"
-	RejectOwner     = "not_owner" // another proxy of the region owns the request's decode groups
+	RejectOwner     = "not_owner" // another proxy of the region owns the decode groups
 )
 
 var rejects = []string{
@@ -39,58 +39,58 @@ var rejects = []string{
 	RejectRecipient,
 }
 
-// Hop describes the way of a request between proxies: it is the content of HopHeader.
+// Hop is the way of a request between proxies: the content of HopHeader.
 type Hop struct {
-	N        int      // number of proxies that have forwarded the request
-	Max      int      // number of proxies that may forward it
-	Origin   string   // the proxy to which the client sent the request
-	Via      []string // the proxies that have forwarded the request, the first one first
-	RID      string   // the request's id at the origin
-	Time     int64    // when the request was sent, Unix ms
+	N        int      // proxies that have forwarded it
+	Max      int      // proxies that may forward it
+	Origin   string   // the client's proxy
+	Via      []string // proxies that have forwarded it, in order
+	RID      string   // its id at the origin
+	Time     int64    // when it was sent, Unix ms
 	Nonce    string   // 32 hex digits, never used twice
-	Deadline int64    // Unix ms; after it, the sender no longer waits for the first event
-	To       string   // id of the proxy to which the request is sent; in a probe, the id of its entry in geo.peers
-	Boot     string   // name of the recipient's process, from the recipient's last answer to a probe; empty in a probe
-	Digest   string   // the digest of the body, by DigestOf
+	Deadline int64    // Unix ms; then the sender no longer waits for the first event
+	To       string   // id of the recipient; in a probe, of its entry in geo.peers
+	Boot     string   // the recipient's process, by its last answer; empty in a probe
+	Digest   string   // of the body, by DigestOf
 }
 
 const (
-	maxHop  = 2 << 10 // largest size of a hop header, in bytes
-	maxName = 64      // longest name of a proxy, request or tenant, in bytes
-	maxVia  = 8       // most proxies in Via
+	maxHop  = 2 << 10 // bytes of a hop header
+	maxName = 64      // bytes of a name of a proxy, request or tenant
+	maxVia  = 8       // proxies in Via
 )
 
-// ErrHop is the error for a malformed hop header.
+// ErrHop is for a malformed hop header.
 var ErrHop = errors.New("the hop header is not that of a proxy")
 
-// ErrHopVersion is the error for a hop header of another version. The version also says what a signature covers, so a proxy accepts no
-// other version.
+// ErrHopVersion is for another version. The version also says what a signature covers, so no other
+// one is accepted.
 var ErrHopVersion = errors.New("the hop header is of another version")
 
-// hopVersion is the begin of every hop header, and so it is signed.
+// hopVersion begins every hop header, and so it is signed.
 const hopVersion = "v3"
 
-// DigestOf returns the SHA-256 of a request's body in hex, for Hop.Digest.
+// DigestOf is a SHA-256 in hex, for Hop.Digest.
 func DigestOf(body ...[]byte) string {
 	sum := sha256.New()
 	for _, part := range body {
-		_, _ = sum.Write(part) // Write of a hash.Hash never returns an error
+		_, _ = sum.Write(part) // never fails
 	}
 	return hex.EncodeToString(sum.Sum(nil))
 }
 
-// String returns the hop as the text of HopHeader. Each hop has exactly one such text, so that ParseHop can refuse any other.
+// String is the only text of the hop, so that ParseHop can refuse any other.
 func (h *Hop) String() string {
 	return hopVersion + ";n=" + strconv.Itoa(h.N) + ";max=" + strconv.Itoa(h.Max) + ";origin=" + h.Origin +
 		";via=" + strings.Join(h.Via, ",") + ";rid=" + h.RID + ";ts=" + strconv.FormatInt(h.Time, 10) + ";nonce=" + h.Nonce +
 		";deadline=" + strconv.FormatInt(h.Deadline, 10) + ";to=" + h.To + ";boot=" + h.Boot + ";body=" + h.Digest
 }
 
-// Sender is the proxy that sent the request here: the last one in Via, which ParseHop never leaves empty.
+// Sender is the last in Via, which ParseHop never leaves empty.
 func (h *Hop) Sender() string { return h.Via[len(h.Via)-1] }
 
-// ParseHop parses the form that String returns, and refuses any other form. Two readers can therefore never understand a
-// signed header in different ways.
+// ParseHop refuses any other form than String's: two readers can never understand a signed header
+// in different ways.
 func ParseHop(text string) (Hop, error) {
 	var h Hop
 	if len(text) > maxHop {
@@ -110,7 +110,7 @@ func ParseHop(text string) (Hop, error) {
 	h.Via = strings.SplitN(p.field("via"), ",", maxVia+1)
 	tooMany := len(h.Via) > maxVia
 	for _, v := range h.Via {
-		wrongName := p.err == nil && !ValidName(v) // after an error, the parser's results are not valid
+		wrongName := p.err == nil && !ValidName(v) // after an error, results are not valid
 		if wrongName || tooMany {
 			p.err = fmt.Errorf("%w: via is no list of up to %d names", ErrHop, maxVia)
 		}
@@ -125,7 +125,8 @@ func ParseHop(text string) (Hop, error) {
 	}
 	h.Digest = p.digits("body", 2*sha256.Size)
 	furtherField := p.err == nil && p.rest != ""
-	if furtherField || strings.HasSuffix(text, ";") { // a last separator leaves no rest, but would be another form of the same hop
+	// A last separator would be another form of the same hop.
+	if furtherField || strings.HasSuffix(text, ";") {
 		p.err = fmt.Errorf("%w: there is something after the body", ErrHop)
 	}
 	if p.err != nil {
@@ -134,20 +135,18 @@ func ParseHop(text string) (Hop, error) {
 	return h, nil
 }
 
-// hopParser reads the fields of a hop header one after the other. After an error its results are not valid.
+// hopParser reads fields one after the other. After an error its results are not valid.
 type hopParser struct {
-	rest string // the fields that were not read yet
+	rest string // not read yet
 	err  error  // the first error
 }
 
-// fail sets err, unless an earlier field has set it.
 func (p *hopParser) fail(format string, args ...any) {
 	if p.err == nil {
 		p.err = fmt.Errorf("%w: "+format, append([]any{ErrHop}, args...)...)
 	}
 }
 
-// field reads the next field, which must have this name, and returns its value.
 func (p *hopParser) field(name string) string {
 	var field string
 	field, p.rest, _ = strings.Cut(p.rest, ";")
@@ -158,18 +157,17 @@ func (p *hopParser) field(name string) string {
 	return value
 }
 
-// number reads a decimal number from 0 to limit in its only form: without a sign or leading zeros.
+// number has only one form: no sign, no leading zeros.
 func (p *hopParser) number(name string, limit int64) int64 {
 	text := p.field(name)
 	n, err := strconv.ParseInt(text, 10, 64)
 	isInRange := err == nil && n >= 0 && n <= limit
-	if !isInRange || strconv.FormatInt(n, 10) != text { // the number has only one form
+	if !isInRange || strconv.FormatInt(n, 10) != text {
 		p.fail("%s is no number from 0 to %d", name, limit)
 	}
 	return n
 }
 
-// name reads a field that must be a ValidName.
 func (p *hopParser) name(name string) string {
 	text := p.field(name)
 	if !ValidName(text) {
@@ -178,7 +176,7 @@ func (p *hopParser) name(name string) string {
 	return text
 }
 
-// digits reads a field of exactly length lower-case hex digits.
+// digits are lower-case hex.
 func (p *hopParser) digits(name string, length int) string {
 	text := p.field(name)
 	if len(text) != length || strings.Trim(text, "0123456789abcdef") != "" {
@@ -187,14 +185,14 @@ func (p *hopParser) digits(name string, length int) string {
 	return text
 }
 
-// maxMillis is a time in the year 5138, in Unix ms; later times are refused.
+// maxMillis is in the year 5138, in Unix ms.
 const maxMillis = 99_999_999_999_999
 
-// ValidName reports whether a name is allowed in headers, metrics and hash rings.
+// ValidName is for headers, metrics and hash rings.
 func ValidName(s string) bool {
 	for i := range len(s) {
 		c := s[i]
-		letter := c|0x20 >= 'a' && c|0x20 <= 'z' // the bit 0x20 makes a capital letter a small one
+		letter := c|0x20 >= 'a' && c|0x20 <= 'z' // the bit 0x20 makes a letter small
 		digit := c >= '0' && c <= '9'
 		if !letter && !digit && strings.IndexByte("-._:/@", c) < 0 {
 			return false

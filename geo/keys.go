@@ -13,8 +13,8 @@ import (
 	"evenkeel/engine"
 )
 
-// Keys sign hops and check signatures. The first key signs, and signatures of all keys are accepted. To replace a key, an
-// operator puts the new key second on all proxies, then first on all proxies, and then removes the old key.
+// Keys sign hops and check signatures: the first signs, all are accepted. To replace a key, put the
+// new one second on all proxies, then first, and then remove the old one.
 type Keys struct{ all []key }
 
 type key struct {
@@ -23,18 +23,18 @@ type key struct {
 }
 
 const (
-	minKey  = 32 // least length of a key, in bytes
+	minKey  = 32 // bytes
 	maxKeys = 2
 )
 
-// ErrKeys is the error for a set of keys that cannot be used.
+// ErrKeys is for keys that cannot be used.
 var ErrKeys = errors.New("the keys between proxies cannot be used")
 
-// ParseKeys reads one key per line: its id, a space and at least 32 bytes without spaces. It skips empty lines and lines that
-// begin with #. Its errors never contain a key.
+// ParseKeys reads one key per line: id, space, at least 32 bytes without spaces. It skips empty
+// lines and those that begin with #. Errors never contain a key.
 func ParseKeys(text string) (*Keys, error) {
 	keys := &Keys{}
-	n := 0 // number of the line, for errors
+	n := 0 // of the line, for errors
 	for line := range strings.Lines(text) {
 		n++
 		line = strings.TrimSpace(line)
@@ -63,25 +63,26 @@ func ParseKeys(text string) (*Keys, error) {
 	return keys, nil
 }
 
-// A Message has the parts of a request that a signature covers in addition to the hop. The hop contains a digest of the body,
-// so that the signature can be checked before the body is read.
+// A Message is what a signature covers besides the hop. The hop has a digest of the body, so that
+// the signature can be checked before the body is read.
 type Message struct {
-	Method, Target string          // Target is the path with its query
-	Headers        []engine.Header // the request's headers in any order; those that are not Covered may be left out
+	Method, Target string          // Target: path and query
+	Headers        []engine.Header // in any order; those not Covered may be missing
 }
 
-// Covered reports whether the signature of a request covers the header with this name, which is written like the constants
-// above. It covers all headers by which a proxy decides how it serves the request, and those that later versions may add.
-// Headers of a trace are not covered, because a service mesh between the proxies may write its own spans into them.
+// Covered says that the signature covers a header: all by which a proxy decides how it serves a
+// request, and those that later versions may add. Trace headers are left out, because a service
+// mesh may write its own spans into them.
 func Covered(name string) bool {
 	const prefix = "X-Evenkeel-"
-	return strings.HasPrefix(name, prefix) && name != HopHeader && name != SignatureHeader || // the hop itself is signed
-		name == "Content-Encoding" // the digest is that of the body before it is decoded
+	// The hop itself is signed.
+	return strings.HasPrefix(name, prefix) && name != HopHeader && name != SignatureHeader ||
+		name == "Content-Encoding" // the digest is of the body before decoding
 }
 
-// text is the text that is signed: the method, the target, the hop, and the name and value of each header that is Covered, in
-// the order of the names. The length of each part stands before it, so that two different requests never have the same text. A
-// header that is missing differs from an empty one, whose name is in the text.
+// text is what is signed: method, target, hop, and each Covered header, sorted by name. Each part's
+// length stands before it, so that two requests never have the same text. A missing header differs
+// from an empty one.
 func (m *Message) text(h *Hop) []byte {
 	covered := make([]engine.Header, 0, 8) // a proxy sends fewer
 	for _, header := range m.Headers {
@@ -100,33 +101,30 @@ func (m *Message) text(h *Hop) []byte {
 	return text
 }
 
-// appendPart appends a part of a signed text, with its length in bytes before it.
 func appendPart(text []byte, part string) []byte {
 	text = strconv.AppendInt(text, int64(len(part)), 10)
 	text = append(text, ':')
 	return append(text, part...)
 }
 
-// sum is the MAC over the text of a message and its hop.
 func (k *key) sum(m *Message, h *Hop) []byte {
 	mac := hmac.New(sha256.New, k.secret)
-	_, _ = mac.Write(m.text(h)) // Write of a hash.Hash never returns an error
+	_, _ = mac.Write(m.text(h)) // never fails
 	return mac.Sum(nil)
 }
 
-// Sign returns the value of SignatureHeader, signed with the first key.
+// Sign returns the value of SignatureHeader.
 func (k *Keys) Sign(m *Message, h *Hop) string {
 	first := &k.all[0]
 	return "kid=" + first.id + ";v1=" + hex.EncodeToString(first.sum(m, h))
 }
 
-// Signed reports whether the header is a signature by one of the keys. It compares in constant time, so that the time does not
-// show which byte is wrong.
+// Signed compares in constant time, so that the time does not show which byte is wrong.
 func (k *Keys) Signed(header string, m *Message, h *Hop) bool {
 	id, sum, hasSum := strings.Cut(strings.TrimPrefix(header, "kid="), ";v1=")
-	given, err := hex.DecodeString(sum) // the MAC that the header gives
+	given, err := hex.DecodeString(sum)
 	wellFormed := hasSum && err == nil && strings.HasPrefix(header, "kid=")
-	lowerCase := hex.EncodeToString(given) == sum // so that a signature has only one form
+	lowerCase := hex.EncodeToString(given) == sum // a signature has only one form
 	if !wellFormed || !lowerCase {
 		return false
 	}

@@ -10,8 +10,8 @@ import (
 	"evenkeel/engine"
 )
 
-// httpLink is the Link to a peer's listener. It has its own connection for probes, so that a probe never waits behind a
-// request.
+// httpLink is the Link to a peer's listener. It has its own connection for probes, so that a probe
+// never waits behind a request.
 type httpLink struct {
 	peers  *Peers
 	to     string // id of the peer's entry in geo.peers
@@ -28,8 +28,8 @@ func (ps *Peers) linkOverHTTP(p *peer) Link {
 // Close closes the connection for probes.
 func (l *httpLink) Close() { l.client.Close() }
 
-// warmConnections is the number of idle connections to a peer that are kept ready for requests. Without them a request would wait two or
-// three round trips for a dial.
+// warmConnections is the number of idle connections to a peer that are kept ready for requests.
+// Without them a request would wait two or three round trips for a dial.
 const warmConnections = 2
 
 // Warm keeps idle connections for requests ready, see Link.
@@ -44,14 +44,15 @@ func (l *httpLink) Ask(ctx context.Context, question []byte, limit time.Duration
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	outcome := l.postProbe(ctx, question)
-	if outcome.Err != nil && ctx.Err() != nil { // the end of ctx aborted the call, so the call's own error says nothing
+	// The end of ctx aborted the call, so the call's own error says nothing.
+	if outcome.Err != nil && ctx.Err() != nil {
 		outcome.Err = fmt.Errorf("%w: no answer in time", ErrProbe)
 	}
 	answered(outcome)
 }
 
-// postProbe posts a question to the peer's listener and returns the answer. The round trip counts from when the question was
-// written, without a dial.
+// postProbe posts a question to the peer's listener and returns the answer. The round trip counts
+// from when the question was written, without a dial.
 func (l *httpLink) postProbe(ctx context.Context, question []byte) (outcome ProbeOutcome) {
 	body, began := [][]byte{question}, time.Now()
 	call, writtenAt := l.client.NewCall(l.target), began
@@ -59,7 +60,8 @@ func (l *httpLink) postProbe(ctx context.Context, question []byte) (outcome Prob
 	stopAbort := context.AfterFunc(ctx, call.Abort)
 	defer stopAbort()
 	headers := l.probeHeaders(body, began)
-	resp, err := call.Do(http.MethodPost, ProbePath, headers, body, engine.Deadlines{}) // no time limits, because ctx aborts the call
+	// There are no time limits, because ctx aborts the call.
+	resp, err := call.Do(http.MethodPost, ProbePath, headers, body, engine.Deadlines{})
 	if err != nil {
 		return ProbeOutcome{Err: err}
 	}
@@ -71,14 +73,20 @@ func (l *httpLink) postProbe(ctx context.Context, question []byte) (outcome Prob
 	return outcome
 }
 
-// probeHeaders returns the headers of a probe, by which the peer checks who has sent it: the hop and, if there are keys, the signature.
+// probeHeaders returns the headers of a probe, by which the peer checks who has sent it: the hop
+// and, if there are keys, the signature.
 func (l *httpLink) probeHeaders(body [][]byte, now time.Time) []engine.Header {
 	ps := l.peers
-	signed := &Message{Method: http.MethodPost, Target: ProbePath} // what the signature covers besides the body and the hop
-	recipient := hopRecipient{proxy: l.to}                         // without its process, which only the answer to the probe tells
-	var noInbound *Hop                                             // this proxy itself asks, so no request came here before
-	rid := "probe-" + ps.process.nameAt(now)                       // stands for the id of a request, which every hop must have
-	deadline := now.Add(ps.cfg.Probe.Interval)                     // every hop must have a deadline, too, but only ctx ends the call
+	// The signature covers this besides the body and the hop.
+	signed := &Message{Method: http.MethodPost, Target: ProbePath}
+	// Only the answer to the probe tells the process.
+	recipient := hopRecipient{proxy: l.to}
+	// This proxy itself asks, so no request came here before.
+	var noInbound *Hop
+	// Every hop must have the id of a request.
+	rid := "probe-" + ps.process.nameAt(now)
+	// Every hop must have a deadline, too, but only ctx ends the call.
+	deadline := now.Add(ps.cfg.Probe.Interval)
 	return ps.hopHeaders(signed, body, recipient, noInbound, rid, now, deadline)
 }
 
@@ -96,7 +104,8 @@ func refusedProbe(status int, reject string) error {
 	case RejectRecipient:
 		return fmt.Errorf("%w with status %d: it has another name; set geo.self.id there or the peer's id here", errRefused, status)
 	}
-	if !slices.Contains(causes, reject) { // the text comes from the peer, so only known reasons are repeated
+	// The text comes from the peer, so only known reasons are repeated.
+	if !slices.Contains(causes, reject) {
 		reject = "without a reason that we know"
 	}
 	return fmt.Errorf("%w with status %d, %s; see the peer's log", errRefused, status, reject)

@@ -33,7 +33,8 @@ type vector interface {
 
 var secondsBuckets = []float64{1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3, 250e-3, 500e-3, 1, 2.5, 5, 10, 30, 60, 120}
 
-// errorBuckets are bounds of the actual less the predicted time, in seconds; negative: the actual time was shorter.
+// errorBuckets are bounds of the actual less the predicted time, in seconds; negative: the actual
+// time was shorter.
 var errorBuckets = []float64{-10, -2.5, -1, -0.5, -0.25, -0.1, -0.05, -0.01, 0, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 30, 120}
 
 // newMetrics makes the metrics of Peers.
@@ -84,15 +85,16 @@ func keepVector[V vector](all *[]vector, v V) V {
 	return v
 }
 
-// createSeries makes the series of the peer listener. If a counter only came into existence with its first event, its value
-// would never increase from 0 to 1, and no alert would see this event.
+// createSeries makes the series of the peer listener. If a counter only came into existence with
+// its first event, its value would never increase from 0 to 1, and no alert would see this event.
 func (m *metrics) createSeries() {
 	for _, reason := range rejects {
 		m.rejects.WithLabelValues(reason)
 	}
 }
 
-// createPeerSeries makes the counters of a peer, so that an alert sees their first increase from 0 to 1.
+// createPeerSeries makes the counters of a peer, so that an alert sees their first increase from 0
+// to 1.
 func (m *metrics) createPeerSeries(peer string) {
 	for _, outcome := range []string{OutcomeOK, OutcomeFallback, OutcomeLost, OutcomeGone, OutcomeRelayed} {
 		m.forwards.WithLabelValues(peer, outcome)
@@ -109,7 +111,8 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect implements prometheus.Collector. It sets the gauges of the peers before it collects all metrics.
+// Collect implements prometheus.Collector. It sets the gauges of the peers before it collects all
+// metrics.
 func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	ps, now := m.peers, m.peers.clock.Now()
 	ps.mu.Lock()
@@ -127,7 +130,8 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// dropSeries drops the series in which a label has this value: those of a removed peer, or of a model.
+// dropSeries drops the series in which a label has this value: those of a removed peer, or of a
+// model.
 func (m *metrics) dropSeries(label, value string) {
 	for _, v := range m.vectors {
 		v.DeletePartialMatch(prometheus.Labels{label: value}) // no effect on metrics without this label

@@ -14,7 +14,7 @@ import (
 	"evenkeel/geo/policy"
 )
 
-// New returns Peers. It probes no peer before Start.
+// New probes no peer before Start.
 func New(cfg Config) (*Peers, error) {
 	cfg = cfg.withDefaults()
 	ps := &Peers{
@@ -29,7 +29,8 @@ func New(cfg Config) (*Peers, error) {
 	ps.maxPromptBytes = cfg.PromptIndexBytes
 	ps.process = newProcess(ps.started, cfg.HMAC.Skew)
 	ps.verifier = &Verifier{self: cfg.Self.ID, process: ps.process, maxHops: cfg.MaxHops, skew: cfg.HMAC.Skew,
-		nonces:           newNonces(3 * cfg.HMAC.Skew), // a hop is accepted for twice the skew, and the clock may be set back by one skew
+		// A hop is accepted for twice the skew, and the clock may be set back by one.
+		nonces:           newNonces(3 * cfg.HMAC.Skew),
 		certificateNames: ps.certificateNames}
 	ps.verifier.keys.Store(cfg.Keys)
 	ps.metrics = newMetrics(ps)
@@ -48,11 +49,10 @@ func New(cfg Config) (*Peers, error) {
 	return ps, nil
 }
 
-// trafficIdle is how long an idle connection to a peer is kept for the next request. It is less than the time for which the
-// peer's listener keeps the connection.
+// trafficIdle is how long an idle connection is kept: less than the peer's listener keeps it.
 const trafficIdle = 60 * time.Second
 
-// Start begins to probe the peers, and to look up the names of entries with discover. It returns at once.
+// Start begins to probe the peers, and to look up names. It returns at once.
 func (ps *Peers) Start() {
 	ps.mu.Lock()
 	for _, p := range ps.peers {
@@ -66,12 +66,12 @@ func (ps *Peers) Start() {
 	}
 }
 
-// Close ends the probing, and waits until all probers and all goroutines of Peers have ended. Forwards under way continue.
+// Close waits until all probers and goroutines of Peers have ended. Forwards continue.
 func (ps *Peers) Close() {
 	ps.mu.Lock()
 	ps.stop()
 	for _, p := range ps.peers {
-		if p.link != nil { // nil: Start was not called
+		if p.link != nil { // Start was not called
 			ps.stopProbing(p)
 		}
 	}
@@ -80,22 +80,23 @@ func (ps *Peers) Close() {
 	ps.traffic.Close()
 }
 
-// SetKeys replaces the keys that sign requests between proxies; nil: they need no signature.
+// SetKeys replaces the signing keys; nil: no signature is needed.
 func (ps *Peers) SetKeys(k *Keys) {
 	ps.verifier.keys.Store(k)
 }
 
-// Verifier returns the Verifier that checks requests on the peer listener.
+// Verifier is for the peer listener.
 func (ps *Peers) Verifier() *Verifier { return ps.verifier }
 
 // ID is the id of this proxy.
 func (ps *Peers) ID() string { return ps.cfg.Self.ID }
 
-// certificateNames returns, for the Verifier, the names that a peer's certificate may have: those of all entries of geo.peers to which the
-// id belongs. ok is false if it belongs to none.
+// certificateNames are those that a peer's certificate may have, by all entries to which the id
+// belongs; ok is false without one.
 func (ps *Peers) certificateNames(id string) (sans []string, ok bool) {
 	for i := range ps.cfg.Peers {
-		if c := &ps.cfg.Peers[i]; c.AnswersTo(id) && id != ps.cfg.Self.ID { // an entry with discover may also match this proxy's id
+		// An entry with discover may match this proxy's id.
+		if c := &ps.cfg.Peers[i]; c.AnswersTo(id) && id != ps.cfg.Self.ID {
 			sans, ok = append(sans, c.SANs()...), true
 		}
 	}
@@ -107,33 +108,33 @@ func (ps *Peers) Offered(model string) bool {
 	return ps.anyPeerServes(model, func(*peer) bool { return true })
 }
 
-// OfferedTo reports whether any usable peer serves the model in a region to which residency lets the tenant's requests go.
+// OfferedTo counts only regions that residency allows.
 func (ps *Peers) OfferedTo(tenant, model string) bool {
-	allowed := ps.RegionFilter(tenant, model) // nil: all regions are allowed
+	allowed := ps.RegionFilter(tenant, model)
 	return ps.anyPeerServes(model, func(p *peer) bool { return allowed == nil || allowed(p.conf.Region) })
 }
 
-// anyPeerServes reports whether any usable peer for which isAllowed returns true serves the model now.
 func (ps *Peers) anyPeerServes(model string, isAllowed func(*peer) bool) bool {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	return slices.ContainsFunc(ps.peers, func(p *peer) bool {
 		_, offersModel := p.offers[model]
-		servesModel := offersModel && p.decodesModel(model) // a sibling may offer a model whose decode groups another sibling owns
+		// A sibling may offer a model whose decode groups another one owns.
+		servesModel := offersModel && p.decodesModel(model)
 		takesRequests := p.usable() && !p.draining
 		return servesModel && takesRequests && isAllowed(p)
 	})
 }
 
-// AllUp reports whether every peer is usable. An address that is this proxy's own does not count. If all are usable, a model that
-// no peer offers is served by no region.
+// AllUp ignores this proxy's own address. If it is true, a model that no peer offers is served by
+// no region.
 func (ps *Peers) AllUp() bool {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	return !slices.ContainsFunc(ps.peers, func(p *peer) bool { return !p.usable() && !p.isSelf })
 }
 
-// Models lists the models of all usable peers.
+// Models lists those of all usable peers.
 func (ps *Peers) Models() []string {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -155,17 +156,17 @@ type Tuning struct {
 	MinGain *float64 `json:"min_gain_ms"`
 }
 
-// ErrTuning is the error for an invalid Tuning.
+// ErrTuning is for an invalid Tuning.
 var ErrTuning = errors.New("geo: nothing was changed")
 
-// Tune changes the policy and its weights from the next round on. If any value is not valid, it changes nothing.
+// Tune applies from the next round on. If any value is not valid, it changes nothing.
 func (ps *Peers) Tune(t Tuning) error {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	set, text := ps.settings, ps.policyText
 	for _, v := range []struct {
 		key string
-		new *float64 // nil: no change
+		new *float64
 		set *float64
 	}{
 		{"qs", t.QS, &set.WaitWeight},
@@ -176,7 +177,7 @@ func (ps *Peers) Tune(t Tuning) error {
 		if v.new == nil {
 			continue
 		}
-		if !(*v.new >= 0 && *v.new <= 1e6) { // this form also refuses NaN
+		if !(*v.new >= 0 && *v.new <= 1e6) { // refuses NaN, too
 			return fmt.Errorf("%w: %s is %v; write a number from 0 to 1e6", ErrTuning, v.key, *v.new)
 		}
 		*v.set = *v.new
@@ -191,29 +192,29 @@ func (ps *Peers) Tune(t Tuning) error {
 	ps.settings, ps.policyText, ps.policy = set, text, parsed
 	for _, s := range ps.models {
 		s.policy = *parsed
-		s.round = 0 // no round has the number 0, so the next decision begins a new round
+		s.round = 0 // no round has the number 0, so the next decision begins one
 	}
 	return nil
 }
 
-// PolicyText is the present policy, in the form that policy.Settings.Parse reads.
+// PolicyText is what policy.Settings.Parse reads.
 func (ps *Peers) PolicyText() string {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	return ps.policyText
 }
 
-// Receipts returns the receipts of the last forwards, at most so many, the latest first.
+// Receipts returns the last ones, the latest first.
 func (ps *Peers) Receipts(most int) []Receipt { return ps.receipts.last(most) }
 
-// Accepts reports whether one more forwarded request may wait here. from is the proxy that forwards it, and waiting the number of
-// requests that wait already.
+// Accepts reports whether one more request, of the proxy from, may wait here besides those that
+// wait.
 func (ps *Peers) Accepts(from string, waiting int) bool {
 	isCentral := ps.cfg.Central == ps.cfg.Self.ID
-	if isCentral { // this proxy decides about the requests of all regions, so they must wait here
+	if isCentral { // it decides for all regions, so requests must wait here
 		return true
 	}
-	if ps.mayBeSibling(from) { // only this proxy admits requests to the decode groups that it owns, so they must wait here
+	if ps.mayBeSibling(from) { // only this proxy admits to the decode groups that it owns
 		return true
 	}
 	ps.mu.Lock()
@@ -221,13 +222,12 @@ func (ps *Peers) Accepts(from string, waiting int) bool {
 	return ps.policy.Settings().AcceptsForward(waiting)
 }
 
-// rttAlpha is the weight of a new round trip in the average. With it, the average follows a changed route within a few seconds
-// of probes, and a single slow answer has little effect.
+// rttAlpha is the weight of a new round trip: the average follows a changed route within seconds,
+// and a single slow answer has little effect.
 const rttAlpha = 0.3
 
-// withDefaults returns the config with defaults for the fields that are not set.
 func (c Config) withDefaults() Config {
-	if c.Mode != Central { // in other modes no proxy decides for another one
+	if c.Mode != Central { // no proxy decides for another one
 		c.Central = ""
 	}
 	if c.Lookup == nil {

@@ -19,12 +19,12 @@ type usedNonce struct {
 	at    time.Time
 }
 
-// maxNonces bounds the nonces that are remembered. If there are more, the oldest are dropped early. A recorded hop with such a
-// nonce is then accepted again until it is older than the skew.
+// maxNonces bounds the nonces that are remembered. If there are more, the oldest are dropped early.
+// A recorded hop with such a nonce is then accepted again until it is older than the skew.
 const maxNonces = 100_000
 
-// newNonces returns nonces that remembers each nonce for the time keepFor, which must be at least the time for which a hop is
-// accepted.
+// newNonces returns nonces that remembers each nonce for the time keepFor, which must be at least
+// the time for which a hop is accepted.
 func newNonces(keepFor time.Duration) *nonces {
 	return &nonces{keepFor: keepFor, known: map[string]*list.Element{}}
 }
@@ -36,12 +36,12 @@ func (n *nonces) used(nonce string) bool {
 	return n.known[nonce] != nil
 }
 
-// remember remembers a nonce, and reports whether it is new. It first drops nonces that are older than keepFor or exceed
-// maxNonces.
+// remember remembers a nonce, and reports whether it is new. It first drops nonces that are older
+// than keepFor or exceed maxNonces.
 func (n *nonces) remember(nonce string, now time.Time) (isNew bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for e := n.order.Front(); e != nil; e = n.order.Front() { // drop the oldest nonces while they are too old or too many
+	for e := n.order.Front(); e != nil; e = n.order.Front() {
 		old := e.Value.(usedNonce)
 		if now.Sub(old.at) < n.keepFor && len(n.known) < maxNonces {
 			break

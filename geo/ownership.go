@@ -9,31 +9,37 @@ import (
 	"evenkeel/lease"
 )
 
-// Ownership is the section `geo.ownership` of the config file. It configures which proxy serves the engines of a region
-// whose own proxy has died. Engines with engines[].region belong to another region.
+// Ownership is the section `geo.ownership` of the config file. It configures which proxy serves the
+// engines of a region whose own proxy has died. Engines with engines[].region belong to another
+// region.
 type Ownership struct {
-	Engine        string   `yaml:"engine"`         // store of leases: kubernetes or etcd; static: fixed order, no leases; off: no takeovers
-	TakeoverOrder []string `yaml:"takeover_order"` // ids, the preferred one first; empty: the nearest to the dead proxy first
+	// Engine is the store of leases, kubernetes or etcd; static: fixed order, no leases; off.
+	Engine string `yaml:"engine"`
+	// TakeoverOrder has ids, the preferred one first; empty: the nearest to the dead proxy first.
+	TakeoverOrder []string `yaml:"takeover_order"`
 	lease.Waits   `yaml:",inline"`
-	MaxShare      float64       `yaml:"max_share"`  // share of slots that is used after a takeover: only at first, or always with static
-	DeadAfter     time.Duration `yaml:"dead_after"` // with static: a proxy counts as dead if it was not seen for this time
-	Kubernetes    struct {
+	// MaxShare of slots is used after a takeover: only at first, or always with static.
+	MaxShare float64 `yaml:"max_share"`
+	// DeadAfter, with static: a proxy that was not seen for this time counts as dead.
+	DeadAfter  time.Duration `yaml:"dead_after"`
+	Kubernetes struct {
 		Namespace string `yaml:"namespace"` // empty: the namespace of this pod
-		// Kubeconfig has, by region, the kubeconfig file of the cluster that keeps the region's lease. A region without an
-		// entry uses the cluster of this pod.
+		// Kubeconfig has, by region, the kubeconfig file of the cluster that keeps the region's lease. A
+		// region without an entry uses the cluster of this pod.
 		Kubeconfig map[string]string `yaml:"kubeconfig"`
 	} `yaml:"kubernetes"`
 	Etcd Etcd `yaml:"etcd"`
 }
 
-// HA is the section `ha` of the config file. It configures which of a region's proxies admits requests to which decode
-// group. The other proxies are the entries of geo.peers in the own region.
+// HA is the section `ha` of the config file. It configures which of a region's proxies admits
+// requests to which decode group. The other proxies are the entries of geo.peers in the own region.
 type HA struct {
 	Mode        string `yaml:"mode"`
 	Engine      string `yaml:"engine"` // the store of the leases: kubernetes or etcd
 	lease.Waits `yaml:",inline"`
-	Members     []string `yaml:"members"` // ids of all proxies that may ever own a group; empty: any proxy of the region
-	Kubernetes  struct {
+	// Members are all proxies that may ever own a group; empty: any of the region.
+	Members    []string `yaml:"members"`
+	Kubernetes struct {
 		Namespace  string `yaml:"namespace"`  // empty: the namespace of this pod, or of the kubeconfig
 		Kubeconfig string `yaml:"kubeconfig"` // empty: the cluster of this pod
 	} `yaml:"kubernetes"`
@@ -96,7 +102,8 @@ func (o *Ownership) check(c *Config, bad report) {
 		bad("dead_after", "%v is too short, because a peer counts as down only after %v; write that or more", o.DeadAfter, least)
 	}
 	checkEtcd(bad, o.Engine, &o.Etcd)
-	namespacesMayDiffer := len(o.Kubernetes.Kubeconfig) > 0 && o.Kubernetes.Namespace == "" // then there could be two leases, and two owners
+	// There could be two leases, and two owners.
+	namespacesMayDiffer := len(o.Kubernetes.Kubeconfig) > 0 && o.Kubernetes.Namespace == ""
 	if o.Engine == OwnKubernetes && namespacesMayDiffer {
 		bad("kubernetes.namespace",
 			"it is empty although leases are in other clusters; write the namespace in which every proxy of these regions keeps its lease")
@@ -126,7 +133,8 @@ func (h *HA) Check(c *Config, bad report) {
 	}
 	switch sorted := h.MemberList(); {
 	case len(sorted) == 0: // any proxy of the region may own a group
-	case len(slices.Compact(slices.Clone(sorted))) < len(sorted): // Compact drops an id that equals the one before it
+	case len(slices.Compact(slices.Clone(sorted))) < len(sorted):
+		// Compact drops an id that equals the one before it.
 		bad("members", "one of them is listed twice; write each id once")
 	case len(sorted) == 1:
 		bad("members", "the list has only %q; write the ids of all proxies that may own groups, or none", sorted[0])
@@ -154,8 +162,8 @@ func checkEtcd(bad report, engine string, e *Etcd) {
 	}
 }
 
-// checkName calls bad if a name is not valid, or has one of the characters ":/@", which only addresses have. It reports whether
-// the name is good.
+// checkName calls bad if a name is not valid, or has one of the characters ":/@", which only
+// addresses have. It reports whether the name is good.
 func checkName(bad report, key, name, what string) (ok bool) {
 	ok = ValidName(name) && !strings.ContainsAny(name, ":/@")
 	if !ok {

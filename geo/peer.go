@@ -10,37 +10,34 @@ import (
 	"evenkeel/prefill/index"
 )
 
-// answersUntilUp is the number of answered probes in a row after which a peer counts as up again.
+// answersUntilUp is how many answered probes in a row bring a peer up again.
 const answersUntilUp = 2
 
-// newPeer returns a peer that was not probed yet, and makes its series in the metrics. conf is its entry in geo.peers.
+// newPeer also makes the peer's series.
 func (ps *Peers) newPeer(conf *PeerConfig, id string, target *engine.Target) *peer {
 	p := &peer{
 		conf: conf, id: id, target: target, rtt: policy.NewRTT(rttAlpha), inflight: map[*Forward]struct{}{},
 		offers: map[string]policy.Offer{}, reasons: map[string]policy.Reason{}, egress: &spending{},
-		major:   -1, // the peer's major version is not known before its first answer
+		major:   -1, // not known yet
 		sibling: ps.cfg.Siblings && conf.Region == ps.cfg.Self.Region,
 	}
 	p.prompts = index.New(index.Config{MaxBytes: ps.maxPromptBytes, Evict: index.Oldest})
-	const unknownCapacity = 0 // how many KV blocks the peer's region can hold is not known
+	const unknownCapacity = 0 // of the peer's region
 	p.indexSlot = p.prompts.Add(id, unknownCapacity)
 	ps.metrics.createPeerSeries(id)
 	return p
 }
 
-// forgetProcessState drops what is known about the peer's earlier process: forwards that its probes did not count yet, and prompts that
-// were predicted to be cached in its region.
 func (p *peer) forgetProcessState() {
 	p.reserved.Clear()
 	p.prompts.Clear(p.indexSlot, index.Removed)
 }
 
-// applyAnswer applies the answer to a probe. The answer counts all requests that were written before sentMs, when the probe was
-// sent. If another process answers than before, applyAnswer first drops the state that belongs to the earlier process. It reports
-// whether the peer came up by this answer.
+// applyAnswer: the answer counts all requests that were written before sentMs. If another process
+// answers, state of the one before is dropped.
 func (p *peer) applyAnswer(a *answer, now time.Time, outcome ProbeOutcome, sentMs float64) (cameUp bool) {
-	if p.boot != a.Boot { // another process answers
-		if p.boot != "" { // otherwise this is the peer's first answer
+	if p.boot != a.Boot {
+		if p.boot != "" {
 			p.forgetProcessState()
 			p.answersInRow, p.circuit = 0, circuit.Circuit{}
 		}
@@ -48,7 +45,8 @@ func (p *peer) applyAnswer(a *answer, now time.Time, outcome ProbeOutcome, sentM
 	}
 	p.name, p.major, p.draining, p.offers, p.decodedModels = a.ID, major(a.Version), a.Draining, a.Models, a.Decodes
 	p.probed, p.lastAnsweredAt, p.missesInRow, p.probeError = true, now, 0, ""
-	procUs := min(a.ProcUs, us(outcome.RoundTrip)) // the peer cannot have computed for longer than the whole trip
+	// It cannot have computed for longer than the whole trip.
+	procUs := min(a.ProcUs, us(outcome.RoundTrip))
 	p.rtt.Add(ms(outcome.RoundTrip), procUs, outcome.Dialled)
 	p.reserved.DropCounted(sentMs)
 	p.answersInRow++
@@ -59,8 +57,6 @@ func (p *peer) applyAnswer(a *answer, now time.Time, outcome ProbeOutcome, sentM
 	return false
 }
 
-// countMiss counts a probe without a valid answer. probeError says why it had none. After missesUntilDown such probes in a row the peer
-// goes down; countMiss reports whether it did so now.
 func (p *peer) countMiss(probeError string, missesUntilDown int) (wentDown bool) {
 	p.answersInRow, p.probeError = 0, probeError
 	p.missesInRow++
@@ -71,24 +67,23 @@ func (p *peer) countMiss(probeError string, missesUntilDown int) (wentDown bool)
 	return false
 }
 
-// usable reports whether the peer is up and speaks this proxy's version of the protocol. A peer of another version answers
-// probes, but gets no requests.
+// usable: a peer of another version answers probes, but gets no requests.
 func (p *peer) usable() bool { return p.up && p.major == policy.Protocol }
 
-// policyView returns the state of the peer for a policy. The next probe is sent one interval after an answer, so that the time
-// between two answers is the interval plus the round trip.
+// policyView: the next probe is sent one interval after an answer, so that answers are an interval
+// and a round trip apart.
 func (p *peer) policyView(ps *Peers, model string, now time.Time) policy.Peer {
 	offer, hasOffer := p.offers[model]
-	reserved, unseenTokens := p.reserved.Reserved() // of forwards that the peer's last answer to a probe did not count
+	reserved, unseenTokens := p.reserved.Reserved() // not counted by the last answer
 	rtt, _ := p.rtt.Ms()
 	budget := ps.cfg.Egress.DailyUSD // USD per day; 0: no limit
-	// Both say, in ms, by how much first tokens came later than predicted. Distrust raises the gain that a forward must promise. The
-	// residual corrects the next predictions.
+	// By how much first tokens came too late: distrust raises the gain that a forward must promise,
+	// the residual corrects predictions.
 	distrustMs, residualMs := p.distrust.Ms(ps.sinceStartMs(now)), p.residual.Ms(now)
-	window := p.trust.Window(ps.sinceStartMs(now)) // how many requests may be unanswered at the peer; late first events make it smaller
+	window := p.trust.Window(ps.sinceStartMs(now))
 	return policy.Peer{
 		ID: p.id, Probed: p.probed, Down: !p.up,
-		Major: p.major, // of the peer's protocol: a peer of another major version gets no requests
+		Major: p.major,
 		AgeMs: ms(now.Sub(p.lastAnsweredAt)), IntervalMs: ms(ps.cfg.Probe.Interval) + rtt,
 		Draining: p.draining, OffersModel: hasOffer && p.decodesModel(model),
 		CircuitOpen: !p.circuit.Allows(now), BudgetSpent: budget > 0 && p.egress.today(now) >= budget,
@@ -98,26 +93,25 @@ func (p *peer) policyView(ps *Peers, model string, now time.Time) policy.Peer {
 	}
 }
 
-// expireReservations drops the reservations of forwards that were sent longer ago than two probe intervals and a round trip. The answer to
-// a probe would have counted them, and so dropped them, within this time. No such answer came, and they must not stay for ever.
+// expireReservations: an answer to a probe would have dropped them by now. None came, and they must
+// not stay for ever.
 func (p *peer) expireReservations(ps *Peers, now time.Time) {
 	rtt, _ := p.rtt.Ms()
 	p.reserved.Expire(ps.sinceStartMs(now), ms(ps.cfg.Probe.Interval), rtt)
 }
 
-// dropRemovedSeries drops the series of a peer in the metrics, once the peer is removed and no forward is at it any more. Otherwise the
-// series of old addresses would pile up. It is called with ps.mu held.
+// dropRemovedSeries keeps series of old addresses from piling up. ps.mu is held.
 func (ps *Peers) dropRemovedSeries(p *peer) {
 	if !p.removed || len(p.inflight) > 0 {
 		return
 	}
 	cameBack := slices.ContainsFunc(ps.peers, func(other *peer) bool { return other != p && other.id == p.id })
-	if cameBack { // the new peer goes on with the same series
+	if cameBack { // with the same series
 		return
 	}
 	ps.metrics.dropSeries("peer", p.id)
 	hasOtherAddress := slices.ContainsFunc(ps.peers, func(other *peer) bool { return other.name == p.name })
 	if !hasOtherAddress {
-		ps.metrics.dropSeries("origin", p.name) // the series about the requests that it forwarded here
+		ps.metrics.dropSeries("origin", p.name) // about requests that it forwarded here
 	}
 }

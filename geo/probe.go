@@ -17,8 +17,8 @@ import (
 	"evenkeel/prefill"
 )
 
-// startProber makes the link to a peer and starts the peer's prober, which sends its first probe at once. It runs until stopProbing or
-// the end of Peers. startProber is called with ps.mu held.
+// startProber sends the first probe at once. It runs until stopProbing or the end of Peers. ps.mu
+// is held.
 func (ps *Peers) startProber(p *peer) {
 	p.ctx, p.cancel = context.WithCancel(ps.ctx)
 	if ps.cfg.Link != nil {
@@ -31,22 +31,21 @@ func (ps *Peers) startProber(p *peer) {
 	p.cancelNext = ps.clock.After(0, func() { ps.sendProbe(p, firstSeq) })
 }
 
-// stopProbing stops the prober of a peer. A question that is under way is aborted, and the prober ends once scheduleProbe is called after
-// it. stopProbing is called with ps.mu held.
+// stopProbing aborts a question under way; then scheduleProbe ends the prober. ps.mu is held.
 func (ps *Peers) stopProbing(p *peer) {
-	p.cancel()          // ends p.ctx: this aborts a question that is under way, and shows scheduleProbe that the prober was stopped
-	if p.cancelNext() { // the next question was not sent yet, and will not be: scheduleProbe is not called any more
+	p.cancel()
+	if p.cancelNext() { // scheduleProbe will not be called any more
 		ps.proberEnded(p)
 	}
 }
 
-// proberEnded closes the link to a peer at the end of the peer's prober. Peers.Close waits for the ends of all probers.
+// proberEnded: Peers.Close waits for the ends of all probers.
 func (ps *Peers) proberEnded(p *peer) {
 	p.link.Close()
 	ps.running.Done()
 }
 
-// scheduleProbe schedules the next question to a peer in about one interval. If the prober was stopped, it ends the prober instead.
+// scheduleProbe ends the prober if it was stopped.
 func (ps *Peers) scheduleProbe(p *peer, seq uint64) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -54,12 +53,11 @@ func (ps *Peers) scheduleProbe(p *peer, seq uint64) {
 		ps.proberEnded(p)
 		return
 	}
-	wait := float64(ps.cfg.Probe.Interval) * (0.9 + 0.2*ps.clock.Spread()) // random, within 10 % of the interval
+	// Random, within 10 % of the interval.
+	wait := float64(ps.cfg.Probe.Interval) * (0.9 + 0.2*ps.clock.Spread())
 	p.cancelNext = ps.clock.After(time.Duration(wait), func() { ps.sendProbe(p, seq) })
 }
 
-// sendProbe sends one question, with the number seq, to a peer. When the answer has come, or none came in time, it applies the outcome,
-// wakes the arrival queue and schedules the next question.
 func (ps *Peers) sendProbe(p *peer, seq uint64) {
 	ps.mu.Lock()
 	rtt, _ := p.rtt.Ms()
@@ -67,7 +65,7 @@ func (ps *Peers) sendProbe(p *peer, seq uint64) {
 	// A far peer gets at least three round trips.
 	limit := max(ps.cfg.Probe.Interval, 500*time.Millisecond, time.Duration(3*rtt*float64(time.Millisecond)))
 	sent := ps.clock.Now()
-	// The question has only strings and numbers, so that Marshal never fails.
+	// Strings and numbers: Marshal never fails.
 	body, _ := json.Marshal(question{
 		Version: version, ID: ps.cfg.Self.ID, Boot: ps.process.nameAt(sent), Seq: seq, SentUs: sent.UnixMicro(),
 	})
@@ -77,14 +75,13 @@ func (ps *Peers) sendProbe(p *peer, seq uint64) {
 				ps.cfg.Log.Debug("no idle connection to a peer", zap.String("peer", p.id), zap.Error(err))
 			}
 		}
-		ps.cfg.Queue.Wake() // waiting requests may be forwarded now, or must be served here now
+		ps.cfg.Queue.Wake() // requests may be forwarded now, or must be served here
 		ps.scheduleProbe(p, seq+1)
 	})
 }
 
-// applyOutcome applies the outcome of a question to the peer's state, and reports whether the peer is up. It passes a good answer on to
-// OnProbe, and logs when the peer comes up, goes down or begins to refuse questions. When the peer goes down, applyOutcome also abandons
-// the forwards that are at the peer.
+// applyOutcome updates the peer, and logs when it comes up, goes down or begins to refuse
+// questions. If it goes down, its forwards are abandoned.
 func (ps *Peers) applyOutcome(p *peer, seq uint64, sent time.Time, outcome ProbeOutcome) (up bool) {
 	a, err := answer{}, outcome.Err
 	if err == nil {
@@ -95,14 +92,16 @@ func (ps *Peers) applyOutcome(p *peer, seq uint64, sent time.Time, outcome Probe
 	}
 	now := ps.clock.Now()
 	ps.mu.Lock()
-	if p.removed { // the peer was removed while the question was under way
+	if p.removed { // while the question was under way
 		ps.mu.Unlock()
 		return false
 	}
 	p.isSelf = errors.Is(err, errSelf)
-	var changed bool                                                        // the peer came up or went down
-	var lost []*Forward                                                     // forwards at a peer that went down, in booking order
-	newRefusal := errors.Is(err, errRefused) && p.probeError != err.Error() // a repeated error is not logged again
+	var changed bool
+	// The forwards at a peer that went down, in booking order.
+	var lost []*Forward
+	// A repeated error is not logged again.
+	newRefusal := errors.Is(err, errRefused) && p.probeError != err.Error()
 	if err == nil {
 		changed = p.applyAnswer(&a, now, outcome, ps.sinceStartMs(sent))
 	} else if changed = p.countMiss(err.Error(), ps.cfg.Probe.Misses); changed {
@@ -128,14 +127,14 @@ func (ps *Peers) applyOutcome(p *peer, seq uint64, sent time.Time, outcome Probe
 	return up
 }
 
-// errSelf is the error for a probe that came back to this proxy.
+// errSelf: a probe came back to this proxy.
 var errSelf = fmt.Errorf("%w: the address is this proxy's own", ErrProbe)
 
-// checkAnswer returns an error unless the answer comes from this peer and belongs to this question.
 func (ps *Peers) checkAnswer(p *peer, a *answer, seq uint64) error {
-	ownProcess := ps.process.nameAt(ps.clock.Now()) // the name changes if the wall clock is set back
+	ownProcess := ps.process.nameAt(ps.clock.Now()) // it changes if the wall clock is set back
 	switch {
-	case a.Boot == ownProcess || a.ID == ps.cfg.Self.ID: // this process has answered, or an earlier one of this proxy
+	case a.Boot == ownProcess || a.ID == ps.cfg.Self.ID:
+		// This process has answered, or an earlier one of this proxy.
 		return errSelf
 	case !p.conf.AnswersTo(a.ID):
 		return fmt.Errorf("%w: it calls itself %q, and geo.peers %q; set geo.self.id there or the peer's id here", ErrProbe, a.ID, p.conf.ID)
@@ -145,17 +144,17 @@ func (ps *Peers) checkAnswer(p *peer, a *answer, seq uint64) error {
 	return nil
 }
 
-// AnswerProbe answers a probe that a peer sent, which arrived at the time arrival. It does not check the peer's version, because the
-// peer checks the version in the answer.
+// AnswerProbe does not check the peer's version: the peer checks the one in the answer.
 func (ps *Peers) AnswerProbe(body []byte, arrival time.Time) ([]byte, *Refusal) {
 	var q question
-	isProbe := len(body) <= maxProbe && json.Unmarshal(body, &q) == nil && major(q.Version) >= 0 // major is -1 for text that is no version
+	// major is -1 for text that is no version.
+	isProbe := len(body) <= maxProbe && json.Unmarshal(body, &q) == nil && major(q.Version) >= 0
 	if !isProbe {
 		return nil, refuse(http.StatusBadRequest, RejectVersion, "this is no probe of a proxy")
 	}
 	a := answer{Version: version, ID: ps.cfg.Self.ID, Region: ps.cfg.Self.Region, Boot: ps.process.nameAt(arrival), Seq: q.Seq,
 		Draining: ps.cfg.Draining(), Models: ps.localOffers()}
-	if ps.cfg.Tenure != nil { // regions or groups have owners; the round trips tell which peer is nearest and takes a region over
+	if ps.cfg.Tenure != nil { // the round trips tell which peer is nearest and takes a region over
 		a.Tenure = ps.cfg.Tenure()
 		ps.mu.Lock()
 		a.RTTMs = ps.roundTripsMs()
@@ -164,34 +163,31 @@ func (ps *Peers) AnswerProbe(body []byte, arrival time.Time) ([]byte, *Refusal) 
 	a.ProcUs = us(ps.clock.Now().Sub(arrival))
 	text, err := json.Marshal(a)
 	if err != nil || len(text) > maxProbe {
-		// The sender knows no reason that fits better; the message says what is wrong.
+		// The sender knows no reason that fits better.
 		return nil, refuse(http.StatusInternalServerError, RejectVersion, "the answer is over %d bytes; serve fewer models here", maxProbe)
 	}
 	return text, nil
 }
 
-// localOffers returns, for each model that this region serves, its offer for requests of other regions.
 func (ps *Peers) localOffers() map[string]policy.Offer {
 	all := map[string]policy.Offer{}
 	ps.cfg.Queue.Offers(func(model string, l *prefill.Local) { all[model] = localOffer(ps, model, l) })
 	return all
 }
 
-// localOffer returns the offer of this region for a model: how many requests its engines take now, and how long a request waits
-// and is prefilled here. l is the state of this region for the model. localOffer also sets the gauges of the metrics.
+// localOffer is what this region offers other regions for a model. It also sets the gauges.
 func localOffer(ps *Peers, model string, l *prefill.Local) policy.Offer {
-	running, maxRunning := ps.cfg.Running(model) // requests on the least busy decode rank; how many all ranks can run at once
+	running, maxRunning := ps.cfg.Running(model) // on the least busy decode rank; at most, on all
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	s := ps.stateOf(model)
-	settings := roundSettings(&s.policy, l) // made anew for each offer, as for each round, because a setting may follow the traffic
+	settings := roundSettings(&s.policy, l) // a setting may follow the traffic
 	decodes := maxRunning > 0
-	// nil: a list of its own, because s.candidates is that of a round.
+	// nil: s.candidates is that of a round.
 	candidates := localCandidates(nil, &settings, l, running, decodes)
-	departureGapMs := s.departureGap.Ms() // mean time between two departures of requests from the arrival queue
+	departureGapMs := s.departureGap.Ms()
 	o := policy.NewOffer(candidates, l.Waiting, float64(l.Tokens), departureGapMs, maxRunning)
-	// FitN tells operators from how many prefills the engines' prefill times were learned. It is the number of the engine with the
-	// most.
+	// FitN tells operators from how many prefills the times were learned, at the engine with the most.
 	for i := range l.Prefillers {
 		o.FitN = max(o.FitN, l.Prefillers[i].Samples)
 	}
@@ -200,7 +196,7 @@ func localOffer(ps *Peers, model string, l *prefill.Local) policy.Offer {
 	return o
 }
 
-// roundTripsMs returns the round trips to the peers in ms, by name. It is called with ps.mu held.
+// roundTripsMs is by name. ps.mu is held.
 func (ps *Peers) roundTripsMs() map[string]float64 {
 	all := map[string]float64{}
 	for _, p := range ps.peers {

@@ -18,7 +18,8 @@ type Receipt struct {
 	Model     string    `json:"model"`
 	Predicted struct {
 		policy.Terms
-		LocalCost float64 `json:"local_cost"` // predicted cost in the origin's region, in ms; -1: no engine there could have served the request
+		// In the origin's region, in ms; -1: no engine there could have served the request.
+		LocalCost float64 `json:"local_cost"`
 	} `json:"predicted"`
 	Actual struct {
 		TTFTMs       float64 `json:"ttft_ms"` // 0: there was no first event
@@ -34,8 +35,9 @@ type Receipt struct {
 
 // The outcomes of a forward.
 const (
-	OutcomeOK       = "ok"
-	OutcomeFallback = "fallback"      // the forward failed before its first event, and the request is served in another way
+	OutcomeOK = "ok"
+	// The forward failed before its first event, and the request is served in another way.
+	OutcomeFallback = "fallback"
 	OutcomeLost     = "lost"          // the peer was lost in the middle of the answer
 	OutcomeGone     = "client_gone"   // the client left
 	OutcomeRelayed  = "relayed_error" // the peer's refusal was passed on to the client
@@ -75,7 +77,8 @@ func (r *receipts) last(n int) []Receipt {
 	n = max(0, min(n, len(r.ring))) // no more than there are
 	list := make([]Receipt, 0, n)
 	for i := range n {
-		latest := r.next + len(r.ring) - 1 // index of the latest receipt, before the modulo; next is 0 while the ring grows
+		// This is before the modulo; next is 0 while the ring grows.
+		latest := r.next + len(r.ring) - 1
 		list = append(list, r.ring[(latest-i)%len(r.ring)])
 	}
 	return list

@@ -12,11 +12,12 @@ import (
 	"evenkeel/lease"
 )
 
-// HandBackPath is the path at which a proxy asks the holder of a region, or of a decode group, to hand it over.
+// HandBackPath is the path at which a proxy asks the holder of a region, or of a decode group, to
+// hand it over.
 const HandBackPath = "/evenkeel/peer/v1/handback"
 
-// HandBack asks the holder of a region, or of one of its decode groups, to hand it over. Epoch is the epoch of the holder's
-// lease.
+// HandBack asks the holder of a region, or of one of its decode groups, to hand it over. Epoch is
+// the epoch of the holder's lease.
 type HandBack struct {
 	Region string `json:"region"`
 	Group  string `json:"group,omitempty"`
@@ -31,8 +32,8 @@ func (h HandBack) Scope() string {
 	return "region " + h.Region
 }
 
-// VotePath is the path at which an owner that cannot reach the store of leases asks another proxy for a promise: not to
-// admit requests itself for a while.
+// VotePath is the path at which an owner that cannot reach the store of leases asks another proxy
+// for a promise: not to admit requests itself for a while.
 const VotePath = "/evenkeel/peer/v1/pledge"
 
 // Vote asks another proxy for a promise not to admit requests to one decode group for a while.
@@ -42,8 +43,8 @@ type Vote struct {
 	lease.Vote
 }
 
-// HandedBack is the answer of the former holder, after it has stopped admission. It lists the requests that the former holder
-// still runs.
+// HandedBack is the answer of the former holder, after it has stopped admission. It lists the
+// requests that the former holder still runs.
 type HandedBack struct {
 	HandBack
 	Ranks []Resident `json:"ranks"`
@@ -56,33 +57,37 @@ type Resident struct {
 	KVTokens int64  `json:"kv_tokens"`
 }
 
-// maxPostAnswer bounds an answer to post, in bytes. The largest answer is a HandedBack, which may have more than 30,000 ranks within this
-// bound. When a HandedBack is read, the lease is already released.
+// maxPostAnswer bounds an answer to post, in bytes. The largest answer is a HandedBack, which may
+// have more than 30,000 ranks within this bound. When a HandedBack is read, the lease is already
+// released.
 const maxPostAnswer = 4 << 20
 
 // ErrHandBack is the error if a region or group is not handed back.
 var ErrHandBack = errors.New("the region is not handed back")
 
-// AskBack asks the peer with this name to hand over a region or group that it holds. If it returns no error, the peer has stopped
-// admitting requests there.
+// AskBack asks the peer with this name to hand over a region or group that it holds. If it returns
+// no error, the peer has stopped admitting requests there.
 func (ps *Peers) AskBack(ctx context.Context, name string, ask HandBack) (h HandedBack, err error) {
 	text, err := ps.post(ctx, name, HandBackPath, ask)
 	if err != nil {
 		return h, fmt.Errorf("%w: %w", ErrHandBack, err)
 	}
-	if err := json.Unmarshal(text, &h); err != nil || h.HandBack != ask { // the answer repeats the question
+	// The answer repeats the question.
+	if err := json.Unmarshal(text, &h); err != nil || h.HandBack != ask {
 		return h, fmt.Errorf("%w: %s answers for another region, group or epoch", ErrHandBack, name)
 	}
 	return h, nil
 }
 
-// AskVote asks the peer with this name for a promise not to admit requests itself for a while; nil: the peer has promised it.
+// AskVote asks the peer with this name for a promise not to admit requests itself for a while; nil:
+// the peer has promised it.
 func (ps *Peers) AskVote(ctx context.Context, name string, ask Vote) error {
 	_, err := ps.post(ctx, name, VotePath, ask)
 	return err
 }
 
-// post sends a question to the peer with this name, and returns the answer. Any status other than 200 is an error.
+// post sends a question to the peer with this name, and returns the answer. Any status other than
+// 200 is an error.
 func (ps *Peers) post(ctx context.Context, name, path string, ask any) ([]byte, error) {
 	target, recipient := ps.targetOf(name)
 	if target == nil { // no peer has answered a probe with this name
@@ -102,7 +107,8 @@ func (ps *Peers) post(ctx context.Context, name, path string, ask any) ([]byte, 
 	rid := "owner-" + randomHex()    // stands for the id of a request, which every hop must have
 	deadline := now.Add(time.Minute) // every hop must have a deadline, too, but only ctx ends the call
 	hdr := ps.hopHeaders(message, parts, recipient, noInbound, rid, now, deadline)
-	resp, err := call.Do(http.MethodPost, path, hdr, parts, engine.Deadlines{}) // no time limits, because ctx aborts the call
+	// There are no time limits, because ctx aborts the call.
+	resp, err := call.Do(http.MethodPost, path, hdr, parts, engine.Deadlines{})
 	if err != nil {
 		return nil, err
 	}
@@ -117,8 +123,9 @@ func (ps *Peers) post(ctx context.Context, name, path string, ask any) ([]byte, 
 	return text, nil
 }
 
-// targetOf finds the peer that calls itself by this name in its answers to probes. It returns the target of calls to the peer, or nil if
-// there is no such peer. It also returns the peer, with its present process, as the recipient of a request.
+// targetOf finds the peer that calls itself by this name in its answers to probes. It returns the
+// target of calls to the peer, or nil if there is no such peer. It also returns the peer, with its
+// present process, as the recipient of a request.
 func (ps *Peers) targetOf(name string) (*engine.Target, hopRecipient) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()

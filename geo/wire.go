@@ -21,7 +21,8 @@ const (
 	version   = "1.0"
 	maxProbe  = 64 << 10 // bytes; a longer question or answer is refused
 	maxModels = 256      // an answer with more models is refused
-	maxFree   = 1 << 16  // limit of Offer.Free, which is more than the requests that come between two probes
+	// maxFree is more than the requests that come between two probes.
+	maxFree = 1 << 16
 )
 
 // question is the body of a probe. Unknown fields are ignored.
@@ -33,7 +34,8 @@ type question struct {
 	SentUs  int64  `json:"t_us"`
 }
 
-// answer is the answer to a probe: the state of a proxy. It contains names of models, but no prompts, tenants or sessions.
+// answer is the answer to a probe: the state of a proxy. It contains names of models, but no
+// prompts, tenants or sessions.
 type answer struct {
 	Version  string  `json:"v"`
 	ID       string  `json:"id"`
@@ -43,7 +45,8 @@ type answer struct {
 	ProcUs   float64 `json:"proc_us"`
 	Draining bool    `json:"draining"`
 	Tenure
-	// Round trips from the sender to its peers, by the peers' ids. If the sender dies, the nearest peer takes the sender's region over.
+	// Round trips from the sender to its peers, by the peers' ids. If the sender dies, the nearest
+	// peer takes the sender's region over.
 	RTTMs  map[string]float64      `json:"rtt_ms,omitempty"`
 	Models map[string]policy.Offer `json:"models"`
 }
@@ -51,9 +54,10 @@ type answer struct {
 // ErrProbe is the error for a wrong answer to a probe.
 var ErrProbe = errors.New("the answer to a probe cannot be believed")
 
-// readAnswer reads the answer to a probe. It lowers a too large Free of an offer to maxFree, and raises a ProcUs below 0 to 0. An answer
-// with a load below 0 on a prefill engine is refused as a whole. All other numbers stay as they came, and the policy later ignores offers
-// with impossible numbers.
+// readAnswer reads the answer to a probe. It lowers a too large Free of an offer to maxFree, and
+// raises a ProcUs below 0 to 0. An answer with a load below 0 on a prefill engine is refused as a
+// whole. All other numbers stay as they came, and the policy later ignores offers with impossible
+// numbers.
 func readAnswer(text []byte) (answer, error) {
 	var a answer
 	if len(text) > maxProbe {
@@ -62,7 +66,8 @@ func readAnswer(text []byte) (answer, error) {
 	if err := json.Unmarshal(text, &a); err != nil {
 		return a, fmt.Errorf("%w: %w", ErrProbe, err)
 	}
-	namesAreValid := ValidName(a.ID) && ValidName(a.Boot) // both go into headers of later requests to the peer
+	// Both go into headers of later requests to the peer.
+	namesAreValid := ValidName(a.ID) && ValidName(a.Boot)
 	if !namesAreValid || len(a.Models) > maxModels {
 		return a, fmt.Errorf("%w: its id, boot or number of models", ErrProbe)
 	}
@@ -98,14 +103,19 @@ func major(v string) int {
 
 // Tenure is the part of an answer that lists the regions or decode groups that a proxy owns.
 type Tenure struct {
-	Epochs map[string]int64 `json:"epochs,omitempty"` // by region: the epoch of the lease that the sender holds or has read last
-	Seen   map[string]int64 `json:"seen,omitempty"`   // by region or group: the highest epoch that the sender has seen
-	Lent   map[string]int   `json:"lent,omitempty"`   // by region that was handed back: requests that the sender still runs there
+	// By region: the epoch of the lease that the sender holds or has read last.
+	Epochs map[string]int64 `json:"epochs,omitempty"`
+	// By region or group: the highest epoch that the sender has seen.
+	Seen map[string]int64 `json:"seen,omitempty"`
+	// By region that was handed back: requests that the sender still runs there.
+	Lent map[string]int `json:"lent,omitempty"`
 
-	// The fields below are only used by siblings.
-	Groups  map[string]int64         `json:"groups,omitempty"`  // by decode group that the sender owns: the epoch of its lease
-	Decodes []string                 `json:"decodes,omitempty"` // models of the decode groups that the sender owns
-	Prefill map[string]prefill.Share `json:"prefill,omitempty"` // by prefill engine: the sender's share of the engine's load
+	// Only siblings use the fields from here on. By group that the sender owns: its lease's epoch.
+	Groups map[string]int64 `json:"groups,omitempty"`
+	// Models of the decode groups that the sender owns.
+	Decodes []string `json:"decodes,omitempty"`
+	// By prefill engine: the sender's share of its load.
+	Prefill map[string]prefill.Share `json:"prefill,omitempty"`
 }
 
 // ProbeReport is the part of a peer's answer to a probe that the caller of New gets.

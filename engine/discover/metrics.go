@@ -40,7 +40,8 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	}
 }
 
-// createSeries creates the series of a source, so that each starts at 0 and an alert notices the first count.
+// createSeries creates the series of a source, so that each starts at 0 and an alert notices the
+// first count.
 func (m *metrics) createSeries(source string) {
 	m.stale.WithLabelValues(source).Set(0)
 	for _, outcome := range []string{"used", "failed"} {
@@ -53,8 +54,8 @@ func (m *metrics) createSeries(source string) {
 	}
 }
 
-// countAnswer counts an answer of a source, and sets the gauge that shows whether the source fails. err is the failure; nil: the source
-// sent a list.
+// countAnswer counts an answer of a source, and sets the gauge that shows whether the source fails.
+// err is the failure; nil: the source sent a list.
 func (m *metrics) countAnswer(source string, err error) {
 	if err != nil {
 		m.answers.WithLabelValues(source, "failed").Inc()
@@ -74,7 +75,8 @@ func (m *metrics) countTrial(role string, err error) {
 	m.probes.WithLabelValues(role, outcome).Inc()
 }
 
-// setEngineCounts sets, for each source and state, how many engines of the source are in this state. Without such engines it sets 0.
+// setEngineCounts sets, for each source and state, how many engines of the source are in this
+// state. Without such engines it sets 0.
 func (m *metrics) setEngineCounts(s *Status) {
 	type series struct{ source, state string }
 	count := map[series]int{}

@@ -2,46 +2,50 @@ package journal
 
 import "time"
 
-// A LogEntry is one line of the request log: what is known about a request, without the text or the tokens of its prompt. `evenkeel fit`
-// reads the request log.
+// A LogEntry is one line of the request log, without the text or tokens of the prompt. `evenkeel
+// fit` reads it.
 type LogEntry struct {
-	ID           string    `json:"id"`
-	ClientID     string    `json:"client_id,omitempty"` // the client's own X-Request-Id
-	TraceID      string    `json:"trace_id,omitempty"`
-	Model        string    `json:"model"`
-	Key          string    `json:"key"`
-	PromptKey    string    `json:"prompt_key,omitempty"` // keyed hash, 16 hex digits; only if the predictor distinguishes prompts
+	ID       string `json:"id"`
+	ClientID string `json:"client_id,omitempty"` // X-Request-Id
+	TraceID  string `json:"trace_id,omitempty"`
+	Model    string `json:"model"`
+	Key      string `json:"key"`
+	// PromptKey is a keyed hash, 16 hex digits, only if the predictor distinguishes prompts.
+	PromptKey    string    `json:"prompt_key,omitempty"`
 	Arrival      time.Time `json:"arrival"`
 	Prefill      string    `json:"prefill"`
 	Rank         string    `json:"rank"`
 	Policy       string    `json:"policy"`
 	PromptTokens int       `json:"prompt_tokens"`
 	CachedTokens int       `json:"cached_tokens"`
-	Route        string    `json:"route,omitempty"`                // Disaggregated, Aggregated, Local or Passed; empty: it reached no engine
-	Engine       string    `json:"engine,omitempty"`               // the engine of a Passed request
-	LocalTokens  int       `json:"local_prefill_tokens,omitempty"` // prompt tokens that the decode rank had to compute, as predicted
-	OutputTokens int       `json:"output_tokens"`
-	ProbeBS      int       `json:"probe_bs"` // other prefill requests on the engine when this one was sent
-	QueueMs      float64   `json:"queue_ms"`
-	ProbeMs      float64   `json:"probe_ms"`
-	WaitMs       float64   `json:"wait_ms"`
-	TransferMs   float64   `json:"transfer_ms"`
-	TTFTMs       float64   `json:"ttft_ms"`
-	Bind         string    `json:"bind,omitempty"`        // Late or AtArrival; empty: the request was bound to no rank
-	BindMs       float64   `json:"bind_ms,omitempty"`     // time from arrival until the request was bound, if Bind is AtArrival
-	CallbackMs   float64   `json:"callback_ms,omitempty"` // how long the decode engine took to say where the KV goes; 0: it did not
-	TotalMs      float64   `json:"total_ms"`
-	Attempts     int       `json:"attempts"`
-	Inexact      bool      `json:"inexact,omitempty"` // a broken-off answer was continued from its text, which the next engine tokenised again
-	Outcome      string    `json:"outcome"`
-	Peer         string    `json:"peer,omitempty"`   // another proxy (a peer) to which the request was forwarded
-	Origin       string    `json:"origin,omitempty"` // the proxy that forwarded the request; empty: a client sent it
+	Route        string    `json:"route,omitempty"`  // empty: it reached no engine
+	Engine       string    `json:"engine,omitempty"` // of a Passed request
+	// LocalTokens are those that the decode rank had to compute, as predicted.
+	LocalTokens  int     `json:"local_prefill_tokens,omitempty"`
+	OutputTokens int     `json:"output_tokens"`
+	ProbeBS      int     `json:"probe_bs"` // other prefills on the engine when this one was sent
+	QueueMs      float64 `json:"queue_ms"`
+	ProbeMs      float64 `json:"probe_ms"`
+	WaitMs       float64 `json:"wait_ms"`
+	TransferMs   float64 `json:"transfer_ms"`
+	TTFTMs       float64 `json:"ttft_ms"`
+	Bind         string  `json:"bind,omitempty"`    // Late or AtArrival; empty: bound to no rank
+	BindMs       float64 `json:"bind_ms,omitempty"` // from arrival until bound, if AtArrival
+	// CallbackMs is until the decode engine said where the KV goes; 0: it did not.
+	CallbackMs float64 `json:"callback_ms,omitempty"`
+	TotalMs    float64 `json:"total_ms"`
+	Attempts   int     `json:"attempts"`
+	// Inexact: a broken-off answer was continued from its text, which was tokenised again.
+	Inexact bool   `json:"inexact,omitempty"`
+	Outcome string `json:"outcome"`
+	Peer    string `json:"peer,omitempty"`   // to which it was forwarded
+	Origin  string `json:"origin,omitempty"` // that forwarded it; empty: a client sent it
 
-	PrefillPolicy string `json:"-"` // the policy that chose the prefill engine
-	HitTokens     int    `json:"-"` // prompt tokens that the policy expected in the engine's prefix cache
+	PrefillPolicy string `json:"-"` // of the prefill engine
+	HitTokens     int    `json:"-"` // expected in the engine's prefix cache
 }
 
-// Values of LogEntry.Route: which engines serve a request.
+// Values of LogEntry.Route.
 const (
 	Disaggregated = "disaggregated"
 	Aggregated    = "aggregated" // one rank prefills and decodes
@@ -49,16 +53,16 @@ const (
 	Passed        = "passed-through" // one engine gets the whole request as it came
 )
 
-// Values of LogEntry.Bind: when a request was bound to its decode rank.
+// Values of LogEntry.Bind: when the request was bound to its decode rank.
 const (
-	Late      = "late"    // the request was bound after its prefill
-	AtArrival = "arrival" // the request was bound before its prefill
+	Late      = "late"    // after the prefill
+	AtArrival = "arrival" // before the prefill
 )
 
-// AddLeg adds the facts of one leg (part) of a fanned-out request. Tokens and attempts are added up. For each time, and for the number of
-// other prefills beside this one (ProbeBS), the largest of all legs counts. Only for TTFT the shortest counts, because the client sees the
-// first event of any leg. Engines, policies, Bind and route are those of the leg that is added last. They are empty if this leg got none,
-// except the route, which then stays that of an earlier leg.
+// AddLeg adds the facts of one leg. Tokens and attempts are summed; of times and ProbeBS the
+// largest counts, of TTFT the shortest, because the client sees the first event of any leg.
+// Engines, policies, Bind and route are those of the last leg; a leg without a route keeps the
+// earlier one.
 func (f *LogEntry) AddLeg(leg *LogEntry) {
 	f.PromptTokens += leg.PromptTokens
 	f.CachedTokens += leg.CachedTokens
@@ -74,7 +78,7 @@ func (f *LogEntry) AddLeg(leg *LogEntry) {
 	f.Attempts += leg.Attempts
 	f.Inexact = f.Inexact || leg.Inexact
 	f.LocalTokens += leg.LocalTokens
-	if leg.Route != "" { // a leg that reached no engine has no route
+	if leg.Route != "" {
 		f.Route = leg.Route
 	}
 	f.Bind = leg.Bind
@@ -84,5 +88,4 @@ func (f *LogEntry) AddLeg(leg *LogEntry) {
 	f.PrefillPolicy, f.HitTokens = leg.PrefillPolicy, leg.HitTokens
 }
 
-// ms converts a Duration to milliseconds.
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

@@ -1,5 +1,6 @@
-// Package journal records what happens to requests. A request reports each event once (Record.Report). The event goes into the request's
-// facts, from which the request log and the metrics are made, into its receipt and into its spans.
+// Package journal records what happens to requests. Each event is reported once (Record.Report),
+// and goes into the request's facts, for the request log and the metrics, into its receipt and into
+// its spans.
 package journal
 
 import (
@@ -15,17 +16,17 @@ import (
 	"evenkeel/gateway/tracing"
 )
 
-// Journal holds everything to which the records of requests are written. The zero value writes nothing, and is for tests.
+// Journal writes the records of requests. The zero value writes nothing, and is for tests.
 type Journal struct {
-	Receipts   *receipt.Ring                  // nil: no receipts are kept
-	tracer     atomic.Pointer[tracing.Tracer] // makes the spans of new requests; nil: they are not traced
-	flushes    sync.WaitGroup                 // goroutines in which replaced tracers export their last spans
-	requestLog *requestLog                    // nil: there is no request log
+	Receipts   *receipt.Ring                  // nil: none are kept
+	tracer     atomic.Pointer[tracing.Tracer] // nil: new requests are not traced
+	flushes    sync.WaitGroup                 // in which replaced tracers export their last spans
+	requestLog *requestLog                    // nil: there is none
 	recent     recent
 	log        *zap.Logger
 
 	requests   *prometheus.CounterVec
-	okRequests prometheus.Counter // the counter of requests whose outcome is ok
+	okRequests prometheus.Counter // outcome ok
 	spans      *prometheus.CounterVec
 	stages     [stages]prometheus.Observer
 	ttft, tpot prometheus.Observer
@@ -35,14 +36,14 @@ type Journal struct {
 
 // Config says where a journal writes.
 type Config struct {
-	File       string // path of the request log; "-": stdout; empty: there is no request log
+	File       string // of the request log; "-": stdout; empty: none
 	Receipts   *receipt.Ring
 	Registerer prometheus.Registerer
-	Buckets    []float64 // bounds of histogram buckets, in seconds
+	Buckets    []float64 // of histograms, in seconds
 	Log        *zap.Logger
 }
 
-// New opens the request log and registers the metrics of requests.
+// New opens the request log and registers the metrics.
 func New(c Config) (*Journal, error) {
 	g := &Journal{Receipts: c.Receipts, log: c.Log, cancels: map[Phase]prometheus.Counter{}, released: map[Phase]prometheus.Observer{}}
 	var err error
@@ -53,7 +54,8 @@ func New(c Config) (*Journal, error) {
 		Name: "evenkeel_requests_total", Help: "Client requests, by how they ended: ok, client_closed (the client left), engine_refused (an " +
 			"engine's own 4xx), engine_error (an engine's error event), or the error.code that the client saw.",
 	}, []string{"outcome"})
-	for _, outcome := range append([]string{"ok", "engine_error"}, outcomes...) { // an alert on a rate needs the 0 before the first request
+	// An alert on a rate needs the 0 before the first request.
+	for _, outcome := range append([]string{"ok", "engine_error"}, outcomes...) {
 		g.requests.WithLabelValues(outcome)
 	}
 	g.okRequests = g.requests.WithLabelValues("ok")
@@ -95,7 +97,7 @@ func New(c Config) (*Journal, error) {
 	return g, nil
 }
 
-// openViewsOf opens the receipt and the spans of a request; an entry is nil if receipts are off, or if the request is not traced.
+// openViewsOf leaves an entry nil if receipts are off, or if the request is not traced.
 func (g *Journal) openViewsOf(r *Record) (all [2]view) {
 	if g.Receipts != nil {
 		all[0] = openReceipt(g.Receipts, r)
@@ -113,8 +115,8 @@ func (g *Journal) Close() error {
 	return g.requestLog.close()
 }
 
-// CountRefused counts a request that was refused before any handler saw it, and so has no record. In the figures of the last minute it
-// counts only if isProxyFailure is true, because a flood of malformed requests would hide that other requests fail.
+// CountRefused is for a request without a record. The last minute has it only if isProxyFailure,
+// because a flood of malformed requests would hide that others fail.
 func (g *Journal) CountRefused(fail *openai.Error) {
 	g.requests.WithLabelValues(Outcome(fail)).Inc()
 	if isProxyFailure(fail) {
@@ -122,7 +124,7 @@ func (g *Journal) CountRefused(fail *openai.Error) {
 	}
 }
 
-// stage is a part of the time that a request takes, as a label of evenkeel_stage_seconds.
+// stage is a label of evenkeel_stage_seconds.
 type stage int
 
 const (
@@ -138,13 +140,11 @@ const (
 
 var stageNames = [stages]string{"parse", "choose", "probe", "pool_wait", "decide", "transfer", "relay"}
 
-// observeStage adds how long a request was in a stage to evenkeel_stage_seconds.
 func (g *Journal) observeStage(s stage, took time.Duration) { g.stages[s].Observe(took.Seconds()) }
 
-// observeBoth observes a value for the metric and for the figures of the last minute.
+// observeBoth is for the metric and the last minute.
 type observeBoth struct{ metric, recent prometheus.Observer }
 
-// Observe implements prometheus.Observer.
 func (b observeBoth) Observe(v float64) {
 	b.metric.Observe(v)
 	b.recent.Observe(v)

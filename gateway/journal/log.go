@@ -15,44 +15,44 @@ import (
 	"evenkeel/internal/logfile"
 )
 
-// requestLog is the request log, with one JSON line per request. A nil log writes nothing. The lines of a log that openRequestLog returns
-// are written by a goroutine of its own, because a disk or the reader of a pipe may hang, and requests must not hang with it.
+// requestLog has one JSON line per request. A nil log writes nothing. A goroutine of its own
+// writes, because a disk or the reader of a pipe may hang, and requests must not.
 type requestLog struct {
 	queue    chan queuedLine
 	stop     chan struct{}
-	stopOnce sync.Once     // closes stop
-	ended    chan struct{} // closed when the goroutine has ended
-	stalled  atomic.Bool   // a line was not written in time. As long as lines are queued, write does not wait until its own line is written
-	dropped  atomic.Int64  // lines that found no room in the queue, and whose number was not logged yet
+	stopOnce sync.Once
+	ended    chan struct{} // the goroutine has ended
+	stalled  atomic.Bool   // a line was late; until the queue is empty, write does not wait
+	dropped  atomic.Int64  // lines without room in the queue, not logged yet
 
 	log    *zap.Logger
 	closer io.Closer
 
-	// Only the goroutine of run uses the fields below.
+	// Only run's goroutine uses these.
 	out       logfile.Writer
-	linesLost int // lines in a row that could not be written
+	linesLost int // in a row
 }
 
-// queuedLine is a line on its way to the log.
 type queuedLine struct {
 	line    []byte
-	err     error         // why line could not be encoded; nil: line is valid
-	written chan struct{} // closed once the line was written, or could not be written
+	err     error         // why line could not be encoded
+	written chan struct{} // closed once the line was written, or could not be
 }
 
 const (
-	maxQueuedLines = 1024            // lines that wait while the log hangs; a line has about 700 bytes
-	writeTimeout   = time.Second     // how long write waits for its line, so that the line is usually in the log when its request ends
-	closeTimeout   = 5 * time.Second // how long the end of the proxy waits for the queued lines
+	maxQueuedLines = 1024 // while the log hangs; a line has about 700 bytes
+	// write waits so long, so that the line is usually in the log when its request ends.
+	writeTimeout = time.Second
+	closeTimeout = 5 * time.Second // of the proxy's end, for the queued lines
 )
 
-// notWritten is the message of the log for the first line that is lost.
+// notWritten is logged for the first line that is lost.
 const notWritten = "the request log cannot be written; its lines are lost until it can be written again"
 
-// errStandsStill is the reason why lines are lost while the queue is full.
+// errStandsStill: lines are lost while the queue is full.
 var errStandsStill = errors.New("its disk or its reader takes nothing")
 
-// openRequestLog opens a request log for appending; "-": stdout; empty: there is no request log.
+// openRequestLog appends; "-": stdout; empty: no log.
 func openRequestLog(path string, log *zap.Logger) (*requestLog, error) {
 	switch path {
 	case "":
@@ -64,11 +64,10 @@ func openRequestLog(path string, log *zap.Logger) (*requestLog, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, brokenLine := logfile.Rest(path) // the beginning of a line that an earlier process did not finish; empty: there is none
+	_, brokenLine := logfile.Rest(path) // of an earlier process
 	return startWriter(&requestLog{log: log, out: logfile.Writer{Log: f, EndsMidLine: len(brokenLine) > 0}, closer: f}), nil
 }
 
-// startWriter makes the queue of l, starts the goroutine that writes its lines, and returns l.
 func startWriter(l *requestLog) *requestLog {
 	l.queue = make(chan queuedLine, maxQueuedLines)
 	l.stop = make(chan struct{})
@@ -77,10 +76,10 @@ func startWriter(l *requestLog) *requestLog {
 	return l
 }
 
-// write appends the facts of a request. It waits until the line is written, but for writeTimeout at most, and not at all while the log is
+// write waits until the line is written, for writeTimeout at most, and not at all while the log is
 // stalled. If the queue is full, the line is lost.
 func (l *requestLog) write(f *LogEntry) {
-	if l == nil { // there is no request log
+	if l == nil {
 		return
 	}
 	next := queuedLine{written: make(chan struct{})}
@@ -88,12 +87,12 @@ func (l *requestLog) write(f *LogEntry) {
 	select {
 	case l.queue <- next:
 	default:
-		if l.dropped.Add(1) == 1 { // only the first of the lost lines is logged
+		if l.dropped.Add(1) == 1 { // only the first one is logged
 			l.log.Error(notWritten, zap.Error(errStandsStill))
 		}
 		return
 	}
-	if l.stalled.Load() { // the log hangs, so waiting for this line would not help
+	if l.stalled.Load() { // it would not help to wait
 		return
 	}
 	timeout := time.NewTimer(writeTimeout)
@@ -105,7 +104,6 @@ func (l *requestLog) write(f *LogEntry) {
 	}
 }
 
-// run writes the lines of the queue until close is called and the queue is empty.
 func (l *requestLog) run() {
 	defer close(l.ended)
 	for {
@@ -113,7 +111,7 @@ func (l *requestLog) run() {
 		case next := <-l.queue:
 			l.handleLine(next)
 			continue
-		case <-l.stop: // close was called, so only the lines that are queued already are written
+		case <-l.stop: // only queued lines are written now
 		}
 		for {
 			select {
@@ -126,7 +124,6 @@ func (l *requestLog) run() {
 	}
 }
 
-// handleLine writes one line, and wakes the request that waits for it. When the queue is empty, the log is no longer stalled.
 func (l *requestLog) handleLine(next queuedLine) {
 	l.writeLine(next.line, next.err)
 	close(next.written)
@@ -135,13 +132,13 @@ func (l *requestLog) handleLine(next queuedLine) {
 	}
 }
 
-// writeLine writes one line, unless err says why there is none, and counts it as lost if it cannot be written, e.g. because the disk is
-// full. It logs an error for the first lost line only. Once a line can be written again, it logs how many lines were lost.
+// writeLine writes one line, unless err says why there is none. It logs the first lost line, such
+// as on a full disk, and later how many were lost.
 func (l *requestLog) writeLine(line []byte, err error) {
 	if err == nil {
 		_, err = l.out.WriteLine(append(line, '\n'))
 	}
-	// Lines that found no room in the queue are lost, too. They are added only when the queue is empty: until then more may follow.
+	// Lines without room are added only when the queue is empty: until then more may follow.
 	if err == nil && len(l.queue) == 0 {
 		l.linesLost += int(l.dropped.Swap(0))
 	}
@@ -156,9 +153,9 @@ func (l *requestLog) writeLine(line []byte, err error) {
 	}
 }
 
-// close writes the lines that wait, and closes the log. It waits for closeTimeout at most, and returns an error if lines are lost then.
+// close waits for closeTimeout at most, and returns an error if lines are lost then.
 func (l *requestLog) close() (err error) {
-	if l == nil { // there is no request log
+	if l == nil {
 		return nil
 	}
 	l.stopOnce.Do(func() { close(l.stop) })
@@ -166,7 +163,7 @@ func (l *requestLog) close() (err error) {
 	defer timeout.Stop()
 	select {
 	case <-l.ended:
-	case <-timeout.C: // the goroutine still hangs in a write
+	case <-timeout.C: // it hangs in a write
 		err = fmt.Errorf("the last lines of the request log are lost: %w", errStandsStill)
 	}
 	if l.closer == nil { // stdout stays open

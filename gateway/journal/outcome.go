@@ -10,8 +10,8 @@ import (
 // StatusClientClosed is the status of a request whose client has left. nginx uses the same status.
 const StatusClientClosed = 499
 
-// Outcome names how a request ended, for metrics and the request log. The names are a fixed set, because text from an engine or a client
-// must not become a label of a metric.
+// Outcome names how a request ended, for metrics and the request log. The names are a fixed set,
+// because text from an engine or a client must not become a label of a metric.
 func Outcome(e *openai.Error) string {
 	switch {
 	case e == nil:

@@ -10,10 +10,9 @@ import (
 	"evenkeel/prefill"
 )
 
-// receiptView is the view that writes what happens to a request into its receipt.
 type receiptView struct{ running *receipt.RunningReceipt }
 
-// openReceipt begins the receipt of a request whose sender has been identified.
+// openReceipt is for a request whose sender was identified.
 func openReceipt(ring *receipt.Ring, r *Record) view {
 	return receiptView{ring.Open(&receipt.Receipt{
 		ID: r.ID, ClientID: r.ClientID, TraceID: r.TraceID, Key: r.Key, Endpoint: r.path, Arrival: r.Arrival, Origin: r.Origin,
@@ -22,7 +21,6 @@ func openReceipt(ring *receipt.Ring, r *Record) view {
 	})}
 }
 
-// show updates the receipt for an event, and closes the receipt if e.Kind is ended.
 func (s receiptView) show(r *Record, e Event) {
 	if e.Kind == ended {
 		s.running.End(func(to *receipt.Receipt) { addToReceipt(to, r, &e) })
@@ -31,11 +29,9 @@ func (s receiptView) show(r *Record, e Event) {
 	}
 }
 
-// addToReceipt adds an event to the receipt, and to the attempt under way, if the receipt still has that attempt. Apart from the arrival
-// itself, points in time are written as ms since the arrival of the request. r.attempt is what the record keeps of the attempt under way.
-// It still has the state before the event, with one exception: at the event Attempted, which begins an attempt, it has the number of the
-// new attempt already, and still the state in which the attempt before ended. r.leg is the part of a fanned-out request to which the
-// attempt belongs; empty: the whole request.
+// addToReceipt adds an event to the receipt and its attempt, if it still has that. Times are ms
+// since the arrival. r.attempt still has the state before the event; only at Attempted it has the
+// new number already. r.leg is empty for the whole request.
 func addToReceipt(to *receipt.Receipt, r *Record, e *Event) {
 	switch e.Kind {
 	case Parsed:
@@ -47,12 +43,12 @@ func addToReceipt(to *receipt.Receipt, r *Record, e *Event) {
 		if e.batch {
 			to.Class = "batch"
 		}
-		if !e.At.IsZero() { // At is the deadline that the caller gave for the first token
+		if !e.At.IsZero() { // the caller's deadline for the first token
 			to.Deadline = ms(e.At.Sub(r.Arrival))
 		}
 	case Attempted:
 		a := receipt.Attempt{N: r.attempt.number, Leg: r.leg, At: ms(e.At.Sub(r.Arrival))}
-		if r.attempt.willRetry { // the attempt before has failed, and since is when it ended
+		if r.attempt.willRetry { // since is when the attempt before ended
 			a.Waits.Backoff = ms(e.At.Sub(r.attempt.since))
 		}
 		to.AddAttempt(a)
@@ -71,7 +67,7 @@ func addToReceipt(to *receipt.Receipt, r *Record, e *Event) {
 	}
 }
 
-// addToAttempt adds an event to an attempt of the receipt. An event that ends a phase adds the duration of the phase to a.Waits, in ms.
+// addToAttempt: an event that ends a phase adds its duration to a.Waits.
 func addToAttempt(a *receipt.Attempt, r *Record, e *Event) {
 	endsPhase := e.Kind == Entered || e.Kind == AttemptEnded
 	if phase := r.attempt.phase; phase != "" && endsPhase { // since is when the phase began
@@ -85,7 +81,7 @@ func addToAttempt(a *receipt.Attempt, r *Record, e *Event) {
 		a.Prefill = prefillOf(e.Lease)
 	case Prefilled:
 		if a.Prefill != nil {
-			p := *a.Prefill // a copy, because a reader of receipts may have the old value
+			p := *a.Prefill // a reader of receipts may have the old value
 			p.Prompt, p.Cached = e.Tokens, max(0, e.Cached)
 			a.Prefill = &p
 		}
@@ -98,7 +94,6 @@ func addToAttempt(a *receipt.Attempt, r *Record, e *Event) {
 	}
 }
 
-// waitOf returns the field of a receipt that has the time of a phase.
 func waitOf(w *receipt.Waits, p Phase) *float64 {
 	switch p {
 	case Queued:
@@ -114,10 +109,9 @@ func waitOf(w *receipt.Waits, p Phase) *float64 {
 	}
 }
 
-// prefillOf returns what a receipt says about the prefill engine of a lease, and why it was chosen.
 func prefillOf(l *prefill.Lease) *receipt.Prefill {
 	p := &receipt.Prefill{Candidate: l.Candidate.ID, Policy: l.Policy, Prompt: l.Prompt, Hit: l.HitTokens, Ahead: l.Others}
-	if trace := l.Trace; trace != nil { // nil: decisions are not traced
+	if trace := l.Trace; trace != nil { // nil: not traced
 		p.Reason, p.Eligible, p.Best = trace.Reason, trace.Eligible, make([]receipt.Choice, len(trace.Best))
 		for i, c := range trace.Best {
 			p.Best[i] = receipt.Choice{Name: c.Candidate, Score: c.Score, Chosen: c.Chosen}
@@ -126,9 +120,8 @@ func prefillOf(l *prefill.Lease) *receipt.Prefill {
 	return p
 }
 
-// decodeOf returns what a receipt says about the decode rank of a slot, and why it was chosen. Local is how many prompt tokens the rank has
-// to compute itself. From the trace of the decision come the state of the ranks at that moment, such as how many could have taken the
-// request (Able), and the best ranks. Without a trace these are left out.
+// decodeOf: the state of the ranks and the best ones come from the trace; without one they are left
+// out.
 func decodeOf(s *dispatcher.Slot) *receipt.Decode {
 	d := &receipt.Decode{Rank: s.WorkerName, Group: s.Group, Policy: s.Policy, Stage: stageOf(s), Score: s.Score, Decide: ms(s.Decide),
 		Local: int(s.NewTokens)}
@@ -139,7 +132,7 @@ func decodeOf(s *dispatcher.Slot) *receipt.Decode {
 	d.Tick, d.Waiting, d.KVTokens, d.Fullest, d.Able = trace.Tick, trace.Waiting, trace.KVTokens, trace.Fullest, trace.Able
 	best := trace.Best()
 	d.Best = make([]receipt.Choice, len(best))
-	scores := make([]float64, len(best)) // the choices point into scores, which takes one allocation for all
+	scores := make([]float64, len(best)) // one allocation for all
 	for i, w := range best {
 		c := receipt.Choice{Name: w.Name, KVTokens: w.KVTokens, Free: w.Free, Chosen: w.Worker == s.Worker}
 		if !math.IsNaN(w.Score) { // NaN: scores were not compared

@@ -8,17 +8,17 @@ import (
 	"evenkeel/gateway/openai"
 )
 
-// Report adds an event to the request's facts and metrics, and shows it in the views.
+// Report adds an event to the facts, the metrics and the views.
 func (r *Record) Report(e Event) {
 	r.countEvent(&e)
 	r.showEvent(e)
 	if e.Slot != nil {
-		e.Slot.Trace = nil // the views have copied what they need, so the memory is freed before the answer streams
+		e.Slot.Trace = nil // the views have copied it: the memory is freed before the answer streams
 	}
 }
 
-// countEvent adds an event to the facts and metrics. It sets Took of a Parsed event. The fields that an event has set, and their meaning,
-// depend on its kind (see EventKind).
+// countEvent adds an event to the facts and metrics, and sets Took of Parsed. EventKind says which
+// fields are set.
 func (r *Record) countEvent(e *Event) {
 	switch e.Kind {
 	case Parsed:
@@ -40,15 +40,14 @@ func (r *Record) countEvent(e *Event) {
 	}
 }
 
-// countPhase adds the begin of a phase (Entered) to the facts.
 func (r *Record) countPhase(e *Event) {
-	if r.Reached == "" || !e.Left { // a request whose client has left stays in the phase in which it left
+	if r.Reached == "" || !e.Left { // once the client has left, its phase stays
 		r.Reached = e.Phase
 	}
 	if e.Early { // the decode rank is bound before the prefill
 		r.Bind, r.BindMs = AtArrival, ms(time.Since(r.Arrival))
 	}
-	if e.Engine != "" { // set only for a request that is passed through to this engine
+	if e.Engine != "" { // a request that is passed through to this engine
 		r.Route, r.Engine = Passed, e.Engine
 	}
 	if e.Peer != "" {
@@ -56,99 +55,98 @@ func (r *Record) countPhase(e *Event) {
 	}
 }
 
-// countPrefill adds an event of a prefill to the facts and metrics.
 func (r *Record) countPrefill(e *Event) {
 	switch e.Kind {
-	case Waited: // the wait for a turn at a prefill engine is over
+	case Waited: // for a turn at a prefill engine
 		r.journal.observeStage(choose, e.Took)
 		r.QueueMs += ms(e.Took)
-	case Chose: // a prefill engine, or a group whose ranks prefill and decode (aggregated)
+	case Chose: // an engine, or a group whose ranks prefill and decode
 		r.Route, r.LocalTokens = Disaggregated, 0
 		if e.Lease.Candidate.Aggregated {
 			r.Route = Aggregated
 		}
-		r.Prefill, r.ProbeBS = e.Lease.Candidate.ID, e.Lease.Others // Others: this proxy's prefills that the engine had then
+		// Others are the prefills of this proxy that the engine had then.
+		r.Prefill, r.ProbeBS = e.Lease.Candidate.ID, e.Lease.Others
 		r.PrefillPolicy, r.HitTokens = e.Lease.Policy, e.Lease.HitTokens
-	case Probed: // the prefill engine has worked on the prompt for the time Took
+	case Probed:
 		r.journal.observeStage(probe, e.Took)
 		r.ProbeMs += ms(e.Took)
-	case Prefilled: // Tokens and Cached are the engine's counts for the prompt; Cached below 0: not known
-		if !e.Resumed { // a resumed prompt also has the answer so far, and the client's own prompt was counted before
+	case Prefilled: // by the engine's counts; Cached below 0: not known
+		// A resumed prompt also has the answer so far, and the client's own was counted before.
+		if !e.Resumed {
 			r.PromptTokens, r.CachedTokens = e.Tokens, max(0, e.Cached)
 		}
 	}
 }
 
-// countPlacement adds the choice of a decode rank to the facts and metrics. Facts are written when the request has ended, so a later event
-// may correct them: if the rank was bound before the prefill, Placed sets Bind to Late, and then Entered (countPhase) or PlacedAggregated
-// sets it to AtArrival.
+// countPlacement: a later event may correct the facts, which are written at the end. If the rank
+// was bound before the prefill, Placed sets Bind to Late, and then Entered or PlacedAggregated sets
+// AtArrival.
 func (r *Record) countPlacement(e *Event) {
 	slot := e.Slot
 	switch e.Kind {
 	case Placed:
-		// The metric has the time until a round bound the request. The facts have Took, which lasts until the request noticed that.
+		// The metric ends when a round bound the request; Took when the request noticed.
 		r.journal.observeStage(poolWait, slot.Wait)
 		r.journal.observeStage(decide, slot.Decide)
 		r.Rank, r.Policy, r.Bind = slot.WorkerName, slot.Policy, Late
 		r.WaitMs += ms(e.Took)
-	case PlacedLocally: // the decode rank computes the prompt itself; Tokens are expected in its prefix cache
+	case PlacedLocally: // the rank computes the prompt itself; Tokens: expected in its cache
 		r.Route, r.Rank, r.Policy = Local, slot.WorkerName, slot.Policy
 		r.LocalTokens, r.HitTokens = int(slot.NewTokens), e.Tokens
-	case PlacedAggregated: // the rank prefills and decodes; Placed came before, and has set the rank and the policy
+	case PlacedAggregated: // Placed came before, with rank and policy
 		r.Bind, r.LocalTokens, r.HitTokens = AtArrival, int(slot.NewTokens), e.Tokens
-	case Coupled: // the decode engine has said, after the time Took, where the KV goes
+	case Coupled: // the decode engine has said where the KV goes
 		r.CallbackMs = ms(e.Took)
 	}
 }
 
-// countAnswer adds an event of the answer, or of its end, to the facts and metrics.
 func (r *Record) countAnswer(e *Event) {
 	g := r.journal
 	switch e.Kind {
-	case First: // At is when the first event of the answer came, and Sent when the decode call began
+	case First:
 		r.TTFTMs = ms(e.At.Sub(r.Arrival))
 		g.ttft.Observe(e.At.Sub(r.Arrival).Seconds())
-		if took := e.At.Sub(e.Sent); !e.Sent.IsZero() { // zero Sent: there was no decode call
+		if took := e.At.Sub(e.Sent); !e.Sent.IsZero() { // zero: there was no decode call
 			r.TransferMs = ms(took)
 			g.observeStage(transfer, took)
 		}
-	case Relayed: // the answer has ended
+	case Relayed:
 		r.OutputTokens = e.Tokens
 		g.observeStage(relay, e.Took)
-	case Paced: // Took is the time from the first tokens to the last ones
+	case Paced:
 		g.tpot.Observe(e.Took.Seconds() / float64(e.Tokens-1)) // n tokens have n-1 gaps
-	case Freed: // the client left at the time At, and only now its slot, KV and hand-off are free
+	case Freed: // the client left at At; only now its slot, KV and hand-off are free
 		g.released[r.Reached].Observe(time.Since(e.At).Seconds())
 	}
 }
 
-// showEvent shows an event in the views: the receipt and the trace of the request. It does three things one after the other. First, it
-// begins an attempt if the event belongs to one and none is under way. Then it shows the event, with the present time if the event begins
-// or ends a phase. Last, it notes in r.attempt what the event changes. The order matters, because views compare the event with the state
-// before it. showEvent ignores an AttemptEnded event if no attempt is under way.
+// showEvent shows an event in the views: it begins an attempt if one is needed, shows the event,
+// and then notes it in r.attempt. The order matters, because views compare the event with the state
+// before it.
 func (r *Record) showEvent(e Event) {
 	current := &r.attempt
-	hasNoView := r.views == [2]view{} // both are nil
+	hasNoView := r.views == [2]view{}
 	endsNothing := e.Kind == AttemptEnded && !current.open
 	if hasNoView || endsNothing {
 		return
 	}
 	switch e.Kind {
 	case Attempted:
-		r.beginAttempt() // beginAttempt shows this event itself
+		r.beginAttempt() // shows this event itself
 		return
-	case Entered, Placed, PlacedLocally: // a request that is bound at once (Placed) has entered no phase before
+	case Entered, Placed, PlacedLocally: // a request that is bound at once has entered no phase before
 		r.beginAttempt()
 	}
-	if e.Kind == Entered || e.Kind == AttemptEnded { // the other events that need a time have it already
+	if e.Kind == Entered || e.Kind == AttemptEnded { // other events have their time
 		e.At = time.Now()
 	}
 	r.passToViews(e)
 	current.note(&e)
 }
 
-// beginAttempt opens an attempt and shows it in the views, unless an attempt is already under way. The views get the event while r.attempt
-// has the number of the new attempt, but still the times of the one before: they show how long ago that attempt failed.
+// beginAttempt opens an attempt, unless one is under way. The views see its number, but still the
+// times of the one before: they show how long ago that failed.
 func (r *Record) beginAttempt() {
 	current := &r.attempt
 	if current.open {
@@ -156,11 +154,11 @@ func (r *Record) beginAttempt() {
 	}
 	now := time.Now()
 	current.number++
-	r.passToViews(Event{Kind: Attempted, At: now}) // before the next line, which overwrites when the last attempt failed
+	// This comes before the next line, which overwrites when the last attempt failed.
+	r.passToViews(Event{Kind: Attempted, At: now})
 	current.open, current.willRetry, current.phase, current.since = true, false, "", now
 }
 
-// note notes what an event changes in the state of the attempt. Most events change nothing.
 func (a *attempt) note(e *Event) {
 	switch e.Kind {
 	case Entered:
@@ -172,7 +170,6 @@ func (a *attempt) note(e *Event) {
 	}
 }
 
-// passToViews passes an event to the views that the request has.
 func (r *Record) passToViews(e Event) {
 	for _, v := range r.views {
 		if v != nil {
@@ -181,21 +178,20 @@ func (r *Record) passToViews(e Event) {
 	}
 }
 
-// WithTraceHeaders adds the trace headers to the headers of a call to an engine, so that the engine can continue the trace. The engine's
-// spans become children of the span of the call, or else of the phase, or else of the whole request. A request that is not traced has no
-// trace headers.
+// WithTraceHeaders lets an engine continue the trace, as a child of the call's span, or else of the
+// phase's, or else of the request's.
 func (r *Record) WithTraceHeaders(headers []engine.Header) []engine.Header {
 	parent := cmp.Or(r.attempt.call, r.attempt.phaseSpan, r.span)
 	parent.EachHeader(func(name, value string) { headers = append(headers, engine.Header{Name: name, Value: value}) })
 	return headers
 }
 
-// EndAttempt closes the attempt with the error that the client got; nil: it got its whole answer. A request whose client left is counted
-// only once.
+// EndAttempt closes the attempt with the client's error; nil: it got its whole answer. A client
+// that left is counted once.
 func (r *Record) EndAttempt(fail *openai.Error) {
 	cause := ""
 	switch {
-	case fail == nil: // the attempt did not fail, so it has no cause
+	case fail == nil:
 	case fail.Status == StatusClientClosed:
 		cause = "client_closed in phase " + string(r.Reached)
 		if !r.leavingCounted {

@@ -16,26 +16,25 @@ import (
 	"evenkeel/prefill"
 )
 
-// spanView is the view that shows a request as the spans of a trace. It has no fields, because the record of a request holds its spans. All
-// functions of this file but spanFailed are only called for requests whose spans are recorded. Names that begin with gen_ai, http, url or
-// error are OpenTelemetry's semantic conventions (GenAI as of 1.41). The other names are evenkeel's own.
+// spanView shows a request as the spans of a trace, which its record holds. Names that begin with
+// gen_ai, http, url or error are OpenTelemetry's semantic conventions (GenAI as of 1.41); the
+// others are evenkeel's own. It is opened only for requests whose spans are recorded.
 type spanView struct{}
 
-// openSpans begins the spans of a request whose sender has been identified.
+// openSpans is for a request whose sender was identified.
 func openSpans(r *Record) view {
 	spanArrived(r)
 	return spanView{}
 }
 
-// The kinds of spans, for the argument isCall of Span.Child.
+// For isCall of Span.Child.
 const (
-	internalStep = false // the proxy itself does the step
-	callToServer = true  // the step is a call to an engine or another region
+	internalStep = false
+	callToServer = true // to an engine or another region
 )
 
-// show adds an event as a span, or as a part of a span: the span of the request has a child for the parsing and one per attempt, an attempt
-// has its phases and its call to a decode engine or another region, and that call has the phases that belong to it. Methods of a nil span
-// do nothing.
+// show: the request's span has a child for the parsing and one per attempt; an attempt has its
+// phases and its call, which has the phases that belong to it. Methods of a nil span do nothing.
 func (spanView) show(r *Record, e Event) {
 	current := &r.attempt
 	switch e.Kind {
@@ -61,7 +60,8 @@ func (spanView) show(r *Record, e Event) {
 	case Prefilled:
 		spanPrefilled(current.phaseSpan, e.Tokens, e.Cached)
 	case Placed, PlacedLocally:
-		addAdmitEvent(cmp.Or(current.phaseSpan, current.span), e.Slot) // phaseSpan is nil if the request was bound at once
+		// phaseSpan is nil if the request was bound at once.
+		addAdmitEvent(cmp.Or(current.phaseSpan, current.span), e.Slot)
 	case First:
 		current.call.Event("first token")
 	case AttemptEnded:
@@ -76,7 +76,7 @@ func (spanView) show(r *Record, e Event) {
 	}
 }
 
-// operation returns the value of gen_ai.operation.name for the endpoint with that path.
+// operation is gen_ai.operation.name for an endpoint.
 func operation(path string) string {
 	switch path {
 	case "/v1/chat/completions", "/v1/responses", "/v1/messages":
@@ -84,11 +84,10 @@ func operation(path string) string {
 	case "/v1/completions":
 		return "text_completion"
 	}
-	// For embeddings, the last part of the path is the conventions' name. They have no names for other endpoints.
+	// For embeddings this is the conventions' name; they have none for other endpoints.
 	return path[strings.LastIndexByte(path, '/')+1:]
 }
 
-// spanArrived sets the span attributes that are known when a request arrives.
 func spanArrived(r *Record) {
 	r.span.Set(
 		attribute.String("gen_ai.operation.name", operation(r.path)),
@@ -106,7 +105,6 @@ func spanArrived(r *Record) {
 	}
 }
 
-// spanParsed sets the span attributes that come from the body, and names the span by the operation and the model.
 func spanParsed(r *Record, req *openai.Request) {
 	s, operation, model := r.span, operation(r.path), words.Clip(req.Model)
 	s.Rename(operation + " " + model)
@@ -116,7 +114,7 @@ func spanParsed(r *Record, req *openai.Request) {
 	}
 }
 
-// spanAttempt sets the number of an attempt, and the leg to which the attempt belongs; empty: the whole request.
+// spanAttempt: leg is empty for the whole request.
 func spanAttempt(s *tracing.Span, number int, leg string) {
 	s.Set(attribute.Int("evenkeel.attempt", number))
 	if leg != "" {
@@ -124,28 +122,26 @@ func spanAttempt(s *tracing.Span, number int, leg string) {
 	}
 }
 
-// beginPhaseSpan begins the span of a phase, within the call that the phase belongs to. A prefill outside of a call to a decode engine is
-// itself a call to a prefill engine.
+// beginPhaseSpan: a prefill outside of a decode call is itself a call, to a prefill engine.
 func beginPhaseSpan(current *attempt, p Phase) *tracing.Span {
 	name, isCall := stepNames[p], internalStep
-	if p == Prefill && current.call == nil { // the prefill is a call of its own
+	if p == Prefill && current.call == nil {
 		name, isCall = "probe", callToServer
 	}
 	return cmp.Or(current.call, current.span).Child(name, isCall)
 }
 
-// endPhaseSpan ends the span of the attempt's present phase, and marks it as failed if the event says so.
 func endPhaseSpan(current *attempt, e *Event) {
 	spanFailed(current.phaseSpan, e.Answer, e.Cause)
 	current.phaseSpan.End()
 	current.phaseSpan = nil
 }
 
-// stepNames are the names of phases in spans. A Prefill outside a decode call is named probe instead.
+// stepNames: a Prefill outside a decode call is named probe instead.
 var stepNames = map[Phase]string{Queued: "queue", Prefill: "local_prefill", Pooled: "pool_wait", Transfer: "transfer", Streaming: "relay"}
 
-// spanChose adds an event to a span that says which prefill engine was chosen, and why. A probe is a call that lets an engine prefill a
-// prompt; Others counts this proxy's probes at the engine that were not answered when this one was added.
+// spanChose says which prefill engine was chosen, and why. Others are this proxy's probes that were
+// not answered there.
 func spanChose(s *tracing.Span, l *prefill.Lease) {
 	list := []attribute.KeyValue{
 		attribute.String("evenkeel.prefill.engine", l.Candidate.ID),
@@ -153,7 +149,7 @@ func spanChose(s *tracing.Span, l *prefill.Lease) {
 		attribute.Int("evenkeel.prefill.hit_tokens", l.HitTokens),
 		attribute.Int("evenkeel.prefill.probes_ahead", l.Others),
 	}
-	if trace := l.Trace; trace != nil && trace.Reason != "" { // nil or empty: the decision was not traced
+	if trace := l.Trace; trace != nil && trace.Reason != "" { // nil or empty: not traced
 		var best []string
 		for _, c := range trace.Best {
 			score := math.NaN()
@@ -168,7 +164,7 @@ func spanChose(s *tracing.Span, l *prefill.Lease) {
 	s.Event("choose", list...)
 }
 
-// nameAndScore returns a choice as name=score; score NaN: scores were not compared.
+// nameAndScore: NaN means that scores were not compared.
 func nameAndScore(name string, score float64) string {
 	if math.IsNaN(score) {
 		return name + "=?"
@@ -176,8 +172,7 @@ func nameAndScore(name string, score float64) string {
 	return name + "=" + strconv.FormatFloat(score, 'g', 6, 64)
 }
 
-// spanPrefilled sets the number of a prompt's tokens, as the engine counted them; cached below 0: the engine did not say how many were
-// cached.
+// spanPrefilled: cached below 0 is not known.
 func spanPrefilled(s *tracing.Span, prompt, cached int) {
 	s.Set(attribute.Int("gen_ai.usage.input_tokens", prompt))
 	if cached >= 0 {
@@ -185,9 +180,8 @@ func spanPrefilled(s *tracing.Span, prompt, cached int) {
 	}
 }
 
-// addAdmitEvent adds an event to a span that says to which decode rank the request was admitted, and why. The trace of the decision has the
-// state at that moment: how many requests waited, how many ranks could have taken this one (Able), the KV tokens of the chosen rank, and
-// the best ranks. Without a trace, the event lacks these.
+// addAdmitEvent says to which decode rank the request was admitted, and why. The state at that
+// moment is in the trace, if there is one.
 func addAdmitEvent(s *tracing.Span, slot *dispatcher.Slot) {
 	list := []attribute.KeyValue{
 		attribute.String("evenkeel.decode.rank", slot.WorkerName),
@@ -211,10 +205,9 @@ func addAdmitEvent(s *tracing.Span, slot *dispatcher.Slot) {
 	s.Event("admit", list...)
 }
 
-// boardStages has the names of the stages of a decision by Slot.Stage, which says which stage chose the decode rank.
+// boardStages are the names of Slot.Stage.
 var boardStages = [...]string{"guard", "single", "subset"}
 
-// stageOf returns the name of the stage that chose the decode rank of a slot; empty: no stage did.
 func stageOf(s *dispatcher.Slot) string {
 	if int(s.Stage) < len(boardStages) {
 		return boardStages[s.Stage]
@@ -222,10 +215,10 @@ func stageOf(s *dispatcher.Slot) string {
 	return ""
 }
 
-// spanFailed sets the error attributes of a span; answer nil: nothing failed. A mistake of the client, which is a 4xx but not a 429, does
-// not mark the span as failed. A 429 does, because a limit of the proxy was reached.
+// spanFailed sets error attributes; answer nil: nothing failed. A client's mistake (4xx) does not
+// mark the span as failed. A 429 does, because a limit of the proxy was reached.
 func spanFailed(s *tracing.Span, answer *openai.Error, cause string) {
-	if answer == nil || !s.Recording() { // a span that is not recorded needs no attributes
+	if answer == nil || !s.Recording() {
 		return
 	}
 	kind := Outcome(answer)
@@ -236,11 +229,11 @@ func spanFailed(s *tracing.Span, answer *openai.Error, cause string) {
 	s.Fail(kind, words.Clip(cause))
 }
 
-// spanEnded sets the attributes that say how the request ended. In spans, the conventions name the time to the first event
+// spanEnded: in spans, the conventions name the time to the first event
 // gen_ai.response.time_to_first_chunk, in metrics gen_ai.server.time_to_first_token.
 func spanEnded(r *Record, fail *openai.Error) {
 	status := http.StatusOK
-	if fail != nil && r.TTFTMs == 0 { // otherwise the answer had begun with status 200
+	if fail != nil && r.TTFTMs == 0 { // otherwise the answer had begun with 200
 		status = fail.Status
 	}
 	r.span.Set(

@@ -18,8 +18,8 @@ const flushTime = 5 * time.Second
 // (OTEL_EXPORTER_OTLP_TIMEOUT).
 const exportTimeout = 10 * time.Second
 
-// PrepareTracing reads the config of traces and changes nothing. When begin is called, new requests are traced as the config says, and the
-// old tracer exports its last spans.
+// PrepareTracing reads the config of traces and changes nothing. When begin is called, new requests
+// are traced as the config says, and the old tracer exports its last spans.
 func (g *Journal) PrepareTracing(c *config.Tracing) (begin func() error, err error) {
 	if c.Endpoint == "" { // there is no collector, so requests are not traced
 		return func() error { g.setTracer(nil); return nil }, nil
@@ -41,7 +41,8 @@ func (g *Journal) PrepareTracing(c *config.Tracing) (begin func() error, err err
 	}, nil
 }
 
-// setTracer makes t the tracer of new requests; t nil: they are not traced. The old tracer exports its last spans in the background.
+// setTracer makes t the tracer of new requests; t nil: they are not traced. The old tracer exports
+// its last spans in the background.
 func (g *Journal) setTracer(t *tracing.Tracer) {
 	if old := g.tracer.Swap(t); old != nil {
 		g.flushes.Go(func() {
@@ -54,7 +55,8 @@ func (g *Journal) setTracer(t *tracing.Tracer) {
 	}
 }
 
-// moduleVersion returns the version of evenkeel in this binary; empty: the build has no such information.
+// moduleVersion returns the version of evenkeel in this binary; empty: the build has no such
+// information.
 func moduleVersion() string {
 	if info, ok := debug.ReadBuildInfo(); ok {
 		return info.Main.Version

@@ -2,45 +2,44 @@ package policy
 
 import "math"
 
-// Candidate is a local replica or a peer with all its replicas, to which a request may be sent. Its state is that of the begin of
-// the round.
+// Candidate is a local replica or a peer with all its replicas, as of the begin of the round.
 type Candidate struct {
 	ID   string
 	Peer bool
-	Why  Reason // why the candidate takes no request now; Available: it takes requests
+	Why  Reason // why it takes no request now, or Available
 
-	MaxSends   int     // how many requests may be sent to the candidate in this round
-	RTTMs      float64 // round trip to a peer, or to a replica that is not on this site
-	TPMs, T0Ms float64 // prefill time: ms per new token, and ms per prompt
+	MaxSends   int     // in this round
+	RTTMs      float64 // to a peer, or to a replica on another site
+	TPMs, T0Ms float64 // prefill: ms per new token, and per prompt
 
-	QueuedTokens float64 // new tokens that are prefilled before a request that is sent now
-	Running      float64 // decode requests that run on the replica that would take the request
-	ResidualMs   float64 // ms by which recent first tokens came later than predicted; negative: earlier
-	KVRoomMs     float64 // ms until the KV cache has room for a prompt of 0 tokens; negative: it has room already
-	KVTokenMs    float64 // ms in which the KV cache frees one token; 0: not known
-	Outstanding  float64 // of a replica: unfinished requests; of a peer: these as a share of the requests that it can decode at once
+	QueuedTokens float64 // new tokens prefilled before a request that is sent now
+	Running      float64 // decode requests on the replica that would take the request
+	ResidualMs   float64 // by which recent first tokens came later than predicted; negative: earlier
+	KVRoomMs     float64 // until the KV cache has room for a prompt of 0 tokens; negative: it has
+	KVTokenMs    float64 // in which the KV cache frees one token; 0: not known
+	// Unfinished requests of a replica; of a peer, as a share of those that it can decode at once.
+	Outstanding float64
 
-	// The fields below are only used for a peer.
-	Replicas     int     // the peer's replicas that take a request now or soon, which share UnseenTokens; 0: no request waits for the peer
-	Queue        int     // requests in the peer's arrival queue
-	WaitMs       float64 // ms that a request waits in the peer's arrival queue, as the peer reports
-	UnseenTokens float64 // new tokens of forwards to the peer that its last probe did not count yet
-	DistrustMs   float64 // ms by which the peer's predicted costs were too low; added to min_gain_ms
+	// The fields below are only for a peer.
+	Replicas     int     // that take a request now or soon; 0: no request waits for the peer
+	Queue        int     // requests in its arrival queue
+	WaitMs       float64 // in its arrival queue, as it reports
+	UnseenTokens float64 // new tokens of forwards that its last probe did not count yet
+	DistrustMs   float64 // by which its predicted costs were too low; added to min_gain_ms
 }
 
-// Request is a waiting request, for which the policy decides where it goes.
+// Request is a waiting request.
 type Request struct {
 	ID        string
-	Key       uint64  // the request's position on a hash ring, from RingKey
-	Tokens    int     // tokens of the prompt
-	Hits      []int32 // cached prompt tokens, by candidate; 0 for candidates beyond the end of the slice
-	LocalOnly bool    // may not be forwarded: no hops left, a forward failed, the client asked for this, or residency forbids it
-	Barred    []bool  // by candidate: data residency forbids the candidate; false beyond the end of the slice
-	WaitedMs  float64 // ms since some candidate could first have taken the request; limits how long it waits for a cache hit
-	Legs      int     // number of its prompts, each of which counts as a request at a peer; 0: one
+	Key       uint64  // position on a hash ring, from RingKey
+	Tokens    int     // of the prompt
+	Hits      []int32 // cached prompt tokens, by candidate; 0 beyond the end
+	LocalOnly bool    // no hops left, a forward failed, the client asked for this, or residency
+	Barred    []bool  // by candidate: residency forbids it; false beyond the end
+	WaitedMs  float64 // since some candidate could first have taken it
+	Legs      int     // its prompts, each a request at a peer; 0: one
 }
 
-// hitTokens is how many tokens of the prompt are cached at a candidate.
 func (r *Request) hitTokens(candidate int) float64 {
 	if candidate < len(r.Hits) {
 		return float64(r.Hits[candidate])
@@ -48,39 +47,38 @@ func (r *Request) hitTokens(candidate int) float64 {
 	return 0
 }
 
-// barred reports whether data residency forbids a candidate.
 func (r *Request) barred(candidate int) bool { return candidate < len(r.Barred) && r.Barred[candidate] }
 
-// newTokens is how many tokens of the prompt a candidate would have to compute. An engine always computes at least one.
+// newTokens: an engine always computes at least one.
 func (r *Request) newTokens(candidate int) float64 {
 	return max(1, float64(r.Tokens)-r.hitTokens(candidate))
 }
 
-// Terms are the parts of the predicted cost of a request at a candidate, in ms.
+// Terms are the parts of a predicted cost, in ms.
 type Terms struct {
 	RTT      float64 `json:"rtt"`
 	T0       float64 `json:"t0"`
 	Prefill  float64 `json:"prefill"`
 	Wait     float64 `json:"wait"`
-	Residual float64 `json:"residual,omitempty"` // correction of RTT+T0+Prefill+Wait by the errors of recent predictions
-	Batch    float64 `json:"-"`                  // cost of a larger decode batch, for this request and for the others
+	Residual float64 `json:"residual,omitempty"` // correction of the terms above by recent errors
+	// Batch is the cost of a larger decode batch, for this request and the others.
+	Batch float64 `json:"-"`
 }
 
-// Total is the predicted cost in ms by which candidates are compared.
+// Total is what candidates are compared by.
 func (t Terms) Total() float64 { return t.TTFT() + t.Batch }
 
-// TTFT is the part of the cost that delays the first token.
+// TTFT is what delays the first token.
 func (t Terms) TTFT() float64 { return t.RTT + t.T0 + t.Prefill + t.Wait + t.Residual }
 
-// WithoutResidual is TTFT without the correction by the residual.
+// WithoutResidual is TTFT without its correction.
 func (t Terms) WithoutResidual() float64 { return t.RTT + t.T0 + t.Prefill + t.Wait }
 
-// residualFloor is the smallest share of a prediction that remains after a negative residual is added.
+// residualFloor is the smallest share of a prediction that a negative residual leaves.
 const residualFloor = 0.25
 
-// predictCost predicts the cost of a request at candidate i, after the requests that this round has already counted at the candidate. The
-// term Batch counts each request of the decode batch with BatchWeight*BatchMs. A negative Residual leaves at least residualFloor of the
-// other terms of the TTFT.
+// predictCost counts what this round has already sent to candidate i. Each request of the decode
+// batch costs BatchWeight*BatchMs.
 func (p *Policy) predictCost(r *Request, i int) Terms {
 	candidate, s := &p.candidates[i], &p.settings
 	t := Terms{
@@ -91,95 +89,91 @@ func (p *Policy) predictCost(r *Request, i int) Terms {
 	return t
 }
 
-// waitMs is how long, in ms, a request waits at candidate i until its prefill begins; for a peer, see peerWaitMs. At a local replica it
-// waits for the prefills before it and for KV memory. If no replica takes a request now, and it is not known how fast KV memory is freed,
-// its turn in this region's arrival queue counts, too. These waits overlap, so the longest counts. TPMs is the prefill time per new token,
-// in ms.
+// waitMs is how long a request waits at candidate i until its prefill begins: for the prefills
+// before it, for KV memory and, if no replica takes a request and it is not known how fast KV is
+// freed, for its turn in the arrival queue. These overlap, so the longest counts.
 func (p *Policy) waitMs(r *Request, i int) float64 {
 	candidate := &p.candidates[i]
 	if candidate.Peer {
 		return p.peerWaitMs(r, i)
 	}
-	countedTokens := p.charges[i].newTokens // of the requests that this round has counted at the replica before this one
+	countedTokens := p.charges[i].newTokens // of this round
 	waitMs := candidate.TPMs * (candidate.QueuedTokens + countedTokens)
-	if p.openReplicas == 0 && candidate.KVTokenMs == 0 { // all replicas are full, and kvWaitMs does not know when KV is freed
-		turn := float64(p.waitingAhead + 1)         // place of this request among those that wait
-		waitMs = max(waitMs, turn*p.departureGapMs) // the arrival queue lets one request go per gap, on average
+	if p.openReplicas == 0 && candidate.KVTokenMs == 0 {
+		turn := float64(p.waitingAhead + 1)
+		waitMs = max(waitMs, turn*p.departureGapMs) // the queue lets one go per gap
 	}
 	return max(waitMs, p.kvWaitMs(r, i))
 }
 
-// peerWaitMs is waitMs for a peer. The peer has reported the tokens before a new request (QueuedTokens) and the wait in its arrival queue
-// (WaitMs). These waits and the one for KV memory overlap, so the longest counts. Tokens that the report does not include yet are prefilled
-// after those that it includes, so their prefill time is added. All replicas of the peer share these tokens.
+// peerWaitMs: the waits that the peer reports and the one for KV memory overlap, so the longest
+// counts. Tokens that the report lacks are prefilled after those, by all replicas together.
 func (p *Policy) peerWaitMs(r *Request, i int) float64 {
 	peer := &p.candidates[i]
 	reportedMs := max(peer.TPMs*peer.QueuedTokens, peer.WaitMs, p.kvWaitMs(r, i))
-	countedTokens := p.charges[i].newTokens // of the requests that this round has counted at the peer before this one
+	countedTokens := p.charges[i].newTokens
 	unseen := peer.UnseenTokens + countedTokens
 	return reportedMs + peer.TPMs*unseen/float64(max(1, peer.Replicas))
 }
 
-// kvWaitMs is how long, in ms, a request waits for KV memory at candidate i. After KVRoomMs, the KV cache has room for a prompt of 0
-// tokens. From then on it frees one token per KVTokenMs: first for the requests that this round has counted at the candidate, then for this
-// request. While the candidate's KV gate is closed, the tokens of this request do not count: the gate opens as soon as there is any room,
-// and then lets a prompt of any length pass.
+// kvWaitMs is the wait for KV memory: room for 0 tokens after KVRoomMs, then one token per
+// KVTokenMs, first for the requests that this round has counted. While the KV gate is closed, the
+// request's own tokens do not count: the gate opens with any room, and then lets any prompt pass.
 func (p *Policy) kvWaitMs(r *Request, i int) float64 {
 	candidate := &p.candidates[i]
 	tokens := p.charges[i].promptTokens
-	gateIsClosed := candidate.Why == NoRoom || candidate.Why == NoReplica // a peer without an available replica counts as closed, too
+	// A peer without an available replica counts as closed, too.
+	gateIsClosed := candidate.Why == NoRoom || candidate.Why == NoReplica
 	if !gateIsClosed {
 		tokens += float64(r.Tokens)
 	}
 	return max(0, candidate.KVRoomMs+candidate.KVTokenMs*tokens)
 }
 
-// costTolerance is the relative difference up to which two costs count as equal.
+// costTolerance is relative.
 const costTolerance = 1e-9
 
-// sameCost reports whether two numbers differ by no more than a rounding error.
 func sameCost(a, b float64) bool { return math.Abs(a-b) <= costTolerance*max(math.Abs(a), math.Abs(b)) }
 
-// Policy decides for one region and one model. It reuses its memory, so that only one goroutine at a time may use it. Each
-// Parse makes another Policy.
+// Policy decides for one region and one model. It reuses its memory: only one goroutine at a time
+// may use it.
 type Policy struct {
 	name, spec string
 	rule       rule
 	settings   Settings
 
-	// The fields below have the state of the present round.
+	// The fields below are of the present round.
 	candidates     []Candidate
 	charges        []charge // by candidate
-	openReplicas   int      // replicas that still take a request
-	openPeers      int      // peers that still take a request
-	waitingAhead   int      // requests for which Next returned Hold
-	departureGapMs float64  // the average time between two departures from the arrival queue; 0: unknown
-	peersBlocked   bool     // a request that could be forwarded found no candidate: later requests are not forwarded either
+	openReplicas   int      // that still take a request
+	openPeers      int      // that still take a request
+	waitingAhead   int      // for which Next returned Hold
+	departureGapMs float64  // average time between two departures from the queue; 0: unknown
+	peersBlocked   bool     // a request found no peer: later ones are not forwarded either
 
-	nextTurn [2]int  // for byTurn, by side: the index after the last chosen candidate
-	rings    [2]ring // for byRing, by side: the hash rings
+	nextTurn [2]int  // for byTurn, by side: after the last chosen one
+	rings    [2]ring // for byRing, by side
 }
 
-// charge is the sum of the requests that this round has counted at a candidate. A request that waits for the candidate also counts.
+// charge is what this round has sent to a candidate or holds for it.
 type charge struct {
-	sendsLeft    int     // how many more requests may be sent to the candidate in this round; 0: none
-	newTokens    float64 // new tokens of the requests that were sent to the candidate or held for it
-	promptTokens float64 // prompt tokens of the requests that were sent to the candidate or held for it
+	sendsLeft    int // how many more requests it may get in this round
+	newTokens    float64
+	promptTokens float64
 }
 
-// ring is a Ring, with the candidates from which it was made.
 type ring struct {
 	Ring
 	ids     []string
-	indexes []int // indexes[i] is the index, in the round's candidates, of the candidate ids[i]
+	indexes []int // of ids, in the round's candidates
 }
 
-// rule describes how a policy chooses.
 type rule struct {
-	comparesAll       bool     // compare all candidates, and wait for the best; otherwise an available local replica is taken first
-	chooseLocal       chooseBy // how an available replica is chosen
-	choosePeer        chooseBy // how an available peer is chosen
-	peerMustBeCheaper bool     // a request does not go to a peer that costs more than a local replica
-	neverForwards     bool     // a request never goes to a peer
-	limitsPeerQueue   bool     // a peer with a queue longer than tau is not available
+	// comparesAll: wait for the best of all; otherwise an available local replica is taken first.
+	comparesAll       bool
+	chooseLocal       chooseBy // among available replicas
+	choosePeer        chooseBy // among available peers
+	peerMustBeCheaper bool     // than a local replica
+	neverForwards     bool
+	limitsPeerQueue   bool // a peer with a queue longer than tau is not available
 }

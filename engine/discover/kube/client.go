@@ -21,30 +21,32 @@ const (
 	Slices = "endpointslices"
 )
 
-// Client lists and watches the objects of one kind in a namespace.
+// Client lists and watches objects of one kind.
 type Client interface {
 	List(ctx context.Context, kind, namespace string, o metav1.ListOptions) (runtime.Object, error)
 	Watch(ctx context.Context, kind, namespace string, o metav1.ListOptions) (watch.Interface, error)
 }
 
-// server is a Client that asks an API server. It does not use client-go's clientset, which registers every type of Kubernetes
-// when the program starts. This would take tens of megabytes, even for operators who do not use Kubernetes.
+// server asks an API server. It does without client-go's clientset, which registers every type of
+// Kubernetes when the program starts: tens of megabytes, even for operators who do not use
+// Kubernetes.
 type server struct {
 	core, discovery rest.Interface
 	params          runtime.ParameterCodec
 }
 
-// NewClient returns a Client that asks the API server in cfg.
+// NewClient asks the API server in cfg.
 func NewClient(cfg *rest.Config) (Client, error) {
 	s := &server{}
 	types := runtime.NewScheme()
-	metav1.AddToGroupVersion(types, schema.GroupVersion{Version: "v1"}) // adds the type Status, by which a server describes a failure
+	// This adds the type Status, by which a server describes a failure.
+	metav1.AddToGroupVersion(types, schema.GroupVersion{Version: "v1"})
 	s.params = runtime.NewParameterCodec(types)
 	for _, group := range []struct {
-		path       string // of the group's requests
+		path       string // of requests
 		version    schema.GroupVersion
 		addTypes   func(*runtime.Scheme) error
-		restClient *rest.Interface // where to store the group's client
+		restClient *rest.Interface // where to store the client
 	}{
 		{"/api", corev1.SchemeGroupVersion, corev1.AddToScheme, &s.core},
 		{"/apis", discoveryv1.SchemeGroupVersion, discoveryv1.AddToScheme, &s.discovery},
@@ -68,11 +70,11 @@ func (s *server) List(ctx context.Context, kind, namespace string, o metav1.List
 	return s.get(kind, namespace, &o).Do(ctx).Get()
 }
 
-// Watch returns an error if no connection could be made. client-go itself would return an empty watch and no error, as if the
-// watch had ended at once. The caller would then get no changes, and would not notice the failure.
+// Watch returns an error if no connection could be made. client-go would return an empty watch and
+// no error, as if it had ended at once, and the caller would not notice.
 func (s *server) Watch(ctx context.Context, kind, namespace string, o metav1.ListOptions) (watch.Interface, error) {
 	o.Watch = true
-	var failed error // errorRecorder stores here why no connection could be made
+	var failed error // errorRecorder stores it
 	w, err := s.get(kind, namespace, &o).Watch(context.WithValue(ctx, failureKey{}, &failed))
 	if err == nil && failed != nil {
 		w.Stop()
@@ -81,9 +83,9 @@ func (s *server) Watch(ctx context.Context, kind, namespace string, o metav1.Lis
 	return w, err
 }
 
-// get prepares a request that is sent only once. By default client-go repeats a refused request for up to 41 s, and the caller does not see
-// the refusal meanwhile. The caller must see the refusal at once: a server whose data were restored from a backup refuses a resource
-// version that it does not have yet, and the caller must then ask without a version.
+// get prepares a request that is sent only once. By default client-go repeats a refused one for up
+// to 41 s, unseen by the caller. But a server whose data were restored from a backup refuses a
+// resource version that it does not have yet, and the caller must then ask without one.
 func (s *server) get(kind, namespace string, o *metav1.ListOptions) *rest.Request {
 	client := s.core
 	if kind == Slices {
@@ -92,14 +94,12 @@ func (s *server) get(kind, namespace string, o *metav1.ListOptions) *rest.Reques
 	return client.Get().MaxRetries(0).Namespace(namespace).Resource(kind).VersionedParams(o, s.params)
 }
 
-// errorRecorder is a transport that also stores the error of a round trip in a variable of the caller (see failureKey).
+// errorRecorder stores the error of a round trip for the caller (failureKey).
 type errorRecorder struct{ http.RoundTripper }
 
-// failureKey is the key of a context value by which a caller asks for the error: a pointer to an error variable, which
-// errorRecorder sets.
+// failureKey is a context key; the value is a pointer to an error variable.
 type failureKey struct{}
 
-// RoundTrip sends the request. If the request's context has a failureKey, it also stores the error, or nil, in the caller's variable.
 func (t errorRecorder) RoundTrip(r *http.Request) (*http.Response, error) {
 	answer, err := t.RoundTripper.RoundTrip(r)
 	if failed, ok := r.Context().Value(failureKey{}).(*error); ok {

@@ -1,11 +1,11 @@
-// Package kube finds engines among the pods of a namespace, with client-go's reflectors. A label selector selects the pods. Their role
-// is configured, or is the value of a label. A pod gets requests while its own status and every EndpointSlice that lists it say that
-// it is ready and not terminating.
+// Package kube finds engines among the pods of a namespace, with client-go's reflectors. A label
+// selector selects the pods. Their role is configured, or is a label. A pod gets requests while its
+// own status and every EndpointSlice that lists it say that it is ready and not terminating.
 //
-// A pod is identified only by its UID: a pod with the same name or address but another UID is
-// another engine. While the API server cannot be reached, nothing changes.
+// Only the UID identifies a pod. While the API server cannot be reached, nothing changes.
 //
-// The package needs only the permissions get, list and watch on pods and on discovery.k8s.io/endpointslices in the namespace.
+// The package needs only the permissions get, list and watch on pods and on
+// discovery.k8s.io/endpointslices in the namespace.
 package kube
 
 import (
@@ -28,7 +28,7 @@ import (
 
 var _ discover.Source = (*Source)(nil)
 
-// New returns a source, which makes no request until Run is called.
+// New makes no request; Run does.
 func New(cfg Config) *Source {
 	if cfg.Log == nil {
 		cfg.Log = zap.NewNop()
@@ -41,15 +41,14 @@ func New(cfg Config) *Source {
 	return s
 }
 
-// wake makes Run read the mirrors again.
 func (s *Source) wake() {
 	select {
 	case s.signal <- struct{}{}:
-	default: // a wake-up is pending, so Run will read the mirrors anyway
+	default: // Run will read the mirrors anyway
 	}
 }
 
-// Name returns "kubernetes:", the namespace, the selector and, if it is configured, the role.
+// Name returns "kubernetes:", the namespace, the selector and a configured role.
 func (s *Source) Name() string {
 	name := "kubernetes:" + s.cfg.Namespace + "/" + s.cfg.Selector
 	if s.cfg.Role != "" {
@@ -58,8 +57,7 @@ func (s *Source) Name() string {
 	return name
 }
 
-// Run mirrors pods and EndpointSlices until ctx ends. It reports the engines after each change, once each mirror has a list. With a
-// failure, it reports the engines only if their list has changed.
+// Run reports the engines after each change, once each mirror has a list.
 func (s *Source) Run(ctx context.Context, report func([]discover.Engine, error)) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -70,7 +68,7 @@ func (s *Source) Run(ctx context.Context, report func([]discover.Engine, error))
 	for _, m := range mirrors {
 		wg.Go(func() { m.run(ctx) })
 	}
-	var lastList []discover.Engine // the engines that were reported last
+	var lastList []discover.Engine
 	for {
 		select {
 		case <-s.signal:
@@ -82,20 +80,21 @@ func (s *Source) Run(ctx context.Context, report func([]discover.Engine, error))
 			listed, err := m.state()
 			complete, failure = complete && listed, errors.Join(failure, err)
 		}
-		var newList []discover.Engine // nil tells the Discoverer to keep the last list
+		var newList []discover.Engine // nil: the last list stays
 		if complete {
-			// A changed list is reported even with a failure: one mirror may show that a pod leaves while the other is stale.
+			// A changed list counts even with a failure: one mirror may show that a pod leaves while the
+			// other is stale.
 			if list := s.list(); failure == nil || !slices.Equal(list, lastList) {
-				newList, lastList = append([]discover.Engine{}, list...), list // not nil, even if the list is empty
+				newList, lastList = append([]discover.Engine{}, list...), list // not nil, even if empty
 			}
 		}
-		if complete || failure != nil { // otherwise a mirror still waits for its first list
+		if complete || failure != nil { // otherwise a mirror waits for its first list
 			report(newList, failure)
 		}
 	}
 }
 
-// list returns the engines of all pods in the mirrors, sorted by key. It logs each new reason why a pod is not used.
+// list is sorted by key. It logs each new reason why a pod is not used.
 func (s *Source) list() (list []discover.Engine) {
 	var endpointSlices []*discoveryv1.EndpointSlice
 	if s.slices != nil {
@@ -127,8 +126,6 @@ func (s *Source) list() (list []discover.Engine) {
 	return list
 }
 
-// mirror returns a mirror of the objects of one kind that a label selector selects; an empty selector selects all. It makes no request
-// before its method run is called.
 func (s *Source) mirror(kind string, object runtime.Object, selector string) *mirror {
 	m := &mirror{Store: cache.NewStore(cache.MetaNamespaceKeyFunc), kind: kind, namespace: s.cfg.Namespace, wake: s.wake}
 	lw := &cache.ListWatch{
@@ -144,12 +141,11 @@ func (s *Source) mirror(kind string, object runtime.Object, selector string) *mi
 			o.LabelSelector = selector
 			w, err := s.cfg.Client.Watch(ctx, kind, m.namespace, o)
 			if err != nil {
-				// With SendInitialEvents the request was for a streamed list, and its failure does not count, because the reflector tries a plain list
-				// next.
+				// With SendInitialEvents this was a streamed list; the reflector tries a plain one next.
 				if o.SendInitialEvents == nil {
 					m.recordFailure(ctx, "watch", err)
 				}
-				// The copy hides the type of the error, because after errors of some types the reflector would not list again.
+				// The copy hides the type of the error: after some the reflector would not list again.
 				return nil, errors.New(err.Error())
 			}
 			return mapWatch(w, func(e watch.Event) watch.Event { return m.onEvent(ctx, e) }), nil

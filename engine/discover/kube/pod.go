@@ -13,7 +13,7 @@ import (
 	"evenkeel/engine/discover"
 )
 
-// These annotations of a pod override the attributes that the source's config sets for all pods.
+// Annotations of a pod, which override the source's config.
 const (
 	prefix = "evenkeel.io/"
 
@@ -25,13 +25,13 @@ const (
 	annEventsPort, annReplayPort             = prefix + "kv-events-port", prefix + "kv-replay-port"
 )
 
-// both is the role of a pod that is listed twice: as a prefill engine and as a decode engine.
+// both: a pod is a prefill engine and a decode engine.
 const both = "both"
 
-// slicesState is the state of a pod by its EndpointSlices: a field is true if at least one EndpointSlice says so.
+// slicesState: a field is true if at least one EndpointSlice says so.
 type slicesState struct{ terminating, notServing bool }
 
-// statesBySlices returns the state of each pod by its EndpointSlices; the keys are pod UIDs.
+// statesBySlices is by pod UID.
 func statesBySlices(slices []*discoveryv1.EndpointSlice) map[string]slicesState {
 	all := map[string]slicesState{}
 	for _, s := range slices {
@@ -40,23 +40,24 @@ func statesBySlices(slices []*discoveryv1.EndpointSlice) map[string]slicesState 
 				continue
 			}
 			uid := string(e.TargetRef.UID)
-			before := all[uid] // by the EndpointSlices so far
+			before := all[uid]
 			conditions := e.Conditions
 			serving := conditions.Serving
-			if serving == nil { // the condition is optional, and Ready counts in its place
+			if serving == nil { // it is optional; then Ready counts
 				serving = conditions.Ready
 			}
 			all[uid] = slicesState{
 				terminating: before.terminating || conditions.Terminating != nil && *conditions.Terminating,
-				notServing:  before.notServing || serving != nil && !*serving, // without a value, the pod counts as serving
+				// Without a value, the pod serves.
+				notServing: before.notServing || serving != nil && !*serving,
 			}
 		}
 	}
 	return all
 }
 
-// engines returns the engines of a pod: one for each port and role. bySlices is the pod's state by its EndpointSlices. A pod without an
-// address has no engines. A pod that has ended has none either, because its address may belong to another pod by now.
+// engines has one for each port and role. The address of a pod that has ended may belong to another
+// pod by now.
 func (c *Config) engines(pod *corev1.Pod, bySlices slicesState) ([]discover.Engine, error) {
 	hasEnded := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 	if pod.Status.PodIP == "" || hasEnded {
@@ -87,13 +88,12 @@ func (c *Config) engines(pod *corev1.Pod, bySlices slicesState) ([]discover.Engi
 		e.URL = cmp.Or(c.Scheme, "http") + "://" + e.Address
 		for _, role := range roles {
 			e.Role = role
-			list = append(list, withAttributesOfRole(e)) // the pod's attributes are for all its roles
+			list = append(list, withAttributesOfRole(e)) // the attributes are for all roles
 		}
 	}
 	return list, nil
 }
 
-// withAttributesOfRole returns e without the attributes that engines of its role do not have.
 func withAttributesOfRole(e discover.Engine) discover.Engine {
 	switch a := &e.Attributes; e.Role {
 	case discover.Prefill:
@@ -101,13 +101,12 @@ func withAttributesOfRole(e discover.Engine) discover.Engine {
 	case discover.Decode:
 		a.KVEventsPort, a.KVReplayPort = 0, 0
 	}
-	if e.Role != discover.Aggregated { // these settings describe steps in which an engine prefills and decodes
+	if e.Role != discover.Aggregated { // they describe steps in which an engine prefills and decodes
 		e.Budget, e.Interval = 0, 0
 	}
 	return e
 }
 
-// roles returns the roles of a pod's engines: the configured role or, without one, the value of the pod's label.
 func (c *Config) roles(pod *corev1.Pod) ([]string, error) {
 	switch role := cmp.Or(c.Role, pod.Labels[c.RoleLabel]); role {
 	case discover.Prefill, discover.Decode, discover.Aggregated:
@@ -120,7 +119,7 @@ func (c *Config) roles(pod *corev1.Pod) ([]string, error) {
 	}
 }
 
-// portsOf reads a list of ports, separated by commas. Each is a number or the name of one of the pod's container ports.
+// portsOf reads numbers or names of container ports, separated by commas.
 func portsOf(pod *corev1.Pod, spec string) (ports []int, err error) {
 	for name := range strings.SplitSeq(spec, ",") {
 		name = strings.TrimSpace(name)
@@ -136,9 +135,9 @@ func portsOf(pod *corev1.Pod, spec string) (ports []int, err error) {
 	return ports, nil
 }
 
-// namedPort returns the number of the container port with this name; 0: there is none.
 func namedPort(pod *corev1.Pod, name string) int {
-	for _, list := range [][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers} { // sidecars are init containers, too
+	// Sidecars are init containers, too.
+	for _, list := range [][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers} {
 		for _, c := range list {
 			for _, p := range c.Ports {
 				if p.Name == name {
@@ -150,7 +149,7 @@ func namedPort(pod *corev1.Pod, name string) int {
 	return 0
 }
 
-// isReady says whether the pod's own condition Ready is true. A pod without this condition is not ready.
+// isReady is false without the condition.
 func isReady(pod *corev1.Pod) bool {
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodReady {
@@ -160,7 +159,6 @@ func isReady(pod *corev1.Pod) bool {
 	return false
 }
 
-// attributes returns the attributes of a pod's engines: the configured ones, each replaced by an annotation if the pod has it.
 func (c *Config) attributes(pod *corev1.Pod) (discover.Attributes, error) {
 	a, annotations := c.Attributes, pod.Annotations
 	a.Profile, a.Region = cmp.Or(annotations[annProfile], a.Profile), cmp.Or(annotations[annRegion], a.Region)
@@ -181,7 +179,7 @@ func (c *Config) attributes(pod *corev1.Pod) (discover.Attributes, error) {
 	a.KVTokens = int64(kvTokens)
 	if text, ok := annotations[annCost]; ok {
 		n, err := strconv.ParseFloat(text, 32)
-		if err != nil || !(n > 0) { // this condition also refuses NaN
+		if err != nil || !(n > 0) { // refuses NaN, too
 			return a, fmt.Errorf("its annotation %s is %q; write a number above 0", annCost, text)
 		}
 		a.Cost = float32(n)

@@ -10,7 +10,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-const slices = "endpointslices" // equal to kube.Slices, which cannot be imported, because the tests of kube import this package
+// It equals kube.Slices. The tests of kube import this package, so it cannot import kube.
+const slices = "endpointslices"
 
 // Client is a kube.Client that asks the clientset API, usually the fake one.
 type Client struct{ API kubernetes.Interface }
