@@ -10,26 +10,28 @@ import (
 	"go.uber.org/zap"
 )
 
-// A Claim runs the Machine of one proxy for one scope: Run makes the machine's calls to the Engine, and passes the
-// answers back.
+// A Claim runs the Machine of one proxy for one scope: Run makes the machine's calls to the Engine,
+// and passes the answers back.
 type Claim struct {
 	engine    Engine
 	hooks     Hooks
 	log       *zap.Logger
 	retry     time.Duration
-	callLimit time.Duration // time limit of one call
+	callLimit time.Duration
 
 	mu       sync.Mutex // guards the machine; never held during a call of the engine
 	machine  *Machine
-	lastView View // the view that OnChange got last; guarded by mu
+	lastView View // guarded by mu
 
-	logOnce   logOnce                   // suppresses repeated log lines; only Run's goroutine changes it
+	logOnce   logOnce                   // used by Run's goroutine only
 	admission atomic.Pointer[admission] // for readers without the lock; nil: the proxy does not admit
 
-	origin              time.Time                     // when the claim was made; totalSuspension compares the times since then
-	wall                func(now time.Time) time.Time // the wall clock, which also runs while the computer is suspended; tests replace it
-	lastTotalSuspension time.Duration                 // totalSuspension at the last detectSuspension
-	askedMembers        map[string]bool               // members that are being asked for a promise; used by Run's goroutine only
+	origin time.Time // when the claim was made
+	// also runs while the computer is suspended; tests replace it
+	wall                func(now time.Time) time.Time
+	lastTotalSuspension time.Duration // at the last detectSuspension
+	// that are being asked for a promise; used by Run's goroutine only
+	askedMembers map[string]bool
 
 	wakeUp chan struct{}
 	done   chan struct{}
@@ -37,18 +39,17 @@ type Claim struct {
 
 // Hooks are the calls of a claim to its proxy.
 type Hooks struct {
-	// OnChange is called with every view that differs from the view before. When a call with a view that does not
-	// admit has returned, the proxy must admit nothing more, because the lease may be released then. OnChange
-	// must not call the claim.
+	// OnChange gets every new view. When a call with a view that does not admit has returned, the
+	// proxy must admit nothing more, because the lease may be released then. OnChange must not call
+	// the claim.
 	OnChange func(View)
 	// AskBack asks the holder, which is a proxy's id, to give the scope back.
 	AskBack func(ctx context.Context, holder string, epoch int64) error
-	// Vote asks another member for its promise (Machine.GivePromise) not to admit until a lease duration and a start delay
-	// are over. An error means that the member gives no promise. Vote is only called if Config.Members is set.
+	// Vote asks another member for its promise (Machine.GivePromise); an error: it gives none. It is
+	// only called if Config.Members is set.
 	Vote func(ctx context.Context, member string, ask Vote) error
 }
 
-// admission is the time until which a claim admits unless its view changes.
 type admission struct {
 	until           time.Time
 	totalSuspension time.Duration // Claim.lastTotalSuspension when until was set
@@ -59,25 +60,24 @@ func NewClaim(cfg Config, engine Engine, hooks Hooks, log *zap.Logger) *Claim {
 	cfg.Begun = time.Now()
 	return &Claim{
 		engine: engine, hooks: hooks, log: log, retry: cfg.Retry,
-		callLimit: cfg.RenewDeadline / 2, // after a call without an answer, there is time for another one before an owner must stop
-		// From origin on, the wall clock and the monotonic clock are compared. The first runs on while the computer is suspended.
-		origin: cfg.Begun, wall: wallClock,
-		askedMembers: map[string]bool{}, // no member is being asked for a vote yet
+		// so that an owner has time for another call before it must stop
+		callLimit: cfg.RenewDeadline / 2,
+		origin:    cfg.Begun, wall: wallClock,
+		askedMembers: map[string]bool{},
 		machine:      NewMachine(cfg), wakeUp: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 }
 
-// wallClock returns the time now without its monotonic part, so that only the wall clock counts in a difference.
+// wallClock drops the monotonic part, so that only the wall clock counts in a difference.
 func wallClock(now time.Time) time.Time { return now.Round(0) }
 
-// Run runs the claim until ctx ends. It makes the calls that are due, each in the background: calls of the store, AskBack, which asks the
-// holder to give the scope back, and questions to the other members for votes. Then it waits for an answer, a change from outside, or the
-// time at which something is due. It does not release a lease that is held at the end: the lease expires. To release it, call Leave before.
+// Run runs the claim until ctx ends. It makes each call in the background. A lease that is held at
+// the end is not released, but expires: to release it, call Leave before.
 func (c *Claim) Run(ctx context.Context) {
 	defer close(c.done)
 	results := make(chan result)
-	storeCallRuns := false // a call of the store is under way
-	running := 0           // number of calls under way, calls to proxies included
+	storeCallRuns := false
+	running := 0 // calls under way, those to proxies included
 	begin := func(call func() result) {
 		running++
 		go func() { results <- call() }()
@@ -85,18 +85,18 @@ func (c *Claim) Run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
-		call, wake := c.checkMachine(ctx, storeCallRuns, begin) // it begins the questions for votes itself
+		call, wake := c.checkMachine(ctx, storeCallRuns, begin)
 		if call != None {
-			storeCallRuns = storeCallRuns || call != AskBack // AskBack asks a proxy; all other calls go to the store
+			storeCallRuns = storeCallRuns || call != AskBack
 			begin(func() result { return c.makeCall(ctx, call) })
-			continue // find out again what is due and when, now that the call is under way
+			continue
 		}
 		timer.Reset(time.Until(wake))
 		select {
 		case r := <-results:
 			running--
 			switch {
-			case r.member != "": // the answer of a member to a question for its vote
+			case r.member != "":
 				delete(c.askedMembers, r.member)
 			case r.call != AskBack:
 				storeCallRuns = false
@@ -113,17 +113,15 @@ func (c *Claim) Run(ctx context.Context) {
 	}
 }
 
-// checkMachine looks at the machine once. It returns the call to make now, or None and when to look again. While a call of the store is
-// under way (storeCallRuns), it returns None, because the machine makes one such call at a time. If votes of the other members are due, it
-// asks for them itself: begin runs each question in the background, and passes the answer to Run. It also notes a suspension of the
-// computer, and publishes the machine's view.
+// checkMachine looks at the machine once. It returns None while a call of the store is under way,
+// because the machine makes one at a time. It begins questions for votes itself.
 func (c *Claim) checkMachine(ctx context.Context, storeCallRuns bool, begin func(func() result)) (call Call, wake time.Time) {
 	now := time.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.detectSuspension(now)
 	if storeCallRuns {
-		latest := now.Add(c.retry) // an answer to the call wakes Run earlier
+		latest := now.Add(c.retry) // an answer wakes Run earlier
 		wake = c.machine.nextTimer(now, latest)
 	} else {
 		call, wake = c.machine.Next(now)
@@ -135,8 +133,6 @@ func (c *Claim) checkMachine(ctx context.Context, storeCallRuns bool, begin func
 	return call, wake
 }
 
-// askVotes asks the other members for promises: all but this proxy, the holder in the question, and members to which an earlier question
-// is still under way (askedMembers). begin runs each question in the background, and passes the answer to Run.
 func (c *Claim) askVotes(ctx context.Context, ask Vote, begin func(func() result)) {
 	for _, member := range ask.Members {
 		if member == Dispatcher(ask.Holder) || c.askedMembers[member] {
@@ -147,7 +143,7 @@ func (c *Claim) askVotes(ctx context.Context, ask Vote, begin func(func() result
 			ctx, cancel := context.WithTimeout(ctx, c.retry)
 			defer cancel()
 			r := result{sent: time.Now(), member: member}
-			r.totalSuspension = c.totalSuspension(r.sent) // if it has grown at the answer, the computer was suspended meanwhile
+			r.totalSuspension = c.totalSuspension(r.sent)
 			r.err = c.hooks.Vote(ctx, member, ask)
 			r.apply = func(now time.Time, err error) {
 				if err == nil {
@@ -159,15 +155,16 @@ func (c *Claim) askVotes(ctx context.Context, ask Vote, begin func(func() result
 	}
 }
 
-// totalSuspension is how long the computer has been suspended since origin: how much more time has passed on the wall clock than on the
-// monotonic clock, which stands still during a suspension. A wall clock that is set forward looks like a suspension, too.
+// totalSuspension is how long the computer has been suspended since origin: by how much the wall
+// clock is ahead of the monotonic clock, which stands still meanwhile. A wall clock that is set
+// forward looks the same.
 func (c *Claim) totalSuspension(now time.Time) time.Duration {
 	return c.wall(now).Sub(c.origin.Round(0)) - now.Sub(c.origin)
 }
 
-// detectSuspension tells the machine if the computer was suspended since the last call of detectSuspension, and logs it. Renewals from
-// before a suspension no longer prove that the lease is held. A suspension of at most c.retry is ignored, because the waits of a lease
-// (Times) allow for clocks that differ in speed. detectSuspension is called with c.mu held.
+// detectSuspension: renewals from before a suspension no longer prove that the lease is held. At
+// most c.retry is ignored, because the waits of a lease (Times) allow for clocks that differ in
+// speed. c.mu is held.
 func (c *Claim) detectSuspension(now time.Time) {
 	total := c.totalSuspension(now)
 	if suspendedFor := total - c.lastTotalSuspension; suspendedFor > c.retry {
@@ -178,13 +175,12 @@ func (c *Claim) detectSuspension(now time.Time) {
 	c.lastTotalSuspension = total
 }
 
-// publish stores the time until which this proxy admits, for Admits, logs a changed view and passes it to OnChange. It is called with c.mu
-// held, so that OnChange gets the views in order.
+// publish is called with c.mu held, so that OnChange gets the views in order.
 func (c *Claim) publish(now time.Time) {
 	v := c.machine.View(now)
 	if v.Admits {
-		// If the total has grown by more than c.retry when Admits is called, the computer was suspended meanwhile, and the lease
-		// may have expired. Admits then returns false, even before Run notices the suspension.
+		// If the total has grown by more than c.retry when Admits is called, the lease may have expired,
+		// and Admits returns false even before Run notices the suspension.
 		c.admission.Store(&admission{until: c.machine.admitsUntil, totalSuspension: c.lastTotalSuspension})
 	} else {
 		c.admission.Store(nil)
@@ -197,8 +193,7 @@ func (c *Claim) publish(now time.Time) {
 	c.hooks.OnChange(v)
 }
 
-// makeCall makes one call of the engine, or asks the holder for the scope. It does not change the machine: it returns the outcome with the
-// function apply, which handleResult calls later to pass the outcome to the machine.
+// makeCall does not change the machine; handleResult does so later, by apply.
 func (c *Claim) makeCall(ctx context.Context, call Call) result {
 	m := c.machine
 	c.mu.Lock()
@@ -207,7 +202,7 @@ func (c *Claim) makeCall(ctx context.Context, call Call) result {
 	ctx, cancel := context.WithTimeout(ctx, c.callLimit)
 	defer cancel()
 	r := result{call: call, sent: time.Now()}
-	r.totalSuspension = c.totalSuspension(r.sent) // handleResult compares it: an answer that a suspension delayed does not count
+	r.totalSuspension = c.totalSuspension(r.sent)
 	switch call {
 	case Look:
 		r.rec, r.err = c.engine.Look(ctx)
@@ -222,22 +217,22 @@ func (c *Claim) makeCall(ctx context.Context, call Call) result {
 		r.err = c.engine.Release(ctx, epoch)
 		r.apply = func(now time.Time, err error) { m.Released(r.sent, now, err) }
 	case AskBack:
-		holder := Dispatcher(rec.Holder) // the id of the proxy, without the name of its process
+		holder := Dispatcher(rec.Holder)
 		r.err = c.hooks.AskBack(ctx, holder, rec.Epoch)
 		r.apply = m.AskedBack
 	}
 	return r
 }
 
-// handleResult passes the outcome of a call to the machine, and logs it. If the computer was suspended during the call, it passes an error
-// instead of the answer, because the lease may have expired since. As in detectSuspension, a suspension of at most c.retry does not count.
+// handleResult: an answer that a suspension of more than c.retry has delayed counts as an error,
+// because the lease may have expired since.
 func (c *Claim) handleResult(r result) {
 	now := time.Now()
-	suspendedFor := c.totalSuspension(now) - r.totalSuspension // how long the computer was suspended since the call was sent
+	suspendedFor := c.totalSuspension(now) - r.totalSuspension
 	if r.err == nil && suspendedFor > c.retry {
 		r.err = errSuspended
 	}
-	fastLimit := c.callLimit / 2 // an answer that takes longer is logged as slow
+	fastLimit := c.callLimit / 2
 	c.logOnce.logResult(c.log, r, now, fastLimit)
 	if r.call == Look && r.err == nil {
 		c.logOnce.logLook(c.log, &c.machine.cfg, r.rec)
@@ -247,10 +242,8 @@ func (c *Claim) handleResult(r result) {
 	r.apply(now, r.err)
 }
 
-// errSuspended replaces the answer to a call during which the computer was suspended, because the answer may be old.
 var errSuspended = errors.New("the machine stood still while this was under way")
 
-// changeMachine changes the machine's state and wakes Run.
 func (c *Claim) changeMachine(change func(*Machine, time.Time)) {
 	c.mu.Lock()
 	change(c.machine, time.Now())
@@ -258,16 +251,15 @@ func (c *Claim) changeMachine(change func(*Machine, time.Time)) {
 	c.wake()
 }
 
-// wake makes Run look at the machine again at once, without waiting for its timer.
 func (c *Claim) wake() {
 	select {
 	case c.wakeUp <- struct{}{}:
-	default: // an earlier wake-up is still pending
+	default:
 	}
 }
 
-// GiveBack stops admission, calls stopped, and begins to release the lease, for a proxy that names the lease's
-// epoch. While stopped runs, nothing is admitted any more, and the lease is not released yet.
+// GiveBack stops admission, calls stopped, and begins to release the lease with this epoch. While
+// stopped runs, nothing is admitted any more, and the lease is not released yet.
 func (c *Claim) GiveBack(epoch int64, stopped func()) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -281,9 +273,7 @@ func (c *Claim) GiveBack(epoch int64, stopped func()) error {
 	return nil
 }
 
-// SetRole changes this proxy's role for the scope as Machine.SetRole does, and wakes Run if anything changed. home: the scope
-// belongs to this proxy. takeoverRank is its place among the proxies that may take the lease; 0 is the first. canServe: this
-// proxy is healthy enough to serve the scope.
+// SetRole is Machine.SetRole.
 func (c *Claim) SetRole(home bool, takeoverRank int, canServe bool) {
 	c.mu.Lock()
 	changed := c.machine.SetRole(time.Now(), home, takeoverRank, canServe)
@@ -293,15 +283,12 @@ func (c *Claim) SetRole(home bool, takeoverRank int, canServe bool) {
 	}
 }
 
-// ObserveRivalEpoch records that another proxy says that it owns the scope with this epoch. If the epoch is higher than that of
-// this proxy's lease, admission stops until a renewal has succeeded.
+// ObserveRivalEpoch is Machine.ObserveRivalEpoch.
 func (c *Claim) ObserveRivalEpoch(epoch int64) {
 	c.changeMachine(func(m *Machine, now time.Time) { m.ObserveRivalEpoch(now, epoch) })
 }
 
-// GivePromise answers an owner that cannot reach the store, and so cannot renew its lease there. If all other members promise not to admit,
-// the owner may go on without the store. If GivePromise returns no error, this proxy has given its promise: it has stopped admission, and
-// admits nothing for at least the duration of a lease.
+// GivePromise is Machine.GivePromise: without an error, this proxy has stopped admission.
 func (c *Claim) GivePromise(ask Vote) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -314,59 +301,58 @@ func (c *Claim) GivePromise(ask Vote) error {
 	return nil
 }
 
-// ObserveEpoch records an epoch that a peer has seen, so that the next acquisition gets a higher one.
+// ObserveEpoch is Machine.ObserveEpoch.
 func (c *Claim) ObserveEpoch(epoch int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.machine.ObserveEpoch(epoch)
 }
 
-// Seen is the highest epoch that was read from the store, held by this proxy, or named by another proxy or by a
-// guard in front of an engine.
+// Seen is the highest epoch that was read, held, or named by another proxy or a guard.
 func (c *Claim) Seen() int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.machine.maxEpochSeen
 }
 
-// Members returns the list of proxies that may take the lease, as its holder wrote it; empty: any proxy may.
+// Members are those that the holder wrote into the lease; empty: any proxy may take it.
 func (c *Claim) Members() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.machine.rec.Members
 }
 
-// Refused tells the machine that a guard in front of an engine refused this proxy's epoch, because the guard has seen
-// the higher epoch that is given.
+// Refused is Machine.Refused.
 func (c *Claim) Refused(epoch int64) {
 	c.changeMachine(func(m *Machine, now time.Time) { m.Refused(now, epoch) })
 }
 
-// View returns the machine's state now. It takes the claim's lock; Admits does not.
+// View returns the machine's state now.
 func (c *Claim) View() View {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.machine.View(time.Now())
 }
 
-// Admits is View.Admits for a caller that is about to admit a request. If the last renewal ran out while the process was paused, or if the
-// computer was suspended since Run last looked, Admits is false even before OnChange is called. It takes no lock.
+// Admits is View.Admits for a caller that is about to admit a request. It also notices a pause of
+// the process or a suspension before OnChange is called. It takes no lock.
 func (c *Claim) Admits(now time.Time) bool {
 	admission := c.admission.Load()
 	if admission == nil || !now.Before(admission.until) {
 		return false
 	}
 	suspendedFor := c.totalSuspension(now) - admission.totalSuspension
-	// The clock of admission.until stood still during a suspension, so the lease may have expired before that time is reached. As in
-	// detectSuspension, a suspension of at most c.retry does not count: the waits of a lease allow for clocks that differ so much.
+	// The clock of admission.until stood still during a suspension. At most c.retry is ignored, as in
+	// detectSuspension.
 	if suspendedFor > c.retry {
-		c.wake() // Run then reports the change to OnChange
+		c.wake()
 		return false
 	}
 	return true
 }
 
-// Leave gives the scope up and waits until the lease is released, until Run has returned, or until ctx ends.
+// Leave gives the scope up and waits until the lease is released, until Run has returned, or until
+// ctx ends.
 func (c *Claim) Leave(ctx context.Context) {
 	c.changeMachine(func(m *Machine, now time.Time) { m.Leave(now) })
 	every := time.NewTicker(c.retry / 20)
@@ -382,7 +368,6 @@ func (c *Claim) Leave(ctx context.Context) {
 	}
 }
 
-// holds reports whether this proxy holds the lease, as far as the machine knows.
 func (c *Claim) holds() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

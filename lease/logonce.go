@@ -9,17 +9,15 @@ import (
 
 // logOnce logs a failure once, until the same call has succeeded again.
 type logOnce struct {
-	failing        [AskBack + 1]bool // by kind of call: the last call of this kind failed
-	slow           bool              // the last answer of the store came too late
-	holderDuration time.Duration     // the duration of another holder's lease at the last look
-	holderMembers  []string          // the members of another holder's lease at the last look
-	membersDiffer  bool              // holderMembers are not the same as in this proxy's configuration
+	failing        [AskBack + 1]bool
+	slow           bool
+	holderDuration time.Duration // of another holder's lease at the last look
+	holderMembers  []string      // of another holder's lease at the last look
+	membersDiffer  bool
 }
 
-// logResult logs that a call begins to fail or to be slow, and that it succeeds or is fast again. A further failure in a row is only
-// logged at level debug. An answer that takes longer than fastLimit is slow.
 func (s *logOnce) logResult(log *zap.Logger, r result, now time.Time, fastLimit time.Duration) {
-	if r.member != "" { // this debug line is enough, because an operator need not act if a member gives no promise
+	if r.member != "" { // an operator need not act on this
 		if r.err != nil {
 			log.Debug("ownership: a member does not promise not to take over", zap.String("member", r.member), zap.Error(r.err))
 		}
@@ -36,11 +34,11 @@ func (s *logOnce) logResult(log *zap.Logger, r result, now time.Time, fastLimit 
 		log.Info("ownership: the call succeeds again", zap.Stringer("call", r.call))
 	}
 	s.failing[r.call] = failed
-	if r.call == AskBack { // how long this call takes depends on the holder, not on the store
+	if r.call == AskBack { // how long this takes depends on the holder, not on the store
 		return
 	}
 	switch took := now.Sub(r.sent); {
-	case failed: // a failure does not show how fast the store answers
+	case failed:
 	case took > fastLimit && !s.slow:
 		log.Warn("ownership: the lease's store answers so slowly that an owner may fail to renew its lease in time and stop admitting; the next "+
 			"line about it comes when the store is fast again",
@@ -52,7 +50,6 @@ func (s *logOnce) logResult(log *zap.Logger, r result, now time.Time, fastLimit 
 	}
 }
 
-// logChange logs that admission begins or ceases to depend on votes, and that it ends because no renewal was confirmed.
 func (s *logOnce) logChange(log *zap.Logger, before, v View) {
 	switch {
 	case v.Voted && !before.Voted:
@@ -66,10 +63,8 @@ func (s *logOnce) logChange(log *zap.Logger, before, v View) {
 	}
 }
 
-// logLook logs, once, if the holder of a lease has another duration, or other members, than this proxy. It also logs that the
-// members are the same again.
 func (s *logOnce) logLook(log *zap.Logger, cfg *Config, rec Record) {
-	if rec.Holder == "" || rec.Holder == cfg.Self { // there is no other holder to compare with
+	if rec.Holder == "" || rec.Holder == cfg.Self {
 		return
 	}
 	differ := !slices.Equal(rec.Members, cfg.Members)
@@ -83,7 +78,7 @@ func (s *logOnce) logLook(log *zap.Logger, cfg *Config, rec Record) {
 		log.Info("ownership: the holder's ha.members are the same as ours again")
 	}
 	s.membersDiffer, s.holderMembers = differ, rec.Members
-	if rec.Duration == s.holderDuration || rec.Duration == 0 { // the holder's duration is unchanged, or not known (0)
+	if rec.Duration == s.holderDuration || rec.Duration == 0 {
 		return
 	}
 	if s.holderDuration = rec.Duration; rec.Duration != cfg.Duration {
@@ -93,13 +88,12 @@ func (s *logOnce) logLook(log *zap.Logger, cfg *Config, rec Record) {
 	}
 }
 
-// result is the outcome of a call to the store, to the lease's holder or to a member.
 type result struct {
 	call            Call
 	sent            time.Time
-	totalSuspension time.Duration // Claim.totalSuspension when the call was sent
+	totalSuspension time.Duration
 	rec             Record
 	err             error
-	member          string                         // the member that was asked for a vote; empty: the call was no question for a vote
-	apply           func(now time.Time, err error) // passes the outcome to the machine
+	member          string // asked for a vote; empty: the call was no question for a vote
+	apply           func(now time.Time, err error)
 }

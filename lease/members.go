@@ -8,23 +8,23 @@ import (
 	"time"
 )
 
-// Members orders the live proxies of one region for each scope: the first should own it. Each proxy has its own
-// view of the members. If views differ, scopes move more often than necessary, but never have two owners.
+// Members orders the live proxies of one region for each scope: the first should own it. If the
+// views of proxies differ, scopes move more often than necessary, but never have two owners.
 type Members struct {
-	self        string
-	spread      bool                 // each scope has its own order, so that every member gets some scopes; false: one member gets all
-	settleTime  time.Duration        // how long a proxy must be a member before it asks a live holder for a scope
-	memberSince map[string]time.Time // by live member: since when it has been alive without a break
+	self string
+	// each scope has its own order, so that every member gets some; false: one member gets all
+	spread bool
+	// how long a proxy must be a member before it asks a live holder for a scope
+	settleTime  time.Duration
+	memberSince map[string]time.Time // by live member: since when without a break
 }
 
-// NewMembers returns the view of the proxy self before it has seen any member. spread: each scope has its own
-// order; otherwise one member gets all scopes. A proxy must be a member for settleTime before it asks a live holder for a scope.
+// NewMembers returns the view of the proxy self before it has seen any member.
 func NewMembers(self string, spread bool, settleTime time.Duration) *Members {
 	return &Members{self: self, spread: spread, settleTime: settleTime, memberSince: map[string]time.Time{}}
 }
 
-// See sets the members: the proxies that are alive and not about to leave, including this one. A proxy that was a member already
-// keeps the time since which it is one.
+// See sets the proxies that are alive and not about to leave, including this one.
 func (m *Members) See(live []string, now time.Time) {
 	maps.DeleteFunc(m.memberSince, func(id string, _ time.Time) bool { return !slices.Contains(live, id) })
 	for _, id := range live {
@@ -34,16 +34,16 @@ func (m *Members) See(live []string, now time.Time) {
 	}
 }
 
-// Order returns the members that may own a scope, the preferred one first: the live members that are on every list in allowed. An
+// Order returns the live members that are on every list in allowed, the preferred one first. An
 // empty list excludes no member.
 func (m *Members) Order(scope string, allowed ...[]string) []string {
-	ids := make([]string, 0, len(m.memberSince)) // not nil, so that a status shows an empty list as []
+	ids := make([]string, 0, len(m.memberSince)) // not nil, so that a status shows [] and not null
 	ids = slices.AppendSeq(ids, maps.Keys(m.memberSince))
 	ids = slices.DeleteFunc(ids, func(id string) bool {
 		return slices.ContainsFunc(allowed, func(list []string) bool { return len(list) > 0 && !slices.Contains(list, id) })
 	})
 	slices.SortFunc(ids, func(a, b string) int {
-		if m.spread { // by a hash of scope and member; otherwise, and between equal hashes, by id
+		if m.spread {
 			if order := cmp.Compare(weight(scope, b), weight(scope, a)); order != 0 {
 				return order
 			}
@@ -53,17 +53,16 @@ func (m *Members) Order(scope string, allowed ...[]string) []string {
 	return ids
 }
 
-// isMemberFor reports whether a proxy is a member, and has been one for at least the time atLeast.
 func (m *Members) isMemberFor(id string, atLeast time.Duration, now time.Time) bool {
 	since, isMember := m.memberSince[id]
 	return isMember && now.Sub(since) >= atLeast
 }
 
-// TakeoverRank returns this proxy's rank in the order of a scope; 0 is the first. The order has the live members that are on every list in
-// allowed, which names the only proxies that may own the scope; an empty list excludes none. A proxy that is not in the order gets the rank
-// after the last. asks reports whether this proxy should ask the holder to hand the scope over. Only the first in the order asks, and only
-// after it was a member for settleTime, so that a proxy that comes and goes moves no scopes. If the holder is not in the order, because it
-// is gone or about to leave, a fifth of settleTime is enough: in this time the proxy sees the other members.
+// TakeoverRank returns this proxy's rank in Order; the one after the last if it is not there. asks:
+// this proxy should ask the holder to hand the scope over. Only the first asks, and only after
+// settleTime, so that a proxy that comes and goes moves no scopes. If the holder is not in the
+// order, because it is gone or about to leave, a fifth is enough: in this time the proxy sees the
+// other members.
 func (m *Members) TakeoverRank(scope, holder string, now time.Time, allowed ...[]string) (rank int, asks bool) {
 	order := m.Order(scope, allowed...)
 	if rank = slices.Index(order, m.self); rank < 0 {
@@ -76,25 +75,25 @@ func (m *Members) TakeoverRank(scope, holder string, now time.Time, allowed ...[
 	return rank, rank == 0 && m.isMemberFor(m.self, settleTime, now)
 }
 
-// ShouldHandOver reports whether this proxy, which holds a scope, should hand it over to the proxy asker: asker comes before this proxy in
-// the order of the scope. The order has the live members that are on every list in allowed; an empty list excludes none.
+// ShouldHandOver reports whether this proxy, which holds a scope, should hand it over: asker comes
+// before it in Order.
 func (m *Members) ShouldHandOver(scope, asker string, now time.Time, allowed ...[]string) bool {
 	order := m.Order(scope, allowed...)
 	theirs, ours := slices.Index(order, asker), slices.Index(order, m.self)
-	if ours < 0 { // not in the order: this proxy may not own the scope, so any asker in the order gets it at once
+	if ours < 0 { // this proxy may not own the scope
 		return theirs >= 0
 	}
 	askerIsBefore := theirs >= 0 && theirs < ours
-	// Half of settleTime is enough here: the asker itself waited for all of it, and this proxy may have seen the asker later.
+	// Half is enough: the asker itself waited for all of it, and this proxy may have seen it later.
 	return askerIsBefore && m.isMemberFor(asker, m.settleTime/2, now)
 }
 
-// weight is the weight of a proxy for a scope in a rendezvous hash. When a proxy comes or goes, only the scopes
-// that it gets or had change their owner.
+// weight is the weight of a proxy for a scope in a rendezvous hash. When a proxy comes or goes,
+// only the scopes that it gets or had change their owner.
 func weight(scope, id string) uint64 {
 	h := fnv.New64a()
-	_, _ = h.Write([]byte(scope + "\x00" + id)) // Write of a hash.Hash never returns an error
-	mixed := h.Sum64()                          // the steps below mix the last bytes in, which FNV hardly does
+	_, _ = h.Write([]byte(scope + "\x00" + id))
+	mixed := h.Sum64() // the steps below mix the last bytes in, which FNV hardly does
 	mixed = (mixed ^ mixed>>30) * 0xbf58476d1ce4e5b9
 	mixed = (mixed ^ mixed>>27) * 0x94d049bb133111eb
 	return mixed ^ mixed>>31

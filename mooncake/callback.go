@@ -12,26 +12,24 @@ import (
 
 // An error of ReadCallback wraps one of these, or ErrUnknownHost.
 var (
-	// ErrBadCallback means that the body is not a valid callback of connector ascend-layerwise.
 	ErrBadCallback = errors.New("mooncake: the decode engine sent a malformed callback")
-	// ErrOtherRequest means that the request_id in the callback is not the id of the request that waits for this callback.
+	// ErrOtherRequest means that the callback is not of the request that waits for it.
 	ErrOtherRequest = errors.New("mooncake: the callback names another request")
 )
 
 const (
 	callbackDepth = 8       // most nesting levels of a callback's JSON
 	callbackBase  = 1 << 20 // most bytes of a callback without its block numbers
-	blockBytes    = 32      // most bytes that count for one block number in a callback; it needs about 12
-	suffixLength  = 9       // bytes of the suffix that an engine adds to a request's id and cuts off again in a callback
+	blockBytes    = 32      // bytes for one block number, which needs about 12
+	suffixLength  = 9       // bytes that an engine adds to a request's id and cuts off in a callback
 	blockDigits   = 10      // most digits of a block number
 )
 
-// MaxCallback returns how many bytes a callback may have. prompt is the largest number of tokens that the prompt can have; 0: not known.
-// block is the size of the decode engine's KV blocks, in tokens; 0: not known.
+// MaxCallback bounds a callback, in bytes. prompt is the longest possible prompt, block the size of
+// a KV block, both in tokens; 0: not known. The number of blocks is rounded up, with one in
+// reserve.
 func MaxCallback(prompt, block int) int { return callbackBase + blockBytes*maxBlocks(prompt, block) }
 
-// maxBlocks returns how many KV blocks a prompt can have in one KV cache group: those that its tokens fill, rounded up, and one in reserve.
-// 0: not known, because prompt or block is not known.
 func maxBlocks(prompt, block int) int {
 	if prompt <= 0 || block <= 0 {
 		return 0
@@ -39,18 +37,19 @@ func maxBlocks(prompt, block int) int {
 	return (prompt-1)/block + 2
 }
 
-// Callback is a message from a decode engine with connector ascend-layerwise. It says where the prefill engine must write the KV.
+// Callback is a message from a decode engine with connector ascend-layerwise, which says where the
+// prefill engine must write the KV.
 type Callback struct {
 	KV      json.RawMessage // a copy of the whole message, for the prefill engine
 	Empty   bool            // no KV is needed: the whole prompt is in the decode engine's prefix cache
-	ShortID bool            // the request_id lacks the last bytes of the id, because the decode engine cut off a suffix that it had not added
+	ShortID bool            // the decode engine cut off a suffix that it had not added
 	Unknown []string        // keys of the message that evenkeel does not know; they hold no address
 }
 
-// ReadCallback checks a callback that came to the metaserver, the URL of evenkeel to which decode engines post callbacks. All required keys
-// must exist once, all hosts must be known, and there may not be more blocks than the prompt can have. request_id must be id (see
-// Endpoint.RequestID), but may lack its last bytes, which some decode engines cut off. An unknown key is accepted only if it holds no
-// address. prompt is the largest number of tokens that the prompt can have, block the size of a KV block in tokens; 0: not known.
+// ReadCallback checks a callback: all required keys must exist once, all hosts be known, request_id
+// be id (see Endpoint.RequestID) or lack its last bytes, which some decode engines cut off, and
+// there may not be more blocks than the prompt can have. An unknown key is accepted only if it
+// holds no address. prompt and block are as in MaxCallback.
 func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known func(host string) bool) (Callback, error) {
 	bad := func(format string, args ...any) (Callback, error) {
 		return Callback{}, fmt.Errorf("%w: "+format, append([]any{ErrBadCallback}, args...)...)
@@ -58,14 +57,14 @@ func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known 
 	if limit := MaxCallback(prompt, block); len(body) > limit {
 		return bad("it has %d bytes, more than %d", len(body), limit)
 	}
-	c := callbackMembers{plainKeys: p.KVPlainKeys} // keys that the operator has declared to hold no address
+	c := callbackMembers{plainKeys: p.KVPlainKeys}
 	if _, err := rawjson.Scan(body, callbackDepth, func(at rawjson.Place) string {
 		key, value := rawjson.Key(body[at.Key+1:at.KeyEnd-1]), body[at.Val:at.ValEnd:at.ValEnd]
-		return c.add(key, value) // not empty: why this member is refused; Scan then fails
+		return c.add(key, value)
 	}); err != nil {
 		return bad("%w", err)
 	}
-	if wrong := c.firstWrong(); wrong != "" { // a required key is missing, or a value is invalid
+	if wrong := c.firstWrong(); wrong != "" {
 		return bad("%s", wrong)
 	}
 	blocks, ok := largestGroup(c.values[atBlockIDs])
@@ -77,13 +76,14 @@ func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known 
 		return bad("remote_block_ids has %d blocks in a group, and the prompt at most %d", blocks, limit)
 	}
 	namedID := stringValue(c.values[atRequestID])
-	// A decode engine cuts off the random suffix that vLLM adds to ids. If it added none, it cuts off as much of evenkeel's own id.
+	// A decode engine cuts off the random suffix that vLLM adds to ids, or as much of evenkeel's own
+	// id if vLLM added none.
 	isShort := len(id) > suffixLength && namedID == id[:len(id)-suffixLength]
 	if namedID != id && !isShort {
 		return Callback{}, fmt.Errorf("%w: a request_id of %d bytes", ErrOtherRequest, len(namedID))
 	}
 	callback := Callback{KV: bytes.Clone(bytes.TrimSpace(body)), Empty: blocks == 0, ShortID: isShort, Unknown: c.unknown}
-	// remote_host is checked by itself, because checkHosts would accept one that names no host at all.
+	// checkHosts would accept a remote_host that names no host at all.
 	if host, _ := splitHost(stringValue(c.values[atHost])); known == nil || !known(host) {
 		return Callback{}, fmt.Errorf("%w: %s under remote_host; if it is one of yours, add it to kv_hosts of the engine's profile",
 			ErrUnknownHost, shownHost(host))
@@ -94,8 +94,8 @@ func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known 
 	return callback, nil
 }
 
-// callbackKeys lists the known members of a callback, each with a check of its value (vllm-ascend 182b75ea,
-// mooncake_layerwise_connector.py). The first seven members are required.
+// callbackKeys has the known members of a callback (vllm-ascend 182b75ea,
+// mooncake_layerwise_connector.py). The first requiredKeys are required.
 var callbackKeys = [...]struct {
 	name string
 	ok   func(json.RawMessage) bool
@@ -115,27 +115,29 @@ var callbackKeys = [...]struct {
 	12:          {"remote_cached_tokens", func(v json.RawMessage) bool { return isNumber(v, 0, maxCount) }},
 }
 
-// Indices in callbackKeys of members that ReadCallback uses.
+// Indices in callbackKeys.
 const (
 	atBlockIDs = iota
 	atRequestID
 	atHost
-	requiredKeys = 7 // the first seven of callbackKeys are required
+	requiredKeys = 7
 
-	maxCount = 1 << 31 // the largest number of tokens, ranks or the like in a callback
+	maxCount = 1 << 31
 )
 
-// forbiddenKeys lists keys that a callback may not have. A callback does not need them. They would make the prefill engine do something
-// other than write the KV of this request to the decode engine that sent the callback. vllm-ascend 182b75ea reads these keys, except the
-// last two, which vLLM 0.32.0 reads.
+// forbiddenKeys would make the prefill engine do something other than write this request's KV to
+// the decode engine that sent the callback. vllm-ascend 182b75ea reads them, except the last two,
+// which vLLM 0.32.0 reads.
 var forbiddenKeys = []string{
 	"metaserver",               // a URL to which the prefill engine would post
 	"do_virtual",               // the prefill engine would write no KV
 	"batch_kv_transfer_params", // would replace all other parameters (SfaRemoteD2HConnector)
-	"remote_te_rpc_port",       // the port of the transfer engine; the prefill engine asks the decode engine for it
-	"remote_layer_metadata",    // memory addresses to write to; the prefill engine asks the decode engine for them
-	"prompt_token_ids",         // another prompt; only evenkeel may add this key to a callback
-	"hidden_states_path",       // a file to which the prefill engine would write (ExampleHiddenStatesConnector)
+	// The port of the transfer engine, for which the prefill engine asks the decode engine itself.
+	"remote_te_rpc_port",
+	// Memory addresses to write to, for which the prefill engine asks the decode engine itself.
+	"remote_layer_metadata",
+	"prompt_token_ids",   // another prompt; only evenkeel may add it
+	"hidden_states_path", // a file to write to (ExampleHiddenStatesConnector)
 }
 
 const (
@@ -143,14 +145,12 @@ const (
 	maxKeyBytes    = 64 // most bytes of an unknown key
 )
 
-// callbackMembers holds the values of a callback's known members, in the order of callbackKeys, and the names of its unknown members.
 type callbackMembers struct {
-	plainKeys []string // Profile.KVPlainKeys
+	plainKeys []string
 	values    [len(callbackKeys)]json.RawMessage
 	unknown   []string
 }
 
-// add stores a member, or returns why the callback is refused; empty: the member is accepted.
 func (c *callbackMembers) add(key string, value json.RawMessage) (refused string) {
 	for i := range callbackKeys {
 		if callbackKeys[i].name != key {
@@ -165,10 +165,11 @@ func (c *callbackMembers) add(key string, value json.RawMessage) (refused string
 	return c.addUnknown(key, value)
 }
 
-// addUnknown returns why an unknown key is refused; empty: it is accepted. An accepted key looks like the name of a variable, so that
-// a log may show it, and holds no address. It does not begin with '_', because engines keep internal data under such keys.
+// An accepted key is like a variable's name, so that a log may show it, and holds no address. It
+// does not begin with '_', because engines keep internal data under such keys.
 func (c *callbackMembers) addUnknown(key string, value json.RawMessage) (refused string) {
-	address := hostCheck{plainKeys: c.plainKeys, known: func(string) bool { return false }} // fails for any address, even a known host
+	// It fails for any address, even a known host.
+	address := hostCheck{plainKeys: c.plainKeys, known: func(string) bool { return false }}
 	switch {
 	case slices.Contains(forbiddenKeys, key):
 		return "a decode engine may not send " + key
@@ -178,7 +179,7 @@ func (c *callbackMembers) addUnknown(key string, value json.RawMessage) (refused
 		return key + " stands there twice"
 	case len(c.unknown) == maxUnknownKeys:
 		return fmt.Sprintf("more than %d keys that this evenkeel does not know", maxUnknownKeys)
-	case slices.Contains(c.plainKeys, key): // the operator has declared that this key holds no address
+	case slices.Contains(c.plainKeys, key): // declared by the operator to hold no address
 	case namesAddress(key), address.checkValue(key, value, false) != nil:
 		return key + " seems to hold an address, and this evenkeel does not know it; add it to kv_plain_keys of the engine's profile if it is " +
 			"right"
@@ -187,13 +188,11 @@ func (c *callbackMembers) addUnknown(key string, value json.RawMessage) (refused
 	return ""
 }
 
-// isVariable says whether a key looks like the name of a variable: a letter, then letters, digits and underscores, at most maxKeyBytes in
-// all.
 func isVariable(key string) bool {
 	for i := range len(key) {
 		c := key[i]
-		letter := c|0x20 >= 'a' && c|0x20 <= 'z'   // |0x20 turns an upper-case letter into its lower-case one
-		inside := c == '_' || c >= '0' && c <= '9' // allowed, but not as the first character
+		letter := c|0x20 >= 'a' && c|0x20 <= 'z'
+		inside := c == '_' || c >= '0' && c <= '9'
 		if !letter && (i == 0 || !inside) {
 			return false
 		}
@@ -201,11 +200,10 @@ func isVariable(key string) bool {
 	return key != "" && len(key) <= maxKeyBytes
 }
 
-// firstWrong describes the first member that is required but missing, or has an invalid value; empty: there is none.
 func (c *callbackMembers) firstWrong() string {
 	for i, v := range c.values {
 		k := &callbackKeys[i]
-		missing := v == nil && i < requiredKeys // the required keys are the first ones of callbackKeys
+		missing := v == nil && i < requiredKeys
 		invalid := v != nil && !k.ok(v)
 		if missing || invalid {
 			return k.name + " is " + describeValue(v) + ", which it cannot be"
@@ -214,13 +212,12 @@ func (c *callbackMembers) firstWrong() string {
 	return ""
 }
 
-// largestGroup returns how many blocks the largest KV cache group in ids has. ok is false if ids is neither a list of block numbers nor a
-// list of such lists, or if a number has more than blockDigits digits.
+// ok is false also if a number has more than blockDigits digits.
 func largestGroup(ids json.RawMessage) (blocks int, ok bool) {
 	if _, ok = countBlocks(ids); !ok {
 		return 0, false
 	}
-	flat := 0 // block numbers in ids itself, which is then the list of the only group
+	flat := 0
 	for id := range rawjson.Elements(ids) {
 		if id[0] != '[' {
 			flat++
@@ -241,7 +238,6 @@ func isList(v json.RawMessage) bool { return v[0] == '[' }
 
 func isSize(v json.RawMessage) bool { return isNumber(v, 1, maxCount) }
 
-// isNumbers says whether a value is a list of whole numbers that are not negative.
 func isNumbers(v json.RawMessage) bool {
 	if !isList(v) {
 		return false
@@ -254,7 +250,6 @@ func isNumbers(v json.RawMessage) bool {
 	return true
 }
 
-// isNumber says whether a value is a whole number from low to high.
 func isNumber(v json.RawMessage, low, high int) bool {
 	n, ok := rawjson.Int(v, 0, len(v))
 	return ok && n >= low && n <= high

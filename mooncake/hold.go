@@ -2,7 +2,8 @@ package mooncake
 
 import "time"
 
-// Freed says whether a prefill engine has freed KV that no decode engine had fetched, since a request was written.
+// Freed says whether a prefill engine has freed KV that was never fetched, since a request was
+// written.
 type Freed uint8
 
 // Values of Freed.
@@ -12,24 +13,24 @@ const (
 	FreedSome // or the count could not be read, or is another process's
 )
 
-// Answer is what is known of an answer that a decode engine makes of KV which it pulled, when its first event comes.
+// Answer is what is known of an answer from pulled KV when its first event comes.
 type Answer struct {
-	// KeptUntil is until when the prefill engine certainly keeps the KV. It is fixed when that engine answers, and nothing renews it: a
-	// proxy sees no heartbeats between engines, and cannot infer them.
+	// KeptUntil is until when the prefill engine certainly keeps the KV. Nothing renews it: a proxy
+	// sees no heartbeats between engines.
 	KeptUntil time.Time
 	Came      time.Time // when the first event came, or the whole of an answer in one piece
-	// Whole: the answer came in one piece, so that it does not show when its KV was pulled.
+	// Whole: the answer is in one piece and does not show when its KV was pulled.
 	Whole bool
-	Freed Freed // what the prefill engine counts from the request to a Whole answer that came after KeptUntil
-	// Silent: between the request and the answer, the core of the rank gave no sign of life for so long that it may have pulled too late.
+	Freed Freed // the prefill engine's count up to a Whole answer after KeptUntil
+	// Silent: the rank's core gave no sign of life for so long that it may have pulled too late.
 	Silent bool
-	// Spoiled: while the request waited, the prefix cache of its rank may have got another prompt's KV that it would have found there.
+	// Spoiled: the rank's prefix cache may have got another prompt's KV while the request waited.
 	Spoiled bool
 }
 
-// MayBeAnotherPrompts says whether the answer may be made of another prompt's KV, so that the client must not get it. A prefill engine
-// gives KV to another prompt once the hold is over. A decode engine whose core stood still reads it after that, and gets no error (vLLM
-// 0.32, nixl/base_worker.py).
+// MayBeAnotherPrompts says that the client must not get the answer. A prefill engine gives KV away
+// once the hold is over, and a decode engine whose core stood still reads it after that, without an
+// error (vLLM 0.32, nixl/base_worker.py).
 func (a Answer) MayBeAnotherPrompts() bool {
 	switch {
 	case a.Spoiled:

@@ -12,13 +12,14 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// ErrUnknownHost means that a hand-off or a callback names a host that is not known to be an engine's.
+// ErrUnknownHost means that a hand-off or a callback names a host that is no engine's.
 var ErrUnknownHost = errors.New("mooncake: the hand-off points to an unknown host")
 
-// checkHosts refuses a hand-off that names an unknown host, so that an attacker who controls a prefill engine cannot send decode engines to
-// other hosts. Each connector and version has its own keys for hosts, so all strings are checked, at any depth. Below a key whose name
-// means addresses, each string must be a known host, possibly with a port or as a URL. Elsewhere, a string must have a known host if it
-// looks like a URL or an IP address. The values of the profile's kv_plain_keys are not checked.
+// checkHosts keeps an attacker who controls a prefill engine from sending decode engines to other
+// hosts. Each connector and version has its own keys for hosts, so all strings are checked, at any
+// depth. Below a key that means addresses, each string must be a known host, possibly with a port
+// or as a URL; elsewhere, if it looks like a URL or an IP address. The values of kv_plain_keys are
+// not checked.
 func (p *Profile) checkHosts(handoff json.RawMessage, knownHost func(string) bool) error {
 	if knownHost == nil {
 		knownHost = func(string) bool { return false }
@@ -27,28 +28,26 @@ func (p *Profile) checkHosts(handoff json.RawMessage, knownHost func(string) boo
 	return w.checkValue("", handoff, false)
 }
 
-// hostCheck looks for unknown hosts in a JSON value.
 type hostCheck struct {
 	plainKeys []string          // keys whose values are not checked
 	known     func(string) bool // says whether the hand-off may send decode engines to this host
 }
 
-// checkValue returns an error if the value of key contains an unknown host. keyMeansAddress says that the name of this key, or of a key
-// around it, means addresses, so that every string in the value counts as a host. Otherwise a string counts only if it looks like an
-// address.
+// checkValue takes every string for a host if keyMeansAddress: the name of this key, or of one
+// around it, means addresses.
 func (w *hostCheck) checkValue(key string, raw json.RawMessage, keyMeansAddress bool) error {
 	switch raw[0] {
 	case '{':
 		for o := rawjson.ObjectAt(raw, 0); o.NextValue(); {
 			val := o.Value()
-			if bytes.IndexByte(val, '"') < 0 && !mayContainAddress(o.Key) { // neither the key nor a string in the value could be an address
+			if bytes.IndexByte(val, '"') < 0 && !mayContainAddress(o.Key) {
 				continue
 			}
 			member := rawjson.Key(o.Key)
-			if slices.Contains(w.plainKeys, member) { // the operator has declared that values of this key are no addresses
+			if slices.Contains(w.plainKeys, member) { // declared by the operator to hold no address
 				continue
 			}
-			const meansAddress = false // a key counts as a host only if it looks like one
+			const meansAddress = false
 			if err := w.checkText(key, member, meansAddress); err != nil {
 				return err
 			}
@@ -70,16 +69,14 @@ func (w *hostCheck) checkValue(key string, raw json.RawMessage, keyMeansAddress 
 	return nil
 }
 
-// mayContainAddress says whether a JSON string that is still escaped may contain something that looks like a URL or an IP address. All of
-// these have a dot or a colon, which an escape with a backslash may hide.
+// written is still escaped. Addresses have a dot or a colon, which a backslash may hide.
 func mayContainAddress(written []byte) bool {
 	return bytes.IndexByte(written, '.') >= 0 || bytes.IndexByte(written, ':') >= 0 || bytes.IndexByte(written, '\\') >= 0
 }
 
-// checkText returns an error if a string, which may be a list of hosts, contains an unknown host. key is for the error message. address
-// says that the key means addresses, so that every part of s counts as a host.
+// checkText takes every part of s for a host if address is set. key is for the error message.
 func (w *hostCheck) checkText(key, s string, address bool) error {
-	if !address && !strings.ContainsAny(s, ".:") { // no part of s looks like an address
+	if !address && !strings.ContainsAny(s, ".:") {
 		return nil
 	}
 	for part := range strings.FieldsFuncSeq(s, func(r rune) bool { return strings.ContainsRune(", ;|\t\r\n", r) }) {
@@ -87,7 +84,7 @@ func (w *hostCheck) checkText(key, s string, address bool) error {
 			continue
 		}
 		host, looksLikeAddress := splitHost(part)
-		meansAddress := address || looksLikeAddress // the key, or the form of the part, says that the part is an address
+		meansAddress := address || looksLikeAddress
 		if !meansAddress || w.known(host) {
 			continue
 		}
@@ -98,11 +95,11 @@ func (w *hostCheck) checkText(key, s string, address bool) error {
 	return nil
 }
 
-// namesAddress says whether the name of a key means addresses: one of the words in it is host, ip, addr or the like, as in remote_host,
+// One of the words in the key must be host, ip, addr or the like, as in remote_host,
 // remoteBootstrapAddr, hosts and local_ip.
 func namesAddress(key string) bool {
-	start := 0                           // where the current word begins
-	meansAddress := func(end int) bool { // says whether the word from start to end means an address
+	start := 0
+	meansAddress := func(end int) bool {
 		if end-start < len("ip") {
 			return false
 		}
@@ -113,9 +110,9 @@ func namesAddress(key string) bool {
 	}
 	for i := range len(key) {
 		c := key[i]
-		letter := c|0x20 >= 'a' && c|0x20 <= 'z'                    // |0x20 turns an upper-case letter into its lower-case one
-		nextOfCamelCase := i > start && c <= 'Z' && key[i-1] >= 'a' // an upper-case letter after a lower-case one
-		if !letter || nextOfCamelCase {                             // the word ends before i
+		letter := c|0x20 >= 'a' && c|0x20 <= 'z'
+		nextOfCamelCase := i > start && c <= 'Z' && key[i-1] >= 'a'
+		if !letter || nextOfCamelCase {
 			if meansAddress(i) {
 				return true
 			}
@@ -128,7 +125,6 @@ func namesAddress(key string) bool {
 	return meansAddress(len(key))
 }
 
-// isAddressWord says whether a word means an address. The caller passes the word in the singular and in lower case.
 func isAddressWord(w string) bool {
 	switch w {
 	case "host", "hostname", "ip", "ipv", "addr", "address", "url", "uri", "endpoint":
@@ -137,11 +133,11 @@ func isAddressWord(w string) bool {
 	return false
 }
 
-// splitHost returns the host in s, which may be a host, a host with a port, or a URL. looksLikeAddress says whether s
-// looks like a URL or an IP address.
+// splitHost takes a host, a host with a port, or a URL, and says whether it looks like a URL or an
+// IP address.
 func splitHost(s string) (host string, looksLikeAddress bool) {
 	if !strings.ContainsAny(s, ".:") {
-		return s, false // a plain name, which needs no parser
+		return s, false
 	}
 	if _, afterScheme, ok := strings.Cut(s, "://"); ok {
 		looksLikeAddress = true
@@ -150,7 +146,7 @@ func splitHost(s string) (host string, looksLikeAddress bool) {
 			s = s[:end]
 		}
 	}
-	if strings.Contains(s, ":") { // without a colon there is no port, and the parser would allocate an error
+	if strings.Contains(s, ":") { // otherwise the parser would allocate an error
 		if at, err := netip.ParseAddrPort(s); err == nil {
 			return at.Addr().String(), true
 		}
@@ -167,8 +163,8 @@ func splitHost(s string) (host string, looksLikeAddress bool) {
 	return s, looksLikeAddress
 }
 
-// shownHost returns what an error message may show of a host: an IP address, but only the length of a name, because an engine may put
-// any text there, even a prompt.
+// An error message shows only the length of a name, because an engine may put any text there, even
+// a prompt.
 func shownHost(host string) string {
 	if ip, err := netip.ParseAddr(host); err == nil && ip.Zone() == "" {
 		return `"` + ip.String() + `"`
@@ -176,8 +172,7 @@ func shownHost(host string) string {
 	return fmt.Sprintf("a name of %d bytes", len(host))
 }
 
-// shownKey returns what an error message may show of a key. A key that evenkeel does not know is hidden, because it could
-// be a part of a prompt.
+// A key that evenkeel does not know could be a part of a prompt.
 func shownKey(key string) string {
 	switch key {
 	case "remote_host", "remote_engine_id", "remote_request_id", "remote_multi_nodes_meta_mapping", "remote_bootstrap_addr", "host", "hosts",
@@ -187,7 +182,7 @@ func shownKey(key string) string {
 	return "a key that we do not know"
 }
 
-// describeValue describes a JSON value by its type and length for an error message, without its text, which could be a part of a prompt.
+// describeValue omits the text, which could be a part of a prompt.
 func describeValue(raw json.RawMessage) string {
 	if len(raw) == 0 {
 		return "missing"
@@ -205,7 +200,6 @@ func describeValue(raw json.RawMessage) string {
 	return "a number"
 }
 
-// shownFinishReason returns what an error message may show of a finish_reason: only values that evenkeel knows.
 func shownFinishReason(s string) string {
 	switch s {
 	case "":

@@ -16,12 +16,15 @@ import (
 const (
 	AscendMooncakeV1 = "ascend-mooncake-v1"
 	NIXLPull         = "nixl-pull"
-	NIXLPush         = "nixl-push" // the decode engine registers its blocks with the prefill engine, which then writes the KV into them
-	VLLMMooncake     = "vllm-mooncake"
-	Opaque           = "opaque"
-	AscendLayerwise  = "ascend-layerwise" // the prefill engine writes the KV, layer by layer, to the address in the decode engine's callback
-	SGLang           = "sglang"           // both engines get the request at once, and find each other by its bootstrap_room
-	None             = "none"             // one engine prefills and decodes, so no KV is transferred
+	// The decode engine registers its blocks with the prefill engine, which writes into them.
+	NIXLPush     = "nixl-push"
+	VLLMMooncake = "vllm-mooncake"
+	Opaque       = "opaque"
+	// The prefill engine writes the KV, layer by layer, to the address in a callback.
+	AscendLayerwise = "ascend-layerwise"
+	// Both engines get the request at once, with a bootstrap_room.
+	SGLang = "sglang"
+	None   = "none" // one engine prefills and decodes, so no KV is transferred
 )
 
 // Connectors lists the connectors that a profile may name.
@@ -29,8 +32,8 @@ func Connectors() []string {
 	return []string{AscendMooncakeV1, NIXLPull, NIXLPush, VLLMMooncake, Opaque, AscendLayerwise, SGLang, None}
 }
 
-// Alone returns the profile for an aggregated engine, which both prefills and decodes, so that the connector only says what
-// kind of engine it is.
+// Alone returns the profile for an aggregated engine, which both prefills and decodes: the
+// connector then only says what kind of engine it is.
 func (p Profile) Alone() Profile {
 	p.Aggregated = true
 	return p
@@ -39,37 +42,38 @@ func (p Profile) Alone() Profile {
 // Early says whether a request is bound to its decode rank before its prefill.
 func (p *Profile) Early() bool { return !p.HasHandoff() }
 
-// HasHandoff says whether the prefill engine returns a hand-off, so that the decode rank can be chosen after the prefill.
+// HasHandoff says whether the decode rank can be chosen after the prefill.
 func (p *Profile) HasHandoff() bool { return !p.handsNothingOff() && !p.Aggregated }
 
-// handsNothingOff says whether no engine with the connector returns a hand-off: the decode rank of
-// AscendLayerwise allocates blocks before the prefill starts, both engines of SGLang must get the
-// request at once, and with None one engine prefills and decodes.
+// handsNothingOff: the decode rank of AscendLayerwise allocates blocks before the prefill starts,
+// both engines of SGLang must get the request at once, and with None one engine does both.
 func (p *Profile) handsNothingOff() bool {
 	return p.Connector == AscendLayerwise || p.Connector == SGLang || p.Connector == None
 }
 
-// nixl says whether the connector is vLLM's NIXL, which keeps KV under a lease that the decode engine renews while a request is queued.
+// NIXL keeps KV under a lease that the decode engine renews while a request is queued.
 func (p *Profile) nixl() bool { return p.Connector == NIXLPull || p.Connector == NIXLPush }
 
-// Ascend says whether the connector is one of vllm-ascend, so that its engines run vllm-ascend.
+// Ascend says whether the engines run vllm-ascend.
 func (p *Profile) Ascend() bool {
 	return p.Connector == AscendMooncakeV1 || p.Connector == AscendLayerwise
 }
 
-// MayGiveBack says whether a decode engine may end an answer early because it lacks memory, and report this only by a stop_reason.
-// The answers of /v1/responses and /v1/messages do not show this stop_reason (vLLM 0.27.1, messages_full_converter in
-// entrypoints/anthropic/serving.py, responses_full_generator in entrypoints/openai/responses/serving.py).
+// MayGiveBack says whether a decode engine may end an answer early for lack of memory, and report
+// it only by a stop_reason. Answers of /v1/responses and /v1/messages do not show it (vLLM 0.27.1,
+// messages_full_converter in entrypoints/anthropic/serving.py, responses_full_generator in
+// entrypoints/openai/responses/serving.py).
 func (p *Profile) MayGiveBack() bool { return p.Ascend() && (p.GivesBack == nil || *p.GivesBack) }
 
-// The ways to keep a probe from ending with the end-of-sequence token, because a probe that ends so returns no hand-off.
+// A probe that ends with the end-of-sequence token returns no hand-off. These are the ways against
+// it.
 const (
 	MinTokensOne       = "1"
 	MinTokensOmit      = "omit"
 	MinTokensIgnoreEOS = "ignore_eos"
 )
 
-// The ways to answer a request without a stream: evenkeel joins the events of a stream, or passes on the decode engine's own answer.
+// Without a stream, evenkeel joins the events, or passes on the decode engine's own answer.
 const (
 	NonStreamAssemble    = "assemble"
 	NonStreamPassthrough = "passthrough"
@@ -79,34 +83,37 @@ const (
 const (
 	DPExternal = "external" // one URL per rank
 	DPHybrid   = "hybrid"   // one URL per node, and a header with the number of the rank on this node
-	DPInternal = "internal" // one URL, and a header with the number of the rank in the whole deployment
+	DPInternal = "internal" // one URL, and a header with the rank in the whole deployment
 )
 
-// The ways to continue a chat if its decode rank fails after the client got a part of the answer.
+// How a chat is continued if its decode rank fails after the client got a part of the answer.
 const (
-	ChatResumeNone     = "none"
-	ChatResumeVLLM     = "vllm_prompt_token_ids"  // token ids are sent beside the hand-off, vLLM from 0.27 on (PR 48145)
-	ChatResumeAscend   = "ascend_private"         // token ids are sent beside the hand-off, vllm-ascend from 0.26 on
+	ChatResumeNone = "none"
+	// The token ids are sent beside the hand-off, to vLLM from 0.27 on (PR 48145).
+	ChatResumeVLLM = "vllm_prompt_token_ids"
+	// The token ids are sent beside the hand-off, to vllm-ascend from 0.26 on.
+	ChatResumeAscend   = "ascend_private"
 	ChatResumeContinue = "continue_final_message" // the text so far is sent as the last message
 )
 
 var chatResumes = []string{ChatResumeNone, ChatResumeVLLM, ChatResumeAscend, ChatResumeContinue}
 
-// The values of hand_back: whether a decode engine keeps the KV of an answer for the next turn of
-// the chat.
+// The values of hand_back: whether a decode engine keeps the KV of an answer for the chat's next
+// turn.
 const (
 	HandBackNone = "none" // the decode engine keeps no KV of answers
-	// The decode engine keeps the KV (vLLM's bidirectional_kv_xfer), and evenkeel counts its memory
-	// as used. It asks no prefill engine to fetch it.
+	// It keeps the KV (vLLM's bidirectional_kv_xfer), and evenkeel counts its memory as used. No
+	// prefill engine is asked to fetch it.
 	HandBackCounted = "counted"
 )
 
-// Profile has the operator's settings for one kind of engine. Zero values are replaced by WithDefaults.
+// Profile has the operator's settings for one kind of engine, after WithDefaults.
 type Profile struct {
-	Name            string        `yaml:"name"`
-	Connector       string        `yaml:"connector"`
-	KVHoldTimeout   time.Duration `yaml:"kv_hold_timeout"` // how long the prefill engine keeps the KV of a hand-off
-	HoldMargin      time.Duration `yaml:"hold_margin"`     // part of kv_hold_timeout for decode to queue and pull; 0: half, at most 120 s
+	Name          string        `yaml:"name"`
+	Connector     string        `yaml:"connector"`
+	KVHoldTimeout time.Duration `yaml:"kv_hold_timeout"` // of a hand-off, at the prefill engine
+	// HoldMargin is the part of kv_hold_timeout for decode to queue and pull; 0: half, at most 120 s.
+	HoldMargin      time.Duration `yaml:"hold_margin"`
 	ProbeMinTokens  string        `yaml:"probe_min_tokens"`
 	ProbeIgnoreEOS  bool          `yaml:"probe_ignore_eos"`
 	ContinuousUsage *bool         `yaml:"continuous_usage"`
@@ -114,54 +121,57 @@ type Profile struct {
 	ChatResume      string        `yaml:"chat_resume"`
 	DPMode          string        `yaml:"dp_mode"`
 	MaxNumSeqs      int           `yaml:"max_num_seqs"`
-	KVTokensPerRank int64         `yaml:"kv_tokens_per_rank"` // tokens in the KV cache of a rank; 0: taken from the engine's metrics
-	VocabSize       int           `yaml:"vocab_size"`         // tokens in the model's vocabulary; 0: unknown
-	// MaxModelLen bounds prompt and answer together, in tokens. 0: taken from the engine's /v1/models.
-	MaxModelLen       int           `yaml:"max_model_len"`
-	AllowLocalPrefill bool          `yaml:"allow_local_prefill"`    // decode engines may compute prompts themselves, without a hand-off
-	MaxBatchedTokens  int           `yaml:"max_num_batched_tokens"` // most tokens in one step of a decode engine; 0: unknown
-	PassThrough       bool          `yaml:"pass_through"`           // engines also serve passed-through requests, such as embeddings
+	KVTokensPerRank int64         `yaml:"kv_tokens_per_rank"` // 0: from the engine's metrics
+	VocabSize       int           `yaml:"vocab_size"`         // tokens; 0: unknown
+	// MaxModelLen bounds prompt and answer together, in tokens. 0: from the engine's /v1/models.
+	MaxModelLen int `yaml:"max_model_len"`
+	// AllowLocalPrefill says that decode engines may compute prompts themselves, without a hand-off.
+	AllowLocalPrefill bool `yaml:"allow_local_prefill"`
+	// MaxBatchedTokens is the most tokens in one step of a decode engine; 0: unknown.
+	MaxBatchedTokens  int           `yaml:"max_num_batched_tokens"`
+	PassThrough       bool          `yaml:"pass_through"`
 	NonStream         string        `yaml:"nonstream"`
 	Metrics           MetricNames   `yaml:"metrics"`
 	RecomputeMax      *int          `yaml:"recompute_max"`
 	FirstEventTimeout time.Duration `yaml:"first_event_timeout"`
 	APIKeyEnv         string        `yaml:"api_key_env"`
-	CAFile            string        `yaml:"ca_file"`       // PEM file; empty: the system's authorities
-	CertFile          string        `yaml:"cert_file"`     // PEM file with the proxy's certificate for engines that ask for one
-	KeyFile           string        `yaml:"key_file"`      // PEM file with the key of CertFile
-	ServerName        string        `yaml:"server_name"`   // name in the engines' certificates; empty: the URL's host
-	KVHosts           []string      `yaml:"kv_hosts"`      // hosts that a hand-off may name besides the engine's own
-	KVPlainKeys       []string      `yaml:"kv_plain_keys"` // keys of a hand-off whose values are never checked as addresses
-	// RejectReleases says whether a decode request that fails the engine's validation frees the KV of its prefill. nil: by the
-	// engine's version.
+	CAFile            string        `yaml:"ca_file"`     // PEM file; empty: the system's authorities
+	CertFile          string        `yaml:"cert_file"`   // for engines that ask for one
+	KeyFile           string        `yaml:"key_file"`    // PEM file with the key of CertFile
+	ServerName        string        `yaml:"server_name"` // in certificates; empty: the URL's host
+	// KVHosts are those that a hand-off may name besides the engine's own.
+	KVHosts     []string `yaml:"kv_hosts"`
+	KVPlainKeys []string `yaml:"kv_plain_keys"` // of a hand-off, never checked as addresses
+	// RejectReleases says whether a decode request that fails the engine's validation frees the KV of
+	// its prefill. nil: by the engine's version.
 	RejectReleases *bool `yaml:"reject_releases"`
-	// ClampsMaxTokens says whether decode engines lower a max_tokens that exceeds the context. nil: by the engine's version.
+	// ClampsMaxTokens says whether decode engines lower a max_tokens above the context. nil: by the
+	// engine's version.
 	ClampsMaxTokens *bool `yaml:"clamps_max_tokens"`
-	BootstrapPort   int   `yaml:"bootstrap_port"` // port of the bootstrap server, for vllm-mooncake and sglang
-	NameRanks       *bool `yaml:"name_ranks"`     // sglang: requests name their rank in the body; nil: true
-	// GivesBack says whether the recompute scheduler of vllm-ascend's decode engine may be on, which ends answers early for lack of
-	// memory. nil: true.
+	BootstrapPort   int   `yaml:"bootstrap_port"` // for vllm-mooncake and sglang
+	NameRanks       *bool `yaml:"name_ranks"`     // sglang: requests name their rank; nil: true
+	// GivesBack says whether vllm-ascend's recompute scheduler may be on, which ends answers early for
+	// lack of memory. nil: true.
 	GivesBack *bool `yaml:"gives_back"`
-	// SharedAddress says that several engines answer behind one address, so that hand-offs from there name
+	// SharedAddress says that several engines answer behind one address, so that hand-offs name
 	// different engines although none has restarted.
 	SharedAddress bool          `yaml:"shared_address"`
 	HandBack      string        `yaml:"hand_back"`
-	DecoderTTL    time.Duration `yaml:"decoder_kv_blocks_ttl"` // how long a decode engine keeps the KV of an ended answer, with HandBack
-	// Aggregated says that the profile is for an aggregated engine, as Alone returns it.
-	Aggregated bool `yaml:"-"`
+	DecoderTTL    time.Duration `yaml:"decoder_kv_blocks_ttl"` // of the KV of an ended answer
+	Aggregated    bool          `yaml:"-"`
 }
 
-// MetricNames are the names of the engine's load gauges. If a name is empty, vLLM's new name is tried, then its old one.
+// MetricNames are the engine's load gauges; empty: vLLM's new name, then its old one.
 type MetricNames struct {
 	KVUsage string `yaml:"kv_usage"`
 	Running string `yaml:"running"`
 	Waiting string `yaml:"waiting"`
 }
 
-// holdWithoutLease is how long engines without leases keep the KV of a hand-off.
+// holdWithoutLease is how long engines without leases keep KV.
 const holdWithoutLease = 480 * time.Second
 
-// WithDefaults returns the profile with defaults in the fields that are not set. Some defaults depend on the connector.
+// WithDefaults sets the fields that are not set.
 func (p Profile) WithDefaults() Profile {
 	setDefault(&p.Connector, AscendMooncakeV1)
 	setDefault(&p.Name, p.Connector)
@@ -185,23 +195,21 @@ func (p Profile) WithDefaults() Profile {
 	return p
 }
 
-// setConnectorDefaults sets defaults that depend on the connector, in the fields that are not set.
 func (p *Profile) setConnectorDefaults() {
-	if !p.handsNothingOff() { // otherwise no KV waits for a rank
+	if !p.handsNothingOff() {
 		hold := holdWithoutLease
 		if p.nixl() {
 			hold = 30 * time.Second // vLLM's lease since mid 2026
 		}
 		setDefault(&p.KVHoldTimeout, hold)
-		// With min_tokens 1, a probe does not end with the end-of-sequence token, after which it would return no hand-off.
+		// Otherwise a probe may end with the end-of-sequence token, and return no hand-off.
 		setDefault(&p.ProbeMinTokens, MinTokensOne)
 	}
-	if p.Ascend() { // most tutorials of vllm-ascend turn on its recompute scheduler, which interrupts answers
+	if p.Ascend() { // most tutorials turn on its recompute scheduler, which interrupts answers
 		setDefault(&p.ChatResume, ChatResumeAscend)
 	}
 }
 
-// setDefault sets a field to its default if it has its zero value.
 func setDefault[T comparable](field *T, def T) {
 	var zero T
 	if *field == zero {
@@ -209,10 +217,9 @@ func setDefault[T comparable](field *T, def T) {
 	}
 }
 
-// Validate returns all errors of a profile whose defaults are filled in; nil: there are none.
+// Validate returns all errors of a profile, after WithDefaults.
 func (p Profile) Validate() error {
 	var errs []error
-	// bad records an error, oneOf checks that a field has one of the listed values, and notNegative that a number is not below 0.
 	bad := func(format string, args ...any) {
 		errs = append(errs, fmt.Errorf("profile %q: "+format, append([]any{p.Name}, args...)...))
 	}
@@ -239,7 +246,7 @@ func (p Profile) Validate() error {
 		bad("%w", err)
 	}
 	oneOf("hand_back", p.HandBack, HandBackNone, HandBackCounted)
-	// Only nixl-pull can keep the KV of answers. With nixl-push, an engine refuses to start with bidirectional_kv_xfer (vLLM 0.33,
+	// With nixl-push, an engine refuses to start with bidirectional_kv_xfer (vLLM 0.33,
 	// nixl/push_scheduler.py).
 	if p.HandBack == HandBackCounted && p.Connector != NIXLPull {
 		bad("hand_back is %s, and engines with connector %s keep no KV of answers; only those with %s do", p.HandBack, p.Connector, NIXLPull)
@@ -276,11 +283,8 @@ func (p Profile) Validate() error {
 	return errors.Join(errs...)
 }
 
-// reportMeaningless reports, by bad, the settings that have no meaning with the profile's
-// connector, and an impossible chat_resume. It is for connectors with which a request is bound to
-// its decode rank before its prefill (handsNothingOff). With them, there is no hand-off that could
-// wait, expire or be released. A room is the number by which the two requests to SGLang find each
-// other.
+// reportMeaningless is for connectors without a hand-off, which could wait, expire or be released.
+// A room is the number by which the two requests to SGLang find each other.
 func (p *Profile) reportMeaningless(bad func(format string, args ...any)) {
 	for _, key := range []struct {
 		name string
@@ -301,7 +305,8 @@ func (p *Profile) reportMeaningless(bad func(format string, args ...any)) {
 			bad("%s has no meaning with connector %s, because %s; remove it", key.name, p.Connector, key.why)
 		}
 	}
-	chatTakesNoIDs := p.Connector == SGLang || p.Connector == None // other connectors take token ids in kv_transfer_params
+	// Other connectors take token ids in kv_transfer_params.
+	chatTakesNoIDs := p.Connector == SGLang || p.Connector == None
 	needsIDs := p.ChatResume == ChatResumeVLLM || p.ChatResume == ChatResumeAscend
 	if chatTakesNoIDs && needsIDs {
 		bad("chat_resume is %q, and connector %s has no place for token ids beside a chat; use %s or %s", p.ChatResume, p.Connector,
@@ -309,17 +314,16 @@ func (p *Profile) reportMeaningless(bad func(format string, args ...any)) {
 	}
 }
 
-// maxHoldMargin bounds the default of the hold margin, which applies if none is configured.
 const maxHoldMargin = 120 * time.Second
 
-// HoldBudget returns how long a finished prefill may wait for a decode rank, counted from the response headers of the prefill request. It
-// is the time for which the prefill engine keeps the KV blocks (timeout) minus the time that a decode rank may need to queue and pull
-// (margin; 0: half of timeout, at most 120 s). It fails if nothing is left, because a late pull can read blocks that another request uses
-// by now, and still answer 200.
+// HoldBudget returns how long a finished prefill may wait for a decode rank, counted from the
+// probe's response headers: the time for which the prefill engine keeps the blocks, less the margin
+// that a decode rank may need to queue and pull. It fails if nothing is left, because a late pull
+// can read blocks that another request uses by now, and still answer 200.
 func (p Profile) HoldBudget() (time.Duration, error) {
 	timeout, margin := p.KVHoldTimeout, p.holdMargin()
 	switch {
-	case p.handsNothingOff(): // the rank is chosen before the prefill, so there is no hand-off that could wait and expire
+	case p.handsNothingOff():
 		return math.MaxInt64, nil
 	case timeout <= 0:
 		return 0, fmt.Errorf("kv_hold_timeout is %v; set it to the time for which the prefill engine keeps the blocks of a finished request",
@@ -333,8 +337,8 @@ func (p Profile) HoldBudget() (time.Duration, error) {
 	return timeout - margin, nil
 }
 
-// Ready returns the path that reports quickly whether an engine takes requests; empty: GET /health does.
-// SGLang needs another path, because its GET /health generates a token, which takes from 1 to 20 s (0.5.23, health_generate in
+// Ready returns the path that reports quickly whether an engine takes requests; empty: GET /health.
+// SGLang's GET /health generates a token, which takes from 1 to 20 s (0.5.23, health_generate in
 // entrypoints/http_server.py).
 func (p *Profile) Ready() string {
 	if p.Connector == SGLang {
@@ -343,7 +347,7 @@ func (p *Profile) Ready() string {
 	return ""
 }
 
-// VersionPath returns the path that reports an engine's version; empty: GET /version does. The path for SGLang is from
+// VersionPath returns the path of an engine's version; empty: GET /version. SGLang's is from
 // 0.5.23, entrypoints/http_server.py.
 func (p *Profile) VersionPath() string {
 	if p.Connector == SGLang {
@@ -352,15 +356,17 @@ func (p *Profile) VersionPath() string {
 	return ""
 }
 
-// fakeBootstrapHost is the bootstrap host that makes an SGLang engine run a request without a partner. A decode engine with such a request
-// waits for no KV, decodes on whatever its pages contain, and keeps none of it in its prefix cache. SGLang itself warms up each rank in
-// this way (0.5.23: FAKE_BOOTSTRAP_HOST in disaggregation/utils.py, _is_fake_transfer in disaggregation/decode.py).
+// fakeBootstrapHost makes an SGLang engine run a request without a partner: a decode engine waits
+// for no KV, decodes on whatever its pages contain, and keeps none of it in its prefix cache.
+// SGLang warms up each rank so (0.5.23: FAKE_BOOTSTRAP_HOST in disaggregation/utils.py,
+// _is_fake_transfer in disaggregation/decode.py).
 const fakeBootstrapHost = "2.2.2.2"
 
-// Canary returns a function that makes the body of a short completion, which shows whether a rank computes; nil: any completion shows
-// it. SGLang needs a special body: without a bootstrap_room, an engine refuses every request, and a server whose ranks are chosen by
-// the room crashes. The body asks for two tokens, because a decode rank computes only the second. SGLang's own GET /health_generate
-// does not suffice: it asks only one rank, ends with the first token, and succeeds whenever any other answer makes progress.
+// Canary returns a function that makes a short completion to show whether a rank computes; nil: any
+// completion shows it. Without a bootstrap_room, an SGLang engine refuses every request, and a
+// server whose ranks are chosen by the room crashes. The second token is there because a decode
+// rank computes only that one. SGLang's GET /health_generate asks only one rank, ends with the
+// first token, and succeeds whenever any other answer makes progress.
 func (p *Profile) Canary() func(model string, rank int) []byte {
 	if p.Connector != SGLang {
 		return nil
@@ -369,15 +375,15 @@ func (p *Profile) Canary() func(model string, rank int) []byte {
 		room := max(0, rank) // the server may choose the rank by the room
 		request := map[string]any{"model": model, "prompt": "a", "max_tokens": 2, "ignore_eos": true, "temperature": 0, "stream": false,
 			"bootstrap_host": fakeBootstrapHost, "bootstrap_port": p.BootstrapPort, "bootstrap_room": room}
-		if named := p.NamedRank(rank); named >= 0 { // -1: the server chooses the rank
+		if named := p.NamedRank(rank); named >= 0 {
 			request["routed_dp_rank"] = named
 		}
-		body, _ := json.Marshal(request) // text and numbers always marshal
+		body, _ := json.Marshal(request) // always marshals
 		return body
 	}
 }
 
-// Keeps returns how long a decode engine keeps the KV of an answer that has ended; 0: it keeps none.
+// Keeps returns how long a decode engine keeps the KV of an ended answer; 0: not at all.
 func (p *Profile) Keeps() time.Duration {
 	if p.HandBack != HandBackCounted {
 		return 0
@@ -385,9 +391,10 @@ func (p *Profile) Keeps() time.Duration {
 	return p.DecoderTTL
 }
 
-// NamedRank returns the rank to name in a request to SGLang; -1: name none. With elastic EP (expert parallelism), operators must
-// turn names off, because a request for a rank that has lost its GPU ends the whole server (SGLang 0.5.23,
-// maybe_external_dp_rank_routing in managers/data_parallel_controller.py).
+// NamedRank returns the rank to name in a request to SGLang; -1: none. With elastic EP (expert
+// parallelism), operators must turn names off, because a request for a rank that has lost its GPU
+// ends the whole server (SGLang 0.5.23, maybe_external_dp_rank_routing in
+// managers/data_parallel_controller.py).
 func (p *Profile) NamedRank(rank int) int {
 	if p.NameRanks != nil && !*p.NameRanks {
 		return -1
@@ -398,12 +405,11 @@ func (p *Profile) NamedRank(rank int) int {
 func (p *Profile) continuousUsage() bool { return p.ContinuousUsage == nil || *p.ContinuousUsage }
 func (p *Profile) returnTokenIDs() bool  { return p.ReturnTokenIDs == nil || *p.ReturnTokenIDs }
 
-// PulledWithin returns how long after a prefill its KV is certainly kept. If the first event of the decode engine's answer comes within this
-// time, the decode engine pulled the right KV. It is a quarter of the hold margin shorter than the hold, because the engine counts from the
-// end of the prefill, and the proxy from the engine's answer.
+// PulledWithin returns how long after a prefill its KV is certainly kept. An answer whose first
+// event comes within it pulled the right KV. It is a quarter of the hold margin shorter than the
+// hold, because the engine counts from the end of the prefill, and the proxy from its answer.
 func (p *Profile) PulledWithin() time.Duration { return p.KVHoldTimeout - p.holdMargin()/4 }
 
-// holdMargin is the part of the hold that is left for a decode engine to queue a request and pull its KV.
 func (p *Profile) holdMargin() time.Duration {
 	if p.HoldMargin == 0 {
 		return min(p.KVHoldTimeout/2, maxHoldMargin)

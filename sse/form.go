@@ -10,17 +10,18 @@ import (
 // A Form is the format of the events of an endpoint.
 type Form uint8
 
-// The forms. Chat and completions share Chunks. Tokens differs little from Chunks, and Filter.read reads both.
+// Chat and completions share Chunks. Tokens differs little from it, and Filter.read reads both.
 const (
 	Chunks    Form = iota
-	Responses      // the events of /v1/responses
-	Messages       // the events of /v1/messages
-	Tokens         // the events of /inference/v1/generate
-	Generated      // the events of /generate
-	Verbatim       // events of any other format: the client gets them unchanged, and a finish_reason is not required
+	Responses      // /v1/responses
+	Messages       // /v1/messages
+	Tokens         // /inference/v1/generate
+	Generated      // /generate
+	// any other format: the client gets the events unchanged, and a finish_reason is not required
+	Verbatim
 )
 
-// FormOf returns the form of the events that the endpoint at this path sends. Every path that is not listed has Chunks.
+// FormOf returns the form of the events that the endpoint at this path sends.
 func FormOf(path string) Form {
 	switch path {
 	case "/v1/responses":
@@ -35,39 +36,38 @@ func FormOf(path string) Form {
 	return Chunks
 }
 
-// chunked says whether the events have choices, as those of completions have.
+// chunked says whether the events have choices.
 func (f Form) chunked() bool { return f == Chunks || f == Tokens }
 
-// formFacts is what one event, or one answer in one piece, contains if its form is not chunked. For chunked forms see facts.
+// formFacts is facts for a form that is not chunked.
 type formFacts struct {
-	readable        bool // the event is one whole JSON object
-	announces       bool // the event only announces the answer, as response.created does
-	isPing          bool // the event is a ping, which has no content
-	hasTokens       bool // the event has generated tokens, as text or in another form
-	hasFinalUsage   bool // the event has the final usage
-	endsStream      bool // the event is the last one of the stream
+	readable        bool // one whole JSON object
+	announces       bool // only announces the answer, as response.created does
+	isPing          bool
+	hasTokens       bool
+	hasFinalUsage   bool
+	endsStream      bool // the last event of the stream
 	failed          bool
-	aborted         bool   // the engine was told to end the answer, but not by the client: see Aborted
-	abortHasStatus  bool   // of Generated: the finish_reason abort has the status of an error
-	fault           error  // why the event cannot be forwarded; nil: it can
-	errorText       []byte // the event or the error in it, as the argument for ReadFailure
-	finishReason    string // the finish_reason; empty: the event has none
-	endedByStopText bool   // a stop text of the request ended the answer
+	aborted         bool   // the engine was told to end the answer, but not by the client
+	abortHasStatus  bool   // of Generated: the abort has the status of an error
+	fault           error  // why the event cannot be forwarded
+	errorText       []byte // argument for ReadFailure
+	finishReason    string
+	endedByStopText bool
 	usage           Usage
-	edits           []edit // changes between the engine's event and the client's copy
-	modelAt         edit   // of Messages: the offsets of the model
-	idAt            edit   // of Generated: the offsets of the answer's id
-	textAt          edit   // of Generated: the offsets of the text
-	idsAt           edit   // of Generated: the offsets of the list of token ids
-	spans           []byte // of Generated: the list weight_versions; nil: there is none
-	endAt           int    // of Generated: the offset of the object's closing brace
+	edits           []edit // for the client's copy
+	modelAt         edit   // of Messages: offsets of the model
+	idAt            edit   // of Generated: offsets
+	textAt          edit   // of Generated: offsets
+	idsAt           edit   // of Generated: offsets of the list of token ids
+	spans           []byte // of Generated: weight_versions; nil: there is none
+	endAt           int    // of Generated: offset of the object's closing brace
 }
 
-// forwardVerbatim takes the next event of an answer that the client gets unchanged. Only an event with an error makes the answer fail.
 func (f *Filter) forwardVerbatim(e Event) ([]byte, End) {
 	hasError := false
 	if e.Kind == KindData {
-		hasError = f.ReadUsage(e.Data) // it also stores the event's usage
+		hasError = f.ReadUsage(e.Data) // also stores the usage
 	}
 	if hasError {
 		const message = "the engine ended its answer with an error; its log says why"
@@ -80,8 +80,8 @@ func (f *Filter) forwardVerbatim(e Event) ([]byte, End) {
 	return e.Raw, NotEnded
 }
 
-// ReadUsage stores the usage in b, which is an event or an answer in one piece. failed says that b has a member error; its usage is then
-// not stored. ReadUsage ignores b if it is not exactly one JSON object.
+// ReadUsage stores the usage in b, an event or an answer in one piece, unless b has an error. It
+// ignores b if it is not exactly one JSON object.
 func (f *Filter) ReadUsage(b []byte) (failed bool) {
 	u := Usage{Cached: -1}
 	o := rawjson.ObjectAt(b, rawjson.Space(b, 0))
@@ -92,7 +92,7 @@ func (f *Filter) ReadUsage(b []byte) (failed bool) {
 		case string(o.Key) == "usage" && v[0] == '{':
 			for c := rawjson.ObjectAt(b, o.Val); c.NextValue(); {
 				switch n := countOf(&c); {
-				case n > maxPlausibleTokens: // ignored, because no request has so many tokens
+				case n > maxPlausibleTokens: // no request has so many tokens
 				case string(c.Key) == "prompt_tokens":
 					u.Prompt = n
 				case string(c.Key) == "completion_tokens":
@@ -101,30 +101,26 @@ func (f *Filter) ReadUsage(b []byte) (failed bool) {
 			}
 		}
 	}
-	if !isWhole(&o) { // what was read may be wrong
+	if !isWhole(&o) {
 		return false
 	}
 	u.Total = u.Prompt + u.Completion
-	if u.Total > 0 && !failed { // 0: b has no usage, or one that counts nothing
-		f.usage, f.usageSeen, f.usageSent = u, true, true // usageSent: the client gets b as it is
+	if u.Total > 0 && !failed {
+		f.usage, f.usageSeen, f.usageSent = u, true, true // the client gets b as it is
 	}
 	return failed
 }
 
-// maxPlausibleTokens is the largest number of tokens in a usage that is taken seriously (67 million). Not even a request with many prompts
-// has more.
+// maxPlausibleTokens is 67 million. Not even a request with many prompts has more.
 const maxPlausibleTokens = 64 << 20
 
-// maxHeldEvents bounds how many events takeFormEvent holds back before the first event with a token.
+// maxHeldEvents bounds the events that are held back before the first token.
 const maxHeldEvents = 4
 
-// takeFormEvent takes the next event, or an answer in one piece, of a form that is not chunked. Before the first event with a token, an
-// engine sends events that only announce the answer. takeFormEvent holds these back until the first token comes. Until then the engine may
-// still fail to get the KV, and another engine can answer in its place, because the client has received nothing. With the first token, out
-// has the held-back events before this one.
-//
-// The results are those of Event: out is e.Raw itself if no events were held back and this one does not change, dst with the client's bytes
-// appended if it gets other bytes, and nil if it gets nothing.
+// takeFormEvent takes the next event, or an answer in one piece, of a form that is not chunked.
+// Events that only announce the answer are held back until the first token: until then the engine
+// may still fail to get the KV, and another engine can answer in its place. The results are those
+// of Event.
 func (f *Filter) takeFormEvent(e Event, dst []byte) (out []byte, end End) {
 	if f.options.Form == Verbatim {
 		return f.forwardVerbatim(e)
@@ -155,8 +151,7 @@ func (f *Filter) takeFormEvent(e Event, dst []byte) (out []byte, end End) {
 	return f.appendEdited(e, event.edits, dst), NotEnded
 }
 
-// rejectFormEvent says whether an event is kept out of the answer: it cannot be read or forwarded, it reports a failure, it ends the stream
-// before a finish_reason has come, or it is a ping that can be dropped. If rejected is true, out and end are the results of takeFormEvent.
+// rejectFormEvent says whether an event is kept out of the answer.
 func rejectFormEvent(f *Filter, e Event, event *formFacts) (out []byte, end End, rejected bool) {
 	switch {
 	case !event.readable:
@@ -174,50 +169,46 @@ func rejectFormEvent(f *Filter, e Event, event *formFacts) (out []byte, end End,
 	case event.fault != nil:
 		f.fault = event.fault
 		return nil, Broken, true
-	// Before the answer, a ping is dropped if it would be the first event to be held back, or if there is no room for it.
+	// There is no room for the ping, or it would be the first event to be held back.
 	case event.isPing && !f.started && (f.heldCount == 0 || f.heldCount >= maxHeldEvents):
 		return nil, NotEnded, true
-	// In these forms the finish_reason comes with the final usage. So neither this event nor an earlier one has it.
+	// In these forms the finish_reason comes with the final usage.
 	case event.endsStream && !event.hasFinalUsage && f.finishReason == "":
 		return nil, Short, true
 	}
 	return nil, NotEnded, false
 }
 
-// adaptToClient adds the edits that only this client needs, such as its own id, if the form has such edits. It may also set
-// failed or fault.
 func adaptToClient(f *Filter, event *formFacts, data []byte) {
 	if adapt := forms[f.options.Form].adapt; adapt != nil && event.readable {
 		adapt(f, event, data)
 	}
 }
 
-// mustHold says whether hold must take the event, because no part of the answer has come, not even in this event. Once maxHeldEvents are
-// held back, hold takes only an event that still announces the answer, and refuses it. Any other event then counts as a part of the answer.
+// mustHold: once maxHeldEvents are held back, hold only gets an event that still announces the
+// answer, and refuses it.
 func mustHold(f *Filter, event *formFacts) bool {
 	beforeAnswer := !f.started && !event.hasTokens && !event.hasFinalUsage
 	return beforeAnswer && (event.announces || f.heldCount < maxHeldEvents)
 }
 
-// recordFormEvent records an event with a part of the answer: its tokens, its place in the transcript, if there is one, and what it says
-// of the end of the answer. f.facts has the facts of the event already.
 func recordFormEvent(f *Filter, event *formFacts, data []byte) {
 	f.countTokens(data)
 	f.started = true
 	if record := forms[f.options.Form].record; record != nil && f.options.Transcript != nil {
 		record(f.options.Transcript, f, event, data)
 	}
-	if event.hasFinalUsage { // in all forms that are not chunked, the final usage and the finish_reason come in the same event
+	if event.hasFinalUsage { // in these forms it comes with the finish_reason
 		f.finishReason, f.endedByStopText = event.finishReason, event.endedByStopText
 	}
-	// The last event may come after the one with the finish_reason. Without a finish_reason, the answer was cut short.
+	// The last event may come after the one with the finish_reason. Without a finish_reason, the
+	// answer was cut short.
 	f.streamEnded = event.endsStream && f.finishReason != ""
 }
 
-// hold stores an event that only announces the answer, with its edits applied. It returns Broken if the engine sends more than
-// maxHeldEvents of them.
 func hold(f *Filter, e Event, edits []edit) End {
-	if f.heldCount++; f.heldCount > maxHeldEvents { // no engine announces an answer with so many events
+	// no engine announces an answer with so many events
+	if f.heldCount++; f.heldCount > maxHeldEvents {
 		f.fault = ErrBadCount
 		return Broken
 	}
@@ -226,34 +217,31 @@ func hold(f *Filter, e Event, edits []edit) End {
 	return NotEnded
 }
 
-// setFacts copies the facts of an event without a list of choices, as those of /v1/messages, to f.facts. There countTokens and
-// exceededLimit find them as they find those of a completion's chunk. It first completes a usage without the prompt's tokens by those of
-// the last usage.
+// setFacts fills f.facts, where countTokens and exceededLimit look.
 func setFacts(f *Filter, event *formFacts) {
-	// SGLang sends the prompt's tokens in message_start only (0.5.23, entrypoints/anthropic/serving.py).
+	// SGLang sends the prompt's tokens in message_start only (0.5.23,
+	// entrypoints/anthropic/serving.py).
 	if event.usage.Prompt == 0 && event.usage.Total > 0 {
 		event.usage.Prompt, event.usage.Cached = f.usage.Prompt, f.usage.Cached
 		event.usage.Total += event.usage.Prompt
 	}
 	choices := noChoiceList
 	if event.hasFinalUsage {
-		choices = 0 // as in the last chunk of a completion: countTokens knows the final usage by the empty list of choices
+		choices = 0 // as in the last chunk of a completion
 	}
 	f.facts = facts{choices: choices, isEmpty: event.isPing, content: event.hasTokens, hasUsage: event.usage.Total > 0, usage: event.usage}
 }
 
-// takeOpaque takes a piece of an event that is too large to be read, and forwards it.
 func takeOpaque(f *Filter, e Event, dst []byte) (out []byte, end End) {
-	if f.options.Form == Responses { // such an event may have members that clients must not get, and cannot be edited
+	if f.options.Form == Responses { // it may have members that clients must not get
 		f.fault = ErrLargeEvent
 		return nil, Broken
 	}
 	markUnread(f)
-	return f.appendAfterHeld(e.Raw, dst), NotEnded // events that announced the answer may still be held back, and go first
+	return f.appendAfterHeld(e.Raw, dst), NotEnded // events that announced the answer go first
 }
 
-// appendAfterHeld returns the client's bytes for an event that does not change; raw has the event. If events were held back, it appends
-// them and then raw to dst, and returns dst. Otherwise it returns raw itself, which then need not be copied.
+// appendAfterHeld returns raw itself, without a copy, if no events were held back.
 func (f *Filter) appendAfterHeld(raw, dst []byte) []byte {
 	if len(f.heldEvents) == 0 {
 		return raw
@@ -263,17 +251,17 @@ func (f *Filter) appendAfterHeld(raw, dst []byte) []byte {
 	return dst
 }
 
-// edit replaces the part of an event's data between the offsets from and to in the client's copy.
+// edit replaces the data between the offsets from and to.
 type edit struct {
 	from, to    int
-	replacement string // empty: the part is removed
+	replacement string
 }
 
-// appendEdited appends an event with its edits applied. The edits are sorted by where they start.
+// appendEdited needs edits sorted by where they start.
 func (f *Filter) appendEdited(e Event, edits []edit, dst []byte) []byte {
 	dst, copied := appendHead(dst, e), 0
 	for _, edit := range edits {
-		if edit.to <= copied { // this edit lies inside an earlier one
+		if edit.to <= copied { // inside an earlier edit
 			continue
 		}
 		dst = append(appendPart(dst, e, e.Data[copied:max(edit.from, copied)]), edit.replacement...)
@@ -282,26 +270,24 @@ func (f *Filter) appendEdited(e Event, edits []edit, dst []byte) []byte {
 	return appendTail(appendPart(dst, e, e.Data[copied:]), e)
 }
 
-// removalOf returns the edit that removes an object's current member and one comma. keptBefore says that an earlier member stays: then the
-// comma before the member is removed, else the comma after it.
+// removalOf removes the current member and one comma: the one before it if an earlier member stays,
+// else the one after it.
 func removalOf(o *rawjson.Object, keptBefore bool) edit {
 	from, to := rawjson.Cut(o.Text, o.Comma, o.Quote, o.Pos, !keptBefore)
 	return edit{from: from, to: to}
 }
 
-// sortEdits sorts the edits by where they start, because appendEdited needs them in this order.
 func (s *formFacts) sortEdits() {
 	if len(s.edits) > 1 {
 		slices.SortFunc(s.edits, func(a, b edit) int { return a.from - b.from })
 	}
 }
 
-// isEngineOnlyKey says whether a member of an answer is meant for engines, so that clients must not get it.
+// isEngineOnlyKey: clients must not get these members.
 func isEngineOnlyKey(key string) bool {
 	return key == "kv_transfer_params" || key == "ec_transfer_params"
 }
 
-// text unquotes a JSON string; empty: v is not a string.
 func text(v []byte) string {
 	if len(v) == 0 || v[0] != '"' {
 		return ""
@@ -309,22 +295,20 @@ func text(v []byte) string {
 	return rawjson.Unquote(v)
 }
 
-// countOf reads the current member of an object as a number of tokens; 0: it is not a whole number.
 func countOf(o *rawjson.Object) int {
 	n, _ := tokenCount(o)
 	return n
 }
 
-// OnlyFailure appends a complete stream whose only event is an error, with [DONE] after it if the endpoint uses it. It is Ending for an
-// answer without any event.
+// OnlyFailure appends a complete stream whose only event is an error.
 func OnlyFailure(dst []byte, f Form, message, typ, code string) []byte {
 	const failed = true
 	return (&Answer{Filter: Filter{options: Options{Form: f}}}).Ending(dst, failed, message, typ, code)
 }
 
-// Silence returns the bytes that show a client that its connection is alive while no event comes. For /v1/messages it is
-// the event ping, for other endpoints a comment, which clients ignore. It is a line of the event that comes next: see AppendComments. The
-// caller must not change the bytes.
+// Silence returns the bytes that show a client that its connection is alive: the event ping for
+// /v1/messages, else a comment, which is a line of the event that comes next (see AppendComments).
+// They must not be changed.
 func Silence(f Form) []byte {
 	if f == Messages {
 		return pinged
@@ -337,25 +321,25 @@ var (
 	commented = []byte(": keep-alive\n")
 )
 
-// Ending appends the end of a client's stream: an error event if failed, and [DONE] if the endpoint uses it.
-// typ and code are the error's type and code as this endpoint names them.
+// Ending appends the end of a client's stream: an error event if failed, and [DONE] if the endpoint
+// uses it. typ and code are as this endpoint names them.
 func (a *Answer) Ending(dst []byte, failed bool, message, typ, code string) []byte {
 	f := &a.Filter
 	form := &forms[f.options.Form]
 	switch {
-	case failed && form.failed != nil: // the endpoint has an error event of its own, which ends the stream
+	case failed && form.failed != nil: // this error event ends the stream
 		return form.failed(dst, f.eventCount, message, typ, code)
-	case failed: // the endpoint reports errors as OpenAI does
+	case failed: // as OpenAI does
 		return append(ErrorEvent(dst, message, typ, code), Done...)
 	case f.options.Form.chunked():
 		return append(dst, Done...)
-	case !f.streamEnded: // if streamEnded is true, the client has the engine's own last event
+	case !f.streamEnded: // else the client has the engine's own last event
 		return append(dst, form.end...)
 	}
 	return dst
 }
 
-// failedResponse appends the error event of /v1/responses. events, the number of events before it, becomes its sequence_number.
+// failedResponse: events, the number of events before, is the sequence_number.
 func failedResponse(dst []byte, events int, message, _, code string) []byte {
 	dst = rawjson.AppendString(append(dst, "event: error\ndata: {\"type\":\"error\",\"code\":"...), code)
 	dst = rawjson.AppendString(append(dst, `,"message":`...), message)

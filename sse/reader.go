@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// These errors say why a Reader reads no more from an engine.
 var (
-	// ErrSilent says that no data event came within Limits.First or Limits.Gap. Comments or a part of an event may have come.
+	// ErrSilent says that no data event came within Limits.First or Limits.Gap. Comments or a part of
+	// an event may have come.
 	ErrSilent = errors.New("the engine sent no event in time")
 	// ErrTooMuch says that the answer has more bytes than Limits.Bytes.
 	ErrTooMuch = errors.New("the engine sent more bytes than its answer may have")
@@ -15,38 +15,40 @@ var (
 	ErrTail = errors.New("the engine did not end its stream behind [DONE]")
 )
 
-// tailTime and tailBytes bound how long a Reader waits for the end of the body after [DONE], and how many bytes
-// it reads until then. It waits because only a connection whose body has ended can be used again.
+// After [DONE], a Reader waits for the end of the body, because only then the connection can be
+// used again. These bound the wait, and the bytes until then.
 const (
 	tailTime  = 250 * time.Millisecond
 	tailBytes = 64 << 10
 )
 
-// Limits bound what an engine may send for one answer. Zero means no bound, except for Event.
+// Limits bound what an engine may send for one answer. 0: no bound, except for Event.
 type Limits struct {
-	Event int           // most bytes of one event; 0: DefaultMaxEvent; a larger event comes in pieces of KindOpaque
-	Bytes int64         // most bytes of the whole stream, including comments and line ends
-	First time.Duration // longest wait for the first data event
-	Gap   time.Duration // longest wait between two data events with content
+	// most bytes of one event; 0: DefaultMaxEvent; a larger one comes in pieces of KindOpaque
+	Event int
+	Bytes int64 // of the whole stream, including comments and line ends
+	First time.Duration
+	Gap   time.Duration // between two data events with content
 }
 
-// Reader cuts an engine's stream into events as a Framer does, and checks that the engine keeps to its Limits.
-// It has no clock: the caller that reads the socket calls Wait before it waits and Feed when bytes came.
+// Reader cuts an engine's stream into events as a Framer does, and checks the Limits. It has no
+// clock: the caller calls Wait before it waits and Feed when bytes came.
 //
-// The time limits run from one data event to the next. A comment, or a part of an event, shows that the connection is alive, but not
-// that the answer makes progress.
+// The time limits run from one data event to the next. A comment, or a part of an event, shows that
+// the connection is alive, but not that the answer makes progress.
 type Reader struct {
 	framer Framer
 	limits Limits
 
-	bytes        int64         // bytes of the events returned; after [DONE], only the bytes that came after it
-	silentFor    time.Duration // time spent in waits since the last data event with content
-	silentBefore time.Duration // the value of silentFor when the last data event came; see resumeWaitForFirst
-	waitBegan    time.Time     // when the current wait began; zero: there is no wait
-	sawData      bool          // a data event has come that counts for Limits.First; see resumeWaitForFirst
+	bytes        int64         // of events returned; after [DONE], bytes after it
+	silentFor    time.Duration // spent in waits since the last data event with content
+	silentBefore time.Duration // value of silentFor at the last data event
+	waitBegan    time.Time     // zero: there is no wait
+	sawData      bool          // that counts for Limits.First
 	done         bool          // [DONE] or another last event came
-	torn         bool          // the last event returned is a piece of an event, but not its last piece
-	err          error
+	// the last event returned is a piece, but not the last piece, of an event
+	torn bool
+	err  error
 }
 
 // NewReader returns a reader without limits; Reset sets them.
@@ -63,9 +65,9 @@ func (r *Reader) Reset(l Limits) {
 	*r = Reader{framer: f, limits: l}
 }
 
-// Wait records that a wait for bytes begins now, and returns how long the wait may last; 0: for ever. Once this time is
-// over, Err returns ErrSilent or ErrTail. The time between a Feed and the next Wait does not count, because the proxy
-// spends it on a client that may read slowly.
+// Wait records that a wait for bytes begins, and returns how long it may last; 0: for ever. After
+// it, Err returns ErrSilent or ErrTail. The time between a Feed and the next Wait does not count:
+// the proxy spends it on a client that may read slowly.
 func (r *Reader) Wait(now time.Time) time.Duration {
 	if r.waitBegan.IsZero() {
 		r.waitBegan = now
@@ -78,11 +80,11 @@ func (r *Reader) Wait(now time.Time) time.Duration {
 	if timeLeft <= 0 {
 		r.failTimedOut()
 	}
-	return max(timeLeft, 1) // a result of 0 would mean that the wait may last for ever
+	return max(timeLeft, 1) // 0 would mean for ever
 }
 
-// Pause ends the current wait before bytes have come. The time until the next Wait does not count. The proxy calls it when it stops
-// reading from the engine, because it must first write an SSE keep-alive comment to a client that reads slowly.
+// Pause ends the current wait before bytes have come: the proxy stops reading, because it must
+// first write a keep-alive comment to a slow client.
 func (r *Reader) Pause(now time.Time) {
 	if !r.waitBegan.IsZero() {
 		r.silentFor += now.Sub(r.waitBegan)
@@ -90,7 +92,6 @@ func (r *Reader) Pause(now time.Time) {
 	}
 }
 
-// waitLimit is how long the reader may wait for the first event, for the next event, or after [DONE] for the end of the body; 0: for ever.
 func (r *Reader) waitLimit() time.Duration {
 	switch {
 	case r.done:
@@ -101,33 +102,32 @@ func (r *Reader) waitLimit() time.Duration {
 	return r.limits.First
 }
 
-// failTimedOut sets err to say that the current wait took too long, unless err is set already.
 func (r *Reader) failTimedOut() {
 	switch {
-	case r.err != nil: // the first error stays
-	case r.done: // the last event has come, and the wait was for the end of the body
+	case r.err != nil:
+	case r.done:
 		r.err = ErrTail
-	default: // the wait was for an event
+	default:
 		r.err = ErrSilent
 	}
 }
 
-// Feed takes in p, the bytes that came since the last Feed. p must not change until Next returns false. The slices in earlier events are no
-// longer valid after Feed.
+// Feed takes in p, which must not change until Next returns false. The slices in earlier events are
+// no longer valid.
 func (r *Reader) Feed(p []byte, now time.Time) {
-	r.Pause(now) // ends the wait for these bytes, so that the time until the next Wait does not count as silence of the engine
+	r.Pause(now)
 	if !r.done {
 		r.framer.Feed(p)
 		return
 	}
-	r.bytes += int64(len(p)) // bytes after [DONE] are only counted
+	r.bytes += int64(len(p))
 	if r.bytes > tailBytes && r.err == nil {
 		r.err = ErrTail
 	}
 }
 
-// Next returns the next complete event up to [DONE]. An event that is larger than Limits.Event comes in pieces of KindOpaque. The whole
-// answer may have at most Limits.Bytes. If the second result is false, Err says whether the caller may read more from the engine.
+// Next returns the next complete event up to [DONE]. If there is none, Err says whether the caller
+// may read more.
 func (r *Reader) Next() (Event, bool) {
 	if r.err != nil || r.done {
 		return Event{}, false
@@ -135,42 +135,40 @@ func (r *Reader) Next() (Event, bool) {
 	e, found := r.framer.Next()
 	if !found {
 		switch limit := r.waitLimit(); {
-		case r.failIfTooLarge(int64(r.framer.unreturned())): // has set err; the bytes of an event that has not ended count, too
+		case r.failIfTooLarge(int64(r.framer.unreturned())): // an event that has not ended counts, too
 		case limit > 0 && r.silentFor >= limit: // bytes have come, but no event that ends the wait
 			r.failTimedOut()
 		}
 		return Event{}, false
 	}
-	if r.failIfTooLarge(int64(len(e.Raw))) { // has set err
+	if r.failIfTooLarge(int64(len(e.Raw))) {
 		return Event{}, false
 	}
 	r.bytes += int64(len(e.Raw))
-	r.torn = e.Kind == KindOpaque && r.framer.comesInPieces() // the event goes on: e is one of its pieces, but not the last one
+	r.torn = e.Kind == KindOpaque && r.framer.comesInPieces()
 	switch {
 	case e.Kind == KindDone:
 		r.markEnd()
-	// A comment does not end the wait for an event, and neither does a piece that is not the last one of its event.
+	// Neither a comment nor a piece that is not the last one ends the wait.
 	case e.Kind == KindData, e.Kind == KindOpaque && !r.torn:
 		r.sawData = true
-		r.silentBefore, r.silentFor = r.silentFor, 0 // if the event turns out to have no content, resumeWait lets the wait go on
+		r.silentBefore, r.silentFor = r.silentFor, 0 // resumeWait undoes this
 	}
 	return e, true
 }
 
-// resumeWaitForFirst makes the wait for the first event continue as if the event that Next returned last had not come, because nothing in
-// this event shows that the engine has computed anything.
+// resumeWaitForFirst: nothing in the last event shows that the engine has computed anything.
 func (r *Reader) resumeWaitForFirst() {
 	r.sawData = false
 	r.resumeWait()
 }
 
-// resumeWait makes the wait for the next event continue as if the event that Next returned last had not come, because it has no content.
+// resumeWait: the last event had no content, so the wait goes on.
 func (r *Reader) resumeWait() { r.silentFor = r.silentBefore }
 
-// markEnd marks the event that Next returned last as the end of the answer, as [DONE] would be.
+// markEnd: the last event ends the answer, as [DONE] would.
 func (r *Reader) markEnd() { r.done, r.bytes, r.silentFor = true, int64(r.framer.unreturned()), 0 }
 
-// failIfTooLarge sets err, and returns true, if the answer with so many further bytes is larger than Limits.Bytes.
 func (r *Reader) failIfTooLarge(furtherBytes int64) (failed bool) {
 	if r.limits.Bytes > 0 && r.bytes+furtherBytes > r.limits.Bytes {
 		r.err = ErrTooMuch
@@ -179,15 +177,15 @@ func (r *Reader) failIfTooLarge(furtherBytes int64) (failed bool) {
 	return false
 }
 
-// Err returns why the reader stopped: ErrSilent or ErrTooMuch if the answer is not complete,
-// ErrTail if it is; nil: it has not stopped.
+// Err returns why the reader stopped. After ErrSilent or ErrTooMuch the answer is not complete,
+// after ErrTail it is.
 func (r *Reader) Err() error { return r.err }
 
-// Torn says whether only a part of the last event was returned so far. Before another event, the client must
-// get a blank line, or it would read both as one event.
+// Torn says whether only a part of the last event was returned so far. A client would read another
+// event as a part of it.
 func (r *Reader) Torn() bool { return r.torn }
 
-// Done says whether [DONE] or another last event came. After it, Next returns no more events.
+// Done says whether [DONE] or another last event came.
 func (r *Reader) Done() bool { return r.done }
 
 // Buffered returns how many bytes of an unfinished event have come; see Framer.Buffered.

@@ -10,9 +10,10 @@ import (
 	"syscall"
 )
 
-// Open opens a log for appending, and makes it if there is none. It opens a named pipe for reading and writing, so that it need not wait
-// for a reader: lines wait in the pipe until a reader comes. If the process may only write to the pipe, Open fails without a reader.
-// A link to a pipe, such as /dev/stdout, is opened like a file, because such a pipe has a reader already.
+// Open opens a log for appending, or makes it. A named pipe is opened for reading and writing, so
+// that it need not wait for a reader: lines wait in the pipe. If the process may only write to the
+// pipe, Open fails without a reader. A link to a pipe, such as /dev/stdout, is opened like a file,
+// because such a pipe has a reader already.
 func Open(path string) (*os.File, error) {
 	info, err := os.Lstat(path)
 	isPipe := err == nil && info.Mode()&fs.ModeNamedPipe != 0
@@ -20,21 +21,22 @@ func Open(path string) (*os.File, error) {
 		return os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o640)
 	}
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
-	if errors.Is(err, fs.ErrPermission) { // O_NONBLOCK makes the call fail where it would wait for a reader
+	// O_NONBLOCK makes the call fail where it would wait for a reader
+	if errors.Is(err, fs.ErrPermission) {
 		return os.OpenFile(path, os.O_WRONLY|syscall.O_NONBLOCK, 0)
 	}
 	return f, err
 }
 
-// A Writer writes lines to a log. A log may end with a part of a line, because a write failed or a process died. The Writer then begins
-// with a line end, so that the next line can be read.
+// A Writer writes lines. A log may end with a part of a line, because a write failed or a process
+// died; then a line end comes first.
 type Writer struct {
 	Log         io.Writer
-	EndsMidLine bool // the log ends with a part of a line, so a line end must come first
+	EndsMidLine bool
 }
 
-// WriteLine writes a line, which has its line end, in one write, so that the lines of two processes do not mix. If the log ends with a part
-// of a line, it writes a line end first. It returns how many bytes were written.
+// WriteLine writes a line, which has its line end, in one write, so that the lines of two processes
+// do not mix.
 func (w *Writer) WriteLine(line []byte) (n int, err error) {
 	if w.EndsMidLine {
 		line = append([]byte{'\n'}, line...)
@@ -45,8 +47,8 @@ func (w *Writer) WriteLine(line []byte) (n int, err error) {
 	return n, err
 }
 
-// Rest returns the part of a line with which a log ends: where it begins, and up to 64 KiB of it. rest is empty if the last line has an
-// end, or if the log cannot be read or is no regular file.
+// Rest returns the part of a line with which a log ends: where it begins, and up to 64 KiB of it.
+// rest is empty if there is none, or the log cannot be read or is no regular file.
 func Rest(path string) (begin int64, rest []byte) {
 	info, err := os.Stat(path)
 	if err != nil || !info.Mode().IsRegular() {
@@ -56,16 +58,16 @@ func Rest(path string) (begin int64, rest []byte) {
 	if err != nil {
 		return 0, nil
 	}
-	defer func() { _ = f.Close() }() // the file was only read, so Close loses nothing
+	defer func() { _ = f.Close() }()
 	buf, size := make([]byte, 64<<10), info.Size()
-	for end := size; end > 0; end = begin { // reads backwards from the end of the log, up to its last line end
+	for end := size; end > 0; end = begin { // backwards from the end
 		begin = max(0, end-int64(len(buf)))
 		piece := buf[:end-begin]
 		if _, err := f.ReadAt(piece, begin); err != nil {
 			return 0, nil
 		}
 		if i := bytes.LastIndexByte(piece, '\n'); i >= 0 {
-			begin += int64(i) + 1 // right after this line end
+			begin += int64(i) + 1
 			break
 		}
 	}

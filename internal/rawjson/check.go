@@ -7,10 +7,10 @@ import (
 	"unicode/utf8"
 )
 
-// DefaultMaxDepth is how many levels of objects and arrays may be nested if the caller names no limit.
+// DefaultMaxDepth bounds the levels of objects and arrays.
 const DefaultMaxDepth = 64
 
-// SyntaxError says where a text violates JSON or a limit of Scan. Offset counts bytes.
+// SyntaxError has the byte offset at which a text violates JSON or a limit of Scan.
 type SyntaxError struct {
 	Offset int
 	Msg    string
@@ -20,13 +20,14 @@ func (e *SyntaxError) Error() string {
 	return fmt.Sprintf("invalid JSON at byte %d: %s", e.Offset, e.Msg)
 }
 
-// Place has the offsets at which parts of a member begin and end: its text with the white space around it (From, To), its key with the
-// quotes (Key, KeyEnd), and its value (Val, ValEnd).
+// Place has the offsets of a member's text with the white space around it (From, To), its key with
+// the quotes, and its value.
 type Place struct{ From, Key, KeyEnd, Val, ValEnd, To int }
 
-// Scan validates a text that must be one JSON object, and returns the offset of its closing '}'. It also refuses text that is not UTF-8,
-// and more than maxDepth levels (0: DefaultMaxDepth). It calls found for each member of the object, unless found is nil. If found
-// returns a text, Scan fails with this text as the message. Each of its errors is a *SyntaxError.
+// Scan validates a text that must be one JSON object, and returns the offset of its closing '}'. It
+// also refuses text that is not UTF-8, and more than maxDepth levels (0: DefaultMaxDepth).
+// found, if not nil, gets each member of the object, and may return why to refuse it. Each error is
+// a *SyntaxError.
 func Scan(text []byte, maxDepth int, found func(Place) (refused string)) (closing int, err error) {
 	if maxDepth <= 0 {
 		maxDepth = DefaultMaxDepth
@@ -37,7 +38,7 @@ func Scan(text []byte, maxDepth int, found func(Place) (refused string)) (closin
 		s.failAt(i, "'{'")
 		return -1, s.err
 	}
-	if i = s.object(i, 1, found); i < 0 { // 1: the outermost level
+	if i = s.object(i, 1, found); i < 0 {
 		return -1, s.err
 	}
 	closing = i - 1
@@ -48,15 +49,15 @@ func Scan(text []byte, maxDepth int, found func(Place) (refused string)) (closin
 	return closing, nil
 }
 
-// scanner validates JSON in one pass. Its methods take the index where a value or a part of it starts. They return the index
-// after its end, or -1 after setting err.
+// scanner validates JSON in one pass. Its methods take the index of a start, and return that after
+// the end, or -1 after setting err.
 type scanner struct {
 	data     []byte
 	maxDepth int
 	err      *SyntaxError
 }
 
-// fail sets err, unless it is set already, and returns -1.
+// fail keeps the first error.
 func (s *scanner) fail(at int, msg string) int {
 	if s.err == nil {
 		s.err = &SyntaxError{Offset: at, Msg: msg}
@@ -64,7 +65,6 @@ func (s *scanner) fail(at int, msg string) int {
 	return -1
 }
 
-// failAt sets err, as fail does: the byte at i, or the end of the text, is where want should be.
 func (s *scanner) failAt(i int, want string) int {
 	if i >= len(s.data) {
 		return s.fail(i, "the text ends where "+want+" should be")
@@ -92,7 +92,7 @@ var class = func() (t [256]uint8) {
 	return t
 }()
 
-// value scans the value that starts at i. depth is the number of objects and arrays that contain it.
+// value: depth is the number of objects and arrays around it.
 func (s *scanner) value(i, depth int) int {
 	if i >= len(s.data) {
 		return s.failAt(i, "a value")
@@ -111,18 +111,18 @@ func (s *scanner) value(i, depth int) int {
 		if s.data[i] == '[' {
 			return s.array(i, depth+1)
 		}
-		return s.object(i, depth+1, nil) // nil: only the members of the outermost object are reported
+		return s.object(i, depth+1, nil) // only the outermost members are reported
 	}
-	if c := s.data[i]; c == 'N' || c == 'I' { // Python's json would accept NaN and Infinity, so engines must not get them
+	// Python's json would accept NaN and Infinity, so engines must not get them
+	if c := s.data[i]; c == 'N' || c == 'I' {
 		return s.fail(i, "NaN and Infinity are not JSON")
 	}
 	return s.failAt(i, "a value")
 }
 
-// array scans the array that starts at i. depth is its nesting level; 1 is the outermost.
 func (s *scanner) array(i, depth int) int {
 	i = Space(s.data, i+1)
-	if i < len(s.data) && s.data[i] == ']' { // the array is empty
+	if i < len(s.data) && s.data[i] == ']' {
 		return i + 1
 	}
 	for {
@@ -141,12 +141,10 @@ func (s *scanner) array(i, depth int) int {
 	}
 }
 
-// object scans the object that starts at i, and calls found for each of its members, unless found is nil. depth is its nesting level; 1 is
-// the outermost.
 func (s *scanner) object(i, depth int, found func(Place) string) int {
-	from := i + 1 // where the text of the next member begins, with the white space before its key
+	from := i + 1 // with the white space before the key
 	i = Space(s.data, from)
-	if i < len(s.data) && s.data[i] == '}' { // the object is empty
+	if i < len(s.data) && s.data[i] == '}' {
 		return i + 1
 	}
 	for {
@@ -184,27 +182,26 @@ func (s *scanner) object(i, depth int, found func(Place) string) int {
 }
 
 const (
-	ones  = 0x0101010101010101 // 1 in each of eight bytes; c*ones has the byte c eight times
-	highs = 0x8080808080808080 // the high bit of each of eight bytes
+	ones  = 0x0101010101010101 // c*ones has the byte c eight times
+	highs = 0x8080808080808080
 )
 
-// markSpecial looks at eight bytes at once. In the result, the high bit of a byte is set if the byte is a quote, a backslash, a control
-// character, or not ASCII: the scan of a string must look at such a byte. A byte that is not ASCII has its high bit set already, and a
-// subtraction sets the high bit of a byte that is smaller than what is subtracted. Only the lowest set bit of the result is reliable,
-// because a subtraction may borrow from higher bytes.
+// markSpecial sets the high bit of each of eight bytes that is a quote, a backslash, a control
+// character, or not ASCII. A subtraction sets the high bit of a byte that is smaller than what is
+// subtracted. Only the lowest set bit is reliable, because a subtraction may borrow from higher
+// bytes.
 func markSpecial(eight uint64) uint64 {
-	quote, slash := eight^('"'*ones), eight^('\\'*ones) // 0 in each byte that is a quote, or a backslash
+	quote, slash := eight^('"'*ones), eight^('\\'*ones) // 0 in each byte that is one
 	return (eight | (eight - 0x20*ones) | (quote - ones) | (slash - ones)) & highs
 }
 
-// str scans the string whose opening quote is at i, and checks that it is valid UTF-8. It returns the index after the closing quote; -1
-// after an error.
+// str checks that the string is valid UTF-8.
 func (s *scanner) str(i int) int {
 	data := s.data
 	for i++; ; {
-		for i+8 <= len(data) { // skips ASCII characters that are no quote, backslash or control character, eight at a time
+		for i+8 <= len(data) { // eight ordinary characters at a time
 			if found := markSpecial(binary.LittleEndian.Uint64(data[i:])); found != 0 {
-				i += bits.TrailingZeros64(found) >> 3 // 8 bits per byte: i becomes the offset of the first such byte
+				i += bits.TrailingZeros64(found) >> 3 // 8 bits per byte
 				break
 			}
 			i += 8
@@ -222,8 +219,8 @@ func (s *scanner) str(i int) int {
 		case c < 0x20:
 			return s.fail(i, fmt.Sprintf("control character %#02x in a string; write it as \\u%04x", c, c))
 		case c < utf8.RuneSelf:
-			i++ // one of the last bytes of the text, where fewer than eight are left
-		default: // not ASCII
+			i++ // fewer than eight bytes are left
+		default:
 			for i < len(data) && data[i] >= utf8.RuneSelf {
 				r, size := utf8.DecodeRune(data[i:])
 				if r == utf8.RuneError && size == 1 { // a valid U+FFFD has three bytes
@@ -242,7 +239,6 @@ var hex = func() (t [256]bool) {
 	return t
 }()
 
-// escape scans the escape whose backslash is at i.
 func (s *scanner) escape(i int) int {
 	if i+1 >= len(s.data) {
 		return s.fail(i, "the text ends inside a string")
@@ -259,7 +255,6 @@ func (s *scanner) escape(i int) int {
 	return s.fail(i, "an escape that JSON does not have")
 }
 
-// digits returns the index of the first byte from i on that is not a digit.
 func (s *scanner) digits(i int) int {
 	for i < len(s.data) && s.data[i]-'0' <= 9 { // a byte below '0' wraps around to a large value
 		i++
@@ -267,11 +262,11 @@ func (s *scanner) digits(i int) int {
 	return i
 }
 
-// number scans the number at i. It checks only the syntax: a number may have any size.
+// number checks only the syntax: a number may have any size.
 func (s *scanner) number(i int) int {
 	if s.data[i] == '-' {
 		i++
-		if i < len(s.data) && s.data[i] == 'I' { // -Infinity, which Python's json would accept
+		if i < len(s.data) && s.data[i] == 'I' { // Python's json would accept it
 			return s.fail(i, "NaN and Infinity are not JSON")
 		}
 	}
@@ -288,7 +283,7 @@ func (s *scanner) number(i int) int {
 			return s.failAt(i, "a digit")
 		}
 	}
-	if i < len(s.data) && s.data[i]|0x20 == 'e' { // an exponent begins with e or E
+	if i < len(s.data) && s.data[i]|0x20 == 'e' {
 		i++
 		if i < len(s.data) && (s.data[i] == '+' || s.data[i] == '-') {
 			i++
@@ -301,7 +296,6 @@ func (s *scanner) number(i int) int {
 	return i
 }
 
-// literal scans the true, false or null that starts at i, and refuses any other word.
 func (s *scanner) literal(i int) int {
 	want := "null"
 	switch s.data[i] {

@@ -6,9 +6,10 @@ import (
 	"unicode/utf8"
 )
 
-// Int reads the non-negative integer from i to end. ok is false if there is no digit, another byte, or more than 18 digits.
+// Int reads the non-negative integer from i to end. ok is false if there is no digit, another byte,
+// or more than 18 digits.
 func Int(b []byte, i, end int) (n int, ok bool) {
-	const maxDigits = 18 // any number of so many digits fits into 64 bits
+	const maxDigits = 18 // any such number fits into 64 bits
 	if end-i > maxDigits || end <= i {
 		return 0, false
 	}
@@ -40,7 +41,7 @@ func AppendEscaped[T string | []byte](dst []byte, s T) []byte {
 			dst = append(dst, '\\', byte(r))
 		case r == '\n':
 			dst = append(dst, '\\', 'n')
-		case r < ' ': // another control character becomes \u00 and its two hexadecimal digits
+		case r < ' ':
 			dst = append(dst, '\\', 'u', '0', '0', hexDigits[r>>4], hexDigits[r&15])
 		default: // an invalid byte is U+FFFD here, because range decodes it so
 			dst = utf8.AppendRune(dst, r)
@@ -58,8 +59,8 @@ func Unquote(quoted []byte) string {
 	return string(AppendUnescaped(nil, inside))
 }
 
-// AppendUnescaped appends the text of a JSON string, given without its quotes. An escape that JSON does not have becomes U+FFFD,
-// because the text of an engine may not have been validated yet.
+// AppendUnescaped appends the text of a JSON string, given without its quotes. An escape that JSON
+// does not have becomes U+FFFD, because the text of an engine may not have been validated yet.
 func AppendUnescaped(dst, inside []byte) []byte {
 	for {
 		i := bytes.IndexByte(inside, '\\')
@@ -79,13 +80,14 @@ func AppendUnescaped(dst, inside []byte) []byte {
 	}
 }
 
-// Escaped returns the byte that a backslash followed by c means; 0: c is 'u', or there is no such escape.
+// Escaped returns the byte that a backslash followed by c means; 0: c is 'u', or there is no such
+// escape.
 func Escaped(c byte) byte { return escapes[c] }
 
 var escapes = [256]byte{'n': '\n', 't': '\t', 'r': '\r', 'b': '\b', 'f': '\f', '"': '"', '\\': '\\', '/': '/'}
 
-// CodePoint returns the rune of the \u escape at the start of text, and the length of the escape in bytes: 12 for a
-// surrogate pair. Half a pair, or an invalid escape, gives U+FFFD.
+// CodePoint returns the rune of the \u escape at the start of text, and the length of the escape in
+// bytes: 12 for a surrogate pair. Half a pair, or an invalid escape, gives U+FFFD.
 func CodePoint(text []byte) (r rune, n int) {
 	r = unit(text)
 	if r < 0 { // no valid \u escape: the backslash and the byte after it are replaced
@@ -100,8 +102,7 @@ func CodePoint(text []byte) (r rune, n int) {
 	return r, 6
 }
 
-// unit returns the UTF-16 unit of the \u escape at the start of text. It returns -1 if there is no such escape, or if one of its four
-// digits is not hexadecimal.
+// unit returns -1 if there is no such escape, or a digit is not hexadecimal.
 func unit(text []byte) (r rune) {
 	if len(text) < 6 || text[0] != '\\' || text[1] != 'u' {
 		return -1
@@ -118,12 +119,12 @@ func unit(text []byte) (r rune) {
 		default:
 			return -1
 		}
-		r = r<<4 | rune(digit) // a hexadecimal digit has four bits
+		r = r<<4 | rune(digit)
 	}
 	return r
 }
 
-// KeyText returns the text of a key, given without its quotes. It copies only a key with escapes.
+// KeyText copies only a key with escapes.
 func KeyText(inside []byte) []byte {
 	if bytes.IndexByte(inside, '\\') >= 0 {
 		return AppendUnescaped(nil, inside)
@@ -131,7 +132,7 @@ func KeyText(inside []byte) []byte {
 	return inside
 }
 
-// Key returns KeyText as a string. It does not allocate for keys that are common in requests, answers and hand-offs.
+// Key does not allocate for keys that are common in requests, answers and hand-offs.
 func Key(inside []byte) string {
 	inside = KeyText(inside)
 	if known, ok := commonKeys[string(inside)]; ok {

@@ -1,5 +1,5 @@
-// Package smallfile reads files that should be small, such as configs and keys, so that a path to a huge or endless file cannot fill the
-// memory.
+// Package smallfile reads files that should be small, so that a path to a huge or endless file
+// cannot fill the memory.
 package smallfile
 
 import (
@@ -8,14 +8,15 @@ import (
 	"os"
 )
 
-// Read returns the content of a file. It fails if the file has more than maxBytes bytes, and does not read the rest of such a file.
+// Read returns the content of a file.
 func Read(path string, maxBytes int64) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = f.Close() }()                       // the file was only read, so Close loses nothing
-	text, err := io.ReadAll(io.LimitReader(f, maxBytes+1)) // one byte more, to notice that the file is larger
+	defer func() { _ = f.Close() }()
+	// one more, to notice that the file is larger
+	text, err := io.ReadAll(io.LimitReader(f, maxBytes+1))
 	if err == nil && int64(len(text)) > maxBytes {
 		return nil, fmt.Errorf("%s: larger than %d bytes; is it the right file?", path, maxBytes)
 	}

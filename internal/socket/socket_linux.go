@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Socket is the socket of one connection; the zero value has none. One goroutine may read it while another
-// writes it.
+// A Socket is the socket of one connection; the zero value has none. One goroutine may read it
+// while another writes it.
 type Socket struct{ raw syscall.RawConn }
 
 // Of returns the socket of a connection; Exists is false if the connection has none.
@@ -28,22 +28,22 @@ func Of(c net.Conn) Socket {
 	return Socket{raw}
 }
 
-// Exists says whether the connection has a socket. Without one, no other method may be called.
+// Exists must be true before any other method is called.
 func (s Socket) Exists() bool { return s.raw != nil }
 
-// An ioOp is one operation on a socket: its arguments and its result. A pool keeps ioOps for later operations.
+// An ioOp is one operation on a socket. A pool keeps ioOps for later operations.
 type ioOp struct {
 	kind operation
-	// Both functions call step. A reused ioOp keeps them, because making them anew would allocate.
-	stepOrWait func(fd uintptr) bool // argument of RawConn.Read and Write; step's result says whether the operation is complete
-	stepOnce   func(fd uintptr)      // argument of RawConn.Control, which calls it once
+	// Both call step. A reused ioOp keeps them, because making them anew would allocate.
+	stepOrWait func(fd uintptr) bool // argument of RawConn.Read and Write
+	stepOnce   func(fd uintptr)      // argument of RawConn.Control
 
-	buf    []byte   // of read: where to store the bytes; of write: the bytes to write
-	parts  [][]byte // of ask: the parts of the request
-	onSent func()   // of ask: called once all parts are written; nil: nothing is called
+	buf    []byte   // of read and write
+	parts  [][]byte // of ask: the request
+	onSent func()   // of ask: called once all parts are written
 
-	stepped    bool // step was called before for this operation
-	hasNoInput bool // the result of peek: the socket has nothing to read
+	stepped    bool // step was called before
+	hasNoInput bool // result of peek
 	n          int
 	err        error
 }
@@ -53,9 +53,9 @@ type operation uint8
 const (
 	read operation = iota
 	write
-	await // wait until the socket has something to read (Await)
-	ask   // write the request and wait for the answer (Ask)
-	peek  // look whether the socket has something to read (Quiet)
+	await // until there is something to read
+	ask   // write the request and wait for the answer
+	peek  // whether there is something to read
 )
 
 var ioOpPool = sync.Pool{New: func() any {
@@ -65,15 +65,16 @@ var ioOpPool = sync.Pool{New: func() any {
 	return t
 }}
 
-// recycle clears the arguments and the result, so that the pool keeps no caller's buffer alive, and puts the ioOp back into the pool.
+// recycle clears the ioOp, so that the pool keeps no caller's buffer alive.
 func (t *ioOp) recycle() {
 	*t = ioOp{stepOrWait: t.stepOrWait, stepOnce: t.stepOnce}
 	ioOpPool.Put(t)
 }
 
-// step does as much of the operation as is possible now. It returns false if the poller must call it again once the socket is ready.
+// step does as much as is possible now. It returns false if the poller must call it again once the
+// socket is ready.
 func (t *ioOp) step(fd uintptr) (done bool) {
-	again := t.stepped // this is not the first call for the operation, so the socket has become ready
+	again := t.stepped // the socket has become ready
 	t.stepped = true
 	switch t.kind {
 	case read:
@@ -84,21 +85,20 @@ func (t *ioOp) step(fd uintptr) (done bool) {
 		n, t.err = Write(fd, t.buf[t.n:])
 		t.n += n
 		return t.err != nil || t.n == len(t.buf)
-	case ask: // writes a request once, and then waits for input: the answer
+	case ask:
 		if again { // there is input
 			return true
 		}
 		wroteAll := t.writeRequest(fd)
-		return !wroteAll // without the whole request, no answer comes: the caller of Ask handles the error, or writes what is left
-	case await: // waits for input, and reads nothing
+		return !wroteAll // without the whole request, no answer comes
+	case await:
 		return again || !hasNoInput(fd)
-	case peek: // looks whether there is input, and does not wait
+	case peek:
 		t.hasNoInput = hasNoInput(fd)
 	}
 	return true
 }
 
-// writeRequest writes parts, as far as the socket has room. wroteAll says whether it could write everything. In that case it calls onSent.
 func (t *ioOp) writeRequest(fd uintptr) (wroteAll bool) {
 	size := 0
 	for _, p := range t.parts {
@@ -114,7 +114,7 @@ func (t *ioOp) writeRequest(fd uintptr) (wroteAll bool) {
 	return true
 }
 
-// Read reads as Read of the connection does: it waits for at least one byte, and obeys the read deadline.
+// Read waits for at least one byte, and obeys the read deadline.
 func (s Socket) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
@@ -128,19 +128,19 @@ func (s Socket) Read(p []byte) (int, error) {
 	return t.n, t.err
 }
 
-// Write writes all of p, as Write of the connection does, and obeys the write deadline.
+// Write writes all of p, and obeys the write deadline.
 func (s Socket) Write(p []byte) (int, error) {
 	t := ioOpPool.Get().(*ioOp)
 	defer t.recycle()
 	t.kind, t.buf = write, p
-	err := s.raw.Write(t.stepOrWait) // an error of the poller, such as a deadline that has passed
+	err := s.raw.Write(t.stepOrWait) // of the poller, such as a deadline that has passed
 	if err == nil {
 		err = t.err
 	}
 	return t.n, err
 }
 
-// Await waits until Read would not block. Unlike Read, it needs no buffer while it waits.
+// Await waits until Read would not block; it needs no buffer meanwhile.
 func (s Socket) Await() error {
 	t := ioOpPool.Get().(*ioOp)
 	defer t.recycle()
@@ -148,17 +148,17 @@ func (s Socket) Await() error {
 	return s.raw.Read(t.stepOrWait)
 }
 
-// Ask writes parts, as far as the socket has room. If it could write everything, it calls onSent, unless onSent is nil, and waits until
-// Read would not block. n and err are about the writing only: an error that ends the wait is returned by the next Read. Ask saves one
-// system call over Write and Read: Read would first try to read an answer that cannot have come yet.
+// Ask writes parts, as far as the socket has room. If it could write everything, it calls onSent,
+// and waits until Read would not block. n and err are about the writing only: the next Read returns
+// an error of the wait. Ask saves one system call over Write and Read: Read would first try to read
+// an answer that cannot have come yet.
 func (s Socket) Ask(parts [][]byte, onSent func()) (n int, err error) {
 	t := ioOpPool.Get().(*ioOp)
 	defer t.recycle()
 	t.kind, t.parts, t.onSent = ask, parts, onSent
-	// RawConn.Read calls the function step up to two times. The first call comes at once, and writes the request. If it returns false,
-	// Read waits until there is input, and calls step again, which then only returns true. Go's poller, with which Read waits, forgets
-	// earlier events before the first call. So it notices each answer that comes after the writing, but not bytes that came before.
-	// Therefore the caller of Ask must check Quiet first.
+	// RawConn.Read calls step at once, and again when there is input. Go's poller forgets earlier
+	// events before the first call, so it notices each answer that comes after the writing, but not
+	// bytes that came before. Therefore the caller of Ask must check Quiet first.
 	pollerErr := s.raw.Read(t.stepOrWait)
 	if neverWritten := !t.stepped; neverWritten { // the poller failed before the first call
 		return 0, pollerErr
@@ -171,11 +171,11 @@ func (s Socket) Quiet() bool {
 	t := ioOpPool.Get().(*ioOp)
 	defer t.recycle()
 	t.kind = peek
-	// This uses Control instead of RawConn.Read, which fails once a deadline has passed.
+	// RawConn.Read would fail once a deadline has passed.
 	return s.raw.Control(t.stepOnce) == nil && t.hasNoInput
 }
 
-// Read reads from a non-blocking socket. It returns 0 and no error if there is nothing to read, and io.EOF at the end of the stream.
+// Read reads from a non-blocking socket. It returns 0 and no error if there is nothing to read.
 func Read(fd uintptr, p []byte) (int, error) {
 	n, errno := call(unix.SYS_RECVFROM, fd, unsafe.Pointer(unsafe.SliceData(p)), len(p), 0)
 	switch {
@@ -191,13 +191,13 @@ func Read(fd uintptr, p []byte) (int, error) {
 	return n, nil
 }
 
-// Write writes to a non-blocking socket as much of p as the socket has room for.
+// Write writes as much of p as the non-blocking socket has room for.
 func Write(fd uintptr, p []byte) (n int, err error) {
-	raceNoteWrite() // before the write, so that the race detector orders it before the read on the other side
+	raceNoteWrite() // before, so that the race detector orders it before the read on the other side
 	for n < len(p) {
 		written, errno := call(unix.SYS_SENDTO, fd, unsafe.Pointer(unsafe.SliceData(p[n:])), len(p)-n, unix.MSG_NOSIGNAL)
 		switch {
-		case errno == unix.EAGAIN: // the socket has no room for more
+		case errno == unix.EAGAIN: // no room
 			return n, nil
 		case errno != 0:
 			return n, os.NewSyscallError("write", errno)
@@ -207,11 +207,10 @@ func Write(fd uintptr, p []byte) (n int, err error) {
 	return n, nil
 }
 
-// writev writes several parts in one system call, as far as the socket has room for them. It ignores parts after the first 16 that are not
-// empty.
+// writev takes at most 16 parts that are not empty, and ignores the others.
 func writev(fd uintptr, parts [][]byte) (written int, err error) {
 	var list [16]unix.Iovec
-	used := 0 // elements of list
+	used := 0
 	for _, p := range parts {
 		if len(p) > 0 && used < len(list) {
 			list[used].Base = unsafe.SliceData(p)
@@ -222,7 +221,7 @@ func writev(fd uintptr, parts [][]byte) (written int, err error) {
 	raceNoteWrite()
 	written, errno := call(unix.SYS_WRITEV, fd, unsafe.Pointer(&list[0]), used, 0)
 	switch {
-	case errno == unix.EAGAIN: // the socket has no room
+	case errno == unix.EAGAIN: // no room
 		return 0, nil
 	case errno != 0:
 		return 0, os.NewSyscallError("writev", errno)
@@ -230,20 +229,19 @@ func writev(fd uintptr, parts [][]byte) (written int, err error) {
 	return written, nil
 }
 
-// hasNoInput says whether there is nothing to read: no bytes, no end of the stream and no error. It takes no bytes off the socket.
+// hasNoInput takes no bytes off the socket. The end of the stream and an error count as input.
 func hasNoInput(fd uintptr) bool {
 	var b [1]byte
 	for {
 		_, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(&b[0])), 1, unix.MSG_PEEK|unix.MSG_DONTWAIT, 0, 0)
-		if errno != unix.EINTR { // EINTR: a signal interrupted the call, so it is repeated
+		if errno != unix.EINTR { // EINTR: a signal interrupted the call
 			return errno == unix.EAGAIN
 		}
 	}
 }
 
-// call makes a system call on a non-blocking socket, and repeats it if a signal interrupts it. It does not tell Go's scheduler, because the
-// call cannot block. Callers use recvfrom and sendto instead of read and write, because the kernel handles recvfrom and sendto faster for
-// sockets.
+// call makes a system call that cannot block, so it does not tell Go's scheduler. The kernel
+// handles recvfrom and sendto faster for sockets than read and write.
 func call(trap, fd uintptr, p unsafe.Pointer, size int, flags uintptr) (int, syscall.Errno) {
 	for {
 		n, _, errno := unix.RawSyscall6(trap, fd, uintptr(p), uintptr(size), flags, 0, 0)

@@ -1,5 +1,4 @@
-// Package stats computes the few statistics that measurements, simulators, fits and the
-// server itself need.
+// Package stats computes the few statistics that are needed here.
 package stats
 
 import (
@@ -9,7 +8,7 @@ import (
 	"slices"
 )
 
-// GeometricMean returns the geometric mean of values, which must be above 0. It ignores NaN; without any other value it returns NaN.
+// GeometricMean takes values above 0, and ignores NaN; without any other value it returns NaN.
 func GeometricMean(values []float64) float64 {
 	logSum, count := 0.0, 0
 	for _, x := range values {
@@ -18,10 +17,10 @@ func GeometricMean(values []float64) float64 {
 			count++
 		}
 	}
-	return math.Exp(logSum / float64(count)) // 0/0 is NaN
+	return math.Exp(logSum / float64(count))
 }
 
-// Mean returns the arithmetic mean; NaN if there are no values.
+// Mean returns NaN if there are no values.
 func Mean(values []float64) float64 {
 	sum := 0.0
 	for _, v := range values {
@@ -30,7 +29,7 @@ func Mean(values []float64) float64 {
 	return sum / float64(len(values))
 }
 
-// Deviation returns the standard deviation of a sample; 0 if there are fewer than two values.
+// Deviation is the standard deviation of a sample; 0 for fewer than two values.
 func Deviation(values []float64) float64 {
 	if len(values) < 2 {
 		return 0
@@ -39,48 +38,48 @@ func Deviation(values []float64) float64 {
 	for _, v := range values {
 		squares += (v - mean) * (v - mean)
 	}
-	return math.Sqrt(squares / float64(len(values)-1)) // one less than the number of values, because mean is of the same sample
+	return math.Sqrt(squares / float64(len(values)-1)) // less 1, because mean is of the same sample
 }
 
-// Percentile returns the percentile of sorted values at share, 0 to 1, by the nearest-rank method, so the result is one of the values. It
-// is NaN if there are no values.
+// Percentile uses the nearest-rank method, so it is one of the values; NaN if there are none. share
+// is 0 to 1.
 func Percentile(sorted []float64, share float64) float64 {
 	if len(sorted) == 0 {
 		return math.NaN()
 	}
-	rank := int(math.Ceil(share * float64(len(sorted)))) // counted from 1; 0 if share is 0
+	rank := int(math.Ceil(share * float64(len(sorted)))) // from 1; 0 if share is 0
 	return sorted[max(0, rank-1)]
 }
 
-// Median returns the middle one of sorted values, or the upper of the two middle ones. There must be at least one value.
+// Median is the upper of two middle values. There must be at least one value.
 func Median[T any](sorted []T) T { return sorted[len(sorted)/2] }
 
 // Grouped writes a count for people: 12500 as 12,500.
 func Grouped[N int | int64 | uint64](n N) string {
 	s := fmt.Sprint(n)
 	firstDigit := 0
-	if n < 0 { // a minus sign comes first
+	if n < 0 {
 		firstDigit = 1
 	}
-	for i := len(s) - 3; i > firstDigit; i -= 3 { // from the end, so that the offsets of the other groups stay valid
+	for i := len(s) - 3; i > firstDigit; i -= 3 { // from the end, so that the other offsets stay valid
 		s = s[:i] + "," + s[i:]
 	}
 	return s
 }
 
-// Line is y = Intercept + Slope*x, fitted by least squares to N points.
+// Line is y = Intercept + Slope*x, fitted by least squares.
 type Line struct {
 	N                int
 	Intercept, Slope float64
-	R2               float64 // share of y's variance that the line explains; 0 if y or x does not vary
+	R2               float64 // share of y's variance that is explained; 0 if y or x does not vary
 	MinX, MaxX       float64
 }
 
 // Point is one of the points to which a Line is fitted.
 type Point struct{ X, Y float64 }
 
-// LeastSquares fits a line. It subtracts the means first, because sums of squares of large
-// token counts would lose the digits that matter.
+// LeastSquares subtracts the means first, because sums of squares of large token counts would lose
+// the digits that matter.
 func LeastSquares(points []Point) Line {
 	l := Line{N: len(points)}
 	if l.N == 0 {
@@ -95,17 +94,17 @@ func LeastSquares(points []Point) Line {
 	}
 	meanX /= float64(l.N)
 	meanY /= float64(l.N)
-	var xx, xy, yy float64 // sums of the squares and products of the distances from the means
+	var xx, xy, yy float64 // of the distances from the means
 	for _, p := range points {
 		dx, dy := p.X-meanX, p.Y-meanY
 		xx += dx * dx
 		xy += dx * dy
 		yy += dy * dy
 	}
-	if xx > 0 { // 0: all x are equal, and the line stays level
+	if xx > 0 { // else all x are equal, and the line stays level
 		l.Slope = xy / xx
 	}
-	l.Intercept = meanY - l.Slope*meanX // the line goes through the means
+	l.Intercept = meanY - l.Slope*meanX
 	if xx > 0 && yy > 0 {
 		l.R2 = xy * xy / (xx * yy)
 	}
@@ -115,15 +114,15 @@ func LeastSquares(points []Point) Line {
 // At returns the line's y at x, also for an x outside MinX and MaxX.
 func (l Line) At(x float64) float64 { return l.Intercept + l.Slope*x }
 
-// redraws is how often Bootstrap draws a new set of samples. With 2000 sets, the ends of the interval are accurate to about a hundredth of
-// its length.
+// redraws: with so many sets of samples, the ends of the interval are accurate to about a hundredth
+// of its length.
 const redraws = 2000
 
-// Bootstrap returns a confidence interval of a figure that was computed from n samples. It draws n of the samples with replacement, many
-// times, and computes the figure each time. The interval contains the part share of the results that is in the middle; share is 0 to 1.
-// figure gets the indices of the samples drawn. The same arguments always give the same interval.
+// Bootstrap returns a confidence interval of a figure of n samples: the middle part of the figures
+// of many draws with replacement; share (0 to 1) is the size of this part. figure gets the indices
+// drawn. The same arguments always give the same interval.
 func Bootstrap(n int, share float64, figure func(drawn []int) float64) (low, high float64) {
-	dice := rand.New(rand.NewPCG(uint64(n), 1)) // the same seed for the same n
+	dice := rand.New(rand.NewPCG(uint64(n), 1))
 	figures, drawn := make([]float64, redraws), make([]int, n)
 	for i := range figures {
 		for k := range drawn {
@@ -132,6 +131,6 @@ func Bootstrap(n int, share float64, figure func(drawn []int) float64) (low, hig
 		figures[i] = figure(drawn)
 	}
 	slices.Sort(figures)
-	tail := (1 - share) / 2 // the part of the results on each side of the interval
+	tail := (1 - share) / 2
 	return Percentile(figures, tail), Percentile(figures, 1-tail)
 }

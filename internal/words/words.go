@@ -1,5 +1,6 @@
-// Package words forms the parts of English sentences that depend on a number or on their position. It also bounds the length of texts that
-// come from clients or engines, and says which names may be shown.
+// Package words forms the parts of English sentences that depend on a number or on their position.
+// It also bounds the length of texts that come from clients or engines, and says which names may be
+// shown.
 package words
 
 import (
@@ -27,7 +28,8 @@ func Are(n int) string {
 	return "are"
 }
 
-// Capital returns s with a capital first letter, to begin a sentence. The first letter must be ASCII.
+// Capital returns s with a capital first letter, to begin a sentence. The first letter must be
+// ASCII.
 func Capital(s string) string {
 	if s == "" {
 		return s
@@ -53,7 +55,8 @@ func FirstOf(names []string) (s string) {
 // MaxText bounds each text of a client or an error in a log, a span or a receipt, in bytes.
 const MaxText = 256
 
-// Clip cuts a text to MaxText bytes, and makes it valid UTF-8: each run of invalid bytes, such as a rune that was cut, becomes U+FFFD.
+// Clip cuts a text to MaxText bytes, and makes it valid UTF-8: a run of invalid bytes, such as a
+// rune that was cut, becomes U+FFFD.
 func Clip(s string) string {
 	if len(s) > MaxText {
 		s = s[:MaxText]
@@ -64,8 +67,7 @@ func Clip(s string) string {
 // MaxName bounds each name of a model, a group or a key, in bytes.
 const MaxName = 512
 
-// IsName says whether a name may be a label of a metric and be shown in logs and terminals: it is
-// valid UTF-8 of printable characters, and neither empty nor longer than MaxName. U+FFFD is refused,
+// IsName says whether a name may be shown in metrics, logs and terminals. U+FFFD is refused,
 // because a decoder has put it in the place of bytes that were not valid.
 func IsName(s string) bool {
 	cannotBeShown := func(r rune) bool { return r == utf8.RuneError || !unicode.IsPrint(r) }

@@ -20,8 +20,9 @@ type Client interface {
 	Update(ctx context.Context, l *coordinationv1.Lease, _ metav1.UpdateOptions) (*coordinationv1.Lease, error)
 }
 
-// leases is the Client of an API server. It replaces client-go's clientset, which registers every type of Kubernetes when
-// the program starts. This would cost 27 MiB of program size and 19 MiB of memory, even for users without leases.
+// leases is the Client of an API server. It replaces client-go's clientset, which registers every
+// type of Kubernetes when the program starts. This would cost 27 MiB of program size and 19 MiB of
+// memory, even for users without leases.
 type leases struct {
 	server    rest.Interface
 	namespace string
@@ -31,7 +32,8 @@ type leases struct {
 func NewClient(server *rest.Config, namespace string, timeout time.Duration) (Client, error) {
 	cfg := rest.CopyConfig(server)
 	types := runtime.NewScheme()
-	metav1.AddToGroupVersion(types, schema.GroupVersion{Version: "v1"}) // for metav1.Status, by which a server describes a failure
+	// for metav1.Status, by which a server describes a failure
+	metav1.AddToGroupVersion(types, schema.GroupVersion{Version: "v1"})
 	if err := coordinationv1.AddToScheme(types); err != nil {
 		return nil, fmt.Errorf("kubernetes: %w", err)
 	}
@@ -57,8 +59,7 @@ func (c *leases) Update(ctx context.Context, l *coordinationv1.Lease, _ metav1.U
 	return c.do(ctx, c.server.Put().Name(l.Name).Body(l))
 }
 
-// do sends a request for a Lease of the namespace, and reads the Lease in the answer. It returns the API server's errors unchanged, because
-// callers distinguish them by their reason.
+// do returns the API server's errors unchanged, because callers distinguish them by their reason.
 func (c *leases) do(ctx context.Context, r *rest.Request) (*coordinationv1.Lease, error) {
 	var l coordinationv1.Lease
 	if err := r.Namespace(c.namespace).Resource("leases").Do(ctx).Into(&l); err != nil {

@@ -1,9 +1,10 @@
 // Package kube keeps a lease as a Kubernetes Lease object, with client-go.
 //
-// The package does not use client-go's LeaderElector, which cannot guarantee that an owner stops in time, and whose
-// documentation promises no fencing. The LeaderElector counts the renew deadline from the end of its wait, so that an owner
-// stops up to one wait late. A new leader starts as soon as it has acquired the lease. A holder that acquires again under
-// the same name does not increase leaseTransitions. The callbacks get neither the epoch nor whether the lease was released.
+// The package does not use client-go's LeaderElector, which cannot guarantee that an owner stops in
+// time, and whose documentation promises no fencing. The LeaderElector counts the renew deadline
+// from the end of its wait, so that an owner stops up to one wait late. A new leader starts as soon
+// as it has acquired the lease. A holder that acquires again under the same name does not increase
+// leaseTransitions. The callbacks get neither the epoch nor whether the lease was released.
 //
 // The object's fields keep their usual meaning, so that kubectl and other tools can read them.
 package kube
@@ -28,23 +29,22 @@ type Engine struct {
 	name     string
 	identity string
 	duration time.Duration
-	members  []string              // the only proxies that may ever take the lease; empty: any proxy may
-	last     *coordinationv1.Lease // the object, as last read or written; nil: it does not exist
+	members  []string              // empty: any proxy may take the lease
+	last     *coordinationv1.Lease // as last read or written; nil: it does not exist
 }
 
 var _ lease.Engine = (*Engine)(nil)
 
-// New makes the engine of a lease. The first acquisition creates the object.
+// New makes the engine of a lease.
 func New(client Client, name, identity string, duration time.Duration, members []string) *Engine {
 	return &Engine{client: client, name: name, identity: identity, duration: duration, members: members}
 }
 
-// membersKey is the annotation with the ids of the proxies that may take the lease, separated by commas.
+// the ids of the proxies that may take the lease, separated by commas
 const membersKey = "evenkeel/members"
 
-// Look reads the object, and returns its state as a record. It keeps the object in e.last, because a later write must have the same
-// resourceVersion: the API server then refuses it if the object has changed since. Without an object, the record is that of a lease
-// that was never held.
+// Look keeps the object in e.last, because a later write must have the same resourceVersion: the
+// API server then refuses it if the object has changed since.
 func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 	l, err := e.client.Get(ctx, e.name, metav1.GetOptions{})
 	switch {
@@ -58,7 +58,6 @@ func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 	return e.record(), nil
 }
 
-// record returns the state in the object that was last read or written.
 func (e *Engine) record() lease.Record {
 	s := e.last.Spec
 	r := lease.Record{Stamp: e.last.ResourceVersion}
@@ -68,7 +67,7 @@ func (e *Engine) record() lease.Record {
 	if s.LeaseTransitions != nil {
 		r.Epoch = int64(*s.LeaseTransitions)
 	}
-	if s.LeaseDurationSeconds != nil && r.Holder != "" { // a release sets the duration to 1 s, which means nothing
+	if s.LeaseDurationSeconds != nil && r.Holder != "" { // a release sets 1 s, which means nothing
 		r.Duration = time.Duration(*s.LeaseDurationSeconds) * time.Second
 	}
 	if list := e.last.Annotations[membersKey]; list != "" {
@@ -77,9 +76,8 @@ func (e *Engine) record() lease.Record {
 	return r
 }
 
-// Acquire writes this proxy into the object that was last read (e.last), or creates the object if there was none. The API server refuses
-// this if the object was written, created or deleted since. The new epoch is one more than the larger of two: the object's epoch, and
-// seenEpoch, the highest epoch that this proxy knows of. seenEpoch is larger, for example, if the object was deleted.
+// Acquire writes this proxy into the object that was last read, or creates the object. The API
+// server refuses this if it was written, created or deleted since.
 func (e *Engine) Acquire(ctx context.Context, seenEpoch int64) (lease.Record, error) {
 	highest := seenEpoch
 	next := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: e.name,
@@ -92,7 +90,7 @@ func (e *Engine) Acquire(ctx context.Context, seenEpoch int64) (lease.Record, er
 	if epoch > math.MaxInt32 {
 		return lease.Record{}, fmt.Errorf("acquire Lease %s: its leaseTransitions cannot count beyond %d", e.name, highest)
 	}
-	delete(next.Annotations, membersKey) // the list of the holder before
+	delete(next.Annotations, membersKey)
 	if len(e.members) > 0 {
 		metav1.SetMetaDataAnnotation(&next.ObjectMeta, membersKey, strings.Join(e.members, ","))
 	}
@@ -108,7 +106,7 @@ func (e *Engine) Acquire(ctx context.Context, seenEpoch int64) (lease.Record, er
 		next, err = e.client.Create(ctx, next, metav1.CreateOptions{})
 	}
 	switch {
-	case errors.IsConflict(err), errors.IsAlreadyExists(err), errors.IsNotFound(err): // written, created or deleted since Look
+	case errors.IsConflict(err), errors.IsAlreadyExists(err), errors.IsNotFound(err):
 		return lease.Record{}, lease.ErrTaken
 	case err != nil:
 		return lease.Record{}, fmt.Errorf("acquire Lease %s: %w", e.name, err)
@@ -117,7 +115,7 @@ func (e *Engine) Acquire(ctx context.Context, seenEpoch int64) (lease.Record, er
 	return e.record(), nil
 }
 
-// Renew writes a new renewTime. It also writes the duration again, in case a person edited the object.
+// Renew also writes the duration again, in case a person edited the object.
 func (e *Engine) Renew(ctx context.Context, epoch int64) error {
 	return e.update(ctx, "renew", epoch, func(s *coordinationv1.LeaseSpec) {
 		s.RenewTime, s.LeaseDurationSeconds = new(metav1.NowMicro()), new(int32(e.duration.Seconds()))
@@ -131,11 +129,9 @@ func (e *Engine) Release(ctx context.Context, epoch int64) error {
 	})
 }
 
-// update changes the object if this proxy holds the lease, and otherwise returns ErrLost. If the object was written since
-// it was last read, by a call whose answer was lost or by another writer, update reads the object again and retries once. callName
-// stands in errors.
+// update retries once after a conflict: a call whose answer was lost may have written the object.
 func (e *Engine) update(ctx context.Context, callName string, epoch int64, change func(*coordinationv1.LeaseSpec)) error {
-	for range 2 { // the second attempt changes the object as it was read again
+	for range 2 {
 		isHeld := e.last != nil && e.record().Holder == e.identity && e.record().Epoch == epoch
 		if !isHeld {
 			return lease.ErrLost
@@ -153,7 +149,7 @@ func (e *Engine) update(ctx context.Context, callName string, epoch int64, chang
 		case !errors.IsConflict(err):
 			return fmt.Errorf("%s Lease %s: %w", callName, e.name, err)
 		}
-		if _, err := e.Look(ctx); err != nil { // after a conflict, so that e.last is the object as it is now
+		if _, err := e.Look(ctx); err != nil {
 			return err
 		}
 	}
