@@ -16,20 +16,28 @@ const (
 	None          = "none"
 )
 
-// Reasons of steps. Each is followed by the kinds of steps that may have it.
+// Reasons of steps, with the kinds that may have them.
 const (
-	ReasonBacklog       = "backlog"           // add_prefill: prompts wait
-	ReasonPoolWait      = "pool_wait"         // add_decode: hand-offs wait
-	ReasonBusy          = "busy"              // add_prefill, add_decode: nothing waits yet, but the ranks are used beyond the target
-	ReasonKV            = "kv"                // add_prefill, add_decode: the KV budget is short, not time or slots
-	ReasonIdle          = "idle"              // remove_prefill, remove_decode: in the last calm period, fewer ranks were needed
-	ReasonToPrefill     = "decode_to_prefill" // rebalance: prefill is short, and decode has ranks to spare
-	ReasonToDecode      = "prefill_to_decode" // rebalance: decode is short, and prefill has ranks to spare
-	ReasonBalanced      = "balanced"          // none: the ranks are enough, and no rank is to spare
-	ReasonTooLittleData = "too_little_data"   // none: both sides have been watched for less than a window
-	ReasonPrefillDown   = "prefill_down"      // none: no prefill rank takes prompts, and more ranks would not help
-	ReasonDecodeDown    = "decode_down"       // none: no decode rank takes requests
-	ReasonRanksDown     = "ranks_down"        // none: the ranks that answer are enough now; whether there are too many is not known
+	ReasonBacklog  = "backlog"   // add_prefill: prompts wait
+	ReasonPoolWait = "pool_wait" // add_decode: hand-offs wait
+	// add_prefill, add_decode: nothing waits yet, but the ranks are used beyond the target
+	ReasonBusy = "busy"
+	// add_prefill, add_decode: the KV budget is short, not time or slots
+	ReasonKV = "kv"
+	// remove_prefill, remove_decode: in the last calm period, fewer ranks were needed
+	ReasonIdle = "idle"
+	// rebalance: prefill is short, and decode has ranks to spare
+	ReasonToPrefill = "decode_to_prefill"
+	// rebalance: decode is short, and prefill has ranks to spare
+	ReasonToDecode = "prefill_to_decode"
+	ReasonBalanced = "balanced" // none: the ranks are enough, and no rank is to spare
+	// none: both sides have been watched for less than a window
+	ReasonTooLittleData = "too_little_data"
+	// none: no prefill rank takes prompts, and more ranks would not help
+	ReasonPrefillDown = "prefill_down"
+	ReasonDecodeDown  = "decode_down" // none: no decode rank takes requests
+	// none: the ranks that answer are enough now; whether there are too many is not known
+	ReasonRanksDown = "ranks_down"
 )
 
 // Step is one advised change, with its reason.
@@ -38,7 +46,7 @@ type Step struct {
 	Reason string `json:"reason"`
 }
 
-// Steps lists every combination of kind and reason.
+// Steps lists every combination.
 func Steps() []Step {
 	return []Step{
 		{AddPrefill, ReasonBacklog}, {AddPrefill, ReasonBusy}, {AddPrefill, ReasonKV},
@@ -49,59 +57,60 @@ func Steps() []Step {
 	}
 }
 
-// Side has the measured values of the prefill or the decode side, as means over the window, and the advised number of ranks.
+// Side has means over the window.
 type Side struct {
-	Live           int     `json:"live_ranks"` // ranks that answer now
-	Down           int     `json:"down_ranks"` // ranks that do not answer now
+	Live           int     `json:"live_ranks"` // that answer now
+	Down           int     `json:"down_ranks"`
 	Advised        int     `json:"advised_ranks"`
-	BacklogSeconds float64 `json:"backlog_seconds"` // time that a new request would wait until a rank begins it
-	Busy           float64 `json:"busy_share"`      // prefill: share of ranks with a prefill request; decode: share of slots in use
-	KV             float64 `json:"kv_share"`        // share of the KV budget in use; 0: unknown
+	BacklogSeconds float64 `json:"backlog_seconds"` // until a rank begins a new request
+	// prefill: of ranks with a prefill request; decode: of slots
+	Busy float64 `json:"busy_share"`
+	KV   float64 `json:"kv_share"` // of the KV budget; 0: unknown
 }
 
 // Advice is the advice on the number of ranks of one model.
 type Advice struct {
 	Model   string  `json:"model"`
-	Steps   []Step  `json:"steps"` // at least one step; its kind is None if nothing is to be done
+	Steps   []Step  `json:"steps"` // at least one; None if nothing is to be done
 	Says    string  `json:"says"`
-	Ratio   float64 `json:"pd_ratio"` // advised prefill ranks for each decode rank; 0: not known yet
+	Ratio   float64 `json:"pd_ratio"` // advised prefill ranks per decode rank; 0: not known yet
 	Prefill Side    `json:"prefill"`
 	Decode  Side    `json:"decode"`
 }
 
 // Settings of an Advisor.
 type Settings struct {
-	Window     time.Duration // needs are means over this time, so that a short peak asks for nothing
-	CalmPeriod time.Duration // ranks that were not needed in all this time may be removed
-	Target     float64       // share of their capacity that ranks should use, from 0 to 1
+	Window     time.Duration // needs are means over this, so that a short peak asks for nothing
+	CalmPeriod time.Duration // ranks not needed in all this time may be removed
+	Target     float64       // share of their capacity that ranks should use
 }
 
-// shortageFactor is the factor by which the need must exceed the live ranks before more ranks are
-// advised. The advice then stays until the need no longer exceeds the live ranks, so that it does not flicker.
+// shortageFactor: the need must exceed the live ranks by this before more are advised. The advice
+// then stays until the need no longer exceeds them, so that it does not flicker.
 const shortageFactor = 1.1
 
 // Advisor follows one model. It is not safe for concurrent use.
 type Advisor struct {
 	settings     Settings
-	watchedSince time.Time // time of the first sample since a whole side was down
-	lastLossAt   time.Time // time of the last sample in which a rank was down or out of service
-	samples      []Sample  // samples of the last Window, the oldest first
-	needs        []need    // needs of the last CalmPeriod, each a mean over a Window
+	watchedSince time.Time // first sample since a whole side was down
+	lastLossAt   time.Time // last sample in which a rank was down or out of service
+	samples      []Sample  // of the last Window, the oldest first
+	needs        []need    // of the last CalmPeriod, each a mean over a Window
 	short        struct{ prefill, decode bool }
 }
 
 // New returns an Advisor without samples.
 func New(settings Settings) *Advisor { return &Advisor{settings: settings} }
 
-// Observe adds a sample, which must be later than the ones before, and returns the advice at the time of the sample.
+// Observe adds a sample, which must be later than the ones before.
 func (a *Advisor) Observe(s Sample) Advice {
 	if s.Prefill.Down+s.Prefill.OutOfService+s.Decode.Down+s.Decode.OutOfService > 0 {
 		a.lastLossAt = s.At
 	}
-	if s.Prefill.Live == 0 || s.Decode.Live == 0 { // no rank of a side answers and takes requests
+	if s.Prefill.Live == 0 || s.Decode.Live == 0 {
 		return a.adviseOutage(s)
 	}
-	if len(a.samples) == 0 { // the first sample, or the first one after an outage
+	if len(a.samples) == 0 { // the first one, or the first after an outage
 		a.watchedSince = s.At
 	}
 	a.samples = append(dropBefore(a.samples, s.At.Add(-a.settings.Window), func(s Sample) time.Time { return s.At }), s)
@@ -117,12 +126,11 @@ func (a *Advisor) Observe(s Sample) Advice {
 	return out
 }
 
-// adviseOutage returns the advice while no rank of a side answers. It clears the samples, so that the window begins anew. The needs from
-// before the outage are kept, and the advised numbers come from them.
+// adviseOutage keeps the needs from before the outage, which give the advised numbers.
 func (a *Advisor) adviseOutage(s Sample) Advice {
-	a.samples = append(a.samples[:0], s) // windowMeans uses a.samples: the values shown are those of this sample alone
+	a.samples = append(a.samples[:0], s) // so that windowMeans shows only this sample
 	out := a.windowMeans()
-	a.samples = a.samples[:0] // this sample must not count in the window after the outage
+	a.samples = a.samples[:0] // it must not count in the window after the outage
 	step := Step{None, ReasonPrefillDown}
 	out.Says = "How many ranks are needed is not known while no prefill rank takes prompts; see /workers."
 	if s.Prefill.Live > 0 {
@@ -130,7 +138,7 @@ func (a *Advisor) adviseOutage(s Sample) Advice {
 		out.Says = "How many ranks are needed is not known while no decode rank takes requests; see /workers."
 	}
 	out.Steps = []Step{step}
-	if largest := a.largestNeed(s.At.Add(-a.settings.CalmPeriod)); largest.at != (time.Time{}) { // needs from before the outage are known
+	if largest := a.largestNeed(s.At.Add(-a.settings.CalmPeriod)); largest.at != (time.Time{}) {
 		out.Prefill.Advised = max(s.Prefill.Live, wholeRanks(largest.prefill))
 		out.Decode.Advised = max(s.Decode.Live, wholeRanks(largest.decode))
 		out.Ratio = float64(out.Prefill.Advised) / float64(out.Decode.Advised)
@@ -138,8 +146,7 @@ func (a *Advisor) adviseOutage(s Sample) Advice {
 	return out
 }
 
-// windowMeans returns an advice with the means over the window, and with the numbers of live ranks as the advised ones. There must be at
-// least one sample.
+// windowMeans advises the live ranks. There must be at least one sample.
 func (a *Advisor) windowMeans() Advice {
 	var out Advice
 	now := &a.samples[len(a.samples)-1]
@@ -163,7 +170,7 @@ func (a *Advisor) windowMeans() Advice {
 	return out
 }
 
-// endRate is how many answers ended per second in the window; 0: none, or the window has only one sample, or the count began anew.
+// endRate is answers per second that ended in the window; 0: none, or not known.
 func (a *Advisor) endRate() float64 {
 	first, last := &a.samples[0], &a.samples[len(a.samples)-1]
 	passedSeconds := last.At.Sub(first.At).Seconds()
@@ -173,8 +180,8 @@ func (a *Advisor) endRate() float64 {
 	return float64(last.Decode.Ended-first.Decode.Ended) / passedSeconds
 }
 
-// poolWaitSeconds is how long, in s, a new hand-off waits for a slot: each answer that ends frees the slot for one hand-off ahead of it. If
-// no answer is known to have ended in the window, the result is how long the oldest hand-off has waited.
+// poolWaitSeconds: each answer that ends frees the slot for one hand-off ahead of a new one. If
+// none is known to have ended, it is the wait of the oldest hand-off.
 func (a *Advisor) poolWaitSeconds() float64 {
 	d := &a.samples[len(a.samples)-1].Decode
 	if d.Pool == 0 {
@@ -186,9 +193,9 @@ func (a *Advisor) poolWaitSeconds() float64 {
 	return d.Oldest.Seconds()
 }
 
-// slotSeconds is how long, in s, an answer keeps its slot, by Little's law: slots in use divided by answers that end per second. If no
-// answer is known to have ended in the window, the result is backlogGoal, the time within which waiting requests should be served. Each
-// waiting request then needs a slot of its own, because no slot is expected to serve a second one within this time.
+// slotSeconds is how long an answer keeps its slot, by Little's law: slots in use per answers that
+// end per second. If none is known to have ended, it is backlogGoal: then no slot is expected to
+// serve a second request within this time.
 func (a *Advisor) slotSeconds() float64 {
 	used := 0.0
 	for i := range a.samples {
@@ -197,14 +204,14 @@ func (a *Advisor) slotSeconds() float64 {
 	if rate := a.endRate(); rate > 0 {
 		return used / rate
 	}
-	return backlogGoal.Seconds() // not known
+	return backlogGoal.Seconds()
 }
 
-// meanNeed is the mean need over the samples of the window, at the time of the last sample. Each side has two needs: for the requests that
-// reach it now, and for those that would reach it if the other side had enough ranks.
+// meanNeed is the mean over the window. Each side has two needs: for the requests that reach it
+// now, and for those that would if the other side had enough ranks.
 func (a *Advisor) meanNeed() need {
 	mean := need{at: a.samples[len(a.samples)-1].At}
-	slotSeconds := a.slotSeconds() // how long an answer keeps its slot, and so how many waiting requests a slot can serve in turn
+	slotSeconds := a.slotSeconds()
 	samples := float64(len(a.samples))
 	for i := range a.samples {
 		one := needOf(&a.samples[i], a.settings.Target, slotSeconds)
@@ -216,8 +223,8 @@ func (a *Advisor) meanNeed() need {
 	return mean
 }
 
-// largestNeed returns the largest need of each side since the given time, and its largest need if the other side had enough ranks, and so
-// held no requests back. Each of these may come from another time. The field at is the time of the last need, and zero if there was none.
+// largestNeed takes the largest of each value since a time; at is the time of the last need, zero
+// if there was none.
 func (a *Advisor) largestNeed(since time.Time) (largest need) {
 	for _, n := range a.needs {
 		if n.at.Before(since) {
@@ -232,17 +239,18 @@ func (a *Advisor) largestNeed(since time.Time) (largest need) {
 	return largest
 }
 
-// advise compares the needs with the live ranks and writes steps, numbers and the sentence into out. The present need shows whether a side
-// is short. A short side gets the ranks for the largest need of the last Window. Ranks beyond the largest need of the last CalmPeriod are
-// spare. Spare ranks are found by the need that the side would have if the other side had enough ranks, because a side that is short holds
-// requests back from the other one. A side that is neither keeps the advised number from windowMeans, which is that of its live ranks.
+// advise: a side that is short by the present need gets the ranks for the largest need of the last
+// Window. Ranks beyond the largest need of the last CalmPeriod are spare. This is the need if the
+// other side had enough ranks, because a short side holds requests back from the other.
 func (a *Advisor) advise(out *Advice) {
 	present := a.needs[len(a.needs)-1]
 	inWindow, inCalmPeriod := a.largestNeed(present.at.Add(-a.settings.Window)), a.largestNeed(present.at.Add(-a.settings.CalmPeriod))
 	a.short.prefill = isShort(a.short.prefill, present.prefill, out.Prefill.Live)
 	a.short.decode = isShort(a.short.decode, present.decode, out.Decode.Live)
-	watchTime := a.settings.Window + a.settings.CalmPeriod // the needs of a CalmPeriod come from the samples of this time
-	// While ranks are down, less work reaches the other side, so the needs of that time are too low to remove ranks.
+	// the needs of a CalmPeriod come from these samples
+	watchTime := a.settings.Window + a.settings.CalmPeriod
+	// While ranks are down, less work reaches the other side, so needs of that time are too low to
+	// remove ranks.
 	watchedLongEnough := present.at.Sub(a.watchedSince) >= watchTime
 	allWereUp := watchedLongEnough && present.at.Sub(a.lastLossAt) >= watchTime
 	prefillToSpare := allWereUp && !a.short.prefill && wholeRanks(inCalmPeriod.prefillIfDecodeSuffices) < out.Prefill.Live
@@ -261,7 +269,7 @@ func (a *Advisor) advise(out *Advice) {
 	}
 	out.Ratio = float64(out.Prefill.Advised) / float64(out.Decode.Advised)
 	switch {
-	case a.short.prefill && decodeToSpare: // ranks can change sides, so none need be added or removed
+	case a.short.prefill && decodeToSpare: // ranks can change sides
 		out.Steps = []Step{{Rebalance, ReasonToPrefill}}
 	case a.short.decode && prefillToSpare:
 		out.Steps = []Step{{Rebalance, ReasonToDecode}}
@@ -282,8 +290,7 @@ func (a *Advisor) advise(out *Advice) {
 	out.describe()
 }
 
-// describe writes the text of the advice (Says). If the advice has no step, describe adds a step of the kind None, whose reason says why
-// nothing is to be done, because an advice always has a step.
+// describe also adds a step None where there is no other.
 func (a *Advice) describe() {
 	down := a.Prefill.Down + a.Decode.Down
 	a.Says = fmt.Sprintf("Prefill has %s, and %s advised. Decode has %s, and %s advised.", countText(a.Prefill.Live),
@@ -300,12 +307,11 @@ func (a *Advice) describe() {
 			them = "it"
 		}
 		a.Says += " " + describeDown(a) + " Mend " + them + " first: how many more are needed then is not known."
-	case len(a.Steps) == 0: // all ranks answer, and none is to be added or removed
+	case len(a.Steps) == 0:
 		a.Steps = []Step{{None, ReasonBalanced}}
 	}
 }
 
-// describeDown returns a sentence about the ranks that do not answer.
 func describeDown(out *Advice) string {
 	var parts []string
 	for _, s := range []struct {
@@ -323,7 +329,6 @@ func describeDown(out *Advice) string {
 	return strings.Join(parts, " and ") + " " + verb + " not answer."
 }
 
-// countText returns the number of ranks in words.
 func countText(ranks int) string {
 	if ranks == 1 {
 		return "1 rank"
@@ -331,7 +336,6 @@ func countText(ranks int) string {
 	return fmt.Sprintf("%d ranks", ranks)
 }
 
-// advisedText returns the number of advised ranks with the verb, to stand before "advised".
 func advisedText(ranks int) string {
 	if ranks == 1 {
 		return "1 is"
@@ -339,8 +343,7 @@ func advisedText(ranks int) string {
 	return fmt.Sprintf("%d are", ranks)
 }
 
-// isShort says whether a side needs more ranks than answer now. wasShort says that the side was short at the sample before; then the lower
-// limit counts (see shortageFactor).
+// isShort: if the side was short before, the lower limit counts (shortageFactor).
 func isShort(wasShort bool, need float64, live int) bool {
 	if wasShort {
 		return need > float64(live)
@@ -348,9 +351,9 @@ func isShort(wasShort bool, need float64, live int) bool {
 	return need > shortageFactor*float64(live)
 }
 
-// whyPrefill returns the reason why prefill is short. Waiting prompts come first, because they explain more than busy ranks.
+// whyPrefill: waiting prompts explain more than busy ranks.
 func (a *Advisor) whyPrefill(out *Advice) string {
-	waitingPerRank := 0.0 // mean over the window of the waiting work per live rank, in seconds
+	waitingPerRank := 0.0 // seconds of waiting work per live rank
 	for i := range a.samples {
 		waitingPerRank += a.samples[i].Prefill.WaitingSeconds / float64(len(a.samples)*out.Prefill.Live)
 	}
@@ -363,27 +366,26 @@ func (a *Advisor) whyPrefill(out *Advice) string {
 	return ReasonBusy
 }
 
-// whyDecode returns the reason why decode is short. KV memory comes first, because hand-offs also wait if it is short.
+// whyDecode: hand-offs also wait if KV memory is short, so it comes first.
 func (a *Advisor) whyDecode(out *Advice) string {
-	pooled := 0 // waiting hand-offs, as a sum over the samples of the window
+	pooled := 0 // waiting hand-offs, summed over the window
 	for i := range a.samples {
 		pooled += a.samples[i].Decode.Pool
 	}
 	switch {
-	case out.Decode.KV > out.Decode.Busy: // KV memory fills up sooner than slots
+	case out.Decode.KV > out.Decode.Busy:
 		return ReasonKV
-	case pooled >= len(a.samples): // on average at least one hand-off waits
+	case pooled >= len(a.samples): // on average at least one waits
 		return ReasonPoolWait
 	}
 	return ReasonBusy
 }
 
-// dropBefore drops the elements before the time from. The list is sorted by time, and is changed in place. at returns the time of an
-// element.
+// dropBefore drops the elements before from, in place. The list is sorted by time.
 func dropBefore[T any](list []T, from time.Time, at func(T) time.Time) []T {
 	dropped := 0
 	for dropped < len(list) && at(list[dropped]).Before(from) {
 		dropped++
 	}
-	return append(list[:0], list[dropped:]...) // moves the rest to the front, so that the memory of the list is used again
+	return append(list[:0], list[dropped:]...) // so that the memory is used again
 }

@@ -1,5 +1,5 @@
-// Package adviser samples the prefill and the decode side, and keeps the latest advice on the number of
-// ranks (package advice) for metrics and /status. No request depends on it.
+// Package adviser samples the prefill and the decode side, and keeps the latest advice on the
+// number of ranks (package advice) for metrics and /status. No request depends on it.
 package adviser
 
 import (
@@ -23,24 +23,25 @@ import (
 
 // An Adviser takes a sample of both sides at every interval.
 type Adviser struct {
-	deps     Deps
-	advisors map[string]*advice.Advisor // advisors by the name of their board, which serves one model; only the goroutine of Run uses them
+	deps Deps
+	// by board, which serves one model; only the goroutine of Run uses them
+	advisors map[string]*advice.Advisor
 	latest   atomic.Pointer[[]advice.Advice]
 }
 
 // Deps has the parts of the proxy that the adviser reads.
 type Deps struct {
-	Settings   func() *config.Advice // returns the settings that are in force
+	Settings   func() *config.Advice // in force
 	Fleet      *fleet.Fleet
 	Prefill    *prefill.Scheduler
 	Dispatcher *dispatcher.Dispatcher
 	Places     *pool.Semaphore
 }
 
-// New returns an adviser without advice. It also is a collector of metrics.
+// New returns an adviser, which is also a collector of metrics.
 func New(d Deps) *Adviser { return &Adviser{deps: d, advisors: map[string]*advice.Advisor{}} }
 
-// Latest returns the last advice, one entry per model; nil: there is none yet.
+// Latest returns one entry per model; nil: there is none yet.
 func (a *Adviser) Latest() []advice.Advice {
 	if latest := a.latest.Load(); latest != nil {
 		return *latest
@@ -48,7 +49,7 @@ func (a *Adviser) Latest() []advice.Advice {
 	return nil
 }
 
-// Run takes samples until ctx ends. With the interval 0 it returns at once.
+// Run takes samples until ctx ends; with the interval 0 it returns at once.
 func (a *Adviser) Run(ctx context.Context) {
 	set := a.deps.Settings()
 	if set.Interval == 0 {
@@ -56,7 +57,7 @@ func (a *Adviser) Run(ctx context.Context) {
 	}
 	tick := time.NewTicker(set.Interval)
 	defer tick.Stop()
-	for { // a reload does not change the interval
+	for {
 		select {
 		case now := <-tick.C:
 			a.observe(ctx, now)
@@ -66,7 +67,6 @@ func (a *Adviser) Run(ctx context.Context) {
 	}
 }
 
-// observe samples every model and stores the new advice. It forgets boards that no longer exist.
 func (a *Adviser) observe(ctx context.Context, now time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -89,41 +89,38 @@ func (a *Adviser) observe(ctx context.Context, now time.Time) {
 	a.latest.Store(&latest)
 }
 
-// takeSamples returns a sample of each board, with the prefill ranks that serve it. A base model and its LoRA models share one board, and
-// so one sample. Boards are left out if this proxy may send requests to none of their ranks, because then it does not know their load.
-// Ranks that prefill and decode are left out, because they have no other side to compare with.
+// takeSamples leaves out boards to none of whose ranks this proxy may send requests, because it
+// does not know their load, and aggregated ranks, which have no other side.
 func (a *Adviser) takeSamples(now time.Time, boards []board.ModelStatus) map[string]*advice.Sample {
 	all := map[string]*advice.Sample{}
-	pooled := 0 // finished prefills that wait for a decode rank
+	pooled := 0
 	for i := range boards {
-		if _, isAggregated := roster.DisplayName(boards[i].Model); isAggregated { // the ranks of the board prefill and decode
+		if _, isAggregated := roster.DisplayName(boards[i].Model); isAggregated {
 			continue
 		}
 		thisProxyAdmits := func(w board.WorkerStatus) bool { return a.deps.Fleet.Now().Admits(w.ID) }
 		if slices.ContainsFunc(boards[i].Workers, thisProxyAdmits) {
 			all[boards[i].Model] = &advice.Sample{At: now, Decode: a.decodeSample(&boards[i])}
 		}
-		pooled += boards[i].Pool // also of a board without a sample, because all boards share one pool
+		pooled += boards[i].Pool // all boards share one pool
 	}
 	runningPrefills := a.addPrefillRanks(all)
 	a.addBacklogs(all, a.poolIsFull(pooled, runningPrefills))
 	return all
 }
 
-// poolIsFull says whether finished prefills fill the pool. Prefills that still run take places in the pool as well, so the pool only counts
-// as full if more places are taken by finished prefills (pooled) than by running ones (inflight).
+// poolIsFull: running prefills take places, too, so finished ones (pooled) must take more.
 func (a *Adviser) poolIsFull(pooled, inflight int) bool {
 	return a.deps.Places.Used() >= a.deps.Places.Size() && pooled > inflight
 }
 
-// addBacklogs adds the waiting requests of each model in the arrival queue to the sample of its board. poolFull says that finished prefills
-// fill the pool, which all models share. It goes only into samples with waiting requests, because it means that these wait for decode
-// ranks, too.
+// addBacklogs: poolFull goes only into samples with waiting requests, because it means that these
+// wait for decode ranks, too.
 func (a *Adviser) addBacklogs(all map[string]*advice.Sample, poolFull bool) {
 	for model, waiting := range a.deps.Prefill.Backlogs() {
 		board := model
 		if r, ok, _ := a.deps.Fleet.Now().Lookup(model); ok {
-			board = r.Board // model may be a LoRA, which shares the board of its base model
+			board = r.Board // model may be a LoRA
 		}
 		if s := all[board]; s != nil {
 			s.Prefill.Requests += waiting.Requests
@@ -133,16 +130,16 @@ func (a *Adviser) addBacklogs(all map[string]*advice.Sample, poolFull bool) {
 	}
 }
 
-// addPrefillRanks adds each prefill rank to the sample of its board. It returns how many prefills all of these ranks have not answered yet.
+// addPrefillRanks returns how many prefills have no answer yet.
 func (a *Adviser) addPrefillRanks(all map[string]*advice.Sample) (inflight int) {
 	for _, c := range a.deps.Prefill.Status() {
-		if c.Aggregated { // a group of ranks that prefill and decode
+		if c.Aggregated {
 			continue
 		}
 		inflight += c.Inflight
 		switch s := all[a.boardOfCandidate(&c, all)]; {
-		case s == nil: // the board of the rank is not sampled
-		case c.State == "open" || c.State == "closed": // closed: its KV cache is full for now, so it still is a live rank
+		case s == nil:
+		case c.State == "open" || c.State == "closed": // closed: full for now, so still live
 			addPrefill(&s.Prefill, &c)
 		case c.State == "down" && a.needsNoRepair(c.Instance):
 			s.Prefill.OutOfService++
@@ -153,22 +150,21 @@ func (a *Adviser) addPrefillRanks(all map[string]*advice.Sample) (inflight int) 
 	return inflight
 }
 
-// needsNoRepair says whether an engine answers with all its ranks, and either fails no requests or is halted. A rank of such an
-// engine that takes no requests only drains or is halted: the advice counts it as out of service, and not as down.
+// needsNoRepair: a rank of such an engine that takes no requests only drains or is halted, so the
+// advice counts it as out of service, not as down.
 func (a *Adviser) needsNoRepair(instance string) bool {
 	e := a.deps.Fleet.Now().Engine(instance)
-	if e == nil { // the engine has left the fleet
+	if e == nil {
 		return false
 	}
 	s := &e.Status
 	allRanksAnswer := s.Up && s.RankCount == 0
 	failsRequests := s.Wedged || s.Out != nil
-	return allRanksAnswer && (s.Halted() || !failsRequests) // a halted engine gets no requests that could fail
+	// a halted engine gets no requests that could fail
+	return allRanksAnswer && (s.Halted() || !failsRequests)
 }
 
-// decodeSample sums up the ranks of a board that take requests. Of the other ranks it counts those that are down or fail requests, and
-// those that are out of service, if they are in the fleet and this proxy admits requests to them. If the capacity of one rank is unknown,
-// that of the side is 0 (unknown).
+// decodeSample: if the capacity of one rank is unknown, that of the side is 0 (unknown).
 func (a *Adviser) decodeSample(m *board.ModelStatus) advice.Decode {
 	d := advice.Decode{Pool: m.Pool, Oldest: time.Duration(m.OldestSeconds * float64(time.Second)), Ended: m.Finished + m.Cancelled + m.Failed}
 	ranks := a.deps.Fleet.Now()
@@ -176,8 +172,9 @@ func (a *Adviser) decodeSample(m *board.ModelStatus) advice.Decode {
 	for _, w := range m.Workers {
 		if !w.Up {
 			switch r := ranks.Rank(w.ID); {
-			case w.Removed || r == nil || !ranks.Admits(w.ID): // the rank has left the fleet, or another proxy knows how it is
-			case w.Down || !a.needsNoRepair(r.Instance): // it does not answer, or its engine lacks a rank or fails requests
+			// it has left, or another proxy knows how it is
+			case w.Removed || r == nil || !ranks.Admits(w.ID):
+			case w.Down || !a.needsNoRepair(r.Instance):
 				d.Down++
 			default:
 				d.OutOfService++
@@ -197,31 +194,30 @@ func (a *Adviser) decodeSample(m *board.ModelStatus) advice.Decode {
 	return d
 }
 
-// addPrefill adds a live prefill rank to the sample of its side. Of the prompts sent to the rank, one runs and the others wait.
+// addPrefill: of the prompts sent to the rank, one runs and the others wait.
 func addPrefill(p *advice.Prefill, c *prefill.CandidateStatus) {
 	p.Live++
 	if c.Inflight > 0 {
 		p.Busy++
-		ourSeconds := (c.BacklogMs - c.OthersMs) / 1000    // what the rank needs for this proxy's prompts
+		ourSeconds := (c.BacklogMs - c.OthersMs) / 1000    // for this proxy's prompts
 		runningSeconds := ourSeconds / float64(c.Inflight) // an engine computes one prompt at a time
 		p.RunningSeconds += runningSeconds
 		p.WaitingSeconds += ourSeconds - runningSeconds
 	}
-	if c.CapacityTokens > 0 { // 0: not known, so the rank's KV tokens do not count either
+	if c.CapacityTokens > 0 { // 0: not known, so the KV tokens do not count either
 		p.KVTokens += c.KVTokens
 		p.Capacity += c.CapacityTokens
 	}
 }
 
-// boardOfCandidate returns the board whose decode ranks get the hand-offs of a prefill rank. It takes the first of the rank's models that
-// has a board in boards; empty: no such model.
+// boardOfCandidate takes the first model of the rank that has a board; empty: none has.
 func (a *Adviser) boardOfCandidate(c *prefill.CandidateStatus, boards map[string]*advice.Sample) string {
 	for _, model := range c.Models {
 		board := model
 		if route, ok, _ := a.deps.Fleet.Now().Lookup(model); ok {
-			board = route.Board // model may be a LoRA, which shares the board of its base model
+			board = route.Board // model may be a LoRA
 		}
-		// Each region has boards of its own, so a hand-off to another region goes to the board there.
+		// A hand-off to another region goes to the board there.
 		if board = roster.BoardIn(board, a.deps.Fleet.Now().RegionFor(c.Instance)); boards[board] != nil {
 			return board
 		}
@@ -277,7 +273,7 @@ func (a *Adviser) Collect(ch chan<- prometheus.Metric) {
 			gauge(descUtilisation, side.Busy, one.Model, role, resource)
 			gauge(descUtilisation, side.KV, one.Model, role, "kv")
 		}
-		if one.Ratio > 0 { // 0: not known yet
+		if one.Ratio > 0 {
 			gauge(descRatio, one.Ratio, one.Model)
 		}
 		gauge(descPrefillWait, one.Prefill.BacklogSeconds, one.Model)

@@ -15,12 +15,13 @@ var busyDetectors = []Detector{{
 }}
 
 const (
-	ownWindow    = 20 * time.Second
-	busyShare    = 0.2 // a proxy whose timers are late by more than this share of the time is too busy to judge engines by its own clock
-	allUsedShare = 0.8 // from this share of its processors on, the proxy itself is what keeps them busy
+	ownWindow = 20 * time.Second
+	// from this share of lateness on, the proxy cannot judge engines by its own clock
+	busyShare    = 0.2
+	allUsedShare = 0.8 // from this share of its processors on, the proxy itself keeps them busy
 )
 
-// own sums up the samples of the last ownWindow; zero: the proxy runs for less than half of that time.
+// own is zero if the proxy runs for less than half of ownWindow.
 func (r *Ring) own() (own Own) {
 	list := r.fine.list
 	last := r.Last()
@@ -42,7 +43,7 @@ func (r *Ring) own() (own Own) {
 	return own
 }
 
-// isBusy says whether the proxy's timers are so late that a late engine may be its own lateness.
+// isBusy: then a late engine may be the proxy's own lateness.
 func (o *Own) isBusy() bool { return o.LateShare > busyShare }
 
 func findProxyBusy(v *view, report reportFunc) {
@@ -59,20 +60,19 @@ func findProxyBusy(v *view, report reportFunc) {
 		100*o.LateShare, spokenMs(o.LatestMs), o.UsedCores, o.Cores, who).setSlowdown(max(1, v.running), 1/max(0.01, 1-o.LateShare))
 }
 
-// manyHosts is from how many hosts on late engines follow from the proxy: one may hang by itself.
+// From manyHosts hosts on, late engines follow from the proxy: one host may hang by itself.
 const manyHosts = 2
 
-// ownClock says how a finding depends on the proxy's own clock.
 type ownClock int
 
 const (
-	_            ownClock = iota // the finding does not depend on it
-	engineIsLate                 // an engine answered too late, or the proxy looked too late
-	proxyIsLate                  // the proxy took too long for something itself
+	_            ownClock = iota
+	engineIsLate          // or the proxy looked too late
+	proxyIsLate
 )
 
-// followsFromProxy marks the findings that follow from a busy proxy. By its late clock it finds that rounds
-// and steps are slow, and that engines answer late, at many hosts at once.
+// followsFromProxy: by its late clock a busy proxy finds that rounds and steps are slow, and that
+// engines answer late, at many hosts at once.
 func (v *view) followsFromProxy(all []Finding) {
 	if !v.Proxy.Own.isBusy() {
 		return

@@ -8,9 +8,9 @@ import (
 	"evenkeel/internal/stats"
 )
 
-// gauge is a value that engines report of each rank. A rank differs if its value is above the group's median by more than each of three
-// limits: leastExcess, half of the median, and several times the usual distance of a rank from the median. A value below the median does
-// not count, because a rank with less work makes no step longer.
+// gauge is a value that engines report of each rank. A rank differs if its value is above the
+// group's median by more than leastExcess, half of the median, and several times the usual distance
+// from it. A rank with less work makes no step longer, so a low value does not count.
 type gauge struct {
 	name        string
 	leastExcess float64
@@ -43,19 +43,18 @@ const (
 	differApart = 6   // number of median absolute deviations by which a value must exceed the median
 )
 
-// grouped writes a whole number with its digits in groups of three.
 func grouped(v float64) string { return stats.Grouped(int(v)) }
 
-// gaugesFarAboveOthers lists gauges of ranks that are far above those of the other ranks, the farthest first. A gauge that fewer than
-// differRanks ranks report is left out.
+// gaugesFarAboveOthers lists the farthest first, and leaves out a gauge that fewer than differRanks
+// ranks report.
 func gaugesFarAboveOthers(g *Group) []Differs {
 	type far struct {
 		Differs
-		timesLimit float64 // how many times the limit the value is above the median, to compare different gauges
+		timesLimit float64 // to compare different gauges
 	}
 	var all []far
 	for _, gauge := range gauges {
-		var values []float64 // of the ranks that report the gauge
+		var values []float64
 		for i := range g.Ranks {
 			if v := g.gaugeOf(i, gauge); v >= 0 {
 				values = append(values, v)
@@ -66,7 +65,7 @@ func gaugesFarAboveOthers(g *Group) []Differs {
 		}
 		middle, limit := gauge.medianAndLimit(values)
 		for i := range g.Ranks {
-			if v := g.gaugeOf(i, gauge); v-middle > limit { // an unknown value is below 0, and so never above the median
+			if v := g.gaugeOf(i, gauge); v-middle > limit { // an unknown value is below 0
 				all = append(all, far{Differs{
 					Rank: g.Ranks[i].Name, Gauge: gauge.name, Value: v, Median: middle, Says: gauge.describe(v, middle),
 				}, (v - middle) / limit})
@@ -81,12 +80,11 @@ func gaugesFarAboveOthers(g *Group) []Differs {
 	return list
 }
 
-// medianAndLimit returns the median of the ranks' values, and by how much a value must exceed it to differ: by more than the largest of the
-// gauge's three limits. It sorts the values, of which there must be at least one.
+// medianAndLimit sorts the values, of which there must be at least one.
 func (g gauge) medianAndLimit(values []float64) (middle, limit float64) {
 	slices.Sort(values)
 	middle = stats.Median(values)
-	var distances []float64 // of the values from the median
+	var distances []float64 // from the median
 	for _, v := range values {
 		distances = append(distances, max(v-middle, middle-v))
 	}
@@ -94,8 +92,7 @@ func (g gauge) medianAndLimit(values []float64) (middle, limit float64) {
 	return middle, max(g.leastExcess, differShare*middle, differApart*stats.Median(distances))
 }
 
-// gaugeOf is the value of a gauge for a rank, by its index in Ranks; below 0: the value is not known, or the rank does not step with its
-// group.
+// gaugeOf is below 0 if it is not known, or the rank does not step with its group.
 func (g *Group) gaugeOf(rank int, gauge gauge) float64 {
 	if !g.hasGauges(rank) {
 		return -1
@@ -103,7 +100,6 @@ func (g *Group) gaugeOf(rank int, gauge gauge) float64 {
 	return gauge.value(g.Gauges[rank])
 }
 
-// hasGauges says whether the gauges of a rank are known and the rank steps with its group. rank is an index in Ranks.
 func (g *Group) hasGauges(rank int) bool {
 	return rank < len(g.Gauges) && g.Gauges[rank] != nil && g.Ranks[rank].InSteps
 }

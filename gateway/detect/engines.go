@@ -97,18 +97,19 @@ var engineDetectors = []Detector{
 	},
 }
 
-// troubleKind is the kind of finding that the engine's state causes; empty: nothing is wrong, or an operator has paused the engine. If
-// several kinds apply, the one nearest to the cause is taken: a new address may explain a hang or an outage, and a hang explains an outage.
+// troubleKind is empty if nothing is wrong, or an operator has paused the engine. The kind nearest
+// to the cause is taken: a new address may explain a hang or an outage, and a hang explains an
+// outage.
 func (e *Engine) troubleKind() Kind {
 	addressChanged := e.Moved != nil && e.Moved.AgoS < addressChangeS
-	// In state halted or odd, the reason is known, and a new address does not explain it.
+	// In state halted or odd, the reason is known.
 	answersBadly := e.State == "down" || e.State == "out" || e.State == "wedged" || e.Hangs
 	switch {
-	case e.Paused && e.State == "halted": // an operator asked for this state, so it is no trouble
+	case e.Paused && e.State == "halted": // an operator asked for it
 		return ""
 	case addressChanged && answersBadly:
 		return EngineMoved
-	case e.Hangs && e.State != "odd": // Why of an odd engine is about its connector, and not about the hang
+	case e.Hangs && e.State != "odd": // Why of an odd engine is about its connector
 		return EngineHangs
 	case e.State == "down":
 		return EngineDown
@@ -124,19 +125,17 @@ func (e *Engine) troubleKind() Kind {
 	return ""
 }
 
-// anyPaused says whether an operator has paused any engine. Then waiting requests are no fault.
+// anyPaused: then waiting requests are no fault.
 func (v *view) anyPaused() bool {
 	return slices.ContainsFunc(v.Engines, func(e Engine) bool { return e.Paused })
 }
 
-// addressChangeS is how long, in s, a changed address may be the reason why an engine does not answer.
+// for how long, in s, a changed address may be why an engine does not answer
 const addressChangeS = 3600
 
-// findEngineMoved reports engines whose name leads to a new address, while the engine does not work there. The finding says whether nothing
-// answers at the new address, or something that is not the engine.
 func findEngineMoved(v *view, report reportFunc) {
 	v.eachEngine(EngineMoved, func(e *Engine, where place, why string) {
-		// A failed health check adds both addresses to its error. They are cut off here, because the sentence below names them.
+		// A failed health check adds both addresses to its error.
 		why, _, _ = strings.Cut(why, "; its name has another address")
 		finding := "nothing answers there"
 		if e.State != "down" {
@@ -144,11 +143,11 @@ func findEngineMoved(v *view, report reportFunc) {
 		}
 		report(where, noReason, "%s has another address: its name leads to %s since %s ago, and led to %s before; and %s: %s",
 			where.capitalized(), e.Moved.To, spokenAge(e.Moved.AgoS), e.Moved.From, finding,
-			cmp.Or(why, unknownWhy)).LastedFor = seconds(min(e.Moved.AgoS, e.SinceS)) // the later of the two began the trouble
+			// the later of the two began the trouble
+			cmp.Or(why, unknownWhy)).LastedFor = seconds(min(e.Moved.AgoS, e.SinceS))
 	})
 }
 
-// spokenAge writes a time for people: in seconds below two minutes, and else in minutes.
 func spokenAge(s float64) string {
 	if s < 120 {
 		return fmt.Sprintf("%.0f s", s)
@@ -156,8 +155,8 @@ func spokenAge(s float64) string {
 	return fmt.Sprintf("%.0f minutes", s/60)
 }
 
-// drainedEngines returns the ids of the draining engines that have decode ranks and are up. A finding of kind EngineDrains reports each of
-// them, together with its ranks.
+// drainedEngines returns engines with decode ranks. A finding EngineDrains reports each of them
+// together with its ranks.
 func drainedEngines(f *Facts) map[string]bool {
 	all := map[string]bool{}
 	for i := range f.Engines {
@@ -168,8 +167,7 @@ func drainedEngines(f *Facts) map[string]bool {
 	return all
 }
 
-// eachEngine calls report for each engine whose trouble is of this kind. why is e.Why without the engine's address, for a sentence that
-// names the engine already. A finding that has a Reason has e.Why as it is.
+// eachEngine: why is e.Why without the engine's address.
 func (v *view) eachEngine(kind Kind, report func(e *Engine, where place, why string)) {
 	for i := range v.Engines {
 		if e := &v.Engines[i]; e.troubleKind() == kind {
@@ -180,12 +178,11 @@ func (v *view) eachEngine(kind Kind, report func(e *Engine, where place, why str
 
 const unknownWhy = "no reason is known"
 
-// findEngineHangs reports engines whose port takes connections, but which do not answer health checks.
 func findEngineHangs(v *view, report reportFunc) {
 	v.eachEngine(EngineHangs, func(e *Engine, where place, why string) {
-		cause, _, _ := strings.Cut(why, ":") // after the colon, why has only the error of a call that timed out, which says no more
+		cause, _, _ := strings.Cut(why, ":") // the rest is the error of a call that timed out
 		f := report(where, noReason, "%s hangs: its port takes connections, but %s", where.capitalized(), cause)
-		if e.State != "up" { // SinceS is the time in the state, so for an engine that is up it says nothing about the hang
+		if e.State != "up" { // else SinceS says nothing about the hang
 			f.LastedFor = seconds(e.SinceS)
 		}
 	})
@@ -197,8 +194,6 @@ func findEngineDown(v *view, report reportFunc) {
 	})
 }
 
-// findEngineOut reports engines that answer but get no requests. Their state is out (earlier requests failed), odd (the connector for KV is
-// not that of the model's other engines) or wedged (a test request failed, too).
 func findEngineOut(v *view, report reportFunc) {
 	v.eachEngine(EngineOut, func(e *Engine, where place, why string) {
 		text := fmt.Sprintf("is %s and gets no requests: %s", e.State, cmp.Or(why, unknownWhy))
@@ -212,7 +207,6 @@ func findEngineOut(v *view, report reportFunc) {
 	})
 }
 
-// findEngineHalted reports halted engines that no operator has paused and that do not hang: they take no requests for now.
 func findEngineHalted(v *view, report reportFunc) {
 	v.eachEngine(EngineHalted, func(e *Engine, where place, why string) {
 		f := report(where, e.Why, "%s takes no requests for now, and they wait for it: %s", where.capitalized(), why)
@@ -226,14 +220,12 @@ func findEngineDrains(v *view, report reportFunc) {
 	})
 }
 
-// findEngineAmiss reports engines that are up although something is wrong with them.
 func findEngineAmiss(v *view, report reportFunc) {
 	v.eachEngine(EngineAmiss, func(e *Engine, where place, why string) {
 		report(where, e.Why, "%s is up, but something is amiss: %s", where.capitalized(), why)
 	})
 }
 
-// findSourceFails reports sources of discovery that fail. Their last list stays in force.
 func findSourceFails(v *view, report reportFunc) {
 	for i := range v.Sources {
 		if s := &v.Sources[i]; s.Error != "" {
@@ -243,7 +235,6 @@ func findSourceFails(v *view, report reportFunc) {
 	}
 }
 
-// findEnginesUnfit reports, for each source, the engines that failed their trial, with the reason of the first one.
 func findEnginesUnfit(v *view, report reportFunc) {
 	for i := range v.Sources {
 		s := &v.Sources[i]

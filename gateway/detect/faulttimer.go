@@ -5,33 +5,32 @@ import (
 	"time"
 )
 
-// faultTimer measures for how long a condition has been wrong. It filters flicker: the fault counts once the condition has been wrong for
-// minDuration, and ends once the condition has been well for minDuration.
+// faultTimer measures for how long a condition has been wrong. It filters flicker: a fault counts
+// after minDuration, and ends once the condition has been well for as long.
 type faultTimer struct {
-	minDuration time.Duration // time that a condition must be wrong, or well, to begin or end the fault; 0: defaultMinDuration
+	minDuration time.Duration // 0: defaultMinDuration
 	state       faultState
-	since       time.Time // when the condition became wrong; zero in noFault
-	wellSince   time.Time // in faultBegun and faultEnding: when the condition became well; zero: it is wrong now
+	since       time.Time // zero in noFault
+	wellSince   time.Time // in faultBegun and faultEnding; zero: the condition is wrong now
 }
 
 type faultState int
 
 const (
 	noFault      faultState = iota
-	faultBegun              // the condition has been wrong for less than minDuration
-	faultLasting            // the condition has been wrong for at least minDuration, so it is reported
-	faultEnding             // the fault was lasting, and the condition has been well for less than minDuration
+	faultBegun              // wrong for less than minDuration
+	faultLasting            // wrong for at least minDuration, so it is reported
+	faultEnding             // well for less than minDuration
 )
 
 const (
 	defaultMinDuration = 20 * time.Second
-	// endsUnreportedAfter is how long the condition must be well again to end a fault that is not yet reported. With one Update per
-	// bin of 5 s, the first one at which the condition is well does not end the fault, and the second one does.
+	// endsUnreportedAfter: with one Update per bin of 5 s, the second one at which the condition is
+	// well ends an unreported fault.
 	endsUnreportedAfter = 4 * time.Second
 )
 
-// observe records whether the condition is wrong now. It returns for how long the condition has been wrong; 0: the condition is well, or
-// has not been wrong for long enough.
+// observe records whether the condition is wrong now, and returns duration.
 func (s *faultTimer) observe(isWrong bool, now time.Time) time.Duration {
 	minDuration := cmp.Or(s.minDuration, defaultMinDuration)
 	wellFor := s.noteWell(isWrong, now)
@@ -40,7 +39,7 @@ func (s *faultTimer) observe(isWrong bool, now time.Time) time.Duration {
 		if isWrong {
 			*s = faultTimer{minDuration: s.minDuration, state: faultBegun, since: now}
 		}
-	case faultBegun: // not reported yet
+	case faultBegun:
 		if isWrong && now.Sub(s.since) >= minDuration {
 			s.state = faultLasting
 		} else if wellFor >= endsUnreportedAfter {
@@ -51,7 +50,7 @@ func (s *faultTimer) observe(isWrong bool, now time.Time) time.Duration {
 			s.state = faultEnding
 		}
 	case faultEnding:
-		if isWrong { // wrong again before the fault ended, so it goes on, and has lasted since it began
+		if isWrong { // it goes on, and has lasted since it began
 			s.state = faultLasting
 		} else if wellFor >= minDuration {
 			*s = faultTimer{minDuration: s.minDuration}
@@ -60,8 +59,7 @@ func (s *faultTimer) observe(isWrong bool, now time.Time) time.Duration {
 	return s.duration(now)
 }
 
-// noteWell notes since when the condition has been well, and returns for how long. It returns 0 if the condition is wrong now, or is found
-// well for the first time.
+// noteWell returns for how long the condition has been well.
 func (s *faultTimer) noteWell(isWrong bool, now time.Time) time.Duration {
 	if isWrong {
 		s.wellSince = time.Time{}
@@ -73,7 +71,7 @@ func (s *faultTimer) noteWell(isWrong bool, now time.Time) time.Duration {
 	return now.Sub(s.wellSince)
 }
 
-// duration is how long the condition has been wrong; 0: the fault is not in faultLasting.
+// duration is 0 unless the fault is reported.
 func (s *faultTimer) duration(now time.Time) time.Duration {
 	if s.state != faultLasting {
 		return 0

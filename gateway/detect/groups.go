@@ -67,15 +67,12 @@ var groupDetectors = []Detector{
 	},
 }
 
-// Limits from which a number of a group becomes a finding.
 const (
-	lateShare = 0.5  // share of the time that a pool entry may wait: an entry that has waited longer is late
-	lostShare = 0.15 // share of a step's time that imbalance costs
-	heldSlack = 5.0  // s of tolerance: a round may be late because the process gets no CPU time
+	lateShare = 0.5  // of the time that a pool entry may wait: a longer wait is late
+	lostShare = 0.15 // of a step, by imbalance
+	heldSlack = 5.0  // in s: a round may be late because the process gets no CPU time
 )
 
-// findPoolLate reports models with an entry in the pool that has waited for more than lateSeconds or, if the time in the pool is limited,
-// for more than lateShare of the limit.
 func findPoolLate(v *view, report reportFunc) {
 	for i := range v.Models {
 		m := &v.Models[i]
@@ -95,8 +92,8 @@ func findPoolLate(v *view, report reportFunc) {
 	}
 }
 
-// eachGroup calls report for each group, with a place on the given panel. The default group of every model has the same name,
-// so with several groups each name includes the model.
+// eachGroup: the default group of every model has the same name, so with several groups each name
+// includes the model.
 func (v *view) eachGroup(panel string, report func(m *Model, g *Group, where place)) {
 	for i := range v.Models {
 		m := &v.Models[i]
@@ -104,7 +101,7 @@ func (v *view) eachGroup(panel string, report func(m *Model, g *Group, where pla
 			g := &m.Groups[j]
 			where := place{"group", g.Name, panel}
 			switch {
-			case g.Name == "": // the ranks of the model that have no barrier: they are one group without a name
+			case g.Name == "": // the ranks without a barrier
 				where.kind, where.name = "model", m.Name
 			case v.manyGroups:
 				where.name = m.Name + " · " + g.Name
@@ -114,8 +111,8 @@ func (v *view) eachGroup(panel string, report func(m *Model, g *Group, where pla
 	}
 }
 
-// findRoundStuck reports groups whose policy holds requests back for the next round for longer than its own limit (MaxHoldS). Only ranks
-// that also prefill have rounds for which requests are held.
+// findRoundStuck reports groups whose policy holds requests back for longer than its own limit.
+// Only ranks that also prefill have rounds for which requests are held.
 func findRoundStuck(v *view, report reportFunc) {
 	v.eachGroup(ranksPanel, func(_ *Model, g *Group, where place) {
 		if r := g.Rounds; r != nil && r.HeldS > r.MaxHoldS+heldSlack {
@@ -125,7 +122,7 @@ func findRoundStuck(v *view, report reportFunc) {
 	})
 }
 
-// findPolicySlow reports groups whose policy took too long, so that the fallback policy decided some rounds.
+// findPolicySlow: the policy took too long, so that the fallback policy decided some rounds.
 func findPolicySlow(v *view, report reportFunc) {
 	v.eachGroup(balancePanel, func(_ *Model, g *Group, where place) {
 		if g.FallbackRounds > 0 {
@@ -138,10 +135,9 @@ func findPolicySlow(v *view, report reportFunc) {
 	})
 }
 
-// findImbalance reports groups in which ranks wait for the fullest rank for a large share of each step.
 func findImbalance(v *view, report reportFunc) {
 	v.eachGroup(balancePanel, func(_ *Model, g *Group, where place) {
-		// A rank that drains becomes emptier than the others, so the imbalance is expected and is not reported.
+		// A rank that drains becomes emptier, so the imbalance is expected.
 		anyDrains := slices.ContainsFunc(g.Ranks, func(r Rank) bool { return r.State == RankDraining })
 		if g.LostShare > lostShare && !anyDrains {
 			report(where, noReason, "Imbalance costs %s %.0f %% of every step", where, 100*g.LostShare)
@@ -149,8 +145,8 @@ func findImbalance(v *view, report reportFunc) {
 	})
 }
 
-// findStepsSlow finds groups whose steps take much longer than steps at the same load took in the last hour. The finding names the ranks
-// whose gauges differ most from those of the other ranks, because one slow rank makes the steps of all ranks slow.
+// findStepsSlow names the ranks whose gauges differ most, because one slow rank makes all steps
+// slow.
 func findStepsSlow(v *view, report reportFunc) {
 	v.eachGroup(balancePanel, func(_ *Model, g *Group, where place) {
 		if g.SlowStepsS > 0 {
@@ -164,7 +160,8 @@ func findStepsSlow(v *view, report reportFunc) {
 	})
 }
 
-// findTokensFew reports groups whose steps give an answer far fewer tokens than in the last hour, as when speculative decoding fails.
+// findTokensFew: a step gives an answer far fewer tokens than before, as when speculative decoding
+// fails.
 func findTokensFew(v *view, report reportFunc) {
 	v.eachGroup(balancePanel, func(_ *Model, g *Group, where place) {
 		if g.FewTokensS > 0 {
@@ -175,31 +172,29 @@ func findTokensFew(v *view, report reportFunc) {
 	})
 }
 
-// commonHostText returns words that follow the group's name and say on which host all its ranks are; empty: they are on several hosts, or
-// their hosts are not known.
+// commonHostText is empty if the ranks are on several hosts, or on unknown ones.
 func (g *Group) commonHostText() string {
 	common := ""
 	for i := range g.Ranks {
 		host := hostOf(g.Ranks[i].Name)
-		isOther := common != "" && host != common // the ranks before are on another host
+		isOther := common != "" && host != common
 		if host == "" || isOther {
 			return ""
 		}
 		common = host
 	}
-	if common == "" { // the group has no ranks
+	if common == "" {
 		return ""
 	}
 	return ", all on host " + common + ","
 }
 
 const (
-	differRanks = 3 // ranks that must report a gauge before one of them can differ
-	differNamed = 2 // the sentence names at most this many ranks
+	differRanks = 3 // that must report a gauge before one can differ
+	differNamed = 2 // at most, in the sentence
 )
 
-// differingText returns text that follows a sentence about slow steps and names the ranks whose gauges differ from the others', or says
-// that none do; empty: too few ranks report gauges.
+// differingText is empty if too few ranks report gauges.
 func differingText(g *Group) string {
 	reporting := 0
 	for i := range g.Ranks {

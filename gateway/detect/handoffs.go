@@ -9,8 +9,7 @@ import (
 	"evenkeel/internal/words"
 )
 
-// Kinds of findings about hand-offs of KV that are lost on their way. Who is to blame is found out
-// by package delivery.
+// Package delivery finds out which engine is to blame for lost hand-offs.
 const (
 	HandoffsLost Kind = "handoffs_lost"
 	PairBroken   Kind = "pair_broken"
@@ -52,7 +51,6 @@ var handoffDetectors = []Detector{
 	},
 }
 
-// eachQuarantine calls report for each engine and each pair of engines that gets no hand-offs.
 func (v *view) eachQuarantine(report func(prefiller, engine string, lost string)) {
 	for i := range v.Models {
 		for _, p := range v.Models[i].Pairs {
@@ -63,7 +61,6 @@ func (v *view) eachQuarantine(report func(prefiller, engine string, lost string)
 	}
 }
 
-// addressOf returns the address of an engine that is named by its role and its address.
 func addressOf(instance string) string {
 	if _, address, found := strings.Cut(instance, " "); found {
 		return address
@@ -71,7 +68,6 @@ func addressOf(instance string) string {
 	return instance
 }
 
-// findHandoffsLost reports engines that lose hand-offs at, or from, engines that work with others.
 func findHandoffsLost(v *view, report reportFunc) {
 	v.eachQuarantine(func(prefiller, engine, lost string) {
 		switch {
@@ -87,7 +83,6 @@ func findHandoffsLost(v *view, report reportFunc) {
 	})
 }
 
-// findPairBroken reports pairs of engines that cannot hand over KV, although both work with others.
 func findPairBroken(v *view, report reportFunc) {
 	v.eachQuarantine(func(prefiller, engine, lost string) {
 		if prefiller != "" && engine != "" {
@@ -98,11 +93,11 @@ func findPairBroken(v *view, report reportFunc) {
 	})
 }
 
-// noneArriveFor is how long no hand-off must have arrived before this is reported. If one side
-// works, this shows within that time.
+// noneArriveFor is how long no hand-off must have arrived. If one side works, this shows within
+// that time.
 const noneArriveFor = 3 * time.Second
 
-// findNoHandoffs reports that hand-offs are lost and none arrives, so that nobody can be blamed.
+// findNoHandoffs: hand-offs are lost and none arrives, so that no engine can be blamed.
 func findNoHandoffs(v *view, report reportFunc) {
 	for i := range v.Models {
 		m := &v.Models[i]
@@ -118,7 +113,7 @@ func findNoHandoffs(v *view, report reportFunc) {
 				decodes = append(decodes, addressOf(p.Engine))
 			}
 		}
-		slices.Sort(prefills) // those that are out come first
+		slices.Sort(prefills)
 		slices.Sort(decodes)
 		prefills, decodes = slices.Compact(prefills), slices.Compact(decodes)
 		report(place{"model", m.Name, ranksPanel}, noReason,
@@ -127,10 +122,9 @@ func findNoHandoffs(v *view, report reportFunc) {
 	}
 }
 
-// readLateFor is for how many seconds KV that was read too late is reported.
+// in seconds
 const readLateFor = 300
 
-// findReadTooLate reports prefill engines that count hand-offs which were reported after their KV was freed.
 func findReadTooLate(v *view, report reportFunc) {
 	for i := range v.Engines {
 		e := &v.Engines[i]

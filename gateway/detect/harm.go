@@ -8,16 +8,16 @@ import (
 	"evenkeel/internal/stats"
 )
 
-// A latency counts as longer if it has grown by the factor longerTimes, and by more than longerTTFTMs or longerTPOTMs.
+// A latency is longer if it has grown by longerTimes, and by more than longerTTFTMs or
+// longerTPOTMs.
 const (
 	longerTimes  = 1.3
 	longerTTFTMs = 50
 	longerTPOTMs = 5
-	fewerTokens  = 0.7              // a rate of tokens is reported if it is below this share of the earlier rate
-	baselineLead = 10 * time.Second // latencies are compared with those at this time before the incident began
+	fewerTokens  = 0.7              // a smaller share of the earlier rate is reported
+	baselineLead = 10 * time.Second // before the begin of the incident
 )
 
-// baseline has the counts of requests when an incident began, and latencies and throughput shortly before it.
 type baseline struct {
 	ended, failed uint64
 	ttft, tpot    Latency
@@ -25,25 +25,24 @@ type baseline struct {
 	open          int64
 }
 
-// baseline returns the values with which an incident that began at the time since is compared; nil: there is no sample. Latencies and
-// throughput are those of baselineLead earlier, because they may get worse before the incident is found.
+// baseline has latencies and throughput of baselineLead earlier, because they may get worse before
+// the incident is found; nil: there is no sample.
 func (r *Ring) baseline(since time.Time) *baseline {
 	began, before := r.sampleAt(since), r.sampleAt(since.Add(-baselineLead))
-	if began == nil { // before is nil only in the same case, because sampleAt returns the oldest sample for times before all samples
+	if began == nil { // before is nil only in the same case
 		return nil
 	}
 	return &baseline{ended: began.Ended, failed: began.Failed, ttft: before.TTFT, tpot: before.TPOT, tokensPerS: before.TokensPerS,
 		open: before.open}
 }
 
-// describeHarm compares the newest sample with the baseline and describes the harm to clients, as a sentence without a full stop; empty:
-// there is no sample or no baseline.
+// describeHarm returns a sentence without a full stop; empty: there is no sample or no baseline.
 func (r *Ring) describeHarm(base *baseline) string {
 	now := r.Last()
 	if now == nil || base == nil {
 		return ""
 	}
-	failed := now.Failed - min(now.Failed, base.failed) // since the incident began; min: never below 0
+	failed := now.Failed - min(now.Failed, base.failed) // min: never below 0
 	ended := now.Ended - min(now.Ended, base.ended)
 	parts := []string{}
 	if failed > 0 {
@@ -57,7 +56,8 @@ func (r *Ring) describeHarm(base *baseline) string {
 	switch was, is := base.tpot, now.TPOT; {
 	case isLonger(was, is, longerTPOTMs):
 		parts = append(parts, fmt.Sprintf("a token takes %s in the median, and took %s", spokenMs(is.P50Ms), spokenMs(was.P50Ms)))
-	case isLonger(Latency{was.P99Ms, 0, was.Samples}, Latency{is.P99Ms, 0, is.Samples}, longerTPOTMs): // the P99s in place of P50Ms
+	// the P99s in place of P50Ms
+	case isLonger(Latency{was.P99Ms, 0, was.Samples}, Latency{is.P99Ms, 0, is.Samples}, longerTPOTMs):
 		parts = append(parts, fmt.Sprintf("in the slowest of 100 answers a token takes %s, and took %s", spokenMs(is.P99Ms), spokenMs(was.P99Ms)))
 	}
 	loadIsThere := float64(now.open) >= fewerTokens*float64(base.open) // else fewer tokens are wanted
@@ -71,14 +71,12 @@ func (r *Ring) describeHarm(base *baseline) string {
 	return "Since then " + strings.Join(parts[:lastPart], "; ") + "; and " + parts[lastPart]
 }
 
-// isLonger says whether the median of a latency has grown by the factor longerTimes and by more than ms. It is false if one of the two is
-// not known.
+// isLonger compares the medians.
 func isLonger(was, is Latency, ms float64) bool {
 	areKnown := was.Samples > 0 && is.Samples > 0
 	return areKnown && is.P50Ms > longerTimes*was.P50Ms && is.P50Ms-was.P50Ms > ms
 }
 
-// spokenMs writes a latency for people, with the unit that keeps the number short.
 func spokenMs(ms float64) string {
 	if ms < 1000 {
 		return fmt.Sprintf("%.0f ms", ms)
@@ -86,7 +84,7 @@ func spokenMs(ms float64) string {
 	return fmt.Sprintf("%.1f s", ms/1000)
 }
 
-// sampleAt returns the last sample that is not after the time at, from whichever tier has it, else the oldest sample; nil: there is none.
+// sampleAt returns the last sample up to then, else the oldest; nil: there is none.
 func (r *Ring) sampleAt(at time.Time) (found *Sample) {
 	oldest := r.oldestWithin(minutesKeptFor)
 	for _, t := range []*tier{&r.fine, &r.bins, &r.minutes} {

@@ -2,54 +2,54 @@ package detect
 
 import "time"
 
-// joinClass says how findings of a kind join those of other kinds.
 type joinClass int
 
 const (
-	isAlone        joinClass = iota // the finding shares its cause with no other finding
-	isUnnoticed                     // clients do not notice the finding
-	isCause                         // something is wrong that clients notice
-	isIntermittent                  // something is wrong that clients notice, and that comes and goes
-	isEffect                        // clients notice the finding; if another one is present, that one is the cause
-	isLoad                          // many requests wait: an effect of a harmful cause, or else a cause of other effects
-	isProxy                         // the proxy's own clock is late, so that much else seems late
-	classes                         // number of classes above
+	isAlone        joinClass = iota // shares its cause with no other finding
+	isUnnoticed                     // clients do not notice it
+	isCause                         // clients notice it
+	isIntermittent                  // clients notice it, and it comes and goes
+	isEffect                        // clients notice it; another one that is present is the cause
+	// many requests wait: an effect of a harmful cause, or else itself a cause
+	isLoad
+	isProxy // the proxy's own clock is late, so that much else seems late
+	classes
 )
 
-// joinClass is the class of the detector's findings. By the classes, joinWhen says which findings may join which incident, and how late. If
-// several cases apply to a detector, the first one counts.
+// joinClass is the class by which joinWhen decides. If several cases apply, the first one counts.
 func (d *Detector) joinClass() joinClass {
 	switch {
 	case d.Kind == ProxyBusy:
 		return isProxy
-	case d.sharesNoCause: // whatever else the finding is
+	case d.sharesNoCause:
 		return isAlone
-	case d.overload: // before effect, because an overload is marked as an effect, too
+	case d.overload: // before effect, which it is, too
 		return isLoad
 	case d.effect:
 		return isEffect
-	case d.harm == nothing: // clients notice nothing
+	case d.harm == nothing:
 		return isUnnoticed
-	case d.toleratedAbsence > 0: // the finding comes and goes
+	case d.toleratedAbsence > 0:
 		return isIntermittent
 	}
 	return isCause
 }
 
-// joinWindow says when a finding may join an incident, by the time from the begin of the incident to the begin of the finding.
+// joinWindow says when a finding may join an incident, by the time from the begin of the incident
+// to the begin of the finding.
 type joinWindow int
 
 const (
 	never           joinWindow = iota
-	atBeginIfShared            // at most 30 s before or after the incident's begin, if both share a cause
+	atBeginIfShared            // at most 30 s before or after, if both share a cause
 	alwaysIfShared             // at any time, if both share a cause
-	soonAfterBegin             // from 30 s before the incident's begin until two minutes after it
-	aroundBegin                // at most 30 s before or after the incident's begin
-	afterBegin                 // at any time from 30 s before the incident's begin on
+	soonAfterBegin             // from 30 s before until two minutes after
+	aroundBegin                // at most 30 s before or after
+	afterBegin                 // at any time from 30 s before on
 )
 
-// joinWhen says which finding may join which incident: a row for the class of the incident's first member, a column
-// for that of the finding.
+// joinWhen has a row for the class of the incident's first member, a column for that of the
+// finding.
 var joinWhen = [classes][classes]joinWindow{
 	// columns: alone, unnoticed, cause, intermittent, effect, load; isProxy joins none
 	isAlone:        {never, never, never, never, never, never},
@@ -61,8 +61,7 @@ var joinWhen = [classes][classes]joinWindow{
 	isProxy:        {isEffect: afterBegin, isLoad: afterBegin},
 }
 
-// allows says whether a finding may join an incident. delay is the time from the begin of the incident to that of the finding: below 0 if
-// the finding began first. sharesCause says that the incident and the finding have the same cause.
+// allows: delay is below 0 if the finding began first.
 func (w joinWindow) allows(delay time.Duration, sharesCause bool) bool {
 	switch w {
 	case atBeginIfShared:

@@ -34,26 +34,25 @@ var loadDetectors = []Detector{
 	},
 }
 
-// Limits from which a load becomes a finding.
 const (
-	allTakenShare = 0.95 // all slots count as taken if this share is in use: the rest will be taken in the next round
-	kvFullShare   = 0.85 // the KV cache counts as full if this share is in use: running answers need the rest to grow
+	allTakenShare = 0.95 // the rest will be taken in the next round
+	kvFullShare   = 0.85 // running answers need the rest to grow
 )
 
-// load is the load of a model. It is a finding if the model has no free slot or no KV memory, and if about as many requests wait as run, so
-// that each waits for one answer to end. A short burst is no finding, unless requests are refused.
+// load is a finding if the model has no free slot or no KV memory, and if about as many requests
+// wait as run, so that each waits for one answer to end. A short burst is no finding, unless
+// requests are refused.
 type load struct {
-	crowded            bool // about as many requests wait as run now
+	crowded            bool // about as many wait as run now
 	hasFreeSlots       bool
-	kind               Kind // kind of the finding; empty: the load is no finding
+	kind               Kind // empty: no finding
 	used, slots        int
 	kvTokens, capacity int64
 	waiting            int
-	where              string // words for where the requests wait
+	where              string // where the requests wait, in words
 }
 
-// modelLoad sums the slots and KV tokens of the model's ranks that take requests, counts its waiting requests, and judges whether this load
-// is a finding.
+// modelLoad counts only ranks that take requests.
 func (f *Facts) modelLoad(m *Model) (l load) {
 	for i := range m.Groups {
 		for j := range m.Groups[i].Ranks {
@@ -66,41 +65,40 @@ func (f *Facts) modelLoad(m *Model) (l load) {
 		}
 	}
 	l.waiting, l.where = f.waitingForRanks(m)
-	queueRefuses := f.manyFail() && f.queueFullFailures() != nil // many requests fail now, and some of them because a queue is full
+	queueRefuses := f.manyFail() && f.queueFullFailures() != nil
 	l.judge(queueRefuses, m.CrowdedS > 0)
 	return l
 }
 
-// judge decides whether the load is a finding (kind): no slot or no KV memory is free, and about as many requests wait as run (crowded).
-// A crowd counts only once it has lasted for a while (crowdedForLong), because short bursts are normal. But if requests are refused
-// because a queue is full (queueRefuses), the load is a finding at once.
+// judge: a crowd counts only once it has lasted (crowdedForLong). But if requests are refused
+// because a queue is full, the load is a finding at once.
 func (l *load) judge(queueRefuses, crowdedForLong bool) {
-	kvIsFull := l.capacity > 0 && float64(l.kvTokens) >= kvFullShare*float64(l.capacity) // a capacity of 0 is not known
+	// 0: not known
+	kvIsFull := l.capacity > 0 && float64(l.kvTokens) >= kvFullShare*float64(l.capacity)
 	l.hasFreeSlots = float64(l.used) < allTakenShare*float64(l.slots)
 	hasRoom := l.hasFreeSlots && !kvIsFull
-	if l.slots == 0 || l.waiting == 0 || hasRoom { // no slots: no rank takes requests, and other findings say why
+	if l.slots == 0 || l.waiting == 0 || hasRoom { // without slots, other findings say why
 		return
 	}
 	asManyWaitAsRun := l.waiting >= min(l.used, l.slots)
-	// If only KV memory is short, half as many waiting requests count: one long answer that ends may make room for two.
+	// One long answer that ends may make KV room for two.
 	manyWaitForKV := l.hasFreeSlots && 2*l.waiting >= l.used
 	l.crowded = asManyWaitAsRun || manyWaitForKV
 	isLastingCrowd := l.crowded && crowdedForLong
 	switch {
-	case !queueRefuses && !isLastingCrowd: // no finding
+	case !queueRefuses && !isLastingCrowd:
 	case l.hasFreeSlots:
 		l.kind = KVFull
-	default: // slots are short, so more KV memory would not help
+	default: // more KV memory would not help
 		l.kind = Overload
 	}
 }
 
-// waitingForRanks returns how many requests wait for a slot or for KV memory on the model's ranks, and words for where they wait.
 func (f *Facts) waitingForRanks(m *Model) (waiting int, where string) {
 	waiting, where = m.Pool.Entries, "in the pool"
-	// While the pool is empty and has free places, the arrival queue waits for prefill engines, and not for the ranks.
+	// While the pool is empty and has free places, the arrival queue waits for prefill engines.
 	queueWaitsForRanks := waiting > 0 || f.Proxy.PlacesUsed >= f.Proxy.Places
-	// With several models, the share of this model in the arrival queue is not known.
+	// With several models, the share of this one in the arrival queue is not known.
 	if len(f.Models) == 1 && f.Prefill.Waiting > 0 && queueWaitsForRanks {
 		where = "in the arrival queue"
 		if waiting > 0 {
@@ -111,16 +109,15 @@ func (f *Facts) waitingForRanks(m *Model) (waiting int, where string) {
 	return waiting, where
 }
 
-// manyFail says whether more than failShare of the requests fail now, by the rates over the last ten seconds.
+// manyFail uses the rates over the last ten seconds.
 func (f *Facts) manyFail() bool { return f.Traffic.FailuresPerS > failShare*f.Traffic.RequestsPerS }
 
-// onlyKeyLimits says whether nearly all failures are due to limits of the callers' own keys.
 func (f *Facts) onlyKeyLimits() bool {
 	return f.Traffic.FailuresPerS-f.Traffic.ByKeyLimitPerS <= failShare*f.Traffic.RequestsPerS
 }
 
-// eachLoaded calls report for each model whose load is a finding of this kind. apiKey is the API key with more than half of the waiting
-// requests, and apiKeyText the words that say so at the end of a sentence. Both are empty if no key has so many.
+// eachLoaded: apiKey is the key with more than half of the waiting requests, if any, and apiKeyText
+// says so.
 func (v *view) eachLoaded(kind Kind, report func(m *Model, l *load, apiKey, apiKeyText string)) {
 	apiKey, apiKeyText := v.keyOfMostWaiting()
 	for i := range v.loads {
@@ -130,8 +127,6 @@ func (v *view) eachLoaded(kind Kind, report func(m *Model, l *load, apiKey, apiK
 	}
 }
 
-// findOverload reports models whose slots are all taken while many requests wait. If one API key has more than half of the waiting
-// requests, the finding names it (apiKey, apiKeyText).
 func findOverload(v *view, report reportFunc) {
 	v.eachLoaded(Overload, func(m *Model, l *load, apiKey, apiKeyText string) {
 		slot, _ := m.nouns()
@@ -147,8 +142,6 @@ func findOverload(v *view, report reportFunc) {
 	})
 }
 
-// findKVFull reports models with free slots and full KV caches while many requests wait. If one API key has more than half of the waiting
-// requests, the finding names it (apiKey, apiKeyText).
 func findKVFull(v *view, report reportFunc) {
 	v.eachLoaded(KVFull, func(m *Model, l *load, apiKey, apiKeyText string) {
 		slotNoun, rankNoun := m.nouns()
@@ -161,7 +154,6 @@ func findKVFull(v *view, report reportFunc) {
 	})
 }
 
-// nouns returns the words for a slot and a rank of the model.
 func (m *Model) nouns() (slot, rank string) {
 	if m.Aggregated {
 		return "slot", "rank"
@@ -169,8 +161,8 @@ func (m *Model) nouns() (slot, rank string) {
 	return "decode slot", "decode rank"
 }
 
-// slotsHeldLonger returns text that follows a sentence about an overload: slots are taken for longer than before, because steps give fewer
-// tokens or are slower. It names the first such group, which is enough to explain the overload. Empty: there is no such group.
+// slotsHeldLonger names the first group whose steps give fewer tokens or are slower, which explains
+// an overload.
 func slotsHeldLonger(m *Model) string {
 	for i := range m.Groups {
 		g := &m.Groups[i]
@@ -186,8 +178,8 @@ func slotsHeldLonger(m *Model) string {
 	return ""
 }
 
-// keyOfMostWaiting returns the API key with more than half of the waiting requests, and text that says so at the end of a sentence. Both
-// are empty if no key has so many.
+// keyOfMostWaiting returns the API key with more than half of the waiting requests; empty: no key
+// has so many.
 func (f *Facts) keyOfMostWaiting() (key, text string) {
 	if len(f.Waiting) == 0 {
 		return "", ""
@@ -196,7 +188,7 @@ func (f *Facts) keyOfMostWaiting() (key, text string) {
 	for _, w := range f.Waiting {
 		all += w.Requests
 	}
-	largest := f.Waiting[0] // the list begins with the largest count
+	largest := f.Waiting[0] // sorted by count
 	hasMajority := 2*largest.Requests > all
 	if largest.Key == "" || !hasMajority { // an empty name stands for several callers
 		return "", ""
@@ -208,8 +200,8 @@ func (f *Facts) keyOfMostWaiting() (key, text string) {
 		largest.Key)
 }
 
-// queueFullFailures returns the count of requests that were refused because a queue is full; nil: there were none in the last 10 s, or the
-// reason is a limit of one key, so that other keys are served.
+// queueFullFailures returns the requests that were refused because a queue is full; nil: none in
+// the last 10 s, or a limit of one key is the reason, so that other keys are served.
 func (f *Facts) queueFullFailures() *Failed {
 	for i := range f.Failures {
 		failed := &f.Failures[i]

@@ -25,7 +25,6 @@ var ownerDetectors = []Detector{
 	},
 }
 
-// findPeerDown reports proxies of other regions that do not answer, or that answer with a fault.
 func findPeerDown(v *view, report reportFunc) {
 	if v.Geo == nil {
 		return
@@ -38,10 +37,9 @@ func findPeerDown(v *view, report reportFunc) {
 	}
 }
 
-// findNoOwner reports scopes that no proxy owns, unless this proxy may send requests to their engines all the same.
 func findNoOwner(v *view, report reportFunc) {
 	for _, a := range v.Scopes {
-		if a.Holder != "" || a.Admits { // the engines get requests, from the scope's owner or from this proxy
+		if a.Holder != "" || a.Admits { // the engines get requests
 			continue
 		}
 		where := place{"region", a.Region, "geo"}

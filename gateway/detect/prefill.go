@@ -77,25 +77,26 @@ var prefillDetectors = []Detector{
 	},
 }
 
-// lateSeconds is the wait, in s, from which a request is reported as late. In a pool with a time limit, lateShare decides instead.
+// lateSeconds is the wait from which a request is late. In a pool with a time limit, lateShare
+// decides instead.
 const lateSeconds = 10.0
 
-// IsBacklogLong says whether a new prompt would wait longer than lateSeconds until an engine begins it.
+// IsBacklogLong says whether a new prompt would wait longer than lateSeconds until an engine begins
+// it.
 func (p *Prefill) IsBacklogLong() bool { return p.BacklogS > lateSeconds }
 
-// gateOpenFor is the toleratedAbsence of GateClosed: a full engine may take prompts for this long, between two times at which it takes
-// none, without the end of the incident.
+// gateOpenFor: a full engine may take prompts for this long without the end of the incident.
 const gateOpenFor = 15 * time.Second
 
-// The metrics of an engine are old if they are older than oldScrapes scrape intervals and older than oldMs.
+// The metrics of an engine are old if they are older than oldScrapes scrape intervals and older
+// than oldMs.
 const (
 	oldScrapes = 3
 	oldMs      = 5000
-	silentS    = 60 // s for which an engine may be up without having reported its load
+	silentS    = 60 // for which an engine may be up without having reported its load
 )
 
-// eachPrefillRank calls report for each rank of the prefill engines, with its place. An entry of Prefill.Engines is one such rank. An
-// engine with one rank is named without the rank.
+// eachPrefillRank names an engine with one rank without the rank.
 func (v *view) eachPrefillRank(report func(rank *PrefillEngine, where place)) {
 	oneRank := map[string]bool{}
 	for i := range v.Engines {
@@ -105,7 +106,7 @@ func (v *view) eachPrefillRank(report func(rank *PrefillEngine, where place)) {
 	}
 	for i := range v.Prefill.Engines {
 		rank := &v.Prefill.Engines[i]
-		name := rank.ID // host:port/rank
+		name := rank.ID
 		if engine, found := strings.CutSuffix(rank.ID, "/0"); found && oneRank[engine] {
 			name = engine
 		}
@@ -113,8 +114,7 @@ func (v *view) eachPrefillRank(report func(rank *PrefillEngine, where place)) {
 	}
 }
 
-// findGateClosed reports each prefill rank that gets no prompts because its KV cache is too full. If one API key has more than half of the
-// prompt tokens on prefill engines, the finding names it.
+// findGateClosed names the API key with more than half of the prompt tokens.
 func findGateClosed(v *view, report reportFunc) {
 	v.eachPrefillRank(func(e *PrefillEngine, where place) {
 		if e.State == "closed" {
@@ -128,14 +128,13 @@ func findGateClosed(v *view, report reportFunc) {
 	})
 }
 
-// findPrefillOut reports prefill ranks, and groups of ranks that also prefill, if they get no prompts because earlier ones failed.
 func findPrefillOut(v *view, report reportFunc) {
 	const takesNone = " takes no prompts, because earlier ones failed"
 	v.eachPrefillRank(func(e *PrefillEngine, where place) {
 		if e.State != "out" || e.LosesHandoffs { // the second has a finding of its own
 			return
 		}
-		// The sentence names the engine already, and what follows a semicolon in an error is advice.
+		// The sentence names the engine already, and advice follows a semicolon.
 		why, _, _ := strings.Cut(strings.Replace(WithoutAddress(e.Why, e.ID), "prefill "+e.ID+" answered", "it answered", 1), "; ")
 		if why != "" {
 			why = ": " + why
@@ -150,9 +149,8 @@ func findPrefillOut(v *view, report reportFunc) {
 	}
 }
 
-// findMetricsOld reports prefill ranks that have not reported their load for too long, although they are asked for it at intervals.
 func findMetricsOld(v *view, report reportFunc) {
-	upFor := map[string]float64{} // s since each engine came up
+	upFor := map[string]float64{} // seconds by engine
 	for i := range v.Engines {
 		if e := &v.Engines[i]; e.Role == prefillRole && e.State == "up" {
 			upFor[e.ID] = e.SinceS
@@ -162,16 +160,16 @@ func findMetricsOld(v *view, report reportFunc) {
 	v.eachPrefillRank(func(e *PrefillEngine, where place) {
 		inService := e.State == "open" || e.State == "closed"
 		switch {
-		case intervalMs <= 0 || !inService: // the engine is not asked for its metrics, or another finding reports its state
+		// not asked for its metrics, or another finding reports its state
+		case intervalMs <= 0 || !inService:
 		case e.ScrapeAgeMs > max(oldMs, oldScrapes*intervalMs):
 			report(where, noReason, "%s answers too late when it is asked for its metrics", where.capitalized())
-		case e.ScrapeAgeMs < 0 && upFor[engineOf(e.ID)] > silentS: // -1: the engine's metrics were never read
+		case e.ScrapeAgeMs < 0 && upFor[engineOf(e.ID)] > silentS: // -1: never read
 			report(where, noReason, "%s has not told its load since it is up: its metrics cannot be read, or lack it", where.capitalized())
 		}
 	})
 }
 
-// countOpen counts the prefill ranks and groups that take prompts. role is the word for their engines: prefill or aggregated.
 func (p *Prefill) countOpen() (open int, role string) {
 	for i := range p.Engines {
 		if p.Engines[i].State == "open" {
@@ -189,8 +187,8 @@ func (p *Prefill) countOpen() (open int, role string) {
 	return open, "prefill"
 }
 
-// findNoPrefill reports that no engine takes prompts, unless an operator has paused one. The finding is only a warning if no request waits
-// and some engine is closed, which means that its KV cache is too full: it soon has room again.
+// findNoPrefill is only a warning if no request waits and the KV cache of some engine is too full:
+// it soon has room again.
 func findNoPrefill(v *view, report reportFunc) {
 	hasAny := len(v.Prefill.Engines)+len(v.Prefill.Groups) > 0
 	open, role := v.Prefill.countOpen()
@@ -204,25 +202,25 @@ func findNoPrefill(v *view, report reportFunc) {
 	}
 }
 
-// queueTrouble is the kind of the worst finding about the arrival queue; empty: nothing is wrong with it.
+// queueTrouble is the worst kind of finding about the arrival queue; empty: none.
 func (v *view) queueTrouble() Kind {
 	p := &v.Prefill
 	open, _ := p.countOpen()
-	// Waiting is the sum over all models, so it is compared with the limit only if there is one model.
+	// Waiting is the sum over all models, so it is compared only if there is one.
 	queueIsFull := p.QueueMax > 0 && p.Waiting >= p.QueueMax && len(v.Models) == 1
 	switch { // the worst first
 	case v.refusedBecause() != "" || queueIsFull:
 		return QueueFull
 	case p.LongBacklogS > 0 && !v.anyOverloaded(): // an overload of the ranks explains the backlog
 		return PrefillBusy
-	case p.Waiting > 0 && open == 0 && !v.anyPaused(): // a pause by an operator is no trouble
+	case p.Waiting > 0 && open == 0 && !v.anyPaused(): // an operator's pause is no trouble
 		return QueueWaits
 	}
 	return ""
 }
 
-// refusedBecause is why requests are refused because a queue is full. It is empty if only a few requests fail, if none of them is refused
-// for this, or if the reason is not known.
+// refusedBecause is why requests are refused by a full queue; empty: few fail, none for this, or
+// not known.
 func (v *view) refusedBecause() string {
 	if f := v.queueFullFailures(); v.manyFail() && f != nil {
 		return f.Why
@@ -230,7 +228,6 @@ func (v *view) refusedBecause() string {
 	return ""
 }
 
-// anyOverloaded says whether the load of some model is a finding.
 func (v *view) anyOverloaded() bool {
 	for _, l := range v.loads {
 		if l.kind != "" {
@@ -240,16 +237,16 @@ func (v *view) anyOverloaded() bool {
 	return false
 }
 
-// findQueueFull reports that one of two queues is full: the arrival queue, in which requests wait for a prefill engine, or the pool. Each
-// request has a place in the pool from the begin of its prefill until it gets a decode rank. If requests were refused for this, the finding
-// has the reason of the last refusal, which says which queue it was, and how full both are now.
+// findQueueFull: the arrival queue or the pool is full. A request has a place in the pool from the
+// begin of its prefill until it gets a decode rank. The reason of the last refusal says which it
+// was.
 func findQueueFull(v *view, report reportFunc) {
 	if v.queueTrouble() != QueueFull {
 		return
 	}
 	p := &v.Prefill
 	if why := v.refusedBecause(); why != "" {
-		placesUsed, places := max(0, v.Proxy.PlacesUsed), max(0, v.Proxy.Places) // below 0 only by a bug, and then shown as 0
+		placesUsed, places := max(0, v.Proxy.PlacesUsed), max(0, v.Proxy.Places) // below 0 only by a bug
 		report(proxyPlace("prefill"), noReason,
 			"Requests are refused, because %s. At the last look %s waited in the arrival queue, and %s of %s places of the pool were taken",
 			why, requests(p.Waiting), stats.Grouped(placesUsed), stats.Grouped(places))
@@ -260,9 +257,8 @@ func findQueueFull(v *view, report reportFunc) {
 		stats.Grouped(p.QueueMax))
 }
 
-// findPrefillBusy reports that prompts come faster than prefill engines compute them. It names the API key that causes most of the backlog:
-// the one with more than half of the prompt tokens on prefill engines, else the one with more than half of the waiting requests. It also
-// says if a key's prompts are found in prefix caches far less than before (lostHitsText).
+// findPrefillBusy names the API key with more than half of the prompt tokens, else of the waiting
+// requests.
 func findPrefillBusy(v *view, report reportFunc) {
 	if v.queueTrouble() == PrefillBusy {
 		apiKey, apiKeyText := v.keyOfMostWaiting()
@@ -275,7 +271,6 @@ func findPrefillBusy(v *view, report reportFunc) {
 	}
 }
 
-// findQueueWaits reports that requests wait and no engine takes prompts.
 func findQueueWaits(v *view, report reportFunc) {
 	if v.queueTrouble() == QueueWaits {
 		an := "a prefill"
@@ -286,26 +281,26 @@ func findQueueWaits(v *view, report reportFunc) {
 	}
 }
 
-// reportedHitsDrop is the smallest drop of a key's cached share of prompt tokens that is reported.
+// the smallest drop of a key's cached share that is reported
 const reportedHitsDrop = 0.3
 
-// keyOfMostTokens returns the API key with more than half of the prompt tokens that prefill engines hold, and a sentence that says so. Both
-// are empty if no key has so many.
+// keyOfMostTokens returns the API key with more than half of the prompt tokens that prefill engines
+// hold; empty: no key has so many.
 func (p *Prefill) keyOfMostTokens() (key, sentence string) {
-	if h := p.Heaviest; h != nil && h.Key != "" && h.Share > 0.5 { // an empty key stands for all callers without a key
+	// an empty key stands for all callers without one
+	if h := p.Heaviest; h != nil && h.Key != "" && h.Share > 0.5 {
 		return h.Key, fmt.Sprintf("%.0f %% of the prompt tokens that prefill engines hold are of API key %s, whose prompts have %s tokens in "+
 			"the mean", 100*h.Share, h.Key, stats.Grouped(h.Mean))
 	}
 	return "", ""
 }
 
-// lostHitsText returns text that follows a sentence and says that far fewer prompt tokens of a key are found in the prefix caches than
-// before. Empty: the share has not fallen so much, or h is nil, so it is not known.
+// lostHitsText says that far fewer prompt tokens of a key are found in prefix caches than before.
 func lostHitsText(h *Hits) string {
 	if h == nil || h.Before-h.Share < reportedHitsDrop {
 		return ""
 	}
-	whose := "these prompts" // an empty key stands for callers without a key
+	whose := "these prompts" // an empty key stands for callers without one
 	if h.Key != "" {
 		whose = "the prompts of API key " + h.Key
 	}

@@ -66,14 +66,12 @@ func findDrains(v *view, report reportFunc) {
 	}
 }
 
-// findNotReady reports that the proxy is not ready, unless it drains.
 func findNotReady(v *view, report reportFunc) {
 	if p := &v.Proxy; !p.Ready && !p.Draining { // findDrains reports a proxy that drains
 		report(proxyPlace("proxy"), p.Why, "The proxy is not ready: %s", p.Why)
 	}
 }
 
-// findAuditDrift reports that the proxy's accounts of slots and KV tokens disagree with the audit.
 func findAuditDrift(v *view, report reportFunc) {
 	if p := &v.Proxy; p.DriftSlots != 0 || p.DriftTokens != 0 {
 		report(proxyPlace("proxy"), noReason, "The proxy's accounts are off by %s and %s KV tokens, which is a bug that you should report",
@@ -81,27 +79,25 @@ func findAuditDrift(v *view, report reportFunc) {
 	}
 }
 
-// findConfigRefused reports that the last version of the config file was refused.
 func findConfigRefused(v *view, report reportFunc) {
 	if v.Proxy.ConfigError != "" {
 		report(proxyPlace("proxy"), noReason, "The config file was refused and is not in force: %s", shortConfigError(v.Proxy.ConfigError))
 	}
 }
 
-// shortConfigError shortens an error about a config: it leaves out the list of valid keys, which `evenkeel check` shows.
+// shortConfigError leaves out the list of valid keys, which `evenkeel check` shows.
 func shortConfigError(text string) string {
 	what, _, _ := strings.Cut(firstLine(text), "; the keys here are ")
 	return what
 }
 
-// A certificate is reported as a warning from certSoon before its end on, and as bad from certNow before its end on.
+// A certificate is a warning from certSoon before its end on, and bad from certNow on.
 const (
 	certSoon = 14 * day
 	certNow  = day
 	day      = 24 * time.Hour
 )
 
-// findCertEnds reports certificates that end within certSoon, but not within certNow.
 func findCertEnds(v *view, report reportFunc) {
 	for _, c := range v.Proxy.Certificates {
 		if left := seconds(c.EndsS); left >= certNow && left < certSoon {
@@ -110,11 +106,10 @@ func findCertEnds(v *view, report reportFunc) {
 	}
 }
 
-// findCertEndsNow reports certificates that end within certNow, or have ended.
 func findCertEndsNow(v *view, report reportFunc) {
 	for _, c := range v.Proxy.Certificates {
 		switch left, where := seconds(c.EndsS), (place{"listener", c.Key, "proxy"}); {
-		case left >= certNow: // findCertEnds reports it, if it ends soon
+		case left >= certNow: // findCertEnds reports it
 		case left >= 2*time.Hour:
 			report(where, noReason, "The certificate of %s ends in %d hours", c.Key, int(left.Hours()))
 		case left > 0:

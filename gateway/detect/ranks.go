@@ -54,24 +54,22 @@ var rankDetectors = []Detector{
 }
 
 const (
-	fullShare       = 0.95 // from this share of its KV capacity on, a rank counts as full
-	rankEmptyShare  = 0.8  // a rank is reported from this share of empty answers on
-	modelEmptyShare = 0.2  // if the other ranks have a larger share, the model itself gives empty answers
+	fullShare       = 0.95 // of its KV capacity, from which a rank counts as full
+	rankEmptyShare  = 0.8  // of empty answers, from which a rank is reported
+	modelEmptyShare = 0.2  // if the other ranks have more, the model itself gives empty answers
 )
 
-// share is the share of empty answers, from 0 to 1. known is false if there are too few answers to judge.
+// share is that of empty answers; known is false for too few answers to judge.
 func (l AnswerCounts) share() (share float64, known bool) {
 	return float64(l.Empty) / float64(max(1, l.Answers)), l.Answers >= fewAnswers
 }
 
-// emptyAnswers says how a model's ranks answered: those that give nearly only empty answers, and the others.
 type emptyAnswers struct {
-	ranks        []string     // names of the ranks that give empty answers
-	ofEmptyRanks AnswerCounts // answers of these ranks
-	ofOtherRanks AnswerCounts // answers with which these are compared: of the model's other ranks, or of all models
+	ranks        []string     // that give nearly only empty answers
+	ofEmptyRanks AnswerCounts // of these
+	ofOtherRanks AnswerCounts // of the model's other ranks, or of all models
 }
 
-// countEmptyAnswers sorts the model's ranks by whether they give nearly only empty answers, and adds up the recent answers of both.
 func (m *Model) countEmptyAnswers() emptyAnswers {
 	var e emptyAnswers
 	for i := range m.Groups {
@@ -89,29 +87,28 @@ func (m *Model) countEmptyAnswers() emptyAnswers {
 	return e
 }
 
-// findRankEmpty finds ranks that give nearly only empty answers while the model's other ranks give few. No request fails because of it. An
-// empty answer ends at once, so such a rank is soon free again and attracts ever more requests.
+// findRankEmpty: no request fails because of it. An empty answer ends at once, so such a rank is
+// soon free again and attracts ever more requests.
 func findRankEmpty(v *view, report reportFunc) {
 	models := make([]emptyAnswers, len(v.Models))
-	ofAllModels := AnswerCounts{} // answers of the ranks of all models, without those that give empty answers
+	ofAllModels := AnswerCounts{} // without the ranks that give empty ones
 	for i := range v.Models {
 		models[i] = v.Models[i].countEmptyAnswers()
 		ofAllModels.Answers += models[i].ofOtherRanks.Answers
 		ofAllModels.Empty += models[i].ofOtherRanks.Empty
 	}
 	for i, e := range models {
-		if _, enough := e.ofOtherRanks.share(); !enough { // too few answers, so those of all models are compared
+		if _, enough := e.ofOtherRanks.share(); !enough { // compare with all models
 			e.ofOtherRanks = ofAllModels
 		}
 		otherShare, enough := e.ofOtherRanks.share()
-		modelIsEmpty := otherShare > modelEmptyShare // the model itself gives empty answers, and not single ranks
+		modelIsEmpty := otherShare > modelEmptyShare // the model itself, not single ranks
 		if len(e.ranks) > 0 && enough && !modelIsEmpty {
 			e.report(v.Models[i].Name, otherShare, report)
 		}
 	}
 }
 
-// report reports the ranks of a model that give empty answers. otherShare is the share of empty answers of the other ranks.
 func (e *emptyAnswers) report(model string, otherShare float64, report reportFunc) {
 	where := place{"model", model, ranksPanel}
 	answers := stats.Grouped(e.ofEmptyRanks.Answers)
@@ -128,12 +125,12 @@ func (e *emptyAnswers) report(model string, otherShare float64, report reportFun
 		len(e.ranks), model, stats.Grouped(e.ofEmptyRanks.Empty), answers, 100*otherShare, words.FirstOf(e.ranks)).Ranks = e.ranks
 }
 
-// findRankSlow finds ranks that give tokens much more slowly than the median rank of their group. It does not ask whether the group has a
-// barrier: behind a real barrier all ranks are as slow as the slowest one, so the comparison finds none.
+// findRankSlow needs no look at the barrier: behind one all ranks are as slow as the slowest, so
+// the comparison finds none.
 func findRankSlow(v *view, report reportFunc) {
 	v.eachGroup(ranksPanel, func(m *Model, g *Group, where place) {
-		slow, worst := []string{}, &Rank{} // the names of the slow ranks, and the slowest of them
-		running := 0                       // requests on the slow ranks
+		slow, worst := []string{}, &Rank{}
+		running := 0 // on the slow ranks
 		for i := range g.Ranks {
 			if r := &g.Ranks[i]; r.SlowMs > 0 {
 				slow = append(slow, r.Name)
@@ -145,7 +142,7 @@ func findRankSlow(v *view, report reportFunc) {
 		}
 		times := worst.SlowMs / worst.OthersMs // not used if no rank is slow
 		switch len(slow) {
-		case 0: // nothing to report
+		case 0:
 		case 1:
 			report(where, noReason, "Rank %s gives a token in %.0f ms, and the middle one of %s in %.0f ms", slow[0], worst.SlowMs, where,
 				worst.OthersMs).setSlowdown(running, times).Ranks = slow
@@ -156,7 +153,6 @@ func findRankSlow(v *view, report reportFunc) {
 	})
 }
 
-// role is the role of the model's engines: aggregated or decode.
 func (m *Model) role() string {
 	if m.Aggregated {
 		return aggregatedRole
@@ -164,10 +160,10 @@ func (m *Model) role() string {
 	return decodeRole
 }
 
-// reportRanks reports the ranks for which isOne returns true, in one finding per group. one and many are the ends of the sentence for
-// one rank and for several. The model passed to isOne is an index in Models.
+// reportRanks makes one finding per group. one and many are the ends of the sentence. model is an
+// index in Models.
 func (v *view) reportRanks(report reportFunc, one, many string, isOne func(model int, r *Rank) bool) {
-	model := 0 // index in v.Models of m, the model of the present group
+	model := 0
 	v.eachGroup(ranksPanel, func(m *Model, g *Group, where place) {
 		for &v.Models[model] != m { // eachGroup goes through Models in order
 			model++
@@ -179,7 +175,7 @@ func (v *view) reportRanks(report reportFunc, one, many string, isOne func(model
 			}
 		}
 		switch _, rank := m.nouns(); len(names) {
-		case 0: // nothing to report
+		case 0:
 		case 1:
 			report(where, noReason, "%s %s of %s %s", words.Capital(rank), names[0], where, one).Ranks = names
 		default:
@@ -188,28 +184,25 @@ func (v *view) reportRanks(report reportFunc, one, many string, isOne func(model
 	})
 }
 
-// isFull says whether the rank takes requests and its KV cache is nearly full. It is false if the capacity is not known.
+// isFull is false if the capacity is not known.
 func (r *Rank) isFull() bool {
 	return r.State == RankUp && r.Capacity > 0 && float64(r.KVTokens) >= fullShare*float64(r.Capacity)
 }
 
-// findRanksFull reports ranks with a nearly full KV cache. It leaves out ranks of models for which a KVFull finding reports this already.
 func findRanksFull(v *view, report reportFunc) {
 	v.reportRanks(report, "has a full KV cache", "have full KV caches", func(model int, r *Rank) bool {
-		return r.isFull() && v.loads[model].kind != KVFull // a KVFull finding about the model includes its ranks
+		return r.isFull() && v.loads[model].kind != KVFull // a KVFull finding includes its ranks
 	})
 }
 
-// findRanksTight reports ranks that are kept emptier because they ran out of KV memory. It leaves out ranks that are full or drain, because
-// other findings report them.
+// findRanksTight leaves out ranks that other findings report: full or draining ones.
 func findRanksTight(v *view, report reportFunc) {
 	v.reportRanks(report, "ran out of KV memory and is kept emptier", "ran out of KV memory and are kept emptier", func(_ int, r *Rank) bool {
 		return r.Tight && !r.isFull() && r.State != RankDraining
 	})
 }
 
-// findRanksDrain reports ranks that drain. It leaves out ranks of engines that drain as a whole, because findings about these engines
-// report them.
+// findRanksDrain leaves out engines that drain as a whole.
 func findRanksDrain(v *view, report reportFunc) {
 	v.reportRanks(report, "drains: it takes no new requests", "drain and take no new requests", func(_ int, r *Rank) bool {
 		engine, _, _ := strings.Cut(r.Name, "/")

@@ -8,10 +8,11 @@ import (
 
 // round is one call of Book.Observe: the findings of this moment on their way to the incidents.
 type round struct {
-	now, previous time.Time             // times of this look and of the one before
-	found         []*member             // causes before their effects, and what has lasted longer first
-	owners        map[subject]*incident // by finding: the incident that has it or, within backWithin, had it
-	away          map[string]bool       // engines that get no requests now
+	now, previous time.Time // this look and the one before
+	found         []*member // causes before effects, and what has lasted longer first
+	// by finding: the incident that has it or, within backWithin, had it
+	owners map[subject]*incident
+	away   map[string]bool // engines that get no requests now
 }
 
 func (b *Book) newRound(now time.Time, found []Finding) *round {
@@ -36,15 +37,14 @@ func (b *Book) newRound(now time.Time, found []Finding) *round {
 	return r
 }
 
-// place puts a finding that no open incident has into the one whose cause it shares, or into the ended one that had it, or into a new one.
-// If there is no room for another incident, the finding is only listed in unplaced.
+// place puts a finding into an incident or, if there is no room, into unplaced.
 func (b *Book) place(f *member, r *round) {
 	o := b.continued(f, r)
 	if f.follows && o != nil && o.isOpen() { // it was thought to be a fault of its own
 		o.members = slices.DeleteFunc(o.members, f.isSame)
 		o = nil
 	}
-	// The cause of an ended incident is over, so an effect does not simply reopen it: assign first looks for an open incident.
+	// The cause of an ended incident is over, so an effect looks for an open one first.
 	if o == nil || f.isEffect() && !o.isOpen() {
 		o = b.assign(f, o, r)
 	}
@@ -60,8 +60,8 @@ func (b *Book) place(f *member, r *round) {
 	r.owners[f.subject()] = o
 }
 
-// take records a finding of this moment in the incident. A finding that was missing at the last look has
-// come back, unless its kind comes and goes anyway. One that is found twice is told as it was found first.
+// take: a finding that was missing at the last look has come back, unless its kind comes and goes
+// anyway. One that is found twice is told as it was found first.
 func (o *incident) take(f *member, r *round) {
 	if i := slices.IndexFunc(o.members, f.isSame); i >= 0 {
 		had := o.members[i]
@@ -88,7 +88,7 @@ func (o *incident) take(f *member, r *round) {
 		*had = *f
 		return
 	}
-	if last := len(o.members) - 1; last >= maxFindings-1 { // what is not found any more stands last
+	if last := len(o.members) - 1; last >= maxFindings-1 { // what is over stands last
 		delete(r.owners, o.members[last].subject())
 		o.members = o.members[:last]
 	}
@@ -96,9 +96,8 @@ func (o *incident) take(f *member, r *round) {
 	o.members = append(o.members, f)
 }
 
-// continued returns the incident that a finding continues; nil: there is none. This is the incident that had the finding before. If the
-// finding means that an engine gets no requests, it may also be an open incident in which the engine got none for another reason: an
-// engine first hangs and then counts as down.
+// continued returns the incident that had the finding or, if its engine gets no requests, an open
+// one in which it got none for another reason: an engine first hangs and then counts as down.
 func (b *Book) continued(f *member, r *round) *incident {
 	keepsRequestsAway := func(m *member) bool {
 		return kinds[m.Kind].getsNoRequests && engineOf(m.Where) == engineOf(f.Where)
@@ -113,13 +112,12 @@ func (b *Book) continued(f *member, r *round) *incident {
 	return r.owners[f.subject()]
 }
 
-// assign finds the incident for a finding that belongs to no open incident yet. The first choice is an open incident that the finding may
-// join. If this one had ended and came back, and the finding shows that what came back is another outage, this outage becomes an incident
-// of its own, which the finding joins. The second choice is ended, the ended incident that had the finding (nil: there is none). The last
-// choice is a new incident, which takes over the effects that clients noticed earlier. assign returns nil if the list is full of incidents
-// that harm as much.
+// assign finds the incident for a finding: an open one that it may join, else the ended one that
+// had it, else a new one, which takes over the effects that clients noticed earlier. If an incident
+// came back, and the finding shows another outage, this becomes an incident of its own. nil: no
+// room.
 func (b *Book) assign(f *member, ended *incident, r *round) *incident {
-	since := r.now.Add(-f.LastedFor) // when the finding began
+	since := r.now.Add(-f.LastedFor)
 	chosen := b.mostHarmfulToJoin(f, since, r)
 	switch {
 	case chosen != nil && chosen.cameBack() && !f.isEffect() && !chosen.everHad(f):
@@ -127,8 +125,8 @@ func (b *Book) assign(f *member, ended *incident, r *round) *incident {
 		chosen = b.newIncident(reopened.openSince)
 		r.moveFound(reopened, chosen)
 		reopened.until = reopened.previousEnd
-	case chosen != nil: // f joins this incident
-	case ended != nil: // it comes back, and keeps the time at which it first began, because f is one of its own findings
+	case chosen != nil:
+	case ended != nil: // it comes back, and keeps the time at which it first began
 		return ended
 	case b.hasNoRoom(f.harm(), r):
 		return nil
@@ -136,13 +134,12 @@ func (b *Book) assign(f *member, ended *incident, r *round) *incident {
 		chosen = b.newIncident(since)
 		b.takeOverEffects(chosen, f.Kind, r)
 	}
-	if since.Before(chosen.since) { // f has lasted for longer than the incident
+	if since.Before(chosen.since) { // f has lasted for longer
 		chosen.since = since
 	}
 	return chosen
 }
 
-// newIncident adds an incident that began at the time since. It has no findings yet.
 func (b *Book) newIncident(since time.Time) *incident {
 	b.lastID++
 	o := &incident{id: b.lastID, since: since, openSince: since}
@@ -150,7 +147,7 @@ func (b *Book) newIncident(since time.Time) *incident {
 	return o
 }
 
-// moveFound gives the findings that an incident has got in this round to another one. The first one keeps its own records of them.
+// moveFound: from keeps its own records.
 func (r *round) moveFound(from, to *incident) {
 	for _, m := range from.members {
 		if m.foundAt.Equal(r.now) {
@@ -161,8 +158,8 @@ func (r *round) moveFound(from, to *incident) {
 	}
 }
 
-// mostHarmfulToJoin returns, of the incidents that a finding may join, the one whose cause harms most; in a tie, the one that began closest
-// to since, when the finding began. It returns nil if the finding may join none.
+// mostHarmfulToJoin returns the incident whose cause harms most; in a tie, the one that began
+// closest to since; nil: the finding may join none.
 func (b *Book) mostHarmfulToJoin(f *member, since time.Time, r *round) (best *incident) {
 	bestHarm := 0
 	for _, o := range b.list {
@@ -179,9 +176,8 @@ func (b *Book) mostHarmfulToJoin(f *member, since time.Time, r *round) (best *in
 	return best
 }
 
-// mayTakeIn says whether an open incident with these members may take in a finding that began at the time since. If the cause is over, at
-// most effects of it go on: then it takes in only effects, and findings of engines that it is about already. An effect that the incident
-// had before joins however late it is.
+// mayTakeIn: if the cause is over, the incident takes in only effects, and findings of engines that
+// it is about already. An effect that it had before joins however late.
 func (o *incident) mayTakeIn(members []*member, f *member, since, now time.Time) bool {
 	isOnlyEffect := f.follows || kinds[f.Kind].isOnlyEffect()
 	if !o.causeContinues(now) && !isOnlyEffect && !hasPlace(members, f) {
@@ -190,12 +186,12 @@ func (o *incident) mayTakeIn(members []*member, f *member, since, now time.Time)
 	return mayJoin(members, f, since.Sub(o.openSince)) || isOnlyEffect && o.everHad(f)
 }
 
-// isOnlyEffect says whether findings of this kind always result from others. An overload is an effect, too, but may itself be a cause.
+// isOnlyEffect: an overload is an effect, too, but may itself be a cause.
 func (d *Detector) isOnlyEffect() bool { return d.effect && !d.overload }
 
-// takeOverEffects moves effects that clients noticed before their cause was found into the cause's new incident o. Effects often come
-// first, because an engine counts as down only after a while. cause is the kind of the finding for which o was made. An incident that had
-// nothing but these effects is dropped. But if it had ended before and came back with them, it ends again, as it was then.
+// takeOverEffects: effects often come before their cause, because an engine counts as down only
+// after a while. An incident of nothing but these is dropped, or ends again if it had come back
+// with them.
 func (b *Book) takeOverEffects(o *incident, cause Kind, r *round) {
 	if !kinds[cause].causesEffects() {
 		return
@@ -216,16 +212,14 @@ func (b *Book) takeOverEffects(o *incident, cause Kind, r *round) {
 	})
 }
 
-// causesEffects says whether findings of this kind may have effects that are findings, too. An effect has none itself, except an overload:
-// many requests wait, which leads to further effects. A finding that clients do not notice has none, and neither has one that shares its
-// cause with no other finding: an operator caused it, or it is about a whole group or proxy.
+// causesEffects: an overload leads to further effects. A finding that clients do not notice, or
+// that shares no cause, has none.
 func (d *Detector) causesEffects() bool {
 	return d.Kind == ProxyBusy || !d.isOnlyEffect() && !d.sharesNoCause && d.harm != nothing
 }
 
-// mayBeEffects says whether an open incident may consist of effects of a cause that was found only now, and that began at the time
-// causeSince. It has nothing but effects, and began at about the same time. If it had a cause, its effects are those of that cause, unless
-// it had ended and came back with the effects alone.
+// mayBeEffects: the incident may be effects of a cause that was found only now. If it had a cause,
+// its effects are of that one, unless it came back with the effects alone.
 func (o *incident) mayBeEffects(causeSince, now time.Time) bool {
 	isCause := func(m *member) bool { return !m.isEffect() }
 	if !o.isOpen() || causeSince.Sub(o.openSince).Abs() > togetherWithin || slices.ContainsFunc(o.current(now), isCause) {
@@ -234,40 +228,39 @@ func (o *incident) mayBeEffects(causeSince, now time.Time) bool {
 	return o.cameBack() || !slices.ContainsFunc(o.members, isCause)
 }
 
-// mayJoin says whether a finding may join the members of an incident, of which the first one is the cause. delay is the time from the begin
-// of the incident to that of the finding. The table joinWhen decides, by the classes of the two kinds: some kinds join only near the begin
-// of an incident, and some only if they share a cause with a member.
+// mayJoin decides by joinWhen. delay is the time from the begin of the incident to that of the
+// finding.
 func mayJoin(members []*member, f *member, delay time.Duration) bool {
 	cause, kind := kinds[leadOf(members).Kind], kinds[f.Kind]
 	switch {
 	case f.follows:
 		return cause.Kind == ProxyBusy
-	case kind.overload && cause.harm < waiting: // an overload means that many requests wait, which this cause does not explain
+	case kind.overload && cause.harm < waiting: // this cause does not explain that many requests wait
 		return false
-	case cause.overload && f.Kind == NotReady: // missing engines make the proxy not ready, and load does not
+	case cause.overload && f.Kind == NotReady: // load does not make the proxy not ready
 		return false
 	}
 	return joinWhen[cause.joinClass()][kind.joinClass()].allows(delay, sharesCause(members, f))
 }
 
-// sharesCause says whether a finding has the same cause as one of the members. Members that are effects do not count.
+// sharesCause: effects do not count.
 func sharesCause(members []*member, f *member) bool {
 	return slices.ContainsFunc(members, func(m *member) bool { return !m.effect && shareCause(m, f) })
 }
 
-// shareCause guesses whether two findings of one moment have the same cause. They do if they are of one engine, if they are on one host
-// and both or neither of them come and go, if their kinds are of one family, or if they have the same kind and the same reason. A finding
-// whose kind is marked sharesNoCause shares its cause with none.
+// shareCause guesses whether two findings have the same cause: they are of one engine, of one host
+// (if both or neither come and go), of one family, or of the same kind and reason.
 func shareCause(a, b *member) bool {
 	if kinds[a.Kind].sharesNoCause || kinds[b.Kind].sharesNoCause {
 		return false
 	}
 	aComesAndGoes, bComesAndGoes := kinds[a.Kind].toleratedAbsence > 0, kinds[b.Kind].toleratedAbsence > 0
-	// What comes and goes at one engine, such as late answers, says nothing about an outage of another engine of the host.
+	// What comes and goes at one engine, such as late answers, says nothing about an outage of
+	// another.
 	if a.host != "" && a.host == b.host && aComesAndGoes == bComesAndGoes {
 		return true
 	}
-	if a.host != "" && engineOf(a.Where) == engineOf(b.Where) { // a place without a host is not about an engine
+	if a.host != "" && engineOf(a.Where) == engineOf(b.Where) { // it is about an engine
 		return true
 	}
 	if family := kinds[a.Kind].family; family != "" && family == kinds[b.Kind].family {
@@ -276,13 +269,12 @@ func shareCause(a, b *member) bool {
 	return a.Kind == b.Kind && a.commonReason == b.commonReason
 }
 
-// hasNoRoom says whether there is no room for a new incident of this harm (see Finding.harm: more is worse), because maxIncidents open
-// incidents harm as much or more. Ended incidents do not count, because a new incident may replace them.
+// hasNoRoom: maxIncidents open incidents harm as much or more. Ended ones may be replaced.
 func (b *Book) hasNoRoom(harm int, r *round) bool {
 	if len(b.list) < maxIncidents {
 		return false
 	}
-	asHarmful := 0 // number of open incidents that harm at least as much
+	asHarmful := 0
 	for _, o := range b.list {
 		members := o.current(r.now)
 		if len(members) > 0 && mostHarm(members) >= harm {

@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// Commands that an operator may copy. TOKEN and ADMIN are the token and the address of the admin listener.
+// Commands that an operator may copy. TOKEN and ADMIN are the token and the address of the admin
+// listener.
 const (
 	showPairs          = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/status" | jq '.dispatch.models[].pairs'`
 	showWorkers        = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/workers" | jq '.engines[] | {id, role, state, since, error}'`
@@ -24,18 +25,15 @@ const (
 	showAdvice       = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/status" | jq '.advice[] | {model, says, prefill, decode}'`
 )
 
-// Advice for the case that one API key sends most of the requests.
 const (
 	limitKeyOrAdd        = "Ask who uses API key {key}, and lower its max_concurrent or rpm in the key file. Else add "
 	limitKeyOrAddPrefill = limitKeyOrAdd + "prefill engines."
 	limitKeyOrAddDecode  = limitKeyOrAdd + "decode ranks."
 )
 
-// describe returns the incident in the form in which it is shown. An ended incident is described by all findings that it ever had.
-//
-// The findings of the first kind are the main cause. They give the headline, the sentence (What), and what clients notice (Clients). In
-// Clients, sentences on the findings of other kinds follow. If no engine is left for new requests as an effect of the cause, this becomes
-// the headline and stands before the cause in What. It also replaces what clients notice of the cause.
+// describe returns the incident as it is shown, an ended one with all findings that it ever had.
+// Findings of the first kind are the main cause, which gives headline, What and Clients. If no
+// engine is left for new requests as an effect, this becomes the headline.
 func (o *incident) describe(now time.Time) Incident {
 	members := o.members
 	if o.isOpen() {
@@ -57,7 +55,7 @@ func (o *incident) describe(now time.Time) Incident {
 	}
 	in.What, in.Clients = describeFindings(mainCause, host), k.clientsText(mainCause)
 	lacksName := func(name string) bool { return !strings.Contains(in.What, name) }
-	if in.Count > 1 && slices.ContainsFunc(in.Where, lacksName) { // in.What lacks some names, so all are listed in Named
+	if in.Count > 1 && slices.ContainsFunc(in.Where, lacksName) { // in.What lacks some names
 		in.Named = namesByKind(listedMembers, in.Count)
 	}
 	if in.Count > 1 {
@@ -69,17 +67,16 @@ func (o *incident) describe(now time.Time) Incident {
 			in.Next = comesAndGoes + in.Next
 		}
 	}
-	in.promoteNotReady(otherKinds) // before anything is added to Clients, because it may replace Clients
+	in.promoteNotReady(otherKinds) // before anything is added to Clients, which it may replace
 	in.addToClients(otherKinds)
-	if o.isOpen() && k.effect { // even the first member is an effect, so a cause that the incident had is over
+	if o.isOpen() && k.effect { // even the first member is an effect, so the cause is over
 		in.Clients += endedCauseText(o.members[len(members):])
 	}
 	in.setCommand(lead, listedMembers)
 	return in
 }
 
-// clientsText returns what clients notice of the main cause, which is of this kind. Some kinds have another text for the case that all
-// findings are about prefill engines, because no answers run there.
+// clientsText: no answers run on prefill engines, so some kinds have another text for them.
 func (d *Detector) clientsText(mainCause []*member) string {
 	aboutOthers := slices.ContainsFunc(mainCause, func(m *member) bool { return m.WhereKind != "prefill engine" })
 	if d.clientsOfPrefill != "" && !aboutOthers {
@@ -88,8 +85,7 @@ func (d *Detector) clientsText(mainCause []*member) string {
 	return d.clients
 }
 
-// setTimes sets when the incident o began and ended and, if it comes and goes, when it was found last. It counts how often its lead came.
-// Equal warnings that ended earlier are added later: each raises Times, and moves FirstMs, the begin of the first occurrence, back.
+// setTimes: equal warnings that ended earlier are added later (Times, FirstMs).
 func (in *Incident) setTimes(o *incident, lead *member, now time.Time) {
 	in.SinceMs = o.since.UnixMilli()
 	in.Times, in.FirstMs = lead.times, in.SinceMs
@@ -100,7 +96,7 @@ func (in *Incident) setTimes(o *incident, lead *member, now time.Time) {
 	}
 }
 
-// setCommand sets the command for the cause. If one API key causes most of the problem, the advice and the command are those for this key.
+// setCommand: if one API key causes most of the problem, advice and command are about it.
 func (in *Incident) setCommand(lead *member, listed []*member) {
 	k := kinds[lead.Kind]
 	in.Command = forEachEngine(k.command, listed)
@@ -115,14 +111,13 @@ func (in *Incident) setCommand(lead *member, listed []*member) {
 	}
 }
 
-// addMembers adds where the causes among the members are. It sets Count to the number of these places, and lists the first maxNames of
-// their names in Where, and of their ranks in Ranks. It returns the causes that Where names, and the host that all causes share; empty:
-// they share none.
+// addMembers adds the places of the causes. It returns the causes that Where names, and the host
+// that all causes share, if any.
 func (in *Incident) addMembers(members []*member) (listed []*member, host string) {
 	host = members[0].host // the first member always counts as a cause
 	names := map[string]bool{}
 	for _, m := range members {
-		if m.effect { // Where, Ranks and Count are about causes
+		if m.effect {
 			continue
 		}
 		if m.host != host {
@@ -144,8 +139,8 @@ func (in *Incident) addMembers(members []*member) (listed []*member, host string
 const comesAndGoes = "It comes back by itself and goes again, and each time it takes requests with it: " +
 	"drain it until it is known why. "
 
-// promoteNotReady makes an effect of the kind NotReady the headline, because it matters more than the cause: no engine is left that could
-// serve new requests. NotReady is the only kind with headlineAsEffect. otherKinds has the findings of each kind but that of the cause.
+// promoteNotReady makes an effect NotReady the headline, because it matters more than the cause: no
+// engine is left for new requests. It is the only kind with headlineAsEffect.
 func (in *Incident) promoteNotReady(otherKinds [][]*member) {
 	for _, g := range otherKinds {
 		headline := kinds[g[0].Kind].headlineAsEffect
@@ -153,7 +148,7 @@ func (in *Incident) promoteNotReady(otherKinds [][]*member) {
 			continue
 		}
 		in.Clients = "Clients whose requests ran there get an error, because no other engine is left."
-		if in.Kind == EngineHangs { // the engine's requests are not lost yet: they wait until the engine goes on
+		if in.Kind == EngineHangs { // its requests are not lost yet: they wait until it goes on
 			headline = "All new requests wait, and get a 503 if it lasts"
 			in.Clients = "Clients whose requests ran there wait, too, and get an error if no engine comes back."
 		}
@@ -161,7 +156,6 @@ func (in *Incident) promoteNotReady(otherKinds [][]*member) {
 	}
 }
 
-// addToClients adds a sentence on the findings of each other kind to what clients notice.
 func (in *Incident) addToClients(otherKinds [][]*member) {
 	also, follow := "", ""
 	for _, g := range otherKinds {
@@ -179,7 +173,7 @@ func (in *Incident) addToClients(otherKinds [][]*member) {
 	}
 }
 
-// byKind groups the members by kind, in the order in which the kinds first occur.
+// byKind keeps the order in which the kinds first occur.
 func byKind(members []*member) (groups [][]*member) {
 	for _, m := range members {
 		index := slices.IndexFunc(groups, func(g []*member) bool { return g[0].Kind == m.Kind })
@@ -192,8 +186,8 @@ func byKind(members []*member) (groups [][]*member) {
 	return groups
 }
 
-// endedCauseText returns a sentence about a cause that is over while its effects go on; empty: there is no such cause. over has the findings
-// that the incident had and does not have now, causes first.
+// endedCauseText tells of a cause that is over while its effects go on. over has the findings that
+// are over, causes first.
 func endedCauseText(over []*member) string {
 	if len(over) == 0 || over[0].isEffect() {
 		return ""
@@ -201,29 +195,28 @@ func endedCauseText(over []*member) string {
 	return " It began with what is over now: " + describeFindings(byKind(over)[0], "") + "."
 }
 
-// describeFindings describes findings of one kind in a sentence without a full stop. If they have several reasons, only the first one is
-// shown, to keep it short. Reasons are compared in the form commonReason, without hosts and numbers, because these differ between engines.
-// The text after the sentence (Suffix) is that of the first finding. host is the host that all of them share; empty: they share none.
+// describeFindings describes findings of one kind in a sentence without a full stop, with the first
+// of several reasons. Reasons are compared without hosts and numbers, which differ between engines.
 func describeFindings(same []*member, host string) string {
 	lead := same[0]
 	if k := kinds[lead.Kind]; len(same) > 1 && k.pluralText != "" {
 		reason := WithoutAddress(lead.Reason, lead.Where)
 		if reason != "" && slices.ContainsFunc(same, func(m *member) bool { return m.commonReason != lead.commonReason }) {
-			reason += " (at the first one)" // some of the others have other reasons
+			reason += " (at the first one)"
 		}
 		if reason != "" {
 			reason = ": " + reason
 		}
 		return whichOf(same, host) + " " + k.pluralText + reason + lead.Suffix
 	}
-	if more := len(same) - 1; more > 0 { // the kind has no words for several; no such kind sets a Suffix
+	if more := len(same) - 1; more > 0 { // no words for several; no such kind sets a Suffix
 		return fmt.Sprintf("%s, and %d more of this kind", lead.What, more)
 	}
 	return lead.What + lead.Suffix
 }
 
-// whichOf returns words for the engines, ranks or groups that several findings are about: the host if they share one, else both names if
-// there are two, else only their number.
+// whichOf names the host if they share one, else both names if there are two, else only their
+// number.
 func whichOf(same []*member, host string) string {
 	noun := nounOf(same) + "s"
 	switch {
@@ -235,10 +228,9 @@ func whichOf(same []*member, host string) string {
 	return fmt.Sprintf("%d %s", len(same), noun)
 }
 
-// namesByKind lists the names of members, grouped by the noun for them, such as engine or rank. all is the number of all names: if the list
-// has fewer, the text ends with how many more there are.
+// namesByKind groups names by their noun, such as engine or rank. all is the number of all names.
 func namesByKind(members []*member, all int) string {
-	var nouns []string // in the order in which they first occur
+	var nouns []string // in the order of their first use
 	namesOf := map[string][]string{}
 	for _, m := range members {
 		if namesOf[m.WhereKind] == nil {
@@ -257,7 +249,6 @@ func namesByKind(members []*member, all int) string {
 	return sentence + "."
 }
 
-// groupsOf returns a sentence with the decode groups of the members; empty: they have none.
 func groupsOf(members []*member) string {
 	var groups []string
 	for _, m := range members {
@@ -272,7 +263,7 @@ func groupsOf(members []*member) string {
 	return " They are of the " + plural("group", len(groups)) + " " + joinNames(groups) + "."
 }
 
-// joinNames joins names with commas. The last name follows "and", unless there are maxNames names, so that more may be left out.
+// joinNames puts "and" before the last name, unless more names may be left out.
 func joinNames(names []string) string {
 	lastName := len(names) - 1
 	mayBeCutOff := len(names) >= maxNames
@@ -289,7 +280,7 @@ func plural(noun string, n int) string {
 	return noun + "s"
 }
 
-// nounOf returns one noun for the places of several findings, such as "engine" for prefill engines and decode engines together.
+// nounOf: prefill engines and decode engines together are engines.
 func nounOf(same []*member) string {
 	noun := same[0].WhereKind
 	for _, m := range same {
@@ -298,15 +289,15 @@ func nounOf(same []*member) string {
 		case m.WhereKind == noun:
 		case bothAreEngines:
 			noun = "engine"
-		default: // one word for a group and a region together
+		default: // a group and a region together
 			return "area"
 		}
 	}
 	return noun
 }
 
-// forEachEngine returns a command that asks each engine of the members; empty: there is only one, the command asks no engine, or a name
-// has characters that mean something to a shell.
+// forEachEngine returns a command that asks each engine; empty: there is only one, the command asks
+// none, or a name means something to a shell.
 func forEachEngine(text string, members []*member) string {
 	var engines []string
 	for _, m := range members {
@@ -320,14 +311,13 @@ func forEachEngine(text string, members []*member) string {
 	return "for e in " + strings.Join(engines, " ") + "; do " + strings.ReplaceAll(text, "{engine}", "$e") + "; done"
 }
 
-// fillCommand fills the names of the finding into a shell command that operators may copy. The result is empty if the command needs a name
-// that the finding does not have, or that has characters that mean something to a shell.
+// fillCommand is empty if a name is missing, or means something to a shell.
 func fillCommand(text string, lead *member) string {
-	rank := "" // the finding is about no rank
+	rank := ""
 	if len(lead.Ranks) > 0 {
 		rank = lead.Ranks[0]
 	}
-	names := map[string]string{ // what each placeholder stands for
+	names := map[string]string{
 		"{where}": lead.Where, "{engine}": engineOf(lead.Where), "{host}": strings.Trim(hostOf(lead.Where), "[]"), "{rank}": rank,
 	}
 	for placeholder, name := range names {
@@ -339,9 +329,9 @@ func fillCommand(text string, lead *member) string {
 	return text
 }
 
-// Incidents lists the open incidents, the most harmful first, then one incident for all unplaced findings, if there are any, and then the
-// ended incidents, the latest first. An ended warning is not listed if the list has an equal warning already: Times of that entry counts
-// it.
+// Incidents lists the open incidents, the most harmful first, then one for all unplaced findings,
+// then the ended ones, the latest first. An ended warning that equals a listed one only counts in
+// its Times.
 func (b *Book) Incidents() []Incident {
 	sorted := slices.Clone(b.list)
 	slices.SortStableFunc(sorted, compareForList)
@@ -352,7 +342,8 @@ func (b *Book) Incidents() []Incident {
 			list.all, toldUnplaced = append(list.all, b.summarizeUnplaced()), true
 		}
 		in := o.describe(b.now)
-		if o.isOpen() && b.enginesAway && kinds[in.Kind].manyWait { // the missing engines may be the reason
+		// the missing engines may be the reason
+		if o.isOpen() && b.enginesAway && kinds[in.Kind].manyWait {
 			in.Next = "Bring back the engines that are down. " + in.Next
 		}
 		list.add(in)
@@ -363,18 +354,16 @@ func (b *Book) Incidents() []Incident {
 	return list.all
 }
 
-// incidentList is a list of incidents without repeated warnings.
 type incidentList struct {
 	all      []Incident
-	warnings map[string]int // by the text of a warning: the index in all of the first warning with it
+	warnings map[string]int // by text: index in all of the first warning with it
 }
 
-// add adds an incident to the list. But if it is a warning that has ended, and an equal one is listed already, it is only counted there.
 func (l *incidentList) add(in Incident) {
 	if in.Severity == Warn {
 		text := in.Headline + "\n" + strings.Join(in.Where, "\n")
 		i, isListed := l.warnings[text]
-		if isListed && in.UntilMs > 0 { // it has ended
+		if isListed && in.UntilMs > 0 {
 			l.all[i].Times++
 			l.all[i].FirstMs = min(l.all[i].FirstMs, in.SinceMs)
 			return
@@ -386,27 +375,26 @@ func (l *incidentList) add(in Incident) {
 	l.all = append(l.all, in)
 }
 
-// compareForList is below 0 if Incidents lists x before y: open incidents before ended ones; of the open
-// ones that of a busy proxy first, which makes others doubtful, then the most harmful, then those with more
-// findings, then the older ones; of the ended ones the latest first.
+// compareForList: open incidents come first; of these that of a busy proxy, which makes others
+// doubtful, then the most harmful, then those with more findings, then the older; of the ended ones
+// the latest.
 func compareForList(x, y *incident) int {
 	switch {
 	case x.isOpen() && !y.isOpen():
 		return -1
 	case y.isOpen() && !x.isOpen():
 		return 1
-	case !x.isOpen(): // both have ended
+	case !x.isOpen():
 		return y.until.Compare(x.until)
 	}
 	return cmp.Or(firstIf(x.members[0].Kind == ProxyBusy, y.members[0].Kind == ProxyBusy),
 		cmp.Compare(y.harm(), x.harm()), cmp.Compare(len(y.present()), len(x.present())), x.since.Compare(y.since))
 }
 
-// tooMuch is the kind of the incident that stands for all unplaced findings.
 const tooMuch Kind = "too_much"
 
-// summarizeUnplaced returns one incident for all unplaced findings: for these, the list was full (maxIncidents) of incidents that harm as
-// much. Its id is 0, which no other incident has.
+// summarizeUnplaced: the list was full of incidents that harm as much. Its id is 0, which no other
+// incident has.
 func (b *Book) summarizeUnplaced() Incident {
 	severity := Warn
 	if b.unplacedHaveBad {

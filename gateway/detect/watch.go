@@ -5,37 +5,36 @@ import (
 	"time"
 )
 
-// Watch holds the samples of a proxy and its incidents. The zero value is ready to use. It has no lock: its owner must call one method at a
-// time.
+// Watch holds the samples and incidents of a proxy. The zero value is ready to use. It has no lock:
+// its owner must call one method at a time.
 type Watch struct {
 	Ring
 	book        Book
-	updatedAt   time.Time      // time of the last Update
-	ranksPace   map[int32]pace // the pace of each rank at the last Update, by Rank.ID
+	updatedAt   time.Time
+	ranksPace   map[int32]pace // at the last Update, by Rank.ID
 	stepWatches map[GroupName]*stepWatch
-	longBacklog faultTimer             // lasts while prompts come faster than prefill engines compute them
-	crowded     map[string]*faultTimer // by model; lasts while about as many requests wait as run
+	longBacklog faultTimer             // prompts come faster than prefill engines compute them
+	crowded     map[string]*faultTimer // by model: about as many requests wait as run
 }
 
-// Update adds the facts about the whole proxy and the sample of the same moment. It fills in the fields of f that are marked with (found),
-// and updates the incidents.
+// Update adds the facts and the sample of the same moment. It fills in the fields of f that are
+// marked with (found), and updates the incidents.
 func (w *Watch) Update(f *Facts, s Sample) {
 	s.addFacts(f)
 	w.Add(s)
 	w.updatedAt = f.At
-	w.ranksPace = w.measurePaces() // from the new sample and those before
+	w.ranksPace = w.measurePaces()
 	w.compareStepsWithUsual(f)
 	w.measureCrowding(f)
 	w.longBacklog.observe(f.Prefill.Waiting > 0 && f.Prefill.IsBacklogLong(), f.At)
-	w.fillInResults(f) // before Find, whose detectors look at these results
+	w.fillInResults(f) // detectors look at these
 	w.book.Observe(f.At, Find(f, w.lastMinute()))
-	w.book.measureHarm(&w.Ring) // how much the incidents have harmed clients
+	w.book.measureHarm(&w.Ring)
 }
 
-// compareStepsWithUsual fills in the paces of all groups, and compares their steps with usual ones: those of the last hour or, during a
-// fault, of the hour before it. It also records steps without a fault, for comparisons in the next hour.
+// compareStepsWithUsual: during a fault, usual steps are those of the hour before it.
 func (w *Watch) compareStepsWithUsual(f *Facts) {
-	watches := map[GroupName]*stepWatch{} // without groups that have left, or whose steps cannot be compared now
+	watches := map[GroupName]*stepWatch{} // without groups that have left, or cannot be compared now
 	for name, g := range f.groups() {
 		g.fillInPaces(w.ranksPace)
 		if !g.StepsAreComparable() {
@@ -57,20 +56,17 @@ func (w *Watch) compareStepsWithUsual(f *Facts) {
 	w.stepWatches = watches
 }
 
-// recordUsualSteps marks the present steps of a group as usual, in the sample of this minute: how long they take, by load, and how many
-// tokens they give. Later steps are compared with them.
 func (w *Watch) recordUsualSteps(name GroupName, g *Group) {
 	thisMinute := w.minutes.last().group(name) // points into the sample
 	thisMinute.Usual, thisMinute.StepModel = true, g.presentStepModel()
 	thisMinute.yield = stepYield{tokens: g.tokensPerStep(), tokenMs: g.TokenMs}
 }
 
-// crowdedLasts is how long many requests may wait before it is reported: a shorter burst is normal.
+// crowdedLasts: a shorter burst is normal.
 const crowdedLasts = 10 * time.Second
 
-// measureCrowding measures for how long each model has been crowded: about as many requests wait as run.
 func (w *Watch) measureCrowding(f *Facts) {
-	timers := map[string]*faultTimer{} // models that have left the proxy are not in the new map
+	timers := map[string]*faultTimer{} // without models that have left
 	for i := range f.Models {
 		m := &f.Models[i]
 		t := w.crowded[m.Name]
@@ -83,8 +79,7 @@ func (w *Watch) measureCrowding(f *Facts) {
 	w.crowded = timers
 }
 
-// FillInFound fills in the fields of f that are marked with (found), as they were at the last Update. It leaves the samples and the
-// incidents as they are.
+// FillInFound fills in the fields marked with (found) as they were at the last Update.
 func (w *Watch) FillInFound(f *Facts) {
 	for _, g := range f.groups() {
 		g.fillInPaces(w.ranksPace)
@@ -92,10 +87,7 @@ func (w *Watch) FillInFound(f *Facts) {
 	w.fillInResults(f)
 }
 
-// fillInResults fills in what the last Update found: the rates of requests, the failures, how long the prefill backlog has been long and
-// each model crowded, and which groups have slow steps or too few tokens per step. Group.fillInPaces must have filled in the times per
-// token before. Groups whose steps cannot be compared keep zeros, because prompts make their steps longer or their ranks do not step
-// together.
+// fillInResults comes after Group.fillInPaces. Groups whose steps cannot be compared keep zeros.
 func (w *Watch) fillInResults(f *Facts) {
 	if last := w.Last(); last != nil {
 		f.Traffic.Rates = last.Rates
@@ -118,11 +110,12 @@ func (w *Watch) fillInResults(f *Facts) {
 // UpdatedAt is the time of the last Update; zero: there was none.
 func (w *Watch) UpdatedAt() time.Time { return w.updatedAt }
 
-// Incidents returns the open incidents, the most harmful first, and then those that were resolved in the last 15 minutes.
+// Incidents returns the open incidents, the most harmful first, and then those that were resolved
+// in the last 15 minutes.
 func (w *Watch) Incidents() []Incident { return w.book.Incidents() }
 
-// addFacts adds to a sample the values that only an examination of the whole proxy provides: the state of each engine, and the loads of
-// groups. A rank has an entry beside its engine's if the engine has several ranks and does not drain as a whole.
+// addFacts adds what only an examination of the whole proxy provides. A rank has an entry beside
+// its engine's if there are several and the engine does not drain as a whole.
 func (s *Sample) addFacts(f *Facts) {
 	s.Examined, s.Drains, s.Policy, s.open = true, f.Proxy.Draining, f.Proxy.Policy, f.Proxy.Open
 	s.Reload = time.UnixMilli(f.Proxy.ReloadedMs)
@@ -149,8 +142,7 @@ func (s *Sample) addFacts(f *Facts) {
 	}
 }
 
-// addRankStates adds the states of a group's ranks, because a rank can drain while its engine as a whole does not. It must be called after
-// the engines have their states.
+// addRankStates comes after the states of the engines.
 func (s *Sample) addRankStates(role string, g *Group) {
 	for k := range g.Ranks {
 		r := &g.Ranks[k]

@@ -9,19 +9,21 @@ import (
 )
 
 const (
-	maxChunkLine = 256      // most bytes of a line with a chunk's size and its extensions
-	maxFraming   = 16 << 10 // most bytes of such lines in a body, beyond 16 per chunk and 2 per byte of data, as in net/http
+	maxChunkLine = 256 // most bytes of a line with a chunk's size and its extensions
+	// maxFraming bounds such lines in a body, in bytes beyond 16 per chunk and 2 per byte of data, as
+	// in net/http.
+	maxFraming = 16 << 10
 )
 
-// errChunked is an error that says what is wrong with the framing of a chunked body. The client sees the text.
+// errChunked says what is wrong with a chunked body. The client sees the text.
 type errChunked string
 
 func (e errChunked) Error() string { return "edge: " + string(e) }
 
-// readChunks reads a chunked body into buf, and its trailer. Like parseHead, it refuses framing that two parsers may read differently. It
-// also refuses a body that is larger than limit, or that consists mostly of framing.
+// Like parseHead, readChunks refuses framing that two parsers may read differently, and a body that
+// consists mostly of framing.
 func (u *upload) readChunks(br *bufio.Reader) error {
-	framing := 0 // bytes of the lines so far, beyond 16 per chunk and 2 per byte of data; see maxFraming
+	framing := 0 // beyond what is free; see maxFraming
 	for {
 		line, err := chunkLine(br, maxChunkLine)
 		if err != nil {
@@ -31,10 +33,10 @@ func (u *upload) readChunks(br *bufio.Reader) error {
 		if err != nil {
 			return err
 		}
-		if size == 0 { // the last chunk
+		if size == 0 {
 			return readTrailer(br)
 		}
-		framing = max(0, framing+len(line)-16-2*size) // each chunk has 16 bytes free, and two more per byte of its data
+		framing = max(0, framing+len(line)-16-2*size)
 		if framing > maxFraming {
 			return errChunked("the chunks have more framing than data")
 		}
@@ -54,7 +56,7 @@ func (u *upload) readChunks(br *bufio.Reader) error {
 	}
 }
 
-// chunkLine returns the next line without its CRLF. It fails if the line has more than maxBytes, including its CRLF. The line is valid
+// chunkLine returns the next line without its CRLF, which counts in maxBytes. The line is valid
 // until the next read from br.
 func chunkLine(br *bufio.Reader, maxBytes int) ([]byte, error) {
 	line, err := br.ReadSlice('\n')
@@ -63,7 +65,7 @@ func chunkLine(br *bufio.Reader, maxBytes int) ([]byte, error) {
 		return nil, errChunked("a line between the chunks is too long")
 	case err != nil:
 		return nil, unexpectedEOF(err)
-	case len(line) < len("\r\n") || line[len(line)-2] != '\r': // only an LF ends the line
+	case len(line) < len("\r\n") || line[len(line)-2] != '\r': // only an LF
 		return nil, errChunked("a line between the chunks does not end in CRLF")
 	}
 	line = line[:len(line)-2]
@@ -75,12 +77,12 @@ func chunkLine(br *bufio.Reader, maxBytes int) ([]byte, error) {
 	return line, nil
 }
 
-// chunkSize reads the size of a chunk from the line before it: hex digits. White space or an extension after the digits is ignored.
+// White space or an extension after the hex digits is ignored.
 func chunkSize(line []byte) (int, error) {
 	rest := bytes.TrimLeft(line, "0123456789abcdefABCDEF")
 	digits := line[:len(line)-len(rest)]
 	n, err := strconv.ParseUint(string(digits), 16, 60)
-	if err != nil || len(digits) > 15 { // 15 hex digits are 60 bits; a longer number that fits has a useless leading 0
+	if err != nil || len(digits) > 15 { // 60 bits; a longer number that fits has a useless leading 0
 		return 0, errChunked("a chunk's size is not a number, or is too large")
 	}
 	isExtension := len(rest) > 0 && rest[0] == ';'
@@ -91,12 +93,12 @@ func chunkSize(line []byte) (int, error) {
 	return int(n), nil
 }
 
-// readTrailer reads the header fields after the last chunk and drops them. It refuses fields that frame, route or authorise a request,
+// readTrailer drops the trailer. It refuses fields that frame, route or authorise a request,
 // because another proxy may treat them as part of the head.
 func readTrailer(br *bufio.Reader) error {
 	for size := 0; ; {
 		line, err := chunkLine(br, br.Size())
-		if err != nil || len(line) == 0 { // an empty line ends the trailer
+		if err != nil || len(line) == 0 {
 			return err
 		}
 		if size += len(line) + len("\r\n"); size > br.Size() {

@@ -8,8 +8,8 @@ import (
 	"go.uber.org/zap"
 )
 
-// A CloseNotifier reports once that a client has left. Each connection has one. Each part of a request that the proxy has
-// split has one, too.
+// A CloseNotifier reports once that a client has left. Each connection, and each part of a request
+// that was split, has one.
 type CloseNotifier struct {
 	log *zap.Logger
 
@@ -20,15 +20,15 @@ type CloseNotifier struct {
 	goneAt  time.Time // when MarkGone was called first; set before gone is closed
 }
 
-// NewCloseNotifier returns the CloseNotifier of a client that has not left. log gets the panics of callbacks.
+// NewCloseNotifier takes a log for the panics of callbacks.
 func NewCloseNotifier(log *zap.Logger) *CloseNotifier {
 	return &CloseNotifier{log: log, gone: make(chan struct{})}
 }
 
-// Gone returns a channel that is closed when the client leaves, or when the proxy closes the connection.
+// Gone is closed when the client leaves, or when the proxy closes the connection.
 func (d *CloseNotifier) Gone() <-chan struct{} { return d.gone }
 
-// Left says whether Gone is closed: the client has left, or the proxy has closed the connection.
+// Left says whether Gone is closed.
 func (d *CloseNotifier) Left() bool {
 	select {
 	case <-d.gone:
@@ -38,15 +38,16 @@ func (d *CloseNotifier) Left() bool {
 	}
 }
 
-// GoneAt returns the time at which the proxy noticed that the client had left. Call it only after Gone is closed.
+// GoneAt is when the proxy noticed that the client had left. Call it only after Gone is closed.
 func (d *CloseNotifier) GoneAt() time.Time { return d.goneAt }
 
-// OnGone sets f as the callback that runs when the client leaves, in place of an earlier callback. If the client has left already, f runs
-// at once. f runs under the lock of the CloseNotifier, usually on the goroutine that watches all connections, so it must not block and must
-// not call a method of this CloseNotifier.
+// OnGone sets the callback that runs when the client leaves, or at once if it has left. f runs
+// under the lock of the CloseNotifier, usually on the goroutine that watches all connections, so it
+// must not block and must not call a method of this CloseNotifier.
 //
-// After OnGone(nil) has returned, no callback runs any more. Until then, f may run although the engine call that it aborts has ended and
-// the call's connection serves another request. The methods of engine.Call do not harm that request.
+// After OnGone(nil) has returned, no callback runs any more. Until then, f may run although the
+// engine call that it aborts has ended and the call's connection serves another request, which the
+// methods of engine.Call do not harm.
 func (d *CloseNotifier) OnGone(f func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -56,7 +57,7 @@ func (d *CloseNotifier) OnGone(f func()) {
 	}
 }
 
-// MarkGone closes Gone and calls the callback of OnGone. Further calls do nothing.
+// MarkGone closes Gone and calls the callback of OnGone, once.
 func (d *CloseNotifier) MarkGone() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -68,12 +69,12 @@ func (d *CloseNotifier) MarkGone() {
 	d.runCallback()
 }
 
-// runCallback calls onGone, if it is set. The caller holds d.mu.
+// The caller holds d.mu.
 func (d *CloseNotifier) runCallback() {
 	if d.onGone == nil {
 		return
 	}
-	defer func() { // a panic on the watcher's goroutine would end the process
+	defer func() { // on the watcher's goroutine, it would end the process
 		if v := recover(); v != nil {
 			d.log.Error("edge: panic in an OnGone callback", zap.Any("panic", v), zap.ByteString("stack", debug.Stack()))
 		}
@@ -81,7 +82,6 @@ func (d *CloseNotifier) runCallback() {
 	d.onGone()
 }
 
-// hasPendingCallback says whether a callback of OnGone is set that has not run, because the client has not left.
 func (d *CloseNotifier) hasPendingCallback() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

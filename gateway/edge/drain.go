@@ -8,24 +8,26 @@ import (
 
 const (
 	drainPoll    = 20 * time.Millisecond
-	handlerGrace = 5 * time.Second // how long handlers may take to notice that their connection was cut
+	handlerGrace = 5 * time.Second // for handlers to notice that their connection was cut
 )
 
-// Drain stops s: no new connections and no new requests are accepted. Running requests may finish until ctx ends. After that, Drain cuts
-// the remaining connections, which their handlers notice by Gone, and returns an error with their number. Call it only once per server.
+// Drain accepts no new connections and requests. Running requests may finish until ctx ends. Then
+// Drain cuts the remaining connections, which their handlers notice by Gone, and returns an error
+// with their number. Call it only once per server.
 func Drain(ctx context.Context, s *Server, l *Listener) error {
 	s.stopping.Store(true)
 	l.closeIdle()
-	// Shutdown is called only once, because a second call returns nil at once although connections are open.
-	if err := s.ShutdownWithContext(ctx); err != nil && ctx.Err() == nil { // after the end of ctx, the connections are cut below
+	// A second Shutdown would return nil at once although connections are open.
+	if err := s.ShutdownWithContext(ctx); err != nil && ctx.Err() == nil {
 		return fmt.Errorf("drain: %w", err)
 	}
-	// fasthttp stops counting a connection before it closes it, so the listener's count must reach 0, too.
+	// fasthttp stops counting a connection before it closes it, so the listener's count must reach 0,
+	// too.
 	if awaitIdle(ctx, s, l) {
 		return nil
 	}
 	cut := l.CloseConns()
-	// ctx has ended, so the handlers get a time of their own to notice that their connections were cut.
+	// ctx has ended.
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), handlerGrace)
 	defer cancel()
 	if !awaitIdle(grace, s, l) {
@@ -35,7 +37,7 @@ func Drain(ctx context.Context, s *Server, l *Listener) error {
 	return fmt.Errorf("drain: %w: %d connections cut; allow more time if their requests mattered", ctx.Err(), cut)
 }
 
-// awaitIdle waits until no connection is open and no handler runs; false: ctx ended first.
+// awaitIdle waits until no connection is open and no handler runs.
 func awaitIdle(ctx context.Context, s *Server, l *Listener) bool {
 	tick := time.NewTicker(drainPoll)
 	defer tick.Stop()

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RaiseFileLimit raises the soft limit of open files to the hard limit, and logs the result. want is how many files the caller may need:
-// two for each running request. If the limit stays below want, the log has a warning. RaiseFileLimit returns the limit now in force.
+// RaiseFileLimit raises the soft limit of open files to the hard limit, and returns it. It logs a
+// warning if the limit stays below want: two files for each running request.
 func RaiseFileLimit(log *zap.Logger, want uint64) (uint64, error) {
 	var lim unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &lim); err != nil {

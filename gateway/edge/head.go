@@ -5,19 +5,21 @@ import (
 	"strconv"
 )
 
-// framing says how a request head announces its body: with a length, in chunks, or not at all.
+// framing is how a request head announces its body.
 type framing struct {
-	length         int  // length of the body in bytes; 0: there is no body; not used if chunked is set
-	chunked        bool // the body comes in chunks, so its length is known only at its end
+	length         int // length of the body in bytes; 0: there is no body; not used if chunked is set
+	chunked        bool
 	awaitsContinue bool // the client waits for 100 Continue before it sends the body
 }
 
-// parseHead returns the framing of the body. why is the rule that the head breaks; empty: the head is valid. A head that another proxy
-// reads differently can smuggle a second request past that proxy, so parseHead refuses such heads if fasthttp accepts them. protocol is the
-// last word of the request line, raw the header block as received.
+// parseHead returns the framing of the body; why is the rule that the head breaks. A head that
+// another proxy reads differently can smuggle a second request past that proxy, so parseHead
+// refuses such heads if fasthttp accepts them. protocol is the last word of the request line, raw
+// the header block as received.
 func parseHead(protocol, raw []byte) (f framing, why string) {
 	http11 := string(protocol) == "HTTP/1.1"
-	if !http11 && string(protocol) != "HTTP/1.0" { // fasthttp v1.73.0 serves any protocol, even the HTTP/2 preface
+	if !http11 && string(protocol) != "HTTP/1.0" {
+		// fasthttp v1.73.0 serves any protocol, even the HTTP/2 preface.
 		return f, "the protocol is neither HTTP/1.1 nor HTTP/1.0"
 	}
 	var hasLength, hasAuthorization, hasKey bool
@@ -29,7 +31,7 @@ func parseHead(protocol, raw []byte) (f framing, why string) {
 		}
 		line := raw[:end-1]
 		raw = raw[end+1:]
-		if len(line) == 0 { // the empty line ends the head
+		if len(line) == 0 {
 			break
 		}
 		name, why := fieldName(line)
@@ -39,16 +41,17 @@ func parseHead(protocol, raw []byte) (f framing, why string) {
 		value := bytes.Trim(line[len(name)+1:], " \t")
 		switch {
 		case equalFold(name, "Content-Length"):
-			if f.length, hasLength = decimal(value); !hasLength { // fasthttp refuses a second Content-Length
+			if f.length, hasLength = decimal(value); !hasLength { // fasthttp refuses a second one
 				return f, "Content-Length is not a number"
 			}
 		case equalFold(name, "Transfer-Encoding"):
-			if !equalFold(value, "chunked") { // some parsers read a body after "identity", and others read none
+			if !equalFold(value, "chunked") {
+				// Some parsers read a body after "identity", and others read none.
 				return f, "the only Transfer-Encoding is chunked"
 			}
 			f.chunked = true
 		case equalFold(name, "Authorization"):
-			if hasAuthorization { // a proxy in front of this one may have checked only one of the two
+			if hasAuthorization { // a proxy in front of this one may have checked only one
 				return f, "there are two Authorization headers"
 			}
 			hasAuthorization = true
@@ -68,18 +71,17 @@ func parseHead(protocol, raw []byte) (f framing, why string) {
 		return f, "Transfer-Encoding needs HTTP/1.1"
 	}
 	hasBody := f.chunked || f.length > 0
-	f.awaitsContinue = f.awaitsContinue && hasBody // a client without a body has nothing to wait for
+	f.awaitsContinue = f.awaitsContinue && hasBody // nothing to wait for
 	return f, ""
 }
 
-// fieldName returns the field name in a line of a head or a trailer. line comes without its CRLF. why is the rule that the line
-// breaks; empty: the line is valid.
+// fieldName takes a line of a head or a trailer without its CRLF.
 func fieldName(line []byte) (name []byte, why string) {
 	if line[0] == ' ' || line[0] == '\t' {
 		return nil, "a header is folded over several lines"
 	}
 	colon := bytes.IndexByte(line, ':')
-	if colon < 1 { // there is no colon, or nothing before it
+	if colon < 1 {
 		return nil, "a header has no name"
 	}
 	for _, b := range line[:colon] {
@@ -93,13 +95,11 @@ func fieldName(line []byte) (name []byte, why string) {
 	return line[:colon], ""
 }
 
-// equalFold says whether b equals word, ignoring upper and lower case.
 func equalFold(b []byte, word string) bool {
 	return len(b) == len(word) && bytes.EqualFold(b, []byte(word))
 }
 
-// decimal reads a length. ok is false unless b has digits only, and at most 18 of them. No body needs more, and any such number fits into
-// 63 bits.
+// decimal reads a length: digits only, and at most 18 of them, which fit into 63 bits.
 func decimal(b []byte) (n int, ok bool) {
 	u, err := strconv.ParseUint(string(b), 10, 63)
 	return int(u), err == nil && len(b) <= 18

@@ -23,47 +23,49 @@ import (
 const (
 	firstBackoff = 5 * time.Millisecond
 	lastBackoff  = time.Second
-	// busyWrite is the write deadline for the answer to a refused client. Its few hundred bytes fit into the empty socket buffer.
+	// busyWrite is for the answer to a refused client, whose few hundred bytes fit into the empty
+	// socket buffer.
 	busyWrite             = 100 * time.Millisecond
-	minRefusalLogInterval = time.Minute // shortest time between two log lines about refused connections
+	minRefusalLogInterval = time.Minute
 )
 
-// ListenOptions say how a Listener treats its connections. A limit of 0 means no limit, unless its comment says otherwise.
+// ListenOptions say how a Listener treats its connections. A limit of 0 means none, unless its
+// comment says otherwise.
 type ListenOptions struct {
-	// WriteTimeout is how long one write of up to 64 KiB may wait for its client (0: 30 s; negative: for ever) before the connection is
-	// closed. After the same time, the kernel gives up a client that acknowledges nothing.
+	// WriteTimeout is how long one write of up to 64 KiB may wait for its client (0: 30 s; negative:
+	// for ever). After the same time, the kernel gives up a client that acknowledges nothing.
 	WriteTimeout time.Duration
-	// MaxLag bounds how long all writes of one answer together may wait for the client (0: for ever).
+	// MaxLag bounds how long all writes of one answer together may wait for the client.
 	MaxLag time.Duration
-	// SendBuffer is how many bytes the kernel buffers for a slow client (0: the kernel's choice, some megabytes). While the
-	// buffer is full, writes wait.
+	// SendBuffer is how many bytes the kernel buffers for a slow client (0: the kernel's choice, some
+	// megabytes).
 	SendBuffer int
-	// MaxConns bounds the open connections. Set it below the server's Concurrency, and below half of the limit of open files, because a
-	// running request needs a second socket.
+	// MaxConns should be below the server's Concurrency, and below half of the limit of open files,
+	// because a running request needs a second socket.
 	MaxConns int
-	// MaxConnsPerIP bounds the connections of one IPv4 address or one IPv6 /64 network. Leave it 0 behind a load balancer, because all its
+	// MaxConnsPerIP is per IPv4 address or IPv6 /64 network. Leave it 0 behind a load balancer, whose
 	// connections come from one address.
 	MaxConnsPerIP int
-	// TLS says that clients speak TLS on these sockets. A connection over a limit is then closed without an answer, because an answer in clear
-	// text would be of no use. Without TLS, it gets a 503 or 429.
+	// TLS says that clients speak TLS on these sockets: a connection over a limit is then closed
+	// without an answer, because one in clear text would be of no use. Otherwise it gets a 503 or 429.
 	TLS bool
 	Log *zap.Logger // nil: nothing is logged
 }
 
-// Stats has the number of open connections, and counts of events since the Listener was made.
+// Stats counts since the Listener was made.
 type Stats struct {
-	Open          int    // connections that are open now
-	Accepted      uint64 // connections handed to the server
-	AcceptErrors  uint64 // failed accepts that were tried again, for example after "too many open files"
-	WatchErrors   uint64 // connections closed because the watcher could not watch whether their client leaves
+	Open          int // connections that are open now
+	Accepted      uint64
+	AcceptErrors  uint64 // and tried again, for example after "too many open files"
+	WatchErrors   uint64 // closed, because the watcher could not watch them
 	RefusedTotal  uint64 // connections refused because of MaxConns
 	RefusedByAddr uint64 // connections refused because of MaxConnsPerIP
-	CutStalled    uint64 // clients cut because one write, or the data in the kernel, waited for WriteTimeout
+	CutStalled    uint64 // one write, or the data in the kernel, waited for WriteTimeout
 	CutLagging    uint64 // clients cut because the writes of one answer waited for MaxLag in all
 }
 
-// Listener accepts client connections as *Conn. One goroutine watches whether the clients leave. The goroutine ends when the listener and
-// its last connection are closed.
+// Listener accepts client connections as *Conn. One goroutine watches whether the clients leave,
+// and ends with the listener and its last connection.
 type Listener struct {
 	net.Listener
 	options ListenOptions
@@ -81,7 +83,7 @@ type Listener struct {
 	accepted, acceptErrors, watchErrors, refusedTotal, refusedByAddr, cutStalled, cutLagging atomic.Uint64
 }
 
-// ListenError adds to an error of net.Listen what the operator can do about it. addr is the address in the error text.
+// ListenError adds to an error of net.Listen what the operator can do about it.
 func ListenError(addr string, err error) error {
 	var name *net.DNSError
 	switch {
@@ -97,9 +99,10 @@ func ListenError(addr string, err error) error {
 	return err
 }
 
-// Listen listens on a TCP address. Each connection has TCP keep-alive on.
+// Listen listens on a TCP address, with TCP keep-alive.
 func Listen(addr string, opt ListenOptions) (*Listener, error) {
-	// A client that vanished without a FIN is noticed after 30 s: 15 s of silence and three probes, 5 s apart.
+	// A client that vanished without a FIN is noticed after 30 s: 15 s of silence and three probes, 5
+	// s apart.
 	lc := net.ListenConfig{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}}
 	ln, err := lc.Listen(context.Background(), "tcp", addr)
 	if err != nil {
@@ -107,13 +110,13 @@ func Listen(addr string, opt ListenOptions) (*Listener, error) {
 	}
 	l, err := Wrap(ln, opt)
 	if err != nil {
-		_ = ln.Close() // the caller gets the error of Wrap, which matters more
+		_ = ln.Close() // the error of Wrap matters more
 		return nil, err
 	}
 	return l, nil
 }
 
-// Wrap returns a Listener that accepts the connections of ln. They must be sockets, or wrap sockets, so that they can be watched.
+// Wrap takes a listener of sockets, or of what wraps them, so that they can be watched.
 func Wrap(ln net.Listener, opt ListenOptions) (*Listener, error) {
 	opt.WriteTimeout = cmp.Or(opt.WriteTimeout, 30*time.Second)
 	opt.Log = cmp.Or(opt.Log, zap.NewNop())
@@ -129,8 +132,8 @@ func Wrap(ln net.Listener, opt ListenOptions) (*Listener, error) {
 	return l, nil
 }
 
-// Accept returns the next connection. It retries after any error, and fails only with net.ErrClosed, because fasthttp ends Serve on any
-// error: a single "too many open files" would end the proxy.
+// Accept retries after any error, and fails only with net.ErrClosed, because fasthttp ends Serve on
+// any error: a single "too many open files" would end the proxy.
 func (l *Listener) Accept() (net.Conn, error) {
 	backoff := firstBackoff
 	for {
@@ -148,14 +151,14 @@ func (l *Listener) Accept() (net.Conn, error) {
 			l.accepted.Add(1)
 			return c, nil
 		}
-		_ = raw.Close()                    // refused; an error here changes nothing
-		if errors.Is(err, net.ErrClosed) { // Close was called while this connection was being admitted
+		_ = raw.Close()
+		if errors.Is(err, net.ErrClosed) { // closed while this one was admitted
 			return nil, net.ErrClosed
 		}
 	}
 }
 
-// pauseAccept waits for d after a failed accept. It returns false if the listener was closed meanwhile.
+// pauseAccept returns false if the listener was closed meanwhile.
 func (l *Listener) pauseAccept(err error, d time.Duration) bool {
 	l.acceptErrors.Add(1)
 	l.log.Warn("a connection could not be accepted; the listener goes on", zap.Error(err), zap.Duration("in", d),
@@ -175,7 +178,7 @@ var (
 	errPerIP = errors.New("edge: too many connections from one address")
 )
 
-// admit checks the limits, counts the connection and begins to watch whether its client leaves. A refused client gets an answer.
+// A refused client gets an answer.
 func (l *Listener) admit(raw net.Conn) (*Conn, error) {
 	c := &Conn{Conn: raw, socket: socket.Of(raw), CloseNotifier: NewCloseNotifier(l.log), ln: l, ip: countedAddr(raw)}
 	if err := l.register(c); err != nil {
@@ -183,9 +186,9 @@ func (l *Listener) admit(raw net.Conn) (*Conn, error) {
 		return nil, err
 	}
 	if t, ok := raw.(*net.TCPConn); ok && l.options.SendBuffer > 0 {
-		_ = t.SetWriteBuffer(l.options.SendBuffer) // an error means that the socket is closed, which the watcher notices
+		_ = t.SetWriteBuffer(l.options.SendBuffer) // fails only if closed, which the watcher notices
 	}
-	err := errors.ErrUnsupported // the error for a connection without a socket, which cannot be watched
+	err := errors.ErrUnsupported // it cannot be watched
 	if sock, ok := raw.(syscall.Conn); ok {
 		err = l.watch.add(sock, c.id, l.options.WriteTimeout)
 	}
@@ -198,7 +201,6 @@ func (l *Listener) admit(raw net.Conn) (*Conn, error) {
 	return c, nil
 }
 
-// register counts a connection and gives it an id. It fails if the connection exceeds a limit, or if the listener is closed.
 func (l *Listener) register(c *Conn) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -211,7 +213,7 @@ func (l *Listener) register(c *Conn) error {
 	case countsIP && l.perIP[c.ip] >= l.options.MaxConnsPerIP:
 		return errPerIP
 	}
-	l.lastID++ // ids begin at 1, because 0 is the watcher's stopID
+	l.lastID++ // 0 is the watcher's stopID
 	c.id = l.lastID
 	l.conns[c.id] = c
 	if countsIP {
@@ -220,8 +222,6 @@ func (l *Listener) register(c *Conn) error {
 	return nil
 }
 
-// refuseConn counts a refused connection, and sends its client an error answer unless the client speaks TLS. The answer fits into the empty
-// socket buffer, so the write returns at once.
 func (l *Listener) refuseConn(raw net.Conn, why error) {
 	var answer string
 	switch {
@@ -231,16 +231,16 @@ func (l *Listener) refuseConn(raw net.Conn, why error) {
 	case errors.Is(why, errPerIP):
 		l.refusedByAddr.Add(1)
 		answer = perIPAnswer
-	default: // the listener is closed; no limit is exceeded, so nothing is counted
+	default: // closed; nothing is counted
 		return
 	}
 	l.logRefusal(why)
 	if !l.options.TLS && raw.SetWriteDeadline(time.Now().Add(busyWrite)) == nil {
-		_, _ = raw.Write([]byte(answer)) // best effort: the connection is closed either way
+		_, _ = raw.Write([]byte(answer)) // best effort
 	}
 }
 
-// logRefusal logs at most one refusal per minute, because there may be thousands per second during an attack.
+// There may be thousands of refusals per second during an attack.
 func (l *Listener) logRefusal(why error) {
 	l.mu.Lock()
 	due := time.Since(l.lastRefusalLogged) >= minRefusalLogInterval
@@ -256,13 +256,12 @@ func (l *Listener) logRefusal(why error) {
 	}
 }
 
-// markGone marks the client of a connection as gone, and counts the client if the kernel gave it up. The watcher calls it
-// for each client that leaves.
+// The watcher calls markGone for each client that leaves.
 func (l *Listener) markGone(id uint64) {
 	l.mu.Lock()
 	c := l.conns[id]
 	l.mu.Unlock()
-	if c != nil { // nil: the connection was closed after the watcher saw the event
+	if c != nil { // else closed after the watcher saw the event
 		if c.kernelTimedOut() {
 			c.countOnce(&l.cutStalled)
 		}
@@ -270,8 +269,7 @@ func (l *Listener) markGone(id uint64) {
 	}
 }
 
-// unregister removes a closed connection from the counts; it does nothing if the connection is not counted. After Close of the listener,
-// the last connection also ends the watcher.
+// After Close, the last connection ends the watcher.
 func (l *Listener) unregister(c *Conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -280,7 +278,7 @@ func (l *Listener) unregister(c *Conn) {
 	}
 	delete(l.conns, c.id)
 	l.perIP[c.ip]--
-	if l.perIP[c.ip] <= 0 { // the count is below 0 for an address that register did not count
+	if l.perIP[c.ip] <= 0 { // below 0 for an address that register did not count
 		delete(l.perIP, c.ip)
 	}
 	if l.closed && len(l.conns) == 0 {
@@ -288,7 +286,7 @@ func (l *Listener) unregister(c *Conn) {
 	}
 }
 
-// Close makes Accept fail. Open connections stay open, and their clients are still watched. A second Close returns net.ErrClosed.
+// Close makes Accept fail. Open connections stay open and watched.
 func (l *Listener) Close() error {
 	l.mu.Lock()
 	if l.closed {
@@ -296,7 +294,7 @@ func (l *Listener) Close() error {
 		return net.ErrClosed
 	}
 	l.closed = true
-	if len(l.conns) == 0 { // otherwise the last connection ends the watcher: see unregister
+	if len(l.conns) == 0 { // else unregister does it
 		l.watch.close()
 	}
 	l.mu.Unlock()
@@ -304,8 +302,7 @@ func (l *Listener) Close() error {
 	return l.Listener.Close()
 }
 
-// CloseConns closes the socket of every open connection and returns their number. Their handlers notice it by Gone, and
-// their reads and writes fail.
+// CloseConns closes all sockets and returns their number. Their handlers notice it by Gone.
 func (l *Listener) CloseConns() int {
 	l.mu.Lock()
 	open := slices.Collect(maps.Values(l.conns))
@@ -316,8 +313,7 @@ func (l *Listener) CloseConns() int {
 	return len(open)
 }
 
-// closeIdle closes the idle connections whose last answer was written by a Hijacked (see Hijack). fasthttp closes the other
-// idle connections itself.
+// closeIdle closes the idle connections of a Hijacked; fasthttp closes the others.
 func (l *Listener) closeIdle() {
 	l.mu.Lock()
 	open := slices.Collect(maps.Values(l.conns))
@@ -329,7 +325,7 @@ func (l *Listener) closeIdle() {
 	}
 }
 
-// Stats returns the current counts. Each one is read by itself, so together they are not an exact snapshot.
+// Stats is not an exact snapshot: each count is read by itself.
 func (l *Listener) Stats() Stats {
 	l.mu.Lock()
 	open := len(l.conns)
@@ -341,21 +337,22 @@ func (l *Listener) Stats() Stats {
 	}
 }
 
-// countedAddr returns the address by which connections are counted per client: the IPv4 address, or the IPv6 /64 network, which is what one
-// customer usually gets. It is invalid for a Unix socket.
+// countedAddr is the IPv4 address, or the IPv6 /64 network, which is what one customer usually
+// gets. It is invalid for a Unix socket.
 func countedAddr(c net.Conn) netip.Addr {
 	t, ok := c.RemoteAddr().(*net.TCPAddr)
 	if !ok {
 		return netip.Addr{}
 	}
-	a := t.AddrPort().Addr().Unmap().WithZone("") // without Unmap, an IPv4 client of an IPv6 socket would count as IPv6
+	// Without Unmap, an IPv4 client of an IPv6 socket would count as IPv6.
+	a := t.AddrPort().Addr().Unmap().WithZone("")
 	if a.Is6() {
 		return netip.PrefixFrom(a, 64).Masked().Addr()
 	}
 	return a
 }
 
-// headConnOf returns the headConn of a request; nil: Server.Serve did not accept its connection.
+// headConnOf is nil if Server.Serve did not accept the connection.
 func headConnOf(ctx *fasthttp.RequestCtx) *headConn {
 	if w, ok := ctx.Conn().(interface{ self() *headConn }); ok {
 		return w.self()

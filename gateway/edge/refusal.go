@@ -12,55 +12,57 @@ import (
 	"go.uber.org/zap"
 )
 
-// Options are the handler and the limits of a server. For a field that is zero, the default in the field's comment applies.
+// Options are the handler and the limits of a server. A field that is zero gets the default in its
+// comment.
 type Options struct {
-	// Handler serves one request. If it panics, the client gets a 500, and the stack is logged.
+	// If Handler panics, the client gets a 500, and the stack is logged.
 	Handler fasthttp.RequestHandler
-	// Answer writes a refusal as the answer of ctx (default: AnswerJSON, OpenAI's error object). ctx.Request may be empty or half read.
+	// Answer writes a refusal (default: AnswerJSON). ctx.Request may be empty or half read.
 	Answer func(ctx *fasthttp.RequestCtx, r Refusal)
 	Log    *zap.Logger // nil: nothing is logged
 
-	// Authenticate, if set, returns the refusal of a request that is not allowed by its head alone; nil: the head is valid. It is
-	// called once for each request whose body may be large. If it refuses, a body of more than 4 KiB is not read, because otherwise
-	// any unknown caller could take MaxBody of memory per connection. A smaller body is read before the handler refuses the request,
-	// so that the connection stays open.
+	// Authenticate, if set, returns the refusal of a request that is not allowed by its head alone. It
+	// is called once for each request whose body may be large. After a refusal, a body of more than 4
+	// KiB is not read, because otherwise any unknown caller could take MaxBody of memory per
+	// connection. A smaller body is read before the handler refuses the request, so that the
+	// connection stays open.
 	Authenticate func(h *fasthttp.RequestHeader) *Refusal
-	// Caller, if set, returns the name of the caller, taken from the head. The body's memory is charged to this caller; empty:
-	// to the client's address.
+	// Caller, if set, returns who is charged for the body's memory; empty: the client's address.
 	Caller func(h *fasthttp.RequestHeader) string
 
 	// Bodies, if set, bounds the memory of all request bodies together, and the share of each caller.
 	Bodies *Quota
-	// Refused, if set, is called for every request that is refused before the handler is called. The head is empty if it could not be
-	// read.
+	// Refused, if set, is called for every refusal before the handler. The head is empty if it could
+	// not be read.
 	Refused func(h *fasthttp.RequestHeader, r Refusal)
 
 	MaxHead int // most bytes of request line and headers (default 16 KiB); a longer head gets 431
 	MaxBody int // most bytes of a body (default 32 MiB); a longer body gets 413
 
-	// ReadTimeout bounds the time from a request's first byte to its last (default 30 s); a slower client gets 408. A large body gets
-	// more time, as long as its bytes arrive at MinUploadRate (default 256 KiB per second): 32 MiB may take 128 s more.
+	// ReadTimeout bounds a request's time from its first to its last byte (default 30 s); a slower
+	// client gets 408. A large body gets more, as long as it arrives at MinUploadRate (default 256 KiB
+	// per second): 32 MiB may take 128 s more.
 	ReadTimeout   time.Duration
 	MinUploadRate int
-	// IdleTimeout is how long a connection stays open between requests (default 120 s, because common clients close an idle
+	// IdleTimeout is the time between requests (default 120 s, because common clients close an idle
 	// connection earlier).
 	IdleTimeout time.Duration
 
-	// Concurrency is how many connections are served at once (default 65,536). Keep the listener's MaxConns below it, because only the
-	// listener refuses connections without blocking accept.
+	// Concurrency is how many connections are served at once (default 65,536). Keep the listener's
+	// MaxConns below it, because only the listener refuses connections without blocking accept.
 	Concurrency int
 }
 
-// Refusal is an error answer that this package gives without calling the handler.
+// Refusal is an error answer without the handler.
 type Refusal struct {
 	Status  int
 	Code    string // the error.code of the answer, such as request_timeout or body_too_large
 	Message string // says what was wrong and what to do, without text from the request
 }
 
-// The refusals with a fixed text, except refusedHead, whose text is set for each use.
 var (
-	refusedHead    = Refusal{fasthttp.StatusBadRequest, "bad_request_head", ""} // serve sets its Message to the rule that the head breaks
+	// Its Message is the rule that the head breaks.
+	refusedHead    = Refusal{fasthttp.StatusBadRequest, "bad_request_head", ""}
 	refusedRequest = Refusal{fasthttp.StatusBadRequest, "bad_request", "the request is not valid HTTP/1.1, or ended too early"}
 	refusedSlow    = Refusal{fasthttp.StatusRequestTimeout, "request_timeout",
 		"the request did not arrive in time; send it faster, or in smaller parts"}
@@ -69,7 +71,7 @@ var (
 	refusedPanic = Refusal{fasthttp.StatusInternalServerError, "internal_error", "internal error; the request may be tried again"}
 )
 
-// refusalOf returns the refusal of a request whose head or body could not be read because of err. maxHead is for the message.
+// maxHead is for the message.
 func refusalOf(ctx *fasthttp.RequestCtx, err error, maxHead int) Refusal {
 	var (
 		small   *fasthttp.ErrSmallBuffer
@@ -88,13 +90,12 @@ func refusalOf(ctx *fasthttp.RequestCtx, err error, maxHead int) Refusal {
 	return refusedRequest
 }
 
-// tooLarge returns the refusal (413) of a body that is larger than MaxBody. The client is told the limit.
 func (o *Options) tooLarge() *Refusal {
 	return &Refusal{fasthttp.StatusRequestEntityTooLarge, "body_too_large",
 		"the request body is limited to " + strconv.Itoa(o.MaxBody) + " bytes; send less"}
 }
 
-// AnswerJSON writes a refusal as OpenAI's error object. It is the default of Options.Answer.
+// AnswerJSON writes OpenAI's error object. It is the default of Options.Answer.
 func AnswerJSON(ctx *fasthttp.RequestCtx, r Refusal) {
 	if r.Status == fasthttp.StatusUnauthorized {
 		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
@@ -107,7 +108,6 @@ func AnswerJSON(ctx *fasthttp.RequestCtx, r Refusal) {
 	ctx.SetBody(errorJSON(r))
 }
 
-// errorJSON returns a refusal as the JSON of OpenAI's error object.
 func errorJSON(r Refusal) []byte {
 	type detail struct {
 		Message string  `json:"message"`
@@ -125,13 +125,13 @@ func errorJSON(r Refusal) []byte {
 	b, err := json.Marshal(struct {
 		Error detail `json:"error"`
 	}{detail{Message: r.Message, Type: kind, Code: r.Code}})
-	if err != nil { // cannot happen, because strings always marshal
+	if err != nil {
 		panic(err)
 	}
 	return b
 }
 
-// These are the complete HTTP answers to connections that exceed a limit. No request is read from such a connection.
+// The complete answers to connections that exceed a limit, from which no request is read.
 var (
 	busyAnswer = rawAnswer("503 Service Unavailable", Refusal{503, "too_many_connections",
 		"the server has as many connections as it may; try again later"})
@@ -139,7 +139,6 @@ var (
 		"too many connections from your address; reuse the ones you have"})
 )
 
-// rawAnswer returns a refusal as a complete HTTP answer, after which the connection is closed.
 func rawAnswer(status string, r Refusal) string {
 	body := errorJSON(r)
 	return "HTTP/1.1 " + status + "\r\nConnection: close\r\nRetry-After: 1\r\nContent-Type: application/json\r\nContent-Length: " +

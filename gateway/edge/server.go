@@ -11,7 +11,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// withDefaults returns the options with a default for each option that is not set. A number below 0 counts as not set, too.
+// A number below 0 counts as not set, too.
 func (o Options) withDefaults() Options {
 	o.MaxHead = cmp.Or(max(0, o.MaxHead), 16<<10)
 	o.MaxBody = cmp.Or(max(0, o.MaxBody), 32<<20)
@@ -30,9 +30,11 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// NewServer returns a server with all limits of o set. Serve it on a Listener, or on tls.NewListener around one, and end it with Drain.
+// NewServer returns a server to Serve on a Listener, or on tls.NewListener around one, and to end
+// with Drain.
 //
-// fasthttp's WriteTimeout is not set, because it bounds a whole answer and would cut long streams. The Listener bounds each write instead.
+// fasthttp's WriteTimeout would bound a whole answer and cut long streams; the Listener bounds each
+// write instead.
 func NewServer(o Options) *Server {
 	o = o.withDefaults()
 	return &Server{options: &o, Server: &fasthttp.Server{
@@ -44,24 +46,24 @@ func NewServer(o Options) *Server {
 		IdleTimeout:    o.IdleTimeout,
 		Concurrency:    o.Concurrency,
 
-		// With the default of 10 s, goroutines would keep their stacks for 10 s after a burst of requests, although event loops
-		// already carry the answers.
+		// With the default of 10 s, goroutines would keep their stacks for 10 s after a burst of
+		// requests, although event loops already carry the answers.
 		MaxIdleWorkerDuration: time.Second,
 		CloseOnShutdown:       true,
-		KeepHijackedConns:     true, // a Hijacked still uses the connection after fasthttp has let it go
+		KeepHijackedConns:     true, // a Hijacked still uses the connection
 		ReduceMemoryUsage:     true, // otherwise each running stream holds a read buffer of 16 KiB
 
 		NoDefaultServerHeader:        true,
-		SecureErrorLogMessage:        true, // otherwise errors quote request heads, which have API keys in them
-		DisablePreParseMultipartForm: true, // multipart bodies stay bytes, because no endpoint needs them parsed
+		SecureErrorLogMessage:        true, // otherwise errors quote request heads, with API keys
+		DisablePreParseMultipartForm: true, // no endpoint needs multipart bodies parsed
 		Logger:                       logger{o.Log},
 	}}
 }
 
-// withoutBody makes fasthttp treat every request as one without a body, because package edge reads the body. RawHeaders still has the head
-// as received. Without the header Expect, fasthttp sends no 100 Continue itself; upload.read sends it if the body is wanted.
+// withoutBody lets package edge read the body. RawHeaders still has the head as received. Without
+// the header Expect, fasthttp sends no 100 Continue; upload.read sends it if the body is wanted.
 func withoutBody(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
-	if h.ContentLength() != 0 { // below 0 for a chunked body
+	if h.ContentLength() != 0 { // below 0 if chunked
 		h.SetContentLength(0)
 	}
 	if len(h.Peek(fasthttp.HeaderExpect)) > 0 {
@@ -70,8 +72,7 @@ func withoutBody(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
 	return fasthttp.RequestConfig{}
 }
 
-// serve checks the head, reads the body and calls the handler. It refuses a request whose head or body is invalid. It recovers a panic of
-// the handler, because fasthttp does not, and the panic would end the process.
+// serve recovers a panic of the handler: fasthttp does not, and it would end the process.
 func (o *Options) serve(ctx *fasthttp.RequestCtx) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -82,84 +83,86 @@ func (o *Options) serve(ctx *fasthttp.RequestCtx) {
 	}()
 	h := headConnOf(ctx)
 	f, why := parseHead(ctx.Request.Header.Protocol(), ctx.Request.Header.RawHeaders())
-	if h.head.bareLF { // some line ends in LF alone; it may be the request line, which parseHead does not see
+	if h.head.bareLF { // it may be the request line, which parseHead does not see
 		why = "a header line does not end in CRLF"
 	}
 	if why != "" {
 		r := refusedHead
 		r.Message = why
-		o.refuse(ctx, r) // refuse closes the connection, because the beginning of the next request is not known
+		o.refuse(ctx, r) // closes the connection, because the beginning of the next request is not known
 		return
 	}
 	if r := o.receiveBody(ctx, h, f); r != nil {
 		o.refuse(ctx, *r)
 		return
 	}
-	defer func() { // release a body that the handler did not acquire; otherwise its memory would be charged until the answer ends
+	defer func() { // otherwise its memory would be charged until the answer ends
 		if !h.bodyAcquired {
 			_, reservation := AcquireBody(ctx)
 			reservation.Release()
 		}
 	}()
 	if fromListener := h.client != nil; fromListener {
-		h.client.writeWaitNanos.Store(0) // MaxLag applies to each answer by itself, so the count starts anew
+		h.client.writeWaitNanos.Store(0) // MaxLag is for each answer
 	}
-	h.keepAlive = nil // the KeepAlive belonged to the connection's previous request
+	h.keepAlive = nil // of the connection's previous request
 	if h.server.stopping.Load() {
-		// With CloseOnShutdown, fasthttp itself does this only until its Shutdown returns, and Shutdown does not wait for hijacked connections.
+		// With CloseOnShutdown, fasthttp does this only until its Shutdown returns, which does not wait
+		// for hijacked connections.
 		ctx.SetConnectionClose()
 	}
 	o.Handler(ctx)
 }
 
-// answerPanic answers 500 to a request whose handler panicked, and releases what the request held.
 func (o *Options) answerPanic(ctx *fasthttp.RequestCtx) {
 	if h := headConnOf(ctx); h != nil {
-		h.reservation.Release() // the handler panicked before it could end the reservation
+		h.reservation.Release() // the handler could not end it
 	}
-	c, fromListener := ConnOf(ctx) // a connection that did not come through a Listener has neither a callback nor a KeepAlive
+	c, fromListener := ConnOf(ctx) // otherwise neither a callback nor a KeepAlive
 	headSent := false
 	if fromListener {
 		c.OnGone(nil)                 // the handler's callback must not run any more
-		headSent = StopKeepAlive(ctx) // true: a comment for the waiting client has already sent the status 200
+		headSent = StopKeepAlive(ctx) // with status 200, by a comment
 	}
 	if headSent {
 		cutAnswer(ctx, c)
 		return
 	}
-	ctx.Response.Reset() // Reset also closes a body stream that the handler has set
+	ctx.Response.Reset() // also closes a body stream
 	o.refuse(ctx, refusedPanic)
 }
 
-// cutAnswer resets the connection c of ctx, so that the client, which has the head of the answer, sees that the answer is incomplete. It
-// takes the connection from fasthttp, which would write a second head. The function that it gives to fasthttp then calls Close, as reset
+// cutAnswer shows the client, which has the head, that the answer is incomplete. It takes the
+// connection from fasthttp, which would write a second head; the hijack then calls Close, as reset
 // demands.
 func cutAnswer(ctx *fasthttp.RequestCtx, c *Conn) {
-	if conn := ctx.Conn(); !ctx.Hijacked() { // after a hijack, the hijack's own function closes the connection
+	if conn := ctx.Conn(); !ctx.Hijacked() { // else the hijack's own function closes it
 		ctx.HijackSetNoResponse(true)
 		ctx.Hijack(func(net.Conn) { _ = conn.Close() })
 	}
 	c.reset()
 }
 
-// answerUnreadable is fasthttp's ErrorHandler. It answers requests whose head fasthttp could not read. fasthttp has set status 200 before,
-// and closes the connection afterwards.
+// answerUnreadable is fasthttp's ErrorHandler for heads that it could not read. It closes the
+// connection afterwards.
 func (o *Options) answerUnreadable(ctx *fasthttp.RequestCtx, err error) {
 	o.refuse(ctx, refusalOf(ctx, err, o.MaxHead))
 }
 
-// refuse sends an error answer without calling the handler, and closes the connection, because the rest of the request is not read.
+// refuse closes the connection, because the rest of the request is not read.
 func (o *Options) refuse(ctx *fasthttp.RequestCtx, r Refusal) {
-	tooSlow := r.Status == fasthttp.StatusRequestTimeout // a client that was too slow gets no further time
+	// A client that was too slow gets no further time.
+	tooSlow := r.Status == fasthttp.StatusRequestTimeout
 	if c, ok := ConnOf(ctx); ok && !tooSlow {
-		c.linger.Store(true) // the client may still be sending its body; see Conn.Close
+		c.linger.Store(true) // see Conn.Close
 	}
 	o.Refused(&ctx.Request.Header, r)
 	o.Answer(ctx, r)
 	ctx.SetConnectionClose()
 }
 
-// logger logs what fasthttp says about single connections, at debug level only, because the gateway logs the end of each request itself.
+// logger takes what fasthttp says about single connections: the gateway logs the end of each
+// request itself.
 type logger struct{ log *zap.Logger }
 
 func (l logger) Printf(format string, args ...any) {

@@ -15,24 +15,23 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// Encodings lists the content codings that a request body may have, in the form of the header Accept-Encoding.
+// Encodings lists the content codings of request bodies, as for Accept-Encoding.
 const Encodings = "gzip, zstd"
 
-// maxWindow bounds how far back a zstd body may refer, in bytes, because the decoder must keep as many bytes in memory. RFC
-// 9659 sets this bound for HTTP.
+// maxWindow is how far back a zstd body may refer, in bytes, because the decoder must keep as many
+// in memory. RFC 9659 sets this bound for HTTP.
 const maxWindow = 8 << 20
 
-// A coding is one way to compress a body, such as gzip.
 type coding struct {
-	readSizes   func(packed []byte) (sizes statedSizes, err error)            // returns the sizes that the compressed body states
-	open        func(packed []byte, sizes statedSizes) (io.ReadCloser, error) // returns a reader of the decompressed content
-	clientError func(err error) error                                         // turns an error of the decoder into an error for the client
+	readSizes   func(packed []byte) (sizes statedSizes, err error) // as the body states them
+	open        func(packed []byte, sizes statedSizes) (io.ReadCloser, error)
+	clientError func(err error) error // for the client
 }
 
-// statedSizes has the sizes that a compressed body states in its own header or trailer. The client may state wrong sizes.
+// statedSizes are in the body's own header or trailer, and may be wrong.
 type statedSizes struct {
 	bytes  uint64 // bytes of the decompressed content; 0: not stated
-	window uint64 // bytes of content that the decoder must keep, because later data refers to them; 0: gzip, whose window is small
+	window uint64 // that the decoder must keep, in bytes; 0: gzip, whose window is small
 }
 
 var (
@@ -40,25 +39,25 @@ var (
 	zstds = coding{zstdSizes, openZstd, zstdError}
 )
 
-// Unpack returns the content of a body, decompressed if it is compressed, or a refusal. maxBytes bounds the content, in bytes. The
-// reservation is charged for the content before memory for it is allocated, so a small body cannot expand into memory that is not charged.
-// At the end, the part of the reservation for the compressed body is released. After a refusal, the reservation may hold more than before;
-// the caller gives up the request and releases all of it.
+// Unpack returns the content of a body of at most maxBytes, decompressed, or a refusal. The
+// reservation is charged before memory is allocated, so a small body cannot expand into memory that
+// is not charged. At the end, only the content stays charged. After a refusal, the caller releases
+// the whole reservation.
 func Unpack(h *fasthttp.RequestHeader, packed []byte, reservation *Reservation, maxBytes int) ([]byte, *Refusal) {
 	c, ok := codingOf(h)
 	switch {
 	case !ok:
 		return nil, &Refusal{fasthttp.StatusUnsupportedMediaType, "unsupported_encoding",
 			"the body has a Content-Encoding that is not read here; send the body without one, or with one of: " + Encodings}
-	case c == nil: // the body is not compressed
+	case c == nil:
 		return packed, nil
 	}
-	packedMemory := reservation.held() // for the compressed body
+	packedMemory := reservation.held()
 	sizes, err := c.readSizes(packed)
 	if err != nil {
 		return nil, badEncoding(err)
 	}
-	// The memory that zstd's decoder allocates besides the content: twice the window, or a window and 1 MiB if that is less
+	// zstd's decoder also allocates twice the window, or a window and 1 MiB if that is less
 	// (klauspost/compress 1.20.1, frameDec.reset).
 	windowMemory := int(min(2*sizes.window, sizes.window+1<<20))
 	if !reservation.Acquire(windowMemory) {
@@ -68,12 +67,12 @@ func Unpack(h *fasthttp.RequestHeader, packed []byte, reservation *Reservation, 
 	if err != nil {
 		return nil, badEncoding(c.clientError(err))
 	}
-	bufSize := max(smallBody, 8*len(packed)) // a guess, used if the size is not stated
+	bufSize := max(smallBody, 8*len(packed)) // a guess, if the size is not stated
 	if sizes.bytes > 0 {
-		bufSize = int(min(sizes.bytes, math.MaxInt32)) // bounded, because the client may state any number
+		bufSize = int(min(sizes.bytes, math.MaxInt32)) // the client may state any number
 	}
 	content, err := unpackAll(r, reservation, min(bufSize, maxBytes), maxBytes)
-	_ = r.Close() // the Close of neither decoder returns an error
+	_ = r.Close() // never fails
 	switch {
 	case errors.Is(err, errBodyTooLarge):
 		return nil, &Refusal{fasthttp.StatusRequestEntityTooLarge, "body_too_large",
@@ -83,30 +82,29 @@ func Unpack(h *fasthttp.RequestHeader, packed []byte, reservation *Reservation, 
 	case err != nil:
 		return nil, badEncoding(c.clientError(err))
 	}
-	reservation.releaseSome(packedMemory + int64(windowMemory)) // only the content stays charged
+	reservation.releaseSome(packedMemory + int64(windowMemory))
 	return content, nil
 }
 
-// badEncoding returns the refusal (400) of a body that cannot be decompressed. The client sees the text of err.
+// The client sees the text of err.
 func badEncoding(err error) *Refusal {
 	return &Refusal{fasthttp.StatusBadRequest, "bad_encoding", "the body is not what its Content-Encoding says: " + err.Error()}
 }
 
-// unpackAll reads the whole content from r, of at most maxBytes. Its buffer begins with bufSize bytes, and grows only if
-// the content is longer.
+// unpackAll begins with a buffer of bufSize bytes.
 func unpackAll(r io.Reader, reservation *Reservation, bufSize, maxBytes int) ([]byte, error) {
 	if !reservation.Acquire(bufSize) {
 		return nil, errNoRoom
 	}
 	buf := make([]byte, 0, bufSize)
 	for {
-		var one [1]byte // reads into this byte if buf is full, so that buf grows only if there is more content
+		var one [1]byte // if buf is full, so that it grows only for more content
 		into := buf[len(buf):cap(buf)]
 		if len(into) == 0 {
 			into = one[:]
 		}
 		n, err := r.Read(into)
-		if n > 0 && len(buf) == cap(buf) { // the byte in one is content for which buf has no room
+		if n > 0 && len(buf) == cap(buf) { // the byte in one is content
 			if len(buf) == maxBytes {
 				return nil, errBodyTooLarge
 			}
@@ -127,8 +125,8 @@ func unpackAll(r io.Reader, reservation *Reservation, bufSize, maxBytes int) ([]
 	}
 }
 
-// codingOf returns the coding of a body; nil: the body is not compressed. ok is false if the coding is unknown, or if there
-// is more than one.
+// codingOf returns nil for a body that is not compressed. ok is false if the coding is unknown, or
+// not the only one.
 func codingOf(h *fasthttp.RequestHeader) (c *coding, ok bool) {
 	for _, line := range h.PeekAll(fasthttp.HeaderContentEncoding) {
 		for name := range strings.SplitSeq(string(line), ",") {
@@ -141,7 +139,7 @@ func codingOf(h *fasthttp.RequestHeader) (c *coding, ok bool) {
 			case "zstd":
 				next = &zstds
 			}
-			if next == nil || c != nil { // an unknown coding, or a second one
+			if next == nil || c != nil {
 				return nil, false
 			}
 			c = next
@@ -150,7 +148,7 @@ func codingOf(h *fasthttp.RequestHeader) (c *coding, ok bool) {
 	return c, true
 }
 
-// gunzips is a pool of gzip decoders. A decoder in the pool refers to no body.
+// A decoder in the pool refers to no body.
 var gunzips = sync.Pool{New: func() any { return new(gunzip) }}
 
 type gunzip struct {
@@ -158,7 +156,6 @@ type gunzip struct {
 	src bytes.Reader
 }
 
-// openGzip returns a reader of the content of a gzip body. Close on the reader returns its decoder to the pool.
 func openGzip(packed []byte, _ statedSizes) (io.ReadCloser, error) {
 	z := gunzips.Get().(*gunzip)
 	z.src.Reset(packed)
@@ -169,24 +166,23 @@ func openGzip(packed []byte, _ statedSizes) (io.ReadCloser, error) {
 	return z, nil
 }
 
-// Close returns the decoder to the pool. The reader cannot be used afterwards.
+// Close returns the decoder to the pool.
 func (z *gunzip) Close() error {
 	z.src.Reset(nil)
 	gunzips.Put(z)
 	return nil
 }
 
-// gzipSizes reads the size of the content from the last four bytes. If a body consists of several gzip streams, the size is only that of
-// the last stream, and so too small.
+// gzipSizes reads the last four bytes. If a body consists of several gzip streams, they have only
+// the last one's size.
 func gzipSizes(packed []byte) (sizes statedSizes, err error) {
-	const mostRatio = 1032 // the best compression ratio of deflate, which bounds a wrong size
+	const mostRatio = 1032 // the best ratio of deflate, which bounds a wrong size
 	if n := len(packed); n >= 4 {
 		sizes.bytes = min(uint64(binary.LittleEndian.Uint32(packed[n-4:])), mostRatio*uint64(n))
 	}
 	return sizes, nil
 }
 
-// gzipError turns an error of the gzip decoder into an error for the client.
 func gzipError(err error) error {
 	switch {
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
@@ -199,29 +195,30 @@ func gzipError(err error) error {
 
 var errWindow = errors.New("its zstd window is larger than 8 MiB, which no sender may use over HTTP; compress at a lower level")
 
-// zstdSizes reads the sizes from the header of the first frame. The decoder refuses later frames with a larger window.
+// zstdSizes reads the header of the first frame. The decoder refuses later frames with a larger
+// window.
 func zstdSizes(packed []byte) (sizes statedSizes, err error) {
 	var h zstd.Header
 	switch err := h.Decode(packed); {
 	case err != nil:
 		return sizes, zstdError(err)
-	case h.Skippable: // a skippable frame does not say how large the next frames are
+	case h.Skippable: // it does not say how large the next frames are
 		return statedSizes{window: maxWindow}, nil
 	case h.HasFCS:
 		sizes.bytes = h.FrameContentSize
 	}
 	window := h.WindowSize
-	if h.SingleSegment { // such a frame states no window, because the decoder keeps the whole content
+	if h.SingleSegment { // it states no window, because the decoder keeps the whole content
 		window = h.FrameContentSize
 	}
 	if window > maxWindow {
 		return sizes, errWindow
 	}
-	sizes.window = max(window, zstd.MinWindowSize) // the decoder accepts no smaller bound than MinWindowSize
+	sizes.window = max(window, zstd.MinWindowSize) // the decoder accepts no smaller bound
 	return sizes, nil
 }
 
-// openZstd returns a reader of the content of a zstd body. The reader refuses a frame whose window is larger than the stated one.
+// The reader refuses a frame whose window is larger than the stated one.
 func openZstd(packed []byte, sizes statedSizes) (io.ReadCloser, error) {
 	z, err := zstd.NewReader(bytes.NewReader(packed), zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true),
 		zstd.WithDecoderMaxWindow(sizes.window))
@@ -231,10 +228,9 @@ func openZstd(packed []byte, sizes statedSizes) (io.ReadCloser, error) {
 	return z.IOReadCloser(), nil
 }
 
-// zstdError turns an error of the zstd decoder into an error for the client.
 func zstdError(err error) error {
 	switch {
-	// The decoder returns either error for a window above its bound, which openZstd sets to the window of the first frame.
+	// Either is for a window above that of the first frame (openZstd).
 	case errors.Is(err, zstd.ErrDecoderSizeExceeded), errors.Is(err, zstd.ErrWindowSizeExceeded):
 		return errors.New("a zstd frame has a larger window than the first; compress the body as one frame")
 	case errors.Is(err, zstd.ErrUnknownDictionary):

@@ -10,17 +10,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watcher notices that clients leave, with one epoll instance for all connections. It waits only for RDHUP and never reads, so it notices
-// this even while requests or TLS records of the client are unread. It is edge-triggered, so each client that leaves is reported once.
-// close(2) removes a socket from the epoll instance.
+// watcher notices that clients leave, with one epoll instance for all connections. It waits only
+// for RDHUP and never reads, so it notices this even while requests or TLS records of the client
+// are unread. It is edge-triggered: each client is reported once. close(2) removes a socket from
+// it.
 type watcher struct {
-	ep, stop int // file descriptors: stop is an eventfd in the epoll instance ep, because closing ep does not end a wait
+	ep, stop int // stop is an eventfd in ep, because closing ep does not end a wait
 	onGone   func(id uint64)
 }
 
 const stopID = 0
 
-// newWatcher returns a running watcher. The watcher calls onGone with the id of each client that leaves.
+// The watcher calls onGone with the id of each client that leaves.
 func newWatcher(onGone func(id uint64)) (*watcher, error) {
 	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
@@ -38,8 +39,8 @@ func newWatcher(onGone func(id uint64)) (*watcher, error) {
 	return w, nil
 }
 
-// add watches a socket until it is closed; events about it carry id. If the client acknowledges nothing for ackTimeout, the kernel ends the
-// connection, and run reports this client, too.
+// If the client acknowledges nothing for ackTimeout, the kernel ends the connection, and run
+// reports it, too.
 func (w *watcher) add(c syscall.Conn, id uint64, ackTimeout time.Duration) error {
 	rc, err := c.SyscallConn()
 	if err != nil {
@@ -48,7 +49,7 @@ func (w *watcher) add(c syscall.Conn, id uint64, ackTimeout time.Duration) error
 	var ctlErr error
 	err = rc.Control(func(fd uintptr) {
 		if ackTimeout > 0 {
-			// SetsockoptInt fails for a Unix socket, which needs no such timeout.
+			// It fails for a Unix socket, which needs no such timeout.
 			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(ackTimeout.Milliseconds()))
 		}
 		ctlErr = w.addToEpoll(int(fd), unix.EPOLLRDHUP|unix.EPOLLET, id)
@@ -56,31 +57,29 @@ func (w *watcher) add(c syscall.Conn, id uint64, ackTimeout time.Duration) error
 	return errors.Join(err, ctlErr)
 }
 
-// addToEpoll makes the epoll instance report these events of a file descriptor, together with the id.
 func (w *watcher) addToEpoll(fd int, events uint32, id uint64) error {
-	// Fd and Pad together are epoll's 64 bits of user data, which carry the id.
+	// Fd and Pad together are epoll's 64 bits of user data.
 	ev := unix.EpollEvent{Events: events, Fd: int32(uint32(id)), Pad: int32(uint32(id >> 32))}
 	return unix.EpollCtl(w.ep, unix.EPOLL_CTL_ADD, fd, &ev)
 }
 
-// idOf returns the id that addToEpoll has put into an event.
 func idOf(ev *unix.EpollEvent) uint64 { return uint64(uint32(ev.Fd)) | uint64(uint32(ev.Pad))<<32 }
 
-// run calls onGone for each client that leaves, until close.
 func (w *watcher) run() {
-	defer func() { // run ends only when the listener is closed and has no connections, so add is not called any more
+	defer func() { // add is not called any more: the listener is closed and has no connections
 		_ = unix.Close(w.ep)
 		_ = unix.Close(w.stop)
 	}()
 	var events [128]unix.EpollEvent
 	for {
-		n, err := unix.EpollWait(w.ep, events[:], -1) // -1: wait without a limit
+		n, err := unix.EpollWait(w.ep, events[:], -1)
 		if err != nil && !errors.Is(err, unix.EINTR) {
-			panic("edge: epoll_wait: " + err.Error()) // this is a bug; without the watcher, clients that leave would not be noticed
+			// Without the watcher, clients that leave would not be noticed.
+			panic("edge: epoll_wait: " + err.Error())
 		}
 		for i := range max(n, 0) { // n is -1 after a signal (EINTR)
 			id := idOf(&events[i])
-			if id == stopID { // close was called
+			if id == stopID {
 				return
 			}
 			w.onGone(id)
@@ -88,15 +87,15 @@ func (w *watcher) run() {
 	}
 }
 
-// close ends run, which then closes the file descriptors. Call it only once.
+// close may be called only once.
 func (w *watcher) close() {
 	var one [8]byte
 	binary.NativeEndian.PutUint64(one[:], 1)
-	_, _ = unix.Write(w.stop, one[:]) // a write of 1 to an eventfd that is 0 always succeeds
+	_, _ = unix.Write(w.stop, one[:]) // always succeeds: the eventfd is 0
 }
 
-// pendingError returns the socket error (SO_ERROR) that no read or write has returned yet, and clears it; nil: there is none, or
-// the connection has no socket.
+// pendingError returns the socket error (SO_ERROR) that no read or write has returned yet, and
+// clears it.
 func pendingError(c net.Conn) error {
 	sock, ok := c.(syscall.Conn)
 	if !ok {

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// watcher does nothing outside Linux, where a client that leaves is noticed only at the next read or write on its connection. This is good
-// enough for development; use Linux in production.
+// Outside Linux, a client that leaves is noticed only at the next read or write. Use Linux in
+// production.
 type watcher struct{}
 
 func newWatcher(func(id uint64)) (*watcher, error) { return &watcher{}, nil }

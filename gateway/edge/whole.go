@@ -6,8 +6,8 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// ChargeAnswer charges the n bytes of an answer to ctx's request to its caller, if its connection's
-// buffers do not hold that many. false: the quota does not allow it, and nothing is charged.
+// ChargeAnswer charges the n bytes of an answer to ctx's caller, unless the connection's buffers
+// hold them; false: nothing is charged.
 func ChargeAnswer(ctx *fasthttp.RequestCtx, n int) (memory *Reservation, ok bool) {
 	if n <= smallBody {
 		return nil, true
@@ -16,9 +16,8 @@ func ChargeAnswer(ctx *fasthttp.RequestCtx, n int) (memory *Reservation, ok bool
 	return memory, memory.Acquire(n)
 }
 
-// NewAnswer returns an empty reservation for the answer to ctx's request. It is charged to the
-// caller of the request, on the quota for bodies. The result is nil for a connection that no Server
-// of this package has accepted.
+// NewAnswer returns an empty reservation of the request's caller, on the quota for bodies; nil: no
+// Server of this package has accepted the connection.
 func NewAnswer(ctx *fasthttp.RequestCtx) *Reservation {
 	h := headConnOf(ctx)
 	switch {
@@ -31,11 +30,10 @@ func NewAnswer(ctx *fasthttp.RequestCtx) *Reservation {
 	return &Reservation{quota: o.Bodies, caller: o.callerOf(&ctx.Request.Header, h)}
 }
 
-// AcquireAnswer charges the n bytes of an answer, as ChargeAnswer does.
+// AcquireAnswer is ChargeAnswer with a reservation.
 func (r *Reservation) AcquireAnswer(n int) bool { return n <= smallBody || r.Acquire(n) }
 
-// ReplaceAnswer charges the n bytes of an answer, as AcquireAnswer does, in place of all that r
-// holds. false: the quota does not allow it, and nothing changes.
+// ReplaceAnswer charges the n bytes in place of all that r holds; false: nothing changes.
 func (r *Reservation) ReplaceAnswer(n int) bool {
 	if n <= smallBody {
 		n = 0
@@ -48,8 +46,8 @@ func (r *Reservation) ReplaceAnswer(n int) bool {
 	return r.Acquire(more)
 }
 
-// AnswerWhole answers ctx's request in one piece. memory is what the caller was charged for the
-// body, which it gives back once the body is written or the client is gone.
+// AnswerWhole answers in one piece. memory is given back once the body is written or the client is
+// gone.
 func AnswerWhole(ctx *fasthttp.RequestCtx, contentType string, body []byte, memory *Reservation) {
 	ctx.SetContentType(contentType)
 	if len(body) <= smallBody {
@@ -60,16 +58,14 @@ func AnswerWhole(ctx *fasthttp.RequestCtx, contentType string, body []byte, memo
 	ctx.SetBodyStream(&WholeAnswer{unread: body, memory: memory}, len(body))
 }
 
-// WholeOf returns the answer that AnswerWhole has given to ctx; nil: there is none, or the buffers
-// of its connection hold it.
+// WholeOf is nil if AnswerWhole gave ctx no answer, or if the connection's buffers hold it.
 func WholeOf(ctx *fasthttp.RequestCtx) *WholeAnswer {
 	answer, _ := ctx.Response.BodyStream().(*WholeAnswer)
 	return answer
 }
 
-// WholeAnswer is an answer in one piece that is not written yet, and whose memory is charged to its
-// caller. fasthttp writes it when the handler has returned, and then calls Close, also if the
-// client is gone.
+// WholeAnswer is not written yet, and its memory is charged. fasthttp writes it when the handler
+// has returned, and then calls Close, also if the client is gone.
 type WholeAnswer struct {
 	OnWritten func() // called by Close, unless it is nil
 	unread    []byte
@@ -85,12 +81,11 @@ func (a *WholeAnswer) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// heldBackBytes are so few that fasthttp's buffer of 4 KiB takes the end of them at least, and
-// sends it only after Close.
+// fasthttp's buffer of 4 KiB takes the end of these at least, and sends it only after Close.
 const heldBackBytes = 1 << 10
 
-// WriteTo writes the body without a copy. A client that has the last byte finds the answer charged
-// no more, because that byte is sent after Close.
+// WriteTo does not copy. A client that has the last byte finds the answer charged no more, because
+// that byte is sent after Close.
 func (a *WholeAnswer) WriteTo(w io.Writer) (int64, error) {
 	beginning := max(0, len(a.unread)-heldBackBytes)
 	n, err := w.Write(a.unread[:beginning])
@@ -101,7 +96,7 @@ func (a *WholeAnswer) WriteTo(w io.Writer) (int64, error) {
 	return int64(n + m), err
 }
 
-// Close gives the memory back to the quota that it was charged to.
+// Close gives the memory back.
 func (a *WholeAnswer) Close() error {
 	a.memory.Release()
 	if a.OnWritten != nil {

@@ -7,16 +7,17 @@ import (
 	"evenkeel/gateway/fleet/roster"
 )
 
-// Drain stops new work for an engine (id is host:port) or for one of its ranks (host:port/rank). A limit above 0 bounds how long running
-// requests may stay: after it they go on elsewhere if they can, and otherwise end with an error event. Prefills that have finished are
-// still decoded. A second call sets another limit. Once Drain has returned, no new request is bound there.
+// Drain stops new work for an engine (host:port) or a rank (host:port/rank). After a limit above 0,
+// running requests go on elsewhere if they can, and otherwise end with an error event. Finished
+// prefills are still decoded. A second call sets another limit. Once Drain has returned, no new
+// request is bound there.
 func (f *Fleet) Drain(role, id string, limit time.Duration) error {
 	now := time.Now()
 	drain, err := f.Now().NewDrain(role, id, now)
 	if err != nil {
 		return err
 	}
-	if limit > 0 { // otherwise the running requests may take any time
+	if limit > 0 {
 		drain.Deadline = now.Add(limit)
 	}
 	f.apply(roster.Stopped{Drain: drain})
@@ -26,7 +27,7 @@ func (f *Fleet) Drain(role, id string, limit time.Duration) error {
 // Undrain ends a drain, so that the engine or rank takes new work again.
 func (f *Fleet) Undrain(role, id string) error {
 	engines := f.Now()
-	named, err := engines.NewDrain(role, id, time.Now()) // only the key of this drain is used
+	named, err := engines.NewDrain(role, id, time.Now()) // only for its key
 	if err != nil {
 		return err
 	}
@@ -37,5 +38,5 @@ func (f *Fleet) Undrain(role, id string) error {
 	return nil
 }
 
-// StopTimers stops the timer of drains and pauses. The proxy calls it when it ends.
+// StopTimers stops the timer of drains and pauses.
 func (f *Fleet) StopTimers() { f.timer.Stop() }

@@ -14,12 +14,11 @@ import (
 	"evenkeel/prefill/kvevents"
 )
 
-// publisherTimeout bounds the wait for an engine's answer at which addresses it publishes KV events.
 const publisherTimeout = 2 * time.Second
 
-// Places returns where the rank may publish its KV events, the likeliest place first. It asks the engine, because the engine may have been
-// restarted with other ports. A port that the config sets for this engine alone comes before the engine's answer, because an engine
-// does not know how its ports are mapped. A port that the config sets for all engines comes after the answer.
+// Places returns where the rank may publish its KV events, the likeliest first. It asks the engine,
+// which may have been restarted with other ports. A port that the config sets for this engine comes
+// first, because an engine does not know how its ports are mapped. One for all engines comes last.
 func (p publisher) Places(ctx context.Context) ([]kvevents.Place, error) {
 	e := p.fleet.Now().Engine(p.key)
 	if e == nil {
@@ -32,7 +31,7 @@ func (p publisher) Places(ctx context.Context) ([]kvevents.Place, error) {
 	defer stop()
 	places := []kvevents.Place{configured}
 	publishers, err := engine.Publishers(ctx, p.fleet.deps.Client, target)
-	if err != nil || len(publishers) == 0 { // the engine did not answer, or does not know where it publishes
+	if err != nil || len(publishers) == 0 { // no answer, or it does not know where it publishes
 		return places, err
 	}
 	answered, err := placeOf(ctx, publishers, p.rank, ranks, hosts)
@@ -47,10 +46,10 @@ func (p publisher) Places(ctx context.Context) ([]kvevents.Place, error) {
 	return []kvevents.Place{answered, configured}, nil
 }
 
-// placeOf returns the addresses at which a rank publishes, from the engine's answer (all). The engine numbers its ranks as the whole
-// deployment does, so its first number may be above 0. hosts are the hosts of the engine, the host of its URL first.
+// placeOf: the engine numbers its ranks as the whole deployment does, so its first number may be
+// above 0. hosts begins with the host of the engine's URL.
 func placeOf(ctx context.Context, all []engine.Publisher, rank, ranks int, hosts []string) (kvevents.Place, error) {
-	hasRank := rank < len(all) && all[rank].Rank == all[0].Rank+rank // the rank numbers in the answer have no gaps
+	hasRank := rank < len(all) && all[rank].Rank == all[0].Rank+rank // without gaps
 	if !hasRank || len(all) < ranks {
 		return kvevents.Place{}, fmt.Errorf("GET /kv_event_sources tells of %d ranks, and the config of %d", len(all), ranks)
 	}
@@ -60,7 +59,7 @@ func placeOf(ctx context.Context, all []engine.Publisher, rank, ranks int, hosts
 		into *string
 	}{{all[rank].Events, &place.Events}, {all[rank].Replay, &place.Replay}} {
 		switch {
-		case socket.Port == 0: // the rank has no such socket, e.g. because it replays no events
+		case socket.Port == 0: // e.g. because the rank replays no events
 			continue
 		case socket.Host == "":
 			socket.Host = hosts[0]
@@ -73,13 +72,13 @@ func placeOf(ctx context.Context, all []engine.Publisher, rank, ranks int, hosts
 	return place, nil
 }
 
-// isOneOf says whether host is in hosts, as a name or as an address to which one of the names resolves.
+// isOneOf also resolves names in hosts.
 func isOneOf(ctx context.Context, host string, hosts []string) bool {
 	if slices.Contains(hosts, host) {
 		return true
 	}
 	addr, err := netip.ParseAddr(host)
-	if err != nil { // host is a name that is not in hosts
+	if err != nil {
 		return false
 	}
 	for _, h := range hosts {

@@ -1,6 +1,6 @@
-// Package fleet runs the roster: it knows which engines, ranks and models exist, and which of them take requests. It learns this from the
-// config, operators, discovery, the engines' health and the owners of the engines. It passes the result on to the components that bind
-// requests, and drains engines and ranks.
+// Package fleet runs the roster: it learns from the config, operators, discovery, health checks and
+// owners which engines take requests, passes this on to the components that bind requests, and
+// drains engines and ranks.
 package fleet
 
 import (
@@ -15,24 +15,23 @@ import (
 	"evenkeel/mooncake"
 )
 
-// defaultSlots is how many slots a rank gets if the config sets none. Engines do not report how many requests they can run.
+// defaultSlots: engines do not report how many requests they can run.
 const defaultSlots = 32
 
-// Load builds the engines of the config. err joins the errors of all engines that cannot be built. The caller puts the engines into the
-// fleet by calling enter, which it may only do if err is nil.
+// Load builds the engines of the config. The caller calls enter, which puts them into the fleet,
+// only if err is nil.
 func (f *Fleet) Load() (enter func(), err error) {
 	var entered []roster.Event
 	set := f.deps.Settings()
 	for role, e := range set.Engines.All() {
 		built, invalid := f.deps.build(role, e, set)
 		err = errors.Join(err, invalid)
-		entered = append(entered, roster.Entered{Engine: built}) // built is nil if invalid is set
+		entered = append(entered, roster.Entered{Engine: built})
 	}
 	return func() { f.resolveAndApply(entered...) }, err
 }
 
-// Add registers an engine for an operator. It also ends the drains of the engine (EndDrains), because the operator wants it to take
-// requests. An engine that is already known gets the new description, and otherwise keeps its state.
+// Add registers an engine for an operator, who wants it to take requests, so its drains end.
 func (f *Fleet) Add(role string, e config.Engine) error {
 	built, err := f.deps.build(role, e, f.deps.Settings())
 	if err == nil {
@@ -41,7 +40,7 @@ func (f *Fleet) Add(role string, e config.Engine) error {
 	return err
 }
 
-// Remove removes an engine that an operator no longer wants. Its requests finish, and it gets no new ones.
+// Remove removes an engine, whose requests finish.
 func (f *Fleet) Remove(role, id string) error {
 	key := role + " " + id
 	if f.Now().Engine(key) == nil {
@@ -66,19 +65,18 @@ func (f *Fleet) PutFound(role string, e config.Engine, found roster.Found) error
 	return err
 }
 
-// UpdateFound starts or stops new work for an engine that discovery has found. What operators have decided about the engine stays in
-// force: an engine that an operator has removed stays removed.
+// UpdateFound starts or stops new work for an engine by discovery. An engine that an operator has
+// removed stays removed.
 func (f *Fleet) UpdateFound(key string, found roster.Found) {
 	f.apply(roster.Turned{Key: key, Found: found})
 }
 
-// RemoveFound removes an engine that discovery no longer finds, unless a newer engine (another incarnation) has its address by now.
+// RemoveFound spares a newer engine (another incarnation) at the address.
 func (f *Fleet) RemoveFound(key, incarnation string) {
 	f.apply(roster.Left{Key: key, Incarnation: incarnation})
 }
 
-// build returns the engine for an entry of the config, with its target and profile. If the config sets no slots, a decode rank gets
-// defaultSlots. build warns of this in the log, and of a profile by which a prompt may make a whole group wait.
+// build warns of missing slots, and of a profile by which a prompt may make a whole group wait.
 func (d *Deps) build(role string, e config.Engine, set *Settings) (*roster.Engine, error) {
 	id, err := config.InstanceID(e.URL)
 	if err != nil {
@@ -99,9 +97,8 @@ func (d *Deps) build(role string, e config.Engine, set *Settings) (*roster.Engin
 			aOrAn(role), role),
 			zap.String("engine", id), zap.Int("assumed", defaultSlots))
 	}
-	// Such an engine may have to compute a prompt by itself (allow_local_prefill).
 	prefillsOnAscend := role == roster.Decode && profile.AllowLocalPrefill && profile.Connector == mooncake.AscendMooncakeV1
-	if prefillsOnAscend && profile.MaxBatchedTokens == 0 { // 0: not set
+	if prefillsOnAscend && profile.MaxBatchedTokens == 0 { // not set
 		d.Log.Warn("decode engines on Ascend usually run with few tokens per step and without a prefix cache, so a prompt that one of them "+
 			"computes makes its whole group wait; set max_num_batched_tokens of the profile to that of the engines, or set allow_local_prefill to "+
 			"false",
@@ -110,8 +107,7 @@ func (d *Deps) build(role string, e config.Engine, set *Settings) (*roster.Engin
 	return built, nil
 }
 
-// profileOf returns the profile as an engine of the role uses it: an aggregated engine hands no KV over, so it gets a copy without the
-// transfer of KV.
+// profileOf: an aggregated engine hands no KV over.
 func profileOf(role string, p *mooncake.Profile) *mooncake.Profile {
 	if role != roster.Aggregated {
 		return p
@@ -120,7 +116,6 @@ func profileOf(role string, p *mooncake.Profile) *mooncake.Profile {
 	return &withoutTransfer
 }
 
-// aOrAn returns the role with its article, such as "an aggregated".
 func aOrAn(role string) string {
 	if role == roster.Aggregated {
 		return "an " + role
@@ -128,7 +123,7 @@ func aOrAn(role string) string {
 	return "a " + role
 }
 
-// AnyPrefill returns a prefill engine that serves the model. Calls take turns among the engines. nil: no such engine is up.
+// AnyPrefill takes turns among the engines; nil: none is up.
 func (f *Fleet) AnyPrefill(model string) *engine.Target {
 	return f.Now().AnyPrefill(model, int(f.anyPrefillCalls.Add(1)))
 }

@@ -18,11 +18,13 @@ type Deps struct {
 	Serving  func() context.Context // ends when requests that have no answer yet must end
 	Started  time.Time
 	Log      *zap.Logger
-	Settings func() *Settings // returns the settings in force
+	Settings func() *Settings // in force
 	Client   *engine.Client
 	Monitor  *engine.Monitor
 	Dispatch func(context.Context) board.Status
-	Publish  func([]prefill.Candidate, []local.Rank, []board.Worker) // gives the lists to all components that bind requests
-	// Gauged receives the KV tokens in use on a decode rank, and the time at which this number was true. It must not block.
+	// to all components that bind requests
+	Publish func([]prefill.Candidate, []local.Rank, []board.Worker)
+	// Gauged receives the KV tokens in use on a decode rank, and when this was true. It must not
+	// block.
 	Gauged func(worker int32, kvTokens int64, at time.Time)
 }

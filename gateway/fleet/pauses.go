@@ -2,10 +2,11 @@ package fleet
 
 import "evenkeel/gateway/fleet/roster"
 
-// Pause stops new requests to the engines of a group; empty: to all engines. Once it has returned, no new request is bound there.
+// Pause stops new requests to a group; empty: to all engines. Once it has returned, none is bound
+// there.
 func (f *Fleet) Pause(group, path string) { f.apply(roster.PauseBegun{Group: group, Path: path}) }
 
-// Resume lets requests go to the engines of a group again, except to the engines in unresumed, which did not resume.
+// Resume lets requests go to a group again, except to the engines in unresumed.
 func (f *Fleet) Resume(group string, unresumed []string) {
 	f.apply(roster.PauseEnded{Group: group, Unresumed: unresumed})
 }

@@ -13,22 +13,23 @@ import (
 	"evenkeel/geo"
 )
 
-// residentsTimeout bounds the wait for engines that are asked how many requests and KV tokens they hold.
 const residentsTimeout = time.Second
 
-// LoadOf returns how many requests and KV tokens this proxy has on the decode ranks of a scope (ours). If askEngines is true, it also
-// returns those of all proxies together (all), from the gauges of the engines. silent lists the ranks whose engines do not report them.
+// LoadOf returns the requests and KV tokens on the decode ranks of a scope: this proxy's (ours)
+// and, with askEngines, those of all proxies by the engines' gauges. silent: ranks whose engines do
+// not report them.
 func (f *Fleet) LoadOf(ctx context.Context, scope string, askEngines bool) (ours, all []geo.Resident, silent []string) {
 	now := f.Now()
-	indexOf := map[int32]int{} // index in ours, by worker id
+	indexOf := map[int32]int{}
 	for _, m := range f.deps.Dispatch(ctx).Models {
 		for _, w := range m.Workers {
 			r := now.Rank(w.ID)
 			isOfScope := r != nil && r.Scope != nil && r.Scope.Name == scope
-			if w.Used == 0 || !isOfScope { // 0: no request of this proxy is there
+			if w.Used == 0 || !isOfScope {
 				continue
 			}
-			i, listed := indexOf[w.ID] // listed: the rank has changed its board, and requests of the former board still run on it
+			// listed: the rank has changed its board, and requests of the former board still run on it
+			i, listed := indexOf[w.ID]
 			if !listed {
 				i = len(ours)
 				indexOf[w.ID] = i
@@ -50,9 +51,8 @@ func (f *Fleet) LoadOf(ctx context.Context, scope string, askEngines bool) (ours
 	return ours, all, silent
 }
 
-// residentsOn returns the requests and KV tokens on decode ranks, from the engines' own gauges. silent lists the ranks whose engines do not
-// report them. All engines are asked at the same time, and residentsTimeout bounds the wait: the caller has to renew claims on engines, so
-// it must not wait for an engine that hangs.
+// residentsOn asks all engines at the same time. The caller has to renew claims on engines, so it
+// must not wait for an engine that hangs.
 func (d *Deps) residentsOn(ctx context.Context, engines []*roster.Engine) (found []geo.Resident, silent []string) {
 	ctx, cancel := context.WithTimeout(ctx, residentsTimeout)
 	defer cancel()
@@ -75,7 +75,7 @@ func (d *Deps) residentsOn(ctx context.Context, engines []*roster.Engine) (found
 				silent = append(silent, id)
 				continue
 			}
-			number := max(0, r) // an only rank without a number counts as rank 0
+			number := max(0, r) // an only rank counts as rank 0
 			running, hasRunning := sample.Running(number)
 			usage, hasUsage := sample.HeldShare(number)
 			if !hasRunning || !hasUsage {
@@ -88,24 +88,25 @@ func (d *Deps) residentsOn(ctx context.Context, engines []*roster.Engine) (found
 	return found, silent
 }
 
-// kvCapacity returns how many KV tokens a rank's memory can hold: as its engine reports it, because the engine's usage is a share of this
-// number, or else by the config. 0: unknown. The boards prefer the config, which may leave a part of the memory to others.
+// kvCapacity is first what the engine reports, because its usage is a share of this number; 0:
+// unknown. Boards prefer the config, which may leave a part of the memory to others.
 func kvCapacity(e *roster.Engine, rank int) int64 {
 	return cmp.Or(e.Status.Memories.Of(rank).Capacity.Tokens, e.Conf.KV)
 }
 
-// OnSample passes on how many KV tokens are in use on an engine's decode ranks, and for which time each number is valid. Only gauges show
-// when an engine frees the blocks of ended answers, or of requests whose KV never came. asked is when the sample was requested. An engine
-// core that hangs still reports the gauges of its last step, so the number is valid for the time of the rank's last sign of life. A sign
-// after asked does not count, because the engine may have read its gauges before it.
+// OnSample passes on how many KV tokens are in use on an engine's decode ranks. Only gauges show
+// when an engine frees the blocks of ended answers, or of requests whose KV never came. An engine
+// core that hangs still reports its last step, so the number is valid for the time of the rank's
+// last sign of life, unless this is after asked.
 func (f *Fleet) OnSample(key string, s *engine.Sample, asked time.Time) {
 	now := f.Now()
 	e := now.Engine(key)
-	if e == nil || e.Role != roster.Decode { // an aggregated engine pulls no KV, and its gauge also counts prompts that it computes
+	// an aggregated engine pulls no KV, and its gauge also counts prompts that it computes
+	if e == nil || e.Role != roster.Decode {
 		return
 	}
 	for _, r := range e.Ranks() {
-		number := max(0, r) // an only rank without a number counts as rank 0
+		number := max(0, r) // an only rank counts as rank 0
 		usage, isReported := s.HeldShare(number)
 		capacity := kvCapacity(e, r)
 		target := e.At(r)

@@ -20,59 +20,60 @@ import (
 	"evenkeel/prefill/kvevents"
 )
 
-// A Fleet owns the roster. It applies events to the roster, and publishes lists of engines and ranks that follow from it. Requests call Now
-// to look up engines.
+// A Fleet owns the roster: it applies events, and publishes lists of engines and ranks. Requests
+// call Now to look up engines.
 type Fleet struct {
-	deps      *Deps
-	Admission *owner.Set // says which proxy sends requests to a region or decode group; set before the first engine enters
+	deps *Deps
+	// says which proxy may use a region or decode group; set before the first engine enters
+	Admission *owner.Set
 
-	mu      sync.Mutex // serialises applyUnless up to the end of Publish, so that the lists published last are the newest
+	mu      sync.Mutex // serialises applyUnless, so that the lists published last are the newest
 	roster  *roster.Roster
 	timer   *time.Timer // calls Publish when a deadline or a step of a slow start is due
 	tape    recording.Roster
 	current atomic.Pointer[roster.Snapshot]
 
-	anyPrefillCalls atomic.Int64 // counts calls of AnyPrefill, so that engines take turns
-	pages           sync.Map     // *metricPage values: the last metric page of each prefill engine, by instance
+	anyPrefillCalls atomic.Int64 // so that engines take turns
+	pages           sync.Map     // *metricPage values of prefill engines, by instance
 	learned
 	trackedCalls
 }
 
-// New returns a Fleet without engines. The caller adds those of the config with Load.
+// New returns a Fleet without engines; see Load.
 func New(d Deps) *Fleet {
 	f := &Fleet{deps: &d, roster: roster.New()}
 	f.learned.deps = &d
 	f.trackedCalls.presentFleet, f.trackedCalls.serving, f.trackedCalls.all = f.Now, d.Serving, map[*TrackedCall]struct{}{}
 	f.current.Store(&roster.Snapshot{})
 	f.timer = time.AfterFunc(time.Hour, f.Publish)
-	f.timer.Stop() // applyUnless starts it when something is due
+	f.timer.Stop() // applyUnless starts it
 	return f
 }
 
-// Now returns the current picture of the fleet. A step that asks several questions must ask them of one picture, because the answers of two
-// pictures may contradict each other.
+// Now returns the current picture. A step that asks several questions must ask them of one picture,
+// because two may contradict each other.
 func (f *Fleet) Now() *roster.Snapshot { return f.current.Load() }
 
-// Publish applies changed settings, changed owners and the present time to the roster, and publishes the result.
+// Publish applies changed settings, changed owners and the present time.
 func (f *Fleet) Publish() { f.apply() }
 
-// OnStatus is the callback of the monitor for an engine whose health has changed.
+// OnStatus is the callback of the monitor.
 func (f *Fleet) OnStatus(key string, s engine.Status) {
-	if e := f.Now().Engine(key); e != nil && s.Up && !hasAddress(e) { // the engine answers, so its name may resolve by now
+	if e := f.Now().Engine(key); e != nil && s.Up && !hasAddress(e) { // its name may resolve by now
 		f.resolveAgain(*e)
 	}
 	f.apply(roster.Health{Key: key, Status: s, IsRefused: errors.Is(s.Err, syscall.ECONNREFUSED)})
 }
 
-// apply applies events to the roster, and publishes the result. The prefill tier and the dispatcher receive it before Now returns it, so
-// that a request which the API admits finds its engines there.
+// apply: the prefill tier and the dispatcher receive the result before Now returns it, so that an
+// admitted request finds its engines there.
 func (f *Fleet) apply(events ...roster.Event) {
 	notKnown := func() bool { return false }
 	f.applyUnless(notKnown, events...)
 }
 
-// applyUnless is apply, unless alreadyKnown reports that the roster already knows the events. It calls alreadyKnown under the lock, because
-// many requests may report the same thing at once.
+// applyUnless calls alreadyKnown under the lock, because many requests may report the same thing at
+// once.
 func (f *Fleet) applyUnless(alreadyKnown func() bool, events ...roster.Event) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -83,7 +84,7 @@ func (f *Fleet) applyUnless(alreadyKnown func() bool, events ...roster.Event) {
 	next, effects := f.step(now, f.withSettings(events))
 	f.publishStep(next, effects)
 	f.trackedCalls.moveDeserted()
-	// A proxy that has ended must start no timer any more.
+	// A proxy that has ended must start no timer.
 	if wait := f.roster.Next(now); wait > 0 && f.deps.Context.Err() == nil {
 		f.timer.Reset(wait)
 	} else {
@@ -91,13 +92,13 @@ func (f *Fleet) applyUnless(alreadyKnown func() bool, events ...roster.Event) {
 	}
 }
 
-// step applies events, the present owners and the time to the roster, and records this if the proxy records. It returns the new picture of
-// the fleet, and what must be done now. It is called with f.mu held.
+// step is called with f.mu held.
 func (f *Fleet) step(now time.Time, events []roster.Event) (next *roster.Snapshot, effects []roster.Effect) {
 	for _, e := range events {
 		effects = f.roster.Apply(e, now, effects)
 	}
-	owners := ownersOf(f.Admission, f.roster) // after the events, because they may bring in engines of another scope
+	// last, because events may bring in engines of another scope
+	owners := ownersOf(f.Admission, f.roster)
 	effects = f.roster.Apply(owners, now, effects)
 	effects = f.roster.Apply(roster.Tick{}, now, effects)
 	next = roster.Derive(f.roster)
@@ -105,10 +106,10 @@ func (f *Fleet) step(now time.Time, events []roster.Event) (next *roster.Snapsho
 	return next, effects
 }
 
-// publishStep makes next the current picture of the fleet, and carries out the effects. It is called with f.mu held.
+// publishStep is called with f.mu held.
 func (f *Fleet) publishStep(next *roster.Snapshot, effects []roster.Effect) {
-	// Until deps.Publish has given the new engines to the prefill tier and the dispatcher, Now returns them with the old routes: routes
-	// admit requests, and a request must find its engines there.
+	// Until deps.Publish has returned, Now has the new engines with the old routes: routes admit
+	// requests, and a request must find its engines.
 	f.current.Store(next.WithRoutes(f.Now()))
 	enginesChanged := slices.ContainsFunc(effects, func(e roster.Effect) bool { return e.What == roster.WatchEngines })
 	if enginesChanged {
@@ -117,12 +118,11 @@ func (f *Fleet) publishStep(next *roster.Snapshot, effects []roster.Effect) {
 	}
 	f.carryOut(effects)
 	f.deps.Publish(next.Candidates, next.Locals, next.Workers)
-	f.current.Store(next) // now with the new routes
+	f.current.Store(next)
 }
 
-// withSettings returns events with the current settings of the roster in front. From the plan of a reload it removes the engines that have
-// left the fleet since the plan was made. It also completes the engines that the events bring in: it gives them the traffic that the
-// monitor has seen, and a finder for the addresses at which their ranks publish KV events.
+// withSettings puts the current settings in front of the events, and completes the engines that
+// they bring in.
 func (f *Fleet) withSettings(events []roster.Event) []roster.Event {
 	events = append([]roster.Event{rosterSettings(f.deps.Settings(), f.deps.Started)}, events...)
 	for i, e := range events {
@@ -141,7 +141,6 @@ func (f *Fleet) withSettings(events []roster.Event) []roster.Event {
 	return events
 }
 
-// rosterSettings returns the settings on which the roster depends. started is when the proxy started.
 func rosterSettings(s *Settings, started time.Time) roster.Terms {
 	return roster.Terms{
 		Region: s.Geo.Self.Region, Started: started, SlowStart: s.Health.SlowStart, ProbeTimeout: s.Limits.ProbeTimeout,
@@ -149,8 +148,7 @@ func rosterSettings(s *Settings, started time.Time) roster.Terms {
 	}
 }
 
-// ownersOf returns which scopes this proxy owns now, and on which decode ranks it may use only a part of the slots. The Kind of the result
-// is empty if this proxy shares no engine with other proxies.
+// ownersOf: Kind is empty if this proxy shares no engine with others.
 func ownersOf(owners *owner.Set, r *roster.Roster) (o roster.Owners) {
 	switch {
 	case owners.Has(owner.Regions):
@@ -162,7 +160,7 @@ func ownersOf(owners *owner.Set, r *roster.Roster) (o roster.Owners) {
 	}
 	o.Scopes, o.Quotas = map[string]roster.Owned{}, map[string]roster.RankQuota{}
 	r.EachScope(o.Kind, func(scope string, e *roster.Engine) {
-		if _, done := o.Scopes[scope]; !done { // an earlier engine has the same scope
+		if _, done := o.Scopes[scope]; !done {
 			o.Scopes[scope] = roster.Owned{Admits: owners.Admits(scope), Fence: owners.Scope(scope)}
 		}
 		if !e.Decodes() {
@@ -171,7 +169,7 @@ func ownersOf(owners *owner.Set, r *roster.Roster) (o roster.Owners) {
 		for _, rank := range e.Ranks() {
 			name := e.At(rank).ID
 			slotLimit, othersKV := owners.RankQuota(scope, name, e.Slots())
-			if slotLimit > 0 || othersKV > 0 { // requests of other proxies may run on the rank, too
+			if slotLimit > 0 || othersKV > 0 { // requests of other proxies may run there, too
 				o.Quotas[name] = roster.RankQuota{Limit: slotLimit, Others: othersKV}
 			}
 		}
@@ -179,14 +177,13 @@ func ownersOf(owners *owner.Set, r *roster.Roster) (o roster.Owners) {
 	return o
 }
 
-// resolveAndApply resolves the host names of the engines that events bring in, and then applies the events. If a name does not resolve now,
-// the engine keeps the addresses that the fleet already has for it.
+// resolveAndApply first resolves the host names of the engines that events bring in.
 func (f *Fleet) resolveAndApply(events ...roster.Event) {
 	var lookups sync.WaitGroup
 	for _, e := range events {
 		for _, added := range enginesIn(e) {
-			lookups.Go(func() { // before the events are applied, because hand-offs may name these hosts from then on
-				before := f.Now().Engine(added.Key()) // the engine in whose place added comes; nil: none
+			lookups.Go(func() { // before, because hand-offs may name these hosts from then on
+				before := f.Now().Engine(added.Key()) // in whose place added comes; nil: none
 				f.deps.resolveHosts(added, before)
 			})
 		}
@@ -195,20 +192,20 @@ func (f *Fleet) resolveAndApply(events ...roster.Event) {
 	f.apply(events...)
 }
 
-// dnsTimeout bounds all DNS lookups for one engine together.
+// of all lookups for one engine together
 const dnsTimeout = 2 * time.Second
 
-// withoutGone returns the plan without rebuilt engines that have left the fleet since the plan was made. Such an engine has no new entry in
-// the config. An operator or discovery has removed it, and would not remove it a second time if the plan brought it back.
+// withoutGone drops rebuilt engines that have left since the plan was made. An operator or
+// discovery would not remove them a second time.
 func withoutGone(p roster.Planned, now *roster.Snapshot) roster.Planned {
 	hasLeft := func(e *roster.Engine) bool { return !e.FromNewEntry && now.Engine(e.Key()) == nil }
 	p.Set = slices.DeleteFunc(slices.Clone(p.Set), hasLeft)
 	return p
 }
 
-// resolveHosts sets the host names and addresses that an engine may name: a prefill engine in hand-offs, a decode engine in callbacks.
-// They are trusted while the engine is in the fleet. Any other host is refused. before is the engine
-// that the fleet has with the same key; nil: none. If a name does not resolve now, the addresses of before stay trusted.
+// resolveHosts sets the hosts that an engine may name: a prefill engine in hand-offs, a decode
+// engine in callbacks. Any other host is refused. If a name does not resolve now, the addresses of
+// before stay trusted.
 func (d *Deps) resolveHosts(e, before *roster.Engine) {
 	namesHosts := !e.Decodes() || e.CallsBack()
 	if !namesHosts {
@@ -220,8 +217,9 @@ func (d *Deps) resolveHosts(e, before *roster.Engine) {
 	for _, name := range slices.Clone(hosts) {
 		addrs, err := net.DefaultResolver.LookupHost(ctx, name)
 		switch {
-		case err == nil: // the name resolves to addrs
-		case before != nil && slices.Equal(before.Profile.KVHosts, e.Profile.KVHosts): // before.Hosts has addresses of these names
+		case err == nil:
+		// before.Hosts has addresses of these names
+		case before != nil && slices.Equal(before.Profile.KVHosts, e.Profile.KVHosts):
 			addrs = before.Hosts
 			d.Log.Warn("the name of an engine does not resolve now; the addresses that it had before stay trusted",
 				zap.String("engine", e.Key()), zap.String("host", name), zap.Error(err))
@@ -235,11 +233,11 @@ func (d *Deps) resolveHosts(e, before *roster.Engine) {
 	e.Hosts = slices.Compact(hosts)
 }
 
-// resolveAgain resolves the hosts of an engine whose name did not resolve when it came in, e.g. because the engine did not run then. If the
-// name resolves now, it puts the hosts into the roster. e is a copy, because a published engine never changes.
+// resolveAgain: the name of the engine did not resolve when it came in, e.g. because the engine did
+// not run. e is a copy, because a published engine never changes.
 func (f *Fleet) resolveAgain(e roster.Engine) {
 	f.deps.resolveHosts(&e, f.Now().Engine(e.Key()))
-	if !hasAddress(&e) { // the name still does not resolve
+	if !hasAddress(&e) {
 		return
 	}
 	goneOrLocated := func() bool {
@@ -249,8 +247,8 @@ func (f *Fleet) resolveAgain(e roster.Engine) {
 	f.applyUnless(goneOrLocated, roster.Located{Key: e.Key(), Hosts: e.Hosts})
 }
 
-// hasAddress says whether the fleet knows an address to which the engine's own name leads. Addresses that kv_hosts of its profile lists do
-// not count.
+// hasAddress says whether the engine's own name has resolved. Addresses in kv_hosts of its profile
+// do not count.
 func hasAddress(e *roster.Engine) bool {
 	return slices.ContainsFunc(e.Hosts, func(host string) bool {
 		_, err := netip.ParseAddr(host)
@@ -258,14 +256,12 @@ func hasAddress(e *roster.Engine) bool {
 	})
 }
 
-// publisher finds where a rank of an engine publishes its KV events.
 type publisher struct {
 	fleet *Fleet
 	key   string
 	rank  int
 }
 
-// enginesIn returns the engines that an event adds to the fleet or describes anew; nil: none.
 func enginesIn(e roster.Event) []*roster.Engine {
 	switch e := e.(type) {
 	case roster.Entered:
@@ -276,10 +272,10 @@ func enginesIn(e roster.Event) []*roster.Engine {
 	return nil
 }
 
-// carryOut carries out the effects of the roster. It is called with f.mu held.
+// carryOut is called with f.mu held.
 func (f *Fleet) carryOut(effects []roster.Effect) {
 	for _, effect := range effects {
-		log, e := f.deps.Log, effect.Engine // e is nil for effects that concern no single engine
+		log, e := f.deps.Log, effect.Engine // nil if the effect concerns no single engine
 		switch effect.What {
 		case roster.Restarted, roster.MayHaveRestarted:
 			what := "a prefill engine has restarted; prompts whose KV no decode engine has fetched yet are prefilled again"
@@ -313,7 +309,6 @@ func (f *Fleet) carryOut(effects []roster.Effect) {
 	}
 }
 
-// instancesToWatch returns engines in the form that the monitor needs to watch them.
 func instancesToWatch(engines []*roster.Engine) (list []engine.Instance) {
 	for _, e := range engines {
 		instance := engine.Instance{
@@ -321,7 +316,7 @@ func instancesToWatch(engines []*roster.Engine) (list []engine.Instance) {
 			Ranks: len(e.Ranks()),
 			Held:  e.HeldByPause(),
 		}
-		if e.Decodes() { // only decode engines need a canary request: the prefill tier tests prefill engines with clients' requests
+		if e.Decodes() { // the prefill tier tests prefill engines with clients' requests
 			instance.Slots = e.Conf.Slots
 			instance.Canary = e.Profile.Canary()
 			for _, r := range e.Ranks() {
@@ -333,8 +328,8 @@ func instancesToWatch(engines []*roster.Engine) (list []engine.Instance) {
 	return list
 }
 
-// NoteHandoff records the engine id that a hand-off names. made is the generation of the engine's KV that
-// was read before the prefill call was written.
+// NoteHandoff records the engine id in a hand-off. made was read before the prefill call was
+// written.
 func (f *Fleet) NoteHandoff(made roster.Generation, engineID string) {
 	nothingNew := func() bool { return f.Now().NamesNothingNew(made, engineID) }
 	if !nothingNew() {
@@ -342,14 +337,15 @@ func (f *Fleet) NoteHandoff(made roster.Generation, engineID string) {
 	}
 }
 
-// DownSince reports whether an engine is down now, or was down at some moment after the time at.
+// DownSince reports whether an engine is down, or was down at some moment after at.
 func (f *Fleet) DownSince(key string, at time.Time) bool {
 	s := f.deps.Monitor.Status(key)
-	cameUpSince := s.Since.After(at) // an engine that is up was down just before Since
+	cameUpSince := s.Since.After(at) // it was down just before Since
 	return !s.Up || cameUpSince
 }
 
-// GaveBack records that a decode engine gave a request back although its profile says that it never does. decode is the engine's key.
+// GaveBack records that a decode engine, given by its key, gave a request back, which its profile
+// excludes.
 func (f *Fleet) GaveBack(decode string) {
 	if e := f.Now().Engine(decode); e != nil && e.MustNotGiveBack() {
 		f.apply(roster.GaveBack{Key: decode})

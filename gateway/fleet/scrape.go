@@ -12,8 +12,8 @@ import (
 	"evenkeel/prefill"
 )
 
-// metricPage is the last metric page of an engine. The ranks of an engine share the page, which is fetched once per interval, and never
-// twice at the same time.
+// metricPage is fetched once per interval for all ranks of an engine, and never twice at the same
+// time.
 type metricPage struct {
 	mu     sync.Mutex // held while the page is fetched
 	at     time.Time
@@ -21,9 +21,8 @@ type metricPage struct {
 	err    error
 }
 
-// Scrape reads a prefill candidate's gauges, from a metric page of its engine that is at most half an interval old. KVUsage, KVHeld,
-// Running and Waiting are NaN if the engine does not report them. If the page shows that the engine's process has changed, Scrape
-// records it in the roster.
+// Scrape reads a candidate's gauges, at most half an interval old; NaN: not reported. A start time
+// of another process goes into the roster.
 func (f *Fleet) Scrape(ctx context.Context, c prefill.Candidate) (prefill.Sample, error) {
 	known, _ := f.pages.LoadOrStore(c.Instance, &metricPage{})
 	p := known.(*metricPage)
@@ -32,12 +31,12 @@ func (f *Fleet) Scrape(ctx context.Context, c prefill.Candidate) (prefill.Sample
 	isFirst := p.at.IsZero()
 	if isFirst || time.Since(p.at) > f.deps.Settings().Prefill.Scrape.Interval/2 {
 		sample, err := engine.MetricNames(c.Profile.Metrics).Scrape(ctx, f.deps.Client, c.Target)
-		// A scrape that its caller has ended says nothing about the engine.
+		// The caller has ended the scrape, which says nothing about the engine.
 		if err != nil && errors.Is(ctx.Err(), context.Canceled) {
 			return prefill.Sample{}, err
 		}
 		p.sample, p.err, p.at = sample, err, time.Now()
-		if p.err == nil { // the page shows that the engine lives, and since when its process runs
+		if p.err == nil {
 			f.deps.Monitor.Answered(c.Instance)
 			f.recordStart(c.Instance, sample.StartTime)
 		}
@@ -59,19 +58,17 @@ func (f *Fleet) Scrape(ctx context.Context, c prefill.Candidate) (prefill.Sample
 	}, nil
 }
 
-// recordStart records the start time of an engine's process in the roster, unless the roster learns nothing new from it.
 func (f *Fleet) recordStart(key string, start float64) {
 	alreadyKnown := func() bool {
 		e := f.Now().Engine(key)
-		return e == nil || !e.StartIsNews(start) // e is nil if the engine has left
+		return e == nil || !e.StartIsNews(start) // nil: the engine has left
 	}
 	if !alreadyKnown() {
 		f.applyUnless(alreadyKnown, roster.Lived{Key: key, Start: start})
 	}
 }
 
-// dropPagesOfGone drops the metric pages of engines that have left the fleet. Otherwise the pages would become more and more if each new
-// engine came with a new address.
+// dropPagesOfGone: otherwise pages would pile up if each new engine came with a new address.
 func (f *Fleet) dropPagesOfGone(now *roster.Snapshot) {
 	for instance := range f.pages.Range {
 		if now.Engine(instance.(string)) == nil {

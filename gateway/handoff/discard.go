@@ -24,15 +24,15 @@ import (
 	"evenkeel/prefill"
 )
 
-// The outcomes of a discarded hand-off, as labels of evenkeel_drains_total. Only with discardDone does the prefill engine free the KV
-// before its hold timeout.
+// Labels of evenkeel_drains_total. Only with discardDone does the prefill engine free the KV before
+// its hold timeout.
 const (
 	discardDone     = "drained"
 	discardUnplaced = "unplaced" // no decode rank had room in time
 	discardCrowded  = "crowded"  // too many other discards run already
 	discardExpired  = "expired"  // the hand-off was too old, or its prefill engine has restarted
 	discardFailed   = "failed"   // the decode engine broke the call
-	discardRefused  = "refused"  // the decode engine refused the call, and its refusal may leave the KV where it is
+	discardRefused  = "refused"  // and the KV may stay where it is
 )
 
 // Config is what a Discarder needs of the proxy.
@@ -41,7 +41,7 @@ type Config struct {
 	Settings   func() *fleet.Settings
 	Client     *engine.Client
 	Monitor    Monitor
-	Engines    func() Engines // returns the engines as they are at the call
+	Engines    func() Engines
 	Places     *pool.Semaphore
 	Dispatcher Dispatcher
 	NextID     func() uint64 // makes the id of a new pool entry
@@ -49,8 +49,8 @@ type Config struct {
 	Log        *zap.Logger
 }
 
-// Monitor takes reports on whether engines served their requests well. Expiries and ExpiriesNow also say how many hand-offs a prefill engine
-// has freed after its hold timeout, because no decode engine fetched them.
+// Monitor learns how engines serve. Expiries says how many hand-offs a prefill engine has freed
+// because no decode engine fetched them.
 type Monitor interface {
 	RecordOutcome(instance string, v engine.Verdict, why error)
 	ReportFailure(instance string, err error)
@@ -81,7 +81,7 @@ type Discarder struct {
 	outcomes           *prometheus.CounterVec
 }
 
-// NewDiscarder makes the Discarder of a proxy, and registers its metric evenkeel_drains_total.
+// NewDiscarder also registers evenkeel_drains_total.
 func NewDiscarder(c Config) *Discarder {
 	d := &Discarder{Config: c, outcomes: prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "evenkeel_drains_total", Help: "Hand-offs that no client waits for any more, by what became of them. drained: a decode engine " +
@@ -96,15 +96,16 @@ func NewDiscarder(c Config) *Discarder {
 	return d
 }
 
-// Discard frees the KV of a hand-off that no request uses any more. A prefill engine frees KV blocks only when a decode engine pulls them.
-// So Discard has one token decoded on a rank that the dispatcher picks, charged like any request, and drops the token. The hand-off counts
-// against the budget of its prefill engine until then, or until the engine's hold timeout is over.
+// Discard frees the KV of a hand-off that no request uses any more. A prefill engine frees KV
+// blocks only when a decode engine pulls them, so one token is decoded on a rank that the
+// dispatcher picks, charged like any request. Until then, or the hold timeout, the hand-off counts
+// against the budget of its prefill engine.
 //
-// Another decode engine may have pulled the blocks before, and they may belong to another prompt now. So the decode has a random
-// cache_salt, and no other request can reuse the KV that it caches. Discard returns at once. freed, which may be nil, is called on another
-// goroutine once the prefill engine has freed the KV.
+// The blocks may belong to another prompt by now, so the decode has a random cache_salt, and no
+// other request can reuse its KV. Discard returns at once. freed, which may be nil, is called on
+// another goroutine once the KV is free.
 func (d *Discarder) Discard(h *Handoff, freed func()) {
-	h.Lease.DetachOwner() // the discard may outlive the request, which the audit of leases takes for the owner
+	h.Lease.DetachOwner() // the discard may outlive the request, the owner for the audit of leases
 	finish := func(outcome string, err error) {
 		d.outcomes.WithLabelValues(outcome).Inc()
 		if err != nil {
@@ -113,7 +114,7 @@ func (d *Discarder) Discard(h *Handoff, freed func()) {
 				zap.String("prefill", h.Lease.Candidate.ID), zap.Error(err))
 		}
 	}
-	// Each discard keeps its request's body, so no more discards run at once than the pool has places.
+	// Each discard keeps its request's body.
 	err := d.Run(d.Places.Size(), func() {
 		outcome, err := d.discardNow(h)
 		if err == nil && freed != nil {
@@ -124,17 +125,14 @@ func (d *Discarder) Discard(h *Handoff, freed func()) {
 	switch {
 	case errors.Is(err, service.ErrCrowded):
 		finish(discardCrowded, errCrowded)
-	case err != nil: // the proxy shuts down
+	case err != nil:
 		finish(discardUnplaced, err)
 	}
 }
 
-// discardTries is how often a hand-off is offered to decode ranks.
 const discardTries = 3
 
-// discardNow discards a hand-off: a decode engine pulls its KV for a request of one token, so that the prefill engine can free the KV. The
-// decode engine needs a slot for it. outcome is the label for evenkeel_drains_total. After an error, the KV stays on the prefill engine
-// until the hold timeout.
+// After an error, the KV stays on the prefill engine until the hold timeout.
 func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 	for try := 1; ; try++ {
 		engines := d.Engines()
@@ -156,14 +154,13 @@ func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 		}
 		var tryOther bool
 		outcome, tryOther, err = d.discardOn(placed.Slot, h, try)
-		// A decode request that must have the id of the prefill request is not sent again after a call that broke: an engine may
-		// still run the first request of this id.
+		// After a call that broke, an engine may still run the request of this id.
 		idInUse := h.ReusedRequestID != "" && outcome == discardFailed
 		mayTryAgain := tryOther && !idInUse && try < discardTries
 		if err == nil || !mayTryAgain {
 			return outcome, err
 		}
-		select { // a pause, so that the monitor has taken the failure into account by the next try
+		select { // so that the monitor knows of the failure by the next try
 		case <-time.After(d.Settings().Prefill.Retry.Base << try):
 		case <-d.Context.Done():
 			return outcome, err
@@ -171,27 +168,25 @@ func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 	}
 }
 
-// discardOn has the rank of a slot decode one token of a hand-off, and gives the slot back. The rank's engine pulls the KV for the token,
-// so that the prefill engine can free it. tryOther says that this rank failed, but that another one may succeed (judgeFault). try counts
-// from 1 and is part of the request's id.
+// tryOther says that another rank may succeed.
 func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outcome string, tryOther bool, err error) {
 	slotOutcome := board.Outcome{Kind: board.Failed}
 	defer func() { d.Dispatcher.Release(slot, slotOutcome) }()
 	now := time.Now()
-	// After FirstEventBy, too little time is left to pull the KV before the prefill engine's hold timeout. A hand-off can be that late
-	// if a try on another rank has failed before.
+	// Too little time is left to pull the KV before the hold timeout, for example after a try on
+	// another rank.
 	if !now.Before(h.FirstEventBy()) {
 		return discardExpired, false, mooncake.ErrExpired
 	}
 	rank := d.Engines().Rank(slot.Worker)
-	if h.params == nil { // an earlier try on another rank may have taken the params
+	if h.params == nil { // an earlier try may have taken them
 		if h.params, err = h.Discard(now); err != nil {
 			return discardExpired, false, err
 		}
 	}
 	h.Lease.Dispatched()
-	// The engine pulls the KV of whole blocks, and computes the rest of the prompt itself: less than one block. How many tokens it has
-	// really computed is not read from the answer, so this upper bound stays when the call has ended.
+	// The engine pulls whole blocks, and computes the rest of the prompt, less than one block. The
+	// answer does not say how many tokens that were, so this upper bound stays.
 	most := MostComputed(rank)
 	rank.Traffic.ExpectComputed(most)
 	defer rank.Traffic.SettleComputed(most, most)
@@ -202,30 +197,30 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 		defer rank.Traffic.AddSentWithoutSlot(-1)
 	}
 	headers := h.SetRequestID(engine.JSONHeaders(fmt.Sprintf("ek-%s-x%d-%d", h.ID, h.Attempt, try)))
-	salt := rand.Text()      // so that no other request finds the KV in the prefix cache: it may be another prompt's by now
-	var newSegments [][]byte // nil: DiscardBody allocates the segments of the body
+	salt := rand.Text() // the KV may be another prompt's by now
+	var newSegments [][]byte
 	body := rank.Profile.DiscardBody(&h.Body, h.Endpoint, h.Changes, h.params, salt, newSegments)
 	_, fault := call.SendAndRead(headers, body, d.Settings().Limits.EventBytes, now.Add(rank.Profile.FirstEventTimeout))
 	if fault != nil {
-		wholeHost := fault.Reason == lifecycle.Failed // a 500 may come from a broken driver or disk; a crash concerns one engine
+		// A 500 may come from a broken driver or disk; a crash concerns one engine.
+		wholeHost := fault.Reason == lifecycle.Failed
 		h.Avoid = d.Engines().FailingWith(slot.Worker, wholeHost, h.Avoid)
 	}
 	d.reportToMonitor(rank.Instance, fault)
 	if fault == nil {
-		slot.ReportStarted() // the first event came, so the decode engine has the KV
+		slot.ReportStarted() // the decode engine has the KV
 	} else if outcome, tryOther = d.judgeFault(fault, rank, h, &slotOutcome); outcome != discardDone {
 		return outcome, tryOther, fault.Err
 	}
-	h.Lease.Release() // the KV is free: it was pulled, or the refusal has freed it
+	h.Lease.Release() // pulled, or freed by the refusal
 	slotOutcome.Kind = board.Cancelled
-	slotOutcome.Kept = fault == nil // the engine has decoded one token, and may keep the KV in its prefix cache as after any answer
+	slotOutcome.Kept = fault == nil // the engine may keep it in its prefix cache, as after any answer
 	return discardDone, false, nil
 }
 
-// newCall makes the call of a discard to the rank of a slot. It does not send it yet.
 func (d *Discarder) newCall(rank *roster.Rank, slot *dispatcher.Slot, h *Handoff) upstream.Call {
-	silence := rank.Profile.FirstEventTimeout // how long the engine may be silent, before its answer or within it
-	// Fresh: the call opens a connection, because the engine may have closed an idle one already.
+	silence := rank.Profile.FirstEventTimeout
+	// A new connection, because the engine may have closed an idle one already.
 	call := upstream.NewCall(d.Client, rank.Profile, rank.Target).Fresh()
 	return upstream.Call{
 		Call: call, Kind: lifecycle.Decode, Engine: rank.Instance, Scope: rank.Scope,
@@ -234,51 +229,48 @@ func (d *Discarder) newCall(rank *roster.Rank, slot *dispatcher.Slot, h *Handoff
 	}
 }
 
-// judgeFault says what the fault of a discard's call means for the hand-off. outcome is discardDone if the engine's refusal has freed the
-// KV, else the label for evenkeel_drains_total. tryOther says that another rank may succeed. slotOutcome gets what the fault shows about
-// the rank.
+// outcome is discardDone if the engine's refusal has freed the KV.
 func (d *Discarder) judgeFault(
 	fault *failure.Fault, rank *roster.Rank, h *Handoff, slotOutcome *board.Outcome,
 ) (outcome string, tryOther bool) {
 	slotOutcome.Lost = fault.LosesHandoff()
 	switch {
-	case fault.Reason == lifecycle.NotOurs: // another proxy sends to the rank now, so nothing was sent
+	case fault.Reason == lifecycle.NotOurs: // another proxy sends to the rank now; nothing was sent
 		slotOutcome.Kind = board.Cancelled
 		return discardUnplaced, true
-	case fault.Status == 0: // the engine gave no answer
-		// Orphaned tells the board that the rank may hold KV blocks for ever. Before FirstEventBy the prefill engine certainly has
-		// the KV for which the rank waits. After that it may have freed the KV.
+	case fault.Status == 0: // no answer
+		// Orphaned: the rank may hold KV blocks for ever. Before FirstEventBy the prefill engine
+		// certainly has the KV for which the rank waits.
 		slotOutcome.Orphaned = !time.Now().Before(h.FirstEventBy()) && LeaksBlocks(rank, fault)
-		// Silent: the rank sent nothing until the timeout. If the hand-off is the cause, the next rank's slot would be held for as
-		// long.
+		// If the hand-off is the cause of the silence, the next rank's slot would be held for as long.
 		return discardFailed, fault.Reason != lifecycle.Silent
-	case fault.Reason == lifecycle.Paused: // the part of the engine that would free the KV never saw the request
+	case fault.Reason == lifecycle.Paused: // the part that would free the KV never saw the request
 		return discardRefused, true
-	case !d.Engines().RejectionFrees(rank): // the refusal of this engine does not free the KV
+	case !d.Engines().RejectionFrees(rank):
 		return discardRefused, true
 	}
-	return discardDone, false // the engine has refused the request, and has made the prefill engine free the KV
+	return discardDone, false
 }
 
-// reportToMonitor tells the monitor how the call of a discard to an engine has ended. fault is why it failed; nil: the engine has decoded
-// the hand-off. The monitor gets two kinds of reports. ReportFailure gives it the error of a call, because of which it may check the engine
-// or take it for down. RecordOutcome counts how the call went: after several failures in a row, the engine gets no new requests.
+// ReportFailure may make the monitor check the engine or take it for down. RecordOutcome counts:
+// after several failures in a row, the engine gets no new requests.
 func (d *Discarder) reportToMonitor(instance string, fault *failure.Fault) {
 	switch {
 	case fault == nil:
 		d.Monitor.RecordOutcome(instance, engine.Served, nil)
 		return
-	case fault.Reason == lifecycle.NotOurs: // the engine was sent nothing
+	case fault.Reason == lifecycle.NotOurs: // nothing was sent
 		return
-	// The engine refused this hand-off, which says nothing about its health.
+	// The refusal of this hand-off says nothing about the engine's health.
 	case fault.Status != 0 && fault.Reason != lifecycle.Paused && fault.Reason != lifecycle.Unlisted:
 		return
 	}
 	d.Monitor.ReportFailure(instance, fault.Err)
 	switch {
-	case fault.Status != 0: // the engine works, but takes no requests now, or does not have the model
-	case fault.Reason == lifecycle.HungUp: // the proxy itself has ended the call
-	case fault.LosesHandoff(): // the dispatcher finds out who is to blame; a canary shows whether the engine computes at all
+	case fault.Status != 0: // it takes no requests now, or does not have the model
+	case fault.Reason == lifecycle.HungUp: // the proxy has ended the call
+	case fault.LosesHandoff():
+		// The dispatcher finds out who is to blame; a canary shows whether the engine computes at all.
 		d.Monitor.RecordOutcome(instance, engine.Unclear, fault.Err)
 	default:
 		d.Monitor.RecordOutcome(instance, engine.Faulted, fault.Err)

@@ -20,20 +20,20 @@ import (
 // A Loop is one goroutine and the sockets that it watches.
 type Loop struct {
 	Buffer [64 << 10]byte // scratch memory for a handler, valid until its call returns
-	Out    []byte         // scratch memory for bytes that a handler writes, valid until its call returns
+	Out    []byte         // scratch for a handler, until its call returns
 
 	log    *zap.Logger
 	base   time.Time
-	fd     int // the descriptor of ep; stored, because a call of ep.Fd would make the descriptor blocking
+	fd     int // stored, because ep.Fd would make it blocking
 	ep     *os.File
 	raw    syscall.RawConn
 	events [256]unix.EpollEvent
 
 	watches        []*Watch // by Watch.index; nil: the index is free
-	nextRound      []*Watch // watches that called CallAgain: the next round (call of pollAndHandle) calls them
-	thisRound      []*Watch // watches that called CallAgain before this round, which calls them after the sockets that are ready
+	nextRound      []*Watch // watches that called CallAgain
+	thisRound      []*Watch // those of the round before, called after the sockets that are ready
 	free           []uint32 // indexes in watches that are free
-	lastGeneration uint32   // the generation of the newest watch
+	lastGeneration uint32
 	wheel          wheel
 	expired        []*Watch
 	waitEnd        int64 // when Go's poller ends the wait for sockets, in ns since base; 0: never
@@ -50,8 +50,8 @@ type Watch struct {
 	handler    Handler
 	fd         int
 	index      uint32
-	generation uint32 // number of the watch: an event with another number is meant for an earlier watch of this index
-	again      bool   // the watch is in the list nextRound or thisRound of the loop, and is yet to be called
+	generation uint32 // an event with another number is for an earlier watch of this index
+	again      bool   // in nextRound or thisRound, and yet to be called
 	ended      bool   // argument ended of the call of Ready that CallAgain has asked for
 
 	at         int64 // when Expired is to be called, in ns since the loop's base; 0: never
@@ -65,11 +65,11 @@ func New(log *zap.Logger) (*Loop, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make an epoll instance: %w; raise the limit of open files", err)
 	}
-	if err := unix.SetNonblock(fd, true); err != nil { // needed for os.NewFile to register fd with Go's poller
+	if err := unix.SetNonblock(fd, true); err != nil { // else os.NewFile does not let Go poll fd
 		return nil, errors.Join(err, unix.Close(fd))
 	}
 	l := &Loop{log: log, base: time.Now(), fd: fd, ep: os.NewFile(uintptr(fd), "epoll"), done: make(chan struct{})}
-	l.wheel.cursor = 1 // because in Watch.tick 0 means that the watch is in no slot
+	l.wheel.cursor = 1 // Watch.tick 0 means no slot
 	if l.raw, err = l.ep.SyscallConn(); err != nil {
 		return nil, errors.Join(err, l.ep.Close())
 	}
@@ -80,7 +80,7 @@ func New(log *zap.Logger) (*Loop, error) {
 	return l, nil
 }
 
-// Post makes the loop's goroutine call f. It never blocks. After Close it returns false, and f is not called.
+// Post makes the loop's goroutine call f, and never blocks. After Close it returns false.
 func (l *Loop) Post(f func()) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -88,47 +88,46 @@ func (l *Loop) Post(f func()) bool {
 		return false
 	}
 	l.posted = append(l.posted, f)
-	if len(l.posted) == 1 { // for the first function only: the wait is ended already when others follow
-		_ = l.ep.SetReadDeadline(longAgo) // ends the wait; cannot fail, because the file is open until closed is set
+	if len(l.posted) == 1 { // else the wait is ended already
+		_ = l.ep.SetReadDeadline(longAgo) // cannot fail: the file is open until closed is set
 	}
 	return true
 }
 
-var longAgo = time.Unix(1, 0) // a deadline that ends a wait at once
+var longAgo = time.Unix(1, 0) // ends a wait at once
 
-// Close ends the loop. It waits until the loop has called all functions that were posted before. No handler is called after that; the
+// Close waits until the loop has called all posted functions. No handler is called after that; the
 // sockets stay open.
 func (l *Loop) Close() {
 	l.mu.Lock()
 	alreadyClosed := l.closed
 	l.closed = true
 	if !alreadyClosed {
-		_ = l.ep.SetReadDeadline(longAgo) // ends the wait for sockets at once, so that the loop sees closed
+		_ = l.ep.SetReadDeadline(longAgo)
 	}
 	l.mu.Unlock()
 	<-l.done
 }
 
-// run is the loop's goroutine. In turn, it calls posted functions, the handlers of sockets that are ready, and the handlers whose timers
-// have expired.
 func (l *Loop) run() {
 	defer close(l.done)
-	defer func() { _ = l.ep.Close() }() // the descriptor of epoll, which only this goroutine uses
+	defer func() { _ = l.ep.Close() }()
 	for {
 		l.setWaitEnd() // before the queue is read, so that a later Post ends the wait that follows
 		if !l.runPosted() {
 			return
 		}
-		// Read calls pollAndHandle, and whenever it returns false, waits until a socket is ready or the wait's end has come.
+		// Read waits whenever pollAndHandle returns false, until a socket is ready, a watch is due, or
+		// Post or Close is called.
 		err := l.raw.Read(l.pollAndHandle)
-		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) { // a deadline means that a watch is due, or Post or Close was called
-			panic("loop: wait for sockets: " + err.Error()) // cannot happen, because only the loop uses the file
+		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) { // a deadline is no failure
+			panic("loop: wait for sockets: " + err.Error()) // cannot happen: only the loop uses the file
 		}
 		l.callExpired()
 	}
 }
 
-// runPosted calls the posted functions. It returns false if the loop is closed.
+// runPosted returns false if the loop is closed.
 func (l *Loop) runPosted() bool {
 	l.mu.Lock()
 	todo, closed := l.posted, l.closed
@@ -137,12 +136,11 @@ func (l *Loop) runPosted() bool {
 	for _, f := range todo {
 		l.guard(f)
 	}
-	l.shortenWait() // the end of the next wait was set before these functions ran, and they may have called WakeAt
+	l.shortenWait() // the functions may have called WakeAt after the end of the wait was set
 	return !closed
 }
 
-// setWaitEnd sets the time at which Go's poller ends the next wait for sockets: when the next watch is due in the wheel. Without such a
-// watch, the wait has no end.
+// The wait ends when the next watch is due.
 func (l *Loop) setWaitEnd() {
 	l.wheel.findFirst()
 	l.waitEnd = l.wheel.due()
@@ -150,13 +148,11 @@ func (l *Loop) setWaitEnd() {
 	if l.waitEnd != 0 {
 		at = l.base.Add(time.Duration(l.waitEnd))
 	}
-	_ = l.ep.SetReadDeadline(at) // cannot fail, because the file is open
+	_ = l.ep.SetReadDeadline(at) // cannot fail: the file is open
 }
 
-// shortenWait makes the wait for sockets end earlier if a watch is now due before its end. The wait ends at the read deadline of the epoll
-// descriptor (ep).
 func (l *Loop) shortenWait() {
-	due := l.wheel.due() // 0: no watch is due at any time
+	due := l.wheel.due() // 0: never
 	endsInTime := l.waitEnd != 0 && l.waitEnd <= due
 	if due == 0 || endsInTime {
 		return
@@ -165,43 +161,40 @@ func (l *Loop) shortenWait() {
 	defer l.mu.Unlock()
 	if len(l.posted) == 0 && !l.closed {
 		l.waitEnd = due
-		_ = l.ep.SetReadDeadline(l.base.Add(time.Duration(due))) // cannot fail, because the file is open
+		_ = l.ep.SetReadDeadline(l.base.Add(time.Duration(due))) // cannot fail: the file is open
 	}
 }
 
-// pollAndHandle asks the kernel which sockets are ready, and calls their handlers. After them it calls the handlers that asked for another
-// turn (CallAgain). It returns true if the loop must not wait, because there may be more to do. run then calls posted functions and
-// handlers whose time has come before pollAndHandle is called once more. RawConn.Read, through which run calls it, passes the descriptor of
-// epoll, which l.fd also has.
+// pollAndHandle calls the handlers of ready sockets, then those of CallAgain. It returns true if
+// the loop must not wait, because there may be more to do. The argument is the descriptor, as l.fd.
 func (l *Loop) pollAndHandle(uintptr) bool {
 	n, interrupted := l.poll()
 	if interrupted {
-		return true // so that pollAndHandle is called again
+		return true
 	}
 	now := time.Now()
-	l.thisRound, l.nextRound = l.nextRound, l.thisRound[:0] // the array of thisRound is free, because its watches were called
+	l.thisRound, l.nextRound = l.nextRound, l.thisRound[:0] // the watches of thisRound were called
 	l.handleReady(n, now)
 	l.handleAgain(now)
 	moreToCall := len(l.nextRound) > 0
-	manyReady := n > len(l.events)/8 // more than 32 sockets: their handlers have taken long, even if the kernel has reported all
+	manyReady := n > len(l.events)/8 // more than 32: their handlers have taken long
 	isBusy := manyReady || moreToCall
-	if isBusy { // the other goroutines get a turn between two rounds
+	if isBusy { // the other goroutines get a turn
 		runtime.Gosched()
 	}
-	l.shortenWait()                      // the end of the wait was set before the handlers ran, and they may have called WakeAt
-	moreMayBeReady := n == len(l.events) // the kernel has filled all events, and may have more than there was room for
+	l.shortenWait()                      // the handlers may have called WakeAt
+	moreMayBeReady := n == len(l.events) // there may be more than there was room for
 	return moreMayBeReady || moreToCall
 }
 
-// poll asks the kernel which sockets are ready, without waiting. The first n of l.events then say so. interrupted says that a signal came
-// first (EINTR), so that nothing is known.
+// poll asks the kernel without waiting; interrupted (EINTR): nothing is known.
 func (l *Loop) poll() (n int, interrupted bool) {
-	// With a timeout of 0 the call never blocks, so a raw system call is enough, of which Go's scheduler is not told.
+	// With a timeout of 0 the call never blocks, so Go's scheduler need not be told.
 	const timeout, signalMask, maskSize = 0, 0, 0
 	ready, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(l.fd), uintptr(unsafe.Pointer(&l.events[0])), uintptr(len(l.events)),
 		timeout, signalMask, maskSize)
 	if errno != 0 && errno != unix.EINTR {
-		panic("loop: epoll_wait: " + errno.Error()) // cannot happen, because only the loop uses the descriptor
+		panic("loop: epoll_wait: " + errno.Error()) // cannot happen: only the loop uses the descriptor
 	}
 	if errno != 0 {
 		return 0, true
@@ -209,70 +202,68 @@ func (l *Loop) poll() (n int, interrupted bool) {
 	return int(ready), false
 }
 
-// handleReady calls the handlers of the n sockets that poll has found ready. It leaves out those that handleAgain calls in the same round.
+// It leaves out the watches that handleAgain calls in the same round.
 func (l *Loop) handleReady(n int, now time.Time) {
 	for i := range l.events[:n] {
 		ev := &l.events[i]
-		w := l.watches[uint32(ev.Fd)]                   // Fd and Pad have what epollCtl has put there: the index and the generation
-		if w == nil || w.generation != uint32(ev.Pad) { // another handler has removed the watch, and a newer one may have its index
+		// epollCtl has put the index and the generation there.
+		w := l.watches[uint32(ev.Fd)]
+		if w == nil || w.generation != uint32(ev.Pad) {
+			// Another handler has removed the watch, and a newer one may have its index.
 			continue
 		}
 		ended := ev.Events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0
 		if w.again {
-			w.ended = w.ended || ended // the kernel reports the end only once, so it is kept for the call
+			w.ended = w.ended || ended // the kernel reports the end only once
 			continue
 		}
 		l.callReady(w, ended, now)
 	}
 }
 
-// handleAgain calls the handlers that asked for another turn (CallAgain) before this round. If a handler asks once more, its watch gets
-// into the list nextRound, so thisRound does not grow meanwhile.
+// If a handler asks once more, its watch gets into nextRound, so thisRound does not grow.
 func (l *Loop) handleAgain(now time.Time) {
 	for i, w := range l.thisRound {
-		l.thisRound[i] = nil // the array is used again, and must not keep a watch that has ended
+		l.thisRound[i] = nil // must not keep a watch that has ended
 		w.again = false
-		if w.loop != nil { // nil: another handler has removed the watch
+		if w.loop != nil { // else removed by another handler
 			l.callReady(w, w.ended, now)
 		}
 	}
 }
 
-// callReady calls the handler of a watch whose socket is ready. It recovers a panic of the handler, so that the loop's other watches go on.
+// A panic of the handler must not stop the loop's other watches.
 func (l *Loop) callReady(w *Watch, ended bool, now time.Time) {
 	defer l.recoverAndLog()
 	w.handler.Ready(w, ended, now)
 }
 
-// callExpired calls Expired of the handlers whose watches are due (WakeAt).
 func (l *Loop) callExpired() {
 	now := time.Now()
 	l.expired = l.wheel.expire(l.expired[:0], int64(now.Sub(l.base)))
 	for i, w := range l.expired {
 		l.expired[i] = nil
-		if w.loop != nil { // nil: another handler has removed the watch
+		if w.loop != nil { // else removed by another handler
 			l.guard(func() { w.handler.Expired(w, now) })
 		}
 	}
 }
 
-// guard calls f, and recovers its panic.
 func (l *Loop) guard(f func()) {
 	defer l.recoverAndLog()
 	f()
 }
 
-// recoverAndLog is deferred around a call of a handler. If the handler panics, it logs the panic, and the loop goes on with the others.
 func (l *Loop) recoverAndLog() {
 	if v := recover(); v != nil {
 		l.log.Error("loop: panic in a handler", zap.Any("panic", v), zap.ByteString("stack", debug.Stack()))
 	}
 }
 
-// Add watches a non-blocking socket. If write is set, Ready is called when the socket can be written, otherwise when it can be read.
+// Add watches a non-blocking socket, for writing if write is set, else for reading.
 func (l *Loop) Add(fd int, h Handler, write bool) (*Watch, error) {
 	w := &Watch{loop: l, handler: h, fd: fd}
-	if n := len(l.free); n > 0 { // the index that became free last is used again
+	if n := len(l.free); n > 0 {
 		w.index = l.free[n-1]
 		l.free = l.free[:n-1]
 	} else {
@@ -289,7 +280,6 @@ func (l *Loop) Add(fd int, h Handler, write bool) (*Watch, error) {
 	return w, nil
 }
 
-// epollEvents are the events that epoll reports for a socket that is to be written, or read.
 func epollEvents(write bool) uint32 {
 	if write {
 		return unix.EPOLLOUT
@@ -297,19 +287,18 @@ func epollEvents(write bool) uint32 {
 	return unix.EPOLLIN | unix.EPOLLRDHUP
 }
 
-// epollCtl tells the kernel what the watch is to report (op). The kernel reports each change only once (EPOLLET), with the index and the
-// generation of the watch.
+// The kernel reports each change only once (EPOLLET).
 func (w *Watch) epollCtl(op int, events uint32) error {
 	ev := unix.EpollEvent{Events: events | unix.EPOLLET, Fd: int32(w.index), Pad: int32(w.generation)}
 	return unix.EpollCtl(w.loop.fd, op, w.fd, &ev)
 }
 
-// Loop is the loop that watches the socket; nil after Remove.
+// Loop returns nil after Remove.
 func (w *Watch) Loop() *Loop { return w.loop }
 
-// CallAgain makes the loop call Ready once more, after all sockets that are ready now, even if no more bytes arrive. A handler that leaves
-// bytes in the socket must call it, because the kernel reports these bytes only once. ended is the argument of the present call of Ready.
-// The next call gets it, too, because the kernel also reports only once that the other side has ended the connection.
+// CallAgain makes the loop call Ready once more, after all sockets that are ready now. A handler
+// that leaves bytes in the socket must call it, with the ended of the present call, because the
+// kernel reports both only once.
 func (w *Watch) CallAgain(ended bool) {
 	w.ended = ended
 	if !w.again {
@@ -318,14 +307,14 @@ func (w *Watch) CallAgain(ended bool) {
 	}
 }
 
-// Pause stops calls of Ready until Resume. Bytes that arrive in the meantime stay in the kernel.
+// Pause stops calls of Ready until Resume. Bytes stay in the kernel.
 func (w *Watch) Pause() error { return w.epollCtl(unix.EPOLL_CTL_MOD, 0) }
 
 // Resume ends Pause. Ready is called at once if there are bytes to read.
 func (w *Watch) Resume() error { return w.epollCtl(unix.EPOLL_CTL_MOD, epollEvents(false)) }
 
-// WakeAt makes the loop call Expired once, at the given time or soon after it. It replaces the time of an earlier WakeAt. With the zero
-// time Expired is not called.
+// WakeAt makes the loop call Expired once, at the given time or soon after. It replaces an earlier
+// WakeAt; zero: never.
 func (w *Watch) WakeAt(at time.Time) {
 	w.at = 0
 	if at.IsZero() {
@@ -338,12 +327,12 @@ func (w *Watch) WakeAt(at time.Time) {
 // Remove ends the watch. The socket stays open.
 func (w *Watch) Remove() {
 	if w.loop != nil {
-		_ = w.epollCtl(unix.EPOLL_CTL_DEL, 0) // cannot fail, because the kernel knows the watch
+		_ = w.epollCtl(unix.EPOLL_CTL_DEL, 0) // cannot fail: the kernel knows the watch
 		w.Forget()
 	}
 }
 
-// Forget is Remove for a socket that was closed, so that the kernel has already ended the watch.
+// Forget is Remove for a closed socket, whose watch the kernel has already ended.
 func (w *Watch) Forget() {
 	l := w.loop
 	if l == nil {
@@ -355,5 +344,5 @@ func (w *Watch) Forget() {
 	w.loop = nil
 }
 
-// Read reads from the socket. It returns 0 without an error if there are no bytes now, and io.EOF at the end.
+// Read returns 0 without an error if there are no bytes now, and io.EOF at the end.
 func (w *Watch) Read(p []byte) (int, error) { return socket.Read(uintptr(w.fd), p) }

@@ -10,7 +10,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// A Loop cannot be made on this system. Each socket has a goroutine instead.
+// A Loop needs epoll, which only Linux has: elsewhere each socket has a goroutine.
 type Loop struct {
 	Buffer [1]byte
 	Out    []byte
@@ -23,19 +23,18 @@ type Watch struct {
 	prev, next *Watch
 }
 
-// New always returns errors.ErrUnsupported, because loops need epoll, which only Linux has.
+// New always returns errors.ErrUnsupported.
 func New(*zap.Logger) (*Loop, error) { return nil, errors.ErrUnsupported }
 
-// Post is never called, because New returns no loop.
+// Post is never called.
 func (l *Loop) Post(func()) bool { return false }
 
-// Close is never called, because New returns no loop.
+// Close is never called.
 func (l *Loop) Close() {}
 
-// Add is never called, because New returns no loop.
+// Add is never called.
 func (l *Loop) Add(int, Handler, bool) (*Watch, error) { return nil, errors.ErrUnsupported }
 
-// The methods of Watch are never called, because no Watch is made on this system.
 func (w *Watch) Loop() *Loop              { return nil }
 func (w *Watch) CallAgain(bool)           {}
 func (w *Watch) Pause() error             { return errors.ErrUnsupported }

@@ -8,27 +8,27 @@ import (
 	"go.uber.org/zap"
 )
 
-// maxDefaultLoops bounds the default number of loops, however many processors there are. One loop handles about ten thousand arrivals per
-// second.
+// maxDefaultLoops bounds the loops on many processors. One loop handles about ten thousand arrivals
+// per second.
 const maxDefaultLoops = 8
 
-// Default returns a good number of loops for the machine: half of the processors, because the rest of the program needs processors, too.
+// Default leaves half of the processors to the rest of the program.
 func Default() int { return min(maxDefaultLoops, (runtime.GOMAXPROCS(0)+1)/2) }
 
 // A Set holds the loops of a program.
 type Set struct {
 	loops []*Loop
-	calls atomic.Uint64 // number of calls of Next
+	calls atomic.Uint64
 }
 
-// Start starts n loops. On a system without loops, the set stays empty.
+// Start starts n loops, and none on a system without them.
 func (s *Set) Start(n int, log *zap.Logger) error {
 	for range n {
 		l, err := New(log)
-		if errors.Is(err, errors.ErrUnsupported) { // each socket then has a goroutine instead
+		if errors.Is(err, errors.ErrUnsupported) {
 			return nil
 		}
-		if err != nil { // no loop is left running
+		if err != nil {
 			s.Close()
 			return err
 		}
@@ -37,7 +37,7 @@ func (s *Set) Start(n int, log *zap.Logger) error {
 	return nil
 }
 
-// Next returns the set's loops in turn, so that each gets the same number of sockets; nil: there are none, or s is nil.
+// Next returns the loops in turn; nil: there are none, or s is nil.
 func (s *Set) Next() *Loop {
 	if s == nil || len(s.loops) == 0 {
 		return nil
@@ -45,7 +45,7 @@ func (s *Set) Next() *Loop {
 	return s.loops[s.calls.Add(1)%uint64(len(s.loops))]
 }
 
-// Close ends all loops. It waits until each has called the functions that were posted before.
+// Close waits until each loop has called the functions that were posted before.
 func (s *Set) Close() {
 	for _, l := range s.loops {
 		l.Close()

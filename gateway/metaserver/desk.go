@@ -11,29 +11,29 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Wanted describes the callback that an attempt of a request waits for.
+// Wanted is the callback that an attempt waits for.
 type Wanted struct {
-	Rank  string                                  // the decode rank that will call, for the log
-	Limit int                                     // largest size of the callback in bytes; 0: the limit for a prompt of unknown length
-	Read  func([]byte) (mooncake.Callback, error) // parses and checks the callback
+	Rank  string // the decode rank that will call, for the log
+	Limit int    // bytes; 0: for a prompt of unknown length
+	Read  func([]byte) (mooncake.Callback, error)
 }
 
-// limit is the largest size of the callback, in bytes. It is never 0.
 func (w *Wanted) limit() int {
 	if w.Limit > 0 {
 		return w.Limit
 	}
 	const unknown = 0
-	return mooncake.MaxCallback(unknown, unknown) // the largest size for a prompt and KV blocks of unknown length
+	return mooncake.MaxCallback(unknown, unknown)
 }
 
-// Callback is a callback that has come. If Err is set it cannot be used, and no other callback for the request will be accepted.
+// Callback is one that has come. If Err is set it cannot be used, and no other will be accepted for
+// the request.
 type Callback struct {
 	mooncake.Callback
 	Err error
 }
 
-// PendingCallback is the expectation of one callback from a decode engine.
+// PendingCallback is the expectation of one callback.
 type PendingCallback struct {
 	URL string // URL to which the decode engine is to send the callback
 
@@ -47,20 +47,20 @@ type PendingCallback struct {
 	handedOver bool        // a callback was handed over, so no other will be accepted
 }
 
-// tokenBytes is the number of random bytes of a token: enough that it cannot be guessed.
+// tokenBytes are random, and enough that a token cannot be guessed.
 const tokenBytes = 16
 
-// mostTries is how many connections at once may bring the callback of one token. An engine makes three tries, and may begin the next one
-// before the proxy notices that the last connection broke. The engine ignores the answers (vllm-ascend 182b75ea,
-// mooncake_layerwise_connector.py).
+// mostTries is how many connections at once may bring a callback. An engine makes three tries, and
+// may begin the next one before the proxy notices that the last connection broke. It ignores the
+// answers (vllm-ascend 182b75ea, mooncake_layerwise_connector.py).
 const mostTries = 4
 
-// key is the hash of a token. Tokens are looked up by their hash, so that the time that a look-up takes reveals nothing about valid tokens.
+// Tokens are looked up by their hash, so that the time of a look-up reveals nothing about valid
+// tokens.
 type key [sha256.Size]byte
 
 func keyOf(token string) key { return sha256.Sum256([]byte(token)) }
 
-// desk holds the expectations of requests, and hands callbacks to them.
 type desk struct {
 	mu           sync.Mutex
 	pending      map[key]*PendingCallback
@@ -69,7 +69,6 @@ type desk struct {
 	closed       bool
 }
 
-// newDesk returns a desk without expectations.
 func newDesk() desk {
 	return desk{pending: map[key]*PendingCallback{}, shortIDRanks: map[string]bool{}, loggedKeys: map[string]bool{}}
 }
@@ -79,8 +78,8 @@ var (
 	errUnknown    = errors.New("metaserver: no request waits for this callback")
 )
 
-// Expect returns an expectation with a new URL for one callback. The callback may come as soon as the decode engine has the URL. After
-// Close, the expectation has ended at once.
+// Expect makes a new URL for one callback, which may come as soon as the decode engine has it.
+// After Close, the expectation has ended at once.
 func (s *Server) Expect(w Wanted) *PendingCallback {
 	var random [tokenBytes]byte
 	_, _ = rand.Read(random[:]) // never fails, by its documentation
@@ -91,7 +90,7 @@ func (s *Server) Expect(w Wanted) *PendingCallback {
 	}
 	s.desk.mu.Lock()
 	defer s.desk.mu.Unlock()
-	if s.desk.closed { // no callback can come any more
+	if s.desk.closed {
 		close(p.ended)
 		return p
 	}
@@ -102,24 +101,25 @@ func (s *Server) Expect(w Wanted) *PendingCallback {
 // Received delivers the callback, at most once.
 func (p *PendingCallback) Received() <-chan Callback { return p.received }
 
-// Ended is closed when no callback can come any more. It stays open if a callback came within the grace of StopWaiting.
+// Ended is closed when no callback can come any more. It stays open if one came within the grace of
+// StopWaiting.
 func (p *PendingCallback) Ended() <-chan struct{} { return p.ended }
 
-// StopWaiting ends the expectation after a grace, within which a callback is still handed over. If the callback has come, it ends the
-// expectation at once. A later call with a grace of 0 also ends it at once.
+// StopWaiting still accepts a callback within the grace. If it has come, or the grace is 0, the
+// expectation ends at once.
 func (p *PendingCallback) StopWaiting(grace time.Duration) {
 	p.desk.mu.Lock()
 	defer p.desk.mu.Unlock()
 	switch {
 	case p.handedOver || grace <= 0:
 		p.stopWaiting()
-	case p.timer == nil && p.desk.pending[p.key] == p: // no grace runs yet, and the expectation has not ended
+	case p.timer == nil && p.desk.pending[p.key] == p:
 		p.timer = time.AfterFunc(grace, func() { p.StopWaiting(0) })
 	}
 }
 
-// stopWaiting ends the expectation, and closes Ended unless a callback still waits in Received. The caller holds the desk's mu. For an
-// expectation that has ended it does nothing.
+// stopWaiting closes Ended unless a callback still waits in Received. The caller holds the desk's
+// mu, also for removeFromDesk.
 func (p *PendingCallback) stopWaiting() {
 	if p.desk.pending[p.key] != p {
 		return
@@ -130,7 +130,6 @@ func (p *PendingCallback) stopWaiting() {
 	}
 }
 
-// removeFromDesk removes the expectation from the desk, and stops its timer. The caller holds the desk's mu.
 func (p *PendingCallback) removeFromDesk() {
 	delete(p.desk.pending, p.key)
 	if p.timer != nil {
@@ -138,9 +137,7 @@ func (p *PendingCallback) removeFromDesk() {
 	}
 }
 
-// beginReading returns the expectation of a token, and counts the connection from which its callback is read. It returns errUnknown if
-// there is no expectation, and errCameBefore if its callback has come or mostTries connections already bring it. The caller must call
-// doneReading when it has read the callback, or has failed to read it.
+// After a success, the caller must call doneReading, whether it could read the callback or not.
 func (d *desk) beginReading(token string) (*PendingCallback, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -149,21 +146,20 @@ func (d *desk) beginReading(token string) (*PendingCallback, error) {
 	case p == nil:
 		return nil, errUnknown
 	case p.handedOver || p.reading == mostTries:
-		return nil, errCameBefore // the callback has come, or is being read on other connections
+		return nil, errCameBefore // it has come, or is being read on other connections
 	}
 	p.reading++
 	return p, nil
 }
 
-// doneReading says that a connection is not read any more, so that another connection may bring the callback.
 func (p *PendingCallback) doneReading() {
 	p.desk.mu.Lock()
 	defer p.desk.mu.Unlock()
 	p.reading--
 }
 
-// handOver hands a callback to its request. It returns an error if another callback came first, or if the expectation has ended. late says
-// that StopWaiting was called before, i.e. the request was given up; the expectation then ends.
+// handOver gives a callback to its request. late says that the request was given up (StopWaiting);
+// the expectation then ends.
 func (p *PendingCallback) handOver(c Callback) (late bool, err error) {
 	p.desk.mu.Lock()
 	defer p.desk.mu.Unlock()
@@ -174,14 +170,13 @@ func (p *PendingCallback) handOver(c Callback) (late bool, err error) {
 		return false, errCameBefore
 	}
 	p.handedOver = true
-	p.received <- c                  // does not block, because the channel has room for one callback
-	if late = p.timer != nil; late { // the request was given up, and the grace of StopWaiting runs
-		p.removeFromDesk() // no second callback is expected
+	p.received <- c // has room for one
+	if late = p.timer != nil; late {
+		p.removeFromDesk()
 	}
 	return late, nil
 }
 
-// noteFirstShortID remembers that a rank cuts request ids. isFirst says that this had not been remembered before.
 func (d *desk) noteFirstShortID(rank string) (isFirst bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -190,11 +185,10 @@ func (d *desk) noteFirstShortID(rank string) (isFirst bool) {
 	return !isKnown
 }
 
-// mostKeys is how many unknown keys of callbacks the log names.
+// mostKeys bounds the unknown keys that the log names.
 const mostKeys = 32
 
-// markKeysLogged returns those of the unknown keys of a callback that the log should name, and remembers them as named. full says that the
-// log has now named mostKeys, and names no more.
+// full says that the log has now named mostKeys, and names no more.
 func (d *desk) markKeysLogged(keys []string) (named []string, full bool) {
 	if len(keys) == 0 { // most callbacks, which need no lock
 		return nil, false
@@ -210,7 +204,7 @@ func (d *desk) markKeysLogged(keys []string) (named []string, full bool) {
 	return named, len(named) > 0 && len(d.loggedKeys) == mostKeys
 }
 
-// close ends all expectations. Later expectations end as soon as they are made.
+// Expectations that are made after close have ended at once.
 func (d *desk) close() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -220,7 +214,7 @@ func (d *desk) close() {
 	}
 }
 
-// Expected is how many callbacks the proxy would accept now; 0 for a nil Server.
+// Expected is how many callbacks would be accepted now.
 func (s *Server) Expected() int {
 	if s == nil {
 		return 0

@@ -1,5 +1,6 @@
-// Package metaserver receives the callbacks of layerwise decode engines: an engine says where the KV of a request goes as soon as it has
-// room for the KV. Each attempt of a request has a URL that ends in a token of its own. The first callback uses the token up.
+// Package metaserver receives the callbacks of layerwise decode engines: an engine says where the
+// KV of a request goes as soon as it has room for it. Each attempt of a request has a URL that ends
+// in a token, which the first callback uses up.
 package metaserver
 
 import (
@@ -21,10 +22,11 @@ import (
 	"evenkeel/mooncake"
 )
 
-// path is the only path that is served; a token follows it.
+// path is the only one that is served; a token follows it.
 const path = "/v1/metaserver/"
 
-// Limits of a connection. They only protect the proxy: the client in an engine waits without limit, and accepts any answer.
+// These limits of a connection only protect the proxy: the client in an engine waits without limit,
+// and accepts any answer.
 const (
 	headTime  = 5 * time.Second
 	bodyTime  = 15 * time.Second // time limit for head and body together
@@ -32,10 +34,10 @@ const (
 	headBytes = 8 << 10
 )
 
-// Config of a Server.
+// Config configures a Server.
 type Config struct {
 	Listen      string
-	Advertise   func() string // URL for decode engines, without a path; empty: http:// and the address at which the server listens
+	Advertise   func() string // without a path; empty: http:// and the listener's address
 	Allowed     func(netip.Addr) bool
 	Connections int // most connections that may be open at the same time
 	Registerer  prometheus.Registerer
@@ -81,7 +83,7 @@ func New(c Config) *Server {
 			"bound request, until a moment after it has ended. It is 0 while no request runs.",
 	}, func() float64 { return float64(s.Expected()) }))
 	errorLog, err := zap.NewStdLogAt(c.Log, zap.DebugLevel)
-	if err != nil { // cannot happen: the level exists
+	if err != nil {
 		panic(err)
 	}
 	s.http = &http.Server{
@@ -91,7 +93,7 @@ func New(c Config) *Server {
 	return s
 }
 
-// Start opens the listener, and returns once decode engines can call. A nil Server does nothing.
+// Start returns once decode engines can call. s may be nil.
 func (s *Server) Start() error {
 	if s == nil {
 		return nil
@@ -112,10 +114,10 @@ func (s *Server) Start() error {
 	return nil
 }
 
-// Listening says whether callbacks can come. It is true for a nil Server, i.e. a proxy that needs no callbacks.
+// Listening is true for nil: no callbacks are needed.
 func (s *Server) Listening() bool { return s == nil || s.listening.Load() }
 
-// Addr is the address at which the server listens; empty: it does not listen.
+// Addr is empty if the server does not listen.
 func (s *Server) Addr() string {
 	if s == nil || s.listener == nil {
 		return ""
@@ -123,13 +125,13 @@ func (s *Server) Addr() string {
 	return s.listener.Addr().String()
 }
 
-// Close stops receiving callbacks, and ends all expectations.
+// Close ends all expectations.
 func (s *Server) Close() {
 	if s == nil {
 		return
 	}
 	s.desk.close()
-	if s.listener == nil { // the server was not started
+	if s.listener == nil { // not started
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
@@ -141,7 +143,7 @@ func (s *Server) Close() {
 	<-s.served
 }
 
-// URL is the server's URL for decode engines, without a path.
+// URL is for decode engines, without a path.
 func (s *Server) URL() string {
 	if u := strings.TrimSuffix(s.Advertise(), "/"); u != "" {
 		return u
@@ -149,16 +151,16 @@ func (s *Server) URL() string {
 	return "http://" + s.Addr()
 }
 
-// serve answers one call. A caller, path, method or token that is wrong is refused before the body is read.
+// A wrong caller, path, method or token is refused before the body is read.
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	token, found := strings.CutPrefix(r.URL.Path, path)
 	peer, err := netip.ParseAddrPort(r.RemoteAddr)
 	switch {
-	case err != nil || !s.Allowed(peer.Addr().Unmap().WithZone("")): // without a zone and with IPv4 in its plain form, as in bind.allow
+	case err != nil || !s.Allowed(peer.Addr().Unmap().WithZone("")): // as in bind.allow
 		s.refuse(w, http.StatusForbidden, resultBad)
 		s.warnOfStranger(r.RemoteAddr)
 		return
-	case !found: // the path has another beginning, and so no token
+	case !found:
 		s.refuse(w, http.StatusNotFound, resultUnknown)
 		return
 	case r.Method != http.MethodPost:
@@ -183,33 +185,33 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		s.refuseUseless(w, p, http.StatusRequestEntityTooLarge,
 			fmt.Errorf("%w: it has more than %d bytes", mooncake.ErrBadCallback, tooLarge.Limit))
 		return
-	case err != nil: // the connection broke, so the engine will try again
+	case err != nil: // the engine will try again
 		s.refuse(w, http.StatusBadRequest, resultBad)
 		return
 	}
 	s.deliver(w, p, body)
 }
 
-// deliver hands a whole callback to its request and answers at once. An engine makes only a few callbacks at a time, and the next callbacks
-// wait for the answers. A callback may be late: its request was given up, but still accepts the callback for a while, so that a prefill can
-// free the blocks that the decode engine keeps for it.
+// deliver answers at once: an engine makes only a few callbacks at a time, and the next ones wait.
+// A request that was given up still takes one for a while, so that a prefill can free the blocks
+// that the decode engine keeps for it.
 func (s *Server) deliver(w http.ResponseWriter, p *PendingCallback, body []byte) {
 	callback, err := p.wanted.Read(body)
-	if err != nil { // the request waits for this callback, and is told that it cannot be used
+	if err != nil { // the request is told
 		s.refuseUseless(w, p, http.StatusBadRequest, err)
 		return
 	}
 	late, err := p.handOver(Callback{Callback: callback})
 	switch {
-	case err != nil: // the request waits for no callback any more
+	case err != nil:
 		s.refuseUnwanted(w, err)
 		return
-	case late && !callback.Empty: // delivered all the same; an empty callback needs no prefill, so it does not count as late
+	case late && !callback.Empty: // delivered all the same; an empty one needs no prefill
 		s.results.WithLabelValues(resultLate).Inc()
 	default:
 		s.results.WithLabelValues(resultOK).Inc()
 	}
-	if callback.ShortID && s.desk.noteFirstShortID(p.wanted.Rank) { // the log says this once for each rank
+	if callback.ShortID && s.desk.noteFirstShortID(p.wanted.Rank) { // once per rank
 		s.Log.Warn("a decode engine adds no random suffix to the ids of requests, and cuts the end of ours in its callbacks; this works, but "+
 			"the proxy could not tell two requests with the same id apart",
 			zap.String("engine", p.wanted.Rank))
@@ -219,7 +221,6 @@ func (s *Server) deliver(w http.ResponseWriter, p *PendingCallback, body []byte)
 	_, _ = io.WriteString(w, `{"status":"ok"}`) // the engine ignores the body
 }
 
-// warnOfKeys logs each unknown key of callbacks once, and mostKeys keys at most.
 func (s *Server) warnOfKeys(rank string, keys []string) {
 	named, full := s.desk.markKeysLogged(keys)
 	for _, key := range named {
@@ -231,8 +232,7 @@ func (s *Server) warnOfKeys(rank string, keys []string) {
 	}
 }
 
-// refuseUseless refuses a callback that cannot be used, and reports the error to its request. The request needs another rank, because the
-// proxy does not know where this engine expects the KV.
+// The request needs another rank, because the proxy does not know where this engine expects the KV.
 func (s *Server) refuseUseless(w http.ResponseWriter, p *PendingCallback, status int, err error) {
 	if _, notWanted := p.handOver(Callback{Err: err}); notWanted != nil {
 		s.refuseUnwanted(w, notWanted)
@@ -247,7 +247,7 @@ func (s *Server) refuseUseless(w http.ResponseWriter, p *PendingCallback, status
 	s.refuse(w, status, resultBad)
 }
 
-// refuseUnwanted refuses a callback for which no request waits, or not any more. why is errCameBefore or errUnknown.
+// why is errCameBefore or errUnknown.
 func (s *Server) refuseUnwanted(w http.ResponseWriter, why error) {
 	if errors.Is(why, errCameBefore) {
 		s.refuse(w, http.StatusConflict, resultDuplicate)
@@ -256,18 +256,17 @@ func (s *Server) refuseUnwanted(w http.ResponseWriter, why error) {
 	s.refuse(w, http.StatusNotFound, resultUnknown)
 }
 
-// warnOfStranger logs a caller whose address is not that of a decode engine. It logs at most once per warnEvery, because any caller can
-// cause it.
+// It logs at most once per warnEvery, because any caller can cause it.
 func (s *Server) warnOfStranger(peer string) {
 	now := time.Now().UnixNano()
-	// Of several calls at the same time, only the one that replaces the time of the last warning warns.
+	// Of several calls at the same time, one warns.
 	if lastWarned := s.warned.Load(); now-lastWarned >= int64(warnEvery) && s.warned.CompareAndSwap(lastWarned, now) {
 		s.Log.Warn("a callback is refused, because it came from an address of no decode engine; if a decode engine has this address, add it to "+
 			"bind.allow", zap.String("peer", peer))
 	}
 }
 
-// refuse answers with a status and no reason. It closes the connection, because the rest of the body is not read.
+// refuse closes the connection, because the rest of the body is not read.
 func (s *Server) refuse(w http.ResponseWriter, status int, result string) {
 	s.results.WithLabelValues(result).Inc()
 	w.Header().Set("Connection", "close")

@@ -8,13 +8,14 @@ import (
 	"evenkeel/mooncake"
 )
 
-// schema has the rules of an endpoint for the keys of a request body, and the endpoint's names for keys that exist at every endpoint.
+// schema has an endpoint's rules for the keys of a body, and its names for keys that exist at every
+// endpoint.
 type schema struct {
 	rules             map[string]rule
 	promptKey         string                 // key of the body that holds the prompt
-	leadKey           string                 // the key of the text before the prompt; empty: there is none
+	leadKey           string                 // of the text before the prompt; empty: none
 	maxTokensKey      string                 // the key of the limit of the answer, in tokens
-	checkCombinations func(p *parser) *Error // further checks of keys that depend on each other; nil: none
+	checkCombinations func(p *parser) *Error // of keys that depend on each other; nil: none
 }
 
 var schemas = [mooncake.Endpoints]schema{
@@ -28,21 +29,21 @@ var schemas = [mooncake.Endpoints]schema{
 		checkCombinations: (*parser).checkGenerateKeys},
 }
 
-// PromptKey returns the key of the request body that holds the prompt at this endpoint, such as messages for a chat.
+// PromptKey is the key of the body that holds the prompt, such as messages for a chat.
 func PromptKey(endpoint mooncake.Endpoint) string { return schemas[endpoint].promptKey }
 
-// TextBeforePrompt returns the text before the prompt, for example the system message of Anthropic's API, as JSON; empty: there is none. It
-// joins the texts of a list of blocks. The engines compute KV for this text, too, so two requests with equal prompts but different texts
-// before them share no KV.
+// TextBeforePrompt returns the text before the prompt as JSON, for example the system message of
+// Anthropic's API. The engines compute KV for it, too, so equal prompts behind different texts
+// share no KV.
 func TextBeforePrompt(body *mooncake.Body, endpoint mooncake.Endpoint) string {
 	value, _ := body.Get(schemas[endpoint].leadKey)
-	if len(value) == 0 || value[0] != '[' { // the value is one string, or absent
+	if len(value) == 0 || value[0] != '[' { // one string, or absent
 		return string(value)
 	}
 	var text strings.Builder
 	for block := range rawjson.Elements(value) {
 		for key, v := range rawjson.Members(block) {
-			isBilling := bytes.HasPrefix(v, []byte(billingBlock)) // differs in each request, but vLLM leaves it out of the prompt
+			isBilling := bytes.HasPrefix(v, []byte(billingBlock)) // not in the prompt
 			if key == "text" && !isBilling {
 				text.Write(v)
 			}
@@ -51,6 +52,6 @@ func TextBeforePrompt(body *mooncake.Body, endpoint mooncake.Endpoint) string {
 	return text.String()
 }
 
-// billingBlock is the beginning of a block of system text that changes with each request of Claude Code. vLLM leaves this block out of the
-// prompt, so TextBeforePrompt skips it.
+// billingBlock begins a block of system text that changes with each request of Claude Code. vLLM
+// leaves it out of the prompt.
 const billingBlock = `"x-anthropic-billing-header`

@@ -7,7 +7,8 @@ import (
 	"strings"
 )
 
-// Values of Error.Code for requests that this package refuses. The callers of this package have further codes, such as queue_full.
+// Values of Error.Code for requests that this package refuses. Its callers have further codes, such
+// as queue_full.
 const (
 	CodeInvalidJSON  = "invalid_json"
 	CodeInvalidType  = "invalid_type"
@@ -25,17 +26,18 @@ type Error struct {
 	Param      string // key of the request body at fault; empty: the answer has null
 	Message    string
 	RetryAfter int // seconds for the header Retry-After; 0: the answer has no such header
-	// Why is for operators, and never sent to clients: what was full, its limit, and the config key that sets the limit; empty: nothing was
-	// full.
+	// Why is for operators, and never sent to clients: what was full, its limit, and the config key of
+	// the limit.
 	Why        string
-	ByKeyLimit bool // the limit in Why belongs to the caller's API key only, so other callers are still served
+	ByKeyLimit bool // only the caller's API key is at its limit
 
-	// Raw is the body of an engine's own error. It is sent unchanged, with ContentType, in place of the fields above.
+	// Raw is the body of an engine's own error. It is sent unchanged, with ContentType, in place of
+	// the fields above.
 	Raw         []byte
 	ContentType string
 }
 
-// NewError returns an error with the type that OpenAI's API has for this status.
+// NewError sets the type that OpenAI's API has for this status.
 func NewError(status int, code, message string) *Error {
 	return &Error{Status: status, Type: typeOfStatus(status), Code: code, Message: message}
 }
@@ -47,7 +49,6 @@ func Unavailable(code, message string, retryAfter int) *Error {
 	return e
 }
 
-// typeOfStatus returns the type of an error with this status, in OpenAI's API.
 func typeOfStatus(status int) string {
 	switch {
 	case status == http.StatusTooManyRequests:
@@ -58,7 +59,6 @@ func typeOfStatus(status int) string {
 	return "invalid_request_error"
 }
 
-// Error returns the status, the code, the key at fault if there is one, and the message.
 func (e *Error) Error() string {
 	if e.Param == "" {
 		return fmt.Sprintf("%d %s: %s", e.Status, e.Code, e.Message)
@@ -66,7 +66,7 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%d %s: %s: %s", e.Status, e.Code, e.Param, e.Message)
 }
 
-// JSON returns the body of the error answer: the engine's own body if there is one, otherwise OpenAI's shape.
+// JSON returns the engine's own body if there is one, otherwise OpenAI's shape.
 func (e *Error) JSON() []byte {
 	if e.Raw != nil {
 		return e.Raw
@@ -87,15 +87,15 @@ func (e *Error) JSON() []byte {
 	if e.Code != "" {
 		in.Code = &e.Code
 	}
-	body, _ := json.Marshal(struct { // marshalling strings cannot fail
+	body, _ := json.Marshal(struct {
 		Error inner `json:"error"`
 	}{in})
 	return body
 }
 
-// badRequest returns an error of status 400. param is the key at fault; empty: no single key is. Strings among args are cut by limitText.
+// param is the key at fault; empty: no single one is.
 func badRequest(code, param, format string, args ...any) *Error {
-	for i := range args { // a string from a client may have megabytes
+	for i := range args { // a client's may have megabytes
 		if s, ok := args[i].(string); ok {
 			args[i] = limitText(s)
 		}
@@ -105,13 +105,12 @@ func badRequest(code, param, format string, args ...any) *Error {
 	return e
 }
 
-// prefixParam puts the path to the object at fault before Param, and returns the error.
 func (e *Error) prefixParam(path string) *Error {
 	e.Param = path + e.Param
 	return e
 }
 
-// prefixMember puts the name of a member, or an index such as "[3]", before Param, with a dot between them if a name follows.
+// prefixMember puts a name, or an index such as "[3]", before Param, and a dot if a name follows.
 func (e *Error) prefixMember(name string) *Error {
 	if e.Param != "" && e.Param[0] != '[' {
 		name += "."
@@ -119,7 +118,7 @@ func (e *Error) prefixMember(name string) *Error {
 	return e.prefixParam(name)
 }
 
-// limitText cuts a client's text that an error repeats to maxBytes.
+// limitText cuts a client's text that an error repeats.
 func limitText(s string) string {
 	const maxBytes = 512
 	if len(s) > maxBytes {

@@ -8,8 +8,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// generateRules are the rules for /generate (SGLang 0.5.23, GenerateReqInput in managers/io_struct.py). Package mooncake translates the
-// keys of the body to those of completions, such as max_new_tokens to max_tokens. CheckForSGLang also refuses the keys of sglangRefused.
+// generateRules are for /generate (SGLang 0.5.23, GenerateReqInput in managers/io_struct.py), by
+// the keys of completions. CheckForSGLang also refuses those of sglangRefused.
 var generateRules = map[string]rule{
 	"model":            setModel,
 	"prompt":           optional(checkPromptOrList),
@@ -46,10 +46,11 @@ var generateRules = map[string]rule{
 	"beam_width":         integers(1, 1, nil),
 }
 
-// defaultNewTokens is the limit of an answer of /generate if the request sets none, in tokens (SGLang 0.5.23, sampling/sampling_params.py).
+// defaultNewTokens is the limit of an answer without one, in tokens (SGLang 0.5.23,
+// sampling/sampling_params.py).
 const defaultNewTokens = 128
 
-// checkPromptOrList checks a prompt, or a list of prompts. The answer to a list is a list, too, even if the list has only one prompt.
+// The answer to a list of prompts is a list, even if the list has only one.
 func checkPromptOrList(p *parser, key string, v json.RawMessage) *Error {
 	if refusal := p.checkPrompt(key, v); refusal != nil {
 		return refusal
@@ -58,7 +59,7 @@ func checkPromptOrList(p *parser, key string, v json.RawMessage) *Error {
 		return nil
 	}
 	list := rawjson.ArrayAt(v, 0)
-	list.Next() // checkPrompt has refused an empty list, so there is a first element
+	list.Next() // checkPrompt has refused an empty list
 	first := v[list.Val:rawjson.ValueEnd(v, list.Val)]
 	p.req.AnswerIsList = !isNumber(first) // a list of numbers is one prompt, in token ids
 	if p.req.AnswerIsList && p.req.Prompts == nil {
@@ -67,19 +68,19 @@ func checkPromptOrList(p *parser, key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// checkRequestNames checks rid, the names that the client gives: one for the request, or a different one for each prompt of a list (SGLang
-// 0.5.23, _normalize_rid and _validate_rid_uniqueness in managers/io_struct.py).
+// rid has one name for the request, or a different one for each prompt of a list (SGLang 0.5.23,
+// _normalize_rid and _validate_rid_uniqueness in managers/io_struct.py).
 func checkRequestNames(p *parser, key string, v json.RawMessage) *Error {
-	if isString(v) { // NameGenerate reads a single name from the body; if the name is empty or too long, it takes the request's own id
+	if isString(v) { // NameGenerate reads it, and replaces one that is empty or too long
 		return nil
 	}
 	if !isArray(v) {
 		return wrongValue(key, v, isString, "the name of the request, or a list with a name for each prompt")
 	}
-	p.req.Names = [][]byte{}   // not nil, so that checkGenerateKeys refuses an empty list
-	names := map[string]bool{} // a map, so that a look-up among very many names is fast
+	p.req.Names = [][]byte{} // not nil, so that checkGenerateKeys refuses an empty list
+	names := map[string]bool{}
 	for value := range rawjson.Elements(v) {
-		// Each name belongs to one answer or more, so the limit of answers bounds the names, too.
+		// Each name belongs to at least one answer.
 		if maxNames := limitOrInfinite(p.limits.Answers); len(names) == maxNames {
 			return badRequest(CodeInvalidValue, key, "%q has more than %d names", key, maxNames)
 		}
@@ -96,29 +97,31 @@ func checkRequestNames(p *parser, key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// checkGenerateKeys checks conditions between several keys of a request to /generate, and sets the fields of the request that follow from
-// them.
 func (p *parser) checkGenerateKeys() *Error {
 	req := p.req
-	p.promptLogprobs = p.promptLogprobs && p.logprobs // logprob_start_len has no meaning without return_logprob
-	promptsAreList := req.AnswerIsList                // set by checkPromptOrList; several answers to one prompt do not count here
+	// logprob_start_len has no meaning without return_logprob.
+	p.promptLogprobs = p.promptLogprobs && p.logprobs
+	// checkPromptOrList has set it; several answers to one prompt do not count here.
+	promptsAreList := req.AnswerIsList
 	onePerPrompt := promptsAreList && len(req.Names) == len(req.Prompts)
 	if req.Names != nil && !onePerPrompt {
 		return badRequest(CodeInvalidValue, "rid", "\"rid\" is a list of %d names; it must have one for each prompt of a list",
 			len(req.Names))
 	}
-	if req.N > 1 { // SGLang itself names the answers in that case (0.5.23, _handle_batch_request in managers/tokenizer_manager.py)
+	if req.N > 1 {
+		// SGLang then names the answers itself (0.5.23, _handle_batch_request in
+		// managers/tokenizer_manager.py).
 		req.Names = nil
 	}
-	req.AnswerIsList = promptsAreList || req.N > 1 // several answers come as a list, too
+	req.AnswerIsList = promptsAreList || req.N > 1
 	if req.Body.Count("max_tokens") == 0 {
 		req.Limit = defaultNewTokens
 	}
 	return nil
 }
 
-// NameGenerate returns the meta_info.id of an answer to /generate: the client's rid if it can name a request, or else id, the request's id
-// in evenkeel.
+// NameGenerate returns the meta_info.id of an answer: the client's rid if it can name a request, or
+// else evenkeel's id.
 func NameGenerate(body *mooncake.Body, id string) []byte {
 	if rid, _ := body.Get("rid"); isRequestName(rid) {
 		id = rawjson.Unquote(rid)
@@ -126,12 +129,12 @@ func NameGenerate(body *mooncake.Body, id string) []byte {
 	return []byte(id)
 }
 
-// AbortGeneratePath is the path, of evenkeel and of engines, at which a client ends requests to /generate by their rid. A body without a
-// rid ends none (SGLang 0.5.23, abort_request in managers/tokenizer_manager.py).
+// AbortGeneratePath is where a client ends requests to /generate by their rid. A body without a rid
+// ends none (SGLang 0.5.23, abort_request in managers/tokenizer_manager.py).
 const AbortGeneratePath = "/abort_request"
 
-// ParseAbort reads a body that asks to end requests. matches says whether the request with the given name is to end. At AbortTokensPath,
-// the body has a list of names. At AbortGeneratePath, it has the rid of one request, or asks to end all requests of the caller.
+// ParseAbort returns which requests are to end, by their names: at AbortTokensPath those of a list,
+// at AbortGeneratePath one rid, or all requests of the caller.
 func ParseAbort(path string, raw []byte) (matches func(name string) bool, refusal *Error) {
 	body, err := mooncake.ScanBody(raw, 0)
 	if err != nil {
@@ -152,7 +155,7 @@ func ParseAbort(path string, raw []byte) (matches func(name string) bool, refusa
 	if string(abortAll) == "true" {
 		return func(string) bool { return true }, nil
 	}
-	name := "" // empty: the body has no rid, so no request is to end
+	name := "" // no request is to end
 	if ok && isString(rid) {
 		name = rawjson.Unquote(rid)
 	}

@@ -12,8 +12,9 @@ import (
 	"evenkeel/mooncake"
 )
 
-// checkContent checks the content of a message: one part, or a list of parts. Content that is a string has no media. A media URL must be a
-// data: URL, or name a host that the operator trusts, because both engines fetch it from inside the cluster's network, at different times.
+// A media URL must be a data: URL, or name a host that the operator trusts, because both engines
+// fetch it from inside the cluster's network, at different times. Content that is a string has no
+// media.
 func (p *parser) checkContent(v json.RawMessage) *Error {
 	check := (*parser).checkPart
 	if p.req.Endpoint == mooncake.Messages {
@@ -27,7 +28,7 @@ func (p *parser) checkContent(v json.RawMessage) *Error {
 	}
 	index := 0
 	for part := range rawjson.Elements(v) {
-		if isObject(part) { // a part that is a string has no medium
+		if isObject(part) { // a string has no medium
 			if refusal := check(p, part); refusal != nil {
 				return refusal.prefixParam(fmt.Sprintf("[%d].", index))
 			}
@@ -37,19 +38,19 @@ func (p *parser) checkContent(v json.RawMessage) *Error {
 	return nil
 }
 
-// partTypes are the allowed types of a part. Other types are refused, because a later version of an engine may do more with them, such as
+// Other types are refused, because a later version of an engine may do more with them, such as
 // fetch a URL.
 var partTypes = []string{
 	"text", "input_text", "output_text", "refusal", "thinking", "tool_reference",
 	"image_url", "input_image", "audio_url", "input_audio", "video_url", "file_url",
 }
 
-// checkPart checks one part of a message: its type, and the source of its medium. It refuses tensors, and overwrites with blanks the name
-// by which an engine would take the medium from its cache. It adds the bytes of a medium in the part to mediaBytes.
+// checkPart refuses tensors, and overwrites with blanks the name by which an engine would take the
+// medium from its cache. It adds the bytes of a medium to mediaBytes.
 func (p *parser) checkPart(part json.RawMessage) *Error {
 	kind := ""
 	hasName, hasMedium := false, false
-	var unknownType *Error // returned only if no other key gives a more precise error
+	var unknownType *Error // returned only without a more precise error
 	for key, v := range rawjson.Members(part) {
 		switch key {
 		case "type":
@@ -60,12 +61,12 @@ func (p *parser) checkPart(part json.RawMessage) *Error {
 				return wrongValue(key, v, isString, "a string")
 			}
 			kind = rawjson.Unquote(v)
-			// If the key is repeated, each of its values is checked, because a parser may take any.
+			// A repeated key is checked each time, because a parser may take any value.
 			if unknownType == nil && !slices.Contains(partTypes, kind) {
 				unknownType = badRequest(CodeUnsupported, key, "a part of type %q is not supported", shorten(kind))
 			}
 		case "image_url", "audio_url", "video_url", "file_url":
-			if isNull(v) { // as if the key were absent
+			if isNull(v) {
 				continue
 			}
 			if refusal := p.checkMedium(key, v); refusal != nil {
@@ -91,24 +92,24 @@ func (p *parser) checkPart(part json.RawMessage) *Error {
 		return unknownType
 	}
 	if kind == "input_image" {
-		kind = "image_url" // the key that has the URL of an input_image
+		kind = "image_url" // the key of an input_image
 	}
 	needsMedium := strings.HasSuffix(kind, "_url") || kind == "input_audio"
 	if needsMedium && !hasMedium {
 		return badRequest(CodeMissing, kind, "the part has no %q; send the medium itself", kind)
 	}
 	if hasName {
-		// vLLM finds a medium in its cache by this name alone, so a client could name the medium of another client. Without a name,
-		// vLLM uses the content.
+		// vLLM finds a medium in its cache by this name alone, so a client could name another client's
+		// medium. Without a name, vLLM uses the content.
 		rawjson.Blank(part, func(key string) bool { return key == "uuid" })
 	}
 	return nil
 }
 
-// checkMedium checks a medium's URL. The value is the URL itself, or an object with the member url. With any other value, the engine would
-// fail, or use a medium from its cache.
+// The value is the URL, or an object with it. With any other, the engine would fail, or use a
+// medium from its cache.
 func (p *parser) checkMedium(key string, v json.RawMessage) *Error {
-	if isString(v) { // the value is the URL itself
+	if isString(v) {
 		return p.checkMediaURL(key, v)
 	}
 	if !isObject(v) {
@@ -116,7 +117,7 @@ func (p *parser) checkMedium(key string, v json.RawMessage) *Error {
 	}
 	found := false
 	for inner, address := range rawjson.Members(v) {
-		if inner != "url" { // a repeated key is checked each time, because a parser may take any of them
+		if inner != "url" { // a parser may take any of repeated keys
 			continue
 		}
 		if !isString(address) {
@@ -133,7 +134,6 @@ func (p *parser) checkMedium(key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// checkMediaURL checks the URL of a medium: it must be a data: URL, or name a host that the operator trusts.
 func (p *parser) checkMediaURL(param string, v json.RawMessage) *Error {
 	if bytes.HasPrefix(v, []byte(`"data:`)) {
 		p.mediaBytes += len(v)
@@ -145,8 +145,7 @@ func (p *parser) checkMediaURL(param string, v json.RawMessage) *Error {
 	return nil
 }
 
-// mayFetch says whether engines may fetch a URL: its host must be one of MediaHosts. It refuses a URL that parsers could read as different
-// hosts.
+// mayFetch refuses a URL that parsers could read as different hosts.
 func (p *parser) mayFetch(text string) bool {
 	if strings.ContainsAny(text, "\\ \t\r\n") {
 		return false
@@ -161,7 +160,7 @@ func (p *parser) mayFetch(text string) bool {
 	return slices.ContainsFunc(p.limits.MediaHosts, func(host string) bool { return strings.EqualFold(host, address.Host) })
 }
 
-// hostsHint names the hosts from which media may come, as the end of an error message; empty: there are none.
+// hostsHint is the end of an error message.
 func (p *parser) hostsHint() string {
 	if len(p.limits.MediaHosts) == 0 {
 		return ""

@@ -14,7 +14,7 @@ import (
 	"evenkeel/mooncake"
 )
 
-// messagesRules are the rules for /v1/messages, by Anthropic's keys.
+// messagesRules are for /v1/messages, by Anthropic's keys.
 var messagesRules = map[string]rule{
 	"model":          setModel,
 	"messages":       (*parser).checkMessages,
@@ -28,18 +28,17 @@ var messagesRules = map[string]rule{
 	"chat_template_kwargs": chatTemplateArgs,
 }
 
-// minThinkingTokens is the least budget for thinking, in tokens, as in Anthropic's API and vLLM.
+// minThinkingTokens is as in Anthropic's API and vLLM.
 const minThinkingTokens = 1024
 
-// maxThinkingKeys bounds the keys of thinking, which has three in Anthropic's API.
+// maxThinkingKeys is far above the three in Anthropic's API.
 const maxThinkingKeys = 64
 
-// checkMessageKeys checks that a request to /v1/messages has max_tokens, and that its budget for thinking is below that.
 func (p *parser) checkMessageKeys() *Error {
 	switch {
-	case p.maxTokens == 0: // 0: not given
+	case p.maxTokens == 0: // not given
 		return badRequest(CodeMissing, "max_tokens", "the request has no \"max_tokens\"; set how long the answer may be")
-	case p.thinkingBudget >= p.maxTokens: // otherwise the decode engine refuses the request, after a whole prefill
+	case p.thinkingBudget >= p.maxTokens: // the decode engine would refuse it, after a whole prefill
 		return badRequest(CodeInvalidValue, "thinking.budget_tokens",
 			"\"thinking.budget_tokens\" is %d; it must be below \"max_tokens\", which is %d",
 			p.thinkingBudget, p.maxTokens)
@@ -47,8 +46,8 @@ func (p *parser) checkMessageKeys() *Error {
 	return nil
 }
 
-// checkThinking checks the object thinking, and stores its budget. It refuses repeated keys: the prompt may depend on them, and both
-// engines must read the same value.
+// The prompt may depend on the keys of thinking, and both engines must read the same value, so none
+// may be repeated.
 func checkThinking(p *parser, key string, v json.RawMessage) *Error {
 	if !isObject(v) {
 		return wrongValue(key, v, isObject, "an object")
@@ -63,22 +62,21 @@ func checkThinking(p *parser, key string, v json.RawMessage) *Error {
 			return badRequest(CodeDuplicateKey, shorten(path), "the key %q appears more than once; send it once", shorten(path))
 		}
 		seenKeys[inner] = true
-		if inner != "budget_tokens" { // only the engines use the other keys
+		if inner != "budget_tokens" { // only for the engines
 			continue
 		}
 		budget, ok := parseInteger(v, minThinkingTokens, math.MaxInt32)
 		if !ok {
 			return wrongValue(path, v, isInteger, fmt.Sprintf("an integer of %d or more", minThinkingTokens))
 		}
-		// The number is written as plain digits into the body, because not every engine accepts 5000.0 or 5.0e3 as an integer. A
-		// text that is too short for the digits, such as 1e9, stays as it is.
+		// Not every engine accepts 5000.0 or 5.0e3 as an integer. A text that is too short for the
+		// digits, such as 1e9, stays as it is.
 		overwriteWithDigits(v, budget)
 		p.thinkingBudget = int(budget)
 	}
 	return nil
 }
 
-// checkSystem checks the system prompt: one text, or a list of blocks.
 func (p *parser) checkSystem(key string, v json.RawMessage) *Error {
 	if !isString(v) && !isArray(v) {
 		return wrongValue(key, v, isString, "a text or a list of blocks")
@@ -90,19 +88,18 @@ func (p *parser) checkSystem(key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// blockTypes are the allowed types of a block of content. Other types are refused, because a later version of an engine may do more with
-// them, such as fetch a URL.
+// Other types are refused, because a later version of an engine may do more with them, such as
+// fetch a URL.
 var blockTypes = []string{
 	"text", "image", "tool_use", "tool_result", "tool_reference", "thinking", "redacted_thinking", "tool_addition", "tool_removal",
 }
 
-// checkBlock checks a block of content. A block with a medium has it under the key source. A block with the result of a tool has a list of
-// blocks.
+// A medium is under source, and the result of a tool is a list of blocks.
 func (p *parser) checkBlock(block json.RawMessage) *Error {
 	kind := ""
-	// The type is checked first, so that the error names an unknown type even if other keys stand before it.
+	// The type is checked first, so that the error names an unknown one.
 	for key, v := range rawjson.Members(block) {
-		if key != "type" { // a repeated key is checked each time, because a parser may take any of them
+		if key != "type" { // a parser may take any of repeated keys
 			continue
 		}
 		if !isString(v) {
@@ -130,7 +127,7 @@ func (p *parser) checkBlock(block json.RawMessage) *Error {
 	return nil
 }
 
-// checkToolResult checks the media in the result of a tool. Other blocks need no check, because engines leave out types that they do not
+// Other blocks in a tool's result need no check, because engines leave out types that they do not
 // know.
 func (p *parser) checkToolResult(list json.RawMessage) *Error {
 	n := 0
@@ -148,14 +145,13 @@ func (p *parser) checkToolResult(list json.RawMessage) *Error {
 	return nil
 }
 
-// checkSource checks where a medium comes from: its bytes are in the request, or it is at a URL. It checks a repeated key each time,
-// because a parser may take any of them.
+// checkSource checks where a medium comes from. A parser may take any of repeated keys.
 func (p *parser) checkSource(v json.RawMessage) *Error {
 	for key, inner := range rawjson.Members(v) {
 		switch {
 		case key == "data":
 			p.mediaBytes += len(inner)
-		case key != "url" || isNull(inner): // there is no URL to check: only the key url has one, and null stands for none
+		case key != "url" || isNull(inner): // no URL to check
 		case !isString(inner):
 			return wrongValue(key, inner, isString, "a URL")
 		default:
@@ -167,26 +163,26 @@ func (p *parser) checkSource(v json.RawMessage) *Error {
 	return nil
 }
 
-// countRules are the rules for requests that count the tokens of a message. One engine alone answers such a request.
+// countRules are for requests that count the tokens of a message, which one engine alone answers.
 var countRules = map[string]rule{
-	"model":                setModel,
-	"messages":             (*parser).checkMessages,
-	"system":               optional((*parser).checkSystem),
-	"thinking":             optional(checkThinking),
-	"tools":                nil, // not searched for media: a tool's parameter may have the name of a media key
+	"model":    setModel,
+	"messages": (*parser).checkMessages,
+	"system":   optional((*parser).checkSystem),
+	"thinking": optional(checkThinking),
+	// Not searched for media: a tool's parameter may have the name of a media key.
+	"tools":                nil,
 	"chat_template":        chatTemplate,
 	"chat_template_kwargs": chatTemplateArgs,
 }
 
-// ParseCount reads and checks the body of a request that counts the tokens of a message, as ParsePassed does for other requests to one
-// engine.
+// ParseCount reads a request that counts the tokens of a message, for one engine.
 func ParseCount(raw []byte, limits Limits) (*Request, *Error) {
 	return parsePassed(raw, limits, mooncake.Messages, countRules)
 }
 
-// BodyFor returns the body of the error in the shape of the API at the path: Anthropic's for messages, otherwise OpenAI's. At a path of
-// Anthropic's API, an engine's own error is returned unchanged only if it has Anthropic's shape. vLLM answers in OpenAI's shape to a body
-// of wrong types, and an engine without the endpoint answers in neither.
+// BodyFor returns the error in the shape of the path's API. At a path of Anthropic's, an engine's
+// own error is returned unchanged only if it has that shape: vLLM answers in OpenAI's to a body of
+// wrong types, and an engine without the endpoint in neither.
 func (e *Error) BodyFor(path string) []byte {
 	if !IsAnthropicPath(path) {
 		return e.JSON()
@@ -199,14 +195,14 @@ func (e *Error) BodyFor(path string) []byte {
 		Message string `json:"message"`
 	}
 	inner.Type, inner.Message = e.TypeFor(path), e.Text()
-	body, _ := json.Marshal(struct { // marshalling strings cannot fail
+	body, _ := json.Marshal(struct { // cannot fail
 		Type  string `json:"type"`
 		Error any    `json:"error"`
 	}{"error", inner})
 	return body
 }
 
-// BodyAndTypeFor returns the body that BodyFor makes, and its content type: the engine's own if the body is the engine's, else JSON.
+// BodyAndTypeFor adds to BodyFor the content type.
 func (e *Error) BodyAndTypeFor(path string) (body []byte, contentType string) {
 	body = e.BodyFor(path)
 	if e.ContentType != "" && bytes.Equal(body, e.Raw) {
@@ -215,7 +211,7 @@ func (e *Error) BodyAndTypeFor(path string) (body []byte, contentType string) {
 	return body, "application/json"
 }
 
-// Text returns the error as one text: the engine's message if there is one, and the key at fault.
+// Text is the engine's message if there is one, with the key at fault.
 func (e *Error) Text() string {
 	message := e.Message
 	if fromEngine, _ := engineMessage(e.Raw); fromEngine != "" {
@@ -230,24 +226,23 @@ func (e *Error) Text() string {
 	return message
 }
 
-// engineMessage returns the message in an engine's error, and whether the error has the shape of Anthropic's API. The message is empty if
-// raw is not JSON, or has no message.
+// The message is empty if raw is not JSON, or has none.
 func engineMessage(raw []byte) (message string, isAnthropic bool) {
 	var answer struct {
 		Type  string
 		Error struct{ Type, Message string }
 	}
-	_ = json.Unmarshal(raw, &answer) // if raw is not JSON, there is no message
+	_ = json.Unmarshal(raw, &answer)
 	return answer.Error.Message, answer.Type == "error" && answer.Error.Type != "" && answer.Error.Message != ""
 }
 
-// CountPath is the path of Anthropic's API at which a client asks how many tokens a message has.
+// CountPath of Anthropic's API counts the tokens of a message.
 const CountPath = "/v1/messages/count_tokens"
 
 // IsAnthropicPath says whether a path is one of Anthropic's API.
 func IsAnthropicPath(path string) bool { return path == mooncake.Messages.Path() || path == CountPath }
 
-// TypeFor returns the type of the error by the names of the API at the path: Anthropic's or OpenAI's.
+// TypeFor is the error's type by the names of the path's API.
 func (e *Error) TypeFor(path string) string {
 	if !IsAnthropicPath(path) {
 		return cmp.Or(e.Type, typeOfStatus(e.Status))

@@ -15,25 +15,26 @@ import (
 	"evenkeel/mooncake"
 )
 
-// passedRules are the rules for a request that one engine serves alone. The engine checks all keys without a rule.
+// passedRules are for a request that one engine serves alone. The engine checks all other keys.
 var passedRules = map[string]rule{
-	"model":                setModel,
-	"tools":                nil, // not searched for media: a tool's parameter may have the name of a media key
+	"model": setModel,
+	// Not searched for media: a tool's parameter may have the name of a media key.
+	"tools":                nil,
 	"priority":             rules["priority"],
 	"prompt_embeds":        rules["prompt_embeds"],
 	"chat_template":        chatTemplate,
 	"chat_template_kwargs": chatTemplateArgs,
 }
 
-// ParsePassed reads and checks the body of a request that goes to one engine unchanged, except that keys which no client may set are
-// dropped. The request points into raw.
+// ParsePassed reads a request that goes to one engine unchanged, except for keys that no client may
+// set. It points into raw.
 func ParsePassed(raw []byte, limits Limits) (*Request, *Error) {
 	return parsePassed(raw, limits, mooncake.Chat, passedRules)
 }
 
-// parsePassed reads and checks the body of a request that goes to one engine. A key with a rule must not be repeated, and its rule checks
-// the value; a nil rule checks no value. A key that only the proxy may set (mooncake.Reserved) must not be repeated either. The values of
-// keys without a rule are searched for media. endpoint is the one whose messages the body has.
+// parsePassed reads a request that goes to one engine. Keys with a rule, which may be nil, and
+// those that only the proxy may set (mooncake.Reserved) must not be repeated. Values of other keys
+// are searched for media. The messages are those of endpoint.
 func parsePassed(raw []byte, limits Limits, endpoint mooncake.Endpoint, rules map[string]rule) (*Request, *Error) {
 	body, err := mooncake.ScanBody(raw, limits.MaxDepth)
 	if err != nil {
@@ -43,26 +44,26 @@ func parsePassed(raw []byte, limits Limits, endpoint mooncake.Endpoint, rules ma
 	for key, v := range body.All() {
 		rule, hasRule := rules[key]
 		onlyOnce := hasRule || mooncake.Reserved(key)
-		if onlyOnce && body.Count(key) > 1 { // the engine could take another of the values than evenkeel
+		if onlyOnce && body.Count(key) > 1 { // the engine could take another value than evenkeel
 			return nil, badRequest(CodeDuplicateKey, key, "the key %q appears more than once; send it once", key)
 		}
 		var refusal *Error
 		switch {
 		case rule != nil:
 			refusal = rule(&p, key, v)
-		case !hasRule: // not in rules at all: evenkeel does not know the key, and the engine may find media in its value
+		case !hasRule: // evenkeel does not know the key, and the engine may find media in its value
 			refusal = p.checkMediaIn(key, v)
 		}
 		if refusal != nil {
 			return nil, refusal
 		}
 	}
-	p.req.PromptBytes = len(raw) - p.mediaBytes // an estimate from above: the other keys of the body count, too
+	p.req.PromptBytes = len(raw) - p.mediaBytes // from above: the other keys count, too
 	return p.req, p.requireModel()
 }
 
-// requireModel gives a request without a model the only model that there is, as engines do (vLLM 0.33, _is_model_supported in
-// entrypoints/serve/engine/serving.py). If there is not exactly one model, it refuses the request, because no engine can be chosen.
+// A request without a model gets the only one, as in engines (vLLM 0.33, _is_model_supported in
+// entrypoints/serve/engine/serving.py).
 func (p *parser) requireModel() *Error {
 	if p.req.Model != "" {
 		return nil
@@ -73,15 +74,15 @@ func (p *parser) requireModel() *Error {
 	if p.req.Model == "" {
 		return badRequest(CodeMissing, "model", "the request names no model; set \"model\"")
 	}
-	if p.req.Body.Raw() != nil { // nil: the request is a form, which goes to the engine byte for byte
-		name, _ := json.Marshal(p.req.Model) // marshalling strings cannot fail
+	if p.req.Body.Raw() != nil { // nil: a form, which goes to the engine byte for byte
+		name, _ := json.Marshal(p.req.Model) // cannot fail
 		p.req.Body.Set("model", name)
 	}
 	return nil
 }
 
-// checkMediaIn checks all media in the value v, because the engine would fetch them from inside the cluster's network. path is the key of
-// v. A plugin of the engine may also fetch URLs, or read files, under the key data.
+// The engine would fetch media from inside the cluster's network. A plugin of the engine may also
+// fetch URLs, or read files, under the key data.
 func (p *parser) checkMediaIn(path string, v json.RawMessage) *Error {
 	if _, refusal := p.checkMediaInValue(v, 0, path == "data"); refusal != nil {
 		return refusal.prefixMember(shorten(path))
@@ -89,8 +90,9 @@ func (p *parser) checkMediaIn(path string, v json.RawMessage) *Error {
 	return nil
 }
 
-// checkMediaInValue checks the media in the value that begins at byte i of b, and returns the position after it, so that each byte is read
-// only once. forPlugin is true if the value is under the key data, which is for plugins of the engine.
+// checkMediaInValue checks the value at byte i of b, and returns the position after it, so that
+// each byte is read only once. forPlugin: it is under the key data, which is for plugins of the
+// engine.
 func (p *parser) checkMediaInValue(b json.RawMessage, i int, forPlugin bool) (end int, refusal *Error) {
 	switch {
 	case b[i] == '{':
@@ -98,7 +100,7 @@ func (p *parser) checkMediaInValue(b json.RawMessage, i int, forPlugin bool) (en
 	case b[i] == '[':
 		array := rawjson.ArrayAt(b, i)
 		for array.Next() {
-			// numbers and strings contain no media; skipping them here saves time on a long list of token ids
+			// Skipping values without media here saves time on a long list of token ids.
 			if first := b[array.Val]; first != '{' && first != '[' && !forPlugin {
 				continue
 			}
@@ -115,10 +117,8 @@ func (p *parser) checkMediaInValue(b json.RawMessage, i int, forPlugin bool) (en
 	return end, refusal
 }
 
-// checkMediaInObject does what checkMediaInValue does, for an object. The object is itself a part with a medium if it has a key for media,
-// or a type of such a part. checkPart checks such a part, and adds the bytes of its medium to p.mediaBytes. The members of the object may
-// contain further parts. forPlugin is true if the object is under the key data of the request, which is for plugins with which an engine
-// reads and writes data of any kind.
+// An object is a part with a medium (checkPart) if it has a key for media, or a type of such a
+// part. Its members may contain further parts.
 func (p *parser) checkMediaInObject(b json.RawMessage, i int, forPlugin bool) (end int, refusal *Error) {
 	object, isPart := rawjson.ObjectAt(b, i), false
 	for object.Next() {
@@ -128,12 +128,12 @@ func (p *parser) checkMediaInObject(b json.RawMessage, i int, forPlugin bool) (e
 		}
 		switch v := object.Value(); {
 		case mediaKeys[key]:
-			// If the value has parts itself, their bytes are counted already. They are taken out of the count again, because
-			// checkPart below counts the bytes of the whole value.
+			// The bytes of parts in the value are taken out of the count again, because checkPart below
+			// counts the whole value.
 			isPart, p.mediaBytes = true, bytesBefore
 		case key == "type" && isString(v):
 			kind := rawjson.Unquote(v)
-			isPart = isPart || mediaKeys[kind] || kind == "input_image" // this type is no key: its medium is under image_url
+			isPart = isPart || mediaKeys[kind] || kind == "input_image" // whose medium is under image_url
 		case forPlugin && strings.HasSuffix(key, "data_format"):
 			if refusal = checkDataFormat(key, v); refusal != nil {
 				return 0, refusal
@@ -146,7 +146,6 @@ func (p *parser) checkMediaInObject(b json.RawMessage, i int, forPlugin bool) (e
 	return object.Pos, refusal
 }
 
-// checkDataFormat checks the format in which a plugin reads or writes data: it must be one of dataFormats, or null.
 func checkDataFormat(key string, v json.RawMessage) *Error {
 	if isNull(v) || isString(v) && slices.Contains(dataFormats, rawjson.Unquote(v)) {
 		return nil
@@ -154,12 +153,13 @@ func checkDataFormat(key string, v json.RawMessage) *Error {
 	return badRequest(CodeUnsupported, shorten(key), "%q must be one of %s", shorten(key), strings.Join(dataFormats, ", "))
 }
 
-// dataFormats are the allowed formats of data. With others, a plugin reads or writes files on the engine's machine.
+// With other formats, a plugin reads or writes files on the engine's machine.
 var dataFormats = []string{"b64_json", "base64", "bytes", "url"}
 
-// checkData checks a string under the key data: it must not name a file of the engine's machine, nor an address that is not allowed.
+// Under data there must be no file of the engine's machine, nor an address that is not allowed.
 func (p *parser) checkData(text string) *Error {
-	jpeg := strings.HasPrefix(text, "/9j/") && !strings.Contains(text, ".") // the base64 of a JPEG begins with /9j/
+	// The base64 of a JPEG begins with /9j/.
+	jpeg := strings.HasPrefix(text, "/9j/") && !strings.Contains(text, ".")
 	switch {
 	case strings.HasPrefix(text, "/") && !jpeg, strings.HasPrefix(strings.ToLower(text), "file:"):
 		return badRequest(CodeInvalidValue, "", "data must not name a file of the engine's machine; send what is in it")
@@ -169,20 +169,20 @@ func (p *parser) checkData(text string) *Error {
 	return nil
 }
 
-// mediaKeys are the keys under which a part of a message has a medium.
+// mediaKeys are for media in a part of a message.
 var mediaKeys = map[string]bool{
 	"image_url": true, "audio_url": true, "video_url": true, "file_url": true, "input_audio": true,
 	"image_embeds": true, "audio_embeds": true, "video_embeds": true, "image_pil": true, "prompt_embeds": true,
 }
 
-// maxFields bounds the fields of a form, and maxFieldBytes the bytes of a field that is not a file.
+// maxFieldBytes is for a field that is not a file.
 const (
 	maxFields     = 64
 	maxFieldBytes = 64 << 10
 )
 
-// ParseForm reads and checks a form with files, which goes to one engine byte for byte. A field that no client may set is therefore
-// refused, while such a key is only dropped from a JSON body.
+// ParseForm checks a form with files, which goes to one engine byte for byte. So a field that no
+// client may set is refused, and not only dropped as from JSON.
 func ParseForm(raw []byte, contentType string, limits Limits) (*Request, *Error) {
 	kind, params, err := mime.ParseMediaType(contentType)
 	if err != nil || kind != "multipart/form-data" || params["boundary"] == "" {
@@ -193,7 +193,7 @@ func ParseForm(raw []byte, contentType string, limits Limits) (*Request, *Error)
 	seen := map[string]bool{}
 	for fields := 0; ; fields++ {
 		part, err := parts.NextRawPart()
-		if errors.Is(err, io.EOF) { // all fields have been checked
+		if errors.Is(err, io.EOF) {
 			return p.req, p.requireModel()
 		}
 		if err != nil {
@@ -209,30 +209,32 @@ func ParseForm(raw []byte, contentType string, limits Limits) (*Request, *Error)
 	}
 }
 
-// checkField checks one field of a form, and stores the fields model and stream. seen has those of the two that came before in the form.
+// seen has the fields model and stream that came before.
 func (p *parser) checkField(part *multipart.Part, seen map[string]bool) *Error {
 	if refusal := checkHeaders(part.Header); refusal != nil {
 		return refusal
 	}
 	name := part.FormName()
-	if name == "" || strings.Contains(part.Header.Get("Content-Disposition"), "name*") { // another parser might read another name
+	if name == "" || strings.Contains(part.Header.Get("Content-Disposition"), "name*") {
+		// Another parser might read another name.
 		return badRequest(CodeInvalidValue, "", "a field of the form has no plain name")
 	}
 	if mooncake.Reserved(name) {
 		return badRequest(CodeUnsupported, name, "%q is not supported: it belongs to the proxy", shorten(name))
 	}
-	if part.FileName() != "" { // the field is a file, whose bytes only the engine reads
+	if part.FileName() != "" { // only the engine reads a file
 		if name == "model" {
 			return badRequest(CodeInvalidType, name, "%q is a file; it must be the name of a model", name)
 		}
 		return nil
 	}
-	value, err := io.ReadAll(io.LimitReader(part, maxFieldBytes+1)) // one byte more, to see whether the field is too long
+	// One byte more shows whether the field is too long.
+	value, err := io.ReadAll(io.LimitReader(part, maxFieldBytes+1))
 	if err != nil || len(value) > maxFieldBytes {
 		return badRequest(CodeInvalidValue, shorten(name), "the field %q is cut off, or has more than %d bytes",
 			shorten(name), maxFieldBytes)
 	}
-	if name != "model" && name != "stream" { // only the engine uses the field
+	if name != "model" && name != "stream" { // only for the engine
 		return nil
 	}
 	if seen[name] {
@@ -246,12 +248,13 @@ func (p *parser) checkField(part *multipart.Part, seen map[string]bool) *Error {
 		p.req.Model = string(value)
 		return nil
 	}
-	p.req.Stream, _ = strconv.ParseBool(string(value)) // a word that is not a boolean counts as false here, and the engine may refuse it
+	// Other words count as false here, and the engine may refuse them.
+	p.req.Stream, _ = strconv.ParseBool(string(value))
 	return nil
 }
 
-// checkHeaders refuses headers of a field that parsers may read differently: unusual headers, and a header that comes twice.
-// Content-Transfer-Encoding also passes, because some HTTP libraries add it. The error does not name it, because no client needs it.
+// checkHeaders refuses headers that parsers may read differently. Content-Transfer-Encoding passes,
+// because some HTTP libraries add it; no client needs it, so the error does not name it.
 func checkHeaders(headers map[string][]string) *Error {
 	for name, values := range headers {
 		isUsual := name == "Content-Disposition" || name == "Content-Type" || name == "Content-Transfer-Encoding"

@@ -7,7 +7,6 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// checkMessages checks the messages of a chat as far as evenkeel acts on them: their media.
 func (p *parser) checkMessages(key string, v json.RawMessage) *Error {
 	if !isArray(v) {
 		return wrongValue(key, v, isArray, "a list of messages")
@@ -18,7 +17,7 @@ func (p *parser) checkMessages(key string, v json.RawMessage) *Error {
 			return wrongValue(fmt.Sprintf("%s[%d]", key, n), message, isObject, "a message object")
 		}
 		for field, content := range rawjson.Members(message) {
-			if field != "content" { // a repeated key is checked each time, because a parser may take any of them
+			if field != "content" { // a parser may take any of repeated keys
 				continue
 			}
 			if refusal := p.checkContent(content); refusal != nil {
@@ -35,7 +34,7 @@ func (p *parser) checkMessages(key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// What the elements of a prompt list are: strings, token ids (the list is one prompt), or lists of token ids.
+// What the elements of a prompt list are. A list of token ids is one prompt.
 const (
 	listUnknown = iota
 	listStrings
@@ -43,9 +42,8 @@ const (
 	listTokenLists
 )
 
-// checkPrompt checks a prompt: a string, a list of strings, a list of token ids, or a list of such lists. Each of several prompts becomes a
-// request of its own, because a prefill engine hands over only the KV cache of the first prompt. It sets Request.Prompts only if there are
-// several prompts, and PromptTokens to 0 for strings.
+// checkPrompt sets Request.Prompts if there are several: each becomes a request of its own, because
+// a prefill engine hands over only the first prompt's KV. For strings, PromptTokens is 0.
 func (p *parser) checkPrompt(key string, v json.RawMessage) *Error {
 	if isString(v) {
 		p.hasPrompt = true
@@ -56,24 +54,25 @@ func (p *parser) checkPrompt(key string, v json.RawMessage) *Error {
 		return wrongValue(key, v, isArray, promptShapes)
 	}
 	shape := listUnknown
-	n, tokens := 0, 0             // n: elements of the list; tokens: token ids of all prompts together
-	var prompts []json.RawMessage // elements that are prompts; none if the whole list is one prompt
+	n, tokens := 0, 0             // tokens of all prompts together
+	var prompts []json.RawMessage // none if the whole list is one prompt
 	for item := range rawjson.Elements(v) {
 		itemShape := listShapeOf(item)
 		if itemShape == listUnknown {
 			return wrongValue(fmt.Sprintf("%s[%d]", key, n), item, isNumber, "a string, a token id or a list of token ids")
 		}
-		if shape == listUnknown { // the first element decides the shape of the list
+		if shape == listUnknown {
 			shape = itemShape
 		}
 		if itemShape != shape {
 			return badRequest(CodeInvalidType, key, "%q mixes strings, numbers and lists; it must be %s", key, promptShapes)
 		}
 		n++
-		if shape == listTokens { // the list is one prompt, whose tokens are counted below
+		if shape == listTokens { // counted below
 			continue
 		}
-		if maxPrompts := limitOrInfinite(p.limits.Answers); n > maxPrompts { // each prompt has at least one answer
+		if maxPrompts := limitOrInfinite(p.limits.Answers); n > maxPrompts {
+			// Each prompt has at least one answer.
 			return badRequest(CodeInvalidValue, key, "%q has more than %d prompts", key, maxPrompts)
 		}
 		prompts = append(prompts, item)
@@ -91,14 +90,14 @@ func (p *parser) checkPrompt(key string, v json.RawMessage) *Error {
 	if n == 0 {
 		return badRequest(CodeInvalidValue, key, "%q is empty; send at least one prompt", key)
 	}
-	if shape == listTokens { // the whole list is one prompt
+	if shape == listTokens { // one prompt
 		count, refusal := p.countTokens(key, v)
 		if refusal != nil {
 			return refusal
 		}
 		tokens = count
 	}
-	if len(prompts) > 1 { // a single prompt stays in the body
+	if len(prompts) > 1 { // one stays in the body
 		p.req.Prompts = prompts
 	}
 	p.hasPrompt = true
@@ -106,7 +105,6 @@ func (p *parser) checkPrompt(key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// listShapeOf returns the shape of a prompt that is a list with this element; listUnknown: a prompt list must not have such an element.
 func listShapeOf(item json.RawMessage) int {
 	switch {
 	case isString(item):
@@ -119,5 +117,4 @@ func listShapeOf(item json.RawMessage) int {
 	return listUnknown
 }
 
-// promptShapes describes a correct prompt in error messages.
 const promptShapes = "a string, a list of strings, a list of token ids, or a list of such lists"

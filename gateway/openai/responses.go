@@ -8,7 +8,7 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// responsesRules are the rules for /v1/responses. Keys that need an engine to keep a response or a conversation are refused.
+// Keys that need an engine to keep a response or a conversation are refused.
 var responsesRules = map[string]rule{
 	"model":        setModel,
 	"input":        checkResponseInput,
@@ -47,10 +47,9 @@ var responsesRules = map[string]rule{
 	"chat_template_kwargs": chatTemplateArgs,
 }
 
-// checkResponseInput checks the prompt of a response: a text, or the items of a conversation.
 func checkResponseInput(p *parser, key string, v json.RawMessage) *Error {
 	switch {
-	case isString(v): // a text, which needs no further check
+	case isString(v):
 	case !isArray(v):
 		return wrongValue(key, v, isArray, "a text or a list of items")
 	default:
@@ -75,7 +74,6 @@ func checkResponseInput(p *parser, key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// checkInstructions checks the text that stands before the prompt of a response.
 func checkInstructions(p *parser, key string, v json.RawMessage) *Error {
 	if !isString(v) {
 		return wrongValue(key, v, isString, "a text")
@@ -84,15 +82,15 @@ func checkInstructions(p *parser, key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// checkResponseTools refuses tools that an engine would run itself. After running a tool, the engine generates again, and would use the
-// same hand-off a second time.
+// After a tool that an engine would run itself, it generates again, and would use the same hand-off
+// a second time.
 func checkResponseTools(_ *parser, key string, v json.RawMessage) *Error {
 	if !isArray(v) {
 		return wrongValue(key, v, isArray, "a list of tools")
 	}
 	_, refusal := eachObject(key, v, "a tool", func(path string, tool json.RawMessage) *Error {
 		for field, kind := range rawjson.Members(tool) {
-			if field != "type" { // a repeated key is checked each time, because a parser may take any of them
+			if field != "type" { // a parser may take any of repeated keys
 				continue
 			}
 			if !isString(kind) {
@@ -108,8 +106,8 @@ func checkResponseTools(_ *parser, key string, v json.RawMessage) *Error {
 	return refusal
 }
 
-// eachObject calls check for each element of a list, and counts the elements. Each must be an object. path names the element in error
-// messages, and want describes a correct element.
+// eachObject calls check for each element, which must be an object. path and want are for error
+// messages.
 func eachObject(key string, list json.RawMessage, want string, check func(path string, item json.RawMessage) *Error) (n int,
 	refusal *Error) {
 	for item := range rawjson.Elements(list) {

@@ -10,12 +10,12 @@ import (
 	"evenkeel/mooncake"
 )
 
-// A rule checks the value v of a key, and stores in p what later steps need. It returns an error if the value is refused, else nil.
+// A rule checks the value v of a key, and stores in p what later steps need.
 type rule func(p *parser, key string, v json.RawMessage) *Error
 
-// rules has the keys of chat and completions that evenkeel checks: keys that it sets or drops in a request to an engine, and keys that
-// only the decode engine would refuse, after a whole prefill. A nil rule only forbids to repeat the key. Reserved keys without a rule are
-// dropped, whatever their value. All other keys are left to the engines.
+// rules are for the keys of chat and completions that evenkeel sets or drops, or that only the
+// decode engine would refuse, after a whole prefill. A nil rule only forbids to repeat the key.
+// Reserved keys without a rule are dropped. All other keys are left to the engines.
 var rules = map[string]rule{
 	"model":    setModel,
 	"messages": onlyAt(mooncake.Chat, (*parser).checkMessages),
@@ -33,26 +33,28 @@ var rules = map[string]rule{
 	"logprobs":              logprobs,
 	"top_logprobs":          topLogprobs,
 
-	"stop":                  stopStrings(true),
-	"bad_words":             stringList(nil, false), // engines limit the tokens of bad words themselves (vLLM's VLLM_MAX_NUM_BAD_WORDS)
-	"stop_token_ids":        tokenIDs(128, func(p *parser, n int) { p.hasStopTokenIDs = n > 0 }),
-	"allowed_token_ids":     tokenIDs(math.MaxInt32, nil),
-	"logit_bias":            logitBias,
-	"min_p":                 numbers(0, 1),
-	"presence_penalty":      numbers(-2, 2),
-	"frequency_penalty":     numbers(-2, 2),
-	"repetition_penalty":    numbers(math.SmallestNonzeroFloat64, math.MaxFloat64),
-	"echo":                  flag(func(p *parser, on bool) { p.echo = on }),
-	"ignore_eos":            flag(nil),
-	"best_of":               integers(1, 1, nil),
-	"priority":              integers(0, 0, nil), // with another value, the request would overtake others in the engine's queue
+	"stop": stopStrings(true),
+	// Engines limit the tokens of bad words (vLLM's VLLM_MAX_NUM_BAD_WORDS).
+	"bad_words":          stringList(nil, false),
+	"stop_token_ids":     tokenIDs(128, func(p *parser, n int) { p.hasStopTokenIDs = n > 0 }),
+	"allowed_token_ids":  tokenIDs(math.MaxInt32, nil),
+	"logit_bias":         logitBias,
+	"min_p":              numbers(0, 1),
+	"presence_penalty":   numbers(-2, 2),
+	"frequency_penalty":  numbers(-2, 2),
+	"repetition_penalty": numbers(math.SmallestNonzeroFloat64, math.MaxFloat64),
+	"echo":               flag(func(p *parser, on bool) { p.echo = on }),
+	"ignore_eos":         flag(nil),
+	"best_of":            integers(1, 1, nil),
+	// With another value, the request would overtake others in the engine's queue.
+	"priority":              integers(0, 0, nil),
 	"use_beam_search":       flag(func(p *parser, on bool) { p.wantsBeams = on }),
 	"prompt_logprobs":       promptLogprobs,
 	"prompt_embeds":         refuse("prompts are text or token ids here"),
 	"logits_processors":     refuse("engines do not load code that clients name"),
 	"chat_template":         chatTemplate,
 	"chat_template_kwargs":  chatTemplateArgs,
-	"structured_outputs":    nil, // dropped from the request to the prefill engine; the decode engine checks its value
+	"structured_outputs":    nil, // not for the prefill engine; the decode engine checks it
 	"kv_transfer_params":    nil,
 	"ec_transfer_params":    nil,
 	"vllm_xargs":            nil,
@@ -60,13 +62,13 @@ var rules = map[string]rule{
 	"repetition_detection":  nil,
 }
 
-// setMaxTokens stores the limit of the answer. With echo, a completion may ask for 0 tokens, to get only the prompt.
+// With echo, a completion may ask for 0 tokens, to get only the prompt.
 func setMaxTokens(p *parser, key string, v json.RawMessage) *Error {
 	echo, _ := p.req.Body.Get("echo")
 	_, isZero := parseInteger(v, 0, 0)
 	if isZero && p.req.Endpoint == mooncake.Completions && string(echo) == "true" {
-		p.req.Body.Set(key, []byte("0")) // the client may have written 0.0 or 0e0
-		p.maxTokens = 1                  // an engine still computes one token, but does not send it
+		p.req.Body.Set(key, []byte("0")) // it may be 0.0 or 0e0
+		p.maxTokens = 1                  // computed, but not sent
 		return nil
 	}
 	return atLeastOneToken(p, key, v)
@@ -74,7 +76,7 @@ func setMaxTokens(p *parser, key string, v json.RawMessage) *Error {
 
 var atLeastOneToken = integers(1, math.MaxInt32, func(p *parser, n int) { p.maxTokens = n })
 
-// optional makes a rule that treats null as an absent key, as engines do.
+// optional treats null as an absent key, as engines do.
 func optional(r rule) rule {
 	return func(p *parser, key string, v json.RawMessage) *Error {
 		if isNull(v) {
@@ -84,7 +86,7 @@ func optional(r rule) rule {
 	}
 }
 
-// onlyAt makes a rule for one endpoint. At other endpoints, the key has no meaning.
+// At other endpoints, the key has no meaning.
 func onlyAt(endpoint mooncake.Endpoint, r rule) rule {
 	return func(p *parser, key string, v json.RawMessage) *Error {
 		if p.req.Endpoint != endpoint || isNull(v) {
@@ -94,8 +96,8 @@ func onlyAt(endpoint mooncake.Endpoint, r rule) rule {
 	}
 }
 
-// refuse makes a rule for an unsupported key. The error for the client has the reason. The JSON values in unless are allowed, because they
-// turn the feature off.
+// refuse makes a rule for an unsupported key. The JSON values in unless turn the feature off, and
+// are allowed.
 func refuse(reason string, unless ...string) rule {
 	return optional(func(_ *parser, key string, v json.RawMessage) *Error {
 		for _, allowed := range unless {
@@ -107,7 +109,7 @@ func refuse(reason string, unless ...string) rule {
 	})
 }
 
-// flag makes a rule for a key that is true or false. store gets the value; nil: the value is not stored.
+// store may be nil.
 func flag(store func(*parser, bool)) rule {
 	return optional(func(p *parser, key string, v json.RawMessage) *Error {
 		on, ok := parseBoolean(v)
@@ -121,7 +123,7 @@ func flag(store func(*parser, bool)) rule {
 	})
 }
 
-// integers makes a rule for an integer from lo to hi. store gets the value; nil: the value is not stored.
+// store may be nil.
 func integers(lo, hi int64, store func(*parser, int)) rule {
 	return optional(func(p *parser, key string, v json.RawMessage) *Error {
 		n, ok := parseInteger(v, lo, hi)
@@ -138,8 +140,8 @@ func integers(lo, hi int64, store func(*parser, int)) rule {
 	})
 }
 
-// describeRange describes an integer from lo to hi, for error messages. If lo equals hi, only this value is allowed, which is the default
-// of the key. math.MinInt64 as lo allows any integer, and math.MaxInt32 as hi stands for no upper bound.
+// math.MinInt64 as lo and math.MaxInt32 as hi stand for no bound. If lo equals hi, only this value
+// is allowed, the default of the key.
 func describeRange(lo, hi int64) string {
 	switch {
 	case lo == hi:
@@ -152,7 +154,7 @@ func describeRange(lo, hi int64) string {
 	return fmt.Sprintf("an integer from %d to %d", lo, hi)
 }
 
-// numbers makes a rule for a number from lo to hi. math.MaxFloat64 as hi stands for no upper bound; lo then is the smallest number above 0.
+// math.MaxFloat64 as hi stands for no upper bound; lo then is the smallest number above 0.
 func numbers(lo, hi float64) rule {
 	want := fmt.Sprintf("a number from %g to %g", lo, hi)
 	if hi == math.MaxFloat64 {
@@ -166,8 +168,8 @@ func numbers(lo, hi float64) rule {
 	})
 }
 
-// stringList makes a rule for a list of strings. limitOf returns how many strings the list may have; nil or 0: any number. If orString is
-// true, the value may also be one string.
+// limitOf returns how many strings the list may have; nil or 0: any number. With orString, the
+// value may also be one string.
 func stringList(limitOf func(Limits) int, orString bool) rule {
 	want := "a list of strings that are not empty"
 	if orString {
@@ -175,7 +177,7 @@ func stringList(limitOf func(Limits) int, orString bool) rule {
 	}
 	return optional(func(p *parser, key string, v json.RawMessage) *Error {
 		if orString && isString(v) {
-			if len(v) == len(`""`) { // the string is empty
+			if len(v) == len(`""`) {
 				return wrongValue(key, v, isString, want)
 			}
 			return nil
@@ -197,13 +199,13 @@ func stringList(limitOf func(Limits) int, orString bool) rule {
 	})
 }
 
-// stopStrings makes the rule for stop strings. A prefill request has none, so without the rule only the decode engine would refuse too many
-// of them, after a whole prefill. If orString is true, the value may also be one string.
+// A prefill request has no stop strings, so only the decode engine would refuse too many of them,
+// after a whole prefill.
 func stopStrings(orString bool) rule {
 	return stringList(func(l Limits) int { return l.StopStrings }, orString)
 }
 
-// tokenIDs makes a rule for a list of at most maxIDs token ids. store gets the number of ids; nil: the number is not stored.
+// store may be nil.
 func tokenIDs(maxIDs int, store func(p *parser, n int)) rule {
 	return optional(func(p *parser, key string, v json.RawMessage) *Error {
 		if !isArray(v) {
@@ -223,8 +225,7 @@ func tokenIDs(maxIDs int, store func(p *parser, n int)) rule {
 	})
 }
 
-// countTokens checks that each element of a list is a token id of the vocabulary, and returns how many there are. It rewrites ids such as
-// 1.0 in the body.
+// countTokens also rewrites ids such as 1.0 in the body.
 func (p *parser) countTokens(key string, list json.RawMessage) (n int, refusal *Error) {
 	for id := range rawjson.Elements(list) {
 		if !p.normalizeToken(id) {
@@ -235,20 +236,19 @@ func (p *parser) countTokens(key string, list json.RawMessage) (n int, refusal *
 	return n, nil
 }
 
-// normalizeToken rewrites a token id in the body with digits only, because not every engine accepts 1.0 as an integer. ok is false, and
-// nothing is rewritten, if the value is no token id, or is shorter than its digits, such as 1e4.
+// Not every engine accepts 1.0 as an integer. An id that is shorter than its digits, such as 1e4,
+// is refused.
 func (p *parser) normalizeToken(id json.RawMessage) (ok bool) {
 	token, isToken := parseInteger(id, 0, p.maxToken())
 	return isToken && overwriteWithDigits(id, token)
 }
 
-// isToken says whether a value is a token id of the vocabulary.
 func (p *parser) isToken(id json.RawMessage) bool {
 	_, ok := parseInteger(id, 0, p.maxToken())
 	return ok
 }
 
-// maxToken returns the largest token id that is accepted: the last of the vocabulary, or math.MaxInt32 if its size is not known.
+// maxToken is the last token of the vocabulary, or math.MaxInt32 if its size is not known.
 func (p *parser) maxToken() int64 {
 	if p.limits.VocabSize > 0 {
 		return int64(p.limits.VocabSize) - 1
@@ -256,10 +256,10 @@ func (p *parser) maxToken() int64 {
 	return math.MaxInt32
 }
 
-// maxModelBytes bounds a model's name in bytes, with its quotes, because errors and the request log repeat it.
+// maxModelBytes includes the quotes. Errors and the request log repeat a model's name.
 const maxModelBytes = 1024
 
-// setModel stores the model that the request names. null is the same as an absent key.
+// null is the same as an absent key.
 func setModel(p *parser, key string, v json.RawMessage) *Error {
 	if isNull(v) {
 		return nil
@@ -274,13 +274,12 @@ func setModel(p *parser, key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// streamOptions checks stream_options, and stores the two values that evenkeel uses. null is the same as an absent key.
 var streamOptions = optional(func(p *parser, key string, v json.RawMessage) *Error {
 	if !isObject(v) {
 		return wrongValue(key, v, isObject, "an object")
 	}
 	p.hasStreamOptions = true
-	seen := map[string]bool{} // those of the two keys below that have come already
+	seen := map[string]bool{}
 	for inner, v := range rawjson.Members(v) {
 		var field *bool
 		switch inner {
@@ -288,7 +287,7 @@ var streamOptions = optional(func(p *parser, key string, v json.RawMessage) *Err
 			field = &p.req.IncludeUsage
 		case "continuous_usage_stats":
 			field = &p.req.ContinuousUsage
-		default: // only the engines use other keys of stream_options
+		default: // only for the engines
 			continue
 		}
 		param := key + "." + inner
@@ -308,20 +307,17 @@ var streamOptions = optional(func(p *parser, key string, v json.RawMessage) *Err
 	return nil
 })
 
-// setAnswers stores how many answers each prompt gets: from 1 to Limits.AnswersPerPrompt.
 func setAnswers(p *parser, key string, v json.RawMessage) *Error {
 	return integers(1, int64(limitOrInfinite(p.limits.AnswersPerPrompt)), func(p *parser, n int) { p.req.N = n })(p, key, v)
 }
 
-// topLogprobs stores for how many tokens, at each position, the client wants probabilities. Engines limit this themselves (vLLM's
-// --max-logprobs).
+// Engines limit this themselves (vLLM's --max-logprobs).
 var topLogprobs = integers(AllTokens, math.MaxInt32, func(p *parser, n int) { p.req.TopLogprobs = n })
 
-// promptLogprobs asks for probabilities of the prompt's tokens. 0 asks only for those of the tokens themselves, which fit into a stream.
+// The value 0 asks only for the probabilities of the tokens themselves, which fit into a stream.
 var promptLogprobs = integers(-1, math.MaxInt32, func(p *parser, n int) { p.promptLogprobs, p.promptLogprobsMayStream = true, n == 0 })
 
-// logprobs checks the key logprobs: true or false in a chat; in completions, the number of likeliest tokens, which a chat has in
-// top_logprobs.
+// In completions, logprobs is the number of likeliest tokens, which a chat has in top_logprobs.
 var logprobs = optional(func(p *parser, key string, v json.RawMessage) *Error {
 	if p.req.Endpoint == mooncake.Chat {
 		return flag(func(p *parser, on bool) { p.logprobs = on })(p, key, v)
@@ -330,7 +326,6 @@ var logprobs = optional(func(p *parser, key string, v json.RawMessage) *Error {
 	return topLogprobs(p, key, v)
 })
 
-// logitBias checks logit_bias: at most 1024 token ids of the model, each with a number from -100 to 100.
 var logitBias = optional(func(p *parser, key string, v json.RawMessage) *Error {
 	if !isObject(v) {
 		return wrongValue(key, v, isObject, "an object")
@@ -351,8 +346,8 @@ var logitBias = optional(func(p *parser, key string, v json.RawMessage) *Error {
 	return nil
 })
 
-// chatTemplateArgs checks chat_template_kwargs: in engines before vLLM 0.11, an argument chat_template
-// replaces the template itself (CVE-2025-61620).
+// In engines before vLLM 0.11, an argument chat_template replaces the template itself
+// (CVE-2025-61620).
 var chatTemplateArgs = optional(func(p *parser, key string, v json.RawMessage) *Error {
 	if !isObject(v) {
 		return wrongValue(key, v, isObject, "an object")
@@ -367,7 +362,6 @@ var chatTemplateArgs = optional(func(p *parser, key string, v json.RawMessage) *
 	return nil
 })
 
-// chatTemplate refuses a client's own chat template, unless the operator allows it.
 var chatTemplate = optional(func(p *parser, key string, _ json.RawMessage) *Error {
 	if p.limits.ChatTemplate {
 		return nil

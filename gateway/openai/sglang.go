@@ -6,8 +6,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// sglangRefused has the keys that no client may set for engines of SGLang, each with the reason. Other engines ignore these keys (SGLang
-// 0.5.23, entrypoints/openai/protocol.py).
+// sglangRefused has the keys that no client may set for engines of SGLang. Other engines ignore
+// them (SGLang 0.5.23, entrypoints/openai/protocol.py).
 var sglangRefused = map[string]string{
 	"custom_logit_processor": "it is code that the engine would run",
 	"custom_params":          "it is for code that the engine would run",
@@ -18,21 +18,22 @@ var sglangRefused = map[string]string{
 	"stop_regex":             "an expression can keep the engine's scheduler busy for all; use stop",
 }
 
-// maxSGLangTopLogprobs bounds the likeliest tokens that a request may ask engines of SGLang for, if the size of the vocabulary is unknown.
+// maxSGLangTopLogprobs is for a vocabulary of unknown size.
 const maxSGLangTopLogprobs = 20
 
-// CheckForSGLang returns an error for a request that must not reach an engine of SGLang. It clears PromptLogprobs for a chat. vocabulary is
-// the number of tokens of the model; 0: unknown.
+// CheckForSGLang refuses a request that must not reach an engine of SGLang. It clears
+// PromptLogprobs for a chat. vocabulary is in tokens; 0: unknown.
 func (r *Request) CheckForSGLang(vocabulary int) *Error {
-	// SGLang's scheduler does not check the number of likeliest tokens, and would crash (0.5.23, layers/sampler.py)
-	if maxTop := cmp.Or(vocabulary, maxSGLangTopLogprobs); r.TopLogprobs < 0 || r.TopLogprobs > maxTop { // below 0: AllTokens
-		key := "top_logprobs" // the key that sets TopLogprobs at this endpoint
+	// SGLang's scheduler does not check this number, and would crash (0.5.23, layers/sampler.py).
+	// AllTokens is below 0.
+	if maxTop := cmp.Or(vocabulary, maxSGLangTopLogprobs); r.TopLogprobs < 0 || r.TopLogprobs > maxTop {
+		key := "top_logprobs"
 		switch r.Endpoint {
 		case mooncake.Completions:
 			key = "logprobs"
 		case mooncake.Generate:
 			key = "top_logprobs_num"
-		case mooncake.Chat, mooncake.Responses, mooncake.Messages, mooncake.Tokens: // the key is top_logprobs
+		case mooncake.Chat, mooncake.Responses, mooncake.Messages, mooncake.Tokens:
 		}
 		return badRequest(CodeInvalidValue, key, "%d likeliest tokens are asked for; the engines of this model take 0 to %d",
 			r.TopLogprobs, maxTop)
@@ -51,8 +52,8 @@ func (r *Request) CheckForSGLang(vocabulary int) *Error {
 			"\"prompt_logprobs\" is not supported: the engines of this model tell them only with \"echo\" and \"logprobs\"")
 	}
 	if r.Endpoint == mooncake.Chat {
-		// The request has no prompt_logprobs. So if the field is true, it is because of "echo", for which vLLM computes logprobs of
-		// the prompt. SGLang has no echo in chats.
+		// It can be only because of "echo", for which vLLM computes logprobs of the prompt. SGLang has no
+		// echo in chats.
 		r.PromptLogprobs = false
 	}
 	if r.Endpoint == mooncake.Chat && r.ReturnTokenIDs {

@@ -2,27 +2,25 @@ package openai
 
 import "evenkeel/mooncake"
 
-// CheckSplit refuses a request that cannot be split between a prefill and a decode engine. It sets PrefillOnly if the request needs no
-// decode engine. recompute says that the decode engine computes the prompt again if the request asks for logprobs of the prompt's tokens.
+// CheckSplit refuses a request that cannot be split between a prefill and a decode engine, and sets
+// PrefillOnly. recompute: the decode engine computes the prompt again for logprobs of its tokens.
 func (r *Request) CheckSplit(recompute bool) *Error {
 	switch {
 	case r.Beams > 0:
 		return badRequest(CodeUnsupported, "use_beam_search",
 			"\"use_beam_search\" is not supported here: the engines of this model either prefill or "+
 				"decode, and beam search cannot be split so")
-	case !r.PromptLogprobs: // the decode engine needs only the KV of the prompt
-	// The prefill engine computes the prompt's logprobs and the only token, so it gives the answer alone. At /generate, where Assembles
-	// is false, it cannot: the engines there are SGLang's, and a prefill engine of SGLang takes no request without a decode engine.
+	case !r.PromptLogprobs:
+	// The prefill engine can give the whole answer. At /generate, where Assembles is false, it cannot:
+	// a prefill engine of SGLang takes no request without a decode engine.
 	case r.Limit == 1 && r.Endpoint.Assembles():
 		r.PrefillOnly = true
-	case !recompute: // the decode engine does not compute the prompt, so it has no logprobs of it
+	case !recompute: // the decode engine has no logprobs of the prompt
 		return r.refusePromptLogprobs()
 	}
 	return nil
 }
 
-// refusePromptLogprobs returns the refusal of a request for logprobs of the prompt that no engine can compute. It names the key that asks
-// for them.
 func (r *Request) refusePromptLogprobs() *Error {
 	if r.Endpoint == mooncake.Generate {
 		return badRequest(CodeUnsupported, "logprob_start_len",
@@ -35,14 +33,13 @@ func (r *Request) refusePromptLogprobs() *Error {
 			"of the prompt from another engine and cannot compute the prompt's logprobs", what)
 }
 
-// keyOfPromptLogprobs returns the key of the body that asks for logprobs of the prompt, and the words for this in an error message. It is
-// called only for a request that does ask for them, so if no other key does, it must be echo.
+// keyOfPromptLogprobs is for a request that asks for them: if no other key does, it must be echo.
 func (r *Request) keyOfPromptLogprobs() (key, what string) {
 	value, ok := r.Body.Get("prompt_logprobs")
 	switch {
 	case ok && !isNull(value):
 		return "prompt_logprobs", "\"prompt_logprobs\""
-	case r.Endpoint == mooncake.Tokens: // the only other key for them at this endpoint
+	case r.Endpoint == mooncake.Tokens: // the only other key there
 		return "prompt_logprob_token_ids", "\"prompt_logprob_token_ids\""
 	case r.Endpoint == mooncake.Chat:
 		return "echo", "\"echo\" in a chat"

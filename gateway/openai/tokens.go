@@ -10,7 +10,7 @@ import (
 	"evenkeel/mooncake"
 )
 
-// tokensRules are the rules for /inference/v1/generate, by the names that completions have for the keys (vLLM 0.32.0 and 0.33.0,
+// tokensRules are for /inference/v1/generate, by the keys of completions (vLLM 0.32.0 and 0.33.0,
 // GenerateRequest in entrypoints/scale_out/token_in_token_out/protocol.py).
 var tokensRules = map[string]rule{
 	"model":           setModel,
@@ -31,7 +31,7 @@ var tokensRules = map[string]rule{
 	"min_tokens":         rules["min_tokens"],
 	"seed":               rules["seed"],
 	"logprobs":           logprobs,
-	"prompt_logprobs":    rules["prompt_logprobs"], // checkTokensKeys turns them off in a stream, which has no place for them
+	"prompt_logprobs":    rules["prompt_logprobs"], // a stream has no place for them (checkTokensKeys)
 	"stop":               rules["stop"],
 	"bad_words":          rules["bad_words"],
 	"stop_token_ids":     rules["stop_token_ids"],
@@ -43,7 +43,8 @@ var tokensRules = map[string]rule{
 	"repetition_penalty": rules["repetition_penalty"],
 	"ignore_eos":         rules["ignore_eos"],
 
-	// A stream has no place for these scores, so engines refuse them in a stream (vLLM 0.32.0, serve_tokens).
+	// Engines refuse these scores in a stream, which has no place for them (vLLM 0.32.0,
+	// serve_tokens).
 	"prompt_logprob_token_ids": optional(func(p *parser, _ string, _ json.RawMessage) *Error {
 		p.promptLogprobs, p.promptLogprobsMayStream = true, false
 		return nil
@@ -51,7 +52,6 @@ var tokensRules = map[string]rule{
 	"trace_decode_token_ids": tokenIDs(math.MaxInt32, nil),
 }
 
-// checkTokenList checks a prompt of token ids: each id must be in the vocabulary, and there must be at least one.
 func checkTokenList(p *parser, key string, v json.RawMessage) *Error {
 	if !isArray(v) {
 		return wrongValue(key, v, isArray, "a list of token ids")
@@ -69,7 +69,7 @@ func checkTokenList(p *parser, key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// checkSamplingParams checks that sampling_params is an object without repeated keys; each member has a rule of its own.
+// Each member of sampling_params has a rule of its own.
 func checkSamplingParams(_ *parser, key string, v json.RawMessage) *Error {
 	if !isObject(v) {
 		return wrongValue(key, v, isObject, "an object")
@@ -84,14 +84,14 @@ func checkSamplingParams(_ *parser, key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// checkContentParts checks media that engines fetch. Each part has its URL beside its type.
+// Each part has its URL beside its type.
 func checkContentParts(p *parser, key string, v json.RawMessage) *Error {
 	if !isArray(v) {
 		return wrongValue(key, v, isArray, "a list of parts")
 	}
 	p.req.PromptBytes += len(v)
 	_, refusal := eachObject(key, v, "a part", func(path string, part json.RawMessage) *Error {
-		// As checkPart does, this removes the medium's name, so that no client can name the medium of another client.
+		// As in checkPart, no client may name another client's medium.
 		rawjson.Blank(part, func(key string) bool { return key == "uuid" })
 		for field, url := range rawjson.Members(part) {
 			if field == "url" && !isNull(url) {
@@ -105,8 +105,8 @@ func checkContentParts(p *parser, key string, v json.RawMessage) *Error {
 	return refusal
 }
 
-// setOutputMode stores whether the client wants the mode derender (vLLM 0.33.0), in which engines parse the answer once all of it is
-// generated. Such an answer is never streamed. The engines check other modes.
+// In the mode derender (vLLM 0.33.0), engines parse the answer once all of it is generated, and
+// never stream it. The engines check other modes.
 func setOutputMode(p *parser, key string, v json.RawMessage) *Error {
 	if !isString(v) {
 		return wrongValue(key, v, isString, "tokens, text or derender")
@@ -115,8 +115,6 @@ func setOutputMode(p *parser, key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// checkTokensKeys checks conditions between several keys of /inference/v1/generate, and sets the fields of the request that follow from
-// them.
 func (p *parser) checkTokensKeys() *Error {
 	if v, ok := p.req.Body.Get("sampling_params"); !ok || isNull(v) {
 		return badRequest(CodeMissing, "sampling_params", "the request has no \"sampling_params\"; send an object, which may be empty")
@@ -124,8 +122,9 @@ func (p *parser) checkTokensKeys() *Error {
 	if HasMedia(&p.req.Body, mooncake.Tokens) {
 		p.req.PromptTokens = 0 // engines replace each medium by more tokens
 	}
-	if p.req.Stream && p.promptLogprobs { // a stream has no place for logprobs of the prompt
-		// Engines refuse prompt_logprob_token_ids in a stream. They would compute prompt_logprobs for nothing, so null replaces their value.
+	if p.req.Stream && p.promptLogprobs {
+		// Engines refuse prompt_logprob_token_ids in a stream, and would compute prompt_logprobs for
+		// nothing.
 		if scores, ok := p.req.Body.Get("prompt_logprob_token_ids"); ok && !isNull(scores) {
 			return badRequest(CodeInvalidValue, "prompt_logprob_token_ids",
 				"\"prompt_logprob_token_ids\" is not available in a stream; send \"stream\": false")
@@ -133,15 +132,16 @@ func (p *parser) checkTokensKeys() *Error {
 		p.req.Body.Set("prompt_logprobs", []byte("null"))
 		p.promptLogprobs = false
 	}
-	if p.wantsDerender && p.req.Stream { // otherwise the decode engine would refuse it, after a whole prefill (vLLM 0.33.0, serve_tokens)
+	if p.wantsDerender && p.req.Stream {
+		// The decode engine would refuse it, after a whole prefill (vLLM 0.33.0, serve_tokens).
 		return badRequest(CodeInvalidValue, "output_mode", "\"output_mode\" \"derender\" cannot be streamed; send \"stream\": false")
 	}
 	return nil
 }
 
-// NameTokens returns the request_id of an answer to /inference/v1/generate, by which clients abort requests. It is made from header, the
-// client's X-Request-Id, else from the request_id in the body, else from id, which evenkeel gave the request. vLLM does the same (0.32.0,
-// _base_request_id in entrypoints/serve/engine/serving.py).
+// NameTokens returns the request_id of an answer, by which clients abort requests. header is the
+// client's X-Request-Id, and id evenkeel's. The order is vLLM's (0.32.0, _base_request_id in
+// entrypoints/serve/engine/serving.py).
 func NameTokens(body *mooncake.Body, header, id string) []byte {
 	requestID, _ := body.Get("request_id")
 	switch {
@@ -153,24 +153,23 @@ func NameTokens(body *mooncake.Body, header, id string) []byte {
 	return []byte("generate-tokens-" + id)
 }
 
-// isRequestName says whether a value can be the name of a request: a string that is not empty, and has maxNameBytes at most. It is false
-// for nil, the value of an absent key.
+// isRequestName is false for nil, the value of an absent key.
 func isRequestName(v json.RawMessage) bool {
 	return len(v) > len(`""`) && len(v) <= maxNameBytes && isString(v)
 }
 
-// maxNameBytes bounds the name that a client gives to a request, in bytes, with its quotes. A longer name is replaced by evenkeel's own,
-// but refused in a list of names.
+// maxNameBytes is with the quotes. A longer name is replaced by evenkeel's own, but refused in a
+// list.
 const maxNameBytes = 256
 
-// AbortTokensPath is the path, of evenkeel and of engines, at which a client ends requests to /inference/v1/generate by their names.
+// AbortTokensPath is where a client ends requests to /inference/v1/generate by their names.
 const AbortTokensPath = "/inference/v1/abort_requests"
 
-// maxAborts bounds the names in one request that aborts other requests. In memory, each name takes several times its bytes in the body.
+// maxAborts bounds the memory, in which each name takes several times its bytes in the body.
 const maxAborts = 1 << 16
 
-// parseAbortNames reads the names of the requests to end. It refuses the same bodies as vLLM, but in OpenAI's shape (0.32.0, abort_requests
-// in entrypoints/scale_out/token_in_token_out/api_router.py).
+// parseAbortNames refuses the same bodies as vLLM, but in OpenAI's shape (0.32.0, abort_requests in
+// entrypoints/scale_out/token_in_token_out/api_router.py).
 func parseAbortNames(body *mooncake.Body) (names map[string]bool, refusal *Error) {
 	list, ok := body.Get("request_ids")
 	if !ok || isNull(list) {
@@ -194,7 +193,7 @@ func parseAbortNames(body *mooncake.Body) (names map[string]bool, refusal *Error
 	return names, nil
 }
 
-// OutputMode returns the output_mode of an answer, as a JSON string: the request's own, or "tokens" if the request has none.
+// OutputMode is the request's own, as a JSON string, or "tokens".
 func OutputMode(body *mooncake.Body) json.RawMessage {
 	if mode, ok := body.Get("output_mode"); ok && isString(mode) {
 		return mode
@@ -202,8 +201,8 @@ func OutputMode(body *mooncake.Body) json.RawMessage {
 	return json.RawMessage(`"tokens"`)
 }
 
-// withClientKey replaces in the error the key's name in completions by the name that the client used: the keys of some endpoints are
-// translated to those of completions before they are checked. A nil error stays nil.
+// Keys of some endpoints are translated to those of completions before they are checked:
+// withClientKey translates back in the error, which may be nil.
 func (e *Error) withClientKey(body *mooncake.Body, key string) *Error {
 	if name := body.Name(key); e != nil && name != key {
 		e.Param = strings.Replace(e.Param, key, name, 1)

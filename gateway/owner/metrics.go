@@ -6,7 +6,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics has the metrics of a Set, as a prometheus.Collector.
 type metrics struct {
 	set       *Set
 	admits    *prometheus.Desc
@@ -15,14 +14,13 @@ type metrics struct {
 
 	servesForeign *prometheus.Desc // nil if the scopes are decode groups
 
-	// The fields below are nil if the scopes are regions.
+	// The fields below are nil for regions.
 	voted           *prometheus.Desc
 	membersDiffer   *prometheus.Desc
 	takeovers       *prometheus.CounterVec
 	takeoverSeconds prometheus.Histogram
 }
 
-// newMetrics returns the metrics of a Set for the kind of its scopes.
 func newMetrics(s *Set) *metrics {
 	desc := func(name, help string) *prometheus.Desc {
 		return prometheus.NewDesc(name, help, []string{string(s.kind)}, nil)
@@ -53,10 +51,9 @@ func newMetrics(s *Set) *metrics {
 	}
 }
 
-// countTakeover counts that a group became this proxy's. after is the time since its last owner gave a sign of life. If hadOwner is false,
-// there was no owner, and after is ignored.
+// after is the time since the last owner's sign of life, if hadOwner.
 func (m *metrics) countTakeover(group string, after time.Duration, hadOwner bool) {
-	if m.takeovers == nil { // the scopes are regions, whose takeovers are not counted
+	if m.takeovers == nil {
 		return
 	}
 	m.takeovers.WithLabelValues(group).Inc()

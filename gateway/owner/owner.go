@@ -11,8 +11,7 @@ import (
 	"evenkeel/lease"
 )
 
-// New returns the Set of the scopes to which the config gives owners, regions or decode groups, and registers its metrics; nil: the
-// config gives owners to neither.
+// New returns nil if the config gives owners to neither regions nor decode groups.
 func New(c *config.Config, deps Deps) (*Set, error) {
 	s := &Set{
 		deps: deps, conf: c, log: deps.Log, region: c.Geo.Self.Region, ctx: deps.Context,
@@ -35,7 +34,7 @@ func New(c *config.Config, deps Deps) (*Set, error) {
 	return s, deps.Registerer.Register(s.metrics)
 }
 
-// initGroups prepares the Set for decode groups. The groups become known only later, with their engines.
+// The groups become known only later, with their engines.
 func (s *Set) initGroups() error {
 	ha, self := &s.conf.HA, s.conf.Geo.Self.ID
 	s.kind, s.configMembers = Groups, ha.MemberList()
@@ -48,27 +47,25 @@ func (s *Set) initGroups() error {
 		s.log.Warn("this proxy is not in ha.members: it never owns a decode group, and forwards all requests", zap.String("id", self),
 			zap.Strings("members", s.configMembers))
 	}
-	// siblings are the live proxies of this region, and decide which of them should own which group. In mode shard each proxy should
-	// own some of the groups, otherwise one proxy should own all.
+	// In mode shard each proxy should own some of the groups, otherwise one proxy all.
 	spread, settleTime := ha.Mode == geo.HAShard, ha.Lease
 	s.succession = &siblings{set: s, live: lease.NewMembers(self, spread, settleTime)}
-	if _, err := s.openLease(""); err != nil { // opened only to find wrong settings of the store at the start
+	if _, err := s.openLease(""); err != nil { // only to find wrong settings at the start
 		return fmt.Errorf("ha: %w", err)
 	}
 	return nil
 }
 
-// initRegions prepares the Set for regions, and makes the scopes of all regions in the config.
 func (s *Set) initRegions() error {
 	ownership := &s.conf.Geo.Ownership
 	s.kind = Regions
-	var members []string // empty: every proxy may own a region
+	var members []string // every proxy may own a region
 	s.leases = newLeases(ownership.Engine, ownership.Lease, ownership.Kubernetes.Namespace, ownership.Etcd, s.conf.Geo.Self.ID, members, s.log)
 	s.openLease = func(name string) (lease.Engine, error) {
 		return s.leases.open(regionLeaseName(name), ownership.Kubernetes.Kubeconfig[name], name)
 	}
 	s.times = ownership.Times()
 	regions := &neighbours{set: s, roundTrips: roundTrips{}}
-	s.succession = regions // decides which proxies should own which region, by the configured order or the round trips
+	s.succession = regions
 	return regions.createScopes()
 }

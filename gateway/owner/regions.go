@@ -13,24 +13,22 @@ import (
 	"evenkeel/lease"
 )
 
-// neighbours are the proxies of other regions. A region belongs to its own proxy. If this proxy is gone, the region goes to the first proxy
-// of the configured order, or to the nearest proxy if no order is configured.
+// neighbours are the proxies of other regions. A region belongs to its own proxy; if that is gone,
+// to the first of the configured order, or else to the nearest.
 type neighbours struct {
-	set      *Set
-	deciding sync.Mutex // serialises decideStaticOwner, so that the last view published is the newest one
+	set *Set
+	// Serialises decideStaticOwner, so that the last view published is the newest one.
+	deciding sync.Mutex
 
 	mu         sync.Mutex
 	roundTrips roundTrips
 }
 
-// roundTrips are the round trips that proxies measured to their peers, in ms: by the proxy's region, by the proxy, by its peer.
+// roundTrips are in ms: by the proxy's region, by the proxy, by its peer.
 type roundTrips map[string]map[string]map[string]float64
 
-// regionLeaseName is the name of a region's Lease object.
 func regionLeaseName(region string) string { return "evenkeel-owner-" + strings.ToLower(region) }
 
-// createScopes makes the scopes: this proxy's region, and the regions of the engines in the config. Each scope gets a claim or, in static
-// mode, a static order of owners.
 func (n *neighbours) createScopes() error {
 	s, c := n.set, &n.set.conf.Geo
 	regions := []string{c.Self.Region}
@@ -44,7 +42,7 @@ func (n *neighbours) createScopes() error {
 	for _, region := range regions {
 		scope := s.newScope(region)
 		scope.home = region == c.Self.Region
-		if !scope.home { // after a takeover, requests of the region's own proxy may still run
+		if !scope.home { // requests of the region's own proxy may still run
 			scope.maxShare = c.Ownership.MaxShare
 		}
 		all[region] = scope
@@ -63,10 +61,10 @@ func (n *neighbours) createScopes() error {
 	return nil
 }
 
-// setStaticOrder gives a scope a static order of owners, instead of a lease: the first proxy of the order that is alive owns the scope. The
-// order begins with the home, and goes on as configured. The home of another region is the first peer there. The home of this proxy's own
-// region, and of a region without peers, is this proxy. Without a lease, two proxies may consider themselves the owner at the same time. So
-// requests of the home may run at any time beside those of this proxy (othersMayRunFor).
+// The first live proxy of the order owns the scope. The order begins with the home: the first peer
+// in another region, or this proxy in its own region and in one without peers. Without a lease, two
+// proxies may consider themselves the owner, so requests of the home may run at any time
+// (othersMayRunFor).
 func (n *neighbours) setStaticOrder(scope *Scope) {
 	c := &n.set.conf.Geo
 	home := c.Self.ID
@@ -82,15 +80,15 @@ func (n *neighbours) setStaticOrder(scope *Scope) {
 	scope.view.Store(&v)
 }
 
-// takeoverOrder lists the proxies that may take over a region, in the configured order; empty: the round trips decide.
+// takeoverOrder is empty if the round trips decide.
 func (n *neighbours) takeoverOrder(region string) (ids []string) {
 	c := &n.set.conf.Geo
 	for _, id := range c.Ownership.TakeoverOrder {
-		itsRegion := c.Self.Region // an id that is no peer's is that of this proxy
+		itsRegion := c.Self.Region // an id that is no peer's is this proxy's
 		if peer := slices.IndexFunc(c.Peers, func(p geo.PeerConfig) bool { return p.ID == id }); peer >= 0 {
 			itsRegion = c.Peers[peer].Region
 		}
-		if itsRegion == region { // the listed proxy is at home in this region, so it need not take the region over
+		if itsRegion == region { // at home there
 			continue
 		}
 		ids = append(ids, id)
@@ -98,9 +96,10 @@ func (n *neighbours) takeoverOrder(region string) (ids []string) {
 	return ids
 }
 
-// takeoverRank is this proxy's place among the proxies that may take over a region; 0 is the first. Without a configured order, it is how
-// many peers are nearer to the region, by the round trips that the region's proxies last measured. If these proxies differ, the
-// largest number counts. To a proxy that has not measured this proxy, all peers are nearer.
+// takeoverRank is this proxy's place among those that may take over a region; 0 is the first.
+// Without a configured order, it is how many peers are nearer to the region, by the round trips
+// that its proxies last measured; if they differ, the largest. To one that has not measured this
+// proxy, all peers are nearer.
 func (n *neighbours) takeoverRank(scope *Scope) (rank int) {
 	self := n.set.conf.Geo.Self.ID
 	if scope.home {
@@ -110,11 +109,11 @@ func (n *neighbours) takeoverRank(scope *Scope) (rank int) {
 		if place := slices.Index(order, self); place >= 0 {
 			return place
 		}
-		return len(order) // a proxy that is not in the order comes after all others
+		return len(order) // after all others
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for _, toPeers := range n.roundTrips[scope.Name] { // the round trips that one proxy of the region measured
+	for _, toPeers := range n.roundTrips[scope.Name] { // that one proxy of the region measured
 		own, measured := toPeers[self]
 		nearer := 0
 		for id, ms := range toPeers {
@@ -127,22 +126,21 @@ func (n *neighbours) takeoverRank(scope *Scope) (rank int) {
 	return rank
 }
 
-// updateClaims updates who owns the regions with a static order. To the claims of other regions it gives this proxy's rank, and whether
-// enough engines answer.
 func (n *neighbours) updateClaims(all map[string]*Scope, engines map[string]EngineCounts, now time.Time) {
 	for name, scope := range all {
 		switch {
 		case scope.static != nil:
 			n.decideStaticOwner(scope, now)
-		case !scope.home: // the claim of this proxy's own region keeps the role with which it was made
+		case !scope.home: // the claim of the own region keeps its role
 			const isHome = false
-			canServe := engines[name].halfAnswer() // a proxy that reaches less than half of the engines leaves the region to others
+			// A proxy that reaches less than half of the engines leaves the region to others.
+			canServe := engines[name].halfAnswer()
 			scope.claim.SetRole(isHome, n.takeoverRank(scope), canServe)
 		}
 	}
 }
 
-// checkHandBack returns nil if the proxy that asks for a region is one of the region's own.
+// Only a region's own proxies get it back.
 func (n *neighbours) checkHandBack(scope *Scope, sender string, _ geo.HandBack) error {
 	if !slices.ContainsFunc(n.set.conf.Geo.Peers, func(p geo.PeerConfig) bool {
 		return p.Region == scope.Name && p.AnswersTo(sender)
@@ -152,19 +150,18 @@ func (n *neighbours) checkHandBack(scope *Scope, sender string, _ geo.HandBack) 
 	return nil
 }
 
-// hasSuccessor is always false: there is no successor to wait for, because a released region goes to the first proxy that finds it
-// released.
+// A released region goes to the first proxy that finds it released.
 func (n *neighbours) hasSuccessor(*Scope) bool { return false }
 
-// recordReport records what a peer's answer to a probe says. A scope has either a claim on its lease or a static order of owners. For
-// claims, the answer has epochs of leases, and round trips. For static orders, it shows that the peer lives.
+// For claims, the answer has epochs of leases, and round trips; for static orders, it shows that
+// the peer lives.
 func (n *neighbours) recordReport(all map[string]*Scope, h geo.ProbeReport) {
 	for region, epoch := range h.Epochs {
 		if scope := all[region]; scope != nil && scope.claim != nil {
-			scope.claim.ObserveRivalEpoch(epoch) // a later epoch than this proxy's stops admission until the lease is renewed
+			scope.claim.ObserveRivalEpoch(epoch) // a later epoch stops admission until the lease is renewed
 		}
 	}
-	if all[h.Region] != nil && len(h.RTTMs) > 0 { // takeoverRank needs round trips only from regions that have owners here
+	if all[h.Region] != nil && len(h.RTTMs) > 0 { // takeoverRank needs no others
 		n.recordRoundTrips(h)
 	}
 	for _, scope := range all {
@@ -174,7 +171,6 @@ func (n *neighbours) recordReport(all map[string]*Scope, h geo.ProbeReport) {
 	}
 }
 
-// recordRoundTrips records the round trips that a peer has measured to its own peers. They show which proxies are near to its region.
 func (n *neighbours) recordRoundTrips(h geo.ProbeReport) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -184,7 +180,6 @@ func (n *neighbours) recordRoundTrips(h geo.ProbeReport) {
 	n.roundTrips[h.Region][h.Peer] = h.RTTMs
 }
 
-// recordSignOfLife records that a peer lives. This may change the owner of a scope with a static order: the first live proxy of the order.
 func (n *neighbours) recordSignOfLife(scope *Scope, peer string) {
 	scope.mu.Lock()
 	scope.static.Saw(peer, time.Now())
@@ -192,7 +187,6 @@ func (n *neighbours) recordSignOfLife(scope *Scope, peer string) {
 	n.decideStaticOwner(scope, time.Now())
 }
 
-// decideStaticOwner computes who owns a scope with a static order now, and publishes a change.
 func (n *neighbours) decideStaticOwner(scope *Scope, now time.Time) {
 	n.deciding.Lock()
 	defer n.deciding.Unlock()

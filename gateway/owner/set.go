@@ -1,10 +1,10 @@
-// Package owner says for which scopes this proxy admits new requests, if several proxies may serve the same engines. Scopes are either
-// regions (its own, and those of a proxy that died) or decode groups of its own region. Each scope has one owner, by a lease (package
-// lease). A request enters the scope before it is sent, is checked once more right before it is written, and carries the epoch of its
-// owner. A proxy that loses a scope waits until the requests that have entered are written.
+// Package owner says for which scopes this proxy admits new requests, if several proxies may serve
+// the same engines. Scopes are either regions (its own, and those of a proxy that died) or decode
+// groups of its own region. Each has one owner, by a lease (package lease). A request enters the
+// scope before it is sent, is checked once more right before it is written, and carries the epoch
+// of its owner. A proxy that loses a scope waits until the requests that have entered are written.
 //
-// The package knows fleet and dispatcher only through the functions in Deps. run.go has the goroutine; groups.go and regions.go decide
-// which proxy should own which scope.
+// run.go has the goroutine; groups.go and regions.go decide which proxy should own which scope.
 package owner
 
 import (
@@ -24,13 +24,12 @@ import (
 // Kind says whether the scopes of a Set are regions or decode groups.
 type Kind string
 
-// Values of Kind. Metrics use them as the name of a label.
+// Values of Kind, as metrics name their label.
 const (
 	Regions Kind = "region"
 	Groups  Kind = "group"
 )
 
-// text names the scopes of this kind in log lines.
 func (k Kind) text() string {
 	if k == Groups {
 		return "decode group"
@@ -44,20 +43,19 @@ type Deps struct {
 	Log           *zap.Logger
 	Registerer    prometheus.Registerer
 	Buckets       []float64            // bounds of histogram buckets, in seconds
-	KVHoldTimeout func() time.Duration // longest time for which a prefill engine holds KV blocks, by the current config
+	KVHoldTimeout func() time.Duration // the longest time that a prefill engine keeps KV
 	Leaving       func() bool          // this proxy is shutting down
 
-	// Engines returns, by name, the scopes that have engines, with the number of their engines.
+	// Engines returns the scopes that have engines, by name.
 	Engines func() map[string]EngineCounts
-	// Load returns what this proxy's own requests hold on the ranks of a scope (ours). If askEngines is true, it also asks the engines
-	// what all requests hold there (all); silent lists the ranks that do not report it.
+	// Load returns what this proxy's own requests hold on the ranks of a scope and, if askEngines,
+	// what all requests hold there by the engines' reports; silent ranks report nothing.
 	Load func(ctx context.Context, scope string, askEngines bool) (ours, all []geo.Resident, silent []string)
-	// Publish makes fleet and dispatcher act on the present answers of Admits and RankQuota. Once it has returned, no new request is
-	// bound to a scope that does not admit.
+	// Publish makes fleet and dispatcher act on Admits and RankQuota. Once it has returned, no new
+	// request is bound to a scope that does not admit.
 	Publish func(ctx context.Context)
 }
 
-// The values of the argument askEngines of Deps.Load.
 const (
 	onlyOurs   = false
 	askEngines = true
@@ -66,33 +64,31 @@ const (
 // EngineCounts is how many engines a scope has, and how many answer.
 type EngineCounts struct{ Up, All int }
 
-// halfAnswer says whether at least half of the engines answer, so that a proxy could serve the scope; false if there are no engines.
 func (r EngineCounts) halfAnswer() bool { return r.All > 0 && 2*r.Up >= r.All }
 
-// succession decides which proxy should own which scope.
 type succession interface {
-	// updateClaims tells each claim at which place this proxy is among the proxies that should own the scope, and whether enough
-	// engines answer.
+	// updateClaims tells each claim this proxy's place among those that should own the scope, and
+	// whether enough engines answer.
 	updateClaims(all map[string]*Scope, engines map[string]EngineCounts, now time.Time)
-	// checkHandBack returns nil if this proxy may give a scope to the proxy that asks for it.
+	// checkHandBack returns nil if this proxy may give a scope to sender.
 	checkHandBack(scope *Scope, sender string, ask geo.HandBack) error
-	// hasSuccessor says whether there is another live proxy that should own a scope once this proxy has left.
+	// hasSuccessor says whether another live proxy should own a scope once this proxy has left.
 	hasSuccessor(scope *Scope) bool
-	// recordReport records what a peer's answer to a probe says about ownership.
 	recordReport(all map[string]*Scope, h geo.ProbeReport)
 }
 
-// Set holds all scopes of a kind. A nil Set belongs to a proxy that shares no engines, and admits to every scope.
+// Set holds all scopes of a kind. A nil Set is that of a proxy that shares no engines, and admits
+// to every scope.
 type Set struct {
 	deps          Deps
 	kind          Kind
 	conf          *config.Config
 	log           *zap.Logger
 	leases        *leases
-	openLease     func(name string) (lease.Engine, error) // opens the lease of a scope
+	openLease     func(name string) (lease.Engine, error)
 	times         lease.Times
 	configMembers []string // ha.members, the only proxies that may own scopes; empty: every proxy may
-	region        string   // the proxy's own region
+	region        string
 	peers         *geo.Peers
 	succession
 	metrics *metrics
@@ -100,35 +96,34 @@ type Set struct {
 	handingOver atomic.Bool
 
 	ctx           context.Context
-	claims        sync.WaitGroup // the claims that run
-	checkNow      chan struct{}  // holds a token if Run must look at peers and engines at once
-	ownersKnown   atomic.Bool    // some scope has had an owner since this proxy started
+	claims        sync.WaitGroup
+	checkNow      chan struct{} // holds a token if Run must look at peers and engines at once
+	ownersKnown   atomic.Bool   // some scope has had an owner since this proxy started
 	all           atomic.Pointer[map[string]*Scope]
 	claimFailures map[string]claimFailure // scopes that cannot be claimed; only Run uses it
-	leavingScopes map[string]*Scope       // scopes without engines, whose claims are still ending; only Run uses it
+	leavingScopes map[string]*Scope       // only for Run
 
 	mu   sync.Mutex
 	lost chan struct{} // closed when a scope is lost, and then replaced by a new channel
 }
 
-// SetPeers sets the node through which this proxy calls other proxies. It must be called before Run.
+// SetPeers must be called before Run.
 func (s *Set) SetPeers(peers *geo.Peers) {
 	if s != nil {
 		s.peers = peers
 	}
 }
 
-// newScope returns a new scope without a claim. After a takeover of the scope, requests of the owner before may still run for
-// KVHoldTimeout, because until then engines may still fetch KV by its hand-offs, or run its prefills.
+// After a takeover, requests of the owner before may still run for KVHoldTimeout: until then
+// engines may fetch KV by its hand-offs, or run its prefills.
 func (s *Set) newScope(name string) *Scope {
 	scope := NewScope(name)
 	scope.othersMayRunFor = s.deps.KVHoldTimeout()
 	return scope
 }
 
-// openClaim opens the lease of a scope and gives the scope a claim, by which this proxy may become the owner. takeoverRank is this proxy's
-// place among the proxies that may take the scope. Each acquisition of the lease has a higher number, its epoch. MaxEpoch bounds the epochs
-// that other proxies may name, so that a wrong one does not use up the numbers that the store can hold.
+// takeoverRank is this proxy's place among those that may take the scope. MaxEpoch keeps a wrong
+// epoch of another proxy from using up the numbers that the store can hold.
 func (s *Set) openClaim(scope *Scope, takeoverRank int) error {
 	store, err := s.openLease(scope.Name)
 	if err != nil {
@@ -137,12 +132,12 @@ func (s *Set) openClaim(scope *Scope, takeoverRank int) error {
 	cfg := lease.Config{Self: s.leases.identity, Home: scope.home, TakeoverRank: takeoverRank, Times: s.times, Members: s.configMembers}
 	cfg.MaxEpoch = s.leases.maxEpoch()
 	scope.Claim(cfg, store, lease.Hooks{
-		OnChange: func(v lease.View) { s.applyView(scope, v) }, // this proxy has won or lost the lease, or knows something new of it
-		// This proxy should own the scope, and asks the holder of the lease for it.
+		OnChange: func(v lease.View) { s.applyView(scope, v) },
+		// This proxy should own the scope.
 		AskBack: func(ctx context.Context, holder string, epoch int64) error {
 			return s.askBack(ctx, scope, holder, epoch)
 		},
-		// This proxy cannot renew the lease in the store, and asks another member not to take it.
+		// This proxy cannot renew the lease in the store.
 		Vote: func(ctx context.Context, member string, ask lease.Vote) error {
 			return s.peers.AskVote(ctx, member, geo.Vote{Region: s.region, Group: scope.Name, Vote: ask})
 		},
@@ -150,7 +145,7 @@ func (s *Set) openClaim(scope *Scope, takeoverRank int) error {
 	return nil
 }
 
-// Scope returns the scope with that name; nil: this proxy shares no engines, or does not know the scope yet.
+// Scope returns nil if this proxy shares no engines, or does not know the scope yet.
 func (s *Set) Scope(name string) *Scope {
 	if s == nil {
 		return nil
@@ -158,18 +153,18 @@ func (s *Set) Scope(name string) *Scope {
 	return (*s.all.Load())[name]
 }
 
-// Admits says whether this proxy may send new work to the engines of a scope.
+// Admits says whether this proxy may send new work to the scope's engines.
 func (s *Set) Admits(name string) bool {
-	if s == nil { // this proxy shares no engines, so it may use all
+	if s == nil { // no engines are shared
 		return true
 	}
 	scope := s.Scope(name)
 	return scope != nil && scope.Admits()
 }
 
-// AdmitsAny says whether this proxy may send new work to the engines of any scope.
+// AdmitsAny is Admits for any scope.
 func (s *Set) AdmitsAny() bool {
-	if s == nil { // this proxy shares no engines, so it may use all
+	if s == nil { // no engines are shared
 		return true
 	}
 	for _, scope := range *s.all.Load() {
@@ -183,7 +178,7 @@ func (s *Set) AdmitsAny() bool {
 // Has says whether the scopes are of that kind.
 func (s *Set) Has(k Kind) bool { return s != nil && s.kind == k }
 
-// Losses returns a channel that is closed at the next loss of a scope; nil: this proxy shares no engines, so it cannot lose any.
+// Losses returns a channel that is closed at the next loss of a scope; nil: none can be lost.
 func (s *Set) Losses() <-chan struct{} {
 	if s == nil {
 		return nil
@@ -193,17 +188,17 @@ func (s *Set) Losses() <-chan struct{} {
 	return s.lost
 }
 
-// UnreadyReason says why requests cannot be served because no decode group has an owner; empty: they can be served. One group that has an
-// owner, or soon gets one, is enough: this proxy serves its requests itself, or sends them to the owner.
+// UnreadyReason is empty if requests can be served: one group that has an owner, or soon gets one,
+// is enough.
 func (s *Set) UnreadyReason(now time.Time) string {
 	switch {
 	case !s.Has(Groups):
 		return ""
-	case !s.ownersKnown.Load(): // this proxy has known no owner since its start, so a new request could only wait
+	case !s.ownersKnown.Load(): // a new request could only wait
 		return "no proxy owns a decode group yet"
 	}
 	all := *s.all.Load()
-	if len(all) == 0 { // without engines there is no group that could have an owner
+	if len(all) == 0 {
 		return ""
 	}
 	for _, scope := range all {
@@ -211,9 +206,9 @@ func (s *Set) UnreadyReason(now time.Time) string {
 		lastSeen := scope.ownerLastSeen
 		scope.mu.Unlock()
 		v := scope.view.Load()
-		storeAnswers := !v.StoreAway // so a group without an owner soon gets one
-		// A lease admits for RenewDeadline after its last renewal, so a group whose owner was seen in this time may still have this
-		// owner.
+		storeAnswers := !v.StoreAway // so a group soon gets an owner
+		// A lease admits for RenewDeadline after its last renewal, so a group whose owner was seen in
+		// this time may still have it.
 		mayHaveOwner := now.Before(lastSeen.Add(s.times.RenewDeadline))
 		if v.Admits || storeAnswers || mayHaveOwner {
 			return ""
@@ -222,8 +217,7 @@ func (s *Set) UnreadyReason(now time.Time) string {
 	return "no proxy owns a decode group, for the store of leases does not answer"
 }
 
-// ReleaseAll releases all leases of this proxy, as the last step of a shutdown. Most leases are gone by then, because the other proxies
-// have asked for the scopes before (HandOver).
+// ReleaseAll is the last step of a shutdown. Most leases are gone by then (HandOver).
 func (s *Set) ReleaseAll(ctx context.Context) {
 	if s == nil {
 		return

@@ -27,13 +27,13 @@ type RegionStatus struct {
 	Region string `json:"region"`
 	Home   bool   `json:"home"`
 	ScopeStatus
-	Rank int `json:"rank"` // place of this proxy among the proxies that may take the region over; 0 is the first
+	Rank int `json:"rank"` // for taking the region over; 0 is the first
 }
 
-// HAStatus is the status of this proxy among the proxies that serve the same engines.
+// HAStatus is the status of this proxy among those that serve the same engines.
 type HAStatus struct {
 	Mode    string        `json:"mode"`
-	Role    string        `json:"role"`    // owner: owns a decode group; standby: owns none, and forwards requests
+	Role    string        `json:"role"`    // a standby owns no group, and forwards requests
 	Members []string      `json:"members"` // live proxies that are not shutting down
 	Groups  []GroupStatus `json:"groups"`
 }
@@ -42,25 +42,24 @@ type HAStatus struct {
 type GroupStatus struct {
 	Group string `json:"group"`
 	ScopeStatus
-	Order         []string `json:"order"`                    // proxies in the order in which they should own the group
-	Voted         bool     `json:"pledged,omitempty"`        // this proxy owns the group only by the promises of all other members
-	MembersDiffer bool     `json:"members_differ,omitempty"` // the holder of the lease has another list in ha.members than this proxy
+	Order []string `json:"order"` // in which proxies should own the group
+	// Voted says that this proxy owns the group only by the promises of all other members.
+	Voted         bool `json:"pledged,omitempty"`
+	MembersDiffer bool `json:"members_differ,omitempty"` // from the holder's ha.members
 }
 
-// statusOf returns the status of a scope, from the view of its claim and the number of engines that answer.
 func statusOf(v *lease.View, engines EngineCounts) ScopeStatus {
 	return ScopeStatus{Phase: string(v.Phase), Admits: v.Admits, Holder: lease.Dispatcher(v.Holder), Epoch: v.Epoch,
 		Up: engines.Up, All: engines.All, StoreAway: v.StoreAway}
 }
 
-// RegionsStatus lists the regions whose engines this proxy may serve, its own region first; nil: regions have no
-// owners.
+// RegionsStatus lists this proxy's own region first; nil: regions have no owners.
 func (s *Set) RegionsStatus() (list []RegionStatus) {
 	if !s.Has(Regions) {
 		return nil
 	}
 	engines, all := s.deps.Engines(), *s.all.Load()
-	neighbours := s.succession.(*neighbours) // a Set of regions always has this type
+	neighbours := s.succession.(*neighbours) // always of this type
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		scope := all[name]
 		status := RegionStatus{Region: name, Home: scope.home, ScopeStatus: statusOf(scope.view.Load(), engines[name]),
@@ -74,21 +73,21 @@ func (s *Set) RegionsStatus() (list []RegionStatus) {
 	return list
 }
 
-// GroupsStatus says which proxy owns which decode group; nil: groups have no owners.
+// GroupsStatus is nil if groups have no owners.
 func (s *Set) GroupsStatus() *HAStatus {
 	if !s.Has(Groups) {
 		return nil
 	}
 	all := *s.all.Load()
-	engineCounts := s.deps.Engines()              // read after all, so that it has the engines of a group that is new in all
-	siblings := s.succession.(*siblings)          // a Set of decode groups always has this type
-	const owner, standby = "owner", geo.HAStandby // values of Role
+	engineCounts := s.deps.Engines()     // after all, so that it has the engines of a new group
+	siblings := s.succession.(*siblings) // always of this type
+	const owner, standby = "owner", geo.HAStandby
 	status := &HAStatus{Mode: s.conf.HA.Mode, Role: standby, Members: siblings.liveMembers(), Groups: []GroupStatus{}}
 	slices.Sort(status.Members)
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		scope := all[name]
 		v := scope.view.Load()
-		if v.Admits { // this proxy owns the group
+		if v.Admits {
 			status.Role = owner
 		}
 		status.Groups = append(status.Groups,
@@ -98,7 +97,7 @@ func (s *Set) GroupsStatus() *HAStatus {
 	return status
 }
 
-// Facts fills in which regions and decode groups this proxy may serve, and its role among the proxies that serve the same engines.
+// Facts fills in what this proxy may serve, and its role.
 func (s *Set) Facts(f *detect.Facts) {
 	for _, r := range s.RegionsStatus() {
 		f.Scopes = append(f.Scopes,
@@ -113,26 +112,23 @@ func (s *Set) Facts(f *detect.Facts) {
 	}
 }
 
-// Describe implements prometheus.Collector.
 func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{m.admits, m.epoch, m.storeAway, m.servesForeign, m.voted, m.membersDiffer} {
-		if d != nil { // nil: only scopes of the other kind have the metric
+		if d != nil { // nil: only for the other kind
 			ch <- d
 		}
 	}
-	if m.takeovers != nil { // only decode groups have these two
+	if m.takeovers != nil { // only decode groups have these
 		m.takeovers.Describe(ch)
 		m.takeoverSeconds.Describe(ch)
 	}
 }
 
-// Collect implements prometheus.Collector. All scopes of a Set are of one kind: regions or decode groups. Each kind lacks some of the
-// metrics, and newMetrics leaves these nil.
 func (m *metrics) Collect(ch chan<- prometheus.Metric) {
-	bit := map[bool]float64{true: 1} // and 0 for false
+	bit := map[bool]float64{true: 1}
 	for name, scope := range *m.set.all.Load() {
 		v := scope.view.Load()
-		// Of a kind that lacks several of these metrics, their values share the key nil, and are skipped.
+		// Absent metrics share the key nil, and are skipped.
 		for desc, value := range map[*prometheus.Desc]float64{
 			m.admits: bit[v.Admits], m.epoch: float64(v.Epoch), m.storeAway: bit[v.StoreAway], m.servesForeign: bit[v.Admits && !scope.home],
 			m.voted: bit[v.Voted], m.membersDiffer: bit[v.MembersDiffer],
@@ -142,7 +138,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 			}
 		}
 	}
-	if m.takeovers != nil { // only decode groups have these two
+	if m.takeovers != nil { // only decode groups have these
 		m.takeovers.Collect(ch)
 		m.takeoverSeconds.Collect(ch)
 	}

@@ -19,7 +19,6 @@ import (
 	"evenkeel/lease/kube"
 )
 
-// leases opens leases in the store that the config names.
 type leases struct {
 	store     string
 	duration  time.Duration
@@ -32,27 +31,26 @@ type leases struct {
 	client *clientv3.Client // client of etcd; nil: not connected yet
 }
 
-// newLeases returns the store of leases that the config names, with a new identity for this process. It does not connect to the store yet.
-// members are the only proxies that may own scopes; empty: every proxy may.
+// newLeases does not connect yet. Each process has a new identity.
 func newLeases(store string, duration time.Duration, namespace string, e geo.Etcd, self string, members []string,
 	log *zap.Logger) *leases {
 	var boot [6]byte
-	_, _ = rand.Read(boot[:]) // Read of crypto/rand never returns an error
+	_, _ = rand.Read(boot[:]) // never fails
 	return &leases{
 		store: store, duration: duration, namespace: namespace, etcd: e, log: log,
 		identity: lease.Identity(self, hex.EncodeToString(boot[:])), members: members,
 	}
 }
 
-// open returns the lease of a scope. In Kubernetes it is the Lease object named object in the cluster of the kubeconfig; in etcd it is the
-// key below the prefix. The first call for etcd makes the client, which all leases share.
+// open returns a scope's lease: in Kubernetes the object in the kubeconfig's cluster, in etcd the
+// key below the prefix. All leases share one etcd client.
 func (l *leases) open(object, kubeconfig, key string) (lease.Engine, error) {
 	if l.store == geo.OwnKubernetes {
 		server, namespace, err := cluster.Find(kubeconfig, l.namespace)
 		if err != nil {
 			return nil, err
 		}
-		callTimeout := l.duration / 3 // the time after which the claim gives a call up, too
+		callTimeout := l.duration / 3 // when the claim gives up, too
 		client, err := kube.NewClient(server, namespace, callTimeout)
 		if err != nil {
 			return nil, err
@@ -71,13 +69,14 @@ func (l *leases) open(object, kubeconfig, key string) (lease.Engine, error) {
 	return etcd.New(l.client, l.etcd.Prefix+"/"+key, l.identity, l.duration, l.members), nil
 }
 
-// etcdTLS returns the TLS settings of calls to etcd; nil: the config names no TLS files. The CA file is read again for every handshake.
+// The CA file is read again for every handshake.
 func (l *leases) etcdTLS() (*tls.Config, error) {
 	f := &l.etcd.TLS
 	if f.CA == "" && f.Cert == "" {
 		return nil, nil
 	}
-	const serverName, caFile = "", "" // each endpoint has its own name, and Follow sets the authorities
+	// Each endpoint has its own name, and Follow sets the authorities.
+	const serverName, caFile = "", ""
 	t, err := certs.Client(serverName, caFile, f.Cert, f.Key)
 	if err != nil {
 		return nil, err
@@ -90,7 +89,6 @@ func (l *leases) etcdTLS() (*tls.Config, error) {
 	return t, nil
 }
 
-// hostsOf returns the hosts of endpoints, which may be URLs, or hosts with ports.
 func hostsOf(endpoints []string) (hosts []string) {
 	for _, endpoint := range endpoints {
 		if _, after, isURL := strings.Cut(endpoint, "://"); isURL {
@@ -104,7 +102,7 @@ func hostsOf(endpoints []string) (hosts []string) {
 	return hosts
 }
 
-// maxEpoch is the highest epoch that is accepted from other proxies and guards; 0: the default of lease.Config.
+// maxEpoch is 0 for the default of lease.Config.
 func (l *leases) maxEpoch() int64 {
 	if l.store == geo.OwnEtcd {
 		return etcd.MaxEpoch
@@ -112,7 +110,7 @@ func (l *leases) maxEpoch() int64 {
 	return 0
 }
 
-// close ends the connections to the store. No claim may run any more.
+// No claim may run any more.
 func (l *leases) close() {
 	if l.client != nil {
 		_ = l.client.Close()

@@ -1,6 +1,7 @@
 // Package passthrough handles requests that are not split into prefill and decode: token counts,
 // embeddings, scores, speech. Each goes unchanged to one engine that has its model and its
-// endpoint. This package chooses the engine. Package gateway/request sends the request to the engine and relays the answer.
+// endpoint. This package chooses the engine; gateway/request sends the request and relays the
+// answer.
 package passthrough
 
 import (
@@ -25,7 +26,7 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Parse reads and checks the body of a request to one of the endpoints in Paths.
+// Parse checks the body of a request to one of Paths.
 func Parse(path string, raw []byte, contentType string, lim openai.Limits) (*openai.Request, *openai.Error) {
 	switch {
 	case takesAudio(path):
@@ -36,10 +37,10 @@ func Parse(path string, raw []byte, contentType string, lim openai.Limits) (*ope
 	return openai.ParsePassed(raw, lim)
 }
 
-// Serve sends the request to an engine and relays the answer to the client. raw is the request's body, uncompressed. If Serve
-// returns an error, nothing has been sent to the client yet.
+// Serve sends the request to an engine and relays the answer. raw is the body, uncompressed. If
+// Serve returns an error, nothing has been sent to the client.
 func (s *Server) Serve(ctx *fasthttp.RequestCtx, in *request.Incoming, req *openai.Request, path string, raw []byte) *openai.Error {
-	seat := s.seats.For(in.Body) // a place among the requests that are passed through at once
+	seat := s.seats.For(in.Body)
 	if !seat.Acquire(1) {
 		return s.tooManyError()
 	}
@@ -47,21 +48,21 @@ func (s *Server) Serve(ctx *fasthttp.RequestCtx, in *request.Incoming, req *open
 		Engines: s, Path: path, ContentType: "application/json", EstimatedTokens: Estimate(path, req), Seat: seat, Memory: s.Bodies.For(in.Body),
 		Duration: s.duration.WithLabelValues(path),
 	}
-	if takesAudio(path) { // the form goes on as it is, under its own content type
+	if takesAudio(path) { // as it is, under its own content type
 		p.ContentType, p.Body = string(ctx.Request.Header.ContentType()), [][]byte{raw}
-	} else { // the JSON goes on without the keys that only the proxy may set
+	} else { // without the keys that only the proxy may set
 		p.Body = req.Body.Splice(nil, mooncake.Reserved, nil)
 	}
 	if RunsModel(path) {
-		p.MaxTokens = int64(len(raw)) // bounds the tokens that the engine computes, each of which has at least one byte of the body
+		p.MaxTokens = int64(len(raw)) // each token has at least one byte
 	}
 	return s.Requests.ServePassthrough(ctx, in, req, p)
 }
 
-// tooManyError is the error of a request that got no seat. Either all seats (limits.passed_through) are taken, or this caller has its share
-// of them (ByKeyLimit): one caller may take at most as many seats as stay free for others, which is half of all if it is the only one.
+// Either all seats (limits.passed_through) are taken, or this caller has its share of them: as many
+// as stay free for others, which is half of all if it is the only caller.
 func (s *Server) tooManyError() *openai.Error {
-	callerHasShare := !s.seats.Full() // seats are free, so only the caller's share can be the reason
+	callerHasShare := !s.seats.Full()
 	e := &openai.Error{
 		Status: http.StatusTooManyRequests, Code: "queue_full", RetryAfter: 1, ByKeyLimit: callerHasShare,
 		Message: "too many requests are passed through to engines already; retry later",
@@ -88,10 +89,10 @@ type Deps struct {
 
 // Engines is the state of the engines at one moment.
 type Engines interface {
-	// SoleEngines returns the engines that can serve requests for the model alone. onlyPairs says that the model has engines, but that each
-	// only prefills or only decodes. runsModel says that the request runs the model.
+	// SoleEngines can serve requests for the model alone. onlyPairs: its engines each only prefill or
+	// only decode. runsModel: the request runs the model.
 	SoleEngines(model string, runsModel bool) (list []roster.SoleEngine, onlyPairs bool)
-	// IncompleteGroup names a group of the model that waits for one of its engines; empty: none does.
+	// IncompleteGroup is a group of the model that waits for one of its engines; empty: none.
 	IncompleteGroup(model string) string
 }
 
@@ -99,21 +100,19 @@ type Engines interface {
 type Server struct {
 	Deps
 	duration *prometheus.HistogramVec
-	seats    *edge.Quota // bounds the requests that are passed through at once, because they wait in no queue and no pool
+	seats    *edge.Quota // for passed-through requests, which wait in no queue and no pool
 
 	mu               sync.Mutex
 	runningCalls     map[string]int                // number of this proxy's running calls, by engine
-	missingEndpoints map[missingEndpoint]time.Time // endpoints that engines do not have; the value is when the engine said so
+	missingEndpoints map[missingEndpoint]time.Time // when the engine said so
 }
 
-// missingEndpoint names an endpoint (path) that an engine (instance) does not have.
 type missingEndpoint struct{ instance, path string }
 
-// missingEndpointTTL is how long an engine is not asked again for an endpoint that it does not have.
-// After that time the engine may have been replaced by a version that has the endpoint.
+// After missingEndpointTTL, the engine may have been replaced by a version that has the endpoint.
 const missingEndpointTTL = time.Minute
 
-// New returns a server, and registers the metric evenkeel_passed_seconds. It panics if the metric is registered already.
+// New panics if its metric is registered already.
 func New(deps Deps) *Server {
 	s := &Server{Deps: deps, seats: edge.NewPlaces(int64(deps.Settings().Limits.PassedThrough)), runningCalls: map[string]int{},
 		missingEndpoints: map[missingEndpoint]time.Time{}}
@@ -130,23 +129,23 @@ func New(deps Deps) *Server {
 	return s
 }
 
-// RunsModel says whether an engine runs its model for a request to this path. For token counts it does not.
+// RunsModel is false for token counts.
 func RunsModel(path string) bool {
 	return path != "/tokenize" && path != "/detokenize" && path != openai.CountPath
 }
 
-// Paths are the endpoints that are passed through. Some endpoints have several names: SGLang 0.5.23 has only /v1/rerank and /v1/score
-// (entrypoints/http_server.py), vLLM 0.33 has all names (entrypoints/pooling/scoring/api_router.py, entrypoints/speech_to_text).
+// Paths have several names for some endpoints: SGLang 0.5.23 has only /v1/rerank and /v1/score
+// (entrypoints/http_server.py), vLLM 0.33 has all names (entrypoints/pooling/scoring/api_router.py,
+// entrypoints/speech_to_text).
 var Paths = []string{
 	"/tokenize", "/detokenize", "/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/classify", "/pooling",
 	"/v1/audio/transcriptions", "/v1/audio/translations", openai.CountPath,
 }
 
-// takesAudio says whether the endpoint takes a form with recorded speech. All other endpoints take JSON.
+// takesAudio says whether the endpoint takes a form with recorded speech, and not JSON.
 func takesAudio(path string) bool { return strings.HasPrefix(path, "/v1/audio/") }
 
-// Estimate returns how many tokens a request counts against its key's limit of tokens per minute, until an engine reports the
-// real number.
+// Estimate is for the key's limit of tokens per minute, until an engine reports the real number.
 func Estimate(path string, req *openai.Request) int {
 	if !RunsModel(path) {
 		return 0
@@ -157,8 +156,7 @@ func Estimate(path string, req *openai.Request) int {
 	return req.PromptBytes / bytesPerToken
 }
 
-// Rough sizes of a token in bytes: of text, and of a form with speech. A second of speech is a few
-// tokens, and takes 3 to 32 KiB.
+// Rough sizes of a token in bytes. A second of speech is a few tokens, and takes 3 to 32 KiB.
 const (
 	bytesPerToken      = 4
 	bytesPerAudioToken = 1 << 10
@@ -166,14 +164,14 @@ const (
 
 var errNoEngine = openai.Unavailable("engine_unavailable", "no healthy engine of this proxy serves the model; retry later", 1)
 
-// Choose returns the engine with the fewest calls of this proxy, among those that are not in tried and may have the endpoint. An engine
-// whose group has an engine in tried comes last, because the whole group may share one limit. Choose counts a call for the engine. The
-// caller must subtract the call with AddRunning when it is over. outcome is Chosen if an engine was chosen, NoRoute if no engine has the
-// endpoint, and otherwise NoneLeft.
+// Choose returns the engine with the fewest calls of this proxy, among those that are not in tried
+// and may have the endpoint, and counts a call, which the caller must subtract with AddRunning. An
+// engine whose group has one in tried comes last, because the whole group may share one limit.
+// outcome is Chosen, NoRoute if no engine has the endpoint, or NoneLeft.
 func (s *Server) Choose(model, path string, tried []string) (chosen roster.SoleEngine, outcome lifecycle.EventKind, fail *openai.Error) {
 	all, onlyPairs := s.Engines().SoleEngines(model, RunsModel(path))
 	switch {
-	case onlyPairs: // no engine of the model serves such a request alone
+	case onlyPairs:
 		return roster.SoleEngine{}, lifecycle.NoneLeft, errPaired
 	case len(all) == 0 && s.Engines().IncompleteGroup(model) != "":
 		return roster.SoleEngine{}, lifecycle.NoneLeft, failure.Incomplete(s.Engines().IncompleteGroup(model), model)
@@ -190,13 +188,13 @@ func (s *Server) Choose(model, path string, tried []string) (chosen roster.SoleE
 		}
 		return s.runningCalls[one.Instance] < s.runningCalls[other.Instance]
 	}
-	best, withoutEndpoint := -1, 0 // best: index of the best engine so far; -1: there is none yet
-	start := rand.IntN(len(all))   // random, so that of equal engines not always the first one is chosen
+	best, withoutEndpoint := -1, 0 // best: -1: none yet
+	start := rand.IntN(len(all))   // so that of equal engines not always the first is chosen
 	for k := range all {
 		i := (start + k) % len(all)
 		notedAt, isNoted := s.missingEndpoints[missingEndpoint{all[i].Instance, path}]
 		lacksEndpoint := isNoted && now.Sub(notedAt) < missingEndpointTTL
-		if lacksEndpoint { // counted before tried is looked at, so that an engine that was tried and lacks the endpoint counts, too
+		if lacksEndpoint { // before tried is looked at, so that it counts, too
 			withoutEndpoint++
 			continue
 		}
@@ -217,28 +215,27 @@ func (s *Server) Choose(model, path string, tried []string) (chosen roster.SoleE
 	return roster.SoleEngine{}, lifecycle.NoneLeft, errNoEngine
 }
 
-// groupsOf returns the groups of the engines that are in tried. Choose prefers engines of other groups, because the whole group may share
-// the limit for which a tried engine refused the request.
 func groupsOf(all []roster.SoleEngine, tried []string) map[string]bool {
 	groups := map[string]bool{}
 	for i := range all {
-		if all[i].Group != "" && slices.Contains(tried, all[i].Instance) { // an empty group: the engine is in none
+		if all[i].Group != "" && slices.Contains(tried, all[i].Instance) {
 			groups[all[i].Group] = true
 		}
 	}
 	return groups
 }
 
-// AddRunning adds n, which may be negative, to the number of this proxy's calls that run on an engine.
+// AddRunning adds n, which may be negative, to this proxy's calls on an engine.
 func (s *Server) AddRunning(instance string, n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.runningCalls[instance] += n; s.runningCalls[instance] <= 0 { // so that engines that have left take no memory
+	if s.runningCalls[instance] += n; s.runningCalls[instance] <= 0 {
+		// Engines that have left take no memory.
 		delete(s.runningCalls, instance)
 	}
 }
 
-// NoteMissingEndpoint notes that an engine does not have an endpoint, and forgets such notes older than missingEndpointTTL.
+// NoteMissingEndpoint also forgets outdated notes.
 func (s *Server) NoteMissingEndpoint(instance, path string) {
 	now := time.Now()
 	s.mu.Lock()

@@ -1,4 +1,5 @@
-// Package prompt computes the keys by which prompts are looked up in prefix caches, and the lengths of prompts.
+// Package prompt computes the keys by which prompts are looked up in prefix caches, and the lengths
+// of prompts.
 package prompt
 
 import (
@@ -22,17 +23,16 @@ import (
 	"evenkeel/prefill/index"
 )
 
-// Source has everything of a request that its prompt depends on.
+// Source is all that a prompt depends on.
 type Source struct {
 	Req     *openai.Request
 	Body    *mooncake.Body  // the body to read, because Req.Body may not be valid any more
-	Changes *mooncake.Patch // Changes.Prompt is the prompt, one of several of the request; nil: the prompt is in the body
+	Changes *mooncake.Patch // Changes.Prompt is one of several prompts; nil: it is in the body
 	Model   roster.Route
 	Resumed bool // the prompt ends with the answer so far, which the body does not contain
 }
 
-// clientPrompt returns the prompt as the client wrote it, without the answer so far of a resumed request. If the client sent several
-// prompts, each is a request of its own here, and Changes.Prompt has the prompt of this one.
+// clientPrompt is without the answer so far of a resumed request.
 func (s *Source) clientPrompt() json.RawMessage {
 	if s.Changes != nil && s.Changes.Prompt != nil {
 		return s.Changes.Prompt
@@ -41,8 +41,8 @@ func (s *Source) clientPrompt() json.RawMessage {
 	return prompt
 }
 
-// Text returns a completion's prompt as a JSON string, to which the answer so far can be added. It returns nil if the prompt is token ids.
-// It also returns nil if the engine truncates the prompt, because the engine would cut the longer text at another point.
+// Text returns a completion's prompt as a JSON string, to which the answer so far can be added;
+// nil: token ids, or the engine truncates, which would cut the longer text at another point.
 func (s *Source) Text() json.RawMessage {
 	prompt := s.clientPrompt()
 	limit, ok := s.Body.Get("truncate_prompt_tokens")
@@ -54,7 +54,7 @@ func (s *Source) Text() json.RawMessage {
 	return prompt
 }
 
-// IDs returns the token ids of a prompt, and their JSON; nil: the prompt is text.
+// IDs is nil if the prompt is text.
 func (s *Source) IDs() (ids []int32, written json.RawMessage) {
 	written = s.clientPrompt()
 	ids, ok := index.PromptTokens(nil, written)
@@ -64,14 +64,14 @@ func (s *Source) IDs() (ids []int32, written json.RawMessage) {
 	return ids, written
 }
 
-// Config is the part of the proxy that a Reader needs.
+// Config is what a Reader needs of the proxy.
 type Config struct {
 	Client *engine.Client
 	Fleet  interface {
 		AnyPrefill(model string) *engine.Target // an engine that may tokenize prompts; nil: there is none
 	}
 	Prefill    *prefill.Scheduler
-	Settings   func() *fleet.Settings // returns the settings in force now
+	Settings   func() *fleet.Settings
 	Registerer prometheus.Registerer
 	Log        *zap.Logger
 }
@@ -86,7 +86,7 @@ type Reader struct {
 	salts            index.Salts
 }
 
-// NewReader makes a Reader, and registers its metric.
+// NewReader also registers the Reader's metric.
 func NewReader(c Config) *Reader {
 	r := &Reader{Config: c, tokenizedPrompts: prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "evenkeel_prefix_tokenize_total", Help: "Prompts whose token ids were needed. cached: an engine had told them before. engine: an " +
@@ -99,23 +99,24 @@ func NewReader(c Config) *Reader {
 	return r
 }
 
-// CacheKeys hashes the blocks of a prompt to the keys by which it is looked up in prefix caches, and measures its length. It hashes token
-// ids if they are known or an engine returns them, and otherwise bytes. The result has no keys if no other request can share the prompt:
-// its cache_salt is used only once, or there are several prompts.
+// CacheKeys hashes a prompt's blocks to the keys for prefix caches, and measures its length. It
+// hashes token ids if they are known or an engine returns them, and otherwise bytes. There are no
+// keys if no other request can share the prompt: its cache_salt is used only once, or there are
+// several prompts.
 func (r *Reader) CacheKeys(s *Source) prefill.Prompt {
 	scope, canBeShared := r.scopeOf(s)
 	if !canBeShared {
 		return prefill.Prompt{}
 	}
 	h, _ := r.hashers.Get().(*index.Hasher)
-	if h == nil { // the pool is empty
+	if h == nil {
 		h = new(index.Hasher)
 	}
 	defer r.hashers.Put(h)
 	blockTokens := r.Prefill.BlockTokens(s.Model.Name)
 	tokenRoot := scope.Root(index.Tokens, blockTokens)
 	salted, clientPrompt := scope.Salt != "", s.clientPrompt()
-	// Pictures that differ may have the same token ids, so such a prompt has no keys.
+	// Different pictures may have the same token ids.
 	if s.Req.Endpoint == mooncake.Tokens && openai.HasMedia(s.Body, s.Req.Endpoint) {
 		return prefill.Prompt{Bytes: len(clientPrompt), Salted: salted, Media: true}
 	}
@@ -126,8 +127,8 @@ func (r *Reader) CacheKeys(s *Source) prefill.Prompt {
 			return prefill.Prompt{Keys: keys, BlockTokens: blockTokens, Tokens: len(ids), Salted: salted}
 		}
 	}
-	// The prompt is a text, or a chat. Its text is only a part of it if it has pictures or sound, or if the answer so far of a resumed
-	// request follows. Then its token ids cannot be asked for.
+	// A text with pictures, sound or an answer so far is only a part of the prompt: its token ids
+	// cannot be asked for.
 	text := s.hashText(h, scope, clientPrompt)
 	textIsPart := text.Media || s.Resumed
 	tokenizable := s.Req.Endpoint.IsChatOrCompletions() && !textIsPart && text.Bytes > 0
@@ -136,20 +137,20 @@ func (r *Reader) CacheKeys(s *Source) prefill.Prompt {
 			return prefill.Prompt{Keys: keys, BlockTokens: blockTokens, Tokens: n, Salted: salted}
 		}
 	}
-	// Media says that the number of bytes does not tell the length in tokens. So it is also set if the answer so far follows.
+	// Media: the number of bytes does not tell the length in tokens.
 	return prefill.Prompt{Keys: text.Keys, Bytes: text.Bytes, Salted: salted, Media: textIsPart}
 }
 
-// scopeOf returns the scope within which equal prompts share KV: the model, the LoRA adapter and the salt. canBeShared is false if no other
-// request has used the salt.
+// scopeOf is within which equal prompts share KV. canBeShared is false if no other request has used
+// the salt.
 func (r *Reader) scopeOf(s *Source) (scope index.Scope, canBeShared bool) {
 	scope = index.Scope{Model: s.Model.Board}
 	if s.Model.Name != s.Model.Board {
-		scope.LoRA = cmp.Or(s.Model.Adapter, s.Model.Name) // an adapter has KV of its own, whatever name the client has used
+		scope.LoRA = cmp.Or(s.Model.Adapter, s.Model.Name) // its own KV, whatever name the client used
 		scope.Weights = s.Model.Weights
 	}
 	salt, ok := s.Body.Salt()
-	if !ok { // any other request without a salt may have the same prompt
+	if !ok {
 		return scope, true
 	}
 	scope.Salt = string(salt)
@@ -158,12 +159,12 @@ func (r *Reader) scopeOf(s *Source) (scope index.Scope, canBeShared bool) {
 	return scope, r.salts.Shared(scope.Salt)
 }
 
-// hashText hashes the bytes of a prompt that is not a list of token ids: a text, or the messages of a chat with its tools. At the endpoints
-// Responses and Messages, a request has another text that comes before the prompt. Prompts share KV only if this text is the same, too, so
-// it is added to the salt of the scope, of which hashText has a copy.
+// hashText hashes a prompt that is not token ids: a text, or a chat with its tools. At Responses
+// and Messages, another text comes before the prompt. KV is shared only if it is the same, too, so
+// it is added to the salt of the scope, which is a copy.
 func (s *Source) hashText(h *index.Hasher, scope index.Scope, written json.RawMessage) index.Text {
 	endpoint := s.Req.Endpoint
-	isText := takesTextOrIDs(endpoint) // CacheKeys calls hashText only if the prompt is not token ids
+	isText := takesTextOrIDs(endpoint) // the prompt is not token ids here
 	if isResponsesOrMessages := !isText && !endpoint.IsChatOrCompletions(); isResponsesOrMessages {
 		scope.Salt += openai.TextBeforePrompt(s.Body, endpoint)
 		isText = len(written) > 0 && written[0] == '"' // the input of a response may be one string
@@ -176,46 +177,45 @@ func (s *Source) hashText(h *index.Hasher, scope index.Scope, written json.RawMe
 	return h.Chat(nil, root, written, tools)
 }
 
-// takesTextOrIDs says whether a prompt at the endpoint is a text or token ids, and not a conversation.
 func takesTextOrIDs(endpoint mooncake.Endpoint) bool {
 	return endpoint == mooncake.Completions || endpoint == mooncake.Tokens || endpoint == mooncake.Generate
 }
 
-// countTokens returns the number of a prompt's tokens. It may ask an engine, and waits for it. ok is false if the number cannot be found
-// out before the engine serves the prompt. It is also false if the number does not matter, because the prompt surely fits: it has at most
-// maxTokens bytes, and a token has at least one byte.
+// countTokens may wait for an engine. ok is false if the number cannot be found out before the
+// prefill, or if the prompt surely fits: it has at most maxTokens bytes, and a token has at least
+// one byte.
 func (r *Reader) countTokens(s *Source, maxTokens int) (tokens int, ok bool) {
 	if limit, has := s.Body.Get("truncate_prompt_tokens"); has && !rawjson.IsNull(limit) {
-		return 0, false // the engine truncates the prompt, so only the engine knows the length
+		return 0, false // only the engine knows the length then
 	}
 	ids, isIDs := index.PromptTokens(nil, s.clientPrompt())
-	// A completion has no media. At other endpoints, PromptTokens is set only for token ids without media, to which an engine adds no
-	// tokens.
+	// At other endpoints, PromptTokens is set only for token ids without media, to which an engine
+	// adds no tokens.
 	withoutMedia := s.Req.Endpoint == mooncake.Completions || s.Req.PromptTokens > 0
 	if isIDs && withoutMedia {
 		return len(ids), true
 	}
 	if Bytes(s.Req, s.Changes) <= maxTokens {
-		return 0, false // the prompt fits in any case
+		return 0, false // it fits in any case
 	}
 	if !s.Req.Endpoint.IsChatOrCompletions() || openai.HasMedia(s.Body, s.Req.Endpoint) {
 		return 0, false // tokenizeBody knows no other endpoints, and does not count pictures or sound
 	}
-	body, _ := s.tokenizeBody(index.Key{}) // the digest is not used, so it need not distinguish prompts that share no KV
+	body, _ := s.tokenizeBody(index.Key{}) // the digest is not used
 	ids, err := r.askForIDs(s.Model.Name, body)
 	return len(ids), err == nil
 }
 
-// Hash returns a keyed hash of the prompt's bytes, as the client sent them. Equal prompts have equal hashes. Without the key, the
-// hash reveals nothing of the prompt. It is never 0.
+// Hash is a keyed hash of the client's prompt, which reveals nothing without the key. It is never
+// 0.
 func (s *Source) Hash(key []byte) uint64 {
 	mac := hmac.New(sha256.New, key)
 	mac.Write(s.clientPrompt())
-	return max(1, binary.BigEndian.Uint64(mac.Sum(nil))) // the first 64 bits of the HMAC; 0 means elsewhere that there is no hash
+	// These are the first 64 bits; 0 means elsewhere that there is no hash.
+	return max(1, binary.BigEndian.Uint64(mac.Sum(nil)))
 }
 
-// Bytes returns the length in bytes of the prompt of a request, as the client sent it. A request with several prompts is sent once for each
-// of them, and leg then has the one prompt of this call.
+// Bytes is the length of the client's prompt. With several prompts, leg has the one of this call.
 func Bytes(req *openai.Request, leg *mooncake.Patch) int {
 	if leg != nil && leg.Prompt != nil {
 		return len(leg.Prompt)
@@ -223,17 +223,17 @@ func Bytes(req *openai.Request, leg *mooncake.Patch) int {
 	return req.PromptBytes
 }
 
-// Tokens returns a prompt's length in tokens before an engine has counted it. It is exact for a single prompt of token ids, and otherwise
-// an estimate.
+// Tokens is a prompt's length before an engine has counted it: exact for a single prompt of token
+// ids, otherwise an estimate.
 func Tokens(req *openai.Request, leg *mooncake.Patch) int {
-	isOnlyPrompt := leg == nil || leg.Prompt == nil // then PromptTokens, a sum over all prompts, is the length of this one
+	isOnlyPrompt := leg == nil || leg.Prompt == nil // PromptTokens is a sum over all prompts
 	if isOnlyPrompt && req.PromptTokens > 0 {
 		return req.PromptTokens
 	}
 	return Bytes(req, leg) / bytesPerToken
 }
 
-// AllTokens returns the sum of Tokens over all parts. A prompt with several answers counts once per answer, because each is prefilled.
+// AllTokens counts a prompt once per answer, because each is prefilled.
 func AllTokens(req *openai.Request, legs []openai.SubRequest) (tokens int) {
 	for i := range legs {
 		tokens += Tokens(req, &legs[i].Patch)
@@ -241,5 +241,5 @@ func AllTokens(req *openai.Request, legs []openai.SubRequest) (tokens int) {
 	return tokens
 }
 
-// bytesPerToken is the usual length of a token of English text, in bytes.
+// bytesPerToken is usual for English text.
 const bytesPerToken = 4

@@ -18,18 +18,19 @@ import (
 	"evenkeel/prefill/index"
 )
 
-// A tokenizer remembers the cache keys of prompts whose token ids prefill engines have returned. Asking for ids must not delay a request
-// for long: if no ids come in time, the prompt is looked up by its bytes, as without a tokenizer.
+// A tokenizer remembers the cache keys of prompts whose token ids prefill engines have returned.
+// Asking must not delay a request for long: if no ids come in time, the prompt is looked up by its
+// bytes.
 type tokenizer struct {
 	mu       sync.Mutex
 	known    map[promptDigest]*list.Element
 	recent   list.List // values of type tokenized, the last used one first
 	keys     int       // number of cache keys of all prompts together
 	lastCall uint64
-	circuit  circuit.Circuit // after one failure, engines are asked only from time to time, for one prompt at a time
+	circuit  circuit.Circuit // after a failure, engines are asked only from time to time
 }
 
-// promptDigest is a digest, of 128 bits, of everything that a prompt depends on.
+// promptDigest has 128 bits of all that a prompt depends on.
 type promptDigest [2]uint64
 
 type tokenized struct {
@@ -42,7 +43,7 @@ type tokenized struct {
 const (
 	maxAnswerBytes = 16 << 20 // largest answer of an engine, in bytes
 	maxTokenized   = 512      // prompts whose cache keys are remembered
-	maxKeys        = 1 << 20  // cache keys of all prompts together: 16 MiB, as for 512 prompts of 32k tokens
+	maxKeys        = 1 << 20  // of all prompts: 16 MiB, as for 512 prompts of 32k tokens
 )
 
 // Outcomes of asking for token ids, as metrics name them.
@@ -52,15 +53,13 @@ const (
 	tokenizeFailed = "failed"
 )
 
-// templateKeys lists the keys of a body that its prompt depends on.
+// templateKeys are the keys on which the prompt depends.
 var templateKeys = map[mooncake.Endpoint][]string{
 	mooncake.Chat: {"messages", "tools", "chat_template", "chat_template_kwargs", "add_generation_prompt",
 		"continue_final_message", "add_special_tokens", "reasoning_effort", "documents", "tool_choice"},
 	mooncake.Completions: {"prompt", "add_special_tokens"},
 }
 
-// tokenize returns the keys of a prompt in blocks of token ids, and its length in tokens. It takes them from an earlier answer, or asks an
-// engine. ok is false if no engine returned its ids.
 func (r *Reader) tokenize(s *Source, h *index.Hasher, root index.Key, block int) (keys []index.Key, tokens int, ok bool) {
 	body, digest := s.tokenizeBody(root)
 	if t, ok := r.tokenizer.lookup(digest, block); ok {
@@ -78,15 +77,14 @@ func (r *Reader) tokenize(s *Source, h *index.Hasher, root index.Key, block int)
 	return keys, len(ids), true
 }
 
-// tokenizeBody returns the body that asks an engine for a prompt's token ids, and its digest. The body has the keys of the request that the
-// prompt depends on. root distinguishes prompts that share no KV.
+// root distinguishes prompts that share no KV.
 func (s *Source) tokenizeBody(root index.Key) (body []byte, digest promptDigest) {
 	out := []byte(`{"model":`)
 	name, _ := json.Marshal(s.Model.Name)
 	out = append(out, name...)
 	for _, key := range templateKeys[s.Req.Endpoint] {
 		value, ok := s.Body.Get(key)
-		if key == "prompt" && s.Changes != nil && s.Changes.Prompt != nil { // one of several prompts of the request
+		if key == "prompt" && s.Changes != nil && s.Changes.Prompt != nil { // one of several
 			value, ok = s.Changes.Prompt, true
 		}
 		if ok {
@@ -100,8 +98,7 @@ func (s *Source) tokenizeBody(root index.Key) (body []byte, digest promptDigest)
 	return out, promptDigest{xxhash.Sum64(out) ^ root.Hash, index.Fingerprint(out) ^ root.Check}
 }
 
-// askForIDs asks a prefill engine for the token ids of a prompt. It logs when engines begin to fail and when they answer again. While they
-// fail, it returns errNotAsked for most prompts.
+// While engines fail, askForIDs returns errNotAsked for most prompts.
 func (r *Reader) askForIDs(model string, body []byte) ([]int32, error) {
 	target := r.Fleet.AnyPrefill(model)
 	if target == nil {
@@ -122,10 +119,9 @@ func (r *Reader) askForIDs(model string, body []byte) ([]int32, error) {
 	return ids, err
 }
 
-// postTokenize sends a body of tokenizeBody to an engine, and returns the token ids of its answer. The whole call must end within
-// prefill.index.tokenize_timeout.
+// The whole call must end within prefill.index.tokenize_timeout.
 func (r *Reader) postTokenize(target *engine.Target, body []byte) ([]int32, error) {
-	call := r.Client.NewCall(target).Repeat() // sent a second time if the connection was stale, which does no harm at this path
+	call := r.Client.NewCall(target).Repeat() // does no harm twice
 	timeout := r.Settings().Prefill.Index.TokenizeTimeout
 	timer := time.AfterFunc(timeout, call.Abort)
 	defer timer.Stop()
@@ -154,8 +150,7 @@ func (r *Reader) postTokenize(target *engine.Target, body []byte) ([]int32, erro
 	return reply.Tokens, nil
 }
 
-// lookup returns the keys of a prompt in blocks of this many tokens, and marks them as used; ok is false if the keys are not known. The
-// size of blocks may change with the engines.
+// The size of blocks may change with the engines.
 func (t *tokenizer) lookup(of promptDigest, block int) (known tokenized, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -167,7 +162,6 @@ func (t *tokenizer) lookup(of promptDigest, block int) (known tokenized, ok bool
 	return e.Value.(tokenized), true
 }
 
-// remember stores the keys of a prompt, and drops those that were used least recently if there are too many.
 func (t *tokenizer) remember(k tokenized) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -184,14 +178,14 @@ func (t *tokenizer) remember(k tokenized) {
 	}
 }
 
-// drop forgets one prompt. It is called with t.mu held.
+// The caller holds t.mu.
 func (t *tokenizer) drop(e *list.Element) {
 	k := t.recent.Remove(e).(tokenized)
 	delete(t.known, k.of)
 	t.keys -= len(k.keys)
 }
 
-// beginCall says whether an engine may be asked now. If ok, the caller must report the outcome to endCall, with the number call.
+// If ok, the caller must report the outcome of this call to endCall.
 func (t *tokenizer) beginCall(now time.Time) (call uint64, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -203,14 +197,13 @@ func (t *tokenizer) beginCall(now time.Time) (call uint64, ok bool) {
 	return t.lastCall, true
 }
 
-// endCall records the outcome of a call in the circuit, which stops calls after failures. While calls are stopped, it lets only one of them
-// through from time to time, as a trial. stopped says that this outcome stops calls, and resumed that it lets all calls through again. If
-// an engine refuses a prompt, the call counts neither as a success nor as a failure, because the prompt may be at fault.
+// After a failure, the circuit lets only one call through from time to time. stopped and resumed
+// say what this outcome changes. A refused prompt counts neither way, because it may be at fault.
 func (t *tokenizer) endCall(call uint64, now time.Time, err error) (stopped, resumed bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	wasInService := t.circuit.InService()
-	t.circuit.Limit = 1 // one failure stops calls; set here, before Fail reads it, so that a tokenizer needs no constructor
+	t.circuit.Limit = 1 // here, so that a tokenizer needs no constructor
 	var status *engine.StatusError
 	refusesPrompt := errors.As(err, &status) && (status.Status == http.StatusBadRequest || status.Status == http.StatusUnprocessableEntity)
 	switch {
@@ -218,10 +211,10 @@ func (t *tokenizer) endCall(call uint64, now time.Time, err error) (stopped, res
 		t.circuit.Succeed()
 		return false, !wasInService
 	case refusesPrompt:
-		t.circuit.Neutral(call) // if the call was the trial, the next call becomes the trial
+		t.circuit.Neutral(call) // the next call becomes the trial
 		return false, false
 	}
-	takenOut := t.circuit.Fail(call, now) // also true if a trial has failed, after which calls stay stopped
+	takenOut := t.circuit.Fail(call, now) // also if a trial has failed
 	return takenOut && wasInService, false
 }
 

@@ -1,7 +1,7 @@
-// Package pump carries a streamed answer from its engine's socket to its client's socket. As long as bytes only
-// flow, an event loop drives the stream: each time bytes arrive, it reads once and writes once to the client. In all
-// other cases (the end, an engine that fails or is silent, a drain, a client that leaves) a goroutine takes over.
-// The goroutine drives the same stream with blocking calls, and may pass it back to the loop.
+// Package pump carries a streamed answer from its engine's socket to its client's socket. While
+// bytes only flow, an event loop drives the stream. In all other cases (the end, an engine that
+// fails or is silent, a drain, a client that leaves) a goroutine takes over with blocking calls,
+// and may pass the stream back.
 package pump
 
 import (
@@ -20,34 +20,33 @@ import (
 	"evenkeel/sse"
 )
 
-// A Stream is an answer under way. At any time, either the loop or one goroutine owns it. After passing it on, the
-// previous owner must not touch it.
+// A Stream is an answer under way. Either the loop or one goroutine owns it; the previous owner
+// must not touch it.
 type Stream interface {
-	// Next waits for events and returns all that have come. io.EOF means the end of the answer. The events are
-	// valid until the next call of any method.
+	// Next waits for events. io.EOF means the end of the answer. The events are valid until the next
+	// call of any method.
 	Next() (events []byte, err error)
-	// Ended says that the events which Next has returned were the last ones.
+	// Ended says that Next has returned the last events.
 	Ended() bool
-	// Torn says that the client has only a part of the last event.
 	Torn() bool
-	// Flow returns the engine's response, from which the loop then reads, and drops the stream's buffers. It
-	// returns nil if the goroutine must keep the stream.
+	// Flow returns the engine's response, from which the loop then reads, and drops the stream's
+	// buffers; nil: the goroutine must keep the stream.
 	Flow() *engine.Response
 
-	// Wait says that a wait for the engine begins now, and returns how long it may last; 0: for ever.
+	// Wait begins a wait for the engine, and returns how long it may last; 0: for ever.
 	Wait(now time.Time) time.Duration
-	// Pause says that the wait for the engine ends now, because the client takes no bytes, and nothing is read until it does.
+	// Pause ends the wait, because the client takes no bytes: nothing is read until it does.
 	Pause(now time.Time)
-	// Arrive processes data of the response, and appends the bytes for the client to dst. The returned sse.End says
-	// whether the answer has ended. If it has, only the end of the body is still to be read.
+	// Arrive processes data, and appends the bytes for the client to dst. After the end, only the end
+	// of the body is still to be read.
 	Arrive(dst, data []byte, now time.Time) ([]byte, sse.End)
-	// Err returns why the stream accepts no more data of the engine; nil: it still accepts data.
+	// Err returns why the stream accepts no more data.
 	Err() error
 
-	// LeaveLoop is called when the loop has passed the stream to a goroutine. The next call of Next returns these events. end is the
-	// first end that Arrive reported in the loop's last read; NotEnded: there was none.
+	// LeaveLoop gives the next call of Next these events. end is the first end that Arrive reported in
+	// the loop's last read.
 	LeaveLoop(events []byte, end sse.End)
-	// Close releases what the request holds, such as slots and memory, however the answer ended.
+	// Close releases what the request holds, however the answer ended.
 	Close()
 	// Panicked is called instead of Close if the code that drives the stream panics with v.
 	Panicked(v any)
@@ -59,23 +58,23 @@ const (
 	forWriting = true
 )
 
-// A pump carries one streamed answer. Its methods run on the goroutine that drives the stream, or on the loop while the loop drives it.
+// Its methods run on the goroutine that drives the stream, or on the loop.
 type pump struct {
 	Stream
 	client    *edge.Hijacked
-	keepAlive *edge.KeepAlive  // sends comments to the client while the engine is silent; nil: no comments are sent
+	keepAlive *edge.KeepAlive  // nil: no comments for a silent engine
 	resp      *engine.Response // the response from which the loop reads, or has read last
 
 	loop           *loop.Loop
-	handovers      int         // how often the loop has passed the stream to a goroutine; a callback from an earlier handover does nothing
+	handovers      int         // passes to a goroutine; a callback from an earlier one does nothing
 	engineWatch    *loop.Watch // the watch of the engine's socket; nil: a goroutine drives the stream
 	engineDeadline time.Time   // until when the engine may be silent; zero: for ever
-	clientWatch    *loop.Watch // the watch of the client's socket while the client takes no bytes; nil: the client takes bytes
+	clientWatch    *loop.Watch // nil: the client takes bytes
 	unsent         []byte      // bytes that the client has not taken
 }
 
-// Start takes over the client's connection from fasthttp when the handler has returned, and carries the answer. It
-// returns false if there are no loops, or if the connection cannot be taken over.
+// Start takes over the client's connection when the handler has returned. It returns false if there
+// are no loops, or if the connection cannot be taken over.
 func Start(ctx *fasthttp.RequestCtx, log *zap.Logger, loops *loop.Set, s Stream) bool {
 	l := loops.Next()
 	return l != nil && edge.Hijack(ctx, log, func(o *edge.Hijacked) {
@@ -84,11 +83,10 @@ func Start(ctx *fasthttp.RequestCtx, log *zap.Logger, loops *loop.Set, s Stream)
 	})
 }
 
-// driveBlocking drives the stream with blocking calls, until its end or until the loop can take it over.
 func (p *pump) driveBlocking() {
 	for {
 		events, err := p.nextEvents()
-		if errors.Is(err, io.EOF) { // the events sent before were the last ones, so the client still lacks the end of the body
+		if errors.Is(err, io.EOF) { // the client still lacks the end of the body
 			const last = true
 			p.end(p.client.Send(nil, last))
 			return
@@ -101,20 +99,18 @@ func (p *pump) driveBlocking() {
 			return
 		}
 		if p.passToLoop() {
-			return // the loop drives the stream now
+			return
 		}
 	}
 }
 
-// end releases what the request holds, and ends the use of the client's connection. err is why the client lacks a part of the answer; nil:
-// the client has all of it.
+// err is nil if the client has the whole answer.
 func (p *pump) end(err error) {
 	p.Close()
 	isWhole := err == nil
 	p.client.End(isWhole)
 }
 
-// nextEvents waits for events. During a long wait, comments are sent to the client.
 func (p *pump) nextEvents() ([]byte, error) {
 	if p.commentAfter() > 0 {
 		p.keepAlive.StartTimer()
@@ -123,8 +119,7 @@ func (p *pump) nextEvents() ([]byte, error) {
 	return p.Next()
 }
 
-// commentAfter is the time without an event after which the client gets a comment; 0: it gets none, for example because the comment would
-// stand inside an event.
+// commentAfter is 0 if no comment may be sent, for example because it would stand inside an event.
 func (p *pump) commentAfter() time.Duration {
 	if p.keepAlive == nil || p.Torn() {
 		return 0
@@ -132,7 +127,6 @@ func (p *pump) commentAfter() time.Duration {
 	return p.keepAlive.Interval()
 }
 
-// guard calls f, and ends the stream if f panics: the client gets no more bytes, and its connection is closed.
 func (p *pump) guard(f func()) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -143,53 +137,50 @@ func (p *pump) guard(f func()) {
 	f()
 }
 
-// endIncomplete ends the use of the client's connection without a whole answer, so that the connection is closed.
 func (p *pump) endIncomplete() {
 	const whole = false
 	p.client.End(whole)
 }
 
-// passToLoop passes the stream to the loop, and returns true. It returns false if the goroutine keeps the stream: the client's connection
-// or the stream does not allow it, or the loop is closed.
+// passToLoop returns false if the goroutine keeps the stream.
 //
-// The loop calls posted functions later, when it may have passed the stream to another goroutine. So each of them gets the value that
-// p.handovers had here, and does nothing if p.handovers has grown since.
+// The loop calls posted functions later, when it may have passed the stream to another goroutine,
+// so each of them does nothing if p.handovers has grown since.
 func (p *pump) passToLoop() bool {
-	if p.client.ClearWriteDeadline() != nil { // the connection is closed
+	if p.client.ClearWriteDeadline() != nil { // closed
 		return false
 	}
-	resp := p.Flow() // the stream's response, from which the loop may read
+	resp := p.Flow()
 	if resp == nil { // the answer has ended, or bytes of it wait to be read
 		return false
 	}
 	handover := p.handovers
 	p.resp = resp
 	fd, detached := resp.Detach(func() { p.loop.Post(func() { p.interrupt(handover) }) })
-	if !detached { // for example because the connection uses TLS
+	if !detached { // for example TLS
 		return false
 	}
-	// From here on, a loop that is not closed owns the stream, and interrupt may even have passed it to another goroutine.
+	// From here on, interrupt may even have passed the stream to another goroutine.
 	if p.loop.Post(func() { p.startOnLoop(fd, handover) }) {
 		return true
 	}
-	// The loop is closed, but interrupt may have been posted before that. Close waits until the loop has called all that was posted and
-	// has ended. Only the loop changes p.handovers, so this goroutine may read it then.
+	// Interrupt may have been posted before the loop closed. Close waits until the loop has called all
+	// that was posted; only the loop changes p.handovers, so this goroutine may read it then.
 	p.loop.Close()
-	if handover != p.handovers { // interrupt has passed the stream to another goroutine
+	if handover != p.handovers { // passed to another goroutine by interrupt
 		return true
 	}
-	resp.Reattach(nil) // this goroutine reads on; nil: no read of the socket has failed
+	resp.Reattach(nil) // this goroutine reads on; no read has failed
 	return false
 }
 
-// startOnLoop runs on the loop and begins to watch the engine's socket.
 func (p *pump) startOnLoop(fd, handover int) {
 	defer p.recoverOnLoop()
-	if handover != p.handovers { // interrupt has passed the stream to a goroutine already
+	if handover != p.handovers {
 		return
 	}
 	watch, err := p.loop.Add(fd, p, forReading)
-	if err != nil { // the goroutine can read without a watch
+	if err != nil { // the goroutine needs no watch
 		p.passWithoutRead()
 		return
 	}
@@ -197,51 +188,49 @@ func (p *pump) startOnLoop(fd, handover int) {
 	p.awaitEngine(time.Now())
 }
 
-// interrupt runs on the loop after an abort or a drain, or after the client has left. It passes the stream to a goroutine, which finds out
-// the cause. handover is the value of p.handovers when the loop got the stream.
+// interrupt runs after an abort or a drain, or when the client has left. The goroutine finds out
+// which. handover is the value of p.handovers when the loop got the stream.
 func (p *pump) interrupt(handover int) {
 	if handover == p.handovers {
 		p.passWithoutRead()
 	}
 }
 
-// awaitEngine begins the wait for more bytes of the engine. The loop calls Expired when a comment is due or the engine was silent for too
-// long.
+// The loop calls Expired when a comment is due or the engine was silent for too long.
 func (p *pump) awaitEngine(now time.Time) {
 	p.engineDeadline = time.Time{}
-	if wait := p.Wait(now); wait > 0 { // 0: for ever
+	if wait := p.Wait(now); wait > 0 {
 		p.engineDeadline = now.Add(wait)
 	}
 	wakeAt := p.engineDeadline
-	if after := p.commentAfter(); after > 0 { // 0: no comment
+	if after := p.commentAfter(); after > 0 {
 		if commentAt := now.Add(after); wakeAt.IsZero() || commentAt.Before(wakeAt) {
 			wakeAt = commentAt
 		}
 	}
-	p.engineWatch.WakeAt(wakeAt) // zero: nothing is due, and the time of an earlier wait must not count
+	p.engineWatch.WakeAt(wakeAt) // zero also ends the time of an earlier wait
 }
 
-// readResult is the result of one read from the engine, or the reason why the loop passes the stream to a goroutine.
 type readResult struct {
 	end        sse.End
 	frame      []byte // edge.ChunkRoom empty bytes, and then the bytes for the client
 	readErr    error  // the error of the last read from the engine's socket
 	bodyEnded  bool   // the body has ended, or is malformed
-	clientGone bool   // nothing can be written to the client any more
+	clientGone bool
 }
 
-// maxReadPerTurn is how many bytes the loop reads for one stream before it handles its other streams. Without this bound, an
-// engine that sends faster than the loop reads would delay all other streams.
+// maxReadPerTurn bounds what the loop reads for one stream before its others, in bytes, which an
+// engine that sends faster than the loop reads would delay.
 const maxReadPerTurn = 256 << 10
 
-// Ready is called when one of the two sockets is ready: it reads bytes of the engine, or writes to a client that takes bytes again.
 func (p *pump) Ready(w *loop.Watch, ended bool, now time.Time) {
 	defer p.recoverOnLoop()
-	if w != p.engineWatch { // the client's socket is ready
+	if w != p.engineWatch {
 		p.writeUnsent(now)
 		return
 	}
-	for read := 0; p.engineWatch != nil && p.clientWatch == nil; { // until the stream is passed on, or the client takes no more
+	for read := 0; p.engineWatch != nil && p.clientWatch == nil; {
+		// The stream may be passed on, or the client may take no more.
 		if read >= maxReadPerTurn {
 			p.engineWatch.CallAgain(ended)
 			return
@@ -256,20 +245,18 @@ func (p *pump) Ready(w *loop.Watch, ended bool, now time.Time) {
 			p.passToGoroutine(r)
 			return
 		}
-		if n == 0 { // no bytes are left in the socket
+		if n == 0 {
 			return
 		}
 		p.processBytes(buf[:n], now)
 		read += n
 		isEmptyNow := n < len(buf)
-		if isEmptyNow && !ended { // if the socket has ended, one more read tells how
+		if isEmptyNow && !ended { // if it has ended, one more read tells how
 			return
 		}
 	}
 }
 
-// processBytes processes the bytes of one read. It sends the result to the client, or passes the stream to a goroutine if the answer has
-// ended.
 func (p *pump) processBytes(b []byte, now time.Time) {
 	r := p.unpack(b, now)
 	hasEnded := r.end != sse.NotEnded || r.bodyEnded
@@ -280,17 +267,16 @@ func (p *pump) processBytes(b []byte, now time.Time) {
 	p.sendFrame(r.frame, now)
 }
 
-// sendFrame writes a frame to the client (see readResult.frame), and begins the wait for more bytes of the engine.
 func (p *pump) sendFrame(frame []byte, now time.Time) {
-	if len(frame) > edge.ChunkRoom { // the frame has bytes for the client
-		frame = p.client.Frame(frame) // an HTTP chunk: the line with the chunk's size goes into the room before the bytes
+	if len(frame) > edge.ChunkRoom {
+		frame = p.client.Frame(frame) // an HTTP chunk, whose head goes into the room
 		n, err := p.client.TryWrite(frame, now)
 		if err != nil {
 			p.passToGoroutine(readResult{clientGone: true})
 			return
 		}
-		if n < len(frame) { // the client's socket is full
-			p.Pause(now) // the engine's time limit does not run while nothing is read from it
+		if n < len(frame) {
+			p.Pause(now) // the engine's time limit does not run meanwhile
 			p.awaitClient(frame[n:])
 			return
 		}
@@ -298,22 +284,21 @@ func (p *pump) sendFrame(frame []byte, now time.Time) {
 	p.awaitEngine(now)
 }
 
-// unpack removes the HTTP transfer coding from the bytes of the engine, and gives the data to the stream. The result has the bytes for the
-// client in a frame, which is valid until the loop's next read.
+// The frame is valid until the loop's next read.
 func (p *pump) unpack(b []byte, now time.Time) readResult {
 	var r readResult
-	out := p.loop.Out[:0]                              // the loop's scratch memory
-	out = append(out, make([]byte, edge.ChunkRoom)...) // Frame writes the head of the chunk there
+	out := p.loop.Out[:0]
+	out = append(out, make([]byte, edge.ChunkRoom)...) // for the head of the chunk
 	for len(b) > 0 && !r.bodyEnded {
 		data, used, err := p.resp.Unframe(b)
 		b = b[used:]
 		if len(data) > 0 {
 			var end sse.End
-			if out, end = p.Arrive(out, data, now); r.end == sse.NotEnded { // if several ends are reported, the first one counts
+			if out, end = p.Arrive(out, data, now); r.end == sse.NotEnded { // the first end counts
 				r.end = end
 			}
 		}
-		r.bodyEnded = err != nil // complete (io.EOF) or malformed; the goroutine that takes over reads the same error again
+		r.bodyEnded = err != nil // io.EOF or malformed; the goroutine reads the same error again
 	}
 	r.frame = out
 	if p.loop.Out = out[:0]; cap(out) > 4*len(p.loop.Buffer) {
@@ -322,27 +307,25 @@ func (p *pump) unpack(b []byte, now time.Time) readResult {
 	return r
 }
 
-// awaitClient keeps the bytes that the client did not take, and watches the client's socket. Until the client has taken all of them,
-// nothing is read from the engine. So engineWatch has no other use meanwhile, and serves as the timer of the client: it calls Expired when
-// the client has taken nothing for too long. If the sockets cannot be watched so, awaitClient passes the stream to a goroutine.
+// Until the client has taken all, nothing is read from the engine. So engineWatch has no other use
+// meanwhile, and serves as the timer of the client.
 func (p *pump) awaitClient(rest []byte) {
-	p.unsent = append([]byte(nil), rest...) // a copy, because the loop uses the memory of rest again
+	p.unsent = append([]byte(nil), rest...) // the loop uses the memory of rest again
 	err := p.engineWatch.Pause()
 	if err == nil {
 		err = p.client.Socket(func(fd int) { p.clientWatch, _ = p.loop.Add(fd, p, forWriting) })
 	}
-	if err != nil || p.clientWatch == nil { // nil: Add has failed
-		p.passWithoutRead() // the goroutine writes p.unsent with blocking calls
+	if err != nil || p.clientWatch == nil { // Add has failed
+		p.passWithoutRead() // the goroutine writes p.unsent
 		return
 	}
-	p.engineWatch.WakeAt(p.client.GiveUpAt()) // Expired gives the client up at this time
+	p.engineWatch.WakeAt(p.client.GiveUpAt())
 }
 
-// writeUnsent writes to a client that takes bytes again. Once the client has all of them, it lets the loop read from the engine again.
 func (p *pump) writeUnsent(now time.Time) {
 	n, err := p.client.TryWrite(p.unsent, now)
 	p.unsent = p.unsent[n:]
-	if len(p.unsent) > 0 && err == nil { // the client is still blocked
+	if len(p.unsent) > 0 && err == nil {
 		return
 	}
 	p.stopClientWatch()
@@ -350,15 +333,14 @@ func (p *pump) writeUnsent(now time.Time) {
 		p.passToGoroutine(readResult{clientGone: true})
 		return
 	}
-	p.unsent = nil // the client has all of it
+	p.unsent = nil
 	if p.engineWatch.Resume() != nil {
-		p.passWithoutRead() // the goroutine reads on without a watch
+		p.passWithoutRead() // the goroutine needs no watch
 		return
 	}
 	p.awaitEngine(now)
 }
 
-// stopClientWatch ends the watch of the client's socket, if there is one.
 func (p *pump) stopClientWatch() {
 	if p.clientWatch == nil {
 		return
@@ -366,37 +348,35 @@ func (p *pump) stopClientWatch() {
 	watch := p.clientWatch
 	p.clientWatch = nil
 	if p.client.Socket(func(int) { watch.Remove() }) != nil {
-		watch.Forget() // the socket is closed, so its descriptor may already belong to another socket
+		watch.Forget() // its descriptor may already belong to another socket
 	}
 }
 
-// Expired is called when a wait for the engine or for the client has lasted until the time given to engineWatch.WakeAt.
 func (p *pump) Expired(_ *loop.Watch, now time.Time) {
 	defer p.recoverOnLoop()
-	if p.clientWatch != nil { // the wait is for the client
+	if p.clientWatch != nil {
 		p.clientExpired(now)
 		return
 	}
 	p.engineExpired(now)
 }
 
-// engineExpired ends a wait for the engine: it passes a stream whose engine was silent for too long to a goroutine, which decides what
-// becomes of it. Otherwise a comment for the client is due, because awaitEngine waits for nothing else.
+// If the engine is not late, a comment is due.
 func (p *pump) engineExpired(now time.Time) {
-	engineLate := !p.engineDeadline.IsZero() && !now.Before(p.engineDeadline) // zero: the engine may be silent for ever
+	engineLate := !p.engineDeadline.IsZero() && !now.Before(p.engineDeadline)
 	if engineLate {
 		p.passWithoutRead()
 		return
 	}
-	frame := append(make([]byte, edge.ChunkRoom), p.keepAlive.Comment()...) // sendFrame needs the room before the bytes
+	// sendFrame needs room for the head of the chunk.
+	frame := append(make([]byte, edge.ChunkRoom), p.keepAlive.Comment()...)
 	p.sendFrame(frame, now)
 }
 
-// clientExpired gives up a client that does not take its answer. If the client has got more time since the wait began, the wait goes on;
-// engineWatch only serves as its timer (see awaitClient).
+// The client may have got more time since the wait began.
 func (p *pump) clientExpired(now time.Time) {
-	giveUpAt := p.client.GiveUpAt()               // zero: never
-	if giveUpAt.IsZero() || giveUpAt.After(now) { // the client still has time
+	giveUpAt := p.client.GiveUpAt() // zero: never
+	if giveUpAt.IsZero() || giveUpAt.After(now) {
 		p.engineWatch.WakeAt(giveUpAt)
 		return
 	}
@@ -404,15 +384,13 @@ func (p *pump) clientExpired(now time.Time) {
 	p.passToGoroutine(readResult{clientGone: true})
 }
 
-// passWithoutRead passes the stream to a new goroutine when the loop has read nothing that is still to be processed. The goroutine writes
-// p.unsent, which the client has not taken, and goes on with blocking calls.
 func (p *pump) passWithoutRead() { p.passToGoroutine(readResult{}) }
 
-// passToGoroutine passes the stream to a new goroutine, with the result of the last read and with p.unsent, which the client has not taken.
 func (p *pump) passToGoroutine(r readResult) {
 	p.leaveLoop()
-	if len(r.frame) > edge.ChunkRoom { // after the room for the line with the chunk's size, there are bytes for the client
-		r.frame = append([]byte(nil), r.frame[edge.ChunkRoom:]...) // a copy, because the loop uses the frame's memory again
+	if len(r.frame) > edge.ChunkRoom {
+		// The loop uses the frame's memory again.
+		r.frame = append([]byte(nil), r.frame[edge.ChunkRoom:]...)
 	} else {
 		r.frame = nil
 	}
@@ -421,8 +399,6 @@ func (p *pump) passToGoroutine(r readResult) {
 	go p.guard(func() { p.continueBlocking(r, unsent) })
 }
 
-// continueBlocking runs in the new goroutine, and continues where the loop has stopped. It first writes unsent, which the client has not
-// taken. If that fails, or the client is gone, it ends the stream.
 func (p *pump) continueBlocking(r readResult, unsent []byte) {
 	p.resp.Reattach(r.readErr)
 	clientGone := r.clientGone
@@ -434,11 +410,11 @@ func (p *pump) continueBlocking(r readResult, unsent []byte) {
 		p.endIncomplete()
 		return
 	}
-	p.LeaveLoop(r.frame, r.end) // the stream gets back what the loop has read of it: the next call of Next returns these bytes
+	p.LeaveLoop(r.frame, r.end)
 	p.driveBlocking()
 }
 
-// leaveLoop ends the loop's watches of the stream's sockets. Callbacks that were posted for this stream before do nothing from now on.
+// Callbacks that were posted before do nothing from now on.
 func (p *pump) leaveLoop() {
 	p.handovers++
 	p.stopClientWatch()
@@ -448,17 +424,16 @@ func (p *pump) leaveLoop() {
 	}
 }
 
-// recoverOnLoop is deferred by code that runs on the loop. If the code panics, a goroutine ends the stream, because this may block, and the
-// loop goes on.
+// After a panic a goroutine ends the stream, because this may block, and the loop goes on.
 func (p *pump) recoverOnLoop() {
 	v := recover()
-	if v == nil { // the code did not panic
+	if v == nil {
 		return
 	}
-	v = fmt.Sprintf("%v, on a loop: %s", v, debug.Stack()) // the stack of the first panic
+	v = fmt.Sprintf("%v, on a loop: %s", v, debug.Stack()) // of the first panic
 	p.leaveLoop()
 	go p.guard(func() {
-		p.resp.Reattach(nil) // gives the socket back to the response; nil: no read has failed
-		panic(v)             // guard catches it, as any panic of a goroutine, and ends the stream (Stream.Panicked)
+		p.resp.Reattach(nil) // no read has failed
+		panic(v)             // for guard, which ends the stream
 	})
 }

@@ -5,12 +5,12 @@ import (
 	"time"
 )
 
-// Filter says which receipts a caller wants. An empty field leaves no receipt out.
+// Filter says which receipts a caller wants; empty fields leave none out.
 type Filter struct {
 	Model   string
 	Key     string  // name of the caller's API key
 	Outcome string  // an outcome; Failed: all requests that failed with 5xx or 429
-	Engine  string  // part of the name of a prefill engine or decode rank to which the request was sent
+	Engine  string  // part of the name of a prefill engine or decode rank
 	ID      string  // part of the request's id, or of the client's id for it
 	SlowMs  float64 // least time in ms that the client waited for the first token
 }
@@ -18,7 +18,6 @@ type Filter struct {
 // Failed is the value of Filter.Outcome for all requests that failed.
 const Failed = "failed"
 
-// passes says whether a receipt meets all conditions that are set.
 func (f *Filter) passes(r *Receipt, now time.Time) bool {
 	return (f.Model == "" || r.Model == f.Model) &&
 		(f.Key == "" || r.Key == f.Key) &&
@@ -28,8 +27,7 @@ func (f *Filter) passes(r *Receipt, now time.Time) bool {
 		(f.Engine == "" || r.wentTo(f.Engine))
 }
 
-// waited is the time in ms that the client has waited from the arrival: until the first token, without a token until the end, or until now
-// if the request still runs.
+// waited is in ms, from the arrival to the first token, the end without one, or now.
 func (r *Receipt) waited(now time.Time) float64 {
 	switch {
 	case r.TTFT > 0:
@@ -40,10 +38,9 @@ func (r *Receipt) waited(now time.Time) float64 {
 	return now.Sub(r.Arrival).Seconds() * 1000
 }
 
-// failed says whether the request failed for another reason than a mistake of its client: with 5xx or 429.
+// failed is not for a client's mistake.
 func (r *Receipt) failed() bool { return r.Status >= 500 || r.Status == 429 }
 
-// wentTo says whether some attempt was sent to a prefill engine or a decode rank whose name contains this part.
 func (r *Receipt) wentTo(part string) bool {
 	for i := range r.Attempts {
 		a := &r.Attempts[i]

@@ -11,7 +11,8 @@ import (
 	"evenkeel/internal/words"
 )
 
-// A Ring keeps the receipts of the last requests that ended, and of all requests that run. A nil Ring keeps none.
+// A Ring keeps the receipts of the last requests that ended, and of all that run. A nil Ring keeps
+// none.
 type Ring struct {
 	maxBytes int64
 
@@ -20,18 +21,18 @@ type Ring struct {
 	next    int                        // index in ended for the next receipt
 	count   int                        // receipts in ended
 	bytes   int64                      // about how much memory the receipts in ended take
-	byID    map[string]*Receipt        // receipts in ended, by evenkeel's request id; ids of clients are not unique
+	byID    map[string]*Receipt        // of ended; ids of clients are not unique
 	running map[string]*RunningReceipt // receipts of requests that run, by evenkeel's request id
 	hits    sums
 }
 
-// NewRing returns a ring that keeps at most `last` receipts of requests that ended, and fewer if they would take more than maxBytes. It
-// returns nil if `last` is 0 or less.
+// NewRing keeps at most `last` ended receipts, and fewer if they would take more than maxBytes;
+// nil: `last` is 0 or less.
 func NewRing(last int, maxBytes int64) *Ring {
 	if last <= 0 {
 		return nil
 	}
-	room := min(int64(last), maxBytes/sizeReceipt+1) // more receipts never fit into maxBytes, and each place in ended takes memory
+	room := min(int64(last), maxBytes/sizeReceipt+1) // more never fit, and each place takes memory
 	return &Ring{
 		maxBytes: maxBytes, ended: make([]*Receipt, room), byID: map[string]*Receipt{}, running: map[string]*RunningReceipt{}, hits: sums{},
 	}
@@ -44,7 +45,7 @@ type RunningReceipt struct {
 	r    Receipt
 }
 
-// Open begins the receipt of a request that now runs. A nil Ring returns nil, which records nothing.
+// Open begins the receipt of a request that runs.
 func (g *Ring) Open(r *Receipt) *RunningReceipt {
 	if g == nil {
 		return nil
@@ -56,7 +57,7 @@ func (g *Ring) Open(r *Receipt) *RunningReceipt {
 	return l
 }
 
-// Edit changes the receipt under its lock. It does nothing if no receipts are kept (l is nil).
+// Edit calls change with the receipt locked.
 func (l *RunningReceipt) Edit(change func(*Receipt)) {
 	if l == nil {
 		return
@@ -66,7 +67,7 @@ func (l *RunningReceipt) Edit(change func(*Receipt)) {
 	change(&l.r)
 }
 
-// End changes the receipt a last time, and moves it to the ended receipts. It does nothing if no receipts are kept (l is nil).
+// End changes the receipt a last time, and moves it to the ended ones.
 func (l *RunningReceipt) End(change func(*Receipt)) {
 	if l == nil {
 		return
@@ -75,13 +76,11 @@ func (l *RunningReceipt) End(change func(*Receipt)) {
 	change(&l.r)
 	l.r.close()
 	done := l.r
-	done.Attempts = slices.Clip(slices.Clone(done.Attempts)) // a copy, because legs of the request that end late still write into l.r
+	done.Attempts = slices.Clip(slices.Clone(done.Attempts)) // legs that end late still write into l.r
 	l.mu.Unlock()
 	l.ring.addEnded(&done)
 }
 
-// addEnded moves a receipt from the running to the ended ones, adds its hits to the sums, and drops the oldest receipts if there is no
-// room.
 func (g *Ring) addEnded(r *Receipt) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -95,14 +94,14 @@ func (g *Ring) addEnded(r *Receipt) {
 	g.byID[r.ID] = r
 	g.hits.add(r)
 	g.bytes += r.size()
-	for g.bytes > g.maxBytes && g.count > 1 { // the new receipt stays, even if it alone is too large
+	for g.bytes > g.maxBytes && g.count > 1 { // the new one stays, even if it alone is too large
 		g.dropOldest()
 	}
 }
 
-// dropOldest drops the receipt that ended first. It is called with g.mu held.
+// The caller holds g.mu.
 func (g *Ring) dropOldest() {
-	index := (g.next - g.count + len(g.ended)) % len(g.ended) // count places before next, around the ring
+	index := (g.next - g.count + len(g.ended)) % len(g.ended)
 	oldest := g.ended[index]
 	g.ended[index] = nil
 	g.count--
@@ -110,14 +109,14 @@ func (g *Ring) dropOldest() {
 	delete(g.byID, oldest.ID)
 }
 
-// Find returns up to n receipts for an id. The first is the receipt of the request to which evenkeel gave the id. Then follow, latest
-// first, the receipts of requests to which clients gave the id: several clients may use the same id, and even an id of evenkeel's.
+// Find returns up to n receipts for an id: that of evenkeel's id, and then, latest first, those of
+// clients' ids: several clients may use the same, and even evenkeel's.
 func (g *Ring) Find(id string, n int) []*Receipt {
 	list := []*Receipt{}
 	if g == nil {
 		return list
 	}
-	clientID := words.Clip(id) // receipts have the ids of clients in clipped form
+	clientID := words.Clip(id) // as receipts have it
 	var running []*RunningReceipt
 	g.mu.Lock()
 	for i := range g.count {
@@ -132,7 +131,7 @@ func (g *Ring) Find(id string, n int) []*Receipt {
 	}
 	runningOfID, runs := g.running[id]
 	endedOfID, ended := g.byID[id]
-	g.mu.Unlock() // before the copies, because a copy waits for the lock of its receipt
+	g.mu.Unlock() // a copy waits for the lock of its receipt
 	for _, l := range running {
 		list = append(list, l.copy())
 	}
@@ -146,12 +145,11 @@ func (g *Ring) Find(id string, n int) []*Receipt {
 	return list[:min(n, len(list))]
 }
 
-// endedBefore returns the receipt that ended i receipts before the last one, which stands before g.next in the ring. It is called with g.mu
-// held.
+// The caller holds g.mu.
 func (g *Ring) endedBefore(i int) *Receipt { return g.ended[(g.next-1-i+len(g.ended))%len(g.ended)] }
 
-// Last returns up to n receipts that pass the filter, latest first: of requests that run if running is true, and otherwise of requests that
-// ended.
+// Last returns up to n receipts that pass the filter, latest first: of requests that run (running),
+// or else of those that ended.
 func (g *Ring) Last(n int, f Filter, running bool) []*Receipt {
 	list := []*Receipt{}
 	if g == nil {
@@ -167,7 +165,7 @@ func (g *Ring) Last(n int, f Filter, running bool) []*Receipt {
 		slices.SortFunc(list, func(a, b *Receipt) int { return b.Arrival.Compare(a.Arrival) })
 		return list[:min(n, len(list))]
 	}
-	filters := f != (Filter{}) // then more than n receipts are read, because some may not pass
+	filters := f != (Filter{}) // more than n are read then
 	for _, r := range g.lastEnded(n, filters) {
 		if len(list) < n && f.passes(r, now) {
 			list = append(list, r)
@@ -176,8 +174,7 @@ func (g *Ring) Last(n int, f Filter, running bool) []*Receipt {
 	return list
 }
 
-// lastEnded returns ended receipts, latest first: the last n, or all of them for a caller that filters them. These receipts never change,
-// so the caller needs no lock.
+// The receipts never change, so the caller needs no lock.
 func (g *Ring) lastEnded(n int, all bool) []*Receipt {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -191,17 +188,16 @@ func (g *Ring) lastEnded(n int, all bool) []*Receipt {
 	return list
 }
 
-// Latest returns the receipts of up to n requests, the newest arrival first. It chooses them among the requests that still run and the n
-// requests that ended last.
+// Latest returns up to n receipts of running and ended requests, the newest arrival first.
 func (g *Ring) Latest(n int) []*Receipt {
 	if g == nil {
 		return []*Receipt{}
 	}
 	const running = false
 	list := g.Last(n, Filter{}, running)
-	newest := make([]*RunningReceipt, 0, n+1) // running requests with the newest arrivals; thousands may run, so only these n are copied
+	newest := make([]*RunningReceipt, 0, n+1) // thousands may run, so only these n are copied
 	for _, l := range g.runningReceipts() {
-		// newest is sorted, the newest arrival first. An arrival never changes, so it is read without l.mu.
+		// An arrival never changes, so it is read without l.mu.
 		place, _ := slices.BinarySearchFunc(newest, l, func(a, b *RunningReceipt) int { return b.r.Arrival.Compare(a.r.Arrival) })
 		if place < n {
 			newest = slices.Insert(newest, place, l)
@@ -212,25 +208,25 @@ func (g *Ring) Latest(n int) []*Receipt {
 		list = append(list, l.copy())
 	}
 	slices.SortStableFunc(list, func(a, b *Receipt) int { return b.Arrival.Compare(a.Arrival) })
-	list = slices.CompactFunc(list, func(a, b *Receipt) bool { return a.ID == b.ID }) // a request that has just ended is in the list twice
+	// A request that has just ended is in the list twice.
+	list = slices.CompactFunc(list, func(a, b *Receipt) bool { return a.ID == b.ID })
 	return list[:min(n, len(list))]
 }
 
-// runningReceipts returns the receipts of all requests that run, in no particular order.
 func (g *Ring) runningReceipts() []*RunningReceipt {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return slices.Collect(maps.Values(g.running))
 }
 
-// Load is the present load by the requests of one API key.
+// Load is that of one API key's requests.
 type Load struct {
 	Waiting int // requests that wait for prefill or for a decode rank
 	Prompts int // prompts that prefill engines compute, or whose KV they hold
 	Tokens  int // tokens of these prompts
 }
 
-// Loads returns the load of each key that has requests, by the key's name.
+// Loads returns the load of each key, by the key's name.
 func (g *Ring) Loads() map[string]Load {
 	keys := map[string]Load{}
 	if g == nil {
@@ -242,7 +238,7 @@ func (g *Ring) Loads() map[string]Load {
 		if l.r.State == Queued || l.r.State == Pooled {
 			load.Waiting++
 		}
-		// the prefill engine computes the prompt, or holds its KV
+		// It computes the prompt, or holds its KV.
 		onPrefillEngine := l.r.State == Prefilling || l.r.State == Pooled || l.r.State == Transferring
 		if n := len(l.r.Attempts); onPrefillEngine && n > 0 && l.r.Attempts[n-1].Prefill != nil {
 			load.Prompts++
@@ -259,22 +255,21 @@ const (
 	recentFailure = time.Minute // how far back FailedOn counts failures
 )
 
-// endTime is the time at which the request ended.
 func (r *Receipt) endTime() time.Time {
 	return r.Arrival.Add(time.Duration(r.Total * float64(time.Millisecond)))
 }
 
-// FailedOn finds the host that is probably at fault for the requests that failed in the last minute. all is the number of these requests.
-// host is the host on which most of them had a failed attempt, and most is their number. If another host has at least half as many, host is
-// empty: a request that fails on one host is tried on others, so no single host is at fault then.
+// FailedOn finds the host that is probably at fault for the requests that failed in the last
+// minute: most of all had a failed attempt there. If another host has at least half as many, host
+// is empty, because a request that fails on one host is tried on others.
 func (g *Ring) FailedOn(now time.Time) (host string, most, all int) {
 	if g == nil {
 		return "", 0, 0
 	}
-	requestsOf := map[string]int{} // number of requests with a failed attempt on each host
-	const allOfThem = false        // only the last mostSearched, so that a search stays short
+	requestsOf := map[string]int{} // with a failed attempt
+	const allOfThem = false        // so that a search stays short
 	for _, r := range g.lastEnded(mostSearched, allOfThem) {
-		if r.Status < 500 || now.Sub(r.endTime()) > recentFailure { // the request did not fail by a fault here, or not lately
+		if r.Status < 500 || now.Sub(r.endTime()) > recentFailure { // not by a fault here, or not lately
 			continue
 		}
 		all++
@@ -282,7 +277,7 @@ func (g *Ring) FailedOn(now time.Time) (host string, most, all int) {
 			requestsOf[h]++
 		}
 	}
-	second := 0 // failed requests of the host with the second most
+	second := 0 // of the host with the second most
 	for h, n := range requestsOf {
 		if n > most {
 			host, most, second = h, n, most
@@ -296,11 +291,11 @@ func (g *Ring) FailedOn(now time.Time) (host string, most, all int) {
 	return host, most, all
 }
 
-// failedHosts returns the hosts on which attempts of the request failed. Engines that are not named host:port are left out.
+// Engines that are not named host:port are left out.
 func (r *Receipt) failedHosts() map[string]bool {
 	hosts := map[string]bool{}
 	for i := range r.Attempts {
-		engine, _, _ := strings.Cut(r.Attempts[i].FailedOn, "/") // a rank is named host:port/rank
+		engine, _, _ := strings.Cut(r.Attempts[i].FailedOn, "/") // a rank is host:port/rank
 		if host, _, err := net.SplitHostPort(engine); err == nil {
 			hosts[host] = true
 		}
@@ -308,16 +303,15 @@ func (r *Receipt) failedHosts() map[string]bool {
 	return hosts
 }
 
-// copy returns a copy of the receipt as it is now.
 func (l *RunningReceipt) copy() *Receipt {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	r := l.r
-	r.Attempts = slices.Clone(r.Attempts) // Prefill and Decode need no copy, because they are replaced and never changed
+	r.Attempts = slices.Clone(r.Attempts) // Prefill and Decode are replaced and never changed
 	return &r
 }
 
-// Count returns how many receipts of ended and of running requests are kept.
+// Count counts the receipts that are kept.
 func (g *Ring) Count() (ended, running int) {
 	if g == nil {
 		return 0, 0

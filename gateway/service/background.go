@@ -5,16 +5,16 @@ import (
 	"sync"
 )
 
-// Background runs functions that may outlive their requests. It bounds how many of them run at once,
-// and lets a shutdown wait for them. After Close it starts none.
+// Background runs a bounded number of functions that may outlive their requests, and lets a
+// shutdown wait for them.
 type Background struct {
 	mu      sync.Mutex
-	running int // number of functions that run
+	running int
 	closed  bool
 	all     sync.WaitGroup
 }
 
-// Run runs f on a goroutine of its own. It returns ErrCrowded if limit functions run already, and ErrClosed after Close.
+// Run returns ErrCrowded if limit functions run already, and ErrClosed after Close.
 func (l *Background) Run(limit int, f func()) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -34,7 +34,7 @@ func (l *Background) Run(limit int, f func()) error {
 	return nil
 }
 
-// Close lets no further function start. The channel that it returns is closed when all running functions have returned.
+// Close lets no further function start. done is closed when all have returned.
 func (l *Background) Close() (done <-chan struct{}) {
 	l.mu.Lock()
 	l.closed = true

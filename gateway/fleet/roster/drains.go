@@ -14,9 +14,8 @@ import (
 // ErrNoSuchEngine is the error if an operator names an unknown engine or rank.
 var ErrNoSuchEngine = errors.New("no such engine")
 
-// NewDrain returns the drain of the engine or rank that an id names: host:port, or host:port/rank. It changes nothing. An empty role means
-// the first of decode, prefill and aggregated that has an engine with that address. NewDrain returns ErrNoSuchEngine if there is no such
-// engine or rank.
+// NewDrain returns the drain that an id names: host:port, or host:port/rank. It changes nothing. An
+// empty role means the first of decode, prefill and aggregated with that address.
 func (p *Snapshot) NewDrain(role, id string, now time.Time) (Drain, error) {
 	engine, rankNumber, ofRank := strings.Cut(id, "/")
 	if role == "" {
@@ -31,18 +30,18 @@ func (p *Snapshot) NewDrain(role, id string, now time.Time) (Drain, error) {
 		return s, nil
 	}
 	ranks := e.Ranks()
-	isNamed := func(r int) bool { return fmt.Sprint(max(0, r)) == rankNumber } // r is -1 for an only rank, which counts as rank 0
+	// an only rank (-1) counts as rank 0
+	isNamed := func(r int) bool { return fmt.Sprint(max(0, r)) == rankNumber }
 	index := slices.IndexFunc(ranks, isNamed)
 	if index < 0 {
 		return Drain{}, fmt.Errorf("%w: %s %s has ranks 0 to %d", ErrNoSuchEngine, role, engine, len(ranks)-1)
 	}
-	if len(ranks) > 1 { // a drain of the only rank is a drain of the engine
+	if len(ranks) > 1 { // a drain of the only rank is one of the engine
 		s.ID, s.At.Rank = id, ranks[index]
 	}
 	return s, nil
 }
 
-// firstRoleAt returns the first of decode, prefill and aggregated that has an engine with this address (host:port); decode: none has.
 func firstRoleAt(engines map[string]*Engine, address string) string {
 	for _, role := range []string{Decode, Prefill, Aggregated} {
 		if engines[role+" "+address] != nil {
@@ -65,8 +64,7 @@ func (p *Snapshot) Overdue(at Location) bool {
 	return false
 }
 
-// Withheld says whether a location gets no new requests because an operator has paused or drains it, or because its source of discovery
-// says that it is not ready or leaves.
+// Withheld says whether an operator or discovery keeps new requests from a location.
 func (p *Snapshot) Withheld(at Location) bool {
 	for _, s := range p.drains {
 		if s.Covers(at) {
@@ -77,26 +75,26 @@ func (p *Snapshot) Withheld(at Location) bool {
 	return e != nil && (e.pausedBy != nil || e.Away != "")
 }
 
-// DrainStatus says how much work is left on an engine or rank that drains.
+// DrainStatus says how much work is left.
 type DrainStatus struct {
-	ID       string     `json:"id"` // host:port, or host:port/rank
+	ID       string     `json:"id"`
 	Role     string     `json:"role"`
 	Since    time.Time  `json:"since"`
 	Deadline *time.Time `json:"deadline,omitempty"`
-	State    string     `json:"state"`     // draining; done; deadline: the deadline has passed, but some requests are left
-	Requests int        `json:"requests"`  // requests that the engine or rank still works on
-	KVTokens int64      `json:"kv_tokens"` // KV tokens that these requests hold
-	Handoffs int        `json:"handoffs"`  // finished prefills whose KV still waits on the engine or rank for a decode engine
+	// draining; done; deadline: it has passed, but requests are left
+	State    string `json:"state"`
+	Requests int    `json:"requests"`
+	KVTokens int64  `json:"kv_tokens"`
+	Handoffs int    `json:"handoffs"` // finished prefills whose KV waits for a decode engine
 }
 
-// Values of DrainStatus.State.
 const (
 	drainRuns    = "draining"
 	drainEnded   = "done"
 	drainOverdue = "deadline"
 )
 
-// DrainStatuses reports every engine and rank that drains, oldest first.
+// DrainStatuses returns the oldest first.
 func (p *Snapshot) DrainStatuses(decode board.Status, tier []prefill.CandidateStatus) []DrainStatus {
 	list := make([]DrainStatus, 0, len(p.drains))
 	for _, s := range p.drains {
@@ -105,7 +103,7 @@ func (p *Snapshot) DrainStatuses(decode board.Status, tier []prefill.CandidateSt
 			d.Deadline = new(s.Deadline)
 		}
 		ofEngine := s.At.Rank < 0
-		rankPrefix := s.ID + "/" // the names of an engine's ranks begin so
+		rankPrefix := s.ID + "/"
 		for _, c := range tier {
 			isCovered := c.ID == s.ID || ofEngine && c.Instance == s.At.Instance
 			if s.Role == Prefill && isCovered {

@@ -14,56 +14,59 @@ import (
 	"evenkeel/prefill/kvevents"
 )
 
-// Engine is the API server of an engine, which may have several ranks behind it. A published Engine does not change any more.
+// Engine is an API server with one or several ranks behind it. A published Engine does not change.
 type Engine struct {
-	ID      string // host:port
+	ID      string
 	Role    string
-	Target  *engine.Target // the API server, without a rank number
+	Target  *engine.Target // without a rank number
 	Conf    config.Engine
 	Profile *mooncake.Profile
-	Hosts   []string // hosts that hand-offs or callbacks of the engine may name; a change replaces the list
+	Hosts   []string // that hand-offs or callbacks of the engine may name; a change replaces the list
 	Found
-	FromNewEntry bool                           // a reload has built the engine from a new or changed entry of the config
-	Traffic      *engine.Traffic                `json:"-"` // what this proxy's streams on the engine have shown, e.g. signs of life
-	Finder       func(rank int) kvevents.Finder `json:"-"` // finds where a rank publishes its KV events; nil: as the config says
+	// built by a reload from a new or changed entry of the config
+	FromNewEntry bool
+	Traffic      *engine.Traffic `json:"-"` // seen on this proxy's streams
+	// where a rank publishes its KV events; nil: as the config says
+	Finder func(rank int) kvevents.Finder `json:"-"`
 
 	Status   engine.Status
-	Scope    string // the engine's decode group or region: the unit that one proxy owns
-	Deserted bool   // the engine takes no requests while another one can do its work, so calls move there (markDeserted)
+	Scope    string // decode group or region: the unit that one proxy owns
+	Deserted bool   // calls move to another engine (markDeserted)
 	serviceState
-	pausedBy     *pausedEngine  // the pause that keeps requests away; nil: none
-	waitsFor     string         // host:port of the engine for which the group of this one waits (Broken); empty: none
-	otherRegion  string         // the engine's region; empty: the proxy's own region
-	ownerScope   *owner.Scope   // says whether this proxy owns the engine's scope; nil: scopes have no owners
-	board        string         // board of the engine's models; empty: the engine has never named its models
-	lists        *board.Names   // names of the models in Status; nil: not known
-	listedModels []engine.Model // the models from which lists was made
-	arrival      int            // number of the engine in the order in which engines were added; the first one has 1
-	kv           generation     // of the KV that the engine makes; only of a prefill engine
-	// gaveBack is the start time of the process that gave a request back, although the profile says that the engine never does. 0: not
-	// known. nil: no process did.
+	pausedBy     *pausedEngine
+	waitsFor     string         // host:port of the engine for which the group waits (Broken)
+	otherRegion  string         // empty: the proxy's own region
+	ownerScope   *owner.Scope   // nil: scopes have no owners
+	board        string         // empty: the engine has never named its models
+	lists        *board.Names   // of the models in Status; nil: not known
+	listedModels []engine.Model // from which lists was made
+	arrival      int            // in the order in which engines were added, from 1 on
+	kv           generation     // only of a prefill engine
+	// gaveBack is the start time of the process that gave a request back, although the profile
+	// excludes it. 0: not known. nil: no process did.
 	gaveBack *float64
 }
 
 // Found is what discovery says about an engine; the zero value: discovery did not find the engine.
 type Found struct {
-	Source      string
-	Incarnation string // identifies one of several engines at the same host:port; empty: only host:port does
-	Away        string // why the engine gets no new work, by the source: not ready, leaving; empty: it gets work
+	Source string
+	// identifies one of several engines at the same host:port; empty: only host:port does
+	Incarnation string
+	Away        string // why the source wants no new work for it: not ready, leaving
 }
 
 // Roles of an engine.
 const (
 	Prefill    = "prefill"
 	Decode     = "decode"
-	Aggregated = "aggregated" // each rank prefills and decodes; a board calls such a rank mixed (board.Worker.Mixed)
+	Aggregated = "aggregated" // each rank prefills and decodes (board.Worker.Mixed)
 )
 
-// RegionMark stands between the name of a board and its region, if that is not the proxy's own region.
+// RegionMark stands between a board and its region.
 const RegionMark = "@"
 
-// BoardIn returns the name of a board in a region; an empty region is the proxy's own. KV does not cross regions, so each region has boards
-// of its own for the ranks that this proxy owns there.
+// BoardIn returns a board's name in a region; empty: the proxy's own. KV does not cross regions, so
+// each has its own boards.
 func BoardIn(board, region string) string {
 	if region == "" {
 		return board
@@ -71,33 +74,32 @@ func BoardIn(board, region string) string {
 	return board + RegionMark + region
 }
 
-// AggregatedMark follows the model's name in the name of the board for aggregated ranks, which prefill and decode. A request that has left
-// the arrival queue stays on ranks of one kind, so the aggregated ranks have a board of their own.
+// AggregatedMark follows the model's name in the board of aggregated ranks. A request that has left
+// the arrival queue stays on ranks of one kind, so they have a board of their own.
 const AggregatedMark = "+aggregated"
 
-// DisplayName returns the name of a board, or of a group with its board, in a form for people. aggregated says that the ranks of the board
-// both prefill and decode. The name of such a board is "model+aggregated", or "model+aggregated@region" in another region, and the result
-// "model (aggregated)" or "model@region (aggregated)". Any other name is returned as it is.
+// DisplayName turns "model+aggregated@region" into "model@region (aggregated)" for people. Another
+// name stays.
 func DisplayName(board string) (name string, aggregated bool) {
 	at := strings.LastIndex(board, AggregatedMark)
 	if at < 0 {
 		return board, false
 	}
 	model, markedRegion := board[:at], board[at+len(AggregatedMark):]
-	isPartOfModel := markedRegion != "" && !strings.HasPrefix(markedRegion, RegionMark) // the text "+aggregated" belongs to the model's name
+	// "+aggregated" belongs to the model's name
+	isPartOfModel := markedRegion != "" && !strings.HasPrefix(markedRegion, RegionMark)
 	if isPartOfModel {
 		return board, false
 	}
 	return model + markedRegion + " (aggregated)", true
 }
 
-// NoRank stands in place of the number of a rank: for the engine as a whole, or for an only rank without a number.
+// NoRank stands for the engine as a whole, or for an only rank without a number.
 const NoRank = -1
 
-// Key is the engine's role and address. The monitor knows the engine by it.
+// Key is the engine's role and address.
 func (e *Engine) Key() string { return e.Role + " " + e.ID }
 
-// rankDrainKey is the key (Drain.Key) that a drain of this one rank has: the role and the name of the rank.
 func (e *Engine) rankDrainKey(rank int) string { return e.Key() + "/" + strconv.Itoa(max(0, rank)) }
 
 // At returns the target for one rank of the engine; NoRank: for the engine itself.
@@ -112,10 +114,11 @@ func (e *Engine) At(rank int) *engine.Target {
 // Decodes says whether the engine decodes, so that requests have slots on its ranks.
 func (e *Engine) Decodes() bool { return e.Role != Prefill }
 
-// Ranks returns the numbers of the engine's ranks; NoRank stands for an only rank without a number.
+// Ranks returns the numbers of the ranks; NoRank: an only rank.
 func (e *Engine) Ranks() []int {
-	if e.Conf.Ranks == 0 { // the engine has only one rank
-		needsRankHeader := e.Role == Prefill && e.Profile.Connector == mooncake.VLLMMooncake // even for an only rank
+	if e.Conf.Ranks == 0 {
+		// even for an only rank
+		needsRankHeader := e.Role == Prefill && e.Profile.Connector == mooncake.VLLMMooncake
 		if needsRankHeader {
 			return []int{0}
 		}
@@ -128,7 +131,7 @@ func (e *Engine) Ranks() []int {
 	return ranks
 }
 
-// workKind is equal for two engines if each can do the other's work: they have the same role and base model.
+// workKind is equal for two engines that can do each other's work.
 func (e *Engine) workKind() string {
 	if len(e.Status.Models) == 0 {
 		return e.Role
@@ -136,22 +139,22 @@ func (e *Engine) workKind() string {
 	return e.Role + " " + e.baseModel()
 }
 
-// baseModel is the base model that the engine serves, beside LoRA adapters of it; empty: the engine has not named its models.
+// baseModel is empty while the engine has not named its models.
 func (e *Engine) baseModel() string {
 	for _, m := range e.Status.Models {
 		if m.Parent == "" { // LoRA adapters have a parent
 			return m.ID
 		}
 	}
-	if len(e.Status.Models) > 0 { // the engine lists only adapters
+	if len(e.Status.Models) > 0 { // it lists only adapters
 		return e.Status.Models[0].ID
 	}
 	return ""
 }
 
-// decodesFor says whether the engine decodes requests for a model, and its ranks are on the board. Callers name the board of aggregated
-// ranks in either form: as its base model, or as homeBoard does, with AggregatedMark. An empty model stands for any model. The result is
-// false for an engine that no proxy owns (ownerScope is nil), because the methods of a nil *owner.Scope would allow requests to it.
+// decodesFor: callers name the board of aggregated ranks with or without AggregatedMark. An empty
+// model stands for any model. An engine that no proxy owns (ownerScope is nil) decodes for none,
+// because the methods of a nil *owner.Scope would allow requests to it.
 func (e *Engine) decodesFor(board, model string) bool {
 	decodes := e.ownerScope != nil && e.Decodes() && len(e.Status.Models) > 0
 	if !decodes {
@@ -167,12 +170,11 @@ func (e *Engine) Serves() bool { return e.state.serves() }
 // StartIsNews says whether a start time shows something new of a prefill engine.
 func (e *Engine) StartIsNews(start float64) bool { return e.Role == Prefill && start > e.kv.start }
 
-// listsModel says whether the engine lists a model. It is false while the engine has not named its models.
 func (e *Engine) listsModel(model string) bool {
 	return slices.ContainsFunc(e.Status.Models, func(m engine.Model) bool { return m.ID == model })
 }
 
-// homeBoard is the name of the engine's board without the mark of a region.
+// homeBoard is the board without a region.
 func (e *Engine) homeBoard() string {
 	if e.Role == Aggregated {
 		return e.baseModel() + AggregatedMark
@@ -180,11 +182,9 @@ func (e *Engine) homeBoard() string {
 	return e.baseModel()
 }
 
-// groupID is the ID of the prefill candidate that stands for the engine's group.
 func (e *Engine) groupID() string { return e.Conf.Group + " of " + e.board }
 
-// barrierGroup names the engine's group, if the engine is aggregated and the ranks of the group step together (a barrier); otherwise it is
-// empty.
+// barrierGroup is empty if the ranks do not step together.
 func (e *Engine) barrierGroup() string {
 	if e.Role != Aggregated || e.Conf.Barrier != config.BarrierDP {
 		return ""
@@ -192,12 +192,13 @@ func (e *Engine) barrierGroup() string {
 	return e.Conf.Region + "/" + e.Conf.Group
 }
 
-// CallsBack says whether the engine is a decode engine that calls the proxy back to say where the KV of a request goes.
+// CallsBack says whether the engine is a decode engine that calls the proxy back to say where the
+// KV of a request goes.
 func (e *Engine) CallsBack() bool {
 	return e.Role == Decode && e.Profile.Connector == mooncake.AscendLayerwise
 }
 
-// hasVersion says whether an engine's version is 0.minor or later. If the version cannot be read, it returns ifUnknown.
+// hasVersion says whether the version is 0.minor or later.
 func (e *Engine) hasVersion(minor int, ifUnknown bool) bool {
 	first, rest, _ := strings.Cut(strings.TrimPrefix(e.Status.Version, "v"), ".")
 	second, _, _ := strings.Cut(rest, ".")
@@ -209,8 +210,8 @@ func (e *Engine) hasVersion(minor int, ifUnknown bool) bool {
 	return major > 0 || engineMinor >= minor
 }
 
-// readsRoomsEverywhere says whether an SGLang engine reads the bootstrap room at every endpoint, also in requests for responses and
-// messages. It is false if the version cannot be read.
+// readsRoomsEverywhere: an SGLang engine reads the bootstrap room also in requests for responses
+// and messages.
 func (e *Engine) readsRoomsEverywhere() bool {
 	var v [3]int
 	numbers, _ := fmt.Sscanf(strings.TrimPrefix(e.Status.Version, "v"), "%d.%d.%d", &v[0], &v[1], &v[2])
@@ -218,10 +219,11 @@ func (e *Engine) readsRoomsEverywhere() bool {
 	return isReadable && slices.Compare(v[:], roomsVersion[:]) >= 0
 }
 
-// computesPromptLogprobs says whether a decode engine computes the prompt of a request for prompt logprobs itself, although the request has
-// a hand-off. From 0.31 on the scheduler of vLLM loads no KV for such a request (v1/core/sched/scheduler.py, skip_reading_prefix_cache).
-// Before, an engine ended with an OverflowError (vLLM issue 50792, of 0.23). vllm-ascend has schedulers of its own, and decode engines of
-// SGLang return no prompt logprobs (0.5.23, disaggregation/utils.py).
+// computesPromptLogprobs says whether a decode engine computes the prompt of a request for prompt
+// logprobs itself, although the request has a hand-off. From 0.31 on the scheduler of vLLM loads no
+// KV for such a request (v1/core/sched/scheduler.py, skip_reading_prefix_cache). Before, an engine
+// ended with an OverflowError (vLLM issue 50792, of 0.23). vllm-ascend has schedulers of its own,
+// and decode engines of SGLang return no prompt logprobs (0.5.23, disaggregation/utils.py).
 func (e *Engine) computesPromptLogprobs() bool {
 	switch e.Profile.Connector {
 	case mooncake.NIXLPull, mooncake.NIXLPush, mooncake.VLLMMooncake:
@@ -230,11 +232,10 @@ func (e *Engine) computesPromptLogprobs() bool {
 	return false
 }
 
-// promptLogprobsMinor is the first 0.x of vLLM for which computesPromptLogprobs is true.
 const promptLogprobsMinor = 31
 
-// clampsMaxTokens says whether a decode engine cuts max_tokens to what fits into the context. If the version cannot be read it is true, so
-// that the proxy leaves the decision to the engine.
+// clampsMaxTokens says whether a decode engine cuts max_tokens to what fits into the context. If
+// the version is unknown it is true, so that the engine decides.
 func (e *Engine) clampsMaxTokens() bool {
 	if byProfile := e.Profile.ClampsMaxTokens; byProfile != nil {
 		return *byProfile
@@ -242,8 +243,6 @@ func (e *Engine) clampsMaxTokens() bool {
 	return e.hasVersion(clampsMinor, true)
 }
 
-// takesHandOff says whether an engine takes hand-offs at an endpoint. Every engine does so for chats and completions. For other endpoints,
-// the connector and the engine's version decide. If the version decides and cannot be read, the result is false.
 func (e *Engine) takesHandOff(ep mooncake.Endpoint) bool {
 	if ep.IsChatOrCompletions() {
 		return true
@@ -252,21 +251,20 @@ func (e *Engine) takesHandOff(ep mooncake.Endpoint) bool {
 		// By the room, a number in the body, the two engines of a request find each other.
 		return ep == mooncake.Generate || e.readsRoomsEverywhere()
 	}
-	// With a connector that pushes KV (nixl-push, ascend-layerwise), the vLLM engine that
-	// pushes finds the destination by the X-Request-Id of the decode request. Of the endpoints
-	// that are left here, vLLM gives this id to its request only at the one for token ids, and
-	// e.g. not to a response.
+	// With a connector that pushes KV (nixl-push, ascend-layerwise), the vLLM engine that pushes finds
+	// the destination by the X-Request-Id of the decode request. Of the endpoints left here, vLLM uses
+	// this id only at the one for token ids.
 	needsRequestID := e.Profile.Early() || e.Profile.Connector == mooncake.NIXLPush
 	if needsRequestID && ep != mooncake.Tokens {
 		return false
 	}
 	const ifUnknown = false        // an earlier version would drop the hand-off without an error
-	firstMinor := handOffMinor[ep] // the first 0.x of vLLM that takes hand-offs there; 0: ep is not an endpoint of vLLM
+	firstMinor := handOffMinor[ep] // 0: not an endpoint of vLLM
 	return e.hasVersion(firstMinor, ifUnknown)
 }
 
-// mayGiveBack says whether a decode engine that lacks KV memory may give a request back, i.e. end its answer early: by its profile, or
-// because its process has done so. Responses and messages do not show that they were given back, so such an engine gets none of them.
+// mayGiveBack says whether a decode engine that lacks KV memory may end an answer early. Responses
+// and messages do not show this, so such an engine gets none of them.
 func (e *Engine) mayGiveBack() bool {
 	if e.Role != Decode {
 		return false
@@ -274,7 +272,7 @@ func (e *Engine) mayGiveBack() bool {
 	if e.Profile.MayGiveBack() {
 		return true
 	}
-	if e.gaveBack == nil { // no process has given a request back
+	if e.gaveBack == nil {
 		return false
 	}
 	// If a start time is not known (0), the present process may be the one that gave the request back.
@@ -282,17 +280,17 @@ func (e *Engine) mayGiveBack() bool {
 	return startUnknown || *e.gaveBack == e.Status.StartTime
 }
 
-// MustNotGiveBack says whether the decode engine is expected never to give a request back: engines of its connector may, but its profile
+// MustNotGiveBack says whether engines of this connector may give a request back, but the profile
 // says that this one does not, and it has not done so yet.
 func (e *Engine) MustNotGiveBack() bool {
 	return e.Role == Decode && e.Profile.Ascend() && !e.mayGiveBack()
 }
 
-// longestContext is the longest context of the engine's models, in tokens; 0: the context of a base model is unknown.
+// longestContext is in tokens; 0: the context of a base model is unknown.
 func (e *Engine) longestContext() (longest int) {
 	for _, m := range e.Status.Models {
 		length := e.maxLen(m)
-		if length <= 0 && m.Parent == "" { // a base model, which has no parent
+		if length <= 0 && m.Parent == "" { // a base model
 			return 0
 		}
 		longest = max(longest, length)
@@ -300,7 +298,7 @@ func (e *Engine) longestContext() (longest int) {
 	return longest
 }
 
-// maxLen is the context length of a model in tokens: the profile's, or else as the engine reports it; 0: unknown.
+// maxLen is in tokens; 0: unknown.
 func (e *Engine) maxLen(m engine.Model) int {
 	if e.Profile.MaxModelLen > 0 {
 		return e.Profile.MaxModelLen
@@ -308,27 +306,31 @@ func (e *Engine) maxLen(m engine.Model) int {
 	return m.MaxModelLen
 }
 
-// pinsMinor is the first 0.x of vLLM that runs a request for a response on the rank that the request names
-// (entrypoints/openai/responses/serving.py).
+// pinsMinor is the first 0.x of vLLM that runs a request for a response on the rank that the
+// request names (entrypoints/openai/responses/serving.py).
 const pinsMinor = 33
 
-// clampsMinor is the first 0.x of vLLM that cuts max_tokens to the rest of the context behind the prompt. 0.31 answers 400 instead.
+// clampsMinor is the first 0.x of vLLM that cuts max_tokens to the rest of the context behind the
+// prompt. 0.31 answers 400 instead.
 const clampsMinor = 32
 
-// roomsVersion is the first version of SGLang that is known to read rooms at every endpoint: PDRoutingFields in its
-// entrypoints/openai/protocol.py. An earlier version may drop the room, and then refuse the request.
+// roomsVersion is the first version of SGLang that is known to read rooms at every endpoint:
+// PDRoutingFields in its entrypoints/openai/protocol.py. An earlier version may drop the room, and
+// then refuse the request.
 var roomsVersion = [3]int{0, 5, 23}
 
-// handOffMinor is, for endpoints where not every version takes hand-offs, the first 0.x of vLLM that is known to take them. An earlier
-// version would drop a hand-off without an error. Responses take them since PR 37424 (March 2026). Messages take them since PR 37535 (March
-// 2026), but the cache_salt that keeps the KV of a discard apart only since PR 49498 (July 2026): it is in 0.27.0 and not in 0.26.0
-// (AnthropicMessagesRequest in entrypoints/anthropic/protocol.py). For token ids, 0.32.0 was read and tried.
+// handOffMinor is, for endpoints where not every version takes hand-offs, the first 0.x of vLLM
+// that is known to take them. An earlier version would drop a hand-off without an error. Responses
+// take them since PR 37424 (March 2026). Messages take them since PR 37535 (March 2026), but the
+// cache_salt that keeps the KV of a discard apart only since PR 49498 (July 2026): it is in 0.27.0
+// and not in 0.26.0 (AnthropicMessagesRequest in entrypoints/anthropic/protocol.py). For token ids,
+// 0.32.0 was read and tried.
 var handOffMinor = map[mooncake.Endpoint]int{mooncake.Responses: 20, mooncake.Messages: 27, mooncake.Tokens: 32}
 
-// rejectReleasesMinor is the first 0.x of vLLM whose decode engines tell the prefill engine when they reject a request (vLLM PR 41269, May
-// 2026).
+// rejectReleasesMinor is the first 0.x of vLLM whose decode engines tell the prefill engine when
+// they reject a request (vLLM PR 41269, May 2026).
 const rejectReleasesMinor = 25
 
-// requestIDsMinor is the first 0.x of vllm-ascend whose hand-offs have a remote_request_id. As its version, vllm-ascend reports that of the
-// vLLM for which it is made.
+// requestIDsMinor is the first 0.x of vllm-ascend whose hand-offs have a remote_request_id. As its
+// version, vllm-ascend reports that of the vLLM for which it is made.
 const requestIDsMinor = 14

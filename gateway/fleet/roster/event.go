@@ -10,7 +10,6 @@ import (
 // Event is something that happens to engines, or a change of settings or owners.
 type Event interface{ apply(r *Roster, out *effects) }
 
-// effects collects the effects of one event, which happens at the time now.
 type effects struct {
 	now  time.Time
 	list []Effect
@@ -18,30 +17,32 @@ type effects struct {
 
 func (out *effects) add(e Effect) { out.list = append(out.list, e) }
 
-// Apply changes the roster by one event and appends to dst the effects that the runner must carry out.
+// Apply appends to dst the effects that the runner must carry out.
 func (r *Roster) Apply(e Event, now time.Time, dst []Effect) []Effect {
 	out := effects{now, dst}
 	e.apply(r, &out)
 	return out.list
 }
 
-// What is the kind of an effect: it says what the runner must do.
+// What is the kind of an effect.
 type What uint8
 
-// Kinds of effects: each comment says what the runner must do.
+// Kinds of effects. Each comment says what the runner must do.
 const (
-	Restarted        What = iota // report that a prefill engine has restarted, and forget what was learned of the old process
-	MayHaveRestarted             // report that a prefill engine may have restarted, and forget what was learned of the old process
-	Forgotten                    // as Restarted, but without a report: the engine has left, or its process is the first one that was seen
-	WatchEngines                 // make the monitor watch the present engines
-	StartsSlowly                 // report that an engine's share of the load grows step by step
-	GroupBroke                   // report that the ranks of a group get no requests because an engine of the group is down
-	Refused                      // report that an engine is refused because of its connector
-	GaveBackAnyway               // report that an engine gave a request back although its profile says that it never does
-	DrainOverdue                 // end the calls that a drain covers, because its deadline has passed
+	// report that a prefill engine has restarted, and forget what was learned of the old process
+	Restarted        What = iota
+	MayHaveRestarted      // as Restarted, but the engine only may have restarted
+	// as Restarted, but without a report: the engine has left, or its process is the first one that
+	// was seen
+	Forgotten
+	WatchEngines   // make the monitor watch the present engines
+	StartsSlowly   // report that its share of the load grows step by step
+	GroupBroke     // report that a group gets no requests because an engine of it is down
+	Refused        // report that the engine has another connector
+	GaveBackAnyway // report that an engine gave a request back, which its profile excludes
+	DrainOverdue   // end the calls that the drain covers
 )
 
-// String is the kind in a form for people and recordings.
 func (w What) String() string {
 	return [...]string{
 		"restarted", "may have restarted", "forgotten", "watched", "starts slowly", "group broke", "refused", "gave back anyway", "drain overdue",
@@ -52,26 +53,25 @@ func (w What) String() string {
 type Effect struct {
 	What   What
 	Engine *Engine
-	Why    string // what shows that the engine has restarted, or why it is refused
-	Beside string // key of the engine beside which the refused engine cannot serve
+	Why    string // what shows the restart, or why the engine is refused
+	Beside string // key of the engine beside which the refused one cannot serve
 	Drain  *Drain
 }
 
 func (t Terms) apply(r *Roster, _ *effects)  { r.terms = t }
 func (o Owners) apply(r *Roster, _ *effects) { r.owners = o }
 
-// Entered says that an engine is added, or replaces the engine with the same key. EndDrains says that an operator has added it, so that its
-// drains end.
+// Entered adds an engine, or replaces the one with the same key. EndDrains: an operator has added
+// it.
 type Entered struct {
 	Engine    *Engine
 	EndDrains bool
 }
 
-// apply adds or replaces the engine. It ends the drains at its address if the engine is new, or if an operator has added it.
 func (v Entered) apply(r *Roster, out *effects) {
 	key := v.Engine.Key()
 	known := r.engines[key] != nil
-	if !known || v.EndDrains { // drains of an earlier engine at this address do not apply to a new one
+	if !known || v.EndDrains { // those of an earlier engine do not apply
 		r.endDrains(func(s *Drain) bool { return s.At.Instance == key })
 	}
 	if !known {
@@ -81,10 +81,9 @@ func (v Entered) apply(r *Roster, out *effects) {
 	out.add(Effect{What: WatchEngines})
 }
 
-// Removed says that an operator removes an engine: its requests finish, and it gets no new ones.
+// Removed says that an operator removes an engine, whose requests finish.
 type Removed struct{ Key string }
 
-// apply removes the engine, if there is one.
 func (v Removed) apply(r *Roster, out *effects) {
 	if e := r.engines[v.Key]; e != nil {
 		r.remove(e, mayStillRun, out.now)
@@ -92,57 +91,52 @@ func (v Removed) apply(r *Roster, out *effects) {
 	}
 }
 
-// Left says that a source of discovery does not find an engine any more. If a newer engine (another incarnation) has the address by now,
-// the newer engine stays.
+// Left says that discovery does not find an engine any more. A newer engine (another incarnation)
+// at the address stays.
 type Left struct{ Key, Incarnation string }
 
-// apply removes the engine if it has the given incarnation. If discovery gives incarnations, the engine and its KV are gone for good. This
-// is remembered until the engine's last hand-off has expired, so that its hand-offs are not used. The monitor then stops watching it.
 func (v Left) apply(r *Roster, out *effects) {
 	if e := r.engines[v.Key]; e != nil && e.Incarnation == v.Incarnation {
-		dead := v.Incarnation != "" // without an incarnation, the engine may still run and be found again
+		dead := v.Incarnation != "" // else the engine may still run and be found again
 		r.remove(e, dead, out.now)
 		out.add(Effect{What: Forgotten, Engine: e})
 		out.add(Effect{What: WatchEngines})
 		return
 	}
-	// An operator had removed the engine before. Now it is known to be dead.
+	// An operator had removed the engine. Now it is known to be dead.
 	if d := r.departed[v.Key]; v.Incarnation != "" && d.incarnation == v.Incarnation {
 		d.kv.goneBefore = d.kv.number
 		r.departed[v.Key] = d
 	}
 }
 
-// Turned says that a source of discovery has changed whether an engine gets new work. It does not apply to a newer engine (another
-// incarnation) at the same address.
+// Turned says that discovery has changed whether an engine gets new work. It does not apply to
+// another incarnation.
 type Turned struct {
 	Key string
 	Found
 }
 
-// apply stores what a source of discovery says of the engine now, above all whether the engine gets new work. It does nothing if another
-// incarnation, a newer engine, has the address by now.
 func (v Turned) apply(r *Roster, _ *effects) {
 	if e := r.engines[v.Key]; e != nil && e.Incarnation == v.Incarnation {
 		e.Found = v.Found
 	}
 }
 
-// Health is an engine's state according to its health checks. IsRefused: the last connection to the engine was refused.
+// Health is an engine's state by its health checks. IsRefused: the last connection was refused.
 type Health struct {
 	Key       string
 	Status    engine.Status
 	IsRefused bool
 }
 
-// apply stores the status of the engine. What it shows of a prefill engine may put the KV that the engine made in doubt.
 func (v Health) apply(r *Roster, out *effects) {
 	e := r.engines[v.Key]
 	if e == nil {
 		return
 	}
-	// Status.Moved is the last change of the addresses to which the engine's name resolves; zero: there was none. If it differs from
-	// that of the last status, the change is new.
+	// Status.Moved is the last change of the addresses to which the engine's name resolves; zero:
+	// none.
 	moved := v.Status.Moved != e.Status.Moved && !v.Status.Moved.At.IsZero()
 	if moved {
 		r.updateAddresses(e, v.Status.Moved, out.now)
@@ -154,9 +148,9 @@ func (v Health) apply(r *Roster, out *effects) {
 		switch {
 		case moved:
 			why = evidenceAddress
-		case refused: // no process listens, so the one that did has ended
+		case refused: // no process listens
 			why = evidenceRefused
-		case restarted && !e.kv.refused: // otherwise it was told of when the process before had ended
+		case restarted && !e.kv.refused: // otherwise it was reported when the process before ended
 			why = evidenceStart
 		}
 		if why != "" {
@@ -172,7 +166,7 @@ func (v Health) apply(r *Roster, out *effects) {
 	}
 }
 
-// doubt begins a generation, and has reported why, unless nothing was known of the engine before.
+// doubt begins a generation. It is reported unless nothing was known of the engine before.
 func (r *Roster) doubt(e *Engine, gone bool, why string, out *effects) {
 	what := MayHaveRestarted
 	switch {
@@ -185,26 +179,24 @@ func (r *Roster) doubt(e *Engine, gone bool, why string, out *effects) {
 	out.add(Effect{What: what, Engine: e, Why: why})
 }
 
-// Located says which hosts an engine has, because its name did not resolve when the engine came in, and does now.
+// Located says that the name of the engine did not resolve when it came in, and does now.
 type Located struct {
 	Key   string
 	Hosts []string
 }
 
-// apply replaces the hosts of the engine, if there still is one.
 func (v Located) apply(r *Roster, out *effects) {
 	if e := r.engines[v.Key]; e != nil {
 		r.replaceHosts(e, v.Hosts, out.now)
 	}
 }
 
-// Lived reports the start time of an engine's process, in Unix seconds, which the proxy has just read.
+// Lived is the start time of a process, in Unix seconds, which the proxy has just read.
 type Lived struct {
 	Key   string
 	Start float64
 }
 
-// apply records the start time of a prefill engine's process. A later one shows that the engine has restarted.
 func (v Lived) apply(r *Roster, out *effects) {
 	e := r.engines[v.Key]
 	if e == nil || e.Role != Prefill {
@@ -216,15 +208,14 @@ func (v Lived) apply(r *Roster, out *effects) {
 	e.kv.start = max(e.kv.start, v.Start)
 }
 
-// Handed reports the engine id that a hand-off names. Made is the generation that was read before its
-// prefill call was written.
+// Handed is the engine id that a hand-off names. Made was read before its prefill call was written.
 type Handed struct {
 	Made Generation
 	ID   string
 }
 
-// apply puts the KV of the engine in doubt if the hand-offs before named another engine. That includes
-// the KV of this hand-off: it may have been made before other doubts arose.
+// apply puts all KV in doubt if the hand-offs before named another engine, that of this hand-off
+// included: it may have been made before other doubts arose.
 func (v Handed) apply(r *Roster, out *effects) {
 	e := r.engines[v.Made.Key]
 	if e == nil || v.ID == "" || e.Profile.SharedAddress || v.Made.Number != e.kv.number {
@@ -238,13 +229,11 @@ func (v Handed) apply(r *Roster, out *effects) {
 	}
 }
 
-// GaveBack says that a decode engine gave a request back: it ended the answer early, because it lacked KV memory. If the engine's profile
-// says that it never does, clients may have received incomplete responses and messages as complete. The engine gets no more of these until
-// its metrics show that it has restarted.
+// GaveBack says that a decode engine ended an answer early for lack of KV memory, although its
+// profile excludes it. Clients may have received incomplete responses and messages as complete. The
+// engine gets no more of these until its metrics show a restart.
 type GaveBack struct{ Key string }
 
-// apply records which process gave the request back, and has this reported. It does nothing if the profile lets the engine give requests
-// back.
 func (v GaveBack) apply(r *Roster, out *effects) {
 	if e := r.engines[v.Key]; e != nil && e.MustNotGiveBack() {
 		e.gaveBack = new(e.Status.StartTime) // mayGiveBack is true of this process from now on
@@ -255,16 +244,15 @@ func (v GaveBack) apply(r *Roster, out *effects) {
 // Stopped begins a drain, or changes its deadline.
 type Stopped struct{ Drain }
 
-// apply stores the drain. If the engine or rank drains already, only the deadline changes.
 func (v Stopped) apply(r *Roster, _ *effects) {
 	s := v.Drain
-	if old := r.drains[s.Key()]; old != nil { // the drain began earlier, and only its deadline is new
+	if old := r.drains[s.Key()]; old != nil { // only the deadline is new
 		s.Since = old.Since
 	}
 	r.drains[s.Key()] = &s
 }
 
-// Resumed ends the drain with this key (Drain.Key), so that the engine or rank gets new work again.
+// Resumed ends the drain with this key.
 type Resumed struct{ Key string }
 
 func (v Resumed) apply(r *Roster, _ *effects) { delete(r.drains, v.Key) }

@@ -12,8 +12,8 @@ import (
 	"evenkeel/prefill"
 )
 
-// Lookup finds the route of a model. listed is false if no engine lists the model; then the route has only AllAggregated, which says
-// whether all engines are aggregated. modelsKnown is false while no engine has named its models, so that the model may still turn up.
+// Lookup finds the route of a model. modelsKnown is false while no engine has named its models, so
+// that the model may still turn up. If no engine lists it, the route has only AllAggregated.
 func (p *Snapshot) Lookup(model string) (r Route, listed, modelsKnown bool) {
 	if r, listed = p.routes[model]; !listed {
 		r.AllAggregated = len(p.order) > 0 // false without any engine
@@ -24,9 +24,8 @@ func (p *Snapshot) Lookup(model string) (r Route, listed, modelsKnown bool) {
 	return r, listed, len(p.routes) > 0
 }
 
-// Models returns the routes of the models that some engine in service lists, or an engine for which requests wait. It leaves out models
-// that are listed only by engines that prefill, or only by engines that decode (OneSided), because no request for them can be completed. It
-// does not leave out a model of which one side is down: that side may come back.
+// Models leaves out models that only engines of one side list (OneSided). A model of which one side
+// is down stays: that side may come back.
 func (p *Snapshot) Models() []Route {
 	var list []Route
 	for _, r := range p.routes {
@@ -38,14 +37,14 @@ func (p *Snapshot) Models() []Route {
 	return list
 }
 
-// SoleModel is the only base model among those of the engines, including engines that are down, and those that other regions offer. It is
-// empty if there are several, or if none is known yet.
+// SoleModel is the only base model of the engines, even if down, and of other regions; empty: there
+// are several, or none is known yet.
 func (p *Snapshot) SoleModel(offered []string) (baseModel string) {
 	for _, r := range p.routes {
 		if baseModel != "" && r.Board != baseModel {
 			return ""
 		}
-		baseModel = r.Board // the board of a route has the name of its base model
+		baseModel = r.Board // a route's board has the name of its base model
 	}
 	for _, model := range offered {
 		if r, listed, _ := p.Lookup(model); listed {
@@ -59,11 +58,11 @@ func (p *Snapshot) SoleModel(offered []string) (baseModel string) {
 	return baseModel
 }
 
-// Rank finds the rank of a worker; nil: the fleet has not published such a worker, or its engine left long ago.
+// Rank returns nil if there is no such worker, or its engine left long ago.
 func (p *Snapshot) Rank(worker int32) *Rank { return p.ranks[worker] }
 
-// RankByName finds a decode rank by its name, and returns it with the name of its board. r is nil if there is no such rank, or if its
-// engine does not list its models now, so that the rank is on no board.
+// RankByName returns nil if there is no such decode rank, or if it is on no board because its
+// engine names no models now.
 func (p *Snapshot) RankByName(name string) (r *Rank, board string) {
 	id, known := p.workers[name]
 	if r = p.ranks[id]; !known || r == nil {
@@ -76,8 +75,7 @@ func (p *Snapshot) RankByName(name string) (r *Rank, board string) {
 	return r, e.board
 }
 
-// WorkerByName finds a decode rank by its name, and returns its worker id. ok is false if there is no such rank, if its engine does not
-// list the model, or if its engine has another base model.
+// WorkerByName finds a decode rank by its name, and returns its worker id.
 func (p *Snapshot) WorkerByName(name, baseModel, model string) (worker int32, ok bool) {
 	r, _ := p.RankByName(name)
 	if r == nil {
@@ -87,12 +85,13 @@ func (p *Snapshot) WorkerByName(name, baseModel, model string) (worker int32, ok
 	return r.Worker, e.listsModel(model) && e.baseModel() == baseModel
 }
 
-// FailingWith adds to list a worker and the workers that may fail together with it: the ranks behind the same API server. If sameHost is
-// true, it also adds the ranks on the same host, because a host with a broken driver or disk has many ranks, which look free because every
-// request there fails at once. It spares the host if the request could go to no other host then.
+// FailingWith adds to list the ranks that may fail together with a worker: those behind the same
+// API server and, with sameHost, on the same host: a host with a broken driver or disk has many
+// ranks, which look free because every request there fails at once. It spares the host if no other
+// host could take the request.
 func (p *Snapshot) FailingWith(worker int32, sameHost bool, list []int32) []int32 {
 	failed := p.ranks[worker]
-	if failed == nil { // the worker is gone, so no request is sent there
+	if failed == nil { // no request is sent there
 		return list
 	}
 	failedHost := failed.host()
@@ -106,8 +105,6 @@ func (p *Snapshot) FailingWith(worker int32, sameHost bool, list []int32) []int3
 	return list
 }
 
-// otherHostServes says whether another host than that of the failed rank has a rank of the same board that takes requests and is not in
-// avoided. It is false if the host of the failed rank is not known.
 func (p *Snapshot) otherHostServes(failed *Rank, avoided []int32) bool {
 	failedHost := failed.host()
 	if failedHost == "" {
@@ -123,20 +120,19 @@ func (p *Snapshot) otherHostServes(failed *Rank, avoided []int32) bool {
 	return false
 }
 
-// SharingQueueWith returns the ranks that are likely to refuse requests because a worker did, e.g. because one rate limit covers all of
-// them (sameQueue). These are the ranks of the worker's group, or only the ranks of its engine if no other group takes requests. It returns
-// none if no rank besides these takes requests. Only ranks of the worker's board count, because others cannot get its requests. avoided are
-// ranks that the request avoids already. othersExist says whether a rank takes requests that is neither returned nor avoided: the caller
-// can send the request there.
+// SharingQueueWith returns the ranks that are likely to refuse requests because a worker did, e.g.
+// by one rate limit: those of its group, or only of its engine if no other group takes requests. It
+// returns none if no other rank takes requests. othersExist: the caller can send the request to a
+// rank that is neither returned nor avoided.
 func (p *Snapshot) SharingQueueWith(worker int32, avoided []int32) (sameQueue []int32, othersExist bool) {
 	refusing := p.ranks[worker]
-	if refusing == nil { // the worker is gone, so no request is sent there
+	if refusing == nil { // no request is sent there
 		return nil, false
 	}
 	inGroup := func(r *Rank) bool { return r.Group == refusing.Group }
 	inEngine := func(r *Rank) bool { return r.Instance == refusing.Instance }
 	sameQueue, anyOtherUp, othersExist := p.splitBoard(refusing.Board, inGroup, avoided)
-	if !anyOtherUp { // if all these ranks refused, no rank would be left, so only those of the engine are taken to refuse
+	if !anyOtherUp { // else no rank would be left
 		sameQueue, anyOtherUp, othersExist = p.splitBoard(refusing.Board, inEngine, avoided)
 	}
 	if !anyOtherUp {
@@ -145,12 +141,10 @@ func (p *Snapshot) SharingQueueWith(worker int32, avoided []int32) (sameQueue []
 	return sameQueue, othersExist
 }
 
-// splitBoard returns the ranks of a board for which isChosen returns true. anyOtherUp says whether any other rank of the board takes
-// requests, and otherExists whether such a rank is not in avoided.
 func (p *Snapshot) splitBoard(board string, isChosen func(*Rank) bool, avoided []int32) (chosen []int32, anyOtherUp, otherExists bool) {
 	for id, r := range p.ranks {
 		switch {
-		case r.Board != board: // not a rank of this board
+		case r.Board != board:
 		case isChosen(r):
 			chosen = append(chosen, id)
 		case r.State == Up:
@@ -161,7 +155,6 @@ func (p *Snapshot) splitBoard(board string, isChosen func(*Rank) bool, avoided [
 	return chosen, anyOtherUp, otherExists
 }
 
-// host is the host name or address of the rank's engine; empty: not known.
 func (r *Rank) host() string {
 	if r.Target == nil || r.Target.URL == nil {
 		return ""
@@ -169,8 +162,8 @@ func (r *Rank) host() string {
 	return r.Target.URL.Hostname()
 }
 
-// RejectionFrees says whether a decode engine that rejects a request also makes the prefill engine free the KV of the hand-off. The profile
-// decides, or else the engine's version.
+// RejectionFrees says whether a decode engine that rejects a request makes the prefill engine free
+// the KV.
 func (p *Snapshot) RejectionFrees(r *Rank) bool {
 	if byProfile := r.Profile.RejectReleases; byProfile != nil {
 		return *byProfile
@@ -179,26 +172,26 @@ func (p *Snapshot) RejectionFrees(r *Rank) bool {
 	return p.engineOrEmpty(r.Instance).hasVersion(rejectReleasesMinor, ifUnknown)
 }
 
-// HandoffsNameRequests says whether the hand-offs of the candidate's engine must name the request that made them. A hand-off without the
-// name is faulty then, because a decode engine would wait for its KV for ever.
+// HandoffsNameRequests says whether a hand-off without the name of its request is faulty: a decode
+// engine would wait for its KV for ever.
 func (p *Snapshot) HandoffsNameRequests(c prefill.Candidate) bool {
 	const ifUnknown = false
 	return c.Profile.Connector == mooncake.AscendMooncakeV1 && p.engineOrEmpty(c.Instance).hasVersion(requestIDsMinor, ifUnknown)
 }
 
-// CountInService returns how many engines are in service, by role, as far as the prefill tier and the dispatcher know them already.
+// CountInService counts engines that the prefill tier and the dispatcher know already.
 func (p *Snapshot) CountInService() (prefills, decodes int) {
 	return p.inService.prefills, p.inService.decodes
 }
 
-// CountKnown returns how many engines there are, by role, whether they are up or not.
+// CountKnown counts engines, up or not.
 func (p *Snapshot) CountKnown() (prefills, decodes int) {
 	t := countByRole(p.order, func(*Engine) bool { return true })
 	return t.prefills, t.decodes
 }
 
-// RoleText is how messages about missing engines name the engines of a role (Prefill or Decode). Aggregated engines can do the work of
-// either role, so messages name them as well. If all engines are aggregated, messages name only that role.
+// RoleText names the engines of a role in messages. Aggregated engines can do the work of either
+// role.
 func (p *Snapshot) RoleText(role string) string {
 	anyAggregated, anySplit := false, false
 	for _, e := range p.order {
@@ -206,7 +199,7 @@ func (p *Snapshot) RoleText(role string) string {
 		anySplit = anySplit || e.Role != Aggregated
 	}
 	switch {
-	case !anyAggregated: // also if there is no engine at all
+	case !anyAggregated: // also without any engine
 		return role
 	case !anySplit:
 		return Aggregated
@@ -214,8 +207,8 @@ func (p *Snapshot) RoleText(role string) string {
 	return role + " or " + Aggregated
 }
 
-// AnyPrefill returns an engine that prefills and lists the model; nil: no such engine is in service. The search begins at another engine
-// for each value of turn (0 or more), so callers that count turn up use the engines in turn.
+// AnyPrefill returns an engine that prefills and lists the model; nil: none is in service. With a
+// growing turn (0 or more) the engines take turns.
 func (p *Snapshot) AnyPrefill(model string, turn int) *engine.Target {
 	for i := range p.order {
 		e := p.order[(i+turn)%len(p.order)]
@@ -226,20 +219,20 @@ func (p *Snapshot) AnyPrefill(model string, turn int) *engine.Target {
 	return nil
 }
 
-// SoleEngine is an engine that may serve a whole request alone: no second engine prefills or decodes for it.
+// SoleEngine is an engine that may serve a whole request alone.
 type SoleEngine struct {
-	Instance string // the id of the engine in engine.Monitor
-	ID       string // host:port
-	Group    string // groupID of an aggregated engine; empty: the engine is not aggregated
+	Instance string // in engine.Monitor
+	ID       string
+	Group    string // of an aggregated engine; else empty
 	Target   *engine.Target
 	Traffic  *engine.Traffic
 }
 
-// SoleEngines returns the engines of this region, of any role, that may serve a request for a model alone and are in service now. computes
-// says that the engine has to run the model for the request. paired says that engines list the model, but all of them work only in pairs of
-// prefill and decode, so that no engine can ever serve the request alone, whether it is in service or not.
+// SoleEngines returns the engines of this region in service that may serve a request alone.
+// computes: the engine has to run the model. paired: all engines of the model work only in pairs,
+// so that none can ever serve the request alone.
 func (p *Snapshot) SoleEngines(model string, computes bool) (list []SoleEngine, paired bool) {
-	anyLists, anyWorksAlone := false, false // whether an engine lists the model, and whether one of these may serve it alone
+	anyLists, anyWorksAlone := false, false
 	for _, e := range p.order {
 		if e.otherRegion != "" || !e.listsModel(model) {
 			continue
@@ -249,7 +242,7 @@ func (p *Snapshot) SoleEngines(model string, computes bool) (list []SoleEngine, 
 			continue
 		}
 		anyWorksAlone = true
-		if e.state.in(Up, Starting) { // in service
+		if e.state.in(Up, Starting) {
 			w := SoleEngine{Instance: e.Key(), ID: e.ID, Target: e.At(NoRank), Traffic: e.Traffic}
 			if e.Role == Aggregated {
 				w.Group = e.groupID()
@@ -260,14 +253,14 @@ func (p *Snapshot) SoleEngines(model string, computes bool) (list []SoleEngine, 
 	return list, anyLists && !anyWorksAlone
 }
 
-// computesAlone says whether an engine may compute a request for a model without another engine. An aggregated engine may. A prefill or
-// decode engine may not, because it may wait for its counterpart, unless its profile allows it or, for a decode engine, no engine prefills
-// for the model.
+// computesAlone: a prefill or decode engine may wait for its counterpart, unless its profile allows
+// requests without or, for a decode engine, no engine prefills for the model.
 func (e *Engine) computesAlone(engines []*Engine, model string) bool {
 	switch {
 	case e.Role == Aggregated:
 		return true
-	case e.Profile.Connector == mooncake.SGLang: // the server exits if its DP controller gets a request without a bootstrap room
+	// the server exits if its DP controller gets a request without a bootstrap room
+	case e.Profile.Connector == mooncake.SGLang:
 		return false
 	case e.Profile.PassThrough:
 		return true
@@ -282,7 +275,7 @@ func (e *Engine) computesAlone(engines []*Engine, model string) bool {
 func (p *Snapshot) CountByScope() map[string]owner.EngineCounts {
 	all := map[string]owner.EngineCounts{}
 	for _, e := range p.order {
-		if !e.Decodes() && p.owners.Kind != owner.Regions { // only regions contain engines that do not decode
+		if !e.Decodes() && p.owners.Kind != owner.Regions { // only regions contain prefill engines
 			continue
 		}
 		r := all[e.Scope]
@@ -294,8 +287,8 @@ func (p *Snapshot) CountByScope() map[string]owner.EngineCounts {
 	return all
 }
 
-// BoardsOf returns the boards of the ranks of a decode group, as far as the engines of the group have named their models. They are named as
-// in Route.Board, and as OwnsGroupFor and AcceptsNew take them: by the base model alone, without AggregatedMark.
+// BoardsOf returns the boards of a decode group, without AggregatedMark, as OwnsGroupFor and
+// AcceptsNew take them.
 func (p *Snapshot) BoardsOf(name string) (boards []string) {
 	for _, e := range p.order {
 		if !e.Decodes() || e.Conf.Group != name || len(e.Status.Models) == 0 {
@@ -308,40 +301,38 @@ func (p *Snapshot) BoardsOf(name string) (boards []string) {
 	return boards
 }
 
-// OwnsGroupFor says whether this proxy owns a decode group with ranks of the board that list the model. It is true if groups have no
-// owners.
+// OwnsGroupFor is true if groups have no owners.
 func (p *Snapshot) OwnsGroupFor(board, model string) bool {
 	return p.owners.Kind != owner.Groups ||
 		slices.ContainsFunc(p.order, func(e *Engine) bool { return e.decodesFor(board, model) && e.ownerScope.Admits() })
 }
 
-// AcceptsNew says whether this proxy may begin requests for a model that ranks of the board will decode: it owns such ranks, and is not
-// about to hand them over. An empty model stands for any model. The result is true if groups have no owners.
+// AcceptsNew says whether this proxy owns ranks of the board and is not about to hand them over. An
+// empty model stands for any. It is true if groups have no owners.
 func (p *Snapshot) AcceptsNew(board, model string) bool {
 	return p.owners.Kind != owner.Groups ||
 		slices.ContainsFunc(p.order, func(e *Engine) bool { return e.decodesFor(board, model) && e.ownerScope.AcceptsNew() })
 }
 
-// Admits says whether this proxy may send new requests to a worker, because it owns the worker's region. It is true if regions have no
-// owners, or if the worker is not known.
+// Admits says whether this proxy owns the worker's region. It is true if regions have no owners, or
+// if the worker is not known.
 func (p *Snapshot) Admits(worker int32) bool {
 	r := p.Rank(worker)
 	return r == nil || p.owners.Kind != owner.Regions || r.Scope.Admits()
 }
 
-// RegionFor is the region in which a hand-off of a prefill engine is decoded; empty: the proxy's own.
+// RegionFor is where a hand-off of a prefill engine is decoded; empty: the proxy's own region.
 func (p *Snapshot) RegionFor(prefiller string) string { return p.engineOrEmpty(prefiller).otherRegion }
 
-// LongestContext is the longest context of an engine's models, in tokens; 0: the context of a base model is unknown.
+// LongestContext is in tokens; 0: the context of a base model is unknown.
 func (p *Snapshot) LongestContext(key string) int { return p.engineOrEmpty(key).longestContext() }
 
 // Ranks is how many data-parallel ranks an engine has behind its address.
 func (p *Snapshot) Ranks(instance string) int { return max(1, p.engineOrEmpty(instance).Conf.Ranks) }
 
-// emptyEngine stands for an engine that does not exist, so that callers need no check for nil.
+// so that callers need no check for nil
 var emptyEngine = &Engine{Profile: &mooncake.Profile{}}
 
-// engineOrEmpty finds an engine by its key; emptyEngine: there is none.
 func (p *Snapshot) engineOrEmpty(key string) *Engine {
 	if e := p.engines[key]; e != nil {
 		return e
@@ -349,10 +340,10 @@ func (p *Snapshot) engineOrEmpty(key string) *Engine {
 	return emptyEngine
 }
 
-// Engine finds an engine by its key (role and host:port); nil: there is none.
+// Engine returns nil if there is none.
 func (p *Snapshot) Engine(key string) *Engine { return p.engines[key] }
 
-// Engines are all engines, in the order of the config and then of arrival.
+// Engines are in the order of the config and then of arrival.
 func (p *Snapshot) Engines() []*Engine { return p.order }
 
 // GenerationAt returns the generation of the KV that the engine at an address makes now.
@@ -360,8 +351,8 @@ func (p *Snapshot) GenerationAt(key string) Generation {
 	return Generation{key, p.engineOrEmpty(key).kv.number}
 }
 
-// KVInDoubt says whether the engine may no longer have KV that it made, so that a hand-off for it must
-// not be used. gone says that the engine certainly does not have it.
+// KVInDoubt says whether the engine may no longer have its KV, so that a hand-off for it must not
+// be used; gone: it certainly does not have it.
 func (p *Snapshot) KVInDoubt(made Generation) (inDoubt, gone bool) {
 	kv := p.departed[made.Key].kv
 	if e := p.engines[made.Key]; e != nil {
@@ -370,16 +361,16 @@ func (p *Snapshot) KVInDoubt(made Generation) (inDoubt, gone bool) {
 	return made.Number == 0 || made.Number != kv.number, made.Number < kv.goneBefore
 }
 
-// NamesNothingNew says that the engine id in a hand-off tells nothing: it is the one that hand-offs of
-// its generation name, the generation is over, or there is none (empty).
+// NamesNothingNew says that the engine id in a hand-off is that of its generation, that the
+// generation is over, or that there is no id.
 func (p *Snapshot) NamesNothingNew(made Generation, engineID string) bool {
 	e := p.engines[made.Key]
 	return e == nil || engineID == "" || e.Profile.SharedAddress || made.Number != e.kv.number ||
 		withoutRank(engineID) == e.kv.engineID
 }
 
-// HostsOf returns a function that says whether a host belongs to an engine. Callbacks of a decode engine may name no other host, and
-// prefill engines may fetch the engine's KV from no other host.
+// HostsOf returns whether a host belongs to an engine. Callbacks of a decode engine may name no
+// other host, and prefill engines may fetch its KV from no other.
 func (p *Snapshot) HostsOf(key string) func(host string) bool {
 	hosts := p.engineOrEmpty(key).Hosts
 	return func(host string) bool { return slices.Contains(hosts, host) }

@@ -12,43 +12,42 @@ import (
 	"evenkeel/engine"
 )
 
-// Pause is an operator's call that has paused the engines of a group. They get no new requests, and
-// their requests wait.
+// Pause is an operator's call that has paused a group: its requests wait.
 type Pause struct {
-	Group string    `json:"group"` // decode group; empty: all engines
-	Path  string    `json:"path"`  // path of the call that began the pause
+	Group string    `json:"group"` // empty: all engines
+	Path  string    `json:"path"`  // of the call that began the pause
 	Since time.Time `json:"since"`
-	// Left says that a call has resumed the group since, but not all of its engines. Without it,
-	// the pause also covers engines that come in.
+	// A call has resumed the group since, but not all of its engines. Otherwise the pause also covers
+	// engines that come in.
 	Left bool `json:"-"`
 }
 
-// pausedEngine says that the engine at an address is paused. It belongs to the address, and not to
-// the group that a config gives the engine: it lasts until a call resumes the engine, or until
-// another process has the address. It never changes: it is replaced.
+// pausedEngine belongs to an address, not to the group that a config gives the engine: it lasts
+// until a call resumes the engine, or another process has the address. It is replaced, never
+// changed.
 type pausedEngine struct {
 	Pause
-	start    float64 // latest start time that was known of the process when the pause began, in Unix seconds; 0: not known
-	cameInto bool    // the engine came into a group that was paused already
+	// latest known start time of the process when the pause began, in Unix seconds; 0: not known
+	start    float64
+	cameInto bool // into a group that was paused already
 }
 
-// RestartedInPause says whether a paused engine has a process that began after the pause, as far as
-// start times show.
+// RestartedInPause says whether a paused engine's process began after the pause, as far as start
+// times show.
 func (e *Engine) RestartedInPause() bool {
 	return e.pausedBy != nil && e.Status.Up && (e.pausedBy.cameInto || e.Status.StartTime > e.pausedBy.start)
 }
 
-// covers says whether a call to the group of the pause goes to the engine.
 func (p *Pause) covers(e *Engine) bool { return p.Group == "" || e.InGroup(p.Group) }
 
 // InGroup says whether the engine's ranks decode in a group.
 func (e *Engine) InGroup(group string) bool { return e.Decodes() && e.Conf.Group == group }
 
-// OwnedByOther says whether another proxy owns the engine's region, so that a call to all engines leaves the engine out.
+// OwnedByOther says whether another proxy owns the engine's region, so that a call to all engines
+// leaves the engine out.
 func (e *Engine) OwnedByOther() bool { return e.withheld == Unowned }
 
-// Text says for people by which call the engines are paused, and since when. The call and the time
-// are always those with which the pause began.
+// Text is for people. Call and time are those with which the pause began.
 func (p *Pause) Text() string {
 	what := "paused"
 	if p.Left {
@@ -57,7 +56,6 @@ func (p *Pause) Text() string {
 	return fmt.Sprintf("%s through POST /admin/fleet/call (%s) at %s", what, p.Path, p.Since.UTC().Format(time.RFC3339))
 }
 
-// String is Text, with the name of the group before it.
 func (p *Pause) String() string {
 	if p.Group == "" {
 		return "all engines: " + p.Text()
@@ -65,8 +63,8 @@ func (p *Pause) String() string {
 	return "group " + p.Group + ": " + p.Text()
 }
 
-// PauseBegun says that a group is paused. A pause that the group or one of its engines has already
-// goes on, with its call and its times.
+// PauseBegun says that a group is paused. A pause that it or an engine has already goes on, with
+// its call and its times.
 type PauseBegun struct{ Group, Path string }
 
 func (v PauseBegun) apply(r *Roster, out *effects) {
@@ -88,8 +86,7 @@ func (v PauseBegun) apply(r *Roster, out *effects) {
 	out.add(Effect{What: WatchEngines})
 }
 
-// latestStart returns the latest start time that is known of the process at an address, which
-// engines of two roles may share.
+// latestStart: engines of two roles may share an address.
 func (r *Roster) latestStart(address string) (start float64) {
 	for _, e := range r.engines {
 		if e.ID == address {
@@ -99,18 +96,16 @@ func (r *Roster) latestStart(address string) (start float64) {
 	return start
 }
 
-// PauseEnded says that a call went to the engines of a group (empty: to all), and that it has
-// resumed them, except for those in Unresumed.
+// PauseEnded says that a call has resumed a group (empty: all engines), except for Unresumed.
 type PauseEnded struct {
 	Group     string
-	Unresumed []string `json:"Left"` // keys of the engines that did not resume
+	Unresumed []string `json:"Left"` // keys
 }
 
-// apply ends the pause of each engine that has resumed. All others stay paused: those that did not
-// get the call, because they are in another group or have left, and those that are paused as part
-// of another group, or of all engines.
+// apply: engines of another group, and those paused as part of another group or of all engines,
+// stay paused.
 func (v PauseEnded) apply(r *Roster, out *effects) {
-	resumed := map[string]bool{} // by address
+	resumed := map[string]bool{}
 	called := Pause{Group: v.Group}
 	maps.DeleteFunc(r.pauses, func(group string, _ *Pause) bool { return v.Group == "" || v.Group == group })
 	for _, e := range r.engines {
@@ -135,8 +130,8 @@ func (v PauseEnded) apply(r *Roster, out *effects) {
 	out.add(Effect{What: WatchEngines})
 }
 
-// endEmptyPause ends the pause of a group when its last engine has resumed. A reload may have given
-// its engines another group, so that no call to this group reaches them.
+// endEmptyPause: a reload may have given the engines of a group another group, so that no call to
+// this group reaches them.
 func (r *Roster) endEmptyPause(group string) {
 	p := r.pauses[group]
 	if p == nil {
@@ -155,8 +150,6 @@ func (r *Roster) endEmptyPause(group string) {
 	delete(r.pauses, group)
 }
 
-// pauseOver returns the oldest pause that covers the whole group of an engine, or all engines; nil:
-// none does.
 func (r *Roster) pauseOver(e *Engine) (oldest *Pause) {
 	for _, p := range r.pauses {
 		if p.covers(e) && (oldest == nil || p.Since.Before(oldest.Since)) {
@@ -166,13 +159,11 @@ func (r *Roster) pauseOver(e *Engine) (oldest *Pause) {
 	return oldest
 }
 
-// applyPauses marks an engine as halted while it is paused. It pauses an engine that has come into
-// a paused group, and ends the pause of an engine that has another process, unless its group is
-// still paused as a whole. A halt for another reason (Status.Halt) stays, unless it is the engine's
-// own report that it is paused: the pause says the same in more detail.
+// applyPauses marks an engine as halted while it is paused. A halt for another reason stays, unless
+// it is the engine's own report that it is paused: the pause says the same in more detail.
 func (r *Roster) applyPauses(e *Engine, out *effects) {
 	var byPause *engine.Held
-	if errors.As(e.Status.Halt, &byPause) { // the halt comes from a pause, so it is decided anew
+	if errors.As(e.Status.Halt, &byPause) { // decided anew
 		e.Status.Halt = nil
 	}
 	whole, p := r.pauseOver(e), r.paused[e.ID]
@@ -193,8 +184,8 @@ func (r *Roster) applyPauses(e *Engine, out *effects) {
 	}
 }
 
-// isOver says whether the paused process is gone: the engine has a later start time or, if none is
-// known, it takes no connection.
+// isOver says whether the paused process is gone: the start time is later or, if none is known, the
+// engine takes no connection.
 func (p *pausedEngine) isOver(e *Engine) bool {
 	return e.Status.Up && e.Status.StartTime > p.start || p.start == 0 && !e.Status.Up && e.Status.Err != nil
 }
@@ -207,7 +198,7 @@ func (e *Engine) HeldByPause() *engine.Held {
 	return &engine.Held{Why: e.pausedBy.Text()}
 }
 
-// Pauses returns the pauses in force, the oldest first.
+// Pauses returns the oldest first.
 func (p *Snapshot) Pauses() []Pause {
 	all := make([]Pause, 0, len(p.pauses))
 	for _, one := range p.pauses {
@@ -222,7 +213,7 @@ func (p *Snapshot) Pauses() []Pause {
 	return all
 }
 
-// Paused says whether an operator's call has paused an engine. It is false for an engine that is not in the fleet.
+// Paused says whether an operator's call has paused an engine.
 func (p *Snapshot) Paused(instance string) bool {
 	e := p.engines[instance]
 	return e != nil && e.pausedBy != nil
@@ -235,7 +226,8 @@ func (p *Snapshot) Leaves(instance string) bool {
 	return e != nil && (e.pausedBy != nil || e.Deserted && e.Status.Halted())
 }
 
-// Emptied says that engines have dropped their prefix caches or have loaded other weights, so that no KV from before may be used any more.
+// Emptied says that engines have dropped their prefix caches or loaded other weights, so no earlier
+// KV may be used.
 type Emptied struct{ Keys []string }
 
 func (v Emptied) apply(r *Roster, _ *effects) {
@@ -246,12 +238,12 @@ func (v Emptied) apply(r *Roster, _ *effects) {
 	}
 }
 
-// Caches returns the prefix caches of engines, one per rank: a candidate's ID for a prefill engine, and a worker id for an engine that
-// decodes.
+// Caches returns the prefix caches of engines: candidates' IDs for prefill engines, worker ids for
+// others.
 func (p *Snapshot) Caches(keys []string) (candidates []string, workers []int32) {
 	for _, key := range keys {
 		e := p.engines[key]
-		if e == nil { // the engine has left in the meantime
+		if e == nil {
 			continue
 		}
 		for _, rank := range e.Ranks() {
@@ -259,7 +251,7 @@ func (p *Snapshot) Caches(keys []string) (candidates []string, workers []int32) 
 				name := e.At(rank).ID
 				workers = append(workers, p.workers[name])
 			} else {
-				number := max(0, rank) // an only rank without a number (NoRank) counts as rank 0
+				number := max(0, rank) // an only rank counts as rank 0
 				candidates = append(candidates, e.ID+"/"+strconv.Itoa(number))
 			}
 		}

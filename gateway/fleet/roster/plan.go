@@ -10,8 +10,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// A reload only touches the engines whose entry or profile it changes. Everything else that operators have done since the last reload
-// stays: engines that they added, changed, removed or drained.
+// A reload only touches the engines whose entry or profile it changes. What operators have done to
+// others since the last reload stays.
 
 // Listed is an engine as a config lists it.
 type Listed struct {
@@ -22,16 +22,15 @@ type Listed struct {
 // Changes are the changes that a reload makes to the engines.
 type Changes struct {
 	Listed  []Listed  // entries that are new or have changed
-	Rebuild []*Engine // engines whose entry is the same, but whose profile has changed
-	Removed []string  // keys of engines that are not listed any more
+	Rebuild []*Engine // only the profile of these has changed
+	Removed []string  // keys
 }
 
-// Compare finds what a reload changes. before and after have the engines of the old and the new config, by key. order has the keys of the
-// new config in its order. profile returns the profile that the new config has for an engine; nil: none. It is an error if an engine that
-// stays would have no profile.
+// Compare finds what a reload changes. before and after are the configs by key, order has the keys
+// of the new one. It is an error if profile has none for an engine that stays.
 func (p *Snapshot) Compare(before, after map[string]Listed, order []string, profile func(*Engine) *mooncake.Profile) (c Changes,
 	err error) {
-	entryChanged := map[string]bool{} // by key: the entry is new, changed or removed
+	entryChanged := map[string]bool{} // new, changed or removed
 	for _, key := range order {
 		old, known := before[key]
 		if entry := after[key]; !known || !reflect.DeepEqual(old, entry) {
@@ -47,7 +46,7 @@ func (p *Snapshot) Compare(before, after map[string]Listed, order []string, prof
 	}
 	for _, e := range p.order {
 		switch next := profile(e); {
-		case entryChanged[e.Key()]: // the engine is removed, or built again with its new entry
+		case entryChanged[e.Key()]:
 		case next == nil:
 			err = errors.Join(err, fmt.Errorf("profiles.%s is missing, but %s engine %s, which was added while the proxy runs, uses it; "+
 				"remove the engine first, or keep the profile", e.Conf.Profile, e.Role, e.ID))
@@ -60,13 +59,12 @@ func (p *Snapshot) Compare(before, after map[string]Listed, order []string, prof
 
 // Planned says that a reload sets and removes engines.
 type Planned struct {
-	Set    []*Engine // engines that are new, or built again
-	Remove []string  // keys of the engines to remove
-	Order  []string  // keys of the engines in the order of the file
+	Set    []*Engine // new, or built again
+	Remove []string  // keys
+	Order  []string  // keys in the order of the file
 }
 
-// apply removes and adds engines, and sorts all engines in the order of the file. Engines that are not in the file follow, in the order in
-// which they came.
+// apply sorts engines as in the file. Others follow, in the order in which they came.
 func (v Planned) apply(r *Roster, out *effects) {
 	for _, key := range v.Remove {
 		if e := r.engines[key]; e != nil {
@@ -74,18 +72,18 @@ func (v Planned) apply(r *Roster, out *effects) {
 		}
 	}
 	for _, e := range v.Set {
-		if key := e.Key(); r.engines[key] == nil { // drains of an engine that was there before do not apply
+		if key := e.Key(); r.engines[key] == nil { // drains of an earlier engine do not apply
 			r.endDrains(func(s *Drain) bool { return s.At.Instance == key })
 		}
 		r.put(e, out.now)
 	}
-	position := map[string]int{} // by key; smaller numbers come first
+	position := map[string]int{}
 	for i, key := range v.Order {
 		position[key] = i
 	}
 	r.order = r.order[:0]
 	for key, e := range r.engines {
-		if _, listed := position[key]; !listed { // the engine comes after all engines of the file
+		if _, listed := position[key]; !listed {
 			position[key] = len(v.Order) + e.arrival
 		}
 		r.order = append(r.order, key)

@@ -11,37 +11,43 @@ import (
 	"evenkeel/engine"
 )
 
-// mostMissing is the largest number of engines that Missing names. It only counts the others.
+// mostMissing is how many engines Missing names. It only counts the others.
 const mostMissing = 8
 
-// EngineStatus says whether an engine answers, which state it is in and why, and which models it serves.
+// EngineStatus says whether an engine answers, which state it is in and why, and which models it
+// serves.
 type EngineStatus struct {
-	ID      string `json:"id"` // host:port
+	ID      string `json:"id"`
 	Role    string `json:"role"`
 	URL     string `json:"url"`
 	Group   string `json:"group,omitempty"`
 	Profile string `json:"profile"`
-	Up      bool   `json:"up"` // the engine answers its health check
-	// up, out (requests failed in a row), wedged (a request of one token failed, too), halted (the engine is paused, or its group re-forms or
-	// waits for its recovery, and requests wait for the engine), down, odd (another connector than its model's); error says why
-	State    string        `json:"state"`
-	Share    float64       `json:"share"` // share of the engine's slots that may be used now; below 1 during a slow start
-	Draining bool          `json:"draining"`
-	Source   string        `json:"source,omitempty"` // the source of discovery that found the engine
-	Away     string        `json:"away,omitempty"`   // why the engine gets no new work, as its source says: not ready, leaving
-	Since    time.Time     `json:"since"`
-	Error    string        `json:"error,omitempty"`
-	Paused   bool          `json:"paused,omitempty"` // paused by POST /admin/fleet/call; error says since when
-	Hangs    bool          `json:"hangs,omitempty"`  // the port accepts connections, but the last health check got no answer
-	Moved    *engine.Moved `json:"moved,omitempty"`  // last change of the addresses to which the engine's host name leads; nil: none
-	Models   []string      `json:"models"`
-	Version  string        `json:"version,omitempty"`
-	Ranks    int           `json:"ranks"`
-	Slots    int           `json:"slots,omitempty"` // number of slots of each rank
-	// KV memory of each rank by its number, as the engine's metrics say it, and where they say so; the config may set another capacity
+	Up      bool   `json:"up"`
+	// up, out (requests failed in a row), wedged (a request of one token failed, too), halted (paused,
+	// or its group re-forms or waits for its recovery), down, odd (another connector than its
+	// model's); error says why
+	State string `json:"state"`
+	// of the slots that may be used now; below 1 during a slow start
+	Share    float64   `json:"share"`
+	Draining bool      `json:"draining"`
+	Source   string    `json:"source,omitempty"` // of discovery
+	Away     string    `json:"away,omitempty"`   // why the source wants no new work for it
+	Since    time.Time `json:"since"`
+	Error    string    `json:"error,omitempty"`
+	// by POST /admin/fleet/call; error says since when
+	Paused bool `json:"paused,omitempty"`
+	// the port accepts connections, but the last health check got no answer
+	Hangs bool `json:"hangs,omitempty"`
+	// last change of the addresses to which the host name leads
+	Moved   *engine.Moved `json:"moved,omitempty"`
+	Models  []string      `json:"models"`
+	Version string        `json:"version,omitempty"`
+	Ranks   int           `json:"ranks"`
+	Slots   int           `json:"slots,omitempty"` // of each rank
+	// of each rank by its number, by the engine's metrics; the config may set another capacity
 	Memory engine.Memories `json:"kv_memory,omitempty"`
 
-	OwnedByOther bool `json:"-"` // another proxy owns the engine's region, and only that proxy sends it requests
+	OwnedByOther bool `json:"-"` // only the owner of the region sends it requests
 }
 
 // Statuses returns the status of every engine, in the order of Engines.
@@ -55,10 +61,10 @@ func (p *Snapshot) Statuses() []EngineStatus {
 			Paused: e.pausedBy != nil, Hangs: e.Status.Hangs, Ranks: len(e.Ranks()), Slots: e.Conf.Slots, Models: []string{},
 			Memory: e.Status.Memories, OwnedByOther: e.withheld == Unowned,
 		}
-		if moved := e.Status.Moved; !moved.At.IsZero() { // zero: the addresses have never changed
+		if moved := e.Status.Moved; !moved.At.IsZero() {
 			s.Moved = &moved
 		}
-		if e.connectorConflict != "" && e.Status.Up { // Status knows nothing of the other engines' connectors
+		if e.connectorConflict != "" && e.Status.Up { // Status knows nothing of other engines' connectors
 			s.State = e.state.String()
 		}
 		for _, m := range e.Status.Models {
@@ -69,13 +75,13 @@ func (p *Snapshot) Statuses() []EngineStatus {
 	return list
 }
 
-// details says why an engine is in its state, in more detail than RankState.Why; empty: there are no details.
+// details says more than RankState.Why; empty: there is no more to say.
 func (e *Engine) details() string {
 	if e.connectorConflict != "" && e.Status.Up {
 		return e.connectorConflict
 	}
 	why := cmp.Or(e.Status.Halt, e.Status.Out, e.Status.Accused, e.Status.LostRanks(), e.Status.Err)
-	if !e.Status.Up || e.Status.Hangs { // the engine cannot be reached, which explains its other failures
+	if !e.Status.Up || e.Status.Hangs { // this explains its other failures
 		why = cmp.Or(e.Status.Err, why)
 	}
 	if why == nil {
@@ -84,8 +90,7 @@ func (e *Engine) details() string {
 	return why.Error()
 }
 
-// Missing lists the engines that take no requests, each in a sentence with the reason. It names at most mostMissing engines, and says how
-// many more there are.
+// Missing lists the engines that take no requests, each in a sentence with the reason.
 func (p *Snapshot) Missing() []string {
 	var all []string
 	for _, e := range p.order {
@@ -93,7 +98,7 @@ func (p *Snapshot) Missing() []string {
 			continue
 		}
 		why := cmp.Or(e.details(), e.state.Why())
-		isWithheld := e.state == e.withheld // it drains, or another proxy owns it, so its own failures are not the reason
+		isWithheld := e.state == e.withheld // then its own failures are not the reason
 		if isWithheld {
 			why = e.state.Why()
 		}
@@ -111,9 +116,8 @@ func (p *Snapshot) Missing() []string {
 	return all
 }
 
-// IncompleteGroup returns the name of a group with a model whose engines wait for one that is down,
-// because the ranks of the group step together. An empty model stands for any model. The result is
-// empty if there is no such group.
+// IncompleteGroup names a group whose engines wait for one that is down. An empty model stands for
+// any.
 func (p *Snapshot) IncompleteGroup(model string) string {
 	for _, e := range p.order {
 		if e.state == Broken && (model == "" || e.listsModel(model)) {
@@ -123,10 +127,10 @@ func (p *Snapshot) IncompleteGroup(model string) string {
 	return ""
 }
 
-// EngineStates names the states of the engines that list a model, on the side that decodes or (decodes is false) the side that prefills. If
-// no engine of the side lists the model, it names the states of all engines of the side.
+// EngineStates names the states of a side's engines that list a model, or else of all engines of
+// the side.
 func (p *Snapshot) EngineStates(model string, decodes bool) string {
-	ofModel, ofSide := map[RankState]bool{}, map[RankState]bool{} // the states of the side's engines that list the model, and of all
+	ofModel, ofSide := map[RankState]bool{}, map[RankState]bool{}
 	for _, e := range p.order {
 		isOfSide := e.Role != Decode
 		if decodes {

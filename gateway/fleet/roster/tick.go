@@ -14,15 +14,12 @@ import (
 	"evenkeel/gateway/owner"
 )
 
-// Tick decides the state of each engine. It must be applied after all events that happen at the same time, and again when the time that
-// Next returned has passed.
+// Tick decides the state of each engine. It must be applied after all events that happen at the
+// same time, and again when the wait of Next is over.
 type Tick struct{}
 
-// apply decides the engines' states from pauses, connectors, health and groups. The order of the
-// steps matters. First, each engine gets its board (the model and region of its requests) and its
-// pause. Only engines of one board must have the same connector, so connectors are compared after
-// that. From all this the states follow, and then the groups in which an engine is down. apply also
-// reports drains whose deadline has passed, and forgets ranks that left long ago.
+// apply: connectors are compared per board, so boards come first; states follow from pauses and
+// connectors, and broken groups from states.
 func (Tick) apply(r *Roster, out *effects) {
 	for _, key := range r.order {
 		r.updateBoard(r.engines[key])
@@ -35,25 +32,25 @@ func (Tick) apply(r *Roster, out *effects) {
 	maps.DeleteFunc(r.departedRanks, func(_ int32, l departedRank) bool { return out.now.Sub(l.at) > rankMemory })
 }
 
-// reportOverdueDrains marks the drains whose deadline has passed since the last Tick, and makes the runner end the calls that still run.
+// reportOverdueDrains makes the runner end the calls that still run.
 func (r *Roster) reportOverdueDrains(out *effects) {
 	for _, s := range r.drains {
 		hasPassed := !s.Deadline.IsZero() && !out.now.Before(s.Deadline)
 		if s.Overdue || !hasPassed {
 			continue
 		}
-		overdue := *s // a copy, because Snapshots have the old value
+		overdue := *s // Snapshots have the old value
 		overdue.Overdue = true
 		r.drains[s.Key()] = &overdue
-		if r.engines[s.At.Instance] == nil { // the engine has left, and the drain was kept only for its deadline
+		if r.engines[s.At.Instance] == nil { // the drain was kept only for its deadline
 			delete(r.drains, s.Key())
 		}
 		out.add(Effect{What: DrainOverdue, Drain: &overdue})
 	}
 }
 
-// Next returns how long to wait for the next Tick if no event comes before: until the deadline of a drain or the next step of a slow start.
-// It returns 0 if nothing drains until a deadline and nothing starts slowly. Then only an event makes a Tick.
+// Next returns how long to wait for the next Tick if no event comes before; 0: only an event makes
+// one.
 func (r *Roster) Next(now time.Time) (wait time.Duration) {
 	for _, e := range r.engines {
 		if startsSlowly := e.share < 1 && !e.slowStartBegan.IsZero(); startsSlowly {
@@ -61,10 +58,10 @@ func (r *Roster) Next(now time.Time) (wait time.Duration) {
 		}
 	}
 	for _, s := range r.drains {
-		if s.Overdue || s.Deadline.IsZero() { // nothing is due: the deadline has been reported, or there is none
+		if s.Overdue || s.Deadline.IsZero() {
 			continue
 		}
-		untilDeadline := max(1, s.Deadline.Sub(now)) // at least 1, because 0 means no Tick
+		untilDeadline := max(1, s.Deadline.Sub(now)) // 0 would mean no Tick
 		if wait == 0 || untilDeadline < wait {
 			wait = untilDeadline
 		}
@@ -72,19 +69,18 @@ func (r *Roster) Next(now time.Time) (wait time.Duration) {
 	return wait
 }
 
-// updateBoard updates the region, the scope and the board of an engine, and the names of its models. The scope is the region or decode
-// group that one proxy at a time owns. An engine that names no models now keeps the board of the models that it named last.
+// updateBoard: an engine that names no models now keeps the board of those it named last.
 func (r *Roster) updateBoard(e *Engine) {
 	e.Scope = r.scopeOf(e, r.owners.Kind)
 	e.otherRegion = e.Conf.Region
-	if e.otherRegion == r.terms.Region { // an empty otherRegion stands for the proxy's own region
+	if e.otherRegion == r.terms.Region {
 		e.otherRegion = ""
 	}
 	e.ownerScope = r.owners.Scopes[e.Scope].Fence // requests ask it right before they are sent
 	if len(e.Status.Models) > 0 {
 		e.board = BoardIn(e.homeBoard(), e.otherRegion)
 	}
-	if !slices.Equal(e.listedModels, e.Status.Models) { // otherwise lists was made from these models already
+	if !slices.Equal(e.listedModels, e.Status.Models) {
 		gone := map[string]bool{}
 		for _, m := range e.listedModels {
 			gone[m.AdapterName()] = true
@@ -119,8 +115,8 @@ func (r *Roster) numberWeights(gone map[string]bool) {
 	r.weights = numbers
 }
 
-// namesOf returns the names of the models that an engine lists; nil: it has not named its models. Engines that list the same models share
-// one value.
+// namesOf returns nil for an engine that has not named its models. Engines with the same models
+// share one value.
 func (r *Roster) namesOf(e *Engine) *board.Names {
 	if len(e.listedModels) == 0 {
 		return nil
@@ -138,11 +134,11 @@ func (r *Roster) namesOf(e *Engine) *board.Names {
 	return lists
 }
 
-// refuseOddConnectors marks engines whose connector differs from that of the other engines of their model, and reports each engine once.
-// Engines with different connectors cannot hand KV over to each other, or need the decode rank at different times. The first engine that
-// already serves decides the connector of its model, or else the first engine that is up.
+// refuseOddConnectors: engines with different connectors cannot hand KV over to each other, or need
+// the decode rank at different times. The first engine that already serves decides for its model,
+// or else the first that is up.
 func (r *Roster) refuseOddConnectors(out *effects) {
-	first := map[string]*Engine{} // the engine that decides the connector, by board
+	first := map[string]*Engine{} // the engine that decides, by board
 	chooseFirst := func(eligible func(*Engine) bool) {
 		for _, k := range r.order {
 			if e := r.engines[k]; e.Status.Up && len(e.Status.Models) > 0 && eligible(e) {
@@ -154,8 +150,9 @@ func (r *Roster) refuseOddConnectors(out *effects) {
 	chooseFirst(func(*Engine) bool { return true })
 	for _, k := range r.order {
 		e := r.engines[k]
-		why, decider := "", first[e.board]                         // decider is nil if no engine of the board is up
-		isComparable := decider != nil && len(e.Status.Models) > 0 // without models, the engine's board is not known
+		why, decider := "", first[e.board] // nil if no engine of the board is up
+		// without models, the board is not known
+		isComparable := decider != nil && len(e.Status.Models) > 0
 		if isComparable && config.PairingKey(e.Profile) != config.PairingKey(decider.Profile) {
 			why = fmt.Sprintf("its connector is %s (profile %s), and %s engine %s, which has model %s too, has %s (profile %s); all engines of a "+
 				"model share one connector",
@@ -168,11 +165,10 @@ func (r *Roster) refuseOddConnectors(out *effects) {
 	}
 }
 
-// updateStates decides the state of every engine, and the share of its slots that it may use. It begins and ends slow starts. The state
-// follows from the engine's health, and from a drain or another owner that keeps requests away (withheld). An engine at which requests
-// failed may stay in service if no other engine can replace it, so the engines in full service are counted first.
+// updateStates: an engine at which requests failed may stay in service if no other can replace it,
+// so the engines in full service are counted first.
 func (r *Roster) updateStates(out *effects) {
-	inFullService := map[string]int{} // numbers of engines in full service, by workKind (role and model)
+	inFullService := map[string]int{} // by workKind
 	for _, e := range r.engines {
 		if e.isInFullService() {
 			inFullService[e.workKind()]++
@@ -182,34 +178,31 @@ func (r *Roster) updateStates(out *effects) {
 		e := r.engines[k]
 		service := &e.serviceState
 		didNotServe := !service.byHealth.serves() // at the last Tick
-		lastStart := service.servedStart          // of the process that served last; 0: none did, or it is not known
+		lastStart := service.servedStart          // 0: no process served, or it is not known
 		restarted := lastStart != 0 && e.Status.StartTime != lastStart
 		service.byHealth = e.stateByHealth(inFullService[e.workKind()])
 		service.withheld = r.withheldState(e)
 		service.state = service.byHealth
-		if service.withheld != Up { // of two reasons the one further down in the list of states counts
+		if service.withheld != Up { // the reason further down in the list of states counts
 			service.state = max(service.byHealth, service.withheld)
 		}
 		r.updateSlowStart(e, didNotServe || restarted, out)
 	}
 }
 
-// isInFullService says whether the engine serves and nothing speaks against it, so that it can replace one at which requests fail.
 func (e *Engine) isInFullService() bool {
 	return e.Status.State() == engine.Up && len(e.Status.Models) > 0 && e.connectorConflict == ""
 }
 
-// updateSlowStart begins or ends the slow start of an engine, and decides which share of its slots the engine may use. isNew says that the
-// engine, or its process, did not serve at the last Tick. An engine without a stand-in starts at once, because a slow start would only make
-// requests wait.
+// updateSlowStart: isNew says that the engine, or its process, did not serve at the last Tick.
 func (r *Roster) updateSlowStart(e *Engine, isNew bool, out *effects) {
 	service, duration := &e.serviceState, r.terms.SlowStart
 	serves := service.byHealth.serves()
-	// Right after the start of the proxy all engines are new, so only an engine that served before starts slowly then.
+	// Right after the proxy's start all engines are new, so only one that served before starts slowly.
 	mayStartSlowly := service.hasServed || out.now.Sub(r.terms.Started) > duration
 	service.share = 1
 	switch {
-	case !serves || duration == 0: // duration is 0 if the config has no slow start
+	case !serves || duration == 0: // 0: the config has no slow start
 		service.slowStartBegan = time.Time{}
 	case isNew && mayStartSlowly && r.hasStandIn(e):
 		service.slowStartBegan = out.now
@@ -217,18 +210,17 @@ func (r *Roster) updateSlowStart(e *Engine, isNew bool, out *effects) {
 	}
 	if serves {
 		service.hasServed = true
-		service.servedStart = e.Status.StartTime // by which updateStates sees at the next Tick whether the process is new
+		service.servedStart = e.Status.StartTime // by which the next Tick sees whether the process is new
 	}
 	if !service.slowStartBegan.IsZero() {
 		service.share = slowStartShare(out.now.Sub(service.slowStartBegan), duration)
-		if service.share == 1 { // the slow start is over
+		if service.share == 1 {
 			service.slowStartBegan = time.Time{}
 		}
 	}
 }
 
-// hasStandIn says whether another engine can carry the load while an engine starts slowly. Without one, a slow start would only make
-// requests wait.
+// hasStandIn: without one, a slow start would only make requests wait.
 func (r *Roster) hasStandIn(e *Engine) bool {
 	for _, other := range r.engines {
 		if other != e && other.workKind() == e.workKind() && other.byHealth.serves() && other.slowStartBegan.IsZero() {
@@ -238,14 +230,13 @@ func (r *Roster) hasStandIn(e *Engine) bool {
 	return false
 }
 
-// markBrokenGroups finds the groups in which an engine has served and is down or wedged now. The other engines of such a group report that
-// they are well, but their ranks wait in vain for the ranks of the failed engine: if they would
-// serve, they are Broken.
+// markBrokenGroups: the other engines of a group in which one is down or wedged report that they
+// are well, but their ranks wait in vain.
 func (r *Roster) markBrokenGroups(out *effects) {
 	broken := map[string]string{}
 	for _, k := range r.order {
 		e := r.engines[k]
-		if errors.Is(e.Status.Err, engine.ErrRetired) { // the engine was taken out of the group, so the other ranks do not wait for it
+		if errors.Is(e.Status.Err, engine.ErrRetired) { // the other ranks do not wait for it
 			e.hasServed = false
 		}
 		group := e.barrierGroup()
@@ -254,7 +245,7 @@ func (r *Roster) markBrokenGroups(out *effects) {
 			continue
 		}
 		broken[group] = cmp.Or(broken[group], e.ID)
-		if r.broken[group] == "" { // not reported at an earlier Tick
+		if r.broken[group] == "" { // not reported yet
 			out.add(Effect{What: GroupBroke, Engine: e})
 		}
 	}
@@ -267,16 +258,14 @@ func (r *Roster) markBrokenGroups(out *effects) {
 	}
 }
 
-// stateByHealth is the state of an engine as far as it follows from its connector and from its status, in which the monitor stores what it
-// has found out. inFullService is how many engines with its model and role serve while nothing speaks against them. An engine that is
-// accused, or out, is not one of them.
-//
-// An engine that is accused, or out but not wedged, stays in service if no other engine serves its model: requests that may fail are better
-// than requests that must fail, and the canary, a request of one token, will show whether the engine computes. Of several states the first
-// case below counts, because it explains the others.
+// stateByHealth: an engine that is accused, or out but not wedged, stays in service if no other
+// serves its model: requests that may fail are better than requests that must fail, and the canary,
+// a request of one token, will show whether the engine computes. inFullService counts the engines
+// that could replace it. The first case that applies counts, because it explains the others.
 func (e *Engine) stateByHealth(inFullService int) RankState {
 	state, canBeReplaced, namesModels := e.Status.State(), inFullService > 0, len(e.Status.Models) > 0
-	accused := e.Status.Accused != nil && canBeReplaced // also of a late engine, for which requests wait otherwise
+	// also of a late engine, for which requests wait otherwise
+	accused := e.Status.Accused != nil && canBeReplaced
 	switch {
 	case state == engine.Down, state == engine.Late && accused:
 		return Down
@@ -296,8 +285,8 @@ func (e *Engine) stateByHealth(inFullService int) RankState {
 	return Up
 }
 
-// withheldState is the reason, other than its health, that keeps new requests from an engine: Draining or Unowned; Up: there is none. If
-// decode groups have owners, and not regions, ownership withholds no whole engine: it then concerns only ranks that decode (stateOfRank).
+// withheldState: if decode groups have owners, ownership concerns only ranks that decode
+// (stateOfRank).
 func (r *Roster) withheldState(e *Engine) RankState {
 	switch {
 	case e.Away != "" || r.drains[e.Key()] != nil || r.allRanksDrain(e):
@@ -308,13 +297,12 @@ func (r *Roster) withheldState(e *Engine) RankState {
 	return Up
 }
 
-// stateOfRank is the state of one rank of an engine; rank -1: the only rank, which has no number. It is the engine's state, unless the rank
-// or its group has a reason of its own not to take requests. Such reasons count if the engine serves, or if it is late: then it does not
-// answer its health check for a moment, and requests wait for its ranks.
+// stateOfRank is the engine's state, unless the rank or its group has a reason of its own, which
+// counts if the engine serves or requests wait for it.
 func (r *Roster) stateOfRank(e *Engine, rank int) RankState {
 	servesOrAwaited := e.state.serves() || e.state.in(Late, Broken)
 	switch {
-	case !servesOrAwaited: // the whole engine takes no requests, so the reasons of single ranks do not count
+	case !servesOrAwaited:
 		return e.state
 	case r.drains[e.rankDrainKey(rank)] != nil:
 		return Draining
