@@ -1,25 +1,23 @@
 package lifecycle
 
-// maybeReadHandOff is a hand-off that an engine may have read, so no other engine may get it.
 type maybeReadHandOff struct {
 	engineMayRun    bool // the engine may still be working on the request
-	reusesRequestID bool // a second request with the hand-off would have the same request id as the first
+	reusesRequestID bool // a second request with the hand-off would have the same id as the first
 }
 
-// held is what a request holds and must give back or pass on ("settle"). An effect does so exactly once for each resource.
+// held is what a request holds and must give back or pass on ("settle"), exactly once.
 type held struct {
-	has               [resources]bool // true while the request holds the resource; hand-offs that may have been read are in maybeReadHandOffs
-	reusesRequestID   bool            // the decode request must carry the request id of the prefill call
+	has               [resources]bool // but hand-offs that may have been read are in maybeReadHandOffs
+	reusesRequestID   bool            // the decode request must carry the id of the prefill call
 	maybeReadHandOffs []maybeReadHandOff
 }
 
 func (o *held) take(r Resource) { o.has[r] = true }
 
-// takeSlotAndCall takes the slot of a decode rank, and the call to its engine.
 func (o *held) takeSlotAndCall() { o.take(Slot); o.take(Call) }
 
-// settleSlotAndCall gives back what takeSlotAndCall has taken, if the request still holds it. A slot and its call are always held together,
-// so the slot tells about both. Only a passed-through request has a call without a slot, which settlePassthrough gives back.
+// settleSlotAndCall: a slot and its call are always held together. Only a passed-through request
+// has a call without a slot (settlePassthrough).
 func (o *held) settleSlotAndCall(dst []Effect, disposition Disposition) []Effect {
 	if !o.has[Slot] {
 		return dst
@@ -27,10 +25,8 @@ func (o *held) settleSlotAndCall(dst []Effect, disposition Disposition) []Effect
 	return o.settle(o.settle(dst, Slot, disposition), Call, disposition)
 }
 
-// settle gives a resource back or passes it on, as disposition says. It does nothing if the request does not hold the resource. A hand-off
-// that an engine may have read (MaybeRead, MaybeRunning) is also noted in o.maybeReadHandOffs. When the attempts are over,
-// settleAfterAttempts has it discarded: an engine gets one more request with the hand-off. The note has two facts: whether an engine may
-// still work on the first request, and whether the discard would have the same request id. If both are true, there is no discard.
+// settle does nothing if the request does not hold the resource. It notes a hand-off that an engine
+// may have read, for settleAfterAttempts.
 func (o *held) settle(dst []Effect, r Resource, disposition Disposition) []Effect {
 	if !o.has[r] {
 		return dst
@@ -43,13 +39,11 @@ func (o *held) settle(dst []Effect, r Resource, disposition Disposition) []Effec
 	return append(dst, Effect{Kind: Settle, Resource: r, Disposition: disposition})
 }
 
-// settleAfterAttempts gives back what is left when the attempts are over: hand-offs that an engine may have read, the place in the pool
-// (Permit), and the LeaseOwner, by which an audit finds leases of the request that are not given back by then.
-//
-// Each hand-off is discarded, so that its prefill engine frees the memory: a decode engine gets the request once more, only to fetch the KV
-// and throw it away. In two cases the KV is left to the prefill engine's hold timeout instead (Orphan):
-//   - The request may be what breaks engines (mayBreakEngines), so no further engine may get it.
-//   - The discard would have the id of a request that an engine may still run.
+// settleAfterAttempts gives back what is left when the attempts are over. Each noted hand-off is
+// discarded, so that its prefill engine frees the memory: a decode engine gets the request once
+// more, fetches the KV and throws it away. But the KV is left to the prefill engine's hold timeout
+// (Orphan) if no further engine may get the request, or if the discard would have the id of a
+// request that an engine may still run.
 func (o *held) settleAfterAttempts(dst []Effect, mayBreakEngines bool) []Effect {
 	for _, handOff := range o.maybeReadHandOffs {
 		disposition := Discard

@@ -21,23 +21,23 @@ type routing uint8
 
 const (
 	arrived      routing = iota // the request has just come
-	servedHere                  // the request got a prefill engine or a rank here, so its retries stay with this dispatcher
-	stranded                    // the region that has to decode its hand-off has no rank for the request any more
-	triedHere                   // every attempt here failed, and the request was not at fault
-	unowned                     // another proxy of this region owns its decode group, or owned it and gave the request back
-	returned                    // another dispatcher gave the request back, or evenkeel asked twice where it should go: it stays here for good
-	strandedLast                // the request stays here for good, and the region that has to decode its hand-off has no rank any more
+	servedHere                  // an engine or a rank here took it, so its retries stay here
+	stranded                    // no rank for its hand-off in the region that has to decode it
+	triedHere                   // the request was not at fault
+	unowned                     // another proxy of this region owns its group, or did and gave it back
+	returned                    // for good: it was given back, or evenkeel asked twice
+	strandedLast                // both returned and stranded
 )
 
 type move uint8
 
 const (
-	gotTurn   move = iota // a prefill engine here, or a rank that computes the prompt, takes the request
-	gaveBack              // a proxy of another region gave the request back
-	askAgain              // a proxy of this region gave the request back
-	lostRanks             // the region that has to decode the hand-off has no rank any more, or belongs to another proxy
-	lostGroup             // another proxy took over its decode group before a rank had the request
-	failed                // every attempt here failed
+	gotTurn   move = iota // a prefill engine or a rank here takes the request
+	gaveBack              // by a proxy of another region
+	askAgain              // gave it back: a proxy of this region
+	lostRanks             // no rank for the hand-off, or another proxy's
+	lostGroup             // another proxy took over, before a rank had the request
+	failed
 )
 
 var allowedMoves = map[routing]map[move]routing{
@@ -50,7 +50,6 @@ var allowedMoves = map[routing]map[move]routing{
 	strandedLast: {gotTurn: strandedLast, lostGroup: unowned},
 }
 
-// tryMove makes a move, and says whether the table allows it. A move that is not allowed changes nothing.
 func (r *routing) tryMove(m move) (ok bool) {
 	next, ok := allowedMoves[*r][m]
 	if ok {
@@ -62,12 +61,9 @@ func (r *routing) tryMove(m move) (ok bool) {
 // MayAsk says whether evenkeel may still ask which dispatcher should serve the request.
 func (r routing) MayAsk() bool { return r == arrived || r == triedHere || r == unowned }
 
-// HasWaited says whether the request has waited in the arrival queue before, and so returns to its old place there.
+// HasWaited: the request returns to its old place in the arrival queue.
 func (r routing) HasWaited() bool { return r != arrived && r != servedHere }
 
-// TriedHere says whether every attempt here has failed.
 func (r routing) TriedHere() bool { return r == triedHere }
 
-// StaysForGood says whether the request is never forwarded again, because another dispatcher gave it back, or because evenkeel asked twice
-// where it should go.
 func (r routing) StaysForGood() bool { return r == returned }

@@ -1,16 +1,17 @@
-// Package lifecycle decides what happens to a request: how far it has come, what it holds, whether another attempt follows a failed one,
-// and whose fault the failure was. It knows no clock, socket or engine: gateway/request reports events to it and carries out the effects
-// that it returns. lifecycle.go is the place to start reading.
+// Package lifecycle decides what happens to a request: how far it has come, what it holds, whether
+// another attempt follows a failed one, and whose fault the failure was. It knows no clock, socket
+// or engine: gateway/request reports events to it and carries out the effects that it returns.
+// Start reading in lifecycle.go.
 package lifecycle
 
-// A CallKind is the kind of a call to an engine: it serves the prefill, the decode, or all of a request.
+// A CallKind says what a call to an engine serves of a request.
 type CallKind uint8
 
-// The kinds of calls. A request has either calls of the kinds Prefill and Decode, or one of the kind Sole.
+// The kinds of calls.
 const (
-	Prefill CallKind = iota // computes the prompt and returns the hand-off of its KV
-	Decode                  // generates the answer on a decode rank; it is the only call if the rank also prefills the prompt
-	Sole                    // serves all of a passed-through request on one engine, without a slot on a decode rank
+	Prefill CallKind = iota // returns the hand-off of the prompt's KV
+	Decode                  // with its prefill if there is no hand-off
+	Sole                    // serves all of a passed-through request
 )
 
 // Progress says how far a call had come when it ended.
@@ -18,72 +19,71 @@ type Progress uint8
 
 // A call goes through these stages in this order.
 const (
-	Unsent  Progress = iota // no byte of the request was written to the engine
-	Sent                    // bytes of the request may have reached the engine, but no byte of an answer came
-	Headed                  // the first bytes of the engine's answer have come
-	Through                 // a prefill engine has returned the hand-off, or a decode engine has read the KV
+	Unsent  Progress = iota // no byte was written to the engine
+	Sent                    // bytes may have reached the engine, but no byte of an answer came
+	Headed                  // the first bytes of the answer have come
+	Through                 // the hand-off was returned (prefill), or the KV was read (decode)
 )
 
 // Reason says why a call ended without its result.
 type Reason uint8
 
-// The reasons. The ones before Stale do not count as a failure of the call's engine (see EngineFailed).
+// The ones before Stale do not count as a failure of the call's engine (see EngineFailed).
 const (
 	Left         Reason = iota // the client left
-	Leaving                    // the proxy shuts down, and ends requests that have no answer yet
-	Unready                    // the proxy does not listen for callbacks of decode engines
-	Moved                      // the call's engine was taken out of service
-	HungUp                     // the proxy ended the call, but neither because the client left nor because of a drain
-	NotOurs                    // another proxy owns the engine now, so the request was not sent
-	Unowned                    // another proxy owns the whole decode group now
-	NoRank                     // the pool had no rank for the request in time, or will have none
-	RanksLost                  // the region that has to decode the hand-off has no rank any more
+	Leaving                    // the proxy shuts down
+	Unready                    // the proxy does not listen for callbacks
+	Moved                      // the engine was taken out of service
+	HungUp                     // the proxy ended the call for another reason
+	NotOurs                    // another proxy owns the engine now
+	Unowned                    // another proxy owns the decode group now
+	NoRank                     // the pool had no rank in time, or will have none
+	RanksLost                  // the region that has to decode the hand-off has no rank
 	Outlived                   // the prefill engine has restarted, so the KV is gone
-	MayOutlive                 // the prefill engine may have restarted, so the KV may be gone
+	MayOutlive                 // the prefill engine may have restarted
 	Expired                    // the hand-off was too old when a slot came
-	MaybeWrongKV               // the decode engine may have read another prompt's KV, because it read too late
-	Ignored                    // the engine did not continue the answer so far, but began it anew
+	MaybeWrongKV               // read so late that it may be another prompt's
+	Ignored                    // the answer began anew instead of going on
 	TooLong                    // the engine counted more tokens than its model takes
 
-	// The following reasons blame the engine of the call: its connection, its answer or its silence ended the call.
-	Stale       // a kept-alive connection ended before it brought one byte of the answer
-	Unreachable // no connection to the engine could be made
-	Broke       // the connection broke, or the engine was declared down while it computed a prompt
-	Silent      // the engine sent nothing for longer than allowed
-	Garbled     // the engine's answer cannot be parsed or used
-	TooLarge    // the engine's answer is larger than allowed
-	Unnamed     // the engine's bootstrap server does not name the engine id under which the KV is held
-	Bare        // the prefill engine's answer has no hand-off
-	Empty       // the answer of the prefill engine has no hand-off, because its first token already ends the answer
-	Uncalled    // the decode engine did not call back in time to say where the KV goes
+	// The engine's connection, answer or silence ended the call.
+	Stale // a kept-alive connection ended before a byte of the answer
+	Unreachable
+	Broke // or the engine was declared down while it computed a prompt
+	Silent
+	Garbled // the answer cannot be parsed or used
+	TooLarge
+	Unnamed     // the bootstrap server does not name the engine id of the KV
+	Bare        // the answer has no hand-off
+	Empty       // nor has this one, because its first token ends it
+	Uncalled    // the decode engine did not call back in time
 	Misplaced   // the decode engine named an address to which KV may not be sent
-	Unbegun     // the prompt was prefilled, but the decode engine did not begin its answer
-	Stuck       // a rank that also prefills gave no sign of life for many times as long as the prefill was predicted to take
-	Unusable    // the answer of the engine cannot be turned into an answer for the client, or is too large
-	Unconfirmed // the prefill engine did not confirm in time that the KV is complete
-	Incomplete  // the prefill engine broke off while it handed the KV over
+	Unbegun     // the prompt was prefilled, but the decode engine did not begin
+	Stuck       // a rank that also prefills gave no sign of life many times as long as predicted
+	Unusable    // the answer cannot be turned into one for the client, or is too large
+	Unconfirmed // the prefill engine did not confirm the KV in time
+	Incomplete  // the prefill engine broke off the hand-over
 
-	// The following reasons stand for HTTP statuses: of the answer of the engine, or of an event in which the engine reports a failure.
-	Lacks     // 404 or 405 of the engine's router: the engine does not have the endpoint
-	Rejected  // any other 4xx: the engine refuses the request
-	Throttled // 429: too many requests
-	Busy      // 503: the engine is overloaded or not ready
-	Failed    // 500: the engine or the request is at fault
-	Erred     // 502 or 504, or an event that reports a failure without a status
-	Unable    // 501: the engine cannot do what the request asks for
-	Odd       // any status that has no reason of its own
-	Preempted // the engine ran out of KV memory and gave the request back
-	Paused    // the engine takes no requests while its group of ranks re-forms, or none for this rank; its core saw nothing
-	// Unlisted is the answer of an engine that does not serve the model of the request, although its list of models had it
-	// (engine.Unlisted). The engine has looked at nothing else of the request.
+	// HTTP statuses of the answer, or of an event in which the engine reports a failure.
+	Lacks     // 404 or 405 of the router: no such endpoint
+	Rejected  // any other 4xx
+	Throttled // 429
+	Busy      // 503
+	Failed    // 500
+	Erred     // 502, 504, or an event that reports a failure without a status
+	Unable    // 501
+	Odd       // any other status
+	Preempted // given back for lack of KV memory
+	Paused    // the group of ranks re-forms, or this rank takes nothing; the core saw nothing
+	// Unlisted: the engine's list of models had the model, but it does not serve it (engine.Unlisted),
+	// and has looked at nothing else of the request.
 	Unlisted
 
-	reasons // number of reasons
+	reasons
 )
 
-// ReasonOfStatus returns the reason for the status of an engine's answer. Status 0 stands for an event that reports a failure without a
-// status. The reasons differ in what follows (see the tables prefills and decodes): whether the engine is blamed, and whether another
-// engine is tried.
+// ReasonOfStatus returns the reason for the status of an engine's answer. Status 0 stands for an
+// event that reports a failure without a status.
 func ReasonOfStatus(status int) Reason {
 	switch {
 	case status == 429:
@@ -92,13 +92,13 @@ func ReasonOfStatus(status int) Reason {
 		return Rejected
 	}
 	switch status {
-	case 500: // the engine or the request is at fault: old engines also answer 500 to a request that they cannot serve
+	case 500: // old engines also answer 500 to a request that they cannot serve
 		return Failed
-	case 501: // the engine cannot do what the request asks for
+	case 501:
 		return Unable
-	case 503: // the engine is overloaded or not ready
+	case 503:
 		return Busy
-	case 0, 502, 504: // the request is not at fault: the engine, or a proxy in front of it, has failed
+	case 0, 502, 504: // the engine, or a proxy in front of it, has failed
 		return Erred
 	}
 	return Odd
@@ -109,72 +109,75 @@ type Disposition uint8
 
 // The dispositions of KV. Refuse and Lose also say that the prefill engine has failed.
 const (
-	unsaid       Disposition = iota // the table has no entry, because the case cannot happen
-	Keep                            // the next decode engine may get the hand-off: no byte that names the KV was written to an engine
-	Free                            // the prefill engine has no KV, or has freed it
-	Refuse                          // the prefill engine has failed, and has no KV
-	Lose                            // the prefill engine has failed, and may hold the KV until its hold timeout
-	Orphan                          // no engine will fetch the KV: the prefill engine frees it at its hold timeout
-	Discard                         // a decode engine is made to fetch the KV and throw it away
-	MaybeRead                       // a decode engine may have read the KV; it is discarded later, unless the request seems to break engines
-	MaybeRunning                    // a decode engine may have read the KV, and may still be working on the request
-	Spent                           // only of a Sole call, which hands no KV over: the engine may have computed tokens of the request
+	unsaid       Disposition = iota // the case cannot happen
+	Keep                            // for the next decode engine: no byte that names the KV was sent
+	Free                            // there is no KV, or it is freed
+	Refuse                          // the engine has failed, and has no KV
+	Lose                            // the engine has failed, and may hold the KV for its hold timeout
+	Orphan                          // left to the hold timeout
+	Discard                         // a decode engine fetches the KV and throws it away
+	MaybeRead                       // perhaps read; discarded later, unless the request seems to break engines
+	MaybeRunning                    // perhaps read, and the decode engine may still run the request
+	Spent                           // of a Sole call: the engine may have computed tokens
 )
 
 // NextStep says what a request does after a call that ended without its result.
 type NextStep uint8
 
-// The next steps. A request has a limit for each kind of failed attempt (see tries.nextAttempt).
+// A request has a limit for each kind of failed attempt (see tries.nextAttempt).
 const (
-	Over      NextStep = iota // no other attempt: no engine would answer otherwise
-	Elsewhere                 // no other attempt here, but an engine of another region may answer otherwise
-	Again                     // another attempt; the failed one counts against the general limit
-	Unreached                 // another attempt; the failed one reached no engine
-	Untaken                   // another attempt; in the failed one an engine refused the request
-	NoRoom                    // another attempt; in the failed one an engine had no room in its KV memory
-	Held                      // another attempt; in the failed one an engine took no requests for a short time (Paused)
-	Granted                   // another attempt, which the retry budget has granted already
-	NoModel                   // another attempt; in the failed one an engine did not have the model
-	Anew                      // another attempt; nothing failed, so none is counted
-	Redial                    // another attempt, over new connections; the old one was closed already, so nothing is counted
-	Ask                       // the proxy that owns the decode group now is asked to serve the request
-	Same                      // the same engine gets the request once more, over a new connection
+	Over      NextStep = iota // no engine would answer otherwise
+	Elsewhere                 // not here, but another region may answer otherwise
+	Again                     // another attempt, against the general limit
+	Unreached                 // another; no engine had the request
+	Untaken                   // another; an engine refused the request
+	NoRoom                    // another; no room for KV
+	Held                      // another; an engine was Paused
+	Granted                   // another; the retry budget has granted it already
+	NoModel                   // another; an engine did not have the model
+	Anew                      // another; nothing failed, so none counts
+	Redial                    // another over new connections, not counted
+	Ask                       // ask the new owner of the decode group
+	Same                      // the same engine, over a new connection
 )
 
 // Blame says against which component a failure is counted.
 type Blame uint8
 
-// The components, and Disputed for a failure whose cause is not known yet.
+// The components.
 const (
-	Nobody   Blame = iota // the request, the client or the proxy is at fault, or the failure is already counted elsewhere
-	Engine                // the engine is at fault
-	Wedged                // the engine is at fault, and may have stopped working without closing its connections
-	Disputed              // the engine or the request is at fault: the next engine's answer shows which
+	Nobody Blame = iota // the request, the client or the proxy, or it is already counted
+	Engine
+	Wedged   // the engine, which may have stopped working without closing its connections
+	Disputed // the engine or the request: the next engine's answer shows which
 )
 
-// row is a row of the tables prefills and decodes. kv is indexed by Progress.
+// kv is indexed by Progress.
 type row struct {
 	kv    [Through + 1]Disposition
 	next  NextStep
 	blame Blame
 }
 
-// prefills says what follows the end of a prefill call without its result, by the reason and the progress of the call. A prefill engine's
-// failures are counted when the lease of the prompt is given back, so blame only matters for a 500.
+// prefills says what follows the end of a prefill call, by its reason and progress. A prefill
+// engine's failures are counted when the lease of the prompt is given back, so blame only matters
+// for a 500.
 var prefills = [reasons]row{
 	// kv:          Unsent  Sent    Headed  Through
-	// A prefill engine stops a prefill whose connection ends, and keeps the KV of a prefill that it has answered.
+	// A prefill engine stops a prefill whose connection ends, but keeps KV that it has answered for.
+	// RanksLost: no rank is left that could fetch the KV, so it is not discarded.
 	Left:      {[...]Disposition{Free, Free, Orphan, Discard}, Over, Nobody},
 	Leaving:   {[...]Disposition{Free, Free, Orphan, Discard}, Over, Nobody},
 	Moved:     {[...]Disposition{Free, Free, Orphan, Discard}, Anew, Nobody},
 	HungUp:    {[...]Disposition{Free, Free, Orphan, Discard}, Elsewhere, Nobody},
-	Unowned:   {[...]Disposition{Free, unsaid, unsaid, Orphan}, Ask, Nobody}, // an Early attempt fails before its prefill, others after
+	Unowned:   {[...]Disposition{Free, unsaid, unsaid, Orphan}, Ask, Nobody}, // Unsent: no prefill yet
 	NoRank:    {[...]Disposition{Free, unsaid, unsaid, Discard}, Over, Nobody},
-	RanksLost: {[...]Disposition{Free, unsaid, unsaid, Orphan}, Anew, Nobody}, // no rank is left that could fetch the KV
+	RanksLost: {[...]Disposition{Free, unsaid, unsaid, Orphan}, Anew, Nobody},
 	Ignored:   {[...]Disposition{unsaid, unsaid, unsaid, Discard}, Over, Nobody},
 	TooLong:   {[...]Disposition{unsaid, unsaid, unsaid, Discard}, Over, Nobody}, // a decode engine would read the KV, then refuse
 
-	Stale:       {[...]Disposition{Free, Orphan, unsaid, unsaid}, Redial, Nobody}, // the engine may still have read the prompt
+	// Stale, Sent: the engine may still have read the prompt.
+	Stale:       {[...]Disposition{Free, Orphan, unsaid, unsaid}, Redial, Nobody},
 	Unreachable: {[...]Disposition{Refuse, unsaid, unsaid, unsaid}, Unreached, Nobody},
 	Broke:       {[...]Disposition{Refuse, Lose, Lose, unsaid}, Again, Nobody},
 	Silent:      {[...]Disposition{Refuse, Lose, Lose, unsaid}, Again, Nobody}, // silence may hide a finished prefill and its KV
@@ -197,7 +200,7 @@ var prefills = [reasons]row{
 	Unlisted:  {[...]Disposition{unsaid, unsaid, Free, unsaid}, NoModel, Nobody},
 }
 
-// decodes says what follows the end of a decode call without its result, by the reason and the progress of the call.
+// decodes says what follows the end of a decode call.
 var decodes = [reasons]row{
 	// kv:          Unsent  Sent     Headed   Through
 	Left:         {[...]Disposition{Keep, MaybeRunning, MaybeRunning, Free}, Over, Nobody},
@@ -224,7 +227,8 @@ var decodes = [reasons]row{
 	Stuck:       {[...]Disposition{unsaid, MaybeRunning, MaybeRunning, unsaid}, Granted, Wedged},
 	Unusable:    {[...]Disposition{unsaid, unsaid, MaybeRunning, Free}, Over, Engine},
 
-	// An error status does not prove that the KV is unread: it may come from a proxy in front of the engine, or after the KV was read.
+	// An error status does not prove that the KV is unread: it may come from a proxy in front of the
+	// engine, or after the KV was read.
 	Rejected:  {[...]Disposition{unsaid, unsaid, MaybeRead, Free}, Over, Nobody},
 	Throttled: {[...]Disposition{unsaid, unsaid, MaybeRead, Free}, Again, Nobody},
 	Busy:      {[...]Disposition{unsaid, unsaid, MaybeRead, Free}, Again, Engine},
@@ -242,21 +246,20 @@ type CallEnd struct {
 	Call     CallKind
 	Progress Progress
 	Reason   Reason
-	Kept     bool // the prefill engine keeps the KV until a decode engine fetches it, and its answer names the KV
-	Frees    bool // a decode engine that refuses a request also makes the prefill engine free the KV
+	Kept     bool // the prefill engine keeps the KV until it is fetched, and its answer names the KV
+	Frees    bool // a decode engine that refuses also makes the prefill engine free the KV
 	Moved    bool // the engine was taken out of service while the call ran
-	Open     bool // the engine's answer began with status 200, so the engine may be working on the request or have finished it
+	Open     bool // status 200 came: the engine may still run the request, or have finished it
 }
 
-// Consequences says what follows for a request from the end of one of its calls.
+// Consequences says what follows from the end of a call.
 type Consequences struct {
 	KV    Disposition
 	Next  NextStep
 	Blame Blame
 }
 
-// Verdict looks up what becomes of the KV, what the request does next, and which component is to blame. The tables prefills and decodes
-// have the usual case. The flags of e (Open, Frees, Kept, Moved) change it.
+// Verdict is the usual case of the tables, changed by the flags of e.
 func (e CallEnd) Verdict() Consequences {
 	usual := &prefills[e.Reason]
 	switch e.Call {
@@ -267,28 +270,25 @@ func (e CallEnd) Verdict() Consequences {
 		return e.soleVerdict()
 	}
 	v := Consequences{KV: e.dispositionOfKV(usual.kv[e.Progress]), Next: usual.next, Blame: usual.blame}
-	if e.Moved { // an engine that was taken out of service is not to blame
+	if e.Moved {
 		v.Blame = Nobody
-		if v.Next != Over { // another engine may get the request, and the attempt does not count
+		if v.Next != Over { // not counted
 			v.Next = Anew
 		}
 	}
 	return v
 }
 
-// dispositionOfKV is what becomes of the KV of a prefill or decode call. usual is the entry of the table for the reason and the progress of
-// the call. Three flags of e may change it. Open: the engine's answer began with status 200. Frees: a decode engine that refuses a request
-// makes the prefill engine free the KV. Kept: the prefill engine keeps the KV until a decode engine fetches it.
 func (e CallEnd) dispositionOfKV(usual Disposition) Disposition {
 	kv := usual
-	refusalFreesKV := e.Frees && e.Reason != Paused // the part of a paused engine that would free the KV never saw the request
+	refusalFreesKV := e.Frees && e.Reason != Paused // a paused engine's part that frees KV never saw it
 	switch {
 	case usual == MaybeRead && e.Open: // the decode engine may still run the request
 		kv = MaybeRunning
 	case usual == MaybeRead && refusalFreesKV:
 		kv = Free
-	// The table has no entry (unsaid), which is a bug. Orphan is safe: no engine is told to fetch KV that may not be there, and an
-	// engine that has it frees it at its hold timeout.
+	// A bug. Orphan is safe: no engine is told to fetch KV that may not be there, and an engine that
+	// has it frees it at its hold timeout.
 	case usual == unsaid && e.Call == Prefill:
 		kv = Orphan
 	case usual == unsaid: // a bug, too; the decode engine may have the request
@@ -300,10 +300,10 @@ func (e CallEnd) dispositionOfKV(usual Disposition) Disposition {
 	return kv
 }
 
-// withoutKV translates a disposition for a prefill engine that keeps no KV for a decode engine: there is none to free or to lose.
+// withoutKV: the prefill engine keeps no KV for a decode engine.
 func withoutKV(kv Disposition) Disposition {
 	switch kv {
-	case Lose: // the engine has failed all the same
+	case Lose:
 		return Refuse
 	case Orphan, Discard:
 		return Free
@@ -311,8 +311,9 @@ func withoutKV(kv Disposition) Disposition {
 	return kv
 }
 
-// MayLoseHandoff says whether the end of a decode call before its first event may be due to its hand-off: the KV did not come, or the
-// engine failed over it. A refusal, a drain, and KV that was too old say nothing of this.
+// MayLoseHandoff says whether the hand-off may be why a decode call ended before its first event:
+// its KV did not come, or the engine failed over it. A refusal, a drain, and KV that was too old
+// say nothing of this.
 func (e CallEnd) MayLoseHandoff() bool {
 	switch e.Reason {
 	case Broke, Silent, Garbled, Unbegun, Failed, Erred:
@@ -321,51 +322,47 @@ func (e CallEnd) MayLoseHandoff() bool {
 	return false
 }
 
-// EngineFailed says whether the call's engine is the reason that the call ended: by its answer, or because its connection or answer failed.
+// EngineFailed says whether the engine is why the call ended.
 func (e CallEnd) EngineFailed() bool { return e.Reason >= Stale && !e.Moved }
 
-// soleVerdict is the verdict on a Sole call, in which one engine serves all of a request. KV only says whether the engine may have computed
-// the request's tokens (Spent) or not (Free). Blame only says whether the engine is at fault. Next alone decides whether the call counts as
-// one of the request's failed tries:
-//   - Elsewhere: it counts, and no other engine gets the request, because it may be what made its engine fail. The value has its name
-//     from the other kinds of calls, whose requests may then go to another region.
+// soleVerdict: Next alone decides whether the call counts as a failed try of the request:
+//   - Elsewhere: it counts, and no other engine gets the request, not even of another region: the
+//     request may be what made its engine fail.
 //   - Again: it counts, and another engine gets the request.
-//   - Over: no other engine gets the request, because the request is at fault.
-//   - Anew, NoModel: another engine gets it, and no failure counts.
-//   - Same: the same engine gets it once more, over a new connection.
+//   - Anew, NoModel: no failure counts, and another engine gets the request.
 func (e CallEnd) soleVerdict() Consequences {
 	v := Consequences{KV: Spent, Next: Elsewhere, Blame: Engine}
-	hasErrorStatus := e.Reason >= Lacks && !e.Open // the reasons from Lacks on stand for statuses; Open: the status was 200
+	hasErrorStatus := e.Reason >= Lacks && !e.Open // from Lacks on: statuses; Open: the status was 200
 	if e.Progress == Unsent || e.Reason == Stale || hasErrorStatus {
 		v.KV = Free
 	}
 	switch {
-	case e.Moved: // the engine was taken out of service, so another one gets the request
+	case e.Moved:
 		v.Next = Again
-	case e.Reason == Stale: // the kept-alive connection most likely ended before the engine saw the request
+	case e.Reason == Stale: // most likely before the engine saw the request
 		v.Next = Same
-	case e.Reason == Paused: // the engine takes no requests for a short time, for which it is not to blame
+	case e.Reason == Paused: // no requests for a short time, for which the engine is not to blame
 		v.Next, v.Blame = Again, Nobody
-	case e.Reason == Unlisted: // the engine works, but does not have the model
+	case e.Reason == Unlisted:
 		v.Next, v.Blame = NoModel, Nobody
-	case e.Progress == Unsent || e.Reason == Throttled || e.Reason == Busy: // the engine did not take the request
+	case e.Progress == Unsent || e.Reason == Throttled || e.Reason == Busy:
 		v.Next = Again
-	case e.Reason == Lacks: // another engine may have the endpoint, and no failure counts
+	case e.Reason == Lacks: // another engine may have the endpoint
 		v.Next = Anew
-	case e.Reason == Rejected: // the request is at fault
+	case e.Reason == Rejected:
 		v.Next = Over
 	}
 	return v
 }
 
-// DecodeRefused says whether a decode engine refused the request because it has too many, so that it has read no KV for it.
+// DecodeRefused says whether a decode engine has too many requests, so that it has read no KV.
 func (e CallEnd) DecodeRefused() bool {
 	return e.Call == Decode && (e.Reason == Busy || e.Reason == Throttled)
 }
 
-// MayReplaceEngine says whether the engine of a call did not take the request, so that another engine may replace it.
+// MayReplaceEngine says whether the engine did not take the request, so that another may.
 func (e CallEnd) MayReplaceEngine() bool {
-	endedHere := e.Reason == HungUp || e.Reason == Moved // the proxy ended the call, which says nothing of the engine
+	endedHere := e.Reason == HungUp || e.Reason == Moved // by the proxy
 	refused := e.Reason == Throttled || e.Reason == Busy || e.Reason == Paused || e.Reason == Unlisted
 	return e.Progress == Unsent && !endedHere || refused
 }

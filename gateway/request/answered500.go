@@ -9,11 +9,11 @@ import (
 )
 
 // answered500 is what engines that answered 500 leave to be settled: the engine, another engine
-// behind it or the request may be at fault. Few requests have it.
+// behind it or the request may be at fault.
 type answered500 struct {
-	handoffs  []lostHandoff                 // those over which decode engines answered 500
+	handoffs  []lostHandoff                 // over which decode engines answered 500
 	settle    []func(cause lifecycle.Blame) // called once it is known whose fault the 500s were
-	ofRequest bool                          // the request is at fault
+	ofRequest bool
 }
 
 type lostHandoff struct {
@@ -23,8 +23,8 @@ type lostHandoff struct {
 }
 
 // confirm adds a hand-off, and says whether its 500 counts as an engine's word against the request:
-// it is the first one, or the dispatcher knows of nothing else that this one and an earlier one
-// could be due to.
+// it is the first one, or the dispatcher knows of nothing else that could explain this one and an
+// earlier one.
 func (a *answered500) confirm(d Dispatcher, slot *dispatcher.Slot, link delivery.Link) (confirms bool) {
 	confirms = len(a.handoffs) == 0
 	for _, earlier := range a.handoffs {
@@ -34,8 +34,8 @@ func (a *answered500) confirm(d Dispatcher, slot *dispatcher.Slot, link delivery
 	return confirms
 }
 
-// resolve tells all engines that answered 500 whose fault it was. If it was the request's, the lost
-// hand-offs are taken back. The last one is not reported yet, and will not be.
+// resolve: if the request is at fault, the lost hand-offs are taken back. The last one is not
+// reported yet, and will not be.
 func (a *answered500) resolve(d Dispatcher, cause lifecycle.Blame) {
 	if a == nil {
 		return
@@ -52,5 +52,4 @@ func (a *answered500) resolve(d Dispatcher, cause lifecycle.Blame) {
 	}
 }
 
-// causes500 says whether the request itself made engines answer 500.
 func (a *answered500) causes500() bool { return a != nil && a.ofRequest }

@@ -32,22 +32,22 @@ import (
 	"evenkeel/prefill/local"
 )
 
-// Deps has the parts of the proxy that requests use. Most are concrete types, because nothing else could stand for them: a lease, for
-// example, can only come from a prefill.Scheduler.
+// Deps has the parts of the proxy that requests use. Most are concrete types, because nothing else
+// could stand for them: a lease, for example, can only come from a prefill.Scheduler.
 type Deps struct {
 	Context    context.Context // ends when the last answer stream has ended
 	Log        *zap.Logger
 	Registerer prometheus.Registerer
 	Buckets    []float64 // upper bounds of the buckets of histograms, in seconds
 
-	Settings  func() *fleet.Settings // returns the settings that are in force at the call
-	Serving   func() context.Context // ends when the proxy, while it shuts down, ends the requests that have no answer yet
-	PromptKey func() []byte          // returns the key for hashes of prompts; nil: no predictor needs such hashes
+	Settings  func() *fleet.Settings // those in force at the call
+	Serving   func() context.Context // ends when the shutdown ends requests without an answer
+	PromptKey func() []byte          // for hashes of prompts; nil: no predictor needs them
 
 	Client     *engine.Client
 	Monitor    Monitor
 	Fleet      Fleet
-	Engines    func() Engines // returns the engines as they are at the call
+	Engines    func() Engines // as they are at the call
 	Prefill    *prefill.Scheduler
 	LocalRanks *local.Ranks
 	Places     *pool.Semaphore
@@ -57,7 +57,7 @@ type Deps struct {
 	Peers      *geo.Peers // nil: there are no other regions
 	Callbacks  *metaserver.Server
 	Running    *abort.Running
-	Loops      *loop.Set // the loops that carry streamed answers; empty: each answer has a goroutine
+	Loops      *loop.Set // empty: each streamed answer has a goroutine
 }
 
 // Monitor takes reports on whether engines served their requests well.
@@ -82,7 +82,7 @@ type Engines interface {
 	HandoffsNameRequests(candidate prefill.Candidate) bool
 }
 
-// Fleet tracks the calls that are under way, and stores facts about engines that requests have learnt.
+// Fleet tracks the calls under way, and what requests have learnt of engines.
 type Fleet interface {
 	KnownHost(host string) bool
 	TrackProbe(c *prefill.Candidate, call *engine.Call) *fleet.TrackedCall
@@ -98,9 +98,12 @@ type Fleet interface {
 // Dispatcher assigns requests to slots on decode ranks.
 type Dispatcher interface {
 	handoff.Dispatcher
-	Blocked(board string) (prefillers []string)              // prefill engines whose KV lately did not reach a decode engine of the board
-	Quarantined(slot *dispatcher.Slot) (prefillers []string) // prefill engines whose KV lately did not arrive at the decode engine of the slot
-	Rerouted(slot *dispatcher.Slot, prefiller string)        // another prefill engine computes the prompt of a slot
+	// Blocked are prefill engines whose KV lately did not reach a decode engine of the board.
+	Blocked(board string) (prefillers []string)
+	// Quarantined are those whose KV lately did not reach the slot's decode engine.
+	Quarantined(slot *dispatcher.Slot) (prefillers []string)
+	// Rerouted says that another prefill engine computes the prompt.
+	Rerouted(slot *dispatcher.Slot, prefiller string)
 	BlamesRequest(slot *dispatcher.Slot, first, second delivery.Link, since time.Time) bool
 	Excuse(slot *dispatcher.Slot, l delivery.Link)
 	EnqueueAggregated(entry *pool.Entry, hits []board.Hit) <-chan dispatcher.Result
@@ -116,15 +119,16 @@ type Server struct {
 	metrics      *metrics
 	Prompts      *prompt.Reader
 	discards     *handoff.Discarder
-	prefillCalls service.Background // prefill calls that run at the same time as their decode call
-	// finishing does work that is left after a client has its answer: it reads bodies to their ends, and ends legs after one failed.
+	prefillCalls service.Background // beside their decode calls
+	// finishing reads bodies to their ends after the client has its answer, and ends legs after one
+	// failed.
 	finishing    service.Background
 	openRequests atomic.Int64 // client requests being served
 	ids          atomic.Uint64
 	resumeBytes  atomic.Int64 // bytes kept so that answers can go on at another engine
 }
 
-// New makes the server of a proxy. It registers the metrics of requests.
+// New registers the metrics of requests.
 func New(deps Deps) *Server {
 	srv := &Server{Deps: deps}
 	srv.Prompts = prompt.NewReader(prompt.Config{Client: deps.Client, Fleet: deps.Fleet, Prefill: deps.Prefill, Settings: deps.Settings,
@@ -141,8 +145,8 @@ func New(deps Deps) *Server {
 // Open is how many client requests are being served.
 func (srv *Server) Open() int64 { return srv.openRequests.Load() }
 
-// Finish waits until the background work of finished requests has ended, or until ctx is done. No new work of this kind begins. The
-// returned function waits for the rest of it.
+// Finish waits until the background work of finished requests has ended, or until ctx is done. No
+// new work begins. The returned function waits for the rest.
 func (srv *Server) Finish(ctx context.Context) (wait func()) {
 	var ends []<-chan struct{} // each is closed when all work of one kind has ended
 	for _, background := range []*service.Background{&srv.finishing, &srv.discards.Background, &srv.prefillCalls} {
@@ -163,18 +167,18 @@ func (srv *Server) Finish(ctx context.Context) (wait func()) {
 func (srv *Server) nextID() uint64 { return srv.ids.Add(1) }
 
 type metrics struct {
-	itl                                  prometheus.Observer    // gaps between two events with tokens, in seconds
-	recomputes, losses, movedAnswers     *prometheus.CounterVec // counted by tier: how a lost answer went on
+	itl                                  prometheus.Observer    // seconds between two events with tokens
+	recomputes, losses, movedAnswers     *prometheus.CounterVec // by tier: how a lost answer went on
 	ignoredCloses, latePulls, miscounted prometheus.Counter
 
-	drains, rebinds *prometheus.CounterVec // count requests that were bound to a decode rank before their prefill
+	drains, rebinds *prometheus.CounterVec // bound to a decode rank before their prefill
 
 	localRequests                *prometheus.CounterVec
 	localFailures, localDeclined prometheus.Counter
 }
 
-// newMetrics registers the metrics of requests. buckets are the upper bounds of the buckets of histograms, in seconds. open counts the
-// client requests being served.
+// newMetrics: buckets are upper bounds in seconds, and open counts the client requests being
+// served.
 func newMetrics(reg prometheus.Registerer, buckets []float64, open *atomic.Int64) *metrics {
 	auto := promauto.With(reg)
 	auto.NewGaugeFunc(prometheus.GaugeOpts{
@@ -191,7 +195,6 @@ func newMetrics(reg prometheus.Registerer, buckets []float64, open *atomic.Int64
 	return m
 }
 
-// counterMaker makes counters and registers them.
 type counterMaker struct{ auto promauto.Factory }
 
 func (c counterMaker) counter(name, help string) prometheus.Counter {
@@ -207,7 +210,6 @@ func (c counterMaker) counters(name, help, label string, values []string) *prome
 	return vec
 }
 
-// makeLossCounters makes the counters of answers that their engine has lost or given back. The tiers say how an answer went on.
 func (m *metrics) makeLossCounters(c counterMaker) {
 	m.recomputes = c.counters("evenkeel_recomputes_total",
 		"Requests that a decode engine gave back because it had no KV memory left, by how they went on. 0: from the start, "+
@@ -222,7 +224,6 @@ func (m *metrics) makeLossCounters(c counterMaker) {
 			"evenkeel_recomputes_total.", "tier", lifecycle.Tiers)
 }
 
-// makeAnswerCounters makes the counters of what went wrong with an answer or its end.
 func (m *metrics) makeAnswerCounters(c counterMaker) {
 	m.ignoredCloses = c.counter("evenkeel_heedless_engines_total",
 		"Decode calls that the proxy closed and that the engine had not closed 250 ms later. Their slots were given to others all "+
@@ -235,8 +236,7 @@ func (m *metrics) makeAnswerCounters(c counterMaker) {
 			"count is the load of decode ranks.")
 }
 
-// makeEarlyBindCounters makes the counters of requests that were bound to a decode rank before their prefill. A drain is here a prefill
-// that runs only so that its end frees KV blocks of the decode engine.
+// A drain is here a prefill that runs only so that its end frees KV blocks of the decode engine.
 func (m *metrics) makeEarlyBindCounters(c counterMaker) {
 	m.drains = c.counters("evenkeel_bind_drains_total",
 		"Prefills that ran although no client waits for the answer any more, because only the end of the prefill frees the blocks "+
@@ -249,7 +249,6 @@ func (m *metrics) makeEarlyBindCounters(c counterMaker) {
 		[]string{causeDecode, causePrefill, causeCallback, causeSilent})
 }
 
-// makeLocalCounters makes the counters of prompts that a decode rank computes itself.
 func (m *metrics) makeLocalCounters(c counterMaker) {
 	m.localRequests = c.counters("evenkeel_local_prefill_requests_total",
 		"Requests that a decode rank got without a hand-off. short: little of the prompt was new there. asked: a trusted caller "+
@@ -262,25 +261,25 @@ func (m *metrics) makeLocalCounters(c counterMaker) {
 		"Requests that were short enough for a decode rank to compute, but no rank had room or could be reached.")
 }
 
-// Label values of the metrics drains, rebinds and localRequests, which the help texts of these metrics explain.
+// Label values of drains, rebinds and localRequests, whose help texts explain them.
 const (
 	drainLeft, drainLate                                  = "client_left", "late_callback"
 	causeDecode, causePrefill, causeCallback, causeSilent = "decode", "prefill", "callback", "silent"
 	localShort, localAsked, localEndpoint, localNoHandOff = "short", "asked", "endpoint", "ended"
 )
 
-// countRebind counts a request that lost its decode rank before the first token and is bound again, by the cause of the loss. endedBy is
-// why one of the attempt's two calls, the prefill call and the decode call, has ended the other; nil: the decode call ended by itself.
+// countRebind counts a request that lost its decode rank before the first token. endedBy is why one
+// call of the pair has ended the other; nil: the decode call ended by itself.
 func (m *metrics) countRebind(endedBy *failure.Fault) {
-	cause := causePrefill // the prefill call has failed, and so ended the decode call
+	cause := causePrefill
 	switch {
-	case endedBy == nil: // the decode engine refused the request or broke the call off
+	case endedBy == nil:
 		cause = causeDecode
-	case endedBy.Verdict().Next == lifecycle.Over: // the request ends, so it is bound to no other rank
+	case endedBy.Verdict().Next == lifecycle.Over: // it is bound to no other rank
 		return
-	case endedBy.Reason == lifecycle.Unbegun: // the prompt was prefilled, but the decode engine sent no event in time
+	case endedBy.Reason == lifecycle.Unbegun:
 		cause = causeSilent
-	case endedBy.Call == lifecycle.Decode: // a missing or bad callback is the only other fault of a decode call that ends both calls
+	case endedBy.Call == lifecycle.Decode: // no other fault of a decode call ends both
 		cause = causeCallback
 	}
 	m.rebinds.WithLabelValues(cause).Inc()

@@ -26,42 +26,42 @@ import (
 	"evenkeel/sse"
 )
 
-// A fannedOut is a client's request with n above 1 or with a list of prompts. It becomes several requests to engines, the legs, because an
-// engine's answer carries only one hand-off. The legs run side by side, and evenkeel renumbers their choices. The first failure ends all
-// legs. For a streamed answer, a fannedOut is the body: it passes on the events of the legs as they come, and adds one common end.
+// A fannedOut is a client's request with n above 1 or with a list of prompts. It becomes several
+// requests to engines, the legs, because an engine's answer carries only one hand-off. evenkeel
+// renumbers their choices. The first failure ends all legs. For a streamed answer, a fannedOut is
+// the body, with one common end.
 type fannedOut struct {
 	srv        *Server
 	conn       client
 	req        *openai.Request
 	in         *Incoming
-	id         []byte // id that the client sees for the whole answer
-	outputMode []byte // output_mode of a request to /inference/v1/generate, which the usage event repeats
+	id         []byte // as the client sees it
+	outputMode []byte // of a request to /inference/v1/generate, which the usage event repeats
 	legs       []fanOutLeg
 	wg         sync.WaitGroup
 	stopOnce   sync.Once
-	stop       chan struct{} // endLegs closes stop, which ends all waits of the legs
+	stop       chan struct{} // closed by endLegs; ends all waits of the legs
 
-	memory     *edge.Reservation // what the caller was charged for answers that are ready; nil: another owner gives it back
-	pieces     chan piece        // parts of the answer, on their way from the legs to the client
+	memory     *edge.Reservation // for answers that are ready; nil: another owner gives it back
+	pieces     chan piece        // from the legs to the client
 	pending    []byte            // bytes that Read can return without waiting
-	endedCount int               // number of legs that have ended
+	endedCount int               // legs that have ended
 	allEnded   bool              // no leg has anything more for the client
 	endError   *openai.Error     // the error that ended the whole answer; nil: none did
 }
 
-// A fanOutLeg is one leg of a fan-out: a job with one prompt and one answer.
 type fanOutLeg struct {
 	job         *job
-	clientShare *edge.CloseNotifier // the leg's view of the client's connection: gone when the client has left, or when another leg failed
-	prompt      int                 // index of the leg's prompt in the request
+	clientShare *edge.CloseNotifier // gone when the client has left, or when another leg failed
+	prompt      int                 // index of the prompt in the request
 
-	// The leg writes the fields below before it sends its last piece, and others read them only after that piece.
-	answer  []byte // the whole answer, if it is not streamed
+	// The leg writes these before it sends its last piece, and others read them only after it.
+	answer  []byte // whole, if it is not streamed
 	usage   sse.Usage
-	details map[string]int // counts of prompt_tokens_details in the usage, by their names
+	details map[string]int // of prompt_tokens_details, by their names
 }
 
-// A piece goes from a leg to the client's side. It has whole events, or reports the end of the leg.
+// A piece has whole events, or reports the end of a leg.
 type piece struct {
 	contentType []byte
 	events      []byte
@@ -69,9 +69,9 @@ type piece struct {
 	fail        *openai.Error
 }
 
-// fanOut serves a request that needs several answers of engines: one job per answer. It enters the jobs into the arrival queue, where it is
-// decided whether another proxy answers the whole request, and otherwise runs them. whole is the job of the whole request, which is not
-// run. If fanOut returns an error, the client has no answer yet, and the caller writes the error.
+// fanOut enters one job per answer into the arrival queue, where it is decided whether another
+// proxy answers the whole request, and otherwise runs them. whole is not run. After an error, the
+// client has no answer yet.
 func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, legs []openai.SubRequest) *openai.Error {
 	req, in := whole.req, whole.incoming
 	prefix := "chatcmpl-ek-"
@@ -80,7 +80,8 @@ func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, leg
 	}
 	f := &fannedOut{srv: srv, conn: conn, req: req, in: in, id: []byte(prefix + in.Record.ID), outputMode: openai.OutputMode(&whole.body),
 		stop: make(chan struct{})}
-	// At some endpoints the client can end the request by the id of its answer. newJob has then chosen this id, and told the filter.
+	// At some endpoints the client can end the request by the id of its answer. newJob has then chosen
+	// it.
 	if chosenID := whole.filterOptions.ID; chosenID != nil {
 		f.id = chosenID
 	}
@@ -88,7 +89,7 @@ func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, leg
 		f.legs = append(f.legs, f.newLeg(whole, i, &legs[i]))
 	}
 	f.allowCancelByName(whole)
-	if answered, fail := f.queueOrForward(ctx, whole); answered || fail != nil { // answered: another proxy answers
+	if answered, fail := f.queueOrForward(ctx, whole); answered || fail != nil { // another proxy answers
 		return fail
 	}
 	conn.OnGone(f.endLegs) // the legs are served here
@@ -101,9 +102,8 @@ func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, leg
 	return nil
 }
 
-// newLeg makes the leg with the number i. part is the part of the request that the leg serves.
 func (f *fannedOut) newLeg(whole *job, i int, part *openai.SubRequest) fanOutLeg {
-	// All legs answer the same client. Each has a notifier of its own, so that endLegs can end a leg as if the client had left.
+	// Each leg has a notifier of its own, so that endLegs can end a leg as if the client had left.
 	legClient, name := edge.NewCloseNotifier(f.srv.Log), legName(i)
 	leg := fanOutLeg{clientShare: legClient, prompt: part.Prompt, job: &job{
 		srv: f.srv, req: f.req, body: whole.body, changes: &part.Patch, client: legClient, isLeg: true, id: f.in.Record.ID + "-" + name,
@@ -111,30 +111,29 @@ func (f *fannedOut) newLeg(whole *job, i int, part *openai.SubRequest) fanOutLeg
 	}}
 	options := &leg.job.filterOptions
 	options.ID, options.Created = f.answerName(i), f.in.Record.Arrival.Unix()
-	options.Choice = part.Choice // the number of the leg's answer among all answers
-	// A streamed answer has one end for all legs, which takePiece writes. In one piece, merge adds up the usages of the legs.
+	options.Choice = part.Choice // the number of the answer among all answers
+	// takePiece writes one end for all legs. In one piece, merge adds up the usages.
 	options.DropFinalUsage, options.DropDone = f.req.Stream, true
 	return leg
 }
 
-// queueOrForward enters all legs into the arrival queue, and sends the whole request to another proxy if the queue decides so. Then
-// answered is true: the other proxy answers. If the other proxy gives the request back, the legs take their old places in the queue again.
-// fail is the error for the client; nil: the other proxy answers, or the legs are served here. After an error it gives back the slots that
-// enterQueue has bound.
+// queueOrForward enters all legs into the arrival queue, and sends the whole request to another
+// proxy if the queue decides so. If that one gives it back, the legs take their old places again.
+// After an error it gives back the slots that enterQueue has bound.
 func (f *fannedOut) queueOrForward(ctx *fasthttp.RequestCtx, whole *job) (answered bool, fail *openai.Error) {
 	defer func() {
 		if fail != nil {
 			f.abandon(ctx, whole, fail)
 		}
 	}()
-	whole.record.Reached = journal.Queued // set here because the whole request enters a phase only when it is forwarded
+	whole.record.Reached = journal.Queued // the whole request enters a phase only when it is forwarded
 	for {
 		forward, noPlace := f.enterQueue()
 		switch {
-		case forward != nil: // another proxy was chosen
-		case noPlace != nil: // the legs got no place in the queue
+		case forward != nil:
+		case noPlace != nil: // no place in the queue
 			return false, whole.leaseError(noPlace)
-		default: // the legs are served here
+		default:
 			return false, nil
 		}
 		whole.record.Report(journal.Event{Kind: journal.Attempted})
@@ -143,13 +142,13 @@ func (f *fannedOut) queueOrForward(ctx *fasthttp.RequestCtx, whole *job) (answer
 			return forwardError == nil, forwardError
 		}
 		whole.life.NoteGivenBack(outcome)
-		for _, l := range f.legs { // each leg knows where the request was already, and where it may still go
+		for _, l := range f.legs { // each leg knows where the request may still go
 			l.job.life.CopyRouting(&whole.life)
 		}
 	}
 }
 
-// abandon gives back the slots that enterQueue has bound, because no leg will use them, and prepares the error answer.
+// abandon gives back the slots that enterQueue has bound.
 func (f *fannedOut) abandon(ctx *fasthttp.RequestCtx, whole *job, fail *openai.Error) {
 	for _, l := range f.legs {
 		if slot := l.job.local.boundSlot; slot != nil {
@@ -161,13 +160,12 @@ func (f *fannedOut) abandon(ctx *fasthttp.RequestCtx, whole *job, fail *openai.E
 	f.srv.setServedByHeader(ctx, f.in)
 }
 
-// enterQueue puts the legs into the arrival queue together, except those whose prompt a decode rank computes itself. These keep their slots
-// in boundSlot. The whole request may go to another proxy, but not if a leg is bound here: so no slot is held when it goes. There are three
-// results: forward is the way to the other proxy, or err says why the legs got no place, or both are nil and the legs that are in the queue
-// have their tickets.
+// enterQueue puts the legs into the arrival queue together, except those that a decode rank
+// computes itself, which keep their slots in boundSlot. If such a slot is held, the request cannot
+// go to another proxy.
 func (f *fannedOut) enterQueue() (forward *geo.Forward, err error) {
 	queued := f.bindLocalLegs()
-	if len(queued) == 0 || f.in.NoHandOff { // decode ranks here have taken all legs, or no prefill engine may take a leg
+	if len(queued) == 0 || f.in.NoHandOff { // no leg may take a prefill engine
 		return nil, nil
 	}
 	query := f.routingQuery(queued)
@@ -180,7 +178,7 @@ func (f *fannedOut) enterQueue() (forward *geo.Forward, err error) {
 		if forward = query.Forward(); forward != nil {
 			return forward, nil
 		}
-		return nil, prefill.ErrElsewhere // no proxy was chosen: the request came from another proxy, which must ask again
+		return nil, prefill.ErrElsewhere // the request came from another proxy, which must ask again
 	}
 	for i := range tickets {
 		queued[i].job.ticket = &tickets[i]
@@ -188,9 +186,8 @@ func (f *fannedOut) enterQueue() (forward *geo.Forward, err error) {
 	return nil, err
 }
 
-// goesElsewhere says whether another proxy should have the whole request. err is the result of entering the queue: it may say so at once,
-// and then no leg is in the queue. Otherwise, if there is a query, goesElsewhere waits for the decision about the first leg, which counts
-// for all legs. If that sends the request away, the queue has taken the legs out, so their tickets are of no use.
+// goesElsewhere: the decision about the first leg counts for all. If it sends the request away, the
+// queue has taken the legs out.
 func (f *fannedOut) goesElsewhere(query *geo.RoutingQuery, tickets []prefill.Ticket, err error) bool {
 	if mayBeDecidedLater := err == nil && query != nil; mayBeDecidedLater {
 		return f.awaitForwarding(&tickets[0])
@@ -198,8 +195,8 @@ func (f *fannedOut) goesElsewhere(query *geo.RoutingQuery, tickets []prefill.Tic
 	return errors.Is(err, prefill.ErrElsewhere)
 }
 
-// bindLocalLegs binds each leg to a decode rank that computes its prompt itself, if there is one, and returns the other legs. If a central
-// proxy decides where requests are served, it must be asked before a decode rank here may take a leg, so no leg is bound.
+// bindLocalLegs returns the legs that no decode rank computes itself. If a central proxy decides
+// where requests are served, it must be asked first, so no leg is bound.
 func (f *fannedOut) bindLocalLegs() (others []fanOutLeg) {
 	if f.srv.Settings().Geo.Follows() {
 		return f.legs
@@ -210,10 +207,10 @@ func (f *fannedOut) bindLocalLegs() (others []fanOutLeg) {
 	})
 }
 
-// routingQuery makes one question for all legs: to which dispatcher should the request go? It returns nil if there is no other proxy.
+// routingQuery makes one question for all legs.
 func (f *fannedOut) routingQuery(legs []fanOutLeg) (query *geo.RoutingQuery) {
 	first := legs[0]
-	someServedHere := len(legs) < len(f.legs) // a decode rank here has taken the other legs, so these stay, too
+	someServedHere := len(legs) < len(f.legs) // so these stay, too
 	if query = first.job.newRoutingQuery(first.job.life.StaysForGood() || someServedHere); query == nil {
 		return nil
 	}
@@ -225,7 +222,6 @@ func (f *fannedOut) routingQuery(legs []fanOutLeg) (query *geo.RoutingQuery) {
 	return query
 }
 
-// awaitForwarding waits for the decision about the first leg, and says whether another proxy should have the request.
 func (f *fannedOut) awaitForwarding(first *prefill.Ticket) bool {
 	ctx, cancel := context.WithCancel(f.srv.Serving())
 	defer cancel()
@@ -234,8 +230,8 @@ func (f *fannedOut) awaitForwarding(first *prefill.Ticket) bool {
 	return first.AwaitRegionDecision(ctx)
 }
 
-// startLegs runs each leg on a goroutine of its own. run returns the error of a leg that has no answer. startLegs recovers a panic in these
-// goroutines itself, so that it ends only the request: the recovery of the HTTP server does not cover them, so it would end the process.
+// startLegs runs each leg on a goroutine of its own. It recovers a panic itself: the recovery of
+// the HTTP server does not cover these goroutines, so it would end the process.
 func (f *fannedOut) startLegs(run func(l *fanOutLeg) *openai.Error) {
 	f.pieces = make(chan piece, len(f.legs))
 	for i := range f.legs {
@@ -253,7 +249,7 @@ func (f *fannedOut) startLegs(run func(l *fanOutLeg) *openai.Error) {
 	}
 }
 
-// sendPiece passes a piece on to the client's side. It returns false if the fan-out has ended, because no goroutine reads pieces then.
+// sendPiece returns false if no goroutine reads pieces any more.
 func (f *fannedOut) sendPiece(p piece) bool {
 	select {
 	case f.pieces <- p:
@@ -263,7 +259,7 @@ func (f *fannedOut) sendPiece(p piece) bool {
 	}
 }
 
-// nextPiece waits for the next piece of any leg. It returns false if the legs were ended, because the client has left.
+// nextPiece returns false if the client has left.
 func (f *fannedOut) nextPiece() (piece, bool) {
 	select {
 	case p := <-f.pieces:
@@ -273,7 +269,6 @@ func (f *fannedOut) nextPiece() (piece, bool) {
 	}
 }
 
-// collect answers a fan-out that is not streamed, once all legs have their answers or one leg has failed.
 func (f *fannedOut) collect(ctx *fasthttp.RequestCtx) {
 	defer onPanic(func() { f.endAndConclude(failure.InternalError) })
 	f.startLegs(f.collectLeg)
@@ -290,16 +285,14 @@ func (f *fannedOut) collect(ctx *fasthttp.RequestCtx) {
 	edge.AnswerWhole(ctx, "application/json", answer, memory)
 }
 
-// collectLeg serves one answer of a fan-out that is not streamed, and keeps it in l. If it returns an error, its caller sends the piece
-// that ends the leg.
+// collectLeg: after an error, its caller sends the piece that ends the leg.
 func (f *fannedOut) collectLeg(l *fanOutLeg) *openai.Error {
-	s, fail := l.job.serve(nil) // nil: a leg is sent to no other proxy
+	s, fail := l.job.serve(nil)
 	switch {
 	case fail == nil:
 		l.answer, fail = s.collect(f.memory)
 	case failedOnlyByAbort(l.job, f.conn, fail):
-		// The client has ended this leg by its id before a rank began the answer, and still waits. So the leg has not failed, and
-		// gets an answer without tokens.
+		// The client has ended this leg by its id before a rank began the answer, and still waits.
 		l.answer, fail = emptyAnswer(l.job), nil
 	}
 	if fail == nil {
@@ -308,7 +301,7 @@ func (f *fannedOut) collectLeg(l *fanOutLeg) *openai.Error {
 	return fail
 }
 
-// mergeLegs waits until each leg has ended, and puts their answers together. If a leg fails, it returns the error at once.
+// mergeLegs waits for all legs, but not after a failure.
 func (f *fannedOut) mergeLegs() ([]byte, *openai.Error) {
 	for range f.legs { // each leg sends one piece, at its end
 		if ended, _ := f.nextPiece(); ended.fail != nil {
@@ -329,28 +322,29 @@ func (f *fannedOut) mergeLegs() ([]byte, *openai.Error) {
 	return answer, nil
 }
 
-// stream answers a streamed fan-out. The first leg that has an event or fails decides the status.
+// stream: the first leg that has an event or fails decides the status.
 func (f *fannedOut) stream(ctx *fasthttp.RequestCtx) {
 	f.startLegs(f.relayLeg)
 	first, _ := f.nextPiece() // if the client has left, first has that error
-	edge.StopKeepAlive(ctx)   // the answer begins, so the client gets no more comments that keep the connection alive
+	edge.StopKeepAlive(ctx)   // no more comments keep the connection alive
 	if first.fail != nil {
 		f.answerError(ctx, first.fail)
 		return
 	}
 	f.takePiece(first)
 	f.srv.setServedByHeader(ctx, f.in)
-	f.srv.Stream(ctx, first.contentType, f, withoutLoop) // an event loop reads from one engine, and the legs run on several
+	// An event loop reads from one engine, and the legs run on several.
+	f.srv.Stream(ctx, first.contentType, f, withoutLoop)
 }
 
-// relayLeg serves one answer of a streamed fan-out, and passes its events on as they come. It returns an error only if the leg has no
-// answer.
+// relayLeg returns an error only if the leg has no answer.
 func (f *fannedOut) relayLeg(l *fanOutLeg) *openai.Error {
 	s, fail := l.job.serve(nil)
-	// If the client has ended the leg by name before its first event, and still waits, the leg ends well, without tokens.
+	// The client has ended the leg by name before its first event, and still waits.
 	if fail != nil && failedOnlyByAbort(l.job, f.conn, fail) {
 		kind := []byte("text/event-stream")
-		l.usage = sse.Usage{Prompt: l.job.estimatedTokens(), Cached: -1} // the same usage as in emptyAnswer, for the sum of all legs
+		// The same usage as in emptyAnswer, for the sum of all legs.
+		l.usage = sse.Usage{Prompt: l.job.estimatedTokens(), Cached: -1}
 		f.sendPiece(piece{contentType: kind, events: emptyAnswer(l.job)})
 		f.sendPiece(piece{contentType: kind, done: true})
 		return nil
@@ -359,7 +353,8 @@ func (f *fannedOut) relayLeg(l *fanOutLeg) *openai.Error {
 		return fail
 	}
 	defer s.Close()
-	if s.state == ended && !f.memory.AcquireAnswer(s.Pending()) { // the whole answer came at once, and waits in pieces for the client
+	// The whole answer came at once, and waits in pieces for the client.
+	if s.state == ended && !f.memory.AcquireAnswer(s.Pending()) {
 		s.endError = failure.NoRoomForAnswer
 		return s.endError
 	}
@@ -378,8 +373,8 @@ func (f *fannedOut) relayLeg(l *fanOutLeg) *openai.Error {
 	}
 }
 
-// takePiece makes the events of a piece available to Read. After the last piece it adds the end of the whole answer: the sum of the legs'
-// usage, or the error, and then [DONE].
+// takePiece makes a piece available to Read. The last one gets the end of the whole answer: usage
+// or error, and [DONE].
 func (f *fannedOut) takePiece(p piece) {
 	f.pending = p.events
 	if !p.done {
@@ -404,15 +399,15 @@ func (f *fannedOut) takePiece(p piece) {
 	f.pending = append(f.pending, sse.Done...)
 }
 
-// sumUsage adds up the usage of the legs. It counts every completion, but each prompt only once. Cached is -1 if no leg reported it.
+// sumUsage counts each prompt only once. Cached is -1 if no leg reported it.
 func (f *fannedOut) sumUsage() (sum sse.Usage, details map[string]int) {
 	sum, details = sse.Usage{Cached: -1}, map[string]int{}
-	counted := map[int]bool{} // indexes of the prompts whose tokens are counted already
+	counted := map[int]bool{} // indexes of prompts
 	for _, l := range f.legs {
 		if !counted[l.prompt] {
 			counted[l.prompt] = true
 			sum.Prompt += l.usage.Prompt
-			if l.usage.Cached >= 0 { // -1: the leg did not report it
+			if l.usage.Cached >= 0 { // -1: not reported
 				sum.Cached = max(0, sum.Cached) + l.usage.Cached
 			}
 			for name, tokens := range l.details {
@@ -425,14 +420,14 @@ func (f *fannedOut) sumUsage() (sum sse.Usage, details map[string]int) {
 	return sum, details
 }
 
-// Read returns the bytes that have arrived. It waits only if there are none.
+// Read waits only if no bytes have arrived.
 func (f *fannedOut) Read(p []byte) (int, error) {
 	for len(f.pending) == 0 {
 		if f.allEnded {
 			return 0, io.EOF
 		}
 		next, ok := f.nextPiece()
-		if !ok { // the legs were ended, because the client has left
+		if !ok { // the client has left
 			return 0, io.ErrClosedPipe
 		}
 		f.takePiece(next)
@@ -445,8 +440,7 @@ func (f *fannedOut) Read(p []byte) (int, error) {
 // Pending is how many more bytes Read can return without waiting.
 func (f *fannedOut) Pending() int { return len(f.pending) }
 
-// Close ends every leg, and concludes the request once all legs have ended. If the answer is not whole yet and no leg has failed, the
-// client has left.
+// Close ends every leg. If the answer is not whole and no leg has failed, the client has left.
 func (f *fannedOut) Close() {
 	if f.endError == nil && !f.allEnded {
 		f.endError = failure.ClientGone
@@ -454,7 +448,6 @@ func (f *fannedOut) Close() {
 	f.endAndConclude(f.endError)
 }
 
-// answerError answers with an error in place of the whole answer, and ends the fan-out.
 func (f *fannedOut) answerError(ctx *fasthttp.RequestCtx, fail *openai.Error) {
 	f.srv.setServedByHeader(ctx, f.in)
 	f.srv.setPeerHeaders(ctx, f.in, fail)
@@ -462,8 +455,8 @@ func (f *fannedOut) answerError(ctx *fasthttp.RequestCtx, fail *openai.Error) {
 	f.endAndConclude(fail)
 }
 
-// legName returns the letters that name the leg with the number i in its request id: aa, ab, ..., zz, baa, ... It is the number with base
-// 26, with the letters as digits, and with at least two digits.
+// legName returns aa, ab, ..., zz, baa, ...: the number with base 26, the letters as digits, and at
+// least two digits.
 func legName(i int) string {
 	name := string(rune('a' + i%26))
 	for i /= 26; i >= 26; i /= 26 {
@@ -472,19 +465,20 @@ func legName(i int) string {
 	return string(rune('a'+i)) + name
 }
 
-// endLegs ends every leg. It must not block, because the watcher of the client's connection calls it.
+// endLegs must not block, because the watcher of the client's connection calls it.
 func (f *fannedOut) endLegs() {
 	f.stopOnce.Do(func() { close(f.stop) })
-	for i := range f.legs { // not by value: a copy of the leg would race with its goroutine, which may write its counts now
+	for i := range f.legs { // a copy of the leg would race with its goroutine
 		f.legs[i].clientShare.MarkGone()
 	}
 }
 
-// endAndConclude ends the legs, and concludes the request once each leg has ended its calls. After a failure, it does the last part in the
-// background, so that the client does not wait: a decode call that fetches KV ends only with its first event, because a cut would leak KV.
+// endAndConclude concludes the request once each leg has ended its calls. After a failure it does
+// so in the background: a decode call that fetches KV ends only with its first event, because a cut
+// would leak KV.
 func (f *fannedOut) endAndConclude(fail *openai.Error) {
 	f.endLegs()
-	f.conn.OnGone(nil) // the legs are ended already, so a client that leaves need not end them
+	f.conn.OnGone(nil)
 	conclude := func() {
 		f.wg.Wait()
 		f.memory.Release()
@@ -493,29 +487,30 @@ func (f *fannedOut) endAndConclude(fail *openai.Error) {
 		}
 		f.srv.Conclude(f.in, fail)
 	}
-	if fail == nil || f.srv.finishing.Run(maxFinishers, conclude) != nil { // Run fails if too many run already, or the proxy shuts down
+	// Run fails if too many run already, or the proxy shuts down.
+	if fail == nil || f.srv.finishing.Run(maxFinishers, conclude) != nil {
 		conclude()
 	}
 }
 
-// allowCancelByName lets the client end all legs by the id of the whole answer, if the endpoint has answers with such ids (names). With
-// /generate, each leg's answer also has its own id, by which the client can end this leg alone.
+// allowCancelByName lets the client end all legs by the id of the whole answer. With /generate,
+// each leg's answer also has its own id.
 func (f *fannedOut) allowCancelByName(whole *job) {
 	if whole.filterOptions.ID == nil {
 		return
 	}
 	caller, aborts := f.in.Record.Key, make([]*abortByName, len(f.legs))
-	var forgets []func() // each function ends the use of one id
+	var forgets []func() // each ends the use of one id
 	for i, l := range f.legs {
 		abortLeg := letAbort(l.job, l.clientShare, f.outputMode)
 		aborts[i] = abortLeg
-		if f.req.Endpoint == mooncake.Generate { // answerName has given the leg's answer an id of its own
+		if f.req.Endpoint == mooncake.Generate { // answerName has given the leg an id of its own
 			ownID := string(l.job.filterOptions.ID)
 			forgets = append(forgets, f.srv.Running.Register(caller, ownID, func() { abortLeg.abort(f.srv) }))
 		}
 	}
 	forgets = append(forgets, f.srv.Running.Register(caller, string(f.id), func() {
-		var aborting sync.WaitGroup // the legs are aborted at the same time
+		var aborting sync.WaitGroup // all at the same time
 		for _, abortLeg := range aborts {
 			aborting.Go(func() { abortLeg.abort(f.srv) })
 		}
@@ -528,8 +523,9 @@ func (f *fannedOut) allowCancelByName(whole *job) {
 	}
 }
 
-// answerName is the id that the client finds in the answer of a leg. At /generate it is the id that the client has given to this prompt, or
-// the request's id, "_" and the leg's number, as SGLang names it (0.5.23, normalize in managers/io_struct.py).
+// answerName is the id in the answer of a leg. At /generate it is the client's id of this prompt,
+// or the request's id, "_" and the leg's number, as SGLang names it (0.5.23, normalize in
+// managers/io_struct.py).
 func (f *fannedOut) answerName(leg int) []byte {
 	switch {
 	case f.req.Endpoint != mooncake.Generate:
@@ -540,7 +536,6 @@ func (f *fannedOut) answerName(leg int) []byte {
 	return fmt.Appendf(nil, "%s_%d", f.id, leg)
 }
 
-// merge puts the answers of the legs together to the client's answer in one piece.
 func (f *fannedOut) merge(parts []sse.Part) ([]byte, error) {
 	if f.req.Endpoint == mooncake.Generate {
 		return sse.MergeGenerated(parts), nil

@@ -17,8 +17,7 @@ import (
 	"evenkeel/sse"
 )
 
-// readFirst reads an answer up to its first data event. If the answer comes in one piece, it reads all of it. deadline is when the first
-// event must have arrived.
+// readFirst reads an answer up to its first data event, or all of an answer in one piece.
 func (s *stream) readFirst(deadline time.Time) error {
 	if s.upstream.unstreamed {
 		s.upstream.resp.SetDeadline(deadline)
@@ -28,7 +27,7 @@ func (s *stream) readFirst(deadline time.Time) error {
 		s.upstream.resp.SetDeadline(deadline)
 		s.upstream.wrongType = fmt.Errorf("the engine answered 200 with %s instead of an event stream",
 			failure.DescribeContentType(contentType))
-		if bytes.HasPrefix(contentType, []byte("application/json")) { // some routes answer 200 with an error as JSON; readWhole finds it
+		if bytes.HasPrefix(contentType, []byte("application/json")) { // some routes answer 200 with an error
 			if err := s.readWhole(); err != nil {
 				return err
 			}
@@ -41,7 +40,7 @@ func (s *stream) readFirst(deadline time.Time) error {
 			return err
 		}
 	}
-	if s.endError != nil { // the first event reports a failure of the engine, or its refusal
+	if s.endError != nil { // a failure of the engine, or its refusal
 		return errRefusal
 	}
 	return nil
@@ -49,8 +48,8 @@ func (s *stream) readFirst(deadline time.Time) error {
 
 var errNotJSON = errors.New("the engine's answer is not JSON")
 
-// readWhole reads an answer that comes in one piece, and handles it like the only event of a stream. So the filter counts its tokens,
-// corrects its cached_tokens and notices a failure.
+// readWhole handles an answer in one piece like the only event of a stream, so that the filter
+// counts its tokens, corrects its cached_tokens and notices a failure.
 func (s *stream) readWhole() error {
 	body, err := s.upstream.resp.ReadAll(maxBodyBytes(s.job.srv.Settings(), s.upstream.unstreamed))
 	if err != nil {
@@ -59,10 +58,9 @@ func (s *stream) readWhole() error {
 	return processWhole(s, body)
 }
 
-// processWhole handles an answer in one piece that was already read. body is the whole answer. It writes the answer on one line, as an
-// event needs it. The error says that the body is not JSON, or is that of requireComplete.
+// processWhole writes the answer on one line, as an event needs it.
 func processWhole(s *stream, body []byte) error {
-	event := bytes.NewBuffer(make([]byte, 0, len(body)+16)) // 16: room for "data: " and the line ends
+	event := bytes.NewBuffer(make([]byte, 0, len(body)+16)) // for "data: " and the line ends
 	event.WriteString("data: ")
 	if err := json.Compact(event, body); err != nil {
 		return errNotJSON
@@ -72,16 +70,17 @@ func processWhole(s *stream, body []byte) error {
 	for e := range sse.Events(event.Bytes()) {
 		s.processEvent(e)
 	}
-	if s.endError == nil && s.upstream.answer.Filter.Finished() { // it has a finish_reason, and no [DONE] follows an answer in one piece
+	// No [DONE] follows an answer in one piece.
+	if s.endError == nil && s.upstream.answer.Filter.Finished() {
 		s.endWhole()
 	}
 	return requireComplete(s)
 }
 
-// requireComplete ends an answer whose last byte has been read. It returns an error if the answer lacks its proper end, or ended with an
-// error. In both cases the error is errRefusal: it only says that the stream has failed, and s.upstream.fault and s.endError say why.
+// requireComplete ends an answer whose last byte has been read. errRefusal only says that the
+// stream has failed: s.upstream.fault and s.endError say why.
 func requireComplete(s *stream) error {
-	if s.state < ended { // nothing in the answer has ended it
+	if s.state < ended {
 		s.endFailed(lifecycle.Garbled, failure.StreamBroke("upstream_incomplete", errNotWhole), errNotWhole)
 	}
 	if s.endError != nil {
@@ -90,8 +89,7 @@ func requireComplete(s *stream) error {
 	return nil
 }
 
-// maxBodyBytes is how many bytes a body in one piece may have. isAnswer says that the body is an answer. Otherwise a stream was asked for,
-// so the body is an error.
+// maxBodyBytes: if the body is not the answer, a stream was asked for, so the body is an error.
 func maxBodyBytes(settings *fleet.Settings, isAnswer bool) int {
 	if isAnswer {
 		return max(settings.Limits.AnswerBytes, settings.Limits.EventBytes)
@@ -99,17 +97,16 @@ func maxBodyBytes(settings *fleet.Settings, isAnswer bool) int {
 	return settings.Limits.EventBytes
 }
 
-// answerTooLarge says whether err means that an answer in one piece is larger than allowed. A retry at another engine would not help,
-// because the request itself asked for an answer of this size.
+// answerTooLarge: a retry at another engine would not help, because the request itself asked for an
+// answer of this size.
 func (u *upstreamCall) answerTooLarge(err error) bool {
 	return u.unstreamed && errors.Is(err, engine.ErrTooLarge)
 }
 
-// alsoPrefills says whether the rank prefills and decodes. The roster sets Group only for such ranks.
+// alsoPrefills: the roster sets Group only for ranks that prefill and decode.
 func (u *upstreamCall) alsoPrefills() bool { return u.rank.Group != "" }
 
-// sideName is the name of the call's engine in error messages for clients and operators: "decode", or failure.Engine for a rank that also
-// prefills.
+// sideName is the name of the call's engine in error messages.
 func (u *upstreamCall) sideName() string {
 	if u.alsoPrefills() {
 		return failure.Engine
@@ -117,35 +114,33 @@ func (u *upstreamCall) sideName() string {
 	return "decode"
 }
 
-// decodeFault returns the fault of a decode call that ended with err before the client got anything. The fault says with Open that the
-// engine had begun its answer (status 200), so that it may still work on the request.
+// decodeFault: Open says that the engine had begun its answer (status 200), so that it may still
+// work on the request.
 func (s *stream) decodeFault(err error) *failure.Fault {
 	answerTooLarge := s.upstream.answerTooLarge(err)
 	var fault *failure.Fault
 	switch {
 	case answerTooLarge || errors.Is(s.upstream.answer.Err(), sse.ErrLargeEvent):
 		fault = tooLargeFault(s, err)
-	case s.upstream.fault == nil: // no event of the answer reported a failure: the connection or the body failed
+	case s.upstream.fault == nil: // the connection or the body failed
 		fault = brokenCallFault(s, err)
 	default:
 		fault = reportedFault(s, err)
 	}
-	fault.Progress, fault.Open = lifecycle.Headed, true // the head of the answer has come, which does not show that the KV was read
+	fault.Progress, fault.Open = lifecycle.Headed, true // the head does not show that the KV was read
 	firstEventCame := s.upstream.answer.Filter.Started()
 	if firstEventCame || answerTooLarge { // both consist of tokens that were computed from the KV
-		fault.Progress = lifecycle.Through // the engine had read the KV before the call broke
+		fault.Progress = lifecycle.Through // the engine had read the KV
 	}
 	return fault
 }
 
-// brokenCallFault returns the fault of a decode call whose connection or body failed with err.
 func brokenCallFault(s *stream, err error) *failure.Fault {
 	rank := s.upstream.rank
 	return (&upstream.Call{Kind: lifecycle.Decode, Engine: rank.Instance, Aggregated: s.upstream.alsoPrefills()}).FaultOf(err)
 }
 
-// tooLargeFault returns the fault of a decode call whose answer, or whose first event, is larger than allowed. The request has asked for so
-// much, so no engine is blamed.
+// tooLargeFault: the request has asked for so much, so no engine is blamed.
 func tooLargeFault(s *stream, err error) *failure.Fault {
 	fault := brokenCallFault(s, err)
 	fault.Reason, fault.BlamedEngine = lifecycle.TooLarge, ""
@@ -157,21 +152,19 @@ func tooLargeFault(s *stream, err error) *failure.Fault {
 	return fault
 }
 
-// reportedFault completes the fault of an answer whose first event reported a failure, or could not be read (s.upstream.fault). If the
-// engine refused the request with a 4xx, the client gets this refusal. Every other failure is one of the engine.
+// reportedFault completes the fault of a first event that reported a failure, or could not be read.
 func reportedFault(s *stream, err error) *failure.Fault {
 	fault := s.upstream.fault
-	// After Unusable, the request would end, because the client has a part of the answer. Here it has nothing, so another engine may be
-	// tried, as after Garbled.
+	// The client has nothing, so another engine may be tried, as after Garbled.
 	if fault.Reason == lifecycle.Unusable {
 		fault.Reason = lifecycle.Garbled
 	}
 	if errors.Is(err, errRefusal) { // name the engine and its status in the log
 		err = fmt.Errorf("engine %s: %w: %s", s.upstream.rank.Target.ID, err, s.logText(s.endError))
 	}
-	// If the engine's message says that the KV did not arrive, the error gets a mark, by which the request is not taken for the cause.
+	// KV that did not arrive gets a mark, by which the request is not taken for the cause.
 	fault.Err = failure.MarkUndelivered(err, s.upstream.answer.Filter.Failure().Message)
-	fault.MostLosses = maxRecomputes(s.upstream.rank.Profile) // how often engines may give this request back for want of KV memory
+	fault.MostLosses = maxRecomputes(s.upstream.rank.Profile) // for want of KV memory
 	switch {
 	case fault.ClientError.Status/100 == 4: // the client gets the engine's refusal as it is
 	case fault.Reason == lifecycle.Silent:
@@ -182,12 +175,12 @@ func reportedFault(s *stream, err error) *failure.Fault {
 	return fault
 }
 
-// countLateAnswer counts an answer that the client does not get, because its KV may have been another prompt's when the decode engine read
-// it.
+// countLateAnswer counts an answer that the client does not get, because its KV may have been
+// another prompt's.
 func (u *upstreamCall) countLateAnswer() { u.job.srv.metrics.latePulls.Inc() }
 
-// withholdIfAnothers is called when the first event of an answer, or the whole of one in one piece, has been read. It says whether the answer
-// may be made of another prompt's KV. If so, it counts it, and the client must not get it.
+// withholdIfAnothers is called after the first event, or the whole of an answer in one piece. The
+// client must not get an answer that may be made of another prompt's KV.
 func (s *stream) withholdIfAnothers(h *handoff.Handoff) (withheld bool) {
 	u := s.upstream
 	freed := mooncake.FreedUnknown

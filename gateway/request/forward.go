@@ -23,10 +23,9 @@ import (
 	"evenkeel/mooncake"
 )
 
-// forwardToPeer forwards the request to another proxy, the peer. There are three results. The peer answers the client (PeerAnswers). The
-// peer refuses the request, or the client has left, and the request ends with the error (PeerRefuses). Or the peer gives the request back
-// before the client has anything (RegionReturns or SiblingReturns, without an error). The request then takes its old place in the queue. It
-// is served here, or evenkeel decides again where it goes.
+// forwardToPeer forwards the request to another proxy, the peer. The peer answers it (PeerAnswers),
+// refuses it with the error (PeerRefuses), or gives it back before the client has anything
+// (RegionReturns, SiblingReturns). The request then takes its old place in the queue.
 func (j *job) forwardToPeer(ctx *fasthttp.RequestCtx, forward *geo.Forward) (lifecycle.EventKind, *openai.Error) {
 	peer := &forwarded{forward, j}
 	handedOver := false // Stream has the forward, and ends it
@@ -36,20 +35,20 @@ func (j *job) forwardToPeer(ctx *fasthttp.RequestCtx, forward *geo.Forward) (lif
 			forward.End(geo.OutcomeGone)
 		}
 	})
-	if j.client.Left() { // the client has left, so the peer is sent nothing, and the request ends as if the peer had refused it
+	if j.client.Left() { // nothing is sent, as if the peer had refused
 		peer.DropUnsent()
-		j.noteEnginesFreeIfLeft() // no engine works for the request
+		j.noteEnginesFreeIfLeft()
 		return lifecycle.PeerRefuses, failure.ClientGone
 	}
 	j.record.Report(journal.Event{Kind: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(),
 		Call: "forward", Peer: peer.PeerID()})
-	j.client.OnGone(peer.AbortByClient) // removed as soon as the forward has ended
+	j.client.OnGone(peer.AbortByClient) // until the forward has ended
 	whole, returned := peer.Send(peer.request(ctx))
-	if returned != nil { // the forward has ended without an answer
+	if returned != nil { // without an answer
 		j.client.OnGone(nil)
 		return j.handleReturned(returned)
 	}
-	edge.StopKeepAlive(ctx) // the peer's answer begins, so the client gets no more comments
+	edge.StopKeepAlive(ctx) // no more comments
 	if whole != nil {
 		j.client.OnGone(nil)
 		memory, ok := edge.ChargeAnswer(ctx, len(whole.Body))
@@ -60,37 +59,35 @@ func (j *job) forwardToPeer(ctx *fasthttp.RequestCtx, forward *geo.Forward) (lif
 		peer.answerInOnePiece(ctx, whole, memory)
 		return lifecycle.PeerAnswers, nil
 	}
-	// The first event of a stream has come. A client that leaves still ends the forward, until peer.Close removes the callback.
+	// A client that leaves still ends the forward, until peer.Close removes the callback.
 	peer.noteAnswerStarted(ctx)
 	handedOver = true
 	j.srv.Stream(ctx, peer.ContentType(), peer, j.maxAnswerTokens(j.model.MaxLen))
 	return lifecycle.PeerAnswers, nil
 }
 
-// request returns the request that the peer gets.
 func (f *forwarded) request(ctx *fasthttp.RequestCtx) *geo.Request {
 	j := f.job
-	var heldBack time.Duration // how long the peer may hold a batch request back, in addition to its other waits
+	var heldBack time.Duration // by the peer, in addition to its other waits
 	if j.incoming.Batch {
 		heldBack = j.srv.Settings().Prefill.Queue.BatchTimeout
 	}
 	return &geo.Request{
 		Method: http.MethodPost, Target: string(ctx.RequestURI()), Headers: j.record.WithTraceHeaders(j.forwardedHeaders(ctx)),
-		Body:   j.body.Splice(nil, mooncake.Reserved, nil), // without the keys whose values clients may not choose (Reserved)
+		Body:   j.body.Splice(nil, mooncake.Reserved, nil), // without keys that clients may not choose
 		Stream: j.req.Stream, Deadline: j.incoming.ClientGivesUpAt, ExtraHold: heldBack, MaxBytes: f.maxRelayBytes(),
 		NewConnection: j.ranElsewhere > 0, // after a lost peer, a kept-alive connection may be dead as well
 	}
 }
 
-// forwardedHeaders returns the headers of the client's request that the other proxy needs, too. The deadline header has the
-// milliseconds that are left.
+// The deadline header has the milliseconds that are left.
 func (j *job) forwardedHeaders(ctx *fasthttp.RequestCtx) (headers []engine.Header) {
 	for _, name := range [...]string{SessionHeader, SessionEndHeader} {
 		if s := ctx.Request.Header.Peek(name); len(s) > 0 {
 			headers = append(headers, engine.Header{Name: name, Value: string(s)})
 		}
 	}
-	if j.incoming.NeverForward { // the other proxy is one of this region, and could forward the request once more
+	if j.incoming.NeverForward { // the other proxy of this region could forward it once more
 		headers = append(headers, engine.Header{Name: GeoHeader, Value: GeoLocal})
 	}
 	if j.incoming.Batch {
@@ -103,19 +100,20 @@ func (j *job) forwardedHeaders(ctx *fasthttp.RequestCtx) (headers []engine.Heade
 	return headers
 }
 
-// handleReturned handles a forward that ended before the client had anything. If it returns an error, the request ends with this error, and
-// the event is PeerRefuses. Otherwise the event says who gave the request back: after another region did (RegionReturns), the request is
-// served here; after a proxy of this region did (SiblingReturns), evenkeel decides again where it goes.
+// handleReturned handles a forward that ended before the client had anything. A request that
+// another region gave back is served here. If a proxy of this region did, evenkeel decides again
+// where it goes.
 func (j *job) handleReturned(returned *geo.Failure) (lifecycle.EventKind, *openai.Error) {
 	if returned.ClientLeft || j.client.Left() { // no proxy gets the request any more
-		j.noteEnginesFreeIfLeft() // the forward has ended, so no engine works for the request any more
+		j.noteEnginesFreeIfLeft()
 		return lifecycle.PeerRefuses, failure.ClientGone
 	}
-	if returned.Relay != nil { // the other proxy answered with an error that the client gets
+	if returned.Relay != nil { // an error for the client
 		j.incoming.servedBy = servedByPeer
 		e := &openai.Error{Status: returned.Relay.Status, Code: "engine_refused", Raw: returned.Relay.Body,
 			ContentType: returned.Relay.ContentType}
-		if e.Status == http.StatusTooManyRequests || e.Status == http.StatusServiceUnavailable { // the client may try again soon
+		// The client may try again soon.
+		if e.Status == http.StatusTooManyRequests || e.Status == http.StatusServiceUnavailable {
 			e.RetryAfter = 1
 		}
 		return lifecycle.PeerRefuses, e
@@ -124,7 +122,7 @@ func (j *job) handleReturned(returned *geo.Failure) (lifecycle.EventKind, *opena
 	outcome := lifecycle.SiblingReturns
 	log := j.srv.Log.With(zap.Inline(j), zap.String("peer", j.record.Peer), zap.String("cause", returned.Reason), zap.Error(returned.Err))
 	if returned.Sibling {
-		if returned.MayHaveRun && j.ranElsewhere > 0 { // two peers that ran the request were lost; a third one does not get it
+		if returned.MayHaveRun && j.ranElsewhere > 0 { // two were lost, so a third peer does not get it
 			return lifecycle.PeerRefuses, openai.Unavailable("owner_lost",
 				"the proxy that served the request was lost, and so was the next one that served it; send the request again", 1)
 		}
@@ -143,32 +141,33 @@ func (j *job) handleReturned(returned *geo.Failure) (lifecycle.EventKind, *opena
 	return outcome, nil
 }
 
-// newRoutingQuery returns the question whether another proxy should serve the request. The question enters the arrival queue together
-// with the request. A request that must be served here (mustStay) has a question, too: in the queue it counts for the policy, which also
-// decides for other requests. The result is nil if there is no other proxy, or if the request is neither a chat nor a completion: other
-// proxies may not know how the streams of other endpoints end, so such requests are always served here.
+// newRoutingQuery returns the question whether another proxy should serve the request, which enters
+// the arrival queue. A request that must stay has one, too: in the queue it counts for the policy,
+// which also decides for others. Only chats and completions have one: other proxies may not know
+// how the streams of other endpoints end.
 func (j *job) newRoutingQuery(mustStay bool) *geo.RoutingQuery {
 	if j.srv.Peers == nil || !j.req.Endpoint.IsChatOrCompletions() {
 		return nil
 	}
-	staysInRegion := j.incoming.NeverForward // the client has asked for this
-	// If the proxies of this region share its decode groups, a request that stays in the region may still go to the owner of a group.
+	staysInRegion := j.incoming.NeverForward // as the client has asked
+	// The proxies of this region may share its decode groups. The request may then go to the owner of
+	// a group.
 	groupsHaveOwners := j.srv.Owner.Has(owner.Groups)
 	staysHere := mustStay || staysInRegion && !groupsHaveOwners
-	from := j.incoming.From // the hop by which another proxy sent the request; nil: a client sent it
+	from := j.incoming.From // nil: a client sent it
 	if from != nil && from.N >= from.Max {
-		staysHere = true // the request was forwarded as often as it may be
+		staysHere = true // forwarded as often as it may be
 	}
 	ask := geo.Ask{
 		ID: j.id, Model: j.model.Name, Tenant: j.record.Key, InboundHop: from,
 		LocalOnly: staysHere, RegionOnly: staysInRegion,
-		PreferForward: j.life.TriedHere(), // every attempt here has failed
+		PreferForward: j.life.TriedHere(),
 		RingKey:       geo.RingKeyOf(j.incoming.Session, j.incoming.Address),
 	}
 	if from != nil {
-		ask.ID = cmp.Or(from.RID, ask.ID) // all proxies name the request by the id that the first one has given it
+		ask.ID = cmp.Or(from.RID, ask.ID) // the first proxy has given it
 	}
-	if !staysHere { // only a request that may go away needs the hashes of its prompt here
+	if !staysHere { // else the hashes are not needed here
 		ask.Prompt = j.prefixKeys()
 	}
 	return j.srv.Peers.NewQuery(ask)
@@ -176,31 +175,31 @@ func (j *job) newRoutingQuery(mustStay bool) *geo.RoutingQuery {
 
 var errReturned = openai.NewError(http.StatusBadGateway, "peer_returned", "another proxy gave the request back")
 
-// forwarded is an answer that another proxy gives. It does not hold the handler's context, because it outlives the handler.
+// forwarded is an answer that another proxy gives. It outlives the handler, so it does not hold its
+// context.
 type forwarded struct {
 	*geo.Forward
 	job *job
 }
 
-// isFannedOut says whether this proxy would serve the request with a leg for each of its answers. Then only the legs have changes, and the
-// job of the whole request has none.
+// isFannedOut: this proxy would serve the request with legs, and only these have changes.
 func (f *forwarded) isFannedOut() bool { return f.job.changes == nil }
 
-// noteAnswerStarted notes that the other proxy's answer has begun, and frees the request's body, which is not needed here any more.
+// noteAnswerStarted frees the request's body.
 func (f *forwarded) noteAnswerStarted(ctx *fasthttp.RequestCtx) {
 	j := f.job
 	j.enterPhase(journal.Streaming, "")
 	j.record.Report(journal.Event{Kind: journal.First, At: f.FirstAt()})
 	j.incoming.servedBy = servedByPeer
 	j.record.PromptTokens = j.estimatedTokens()
-	j.record.CachedTokens = min(max(0, f.Cached()), j.record.PromptTokens) // no more than the prompt can be cached
+	// No more than the prompt can be cached.
+	j.record.CachedTokens = min(max(0, f.Cached()), j.record.PromptTokens)
 	j.body = mooncake.Body{}
 	j.incoming.Body.Release()
 	j.srv.setServedByHeader(ctx, j.incoming)
 }
 
-// answerInOnePiece gives the client the other proxy's answer, which came in one piece and is
-// charged to memory, and concludes the request.
+// answerInOnePiece also concludes the request.
 func (f *forwarded) answerInOnePiece(ctx *fasthttp.RequestCtx, whole *geo.Relay, memory *edge.Reservation) {
 	j := f.job
 	f.noteAnsweredWhole(ctx, whole)
@@ -210,8 +209,7 @@ func (f *forwarded) answerInOnePiece(ctx *fasthttp.RequestCtx, whole *geo.Relay,
 	edge.AnswerWhole(ctx, whole.ContentType, whole.Body, memory)
 }
 
-// noteAnsweredWhole ends the forward, whose answer has come in one piece, and notes the answer's
-// token counts.
+// noteAnsweredWhole ends the forward, and notes the answer's token counts.
 func (f *forwarded) noteAnsweredWhole(ctx *fasthttp.RequestCtx, whole *geo.Relay) {
 	j := f.job
 	f.noteAnswerStarted(ctx)
@@ -230,7 +228,7 @@ func (f *forwarded) noteAnsweredWhole(ctx *fasthttp.RequestCtx, whole *geo.Relay
 	}
 }
 
-// Close ends the forward of a request whose answer a peer has streamed, and concludes the request.
+// Close ends the forward of a streamed answer, and concludes the request.
 func (f *forwarded) Close() {
 	j := f.job
 	j.client.OnGone(nil)
@@ -238,27 +236,26 @@ func (f *forwarded) Close() {
 	switch {
 	case f.Lost():
 		fail = openai.NewError(http.StatusBadGateway, "peer_lost", "the region that served the request was lost; send the request again")
-	case !f.Whole(): // the peer was not lost, so the client has left before the end
+	case !f.Whole(): // the client has left before the end
 		fail = failure.ClientGone
 	}
 	tokens := f.Events()
 	f.Forward.Close()
 	if !f.Whole() {
-		j.noteEnginesFreeIfLeft() // if the client has left: the forward has ended, so no engine works for the request any more
+		j.noteEnginesFreeIfLeft() // the forward has ended, so no engine works for it any more
 	}
 	j.record.Report(journal.Event{Kind: journal.Relayed, Took: time.Since(f.FirstAt()), Tokens: tokens})
 	j.record.EndAttempt(fail)
 	j.srv.Conclude(j.incoming, fail)
 }
 
-// Panicked closes the answer after the code that streamed it has panicked with v.
 func (f *forwarded) Panicked(v any) { f.job.closeAfterPanic(v, f.Close) }
 
-// maxRelayBytes is how many bytes the other proxy's answer may have: enough for the tokens of all its texts, with the echo of the prompt.
+// maxRelayBytes is how many bytes the other proxy's answer may have, with the echo of the prompt.
 func (f *forwarded) maxRelayBytes() int64 {
 	j := f.job
 	answers := 1
-	if f.isFannedOut() { // the other proxy sends all answers in one stream or body
+	if f.isFannedOut() { // all answers come in one stream or body
 		answers = j.srv.Settings().Limits.Answers // the most that a request may ask for
 	}
 	tokensPerAnswer := j.maxEchoed() + j.maxAnswerTokens(j.model.MaxLen)
@@ -269,10 +266,10 @@ func (f *forwarded) maxRelayBytes() int64 {
 	return int64(answers) * bytesPerAnswer
 }
 
-// countsPossible says whether the token counts in another proxy's answer are possible. Impossible counts do not enter the record.
+// countsPossible: impossible token counts of another proxy do not enter the record.
 func (f *forwarded) countsPossible(prompted, completion int) bool {
 	j := f.job
-	if f.isFannedOut() { // the counts are sums over several answers, which may be larger than one context
+	if f.isFannedOut() { // sums over several answers may be larger than one context
 		const noContextLimit = 0
 		return prompt.PlausibleCounts(prompted, completion, noContextLimit)
 	}

@@ -1,7 +1,7 @@
-// Package request serves one request: it has an engine prefill the prompt, waits for a
-// decode rank, relays that rank's answer, and gives back what the request took, however
-// it ends. The state machine in gateway/lifecycle decides each step. Start reading at run.go,
-// which carries the steps out.
+// Package request serves one request: it has an engine prefill the prompt, waits for a decode rank,
+// relays that rank's answer, and gives back what the request took, however it ends. The state
+// machine in gateway/lifecycle decides each step. Start reading at run.go, which carries the steps
+// out.
 package request
 
 import (
@@ -30,49 +30,50 @@ import (
 	"evenkeel/sse"
 )
 
-// A job is one prompt that is to get one answer: a client's request, or one
-// leg of a request that was fanned out into several. serve runs the job. The field life knows how
-// far the job has come, which resources it holds, and where it may still be served.
+// A job is one prompt that is to get one answer: a client's request, or one leg of a fan-out. serve
+// runs it.
 type job struct {
 	srv  *Server
 	req  *openai.Request
 	body mooncake.Body // empty once a decode engine has the request and no retry can need the body
-	// changes are what engines get instead of parts of the body; nil: the request is passed through, or only its legs have changes.
+	// changes are what engines get instead of parts of the body; nil: passed through, or only the legs
+	// have changes.
 	changes       *mooncake.Patch
-	passthrough   *Passthrough    // set for a request that one engine serves alone; nil: the prompt is prefilled and decoded
-	client        client          // the connection that the answer goes to
-	isLeg         bool            // the job is a leg of a fan-out, so its end does not conclude the client's request
-	ranElsewhere  int32           // how many proxies of this region may have run the request before they gave it back
-	id            string          // the request id; the ids that engines get begin with it
-	model         roster.Route    // the model that the client asked for, and its board: the decode ranks that serve it
-	filterOptions sse.Options     // which parts of the engine's answer the client gets, and in which form
-	incoming      *Incoming       // the client's request as it was admitted
-	record        *journal.Record // the record of incoming; a leg of a fan-out has a record of its own
-	namedAbort    *abortByName    // lets the client end the request by name; nil: the request has no name
+	passthrough   *Passthrough // one engine serves the request; nil: it is prefilled and decoded
+	client        client       // the connection that the answer goes to
+	isLeg         bool         // a leg of a fan-out: its end does not conclude the client's request
+	ranElsewhere  int32        // proxies of this region that may have run the request
+	id            string       // the ids that engines get begin with it
+	model         roster.Route // what the client asked for, and the board of decode ranks that serve it
+	filterOptions sse.Options  // which parts of the answer the client gets, and in which form
+	incoming      *Incoming
+	record        *journal.Record // of incoming; a leg has a record of its own
+	namedAbort    *abortByName    // nil: the request has no name
 
-	promptTokens int             // prompt tokens as an engine counted them, after a resume with the answer so far; 0: none has counted yet
-	cachedTokens int             // prompt tokens that the prefill engine found in its prefix cache; -1: unknown
-	ticket       *prefill.Ticket // the place of a leg that entered the arrival queue with the other legs; nil: the job enters alone
-	// leaseOwner owns the leases that serve must give back or pass on; nil: the job has not entered the arrival queue yet.
+	promptTokens int             // as an engine counted them, with the answer so far; 0: not yet
+	cachedTokens int             // found in the prefill engine's prefix cache; -1: unknown
+	ticket       *prefill.Ticket // of a leg that entered the queue with others; nil: it enters alone
+	// leaseOwner is nil until the job has entered the arrival queue.
 	leaseOwner *prefill.LeaseOwner
 
-	mu       sync.Mutex // held for each Step of life, because a prefill call that runs beside a decode call has a goroutine of its own
+	// mu is held for each Step of life: a prefill call beside a decode call has its own goroutine.
+	mu       sync.Mutex
 	life     lifecycle.Lifecycle
 	recorder recording.Recorder
-	// query asks to which dispatcher the request goes; nil: there is no other proxy, or the question is answered.
+	// query asks to which dispatcher the request goes; nil: there is no other proxy, or the question
+	// is answered.
 	query *geo.RoutingQuery
 
-	unlistedAnswer *openai.Error // the error of the last engine that did not have the model; nil: there was none
+	unlistedAnswer *openai.Error // of the last engine that did not have the model; nil: none
 
 	avoid avoided
 	local localDecode
 
-	maybeRead   []*handoff.Handoff // hand-offs that an engine may have read, but that led to no answer
+	maybeRead   []*handoff.Handoff // hand-offs that an engine may have read, but without an answer
 	resume      resumption
-	answered500 *answered500 // what engines that answered 500 leave to be settled; nil: none has
+	answered500 *answered500 // what engines that answered 500 leave to be settled; nil: none did
 }
 
-// note500 returns what engines that answered 500 leave to be settled, for one more of them.
 func note500(j *job) *answered500 {
 	if j.answered500 == nil {
 		j.answered500 = &answered500{}
@@ -80,8 +81,7 @@ func note500(j *job) *answered500 {
 	return j.answered500
 }
 
-// client is the connection that the answer goes to: an edge.Conn, or the share of a connection
-// that one leg of a fan-out has.
+// client is an edge.Conn, or the share of a connection that one leg of a fan-out has.
 type client interface {
 	Left() bool
 	Gone() <-chan struct{}
@@ -89,7 +89,6 @@ type client interface {
 	OnGone(func())
 }
 
-// MarshalLogObject writes the fields by which log lines name the job: its id and, if there is one, its trace id.
 func (j *job) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 	enc.AddString("id", j.id)
 	if j.record.TraceID != "" {
@@ -98,51 +97,51 @@ func (j *job) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 	return nil
 }
 
-// Passthrough is a request that goes to one engine unchanged. It takes no slot of a rank. Instead it takes a seat: the number of seats
-// bounds how many such requests run at once.
+// Passthrough is a request that goes to one engine unchanged. It takes a seat instead of a slot:
+// their number bounds how many such requests run at once.
 type Passthrough struct {
 	Engines         EngineChooser
 	Path            string
-	ContentType     string   // Content-Type of the body
+	ContentType     string   // of the body
 	Body            [][]byte // nil once no engine will be sent the request again
-	MaxTokens       int64    // tokens that the engine computes at most; 0: the endpoint does not run the model
-	EstimatedTokens int      // tokens that count for the request if the engine reports no count
+	MaxTokens       int64    // the most that the engine computes; 0: the endpoint does not run the model
+	EstimatedTokens int      // count for the request if the engine reports none
 	Seat            *edge.Reservation
-	Memory          *edge.Reservation // memory that is reserved for an answer in one piece
+	Memory          *edge.Reservation // for an answer in one piece
 	Duration        prometheus.Observer
 
-	triedEngines []string          // names of the engines that had the request
+	triedEngines []string          // of the engines that had the request
 	chosen       roster.SoleEngine // the engine that was chosen last
-	earlierFault *failure.Fault    // the fault of the call before the last one
-	noEngine     *openai.Error     // why no engine can be chosen; nil: an engine was chosen
+	earlierFault *failure.Fault    // of the call before the last one
+	noEngine     *openai.Error     // why no engine can be chosen; nil: one was
 	answer       []byte            // the whole answer, if it comes in one piece
 }
 
 // EngineChooser chooses the engine for a request that is passed through.
 type EngineChooser interface {
-	// Choose looks for an engine that is not in tried, and returns Chosen, NoneLeft or NoRoute. It counts one more call as running on
-	// the engine that it chose.
+	// Choose looks for an engine that is not in tried, and returns Chosen, NoneLeft or NoRoute. It
+	// counts one more call on the engine.
 	Choose(model, path string, tried []string) (roster.SoleEngine, lifecycle.EventKind, *openai.Error)
-	// AddRunning adds to the number of calls that run on an engine.
+	// AddRunning adds to the calls that run on an engine.
 	AddRunning(instance string, calls int)
-	// NoteMissingEndpoint makes Choose leave the engine out for this path for a while, because the engine does not have it.
+	// NoteMissingEndpoint makes Choose leave the engine out for this path for a while.
 	NoteMissingEndpoint(instance, path string)
 }
 
-// parts returns the parts of the request that make its prompt, for hashes and token counts.
+// parts are what makes the prompt, for hashes and token counts.
 func (j *job) parts() *prompt.Source {
 	return &prompt.Source{Req: j.req, Body: &j.body, Changes: j.changes, Model: j.model, Resumed: j.life.Resumed()}
 }
 
-// promptHash returns a hash of the prompt. It also writes the hash into the request's record, where `evenkeel fit` finds it. It returns
-// 0 if no predictor needs such hashes.
+// promptHash also writes the hash into the record, where `evenkeel fit` finds it. It is 0 if no
+// predictor needs it.
 func (j *job) promptHash() uint64 {
 	key := j.srv.PromptKey()
 	if key == nil {
 		return 0
 	}
 	hash := j.parts().Hash(key)
-	if !j.isLeg { // the legs share one record line of the client's request, but each has a prompt of its own
+	if !j.isLeg { // the legs share one record line, but each has a prompt of its own
 		j.record.PromptKey = fmt.Sprintf("%016x", hash)
 	}
 	return hash
@@ -150,45 +149,45 @@ func (j *job) promptHash() uint64 {
 
 // localDecode is the state of a job that a decode rank may serve without a prefill engine.
 type localDecode struct {
-	decided            bool             // whyLocal has decided once, so that a failed attempt on a decode rank is not repeated
-	tokensNotHandedOff int              // tokens of a prompt that was not handed off, because its answer ends at once; 0: none
-	boundSlot          *dispatcher.Slot // the slot that a leg got beforehand, together with the other legs; nil: it got none
-	promptHashes       *prefill.Prompt  // hashes of the prompt for prefix caches, kept until the KV is on a rank; nil: none are needed
+	decided            bool             // whyLocal has decided: a failed attempt on a decode rank is not repeated
+	tokensNotHandedOff int              // of a prompt whose answer ends at once; 0: none
+	boundSlot          *dispatcher.Slot // got before by a leg, together with the others; nil: none
+	promptHashes       *prefill.Prompt  // for prefix caches, until the KV is on a rank; nil: not needed
 }
 
-// resumption is what a job keeps so that another engine can continue an answer that its engine lost.
+// resumption is what a job keeps so that another engine can continue a lost answer.
 type resumption struct {
-	retention    lifecycle.Retention // which parts of the request stay in memory
-	method       string              // how the answer can continue, as resumeMethod returns it; empty: it can only begin anew
-	promptIDs    json.RawMessage     // token ids of the prompt, as an engine reported them
-	chargedBytes int64               // bytes that the job has charged to Server.resumeBytes
+	retention    lifecycle.Retention
+	method       string          // as resumeMethod returns it; empty: the answer can only begin anew
+	promptIDs    json.RawMessage // token ids of the prompt, as an engine reported them
+	chargedBytes int64           // what the job has charged to Server.resumeBytes
 
-	promptTokens     int // tokens of the client's prompt, without any answer, as an engine counted them
-	answerTokens     int // tokens of the lost answer that the next attempt sends as part of the prompt
-	prefillMustCount int // prompt tokens that the prefill engine must report; 0: any number
-	decodeMustCount  int // prompt tokens that the decode engine must report; 0: any number
+	promptTokens     int // tokens of the client's prompt, as an engine counted them
+	answerTokens     int // of the lost answer; the next attempt sends them in the prompt
+	prefillMustCount int // prompt tokens; 0: any number
+	decodeMustCount  int // prompt tokens; 0: any number
 }
 
 // Incoming is a client's request that was admitted, with its record.
 type Incoming struct {
 	Record *journal.Record
 	Options
-	// CorrectEstimate replaces the estimated tokens that were charged to the caller's limits: tokens is how many tokens prompts and
-	// answers really had. If tokens is negative, their number is not known, and the estimate stays.
+	// CorrectEstimate replaces the estimated tokens that were charged to the caller's limits by those
+	// that prompts and answers really had; negative: unknown.
 	CorrectEstimate func(tokens int)
-	Priority        int               // requests with a higher Priority leave the arrival queue first
-	Batch           bool              // the request runs only on capacity that online requests leave free
-	Deadline        time.Time         // a trusted caller wants the first token before this time; zero: it set no deadline
-	Flow            string            // flows of one priority take turns in the arrival queue; empty: the caller's key is the flow
-	Body            *edge.Reservation // the bytes of memory that the body is charged for
+	Priority        int               // requests with a higher one leave the arrival queue first
+	Batch           bool              // runs only on capacity that online requests leave free
+	Deadline        time.Time         // a trusted caller wants the first token before; zero: none
+	Flow            string            // flows of one priority take turns; empty: the caller's key
+	Body            *edge.Reservation // the memory that the body is charged for
 	Address         string            // network address of the client
-	From            *geo.Hop          // how the request came from another proxy; nil: it came from a client
-	servedBy        string            // where the request was served, as routeHeader names it; empty: not served yet
-	concluded       atomic.Bool       // set by Conclude, which acts only once
-	forgetName      func()            // call it when the client can no longer end the request by name; nil: the request has no name
+	From            *geo.Hop          // how another proxy sent the request; nil: a client did
+	servedBy        string            // where, as routeHeader names it; empty: not served yet
+	concluded       atomic.Bool       // Conclude acts only once
+	forgetName      func()            // ends the use of the request's name; nil: it has none
 }
 
-// Classes of requests, as values of ClassHeader. Batch requests only use capacity that online requests leave free.
+// Classes of requests, as values of ClassHeader.
 const (
 	ClassBatch  = "batch"
 	ClassOnline = "online"
@@ -197,26 +196,25 @@ const (
 // GeoLocal is the value of GeoHeader for a request that must stay in its region.
 const GeoLocal = "local"
 
-// Options are what a request asks for outside its body. Of a caller that is not trusted,
-// only Session, EndsSession, ClientGivesUpAt and NeverForward are accepted.
+// Options are what a request asks for outside its body. Of a caller that is not trusted, only
+// Session, EndsSession, ClientGivesUpAt and NeverForward are accepted.
 type Options struct {
 	Explain         bool      // answer headers name engine, policy and reason
 	NeverForward    bool      // the request never goes to another region (see newRoutingQuery)
-	Session         uint64    // hash of the session's name; 0: no session
-	EndsSession     bool      // this is the session's last turn, so the session can be forgotten
-	ClientGivesUpAt time.Time // when the client gives up if the answer has not begun by then; zero: unknown
-	PrefillPolicy   string    // the policy that chooses the prefill engine; empty: the default
-	NoHandOff       bool      // the endpoint takes no hand-off, so a decode rank must compute the prompt, too
+	Session         uint64    // hash of the session's name; 0: none
+	EndsSession     bool      // this is the last turn, so the session can be forgotten
+	ClientGivesUpAt time.Time // when the client gives up an answer that has not begun; zero: unknown
+	PrefillPolicy   string    // chooses the prefill engine; empty: the default
+	NoHandOff       bool      // the endpoint takes no hand-off, so a decode rank must prefill, too
 	Disaggregate    string    // DisaggregateAuto, Always or Never; empty: as configured
-	ToPrefill       string    // id of the prefill engine that must serve the request; empty: any
+	ToPrefill       string    // id of the prefill engine; empty: any
 	ToDecode        []int32   // decode ranks of which one must serve the request; nil: any
 }
 
-// namesEngines says whether a trusted caller named the prefill engine or the decode ranks to use.
 func (o *Options) namesEngines() bool { return o.ToPrefill != "" || o.ToDecode != nil }
 
-// onPanic must be deferred directly, by code that holds a resource which no other code would give back yet. If the code panics, onPanic
-// calls giveBack and panics again with the same value. Package edge recovers from that panic. Without a panic it does nothing.
+// onPanic must be deferred directly, by code that holds a resource which no other code would give
+// back yet. It panics again after giveBack, and package edge recovers.
 func onPanic(giveBack func()) {
 	if v := recover(); v != nil {
 		giveBack()
@@ -224,55 +222,52 @@ func onPanic(giveBack func()) {
 	}
 }
 
-// step reports an event to the request's lifecycle, appends to effects what the lifecycle wants done about it, and returns the result.
-// It holds the job's mutex meanwhile.
+// step reports an event to the lifecycle under the job's mutex.
 func (j *job) step(event lifecycle.Event, effects []lifecycle.Effect) []lifecycle.Effect {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.stepLocked(event, effects)
 }
 
-// stepLocked does what step does, for callers that hold the job's mutex. It also gives the event and its effects to the recorder.
+// stepLocked does what step does, for callers that hold the job's mutex.
 func (j *job) stepLocked(event lifecycle.Event, effects []lifecycle.Effect) []lifecycle.Effect {
 	effects = j.life.Step(event, effects)
 	j.recorder.Step(event, effects)
 	return effects
 }
 
-// enterPhase notes in the record that the request enters a phase. call names the call to an engine that begins with the phase; empty: no
-// call begins.
+// enterPhase: call names the call to an engine that begins with the phase; empty: none.
 func (j *job) enterPhase(phase journal.Phase, call string) {
 	j.record.Report(journal.Event{Kind: journal.Entered, Phase: phase, Left: j.client.Left(), Call: call})
 }
 
-// noteEnginesFreeIfLeft notes in the record, if the client has left, that the request holds nothing on engines any more. The record then
-// shows how long engines held something for a client that was gone. If the client has not left, nothing is noted.
+// noteEnginesFreeIfLeft lets the record show how long engines held something for a client that was
+// gone.
 func (j *job) noteEnginesFreeIfLeft() {
 	if j.client.Left() {
 		j.record.Report(journal.Event{Kind: journal.Freed, At: j.client.GoneAt()})
 	}
 }
 
-// bodyIsKept says whether the body of the request stays in memory after its answer has begun, so that a lost answer can go on. The
-// lifecycle must know this (Copied in its events), because it says when to give the memory back.
+// bodyIsKept: the lifecycle must know this (Copied), because it says when to give the memory back.
 func bodyIsKept(j *job) bool { return j.resume.chargedBytes > 0 }
 
-// letAbort lets the client end a job by name, and returns the means for that: its method abort ends the job. If no engine ends the answer,
-// the job ends as if share, which stands for the job's client, had left. An answer without tokens repeats outputMode (see answerAborted).
+// letAbort lets the client end a job by name. If no engine ends the answer, the job ends as if
+// share had left.
 func letAbort(j *job, share *edge.CloseNotifier, outputMode []byte) *abortByName {
 	j.namedAbort = &abortByName{endpoint: j.req.Endpoint, endAsIfClientLeft: share.MarkGone, outputMode: outputMode}
-	j.filterOptions.Aborted = j.namedAbort.requested.Load // the filter then takes an early end of the answer for a good one
+	j.filterOptions.Aborted = j.namedAbort.requested.Load // an early end of the answer is then a good one
 	return j.namedAbort
 }
 
-// failedOnlyByAbort says whether the job failed only because the client of conn, which still waits for the answer, has ended the request by
-// name. The error of such a job has the status of a client that has left, because endAsIfClientLeft has ended the job.
+// failedOnlyByAbort: the client of conn still waits, but has ended the request by name, so the job
+// has the status of a client that has left.
 func failedOnlyByAbort(j *job, conn client, fail *openai.Error) bool {
 	return j.namedAbort.endedByClient() && !conn.Left() && fail.Status == failure.ClientGone.Status
 }
 
-// leftError returns the error that ends the answer of a client that has left. A client that ended its request by name counts as one that
-// has left, but its connection is open, so it gets an error of its own.
+// leftError: a client that ended its request by name still has its connection, so it gets an error
+// of its own.
 func leftError(j *job) *openai.Error {
 	if j.namedAbort.endedByClient() {
 		return errNotAborted

@@ -19,19 +19,19 @@ import (
 	"evenkeel/prefill/local"
 )
 
-// Values of Options.Disaggregate. "always" asks for a prefill engine, "never" for a decode rank that computes the prompt itself, and "auto"
-// for such a rank only if little of the prompt is new to it.
+// Values of Options.Disaggregate. With "never" a decode rank computes the prompt itself, with
+// "auto" only if little of it is new to the rank.
 const (
 	DisaggregateAuto   = "auto"
 	DisaggregateAlways = "always"
 	DisaggregateNever  = "never"
 )
 
-// prefixKeys hashes the prompt for lookups in prefix caches. If ranks of the model may compute
-// prompts themselves, the job keeps the hashes, so that the prompt is hashed only once.
+// prefixKeys hashes the prompt for lookups in prefix caches, only once if ranks may compute prompts
+// themselves.
 func (j *job) prefixKeys() prefill.Prompt {
 	if j.life.Resumed() {
-		return j.srv.Prompts.CacheKeys(j.parts()) // the answer so far is a part of the prompt now
+		return j.srv.Prompts.CacheKeys(j.parts()) // with the answer so far
 	}
 	if j.local.promptHashes != nil {
 		return *j.local.promptHashes
@@ -39,31 +39,31 @@ func (j *job) prefixKeys() prefill.Prompt {
 	p := j.srv.Prompts.CacheKeys(j.parts())
 	// For ranks that also prefill, placeAggregated keeps the hashes.
 	if j.srv.LocalRanks.AnyComputes(j.model.Board) {
-		hashes := p // a copy on the heap; taking p's address would move p to the heap on every call
+		hashes := p // taking p's address would move p to the heap on every call
 		j.local.promptHashes = &hashes
 	}
 	return p
 }
 
-// bindLocal binds the request to a decode rank that computes the prompt itself, if the
-// configuration allows it and a rank has room. It returns nil if the request must go to a prefill engine,
-// or if another proxy may have to serve it, which is decided in the arrival queue (j.query).
+// bindLocal binds the request to a decode rank that computes the prompt itself, if one may and has
+// room. It returns nil if another proxy may have to serve the request, which is decided in the
+// arrival queue (j.query).
 func (j *job) bindLocal() *dispatcher.Slot {
 	if slot := j.local.boundSlot; slot != nil { // enterQueue has bound this leg before
 		j.local.boundSlot = nil
 		return slot
 	}
-	// The leg has entered the arrival queue with the other legs, and waits there for a prefill engine.
+	// The leg waits in the arrival queue with the others.
 	queued := j.ticket != nil
-	// Follows: a central proxy decides where requests are served. TriedHere: every attempt here has failed. In both cases evenkeel
-	// first asks which proxy gets the request (j.query), while the request is in the arrival queue.
+	// Follows: a central proxy decides where requests are served. TriedHere: every attempt here has
+	// failed. Both are asked in the arrival queue first.
 	asksFirst := j.query != nil && j.life.MayAsk() && (j.srv.Settings().Geo.Follows() || j.life.TriedHere())
 	if queued || asksFirst {
 		return nil
 	}
 	conf := &j.srv.Settings().Prefill.Disaggregation
 	why := j.local.whyLocal(conf, j.incoming, j.life.Resumed())
-	// An empty why says that no decode rank may compute this prompt. AnyComputes says that a rank of the model computes prompts at all.
+	// AnyComputes: a rank of the model computes prompts at all.
 	if why == "" || j.client.Left() || !j.srv.LocalRanks.AnyComputes(j.model.Board) {
 		return nil
 	}
@@ -74,35 +74,34 @@ func (j *job) bindLocal() *dispatcher.Slot {
 	tokens := j.srv.LocalRanks.Length(&sought)
 	rule := j.srv.localRule(conf, &sought, why, tokens)
 	hits := addAllowedRanks(j, rule, &sought)
-	if len(rule.Ranks) == 0 { // too much of the prompt is new to every rank
+	if len(rule.Ranks) == 0 { // too much is new to every rank
 		return nil
 	}
 	return askForLocalSlot(j, rule, hits, why, tokens)
 }
 
-// askForLocalSlot asks the dispatcher for a slot on one of the rule's ranks, and returns nil if it gives none at once. why is the reason
-// that whyLocal gave, for the metrics. tokens is the length of the prompt. hits has, for each rank, how many tokens of the prompt its
-// prefix cache has, for the record.
+// askForLocalSlot returns nil if no slot is free at once. why is for the metrics, and hits, the
+// cached tokens by rank, for the record.
 func askForLocalSlot(j *job, rule *board.Local, hits map[int32]int, why string, tokens int) *dispatcher.Slot {
 	entry := &pool.Entry{ID: j.srv.nextID(), Model: j.model.Board, Name: j.model.Name, Prompt: tokens, Key: j.promptHash(),
 		Arrival: j.record.Arrival, Entered: time.Now(), Response: j.req.Endpoint == mooncake.Responses}
 	result := <-j.srv.Dispatcher.EnqueueLocal(entry, rule)
-	if result.Err != nil { // no rank has room now, or entries in the pool come first; so a prefill engine gets the prompt
+	if result.Err != nil { // no room now, or entries in the pool come first
 		j.srv.metrics.localDeclined.Inc()
 		return nil
 	}
 	j.srv.metrics.localRequests.WithLabelValues(why).Inc()
-	j.query = nil // the request is served here, so evenkeel need not ask which dispatcher should serve it
+	j.query = nil // the request is served here
 	j.record.Report(journal.Event{Kind: journal.PlacedLocally, Slot: result.Slot, Tokens: hits[result.Slot.Worker]})
 	return result.Slot
 }
 
-// addAllowedRanks adds to the rule the ranks that may compute the prompt, as far as the number of its new tokens decides. It returns, by
-// the number of the rank, how many tokens of the prompt each of them has in its prefix cache.
+// addAllowedRanks adds the ranks that may compute the prompt, as far as its new tokens decide. hits
+// has the cached tokens by rank.
 func addAllowedRanks(j *job, rule *board.Local, sought *local.Prompt) (hits map[int32]int) {
 	hits = map[int32]int{}
 	for _, offer := range j.srv.LocalRanks.Offers(sought, j.avoid.ranks()) {
-		// The rule is asked as if the rank were idle, because only the dispatcher knows what runs there. It checks again.
+		// As if the rank were idle: only the dispatcher knows what runs there, and checks again.
 		const noneRunning, noneInFlight = 0, 0
 		if rule.Allows(offer.New, noneRunning, noneInFlight) {
 			rule.Ranks = append(rule.Ranks, board.LocalRank{Worker: offer.Rank, Tokens: offer.New})
@@ -112,44 +111,43 @@ func addAllowedRanks(j *job, rule *board.Local, sought *local.Prompt) (hits map[
 	return hits
 }
 
-// localPrompt describes the prompt for the search of a decode rank that computes it. Its length may be an estimate. lengthKnown is false if
-// not even an estimate is good, because the prompt has images or sound. If sought.Tokens is 0, LocalRanks.Length estimates the length from
-// the bytes. The count of a prefill engine that handed nothing off (tokensNotHandedOff) is used only once, for this attempt.
+// localPrompt: lengthKnown is false if not even an estimate is good, because the prompt has images
+// or sound. With sought.Tokens 0, LocalRanks.Length estimates from the bytes. tokensNotHandedOff is
+// used only for this attempt.
 func (j *job) localPrompt() (sought local.Prompt, lengthKnown bool) {
 	sought = local.Prompt{Prompt: j.prefixKeys(), Model: j.model.Board, Tokens: j.local.tokensNotHandedOff}
 	j.local.tokensNotHandedOff = 0
 	clientSentIDs := j.req.PromptTokens > 0
 	switch {
-	case sought.Tokens > 0: // the prefill engine that handed nothing off has counted the tokens
+	case sought.Tokens > 0: // counted by a prefill engine
 	case sought.Media:
 		return sought, false
-	case sought.Bytes == 0 || clientSentIDs: // LocalRanks has no bytes for an estimate, or the number of the ids is exact
+	case sought.Bytes == 0 || clientSentIDs: // no bytes for an estimate, or the number of the ids is exact
 		sought.Tokens = cmp.Or(sought.Prompt.Tokens, j.estimatedTokens())
 	}
 	return sought, true
 }
 
-// whyLocal returns why a decode rank may compute the prompt now; empty: no decode rank may. localShort says that it may if little of the
-// prompt is new to the rank, which the caller must check (localRule). The reasons localShort and localAsked are returned only at the first
-// call. Later calls follow a failed attempt. Then a decode rank may compute the prompt only if it cannot be handed off (localEndpoint,
-// localNoHandOff).
+// whyLocal says why a decode rank may compute the prompt; empty: none may. With localShort,
+// localRule must check how much is new to the rank. localShort and localAsked come only at the
+// first call. Later calls follow a failed attempt.
 func (l *localDecode) whyLocal(conf *prefill.Disaggregation, in *Incoming, resumed bool) string {
 	switch {
-	case resumed: // a lost answer goes on by way of the arrival queue
+	case resumed: // it goes on by way of the arrival queue
 		return ""
 	case in.namesEngines(): // the caller has chosen the engines
 		return ""
-	case l.tokensNotHandedOff > 0: // prefill engines hand nothing off, because the first token of the answer ends it
+	case l.tokensNotHandedOff > 0: // the first token of the answer ends it
 		return localNoHandOff
-	case in.NoHandOff: // the endpoint takes no hand-off
+	case in.NoHandOff:
 		return localEndpoint
-	case l.decided: // an earlier attempt has failed; now even a client that asked for no disaggregation gets a prefill engine
+	case l.decided: // now even a client that asked for no disaggregation gets a prefill engine
 		return ""
 	}
 	l.decided = true
 	switch {
-	case in.Batch: // all ranks of the group would wait for this prompt, and a batch request must not delay other requests
-	case in.Disaggregate == DisaggregateNever: // the caller wants no prefill engine
+	case in.Batch: // all ranks of the group would wait for this prompt
+	case in.Disaggregate == DisaggregateNever:
 		return localAsked
 	case in.Disaggregate == DisaggregateAuto, in.Disaggregate == "" && conf.Mode == prefill.DisaggregateConditional:
 		return localShort
@@ -157,13 +155,13 @@ func (l *localDecode) whyLocal(conf *prefill.Disaggregation, in *Incoming, resum
 	return ""
 }
 
-// localRule returns the limits under which a decode rank may compute the prompt: how many of the prompt's tokens may be new to the rank,
-// and how many such tokens may be in flight. why is what whyLocal returned, and tokens is the length of the prompt. The limit for new
-// tokens is a fixed Threshold, or with a Threshold of 0 the BreakEven: as many as the rank computes in the time that a hand-off takes.
+// localRule limits the tokens that are new to the rank, and those in flight. The first limit is a
+// fixed Threshold, or with 0 the BreakEven: as many as the rank computes in the time that a
+// hand-off takes.
 func (srv *Server) localRule(conf *prefill.Disaggregation, sought *local.Prompt, why string, tokens int) *board.Local {
 	rule := &board.Local{Threshold: conf.Threshold(), InFlight: conf.MaxLocalTokens}
 	switch {
-	case why != localShort: // the prompt may have any length; one longer than MaxLocalTokens runs only if no other tokens are in flight
+	case why != localShort: // of any length; beyond MaxLocalTokens only if no other tokens are in flight
 		rule.Threshold, rule.InFlight = math.MaxInt, max(rule.InFlight, tokens)
 	case rule.Threshold == 0: // threshold_tokens is auto
 		if latency, rtt, known := srv.Prefill.LearnedLatency(sought.Model); known {
@@ -175,15 +173,15 @@ func (srv *Server) localRule(conf *prefill.Disaggregation, sought *local.Prompt,
 	return rule
 }
 
-// noteKVArrived notes, when the first event has come, that the rank holds the prompt's KV. h is the hand-off that brought the KV; nil: the
-// rank computed it, or fetched it during the prefill. The answer's KV is not noted. The next turn contains the answer as text, and that
-// text may get other token ids than the answer had. If a rank then lacked KV that evenkeel expected, it would have to compute the prompt
-// while all other ranks of its group wait.
+// noteKVArrived notes, at the first event, that the rank holds the prompt's KV. The answer's KV is
+// not noted: the next turn has the answer as text, which may get other token ids. If a rank then
+// lacked KV that evenkeel expected, it would have to compute the prompt while all other ranks of
+// its group wait.
 func (j *job) noteKVArrived(h *handoff.Handoff, s *stream) {
 	if j.life.Resumed() {
-		return // the KV of a resumed request also has a part of the answer
+		return // also has a part of the answer
 	}
-	if h == nil { // otherwise the prefill engine has reported the counts before (notePrefilled)
+	if h == nil { // else the prefill engine has reported the counts
 		j.takeDecodeCounts(s)
 	}
 	hashes := j.local.promptHashes
@@ -192,43 +190,42 @@ func (j *job) noteKVArrived(h *handoff.Handoff, s *stream) {
 	}
 	sought := local.Prompt{Prompt: *hashes, Model: s.upstream.rank.Board}
 	if j.incoming.EndsSession {
-		sought.Keys = nil // no later turn asks for these keys; the prompt's length is still used for estimates
+		// No later turn asks for these keys. The prompt's length is still used for estimates.
+		sought.Keys = nil
 	}
 	j.srv.LocalRanks.NoteHeld(s.upstream.rank.Worker, &sought, j.promptTokens, s.upstream.began)
-	// A long prompt has thousands of hashes. Only checkPrefixCache needs them once more, and only if the rank has computed the prompt.
+	// A long prompt has thousands of hashes. Only checkPrefixCache needs them once more.
 	if !s.upstream.computesPrompt {
 		j.local.promptHashes = nil
 	}
-	// Moved learns how long hand-offs take. An answer in one piece does not show when the KV was there.
+	// Moved learns how long hand-offs take. An answer in one piece does not show it.
 	if h != nil && !s.upstream.unstreamed {
 		j.srv.LocalRanks.Moved(sought.Model, j.promptTokens, time.Since(s.upstream.began))
 	}
 }
 
-// takeDecodeCounts takes the prompt's length and its token ids from the decode engine. It is called if no earlier prefill has reported
-// them: the rank computes the prompt itself, or the prefill runs beside the decode call. With them, keepForResume decides anew what of a
-// streamed answer's request stays in memory, in case the engine loses the answer.
+// takeDecodeCounts takes the prompt's length and its token ids from the decode engine, if no
+// earlier prefill has reported them. keepForResume then decides anew.
 func (j *job) takeDecodeCounts(s *stream) {
 	j.promptTokens = cmp.Or(s.upstream.answer.Filter.Prompt(), prompt.Tokens(j.req, j.changes))
-	if s.upstream.slot != nil { // nil: all of the answer came at once, and the slot is released
+	if s.upstream.slot != nil { // nil: all of the answer came at once
 		j.srv.Dispatcher.CorrectPrompt(s.upstream.slot, j.promptTokens)
 	}
-	const unknown = -1 // no prefill engine has reported how many tokens it found in its prefix cache
+	const unknown = -1 // no prefill engine has reported it
 	j.resume.promptTokens, j.cachedTokens = j.promptTokens, unknown
 	j.record.PromptTokens = j.promptTokens
-	if s.upstream.unstreamed { // no other engine can continue an answer in one piece, so nothing is kept for that
+	if s.upstream.unstreamed { // no other engine can continue it
 		return
 	}
 	if needsPromptIDs(j.req, s.upstream.rank.Profile) && len(s.upstream.answer.Transcript.PromptIDs) > 0 {
-		// This is a copy, because later requests use the transcript's memory.
+		// Later requests use the transcript's memory.
 		j.resume.promptIDs = slices.Clone(s.upstream.answer.Transcript.PromptIDs)
 	}
-	j.keepForResume(s.upstream.rank) // with token ids, the answer may go on from them, and their bytes are charged, too
+	j.keepForResume(s.upstream.rank) // token ids are charged, too
 }
 
-// checkPrefixCache notes how many prompt tokens the engine found in its prefix cache, which its final usage says. LocalRanks compares this
-// number with the hits that were expected (HitTokens). If too few are found, it no longer counts on hits at this engine (see Offers).
-// checkPrefixCache logs when this changes.
+// checkPrefixCache compares the cached tokens that the engine reports with the expected hits
+// (HitTokens). If too few are found, LocalRanks no longer counts on hits at this engine.
 func (s *stream) checkPrefixCache() {
 	j := s.job
 	if !s.upstream.computesPrompt || s.endError != nil {

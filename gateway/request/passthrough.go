@@ -27,14 +27,13 @@ var (
 	errEngineReported = errors.New("the engine sent an event that says it failed")
 )
 
-// doPassthrough carries out the effects that the lifecycle has only for a request that is passed through to one engine.
 func (r *executor) doPassthrough(effect lifecycle.Effect) (event lifecycle.Event) {
 	p := r.job.passthrough
 	switch effect.Kind {
-	case lifecycle.Remember: // the engine does not have the endpoint
+	case lifecycle.Remember: // it does not have the endpoint
 		p.Engines.NoteMissingEndpoint(p.chosen.Instance, p.Path)
-	// The last call shows only that its engine lacks the endpoint, or that a second connection to it broke. So the error for the client
-	// becomes that of the call before.
+	// The last call says only that its engine lacks the endpoint, or that a second connection broke,
+	// so the client gets the error of the call before.
 	case lifecycle.Recall:
 		if r.fault = p.earlierFault; r.fault != nil { // nil: no engine failed before
 			r.lastError = r.fault.ClientError
@@ -43,23 +42,22 @@ func (r *executor) doPassthrough(effect lifecycle.Effect) (event lifecycle.Event
 		r.job.srv.Log.Warn("an engine did not answer a request that was passed through to it", zap.String("request_id", r.job.id),
 			zap.String("endpoint", p.Path), zap.String("engine", p.chosen.Instance), zap.Int("attempt", r.job.record.Attempts),
 			zap.Int("status", r.fault.Status), zap.Error(r.fault.Err))
-	case lifecycle.Choose: // Chosen, NoneLeft or NoRoute says whether there is an engine that was not tried yet
+	case lifecycle.Choose:
 		if p.chosen, event.Kind, p.noEngine = p.Engines.Choose(r.job.req.Model, p.Path, p.triedEngines); p.noEngine == nil {
 			p.triedEngines = append(p.triedEngines, p.chosen.Instance)
 		}
-	case lifecycle.SendOver: // the chosen engine gets the request for the first time
+	case lifecycle.SendOver: // for the first time
 		const redial = false
 		return r.sendOver(redial, effect.Until)
-	case lifecycle.SendAnew: // the same engine gets it once more, because the kept-alive connection had ended
+	case lifecycle.SendAnew:
 		const redial = true
 		return r.sendOver(redial, effect.Until)
-	default: // do passes no other effect on
+	default:
 	}
 	return event
 }
 
-// sendOver sends the request to the chosen engine, and returns the event that says whether an answer has begun. redial says that the
-// request is sent to the same engine a second time, over a new connection.
+// sendOver sends the request to the chosen engine; redial: once more, over a new connection.
 func (r *executor) sendOver(redial bool, until lifecycle.Timeout) lifecycle.Event {
 	j, p := r.job, r.job.passthrough
 	r.stream = nil
@@ -84,12 +82,11 @@ func (r *executor) sendOver(redial bool, until lifecycle.Timeout) lifecycle.Even
 		fault = failure.NewFault(fault.CallEnd, j.srv.drainedError(drainedMessage), failure.ErrMoved)
 		fault.Moved = true // the engine has not failed, and the lifecycle lets another one have the request
 	}
-	p.earlierFault = r.fault // the client may get this error after all (Recall), and callFailed replaces it
+	p.earlierFault = r.fault // the client may get this error after all (Recall)
 	return r.callFailed(fault)
 }
 
-// callPassthrough sends the request, and reads the answer: all of it if it comes in one piece, else up to its first event. redial says that
-// the same engine gets the request a second time, over a new connection.
+// callPassthrough reads all of an answer in one piece, and a stream up to its first event.
 func callPassthrough(s *stream, redial bool, until lifecycle.Timeout) (fault *failure.Fault) {
 	j, p := s.job, s.job.passthrough
 	call := newPassthroughCall(s, redial, until)
@@ -98,7 +95,7 @@ func callPassthrough(s *stream, redial bool, until lifecycle.Timeout) (fault *fa
 	headers := engine.JSONHeaders(j.callID(idOfPassthrough, j.record.Attempts))
 	headers[0].Value = p.ContentType // the first header is Content-Type
 	s.upstream.resp, fault = call.Open(j.record.WithTraceHeaders(headers), p.Body)
-	if refused := fault != nil && fault.Status > 0 && fault.BlamedEngine == ""; refused { // an error status of an engine that works
+	if refused := fault != nil && fault.Status > 0 && fault.BlamedEngine == ""; refused { // by an engine that works
 		return p.classifyRefusal(s.upstream.resp, call, fault)
 	}
 	if fault == nil {
@@ -107,15 +104,13 @@ func callPassthrough(s *stream, redial bool, until lifecycle.Timeout) (fault *fa
 	switch {
 	case fault == nil:
 		j.srv.Monitor.Answered(call.Engine)
-	case fault.BlamedEngine != "" && !j.client.Left(): // if the client has left, this may be why the call ended
+	case fault.BlamedEngine != "" && !j.client.Left(): // else perhaps the client's leaving ended it
 		j.srv.Monitor.ReportFailure(fault.BlamedEngine, fault.Err)
 	}
 	return fault
 }
 
-// newPassthroughCall prepares the call to the chosen engine as the call of the stream, and registers it, so that a drain can end it. redial
-// says that the call opens a new connection, because the engine had closed the one of the call before. until limits the wait for the
-// answer.
+// newPassthroughCall also registers the call, so that a drain can end it.
 func newPassthroughCall(s *stream, redial bool, until lifecycle.Timeout) *upstream.Call {
 	j, p, limits := s.job, s.job.passthrough, &s.job.srv.Settings().Limits
 	var noProfile *mooncake.Profile // no profile sets the time limits of these calls
@@ -133,9 +128,8 @@ func newPassthroughCall(s *stream, redial bool, until lifecycle.Timeout) *upstre
 	return call
 }
 
-// countPassthrough adds the request to the counts of the engine's traffic: as one that runs without a slot of a rank, and with the tokens
-// that the engine may compute for it. maxTokens bounds these tokens; 0: the endpoint does not run the model, so nothing is counted. At the
-// end of the call, endAccounting corrects both counts.
+// countPassthrough adds the request to the counts of the engine's traffic until endAccounting.
+// maxTokens is 0 if the endpoint does not run the model.
 func countPassthrough(s *stream, maxTokens int64) {
 	if maxTokens <= 0 {
 		return
@@ -145,10 +139,9 @@ func countPassthrough(s *stream, maxTokens int64) {
 	s.upstream.rank.Traffic.ExpectComputed(s.upstream.tokensToCompute)
 }
 
-// classifyRefusal sets the reason why an engine answered with an error status: the engine lacks the endpoint, its model cannot do what the
-// request asks for, or it refuses this one request.
+// classifyRefusal sets the reason of an answer with an error status.
 func (p *Passthrough) classifyRefusal(resp *engine.Response, call *upstream.Call, fault *failure.Fault) *failure.Fault {
-	// The status of ClientError decides, and not fault.Status: the two differ if the engine refuses the credential of the proxy.
+	// Not fault.Status: the two differ if the engine refuses the credential of the proxy.
 	fault.Reason = lifecycle.ReasonOfStatus(fault.ClientError.Status)
 	switch {
 	case lacksEndpoint(fault.Status, call.RefusalBody):
@@ -159,15 +152,14 @@ func (p *Passthrough) classifyRefusal(resp *engine.Response, call *upstream.Call
 	return fault
 }
 
-// lacksEndpoint says whether the engine does not have the endpoint. Then its HTTP router answers with one
-// of these two bodies. A 404 with another body concerns the request, for example an unknown model.
+// lacksEndpoint: the engine's HTTP router answers with one of these two bodies. A 404 with another
+// body concerns the request, for example an unknown model.
 func lacksEndpoint(status int, body []byte) bool {
 	return status == http.StatusNotFound && string(body) == `{"detail":"Not Found"}` ||
 		status == http.StatusMethodNotAllowed && string(body) == `{"detail":"Method Not Allowed"}`
 }
 
-// readPassthroughStart reads an answer that comes in one piece, or a stream up to its first event. The client gets nothing until it
-// returns. The fault is nil if the answer has come or begun.
+// readPassthroughStart: the client gets nothing until it returns.
 func readPassthroughStart(s *stream, call *upstream.Call) *failure.Fault {
 	limits := &s.job.srv.Settings().Limits
 	if !bytes.HasPrefix(s.upstream.resp.ContentType(), []byte("text/event-stream")) {
@@ -178,21 +170,21 @@ func readPassthroughStart(s *stream, call *upstream.Call) *failure.Fault {
 	s.upstream.answer.Reader.Reset(sse.Limits{Event: limits.EventBytes, Bytes: int64(limits.AnswerBytes), First: call.Limits.FirstByte,
 		Gap: limits.EventTimeout})
 	for !s.upstream.answer.Filter.Started() && s.state == flowing {
-		_ = s.fill() // after any failure, the stream has ended, and s.upstream.fault says why
+		_ = s.fill() // after any failure, s.upstream.fault says why
 	}
 	switch {
-	case s.upstream.answer.Filter.Started(): // otherwise s.upstream.fault says why the answer has not begun
+	case s.upstream.answer.Filter.Started(): // the answer has begun
 		s.firstAt = time.Now()
 		s.job.enterPhase(journal.Streaming, "")
 		return nil
 	case s.upstream.answer.Filter.Failure().Status > 0: // by an event, from which ClientError was made
 		return failure.UnusableAnswer(lifecycle.Sole, lifecycle.Erred, s.upstream.fault.ClientError, errEngineReported)
 	}
-	return call.FaultOf(s.upstream.fault.Err) // the answer could not be read, for example because the connection broke
+	return call.FaultOf(s.upstream.fault.Err) // for example because the connection broke
 }
 
-// readOnePiece reads an answer in one piece, of any content type and at most limit bytes. It also takes the token counts, if the answer or
-// its metadata has any. The faults name the kind of the call, lifecycle.Sole: it serves all of the request on one engine.
+// readOnePiece reads an answer in one piece, of any content type, and the token counts in it or its
+// metadata.
 func readOnePiece(s *stream, call *upstream.Call, limit int) *failure.Fault {
 	p := s.job.passthrough
 	isJSON := bytes.HasPrefix(s.upstream.resp.ContentType(), []byte("application/json"))
@@ -207,32 +199,31 @@ func readOnePiece(s *stream, call *upstream.Call, limit int) *failure.Fault {
 	case err != nil:
 		return call.FaultOf(err)
 	}
-	usageJSON := whole // the JSON that has the token counts
+	usageJSON := whole // has the token counts
 	if !isJSON {
 		usageJSON = s.upstream.resp.Header(metadataHeader)
 	}
-	const defaultDepth = 0 // JSON may be nested as deeply as in a request by default
+	const defaultDepth = 0 // nested as deeply as in a request by default
 	switch _, err = mooncake.ScanBody(usageJSON, defaultDepth); {
-	case err == nil: // it is a JSON object
+	case err == nil:
 		s.upstream.answer.Filter.ReadUsage(usageJSON)
-	case isJSON && !json.Valid(whole): // valid JSON of another form, such as a list, has no counts but is an answer
+	case isJSON && !json.Valid(whole): // other JSON, such as a list, has no counts but is an answer
 		return failure.UnusableAnswer(lifecycle.Sole, lifecycle.Garbled, failure.BadGateway(failure.Engine, "its answer is not JSON"), err)
 	}
 	p.answer, s.state, s.firstAt = whole, ended, time.Now()
 	return nil
 }
 
-// firstBufferBytes is the first size of the buffer of readAll, in bytes. A reservation may take this much even if its quota is full.
+// firstBufferBytes: a reservation may take this much even if its quota is full.
 const firstBufferBytes = 4 << 10
 
-// readAll reads the body of an answer. As the answer grows, the client's caller is charged for the memory. readAll fails with errNoRoom if
-// the caller may have no more memory now, because of its other requests or those of other callers. It fails with ErrTooLarge if the answer
-// has more than limit bytes, or more than there would be room for without any other request.
+// readAll charges the client's caller for the memory as the answer grows. errNoRoom: the caller may
+// have no more now. ErrTooLarge: the answer would not fit even alone, or exceeds limit.
 func (p *Passthrough) readAll(resp *engine.Response, limit int) (whole []byte, err error) {
-	room := p.Memory.Most(limit + 1) // Most returns what the request could hold alone, but at most limit+1
-	limit = room - 1                 // the buffer holds one byte more than limit, so that a longer answer is noticed
+	room := p.Memory.Most(limit + 1) // what the request could hold alone, but at most limit+1
+	limit = room - 1                 // one byte more shows a longer answer
 	for {
-		if len(whole) == cap(whole) { // the buffer is full: it grows to twice its size, but not beyond limit+1
+		if len(whole) == cap(whole) { // twice its size, but not beyond limit+1
 			more := min(max(firstBufferBytes, cap(whole)), limit+1-cap(whole))
 			if !p.Memory.Acquire(more) {
 				return nil, errNoRoom
@@ -253,15 +244,14 @@ func (p *Passthrough) readAll(resp *engine.Response, limit int) (whole []byte, e
 	}
 }
 
-// givePassthroughBack gives back one of the resources that only passed-through requests hold: a seat, the body, or the memory of the
-// answer. A seat is always given back. If the body or the memory is passed on (Pass), the code that writes the client's answer gives it
-// back.
+// givePassthroughBack: a body or memory that is passed on is given back by the code that writes the
+// client's answer.
 func (r *executor) givePassthroughBack(resource lifecycle.Resource, disposition lifecycle.Disposition) {
 	j, p := r.job, r.job.passthrough
 	switch {
 	case resource == lifecycle.Seat:
 		p.Seat.Release()
-	case resource == lifecycle.Body && disposition == lifecycle.Back: // no engine will be sent the body again
+	case resource == lifecycle.Body && disposition == lifecycle.Back: // no engine gets it again
 		p.Body, j.req.Body = nil, mooncake.Body{}
 		j.incoming.Body.Release()
 	case resource == lifecycle.Memory && disposition == lifecycle.Back:
@@ -269,8 +259,8 @@ func (r *executor) givePassthroughBack(resource lifecycle.Resource, disposition 
 	}
 }
 
-// endPassthroughCall subtracts a call that has ended from the engine's calls, and writes into the record how many tokens the engine has
-// computed. If the engine reported no count but may have computed tokens (Spent), the record gets the estimate.
+// endPassthroughCall records the tokens of a call that has ended, or an estimate if the engine may
+// have computed some (Spent).
 func (r *executor) endPassthroughCall(disposition lifecycle.Disposition) {
 	p, record := r.job.passthrough, r.job.record
 	p.Engines.AddRunning(p.chosen.Instance, -1)

@@ -23,8 +23,8 @@ import (
 	"evenkeel/sse"
 )
 
-// newStream prepares the call to the rank of the slot, and the stream of its answer. It sends nothing yet. If the engine will stream, it
-// decides which parts of the request stay in memory so that a lost answer can go on. It registers the call so that a drain can end it.
+// newStream prepares the call to the rank of the slot, and the stream of its answer. It sends
+// nothing yet.
 func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	s := &stream{job: j, upstream: newDecodeCall(j, slot)}
 	filterOptions := s.upstream.filterOptions()
@@ -41,7 +41,7 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	}
 	at := roster.Location{Instance: s.upstream.rank.Instance, Rank: s.upstream.rank.Target.Rank}
 	s.upstream.tracked = j.srv.Fleet.Track(at, s.upstream.call, ends)
-	if recordsAnswer := prepareTranscript(s); recordsAnswer { // it depends on what keepForResume has decided
+	if recordsAnswer := prepareTranscript(s); recordsAnswer { // as keepForResume has decided
 		filterOptions.Transcript = &s.upstream.answer.Transcript
 	}
 	s.upstream.answer.reset(filterOptions)
@@ -49,27 +49,25 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	return s
 }
 
-// newDecodeCall prepares the call to the rank of the slot, and takes the buffers for its answer. It sends nothing yet.
 func newDecodeCall(j *job, slot *dispatcher.Slot) upstreamCall {
 	rank := j.srv.Engines().Rank(slot.Worker)
 	call := upstream.NewCall(j.srv.Client, rank.Profile, rank.Target)
 	if j.life.NeedsNewConnections() {
-		call.Fresh() // the call opens a new connection
+		call.Fresh()
 	}
 	u := upstreamCall{job: j,
 		slot: slot, rank: rank, call: call, began: time.Now(), computesPrompt: slot.NewTokens > 0, maxTokens: j.maxAnswerTokens(rank.Context),
 		answer: buffersPool.Get().(*buffers),
 	}
-	// Whether a request that wants no stream is passed on as it is. A lost answer always goes on as a stream.
+	// A lost answer always goes on as a stream.
 	passesOnNonStream := j.req.Passthrough || rank.Profile.NonStream == mooncake.NonStreamPassthrough
 	u.unstreamed = !j.life.Resumed() && !j.req.Stream && passesOnNonStream
 	u.mayHoldTextBack = j.buffersText(rank.Profile)
 	return u
 }
 
-// assemblerForClient returns an assembler, which joins the events of the engine to one piece for the client. It returns nil if there is
-// nothing to join: the client gets the events, or the engine itself answers in one piece. It also returns nil for an answer that goes on,
-// because takeOver keeps the assembler of its first part.
+// assemblerForClient is nil if there is nothing to join, and for an answer that goes on: takeOver
+// keeps the assembler of its first part.
 func assemblerForClient(s *stream) *sse.Assembler {
 	if s.upstream.unstreamed || s.job.req.Stream || s.job.life.Resumed() {
 		return nil
@@ -77,85 +75,87 @@ func assemblerForClient(s *stream) *sse.Assembler {
 	return newAssembler(s.job)
 }
 
-// prepareTranscript empties the transcript of the call's answer. It returns whether the answer must be recorded in it, because another
-// engine may have to continue the answer. The transcript then has the text of the answer if the answer would go on from its text, and
-// otherwise only its tokens. It also has the token ids of the prompt if no prefill engine has reported them before the decode call.
+// prepareTranscript empties the transcript of the call's answer, and says whether the answer must
+// be recorded because another engine may have to continue it.
 func prepareTranscript(s *stream) (recordsAnswer bool) {
 	j, transcript := s.job, &s.upstream.answer.Transcript
 	keepText := mooncake.ByText(j.resume.method)
 	transcript.Reset(keepText)
-	// An answer in one piece that is lost has given the client nothing, so no part of it is needed for another attempt.
+	// An answer in one piece that is lost has given the client nothing.
 	if s.upstream.unstreamed || j.resume.retention == lifecycle.KeepNothing {
 		return false
 	}
-	// Early: the rank is usually bound before the prefill, and then no prefill engine has reported anything before the decode call.
+	// Early: usually no prefill engine has reported anything before the decode call.
 	transcript.KeepPrompt = s.upstream.computesPrompt || s.upstream.rank.Profile.Early()
 	return true
 }
 
-// filterOptions returns what the filter does with the answer: what the client of the job asked for, and what depends on the rank.
 func (u *upstreamCall) filterOptions() sse.Options {
 	options := u.job.filterOptions
 	options.TokensPerChunk = u.rank.Traffic.TokensPerChunk()
-	// a beam search answers with several texts, each of which may be as long as the context
+	// A beam search answers with several texts, each of which may be as long as the context.
 	options.MaxTokens, options.Context = u.maxTokens, prompt.ContextLimit(u.rank.Context)*max(1, u.job.req.Beams)
-	// Only the engine that computed the prompt knows how many tokens of it were cached. A decode engine takes the KV that it pulled for
-	// cached, so the client gets the prefill engine's count instead. An SGLang decode engine reports the right count by itself.
+	// Only the engine that computed the prompt knows how many tokens of it were cached: a decode
+	// engine takes the KV that it pulled for cached. An SGLang decode engine reports the right count
+	// by itself.
 	options.Cached = u.job.cachedTokens
 	if u.computesPrompt || u.rank.Profile.Connector == mooncake.SGLang {
 		options.Cached = sse.OwnCached
 	}
-	if u.rank.Profile.Connector == mooncake.SGLang && u.job.model.Adapter != "" { // the engine repeats the name by which evenkeel asks it
+	// The engine repeats the name by which evenkeel asks it.
+	if u.rank.Profile.Connector == mooncake.SGLang && u.job.model.Adapter != "" {
 		options.Model = u.job.model.Name
 	}
-	if u.unstreamed { // the answer is handled as one event; with ContinuousUsage, this event may have both choices and usage
+	if u.unstreamed { // one event, which may have both choices and usage
 		options.ContinuousUsage, options.Unstreamed = true, true
 	}
 	return options
 }
 
-// buffersText says whether an engine may send no text before the whole answer is computed. SGLang does that for the Responses API if the
-// request has tools: until the end, the text may turn out to be a tool call (0.5.23, responses_stream_generator_non_harmony in
+// buffersText says whether an engine may send no text before the whole answer is computed. SGLang
+// does that for the Responses API if the request has tools: until the end, the text may turn out to
+// be a tool call (0.5.23, responses_stream_generator_non_harmony in
 // entrypoints/openai/serving_responses.py).
 func (j *job) buffersText(profile *mooncake.Profile) bool {
 	if profile.Connector != mooncake.SGLang || j.req.Endpoint != mooncake.Responses {
 		return false
 	}
 	tools, _ := j.body.Get("tools")
-	return len(tools) > 0 && tools[0] == '[' && len(bytes.TrimSpace(tools[1:len(tools)-1])) > 0 // a list that is not empty
+	// The tools are a list that is not empty.
+	return len(tools) > 0 && tools[0] == '[' && len(bytes.TrimSpace(tools[1:len(tools)-1])) > 0
 }
 
-// noteFirstEvent notes that the first data event has come. From now on the client may have a part of the answer, the engine's traffic
-// counts the answer as running, the engine has computed the prompt, and a drain may end the call.
 func (s *stream) noteFirstEvent() {
 	s.firstAt = time.Now()
-	// The engine's traffic has counted an estimate of the prompt tokens that the engine would compute. Now it gets their real number.
-	const computedNothing = false // the answer has begun, so the engine has computed what it did not get of the prompt's KV
+	// Traffic had counted an estimate of the prompt tokens to compute.
+	const computedNothing = false
 	s.upstream.correctTokensToCompute(computedNothing)
-	if s.upstream.slot != nil { // nil: the whole answer came with this event, and its end has given the slot back
+	if s.upstream.slot != nil { // nil: the whole answer came with this event
 		s.upstream.countedRunning = true
 		s.upstream.rank.Traffic.Begin()
 	}
 	j := s.job
-	if !j.life.Resumed() && !s.upstream.unstreamed { // an answer in one piece does not show when its first token came
+	// An answer in one piece does not show when its first token came.
+	if !j.life.Resumed() && !s.upstream.unstreamed {
 		j.record.Report(journal.Event{Kind: journal.First, At: s.firstAt, Sent: s.upstream.began})
 		if j.srv.Peers != nil {
 			j.srv.Peers.ObserveLocalTTFT(s.firstAt.Sub(j.record.Arrival))
 		}
 	}
-	s.upstream.tracked.AllowAbort() // a drain may end the call at any time from now on: no KV is pulled any more
+	s.upstream.tracked.AllowAbort() // for a drain: no KV is pulled any more
 	j.enterPhase(journal.Streaming, "")
 }
 
-// fill waits for the engine's next bytes, and turns the events that these bytes complete into bytes for the client. If the call was lost,
-// fill instead lets another engine continue the answer. It returns an error only if the body broke or ended before the first data event
-// (see errorBeforeFirstEvent). A later failure becomes the last event that the client gets, or another engine continues the answer.
+// fill waits for the engine's next bytes, and turns the events into bytes for the client, or lets
+// another engine continue a lost answer. It returns an error only before the first data event. A
+// later failure becomes the last event for the client.
 func (s *stream) fill() error {
 	if s.state == lost {
 		s.continueAnswer()
 		return nil
 	}
-	if wait := s.upstream.answer.Reader.Wait(time.Now()); wait != s.upstream.idle { // another limit holds than at the last read
+	// Another limit than at the last read holds.
+	if wait := s.upstream.answer.Reader.Wait(time.Now()); wait != s.upstream.idle {
 		s.upstream.idle = max(wait, 1) // the time may be over already, and 0 would mean no limit
 		s.upstream.resp.SetIdle(s.upstream.idle)
 	}
@@ -173,13 +173,12 @@ func (s *stream) fill() error {
 	return errorBeforeFirstEvent(s, err)
 }
 
-// errorBeforeFirstEvent returns err, with which the engine's body has ended, if fill must return it to the code that waits for the first
-// event. Otherwise bodyEnded has handled it, and the result is nil.
+// errorBeforeFirstEvent returns err unless bodyEnded has handled it.
 func errorBeforeFirstEvent(s *stream, err error) error {
 	switch fault := s.upstream.fault; {
 	case fault == nil: // the answer was whole
 		return nil
-	case fault.Reason == lifecycle.Unusable: // bodyEnded has set endError, which says why the answer is of no use
+	case fault.Reason == lifecycle.Unusable: // endError says why
 		return nil
 	case s.upstream.answer.Filter.Started(): // the client gets the error as an event
 		return nil
@@ -187,7 +186,6 @@ func errorBeforeFirstEvent(s *stream, err error) error {
 	return err
 }
 
-// feed processes bytes of the engine that arrived at the time now.
 func (s *stream) feed(p []byte, now time.Time) {
 	var effects sse.Effects
 	s.readAt = now
@@ -196,70 +194,69 @@ func (s *stream) feed(p []byte, now time.Time) {
 	s.applyEffects(effects)
 }
 
-// bodyEnded ends the call after its body ended with err, or when no more of the body is read. It decides whether the answer is complete. If
-// it is not, bodyEnded decides who caused that.
+// bodyEnded decides whether the answer is complete, and if not, who caused that.
 func (s *stream) bodyEnded(err error) {
-	s.upstream.answer.out = s.upstream.answer.CloseEvent(s.upstream.answer.out) // ends a cut event, so that another event can follow
+	// This ends a cut event, so that another can follow.
+	s.upstream.answer.out = s.upstream.answer.CloseEvent(s.upstream.answer.out)
 	whole := errors.Is(err, io.EOF) && s.upstream.answer.Closed() == sse.Complete
-	// The cases after the first have this order: an answer that is too large, or whole, is so whatever else has happened. Then come the
-	// two reasons for which this proxy itself has ended the call. In the last two cases, the engine is at fault, unless the client has
-	// left.
+	// In this order: an answer that is too large, or whole, is so whatever else has happened. Then
+	// come the reasons for which this proxy has ended the call. In the last two cases, the engine is
+	// at fault, unless the client has left.
 	switch kvFault := s.upstream.prefillCall.pairFault(); {
 	case s.job.passthrough != nil:
 		passthroughBodyEnded(s, err)
-	case s.upstream.answer.TooMuch(): // the answer exceeds a limit of its size
+	case s.upstream.answer.TooMuch(): // a limit of its size
 		s.endFailed(lifecycle.Unusable, failure.StreamBroke("upstream_broken", err), err)
 	case whole:
 		writeLackingUsage(s)
 		s.endWhole()
-	case kvFault != nil: // the prefill call has ended this call, because the KV is not complete
+	case kvFault != nil: // the prefill call has ended this call
 		s.endFailed(lifecycle.Unusable, kvFault.ClientError, errors.New(kvFault.ClientError.Code))
 	case s.upstream.endedByDrain():
 		s.endFailed(lifecycle.Moved, s.job.srv.movedOutError(), failure.ErrMoved)
-	// The body ended, but the answer lacks its end. The lifecycle counts this against the engine, as any failure of a call. Only a
-	// break (below) also goes to the monitor, which then checks whether the engine can be reached.
+	// Only a break (below) also goes to the monitor, which then checks whether the engine can be
+	// reached.
 	case errors.Is(err, io.EOF):
 		s.endFailed(lifecycle.Garbled, failure.StreamBroke("upstream_incomplete", errNotWhole), errNotWhole)
-	default: // the connection broke, or the engine was silent for too long
+	default: // broken, or silent for too long
 		s.job.srv.Monitor.ReportFailure(s.upstream.rank.Instance, err)
 		s.endFailed(reasonOfBreak(err), failure.StreamBroke("upstream_broken", err), err)
 	}
 }
 
-// reasonOfBreak returns why the body of a decode call could not be read to its end. The caller has made sure that neither a drain nor the
-// prefill call has ended the call. If the client has left, endFailed finds this out itself.
+// reasonOfBreak: neither a drain nor the prefill call has ended the call.
 func reasonOfBreak(err error) lifecycle.Reason {
 	why := (&upstream.Call{Kind: lifecycle.Decode}).FaultOf(err).Reason
-	if why == lifecycle.HungUp { // it would say that this proxy ended the call, and so that the engine is not at fault
+	if why == lifecycle.HungUp { // it would say that the engine is not at fault
 		return lifecycle.Broke
 	}
 	return why
 }
 
-// writeLackingUsage writes the usage at the end of a whole answer, if the engine left it out although the client asked for it. It does
-// nothing if the head of the answer's events (its id, for example) or the length of the prompt is not known.
+// writeLackingUsage writes the usage at the end of a whole answer, if the engine left it out
+// although the client asked for it.
 func writeLackingUsage(s *stream) {
 	head := s.upstream.answer.Transcript.Head
 	promptCounted := max(s.upstream.answer.Filter.Prompt(), s.job.promptTokens) > 0
 	if s.upstream.answer.Filter.LacksUsage() && head.ID != nil && promptCounted {
-		const finishSent = "" // the engine has sent a finish_reason
+		const finishSent = ""
 		s.writeEnding(head, finishSent)
 	}
 }
 
-// passthroughBodyEnded does what bodyEnded does, for a request that is passed through. From its first event on, such an answer is complete
-// wherever its body ends, except within an event. Any other answer has failed. If no event has come, readPassthroughStart finds the error
-// in the fault of the stream, and callPassthrough reports it to the monitor. So this function reports only a failure after the first event.
+// passthroughBodyEnded: from its first event on, such an answer is complete wherever its body ends,
+// except within an event. A failure before is reported by callPassthrough.
 func passthroughBodyEnded(s *stream, err error) {
-	err = cmp.Or(s.upstream.answer.Err(), err) // the reader's own error comes first: after it, the rest of the body was not read
+	// After the reader's own error, the rest of the body was not read.
+	err = cmp.Or(s.upstream.answer.Err(), err)
 	bodyComplete := errors.Is(err, io.EOF)
 	switch {
 	case bodyComplete && s.upstream.answer.Closed() == sse.Complete:
 		s.endWhole()
 		return
-	case bodyComplete && s.upstream.answer.Reader.Buffered() > 0: // a part of an event is left
+	case bodyComplete && s.upstream.answer.Reader.Buffered() > 0: // a part of an event
 		err = errCut
-	case bodyComplete: // no event has come
+	case bodyComplete:
 		err = errNoData
 	}
 	begun := s.upstream.answer.Filter.Started()
@@ -267,7 +264,7 @@ func passthroughBodyEnded(s *stream, err error) {
 	switch {
 	case begun && s.upstream.endedByDrain():
 		answer = s.job.srv.drainedError(drainedMessage)
-	case begun && !s.job.client.Left(): // the engine has failed; if the client has left, this may be why the body ended
+	case begun && !s.job.client.Left(): // if the client has left, this may be why the body ended
 		s.job.srv.Monitor.ReportFailure(s.upstream.rank.Instance, err)
 	}
 	s.endFailed(lifecycle.Broke, answer, err)
@@ -279,20 +276,18 @@ var (
 	errNoData = errors.New("the engine's stream ended without an event")
 )
 
-// drainedMessage is the message to a client whose engine was taken out of service or paused before the end of the answer.
 const drainedMessage = "its engine was taken out of service or paused; send the request again"
 
-// processEvent processes an event that no engine streamed: an answer in one piece in the form of an event, or the end that evenkeel writes
-// itself.
+// processEvent processes an event that no engine streamed: an answer in one piece, or the end that
+// evenkeel writes.
 func (s *stream) processEvent(e sse.Event) {
 	var effects sse.Effects
 	s.upstream.answer.out, effects = s.upstream.answer.Event(s.upstream.answer.out, e)
 	s.applyEffects(effects)
 }
 
-// applyEffects counts the events that were processed. If the last one ended the answer (effects.End), it ends the call, as a whole answer
-// or with the failure that the engine reported. A failure for which another engine may give a good answer has the reason Garbled. Unusable
-// says that every engine would give such an answer.
+// applyEffects counts events, and ends the call with the last one. Garbled: another engine may give
+// a good answer. Unusable: every engine would give such an answer.
 func (s *stream) applyEffects(effects sse.Effects) {
 	if effects.Events > 0 {
 		s.countProgress(effects.Tokens, effects.Events)
@@ -305,24 +300,26 @@ func (s *stream) applyEffects(effects sse.Effects) {
 		s.endFailed(lifecycle.Garbled, failure.StreamBroke("upstream_incomplete", errNotWhole), errNotWhole)
 	case sse.Garbled: // an event cannot be read
 		s.endFailed(lifecycle.Garbled, failure.StreamBroke("upstream_broken", s.upstream.answer.Err()), s.upstream.answer.Err())
-	case sse.Broken: // the answer exceeds a limit, or its events cannot be joined
+	case sse.Broken: // a limit, or events that cannot be joined
 		s.endFailed(lifecycle.Unusable, failure.StreamBroke("upstream_broken", s.upstream.answer.Err()), s.upstream.answer.Err())
-	case sse.Refused: // the event is an error
+	case sse.Refused:
 		endRefused(s)
 	case sse.Aborted: // the engine was told to end the answer, or ends itself
 		endAborted(s)
-	case sse.Preempted: // the engine gives the request back
+	case sse.Preempted:
 		endPreempted(s)
 	}
 }
 
-// endAborted ends a call whose engine has ended the answer with finish_reason abort, although its client has not asked for that. If another
-// program has, the answer is whole. Otherwise the engine has failed. The same holds if evenkeel has, because the prefill beside it failed.
+// endAborted: the engine has ended the answer with finish_reason abort. If another program asked
+// for that, the answer is whole. Otherwise the engine has failed, or evenkeel asked because the
+// prefill beside it failed.
 func endAborted(s *stream) {
 	u := &s.upstream
-	mayBeWhole := u.tracked != nil && u.prefillCall.pairFault() == nil // nil: a prefill engine has answered
+	mayBeWhole := u.tracked != nil && u.prefillCall.pairFault() == nil // tracked is nil for a prefill engine
 	at := roster.Location{Instance: u.rank.Instance, Rank: u.rank.Target.Rank}
-	if named := s.job.namedAbort; mayBeWhole && (named.endedAtEngine(s.job.srv, at) || named.endedByClient()) { // ByClient: meanwhile
+	// The client may have ended the request meanwhile.
+	if named := s.job.namedAbort; mayBeWhole && (named.endedAtEngine(s.job.srv, at) || named.endedByClient()) {
 		var effects sse.Effects
 		s.readAt = time.Now()
 		u.answer.out, effects = u.answer.AcceptAbort(u.answer.out)
@@ -332,10 +329,10 @@ func endAborted(s *stream) {
 	endRefused(s)
 }
 
-// endRefused ends a call whose engine has sent an error as an event.
 func endRefused(s *stream) {
 	reported := s.upstream.answer.Filter.Failure()
-	if s.firstAt.IsZero() && engine.SaysPaused(reported.Status, reported.Message) { // vLLM begins its stream before its core refuses
+	// vLLM begins its stream before its core refuses.
+	if s.firstAt.IsZero() && engine.SaysPaused(reported.Status, reported.Message) {
 		s.job.srv.Monitor.ReportFailure(s.upstream.rank.Instance, engine.ErrPaused)
 		s.endFailed(lifecycle.Paused, failure.PausedError(s.upstream.sideName(), engine.ErrPaused), engine.ErrPaused)
 		return
@@ -344,10 +341,9 @@ func endRefused(s *stream) {
 	s.endFailed(lifecycle.ReasonOfStatus(reported.Status), failure.FromStream(reported), err)
 }
 
-// endPreempted ends a call whose engine ran out of KV memory and gave the request back. The dispatcher learns that the rank had no KV room
-// left, and the fleet learns that the engine gives requests back, which its profile may deny.
+// endPreempted: the fleet learns that the engine gives requests back, which its profile may deny.
 func endPreempted(s *stream) {
-	if s.firstAt.IsZero() { // the client has nothing yet, so serve begins the answer anew; a later loss is counted by continueAnswer
+	if s.firstAt.IsZero() { // serve begins the answer anew; a later loss is counted by continueAnswer
 		s.job.srv.metrics.recomputes.WithLabelValues(lifecycle.Repeated).Inc()
 	}
 	if s.upstream.slot != nil { // nil: a prefill engine answers
@@ -359,26 +355,24 @@ func endPreempted(s *stream) {
 	s.endFailed(lifecycle.Preempted, answer, errRefusal)
 }
 
-// countProgress reports events with tokens. tokens is how many tokens the engine has generated so far. The slot gets this number, which the
-// dispatcher's next round reads. The engine's traffic only learns that events came, which shows that the engine works. The metrics get the
-// gaps between the events. With the first token, the body of the request may become useless, and is then dropped.
+// countProgress: tokens is how many tokens the engine has generated so far. The dispatcher's next
+// round reads them from the slot.
 func (s *stream) countProgress(tokens, events int) {
-	if s.upstream.slot != nil { // nil: the answer takes no slot, because a prefill engine gives it or it is passed through
-		// All tokens of an answer in one piece come at once. The dispatcher must not take this for a decode step. The slot is
-		// marked already, unless a prefill runs beside the call and its engine has not answered yet.
+	if s.upstream.slot != nil { // nil: a prefill engine answers, or it is passed through
+		// All tokens of an answer in one piece come at once, which must not be taken for a decode step.
+		// The slot may not be marked yet beside a prefill.
 		if s.upstream.unstreamed {
 			s.upstream.slot.MarkNonStreaming(s.upstream.maxTokens)
 		}
 		s.upstream.slot.Progress(tokens)
 	}
-	if s.upstream.countedRunning { // the traffic counts the answer only from noteFirstEvent on
+	if s.upstream.countedRunning { // only from noteFirstEvent on
 		s.upstream.rank.Traffic.OnEvent()
 	}
-	s.dropRequestBody() // does nothing if the body may still be needed; some bodies are needed only until the first token
+	s.dropRequestBody() // some bodies are needed only until the first token
 	observeGaps(s, events)
 }
 
-// observeGaps reports to the metrics how much time lies between events with tokens, the last of which has arrived now (readAt).
 func observeGaps(s *stream, events int) {
 	if s.firstTokenAt.IsZero() {
 		s.firstTokenAt, s.lastTokenAt = s.readAt, s.readAt
@@ -386,12 +380,12 @@ func observeGaps(s *stream, events int) {
 	}
 	for gap := s.readAt.Sub(s.lastTokenAt).Seconds(); events > 0; events-- {
 		s.job.srv.metrics.itl.Observe(gap)
-		gap = 0 // the other events came in the same read, so no time lies between them
+		gap = 0 // the other events came in the same read
 	}
 	s.lastTokenAt = s.readAt
 }
 
-// Read returns bytes for the client that have arrived. It waits only if none have.
+// Read waits only if no bytes have arrived.
 func (s *stream) Read(p []byte) (int, error) {
 	if len(s.unread) == 0 {
 		events, err := s.Next()
@@ -408,17 +402,16 @@ func (s *stream) Read(p []byte) (int, error) {
 // Pending is how many bytes Read can return without waiting.
 func (s *stream) Pending() int { return len(s.unread) + len(s.upstream.answer.out) }
 
-// Ended says that no engine sends anything more: only the Pending bytes are left.
+// Ended says that only the Pending bytes are left.
 func (s *stream) Ended() bool { return s.state >= ended }
 
 // Torn says that the client has only a part of the last event.
 func (s *stream) Torn() bool { return s.upstream.answer.Reader.Torn() }
 
-// Next returns all complete events that have arrived, and waits if there are none. They are valid until the next call. io.EOF means the end
-// of the answer, even if the answer is not complete.
+// Next returns all complete events that have arrived, and waits if there are none. They are valid
+// until the next call. io.EOF means the end, even if the answer is not complete.
 func (s *stream) Next() ([]byte, error) {
-	// Next waits for the first event. Then it goes on while more bytes have arrived that can go out in the same write, up to
-	// maxBatchBytes.
+	// It goes on while more bytes can go out in the same write.
 	for len(s.upstream.answer.out) == 0 || s.state == flowing && len(s.upstream.answer.out) < maxBatchBytes && s.upstream.resp.Arrived() {
 		if s.state >= ended {
 			return nil, io.EOF
@@ -432,4 +425,4 @@ func (s *stream) Next() ([]byte, error) {
 	return events, nil
 }
 
-const maxBatchBytes = 64 << 10 // bytes; once this many wait for the client, Next collects no more
+const maxBatchBytes = 64 << 10 // bytes

@@ -20,37 +20,37 @@ import (
 var errIgnoredResume = errors.New("the engine did not go on with the answer so far; set the chat_resume that check --probe names in its " +
 	"profile, or upgrade the engine")
 
-// continueAnswer continues an answer that its engine has lost. The request is served again: the part of the answer that the client has is
-// appended to the prompt, and the client gets the new part as if one engine had sent the whole answer. If only the end of the answer is
-// missing, evenkeel writes it. If the answer cannot go on, it is broken off with an error (GivenUp).
+// continueAnswer continues an answer that its engine has lost: the part that the client has is
+// appended to the prompt, and the client gets the new part as if one engine had sent the whole
+// answer.
 func (s *stream) continueAnswer() {
-	j, fault, moved := s.job, s.upstream.fault, s.upstream.endedByDrain() // fault: why the answer was lost
-	// A fault of the KV says that the answer so far was computed from broken KV, so that it must not be continued.
+	j, fault, moved := s.job, s.upstream.fault, s.upstream.endedByDrain() // fault: of the loss
+	// An answer that was computed from broken KV must not go on.
 	var kvFault *failure.Fault
 	if !j.client.Left() {
 		kvFault = s.upstream.prefillCall.confirmKV(s.upstream.answer.Filter.Prompt(), j.client.Gone())
 	}
 	if kvFault != nil {
-		s.upstream.fault = kvFault // the client gets its error
+		s.upstream.fault = kvFault
 	}
-	if kvFault != nil || j.client.Left() { // the lifecycle breaks the answer off
+	if kvFault != nil || j.client.Left() {
 		s.step(lifecycle.Event{Kind: lifecycle.GivenUp})
 		return
 	}
 	cause := "lost in the middle: " + fault.ClientError.Code
 	j.record.Report(journal.Event{Kind: journal.AttemptEnded, Cause: cause, On: s.upstream.failedEngine(), Answer: fault.ClientError})
-	tier := s.planContinuation()   // how the answer goes on; it is a label of the metrics
-	var attemptError *openai.Error // how the next attempt failed; nil: it did not fail, or there is none
+	tier := s.planContinuation()   // a label of the metrics
+	var attemptError *openai.Error // of the next attempt; nil: it did not fail, or there is none
 	switch tier {
-	case lifecycle.Broken: // the answer cannot go on, so the lifecycle breaks it off
+	case lifecycle.Broken:
 		s.step(lifecycle.Event{Kind: lifecycle.GivenUp})
-	case lifecycle.Concluding: // planContinuation has written the end into the stream, so the answer is whole
-	default: // another engine continues the answer
+	case lifecycle.Concluding: // planContinuation has written the end
+	default:
 		j.record.Report(journal.Event{Kind: journal.Retried})
 		var next *stream
-		if next, attemptError = j.serve(nil); attemptError == nil { // nil: no other proxy may continue the answer
+		if next, attemptError = j.serve(nil); attemptError == nil { // no other proxy may continue the answer
 			s.takeOver(next)
-		} else { // serve has brought the lifecycle to its end, so endLoss only has to write the end of the answer
+		} else { // serve has brought the lifecycle to its end
 			tier = lifecycle.Broken
 		}
 	}
@@ -58,8 +58,7 @@ func (s *stream) continueAnswer() {
 	endLoss(s, fault, tier, attemptError)
 }
 
-// countLoss counts a lost answer by its tier, which says how it went on (lifecycle.Broken: not at all). The counter depends on why the
-// engine lost it: it ran out of KV memory, a drain ended the call (moved), or it failed.
+// countLoss: moved says that a drain ended the call.
 func (m *metrics) countLoss(fault *failure.Fault, moved bool, tier lifecycle.Tier) {
 	counter := m.losses
 	switch {
@@ -71,34 +70,32 @@ func (m *metrics) countLoss(fault *failure.Fault, moved bool, tier lifecycle.Tie
 	counter.WithLabelValues(tier).Inc()
 }
 
-// endLoss logs whether a lost answer goes on. If the attempt to continue it has failed, it also ends the answer that the client reads, with
-// an error. fault is why the answer was lost. tier says how it goes on; lifecycle.Broken: not at all. attemptError is how the attempt to
-// continue it failed; nil: it did not fail, or no attempt was made.
+// endLoss logs whether a lost answer goes on, and ends it if the attempt to continue it has failed
+// (attemptError).
 func endLoss(s *stream, fault *failure.Fault, tier lifecycle.Tier, attemptError *openai.Error) {
 	j := s.job
 	switch {
-	case tier != lifecycle.Broken: // the answer goes on, or evenkeel has written its end
+	case tier != lifecycle.Broken:
 		j.srv.Log.Info("an answer goes on after its decode engine lost it", zap.Inline(j), zap.String("lost", fault.ClientError.Code),
 			zap.String("tier", tier),
 			zap.Bool("token_exact", tier != lifecycle.ByText), zap.Int("tokens", s.tokens()), zap.String("engine", s.upstream.rank.Target.ID))
-	case attemptError == nil: // no attempt was made, and the lifecycle has ended the stream
+	case attemptError == nil: // the lifecycle has ended the stream
 	case attemptError.Status == journal.StatusClientClosed:
 		s.finishAnswer(failure.ClientGone)
-	default: // the client gets the error by which the answer was lost, as if no attempt to continue it had been made
+	default: // the client gets the error by which the answer was lost
 		j.srv.Log.Warn("an answer could not go on after its decode engine lost it", zap.Inline(j), zap.String("cause", attemptError.Message))
 		s.finishAnswer(fault.ClientError)
 	}
 }
 
-// planContinuation decides how the lost answer goes on, and returns this as a tier. For lifecycle.Broken, the answer cannot go on. For
-// lifecycle.Concluding, no token is left to compute, and planContinuation has written the end of the answer into the stream. For all other
-// tiers, it has prepared the job for the attempt that continues the answer.
+// planContinuation decides how the lost answer goes on, and prepares the job for it, or writes the
+// end (Concluding).
 func (s *stream) planContinuation() lifecycle.Tier {
-	joinTranscript(s) // earlierTranscript then has all of the answer so far, which lostAnswer reads
+	joinTranscript(s) // earlierTranscript then has all of the answer so far
 	loss := lostAnswer(s)
 	plan := loss.Plan()
 	switch plan.Tier {
-	case lifecycle.Broken: // nothing is to be prepared
+	case lifecycle.Broken:
 	case lifecycle.Concluding:
 		writeConclusion(s, &plan, loss.Finished)
 	default:
@@ -107,12 +104,11 @@ func (s *stream) planContinuation() lifecycle.Tier {
 	return plan.Tier
 }
 
-// writeConclusion writes the end of a lost answer that needs no more tokens. engineHasFinished says that the engine has sent a
-// finish_reason, so that only the end and maybe the usage are missing. Otherwise the answer has all tokens that it may have, so its
-// finish_reason is length.
+// writeConclusion: if the engine has not sent a finish_reason, the answer has all tokens that it
+// may have, so its finish_reason is length.
 func writeConclusion(s *stream, plan *lifecycle.Plan, engineHasFinished bool) {
 	switch {
-	case s.upstream.answer.FinalUsageCame(): // the usage that evenkeel would write knows less, and would be the client's second one
+	case s.upstream.answer.FinalUsageCame(): // evenkeel's usage would be the second one
 		s.endWhole()
 		return
 	case engineHasFinished:
@@ -120,66 +116,60 @@ func writeConclusion(s *stream, plan *lifecycle.Plan, engineHasFinished bool) {
 		s.writeEnding(plan.AnswerSoFar.Head, finishSent)
 		return
 	}
-	applyPlan(s, plan) // sets the number of tokens, and what the filter must know of earlier parts
+	applyPlan(s, plan) // for the number of tokens, and what the filter must know of earlier parts
 	s.resetForEnd(s.job.resume.answerTokens)
 	s.writeEnding(plan.AnswerSoFar.Head, "length")
 }
 
-// joinTranscript appends the part of the answer that the lost call has sent to the parts of earlier calls.
 func joinTranscript(s *stream) {
 	if s.earlierTranscript == nil {
 		s.earlierTranscript = &sse.Transcript{}
 	}
-	if s.earlierTranscript.Head.ID == nil { // all parts of the answer have the head of the first part
+	if s.earlierTranscript.Head.ID == nil { // all parts have the head of the first
 		s.earlierTranscript.Head, s.earlierTranscript.Prompt = s.upstream.answer.Transcript.Head, s.upstream.answer.Transcript.Prompt
 	}
 	s.earlierTranscript.Join(&s.upstream.answer.Transcript)
 }
 
-// applyPlan makes the job's next attempt continue the answer as the plan says. Engines get the answer so far as a part of the prompt. By
-// the number of prompt tokens that they report, evenkeel checks that they have not ignored it.
+// applyPlan makes the next attempt continue the answer.
 func applyPlan(s *stream, plan *lifecycle.Plan) {
 	j, resume := s.job, &s.job.resume
-	if plan.ClientHasNothing { // the answer is assembled from its start
+	if plan.ClientHasNothing { // it is assembled from its start
 		s.upstream.answer.Assembler = newAssembler(j)
 	}
-	// The part of the answer that the client has. The filter makes the new events go on after it, with the same id, and adds its
-	// counts.
+	// The filter makes the new events go on after the part that the client has.
 	s.earlierTranscript = plan.AnswerSoFar
 	j.filterOptions.Continuation = plan.Continuation
-	resume.answerTokens = plan.AnswerSoFar.Completed // its number of tokens
-	// How many tokens the new prompt has. Each engine must count as many prompt tokens as the plan says; 0: it may count any number.
+	resume.answerTokens = plan.AnswerSoFar.Completed
+	// By the count of prompt tokens, evenkeel checks that an engine has not ignored the answer so far;
+	// 0: any number.
 	j.promptTokens = resume.promptTokens + resume.answerTokens
 	resume.prefillMustCount = plan.PrefillCount
 	resume.decodeMustCount = plan.DecodeCount
-	if plan.Tier == lifecycle.ByText { // a text may be split into other tokens than those that were generated
+	// A text may be split into other tokens than those that were generated.
+	if plan.Tier == lifecycle.ByText {
 		j.record.Inexact = true
 	}
-	// What engines get instead of parts of the body, now with the part of the answer that goes into the prompt.
-	changes := *j.changes // a copy, because prefill calls of earlier attempts may still read the old changes
+	changes := *j.changes // prefill calls of earlier attempts may still read the old changes
 	changes.Resume = plan.Resume
 	j.changes = &changes
 }
 
-// lostAnswer returns the facts about a lost answer that decide how it goes on (see Loss.Plan). Facts that only the body of the request
-// shows are left out if the body is not in memory any more. resume.retention says how long it is kept: until the end of the answer
-// (KeepAll), until the first token (KeepStart), or only until the answer begins (KeepNothing). When the body is dropped, retention becomes
-// KeepNothing.
+// lostAnswer returns the facts for Loss.Plan. Those that only the body shows are left out if it is
+// not in memory any more.
 func lostAnswer(s *stream) lifecycle.Loss {
 	j, resume := s.job, &s.job.resume
 	mayBeServedAgain := j.life.Losses() < maxRecomputes(s.upstream.rank.Profile) && j.req.Endpoint.CanResume()
 	loss := lifecycle.Loss{
-		// What has come of the answer, and whether another attempt is allowed and possible.
 		AnswerSoFar: s.earlierTranscript, Finished: s.upstream.answer.Filter.Finished(), Retention: resume.retention, Streamed: j.req.Stream,
 		MayResume: mayBeServedAgain,
-		// What the prompt of such an attempt is made of, and how many tokens may follow.
-		Method: resume.method, PromptIDs: resume.promptIDs, PromptTokens: resume.promptTokens, MaxAnswerTokens: j.maxWholeAnswer(),
+		Method:    resume.method, PromptIDs: resume.promptIDs, PromptTokens: resume.promptTokens, MaxAnswerTokens: j.maxWholeAnswer(),
 		TokenLimit: j.req.Limit, TokenLimitKey: cmp.Or(j.req.MaxTokensKey, "max_tokens"),
 	}
-	if resume.retention == lifecycle.KeepAll { // the answer may go on after the part that the client has, if the request allows it
+	if resume.retention == lifecycle.KeepAll {
 		loss.MayExtendPrompt = !openai.CannotResume(&j.body, j.req.Endpoint)
 		loss.HasTools = openai.HasTools(&j.body)
-		if resume.method == mooncake.ResumeText { // the next prompt is the text of this prompt and of the answer
+		if resume.method == mooncake.ResumeText { // the next prompt has the text of both
 			loss.PromptText = textBeforeAnswer(j)
 		}
 	}
@@ -189,8 +179,8 @@ func lostAnswer(s *stream) lifecycle.Loss {
 	return loss
 }
 
-// textBeforeAnswer returns the text, as a JSON string, to which the text of the answer so far is appended to make the prompt of the next
-// attempt. With echo, it is empty, because the answer itself begins with the text of the prompt.
+// textBeforeAnswer is a JSON string. With echo, it is empty, because the answer itself begins with
+// the text of the prompt.
 func textBeforeAnswer(j *job) []byte {
 	text := j.parts().Text()
 	if openai.Echoes(&j.body) {
@@ -199,39 +189,39 @@ func textBeforeAnswer(j *job) []byte {
 	return text
 }
 
-// maxWholeAnswer returns how many tokens the answer may have, with the part that the client has already.
+// maxWholeAnswer counts the part that the client has already, too.
 func (j *job) maxWholeAnswer() int {
 	maxTokens := prompt.ContextLimit(j.model.MaxLen)
-	if j.model.MaxLen > 0 { // the context length is known, and the prompt takes a part of it
+	if j.model.MaxLen > 0 {
 		maxTokens -= j.resume.promptTokens
 	}
-	if j.req.Limit > 0 { // the client's own limit
+	if j.req.Limit > 0 {
 		maxTokens = min(maxTokens, j.req.Limit)
 	}
 	return maxTokens
 }
 
-// takeOver lets this stream go on with the call of next. next is the stream of the attempt that continues the answer, and has read its
-// first events already. This stream keeps what belongs to the client's whole answer: its assembler, and the times of its first event and
-// token. It takes over the call, with slot and buffers, and how far the call has come. From now on s gives these back, and next must not.
+// takeOver lets this stream go on with the call of next, which has read its first events already. s
+// keeps its assembler, and the times of its first event and token. From now on s gives slot and
+// buffers back, and next must not.
 func (s *stream) takeOver(next *stream) {
-	assembler := s.upstream.answer.Assembler // saved, because detach empties the buffers; nil: the client gets the events
-	s.detach()                               // gives back the connection and the buffers of the lost call; its slot is free already
+	assembler := s.upstream.answer.Assembler // detach empties the buffers; nil: the client gets the events
+	s.detach()                               // of the lost call, whose slot is free already
 	s.upstream = next.upstream
 	s.upstream.answer.Assembler = assembler
 	s.state, s.endError = next.state, next.endError
 	next.state = givenBack                      // so that next gives nothing back
-	s.earlierTokens = s.job.resume.answerTokens // the filter of next counts only the tokens of its own call
-	if !next.lastTokenAt.IsZero() {             // zero: next has no token yet
+	s.earlierTokens = s.job.resume.answerTokens // the filter of next counts only its own call
+	if !next.lastTokenAt.IsZero() {
 		s.lastTokenAt = next.lastTokenAt
 	}
-	if assembler != nil { // the client gets the answer in one piece; otherwise it gets the events as they are
+	if assembler != nil { // the client gets the answer in one piece
 		assembleFirstEvents(s)
 	}
 }
 
-// assembleFirstEvents adds the first events of the continuing call to the answer in one piece. They were read without an assembler, and so
-// stand among the bytes for the client. If they cannot be added, the answer ends with an error.
+// assembleFirstEvents adds the first events of the continuing call, which were read without an
+// assembler, to the answer in one piece.
 func assembleFirstEvents(s *stream) {
 	for e := range sse.Events(s.upstream.answer.out) {
 		if e.Kind == sse.KindComment {
@@ -239,7 +229,7 @@ func assembleFirstEvents(s *stream) {
 		}
 		if err := s.upstream.answer.Assembler.Add(e.Raw); err != nil {
 			cannotJoin := failure.StreamBroke("upstream_broken", err)
-			if s.state == ended { // the rest of the answer came at once; endFailed below then does nothing, so the error is set here
+			if s.state == ended { // endFailed below then does nothing
 				s.endError = cmp.Or(s.endError, cannotJoin)
 			}
 			s.endFailed(lifecycle.Unusable, cannotJoin, err)
@@ -249,8 +239,8 @@ func assembleFirstEvents(s *stream) {
 	s.upstream.answer.out = s.upstream.answer.out[:0]
 }
 
-// resetForEnd prepares the filter for an end that evenkeel writes itself. tokens is how many tokens the answer has. They all count as
-// tokens of earlier calls, because the filter, which counts those of the present call, begins again at 0.
+// resetForEnd prepares the filter for an end that evenkeel writes. The filter begins again at 0, so
+// all tokens count as those of earlier calls.
 func (s *stream) resetForEnd(tokens int) {
 	filterOptions := s.job.filterOptions
 	filterOptions.Cached = s.job.cachedTokens
@@ -260,30 +250,30 @@ func (s *stream) resetForEnd(tokens int) {
 	s.upstream.answer.Transcript.Reset(keepText)
 }
 
-// writeEnding ends an answer that its engine did not end. It writes the finish_reason in finish (empty: the engine has sent one) and then
-// the usage, as events that are processed like those of an engine.
+// writeEnding ends an answer that its engine did not end, with events that are processed like those
+// of an engine. finish is empty if the engine has sent a finish_reason.
 func (s *stream) writeEnding(head sse.Head, finish string) {
 	usage := ownUsage(s)
 	_, reported := s.upstream.answer.Filter.Usage()
-	s.upstream.noUsage = !reported // noted before the events below, whose usage is not the engine's; the dispatcher counts such answers
+	s.upstream.noUsage = !reported // before the events below, whose usage is not the engine's
 	for e := range sse.Events(ending(s.job.req.Endpoint, head, finish, usage)) {
-		if s.state < ended { // otherwise an event before this one has ended the answer
+		if s.state < ended { // else an earlier event has ended the answer
 			s.processEvent(e)
 		}
 	}
 }
 
-// ownUsage returns the usage of the answer as evenkeel has counted it. The counts may be estimates, so the tokens of the answer are cut to
-// those that it may have and that fit into the context.
+// ownUsage: the counts may be estimates, so they are cut to what the answer may have and the
+// context takes.
 func ownUsage(s *stream) sse.Usage {
 	j, filter := s.job, &s.upstream.answer.Filter
 	usage := sse.Usage{Prompt: cmp.Or(filter.Prompt(), j.promptTokens), Completion: min(filter.Tokens(), s.upstream.maxTokens),
 		Cached: j.cachedTokens}
-	if s.upstream.rank.Context > 0 { // the length of the context is known
+	if s.upstream.rank.Context > 0 {
 		usage.Completion = min(usage.Completion, max(0, s.upstream.rank.Context-usage.Prompt))
 	}
-	// In two cases only the decode engine knows how many tokens of the prompt were cached: it has computed the prompt itself, or it is
-	// an SGLang engine, which always reports them itself.
+	// Only the decode engine knows how many tokens were cached, if it has computed the prompt itself,
+	// or is an SGLang engine.
 	onlyDecodeEngineKnows := s.upstream.computesPrompt || s.upstream.rank.Profile.Connector == mooncake.SGLang
 	if onlyDecodeEngineKnows {
 		const unknown = -1
@@ -293,16 +283,16 @@ func ownUsage(s *stream) sse.Usage {
 	return usage
 }
 
-// checkPromptCount checks the prompt length that the engine of a resumed request has counted. It returns nil if the length is right, or if
-// there is nothing to check. An engine that ignored the answer so far counts too few tokens, and would begin the answer again. want is the
-// right count; 0: it is not known, and only has to exceed the length of the client's prompt. counted is 0 if the engine reported no count.
+// checkPromptCount: an engine of a resumed request that ignored the answer so far counts too few
+// prompt tokens, and would begin the answer again. want is 0 if the right count is not known;
+// counted is 0 if the engine reported none.
 func (j *job) checkPromptCount(want, counted int) *openai.Error {
 	if !j.life.Resumed() || counted == 0 {
 		return nil
 	}
 	resume := &j.resume
-	ignored := counted != want // the engine ignored the answer so far
-	if want == 0 {             // the count must at least exceed that of the client's prompt, if a part of the answer was added to it
+	ignored := counted != want
+	if want == 0 { // it must at least exceed that of the client's prompt
 		ignored = resume.answerTokens > 0 && counted <= resume.promptTokens
 	}
 	if !ignored {
@@ -313,21 +303,18 @@ func (j *job) checkPromptCount(want, counted int) *openai.Error {
 	return openai.NewError(http.StatusBadGateway, "recompute_unresumable", errIgnoredResume.Error())
 }
 
-// keepForResume decides which parts of a request stay in memory in case this rank loses its answer. With KeepAll, the body stays until the
-// end of the answer, so that the answer can go on, or begin anew, at any time; its size is charged to Server.resumeBytes. If neither would
-// be possible, or if too little memory is left, the body stays only until the first token (KeepStart): until then, the same request can be
-// sent again. If the profile of the rank's engine allows no further attempt once the answer has begun, nothing stays from then on
-// (KeepNothing).
+// keepForResume decides which parts of a request stay in memory in case this rank loses its answer.
+// Server.resumeBytes limits KeepAll. Otherwise the body stays until the first token (KeepStart).
 func (j *job) keepForResume(rank *roster.Rank) {
-	if j.life.Resumed() { // what was kept for the first part of the answer is used for its later parts, too
+	if j.life.Resumed() { // what was kept for the first part of the answer is used for later ones, too
 		return
 	}
 	j.releaseResumeBytes()
 	resume := &j.resume
 	resume.retention, resume.method = lifecycle.KeepStart, j.resumeMethod(rank.Profile)
-	neverServedAgain := maxRecomputes(rank.Profile) == 0 // not even an answer that could begin anew
+	neverServedAgain := maxRecomputes(rank.Profile) == 0
 	canGoOn := resume.method != ""
-	canBeginAnew := !j.req.Stream // the client has nothing before the end, so the answer may begin anew at any time
+	canBeginAnew := !j.req.Stream // the client has nothing before the end
 	switch {
 	case neverServedAgain:
 		resume.retention = lifecycle.KeepNothing
@@ -335,20 +322,19 @@ func (j *job) keepForResume(rank *roster.Rank) {
 		size := int64(len(j.body.Raw()) + len(resume.promptIDs))
 		if j.srv.resumeBytes.Add(size) > int64(j.srv.Settings().Limits.ResumeBytes) {
 			j.srv.resumeBytes.Add(-size)
-			break // too little memory: KeepStart stays
+			break // KeepStart stays
 		}
 		resume.retention, resume.chargedBytes = lifecycle.KeepAll, size
 	}
 }
 
-// releaseResumeBytes subtracts the bytes that keepForResume charged to Server.resumeBytes.
 func (j *job) releaseResumeBytes() {
 	j.srv.resumeBytes.Add(-j.resume.chargedBytes)
 	j.resume.chargedBytes = 0
 }
 
-// dropRequestBody drops the body of the request, and what was kept for a resume, as soon as the answer needs neither any more. Before that
-// it does nothing. So a long prompt does not stay in memory during a long answer.
+// dropRequestBody drops the body as soon as the answer does not need it any more, so that a long
+// prompt does not stay in memory during a long answer.
 func (s *stream) dropRequestBody() {
 	j, retention := s.job, s.job.resume.retention
 	if s.firstAt.IsZero() || retention == lifecycle.KeepAll { // another attempt may still need the body
@@ -357,47 +343,45 @@ func (s *stream) dropRequestBody() {
 	if retention == lifecycle.KeepStart && s.upstream.answer.Filter.Tokens() == 0 { // the answer could still begin anew
 		return
 	}
-	s.upstream.answer.Filter.Untrack() // the filter stops collecting the answer so far, because no other engine will continue it
+	s.upstream.answer.Filter.Untrack() // no other engine will continue the answer
 	j.body, j.changes, j.resume.promptIDs, j.resume.retention = mooncake.Body{}, nil, nil, lifecycle.KeepNothing
 }
 
-// resumeMethod returns how a lost answer of this request can be continued: a value of chat_resume, mooncake.ResumePrompt or
-// mooncake.ResumeText. Empty means that it cannot. The answer goes on either from the token ids of prompt and answer, or from their text.
-// Text is second best: it is used if the profile names such a method, or if the token ids of the prompt are not known. At an endpoint of
-// token ids (Tokens, Generate), resumeMethod also stores the ids of the prompt in j.resume.
+// resumeMethod returns a value of chat_resume, mooncake.ResumePrompt or mooncake.ResumeText; empty:
+// a lost answer cannot go on. Text is second best: it is used if the profile says so, or if the
+// token ids of the prompt are not known. At an endpoint of token ids, the ids of the prompt are
+// stored, too.
 func (j *job) resumeMethod(profile *mooncake.Profile) string {
 	storePromptIDs(j)
 	method, methodWithoutIDs := methodsOf(j.req.Endpoint, profile)
-	// With echo, the answer repeats the prompt. The decode engine is then not asked for token ids, so those of the answer are not
-	// known.
+	// With echo, the answer repeats the prompt. The decode engine is then not asked for token ids.
 	idsUnknown := j.resume.promptIDs == nil || openai.Echoes(&j.body)
 	switch {
-	case method == mooncake.ChatResumeNone, !j.req.Endpoint.CanResume(): // ChatResumeNone: the profile allows no chat to go on
+	case method == mooncake.ChatResumeNone, !j.req.Endpoint.CanResume(): // None: no chat goes on
 		return ""
-	case mooncake.ByText(method): // such a method needs no token ids
+	case mooncake.ByText(method):
 	case idsUnknown:
 		method = methodWithoutIDs
 	}
-	if method == mooncake.ResumeText && j.parts().Text() == nil { // the prompt is no text
+	if method == mooncake.ResumeText && j.parts().Text() == nil {
 		return ""
 	}
 	return method
 }
 
-// methodsOf returns how a lost answer of an endpoint is best continued, and how if the token ids are not known; empty: not at all then. For
-// chats the profile decides, and its method may need no token ids.
+// methodsOf returns how a lost answer is best continued, and how without token ids; empty: not at
+// all.
 func methodsOf(endpoint mooncake.Endpoint, profile *mooncake.Profile) (best, withoutIDs string) {
 	switch endpoint {
 	case mooncake.Completions:
 		return mooncake.ResumePrompt, mooncake.ResumeText
-	case mooncake.Tokens, mooncake.Generate: // the answers of these endpoints go on only from token ids
+	case mooncake.Tokens, mooncake.Generate: // only from token ids
 		return mooncake.ResumePrompt, ""
 	}
 	return profile.ChatResume, mooncake.ChatResumeContinue
 }
 
-// storePromptIDs stores the token ids of the prompt in j.resume, if the endpoint is one whose requests have them. At other endpoints, an
-// engine may report them later.
+// At other endpoints, an engine may report the ids later.
 func storePromptIDs(j *job) {
 	switch j.req.Endpoint {
 	case mooncake.Tokens:
@@ -407,7 +391,7 @@ func storePromptIDs(j *job) {
 	}
 }
 
-// maxRecomputes returns how often the profile allows one answer to go on after a loss; 0: never.
+// maxRecomputes is how often an answer may go on after a loss.
 func maxRecomputes(profile *mooncake.Profile) int {
 	if profile.RecomputeMax == nil {
 		return 0
@@ -415,14 +399,14 @@ func maxRecomputes(profile *mooncake.Profile) int {
 	return *profile.RecomputeMax
 }
 
-// needsPromptIDs says whether a lost answer could only continue exactly with the token ids of its prompt.
+// needsPromptIDs: a lost answer could only go on exactly with the token ids of its prompt.
 func needsPromptIDs(req *openai.Request, profile *mooncake.Profile) bool {
 	return req.Endpoint == mooncake.Completions || profile.ChatResume == mooncake.ChatResumeVLLM ||
 		profile.ChatResume == mooncake.ChatResumeAscend
 }
 
-// tokensVisible says whether the client gets more of each token than its text, for example its id. Then no token that the client has may be
-// computed a second time: the new tokens could differ although their text is the same.
+// tokensVisible: the client gets more of each token than its text, for example its id. Then no
+// token may be computed a second time: it could differ although its text is the same.
 func (j *job) tokensVisible() bool {
 	return j.filterOptions.TokenIDs || j.req.Endpoint == mooncake.Generate || j.filterOptions.ContinuousUsage || openai.HasLogprobs(&j.body)
 }

@@ -7,18 +7,18 @@ import (
 	"evenkeel/sse"
 )
 
-// This file has the differences between answers of /inference/v1/generate or /generate and answers of /v1/completions.
+// How answers of /inference/v1/generate or /generate differ from those of /v1/completions.
 
-// newAssembler returns an assembler, which joins the events of a stream to an answer in one piece.
+// newAssembler joins the events of a stream to an answer in one piece.
 func newAssembler(j *job) *sse.Assembler {
 	a := sse.NewAssembler(j.req.Endpoint == mooncake.Chat, j.srv.Settings().Limits.AnswerBytes)
-	if j.req.Endpoint == mooncake.Tokens { // the events of this endpoint have neither the model nor the time, which the answer has
+	if j.req.Endpoint == mooncake.Tokens { // its events have neither the model nor the time
 		return a.ByTokens(j.req.Model, j.record.Arrival.Unix())
 	}
 	return a
 }
 
-// ending returns the events with which evenkeel ends an answer that its engine did not end.
+// ending returns the events that end an answer which its engine did not end.
 func ending(endpoint mooncake.Endpoint, head sse.Head, finish string, usage sse.Usage) []byte {
 	switch endpoint {
 	case mooncake.Tokens:
@@ -29,14 +29,13 @@ func ending(endpoint mooncake.Endpoint, head sse.Head, finish string, usage sse.
 	return sse.Ending(nil, endpoint == mooncake.Chat, head, finish, usage)
 }
 
-// emptyAnswer returns an answer without tokens, for a request that its client has ended (by the id of its answer) before any rank began the
-// answer. It has the form that the client asked for: a stream of events, or one piece.
+// emptyAnswer is for a request that its client has ended by name before any rank began the answer.
 func emptyAnswer(j *job) []byte {
 	events := emptyEvents(j)
 	switch {
 	case j.req.Stream:
 		return bytes.Join(events, nil)
-	case j.req.Endpoint == mooncake.Generate: // an answer of /generate in one piece is the data of its only event
+	case j.req.Endpoint == mooncake.Generate: // the data of its only event
 		data, _, _ := bytes.Cut(bytes.TrimPrefix(bytes.Join(events, nil), []byte("data: ")), []byte("\n\n"))
 		return data
 	}
@@ -48,17 +47,17 @@ func emptyAnswer(j *job) []byte {
 	return answer
 }
 
-// emptyEvents returns the events of an answer without tokens, for a request that its client has ended by name (j.namedAbort). They are made
-// as if an engine had sent nothing but the end of an answer, which the filter then changes to what the client asked for.
+// emptyEvents are made as if an engine had sent nothing but the end of an answer, which the filter
+// then changes to what the client asked for.
 func emptyEvents(j *job) (events [][]byte) {
-	// The filter replaces the empty id. At /inference/v1/generate, the answer repeats the output_mode of the request.
+	// The filter replaces the empty id. At /inference/v1/generate, the answer repeats the output_mode.
 	head, options := sse.Head{ID: []byte(`""`), Mode: j.namedAbort.outputMode}, j.filterOptions
-	options.Continuation, options.Transcript = nil, nil // no part of the answer comes from other calls
+	options.Continuation, options.Transcript = nil, nil // no part comes from other calls
 	options.Cached = sse.OwnCached                      // the filter leaves the usage below as it is
 	options.MaxTokens, options.Context = 0, 0           // no limits
 	const unknown = -1
 	usage := sse.Usage{Prompt: j.estimatedTokens(), Total: j.estimatedTokens(), Cached: unknown}
-	const useDefaultLimit = 0 // the events are short, so any limit of their size will do
+	const useDefaultLimit = 0 // the events are short
 	filter, framer := sse.NewFilter(options), sse.NewFramer(useDefaultLimit)
 	framer.Feed(ending(j.req.Endpoint, head, "abort", usage))
 	for e, ok := framer.Next(); ok; e, ok = framer.Next() {
