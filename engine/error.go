@@ -45,15 +45,16 @@ func (p Phase) String() string {
 	return fmt.Sprintf("Phase(%d)", uint8(p))
 }
 
-// Error has the facts for a decision about a retry.
+// Error has the facts by which a caller decides about a retry: whether the engine may have seen the
+// request, and whether it had begun to answer.
 type Error struct {
-	Target   string
+	Target   string // the ID of the target
 	Phase    Phase
 	Sent     bool // request bytes may have reached the engine
-	Answered bool // a response byte came
+	Answered bool // at least one response byte came
 	Timeout  bool // a deadline of this phase passed
-	Aborted  bool // by Abort, or by the context of Get
-	Reused   bool
+	Aborted  bool // Abort was called, or the context of Get ended
+	Reused   bool // the connection had served a request before
 	Err      error
 }
 

@@ -5,12 +5,10 @@ import "strings"
 // Holds are the settings with which an SGLang server that prefills and decodes delays prompts, as
 // GET /server_info reports them. Source: SGLang 0.5.23, managers/min_free_slots_delayer.py.
 type Holds struct {
-	Delays bool `json:"enable_prefill_delayer"`
-	// FreeSlots: prompts wait until a rank has so many free slots; null: the flag is not set.
-	FreeSlots   Number `json:"min_free_slots_delay"`
+	Delays      bool   `json:"enable_prefill_delayer"`
+	FreeSlots   Number `json:"min_free_slots_delay"` // prompts wait until a rank has so many free slots; null: the flag is not set
 	Speculation string `json:"speculative_algorithm"`
-	// DecodeSteps: so many steps after one that computes prompts compute none (managers/scheduler.py).
-	DecodeSteps Number `json:"prefill_decode_interval"`
+	DecodeSteps Number `json:"prefill_decode_interval"` // so many steps after one that computes prompts compute none (managers/scheduler.py)
 }
 
 // Interval returns in every how many steps a busy server computes prompts, as

@@ -8,19 +8,20 @@ import (
 	dto "github.com/prometheus/client_model/go"
 )
 
-// Reading is a number of tokens on a metrics page. The zero value: not known.
+// Reading is a number of tokens on an engine's metrics page, and where it stands there. The zero
+// value: not known.
 type Reading struct {
 	Tokens int64  `json:"tokens"`
-	From   string `json:"from"` // the series, and the label if it is one
+	From   string `json:"from"` // the series, and the labels if it is one of them
 }
 
-// Memory is what a metrics page says about the KV memory of one rank.
+// Memory is what an engine's metrics page says about the KV memory of one rank.
 type Memory struct {
 	Capacity Reading `json:"capacity,omitzero"` // KV tokens that fit
 	Block    Reading `json:"block,omitzero"`    // tokens of a KV block
-	// Misread is a capacity below Context. vLLM does not start with less memory than one request of
-	// max_model_len needs (0.33, v1/core/kv_cache_planning.py), so the number means something else,
-	// and Capacity is not known.
+	// Misread is what the page seems to say of the capacity, if it is less than Context. vLLM does not
+	// start with less memory than one request of max_model_len needs (0.33,
+	// v1/core/kv_cache_planning.py), so it means something else, and Capacity is not known.
 	Misread Reading `json:"misread,omitzero"`
 	Context int     `json:"-"` // max_model_len, in tokens; 0: nothing is misread
 }
@@ -70,12 +71,12 @@ const (
 	blockLabel = CacheConfigName + " block_size"
 )
 
-// Model is one model or LoRA adapter in GET /v1/models.
+// Model is one model or LoRA adapter in an engine's answer to GET /v1/models.
 type Model struct {
 	ID          string
-	Parent      string // base model of a LoRA adapter; or empty
-	Adapter     string // the adapter's own name, if ID is another name of it
-	MaxModelLen int    // prompt and answer together, in tokens; 0: unknown
+	Parent      string // the base model of a LoRA adapter; empty: the model is not an adapter
+	Adapter     string // the adapter's own name, if ID is another name of it; empty: it is not
+	MaxModelLen int    // longest prompt and answer together, in tokens; 0: unknown
 }
 
 // AdapterName is the engine's own name of an adapter; for a base model, the ID.

@@ -73,10 +73,10 @@ func (t *Target) check() error {
 	return nil
 }
 
-// key identifies the connections that calls can share.
+// key identifies the connections that a call may use: two calls with equal keys can share them.
 type key struct {
 	https bool
-	host  string // as in the URL
+	host  string // host and port as in the URL
 	tls   *tls.Config
 }
 

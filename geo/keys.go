@@ -63,11 +63,11 @@ func ParseKeys(text string) (*Keys, error) {
 	return keys, nil
 }
 
-// A Message is what a signature covers besides the hop. The hop has a digest of the body, so that
-// the signature can be checked before the body is read.
+// A Message has the parts of a request that a signature covers in addition to the hop. The hop
+// contains a digest of the body, so that the signature can be checked before the body is read.
 type Message struct {
-	Method, Target string          // Target: path and query
-	Headers        []engine.Header // in any order; those not Covered may be missing
+	Method, Target string          // Target is the path with its query
+	Headers        []engine.Header // the request's headers in any order; those that are not Covered may be left out
 }
 
 // Covered says that the signature covers a header: all by which a proxy decides how it serves a

@@ -18,8 +18,7 @@ type Receipt struct {
 	Model     string    `json:"model"`
 	Predicted struct {
 		policy.Terms
-		// In the origin's region, in ms; -1: no engine there could have served the request.
-		LocalCost float64 `json:"local_cost"`
+		LocalCost float64 `json:"local_cost"` // predicted cost in the origin's region, in ms; -1: no engine there could have served the request
 	} `json:"predicted"`
 	Actual struct {
 		TTFTMs       float64 `json:"ttft_ms"` // 0: there was no first event

@@ -23,29 +23,25 @@ type Status struct {
 
 // PeerStatus is the state of one peer in the admin API.
 type PeerStatus struct {
-	ID       string `json:"id"`
-	Name     string `json:"name,omitempty"` // the peer's id, by its last answer
-	Region   string `json:"region"`
-	URL      string `json:"url"`
-	Up       bool   `json:"up"`
-	Draining bool   `json:"draining,omitempty"`
-	// Version is the major version of the protocol; -1: unknown.
-	Version  int     `json:"version"`
-	Fault    string  `json:"fault,omitempty"`
-	RTTMs    float64 `json:"rtt_ms"`
-	AgeMs    float64 `json:"probe_age_ms"` // -1: no good probe yet
-	Reserved int     `json:"reserved"`
-	InFlight int     `json:"in_flight"`
-	USDToday float64 `json:"usd_today"`
-	// MinGainUp is added to min_gain_ms, because the peer was slower than predicted.
-	MinGainUp  float64 `json:"distrust_ms"`
-	Unanswered int     `json:"unanswered"` // requests without a first event
-	// Window bounds the unanswered requests. It shrinks after late first events.
-	Window int `json:"window"`
-	// Circuit is closed, or open: after too many failures, the peer gets no forwards for a while.
-	Circuit   string                  `json:"circuit"`
-	Models    map[string]policy.Offer `json:"models"`
-	Available map[string]string       `json:"available"` // by model: available, or the reason why not
+	ID         string                  `json:"id"`
+	Name       string                  `json:"name,omitempty"` // the peer's id, by its last answer
+	Region     string                  `json:"region"`
+	URL        string                  `json:"url"`
+	Up         bool                    `json:"up"`
+	Draining   bool                    `json:"draining,omitempty"`
+	Version    int                     `json:"version"` // the major version of the protocol; -1: unknown
+	Fault      string                  `json:"fault,omitempty"`
+	RTTMs      float64                 `json:"rtt_ms"`
+	AgeMs      float64                 `json:"probe_age_ms"` // -1: no good probe yet
+	Reserved   int                     `json:"reserved"`
+	InFlight   int                     `json:"in_flight"`
+	USDToday   float64                 `json:"usd_today"`
+	MinGainUp  float64                 `json:"distrust_ms"` // added to min_gain_ms, because the peer was slower than predicted
+	Unanswered int                     `json:"unanswered"`  // requests without a first event
+	Window     int                     `json:"window"`      // bound of unanswered; shrinks after late first events
+	Circuit    string                  `json:"circuit"`     // closed, or open: after too many failures, the peer gets no forwards for a while
+	Models     map[string]policy.Offer `json:"models"`
+	Available  map[string]string       `json:"available"` // by model: available, or the reason why not
 }
 
 // Status returns a copy of the state of Peers. It first drops reservations that are too old.

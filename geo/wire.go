@@ -103,19 +103,14 @@ func major(v string) int {
 
 // Tenure is the part of an answer that lists the regions or decode groups that a proxy owns.
 type Tenure struct {
-	// By region: the epoch of the lease that the sender holds or has read last.
-	Epochs map[string]int64 `json:"epochs,omitempty"`
-	// By region or group: the highest epoch that the sender has seen.
-	Seen map[string]int64 `json:"seen,omitempty"`
-	// By region that was handed back: requests that the sender still runs there.
-	Lent map[string]int `json:"lent,omitempty"`
+	Epochs map[string]int64 `json:"epochs,omitempty"` // by region: the epoch of the lease that the sender holds or has read last
+	Seen   map[string]int64 `json:"seen,omitempty"`   // by region or group: the highest epoch that the sender has seen
+	Lent   map[string]int   `json:"lent,omitempty"`   // by region that was handed back: requests that the sender still runs there
 
-	// Only siblings use the fields from here on. By group that the sender owns: its lease's epoch.
-	Groups map[string]int64 `json:"groups,omitempty"`
-	// Models of the decode groups that the sender owns.
-	Decodes []string `json:"decodes,omitempty"`
-	// By prefill engine: the sender's share of its load.
-	Prefill map[string]prefill.Share `json:"prefill,omitempty"`
+	// The fields below are only used by siblings.
+	Groups  map[string]int64         `json:"groups,omitempty"`  // by decode group that the sender owns: the epoch of its lease
+	Decodes []string                 `json:"decodes,omitempty"` // models of the decode groups that the sender owns
+	Prefill map[string]prefill.Share `json:"prefill,omitempty"` // by prefill engine: the sender's share of the engine's load
 }
 
 // ProbeReport is the part of a peer's answer to a probe that the caller of New gets.

@@ -42,13 +42,16 @@ const (
 // call whose context ends may still take effect, even after later calls. This is safe, because a
 // write only takes effect if the lease was not written since the engine last read it.
 type Engine interface {
+	// Look reads the lease. The next Acquire takes the lease only if it is still as Look has read it.
 	Look(context.Context) (Record, error)
 	// Acquire takes the lease if it was not written since Look. The new epoch is higher than the
-	// store's and than seenEpoch, so that epochs never decrease, even if the store loses its data.
+	// store's epoch and higher than seenEpoch, so that epochs never decrease, even if the store loses
+	// its data.
 	Acquire(ctx context.Context, seenEpoch int64) (Record, error)
-	// Renew may succeed even after the lease has expired, as long as no other holder took it.
-	// Otherwise it returns ErrLost.
+	// Renew prolongs a lease that is held with this epoch. It may do so even after the lease has
+	// expired, as long as no other holder took it. Otherwise it returns ErrLost.
 	Renew(ctx context.Context, epoch int64) error
+	// Release gives the lease back. It returns ErrLost if the lease is no longer held with this epoch.
 	Release(ctx context.Context, epoch int64) error
 }
 
@@ -83,9 +86,10 @@ type Times struct {
 	Step          time.Duration // time limit of each step in which an owner hands the scope back
 }
 
-// Waits is the time in the config file, which must be the same for every proxy.
+// Waits is the time in the config file, which must be the same for every proxy. All Times are
+// scaled in proportion to Lease.
 type Waits struct {
-	Lease time.Duration `yaml:"lease"`
+	Lease time.Duration `yaml:"lease"` // an owner that does not renew for this time may lose what it owns
 }
 
 // DefaultWaits returns the waits that a config file without them gets; they result in DefaultTimes.

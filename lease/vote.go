@@ -45,9 +45,9 @@ func (p promise) endsWithRelease(epoch int64, sawHeld bool) bool {
 
 // Vote is an owner's question to the other members.
 type Vote struct {
-	Holder  string   `json:"holder"`
-	Epoch   int64    `json:"epoch"`
-	Members []string `json:"members"` // a member with another list gives no promise
+	Holder  string   `json:"holder"`  // identity of the asking owner
+	Epoch   int64    `json:"epoch"`   // epoch of the asking owner's lease
+	Members []string `json:"members"` // the owner's list of members; a member with another list gives no promise
 }
 
 // ErrNoVote is the answer to an owner if a member gives no promise.

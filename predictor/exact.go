@@ -78,7 +78,8 @@ func quantileBounds(prompts []int32, n int) []int32 {
 	return bounds
 }
 
-// Bucket has the output lengths of one key, or of one range of prompt lengths.
+// Bucket has the output lengths of similar requests in a fit file: of one key, or of one range of
+// prompt lengths.
 type Bucket struct {
 	Name    BucketName `json:"key"`
 	Outputs Runs       `json:"outputs"`

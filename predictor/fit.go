@@ -23,7 +23,7 @@ type Fit struct {
 	Buckets         []Bucket  `json:"buckets,omitempty"`
 	Holdout         Holdout   `json:"holdout"`
 
-	Compared []Comparison `json:"-"` // the kinds that Train has tried, the simplest first
+	Compared []Comparison `json:"-"` // the kinds of predictor that Train has tried, the simplest first
 }
 
 // Source says from which requests a fit was made.
@@ -36,16 +36,16 @@ type Source struct {
 }
 
 // Holdout says how well a fit to the earlier requests predicted the later ones, and how well their
-// base rate did. The fit file has a fit to all requests.
+// base rate did. It was made only for this check: the fit file has a fit to all requests.
 type Holdout struct {
-	Requests int `json:"requests"` // number of requests at the end of the trace, which the fit did not see
-	Horizon  int `json:"horizon"`  // horizon of the scored predictions, in steps; the fit can be used with any
+	Requests int `json:"requests"` // number of requests at the end of the trace, which the fit to the earlier ones did not see
+	Horizon  int `json:"horizon"`  // horizon of the scored predictions, in steps; the fit can be used with any horizon
 	Scores
 	Base        Scores        `json:"base"`
 	Reliability []Reliability `json:"reliability,omitempty"`
 }
 
-// Comparison has the scores of one kind. All kinds are scored on the same requests.
+// Comparison has the scores of one kind of predictor. All kinds are scored on the same requests.
 type Comparison struct {
 	Kind Kind `json:"kind"`
 	Scores

@@ -14,15 +14,16 @@ type Row struct {
 	Ended     bool    // the request has ended within the horizon
 }
 
-// Scores says how good predictions were. An undefined figure is NaN, and null in JSON.
+// Scores says how good predictions were. A figure that is not defined for the rows is NaN, and null
+// in JSON.
 type Scores struct {
-	Rows int `json:"rows"`
-	// AUC is the probability that P was larger for a request that ended within the horizon than for
-	// one that did not, where an equal P counts half.
+	Rows int `json:"rows"` // number of predictions
+	// The probability that P was larger for a request that ended within the horizon than for one that
+	// did not, where an equal P counts half; NaN: there were not both kinds of requests.
 	AUC   Figure `json:"auc"`
 	Brier Figure `json:"brier"` // mean squared error of P
-	// ConditionalMAE is the mean absolute error of Mu, in tokens, over the requests that ended within
-	// the horizon.
+	// The mean absolute error of Mu, in tokens, over the requests that ended within the horizon; NaN:
+	// there were none.
 	ConditionalMAE Figure `json:"conditional_mae"`
 }
 
@@ -116,7 +117,8 @@ func ScoreConstant(rows []Row, p Prediction) Scores {
 	return Score(flat)
 }
 
-// Reliability is one bar of a reliability plot.
+// Reliability is one bar of a reliability plot: it compares rows with about the same P with their
+// outcomes.
 type Reliability struct {
 	Rows  int     `json:"rows"`
 	P     float64 `json:"p"`     // mean predicted probability

@@ -8,8 +8,8 @@ import (
 // BatchStatus counts batch requests, which only use capacity that no other request needs.
 type BatchStatus struct {
 	Waiting int     `json:"waiting_requests"`
-	Ran     uint64  `json:"ran_requests"` // got an engine, since the start
-	HeldS   float64 `json:"held_s"`       // time that the ran_requests waited
+	Ran     uint64  `json:"ran_requests"` // batch requests that got an engine, since the start
+	HeldS   float64 `json:"held_s"`       // sum of the times that the ran_requests waited, in seconds
 }
 
 func (r *Request) class() int {

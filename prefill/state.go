@@ -51,13 +51,14 @@ type state struct {
 	batch    BatchStatus
 }
 
+// model holds the candidates and the waiting requests for one model name.
 type model struct {
 	name            string
-	candidates      []*candidate // in configured order
-	cursor          int          // candidate.order of the one that round-robin chose last; -1: none yet
+	candidates      []*candidate // the model's candidates, in configured order
+	cursor          int          // position (candidate.order) of the candidate that round-robin chose last; -1: none yet
 	queue           *queue.ModelQueue[*waiter]
 	throughput      fit.Throughput
-	freeDecodeSlots map[string]int // by region, as last reported; nil: all requests are decoded in one region
+	freeDecodeSlots map[string]int // free decode slots by region, as last reported; nil: all requests are decoded in one region
 }
 
 // candidate is kept after its removal from the configuration until its last charge has ended.

@@ -17,33 +17,33 @@ type CandidateStatus struct {
 	ID              string   `json:"id"`
 	Instance        string   `json:"instance"`
 	Models          []string `json:"models"`
-	Aggregated      bool     `json:"aggregated,omitempty"` // ranks that prefill and decode, without KV gate and gauges
+	Aggregated      bool     `json:"aggregated,omitempty"` // a group of ranks that prefill and decode, without KV gate and gauges
 	State           string   `json:"state"`                // open, closed (KV gate), out (circuit), unknown (no models named), down, removed
 	GateOpen        bool     `json:"gate_open"`
 	Inflight        int      `json:"inflight_requests"`
 	QueuedNewTokens int64    `json:"queued_new_tokens"`
 	KVTokens        int64    `json:"kv_tokens"`
-	CapacityTokens  int64    `json:"capacity_tokens"` // 0: unknown
+	CapacityTokens  int64    `json:"capacity_tokens"` // KV tokens that fit on the candidate; 0: unknown
 	Pooled          int      `json:"pooled"`
 	Dispatched      int      `json:"dispatched"`
 	Orphans         int      `json:"orphans"`
 	OwnUsage        float64  `json:"kv_usage_own"`
-	ScrapedUsage    *float64 `json:"kv_usage_scraped"` // by the engine's gauge; null: not known, or stale
-	Stale           bool     `json:"gauges_stale"`     // so that the proxy prefers other engines
+	ScrapedUsage    *float64 `json:"kv_usage_scraped"` // share of the KV cache in use, as the engine's gauge shows; null: not known, or stale
+	Stale           bool     `json:"gauges_stale"`     // the last scrapes failed, so that the proxy prefers other engines
 	Foreign         float64  `json:"foreign_requests"`
 	ScrapeMisses    int      `json:"scrape_misses"`
 
 	Batch       float64  `json:"bs"`
 	BacklogMs   float64  `json:"backlog_ms"`
-	OthersMs    float64  `json:"backlog_others_ms"` // the part for other proxies and clients
-	ResidualMs  float64  `json:"residual_ms"`       // by which recent prefills took longer than predicted
-	Waiting     float64  `json:"waiting"`           // in the engine; probes since the scrape count here and in running
+	OthersMs    float64  `json:"backlog_others_ms"` // the part of backlog_ms for prompts that other proxies and clients sent
+	ResidualMs  float64  `json:"residual_ms"`       // ms by which recent prefills took longer than predicted; negative: shorter
+	Waiting     float64  `json:"waiting"`           // requests in the engine's queue; probes since the scrape count here and in running
 	Running     float64  `json:"running"`
 	HeldTokens  int64    `json:"held_tokens"`
-	ScrapeAgeMs *float64 `json:"scrape_age_ms"` // of the last good scrape; null: none yet
-	AnswerAgeMs *float64 `json:"answer_age_ms"` // since the last answer to a probe; null: none yet
-	OldestMs    *float64 `json:"oldest_ms"`     // of the oldest unanswered probe; null: none
-	CanStart    bool     `json:"can_start"`     // one more probe may be sent
+	ScrapeAgeMs *float64 `json:"scrape_age_ms"` // age of the last good scrape in ms; null: none yet
+	AnswerAgeMs *float64 `json:"answer_age_ms"` // ms since the engine last answered a probe; null: none yet
+	OldestMs    *float64 `json:"oldest_ms"`     // ms since the oldest unanswered probe was sent; null: no probe is unanswered
+	CanStart    bool     `json:"can_start"`     // one more probe may be sent to the candidate
 	DecodeFull  bool     `json:"decode_full"`   // its prompts would wait for a decode slot; only set with engines in several regions
 	RTTMs       float64  `json:"rtt_ms"`
 	CacheStatus
@@ -53,20 +53,22 @@ type CandidateStatus struct {
 	missed uint64
 }
 
+// FaultStatus shows the recent failures of a candidate.
 type FaultStatus struct {
-	Failures int    `json:"failures"`        // probes in a row
-	Fault    string `json:"fault,omitempty"` // the last failure
-	// LosesHandoffs says that its hand-offs do not arrive at decode engines that work with others, so
-	// that it gets one prompt at times, as a trial.
+	Failures int    `json:"failures"`        // failed probes in a row
+	Fault    string `json:"fault,omitempty"` // description of the last failure
+	// LosesHandoffs: its hand-offs do not arrive at decode engines that work with others, so it gets
+	// one prompt at times, as a trial.
 	LosesHandoffs bool `json:"loses_handoffs,omitempty"`
 }
 
+// CacheStatus shows the prediction of a candidate's prefix cache.
 type CacheStatus struct {
-	IndexBlocks     int             `json:"index_blocks"`               // held, by the prefix index
+	IndexBlocks     int             `json:"index_blocks"`               // blocks that the candidate holds, according to the prefix index
 	Mode            string          `json:"mode"`                       // approximate (from answers) or precise (from KV events)
-	Events          *EventsStatus   `json:"kv_events,omitempty"`        // nil: it publishes none
-	HitShare        float64         `json:"hit_share"`                  // of recent prompt tokens
-	Mispredicted    float64         `json:"mispredicted_share"`         // recent error, as a share of the predicted hits
+	Events          *EventsStatus   `json:"kv_events,omitempty"`        // state of the candidate's KV events; nil: it publishes none
+	HitShare        float64         `json:"hit_share"`                  // share of recent prompt tokens that the engine found in its cache
+	Mispredicted    float64         `json:"mispredicted_share"`         // recent error of predicted cache hits, as a share of these hits
 	CapacitySuspect cache.Suspicion `json:"capacity_suspect,omitempty"` // less or more: the cache seems smaller or larger than the capacity
 
 	accuracy cache.Accuracy
@@ -173,21 +175,22 @@ func age(now, then time.Time) *float64 {
 	return &ms
 }
 
+// Overview is the state of the scheduler in the admin API.
 type Overview struct {
 	Policy     string            `json:"policy"`
-	Policies   []string          `json:"policies"`
-	Waiting    int               `json:"waiting_requests"` // in the arrival queues, without batch
+	Policies   []string          `json:"policies"`         // names of all policies
+	Waiting    int               `json:"waiting_requests"` // requests in the arrival queues, without batch
 	Candidates []CandidateStatus `json:"candidates"`
-	Ranks      []RankEvents      `json:"ranks,omitempty"` // that prefill and decode, and whose KV events are followed
+	Ranks      []RankEvents      `json:"ranks,omitempty"` // ranks that prefill and decode, and whose KV events are followed
 	Lines      []LineStatus      `json:"lines"`
 	Index      IndexStatus       `json:"index"`
 }
 
-// RankEvents is for a rank that prefills and decodes. It is a part of a candidate, with its own
-// prefix cache.
+// RankEvents is the state of the KV events of one rank that prefills and decodes. Such a rank is a
+// part of a candidate, and has its own prefix cache.
 type RankEvents struct {
 	ID     string       `json:"id"`
-	Mode   string       `json:"mode"` // as in CacheStatus
+	Mode   string       `json:"mode"` // approximate (from answers) or precise (from KV events)
 	Events EventsStatus `json:"kv_events"`
 }
 
@@ -195,13 +198,13 @@ type RankEvents struct {
 type LineStatus struct {
 	Model    string  `json:"model"`
 	Hardware string  `json:"hardware"`
-	Known    bool    `json:"known"` // false: the latency is the configured one
+	Known    bool    `json:"known"` // false: nothing is learned yet, and the latency is the configured one
 	TPMs     float64 `json:"tp_ms"`
 	T0Ms     float64 `json:"t0_ms"`
 	Beta2Ms  float64 `json:"beta2_ms"`
 
-	// More for each request that runs beside a prompt, such as a decode: ms per token, and ms per
-	// prompt.
+	// How much longer a prompt takes for each request that runs beside it, such as a decode: per token
+	// (in ms/token), and per prompt (ms).
 	BesideTPMs float64 `json:"beside_tp_ms"`
 	BesideT0Ms float64 `json:"beside_t0_ms"`
 
@@ -209,10 +212,11 @@ type LineStatus struct {
 	Samples int     `json:"samples"`
 }
 
+// IndexStatus shows the size of the prefix index and its success.
 type IndexStatus struct {
 	Bytes           int64  `json:"bytes"`
 	Blocks          int    `json:"blocks"`
-	PromptTokens    uint64 `json:"prompt_tokens"` // of all requests since the start; the hits are part of them
+	PromptTokens    uint64 `json:"prompt_tokens"` // prompt tokens of all requests since the start; the hits are part of them
 	PredictedTokens uint64 `json:"predicted_hit_tokens"`
 	ActualTokens    uint64 `json:"actual_hit_tokens"`
 }

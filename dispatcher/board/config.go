@@ -56,52 +56,56 @@ const (
 
 // Worker is one decode rank as the operator or discovery describes it.
 type Worker struct {
-	ID      int32 // a worker that keeps its ID keeps its requests
+	ID      int32 // identity of the rank: a worker that keeps its ID keeps its requests
 	Name    string
 	Model   string
 	Group   string
-	Barrier bool // the ranks of the group step together
-	// Engine is the API server of the rank. Hand-offs work or fail for all its ranks alike.
+	Barrier bool // true: the ranks of the group step together, so each decode step waits for the slowest rank
+	// Engine is the API server that the rank is part of. Hand-offs from a prefill engine work or fail
+	// for all ranks of an Engine alike.
 	Engine string
-	Lists  *Names // nil: not known, so any name
-	Slots  int    // requests that decode at one time (max_num_seqs)
-	// Limit is how many slots may be used while the engine has just started or may run requests of
-	// other proxies; 0: all.
+	Lists  *Names // model names that a request may ask for on this rank; nil: not known, so any name
+	Slots  int    // requests that the rank decodes at one time (max_num_seqs)
+	// Limit is how many slots may be used now, while the engine has just started or may run requests
+	// of other proxies; 0: all slots.
 	Limit    int
-	Capacity int64   // KV tokens; 0: unlimited
-	Cost     float32 // step time per KV token, as a multiple of the group's mean; 0 means 1
-	// Others is the KV of requests of other proxies. It counts as load, and takes room.
+	Capacity int64   // KV tokens that the rank has room for; 0: unlimited
+	Cost     float32 // step time per KV token on this rank, as a multiple of the mean of its group; 0 means 1
+	// Others is the number of KV tokens on the rank that belong to requests of other proxies. They
+	// count as load, and take KV room.
 	Others int64
-	// KeepsKVFor is how long the KV of an ended answer stays for the next turn of its chat; 0: not
-	// kept.
+	// KeepsKVFor is how long the engine keeps the KV of an ended answer for the next turn of its chat;
+	// 0: the engine keeps no KV.
 	KeepsKVFor time.Duration
-	// Up: the rank takes requests. Otherwise it still takes part in steps, unless it is down.
+	// Up says whether the rank takes requests. If it does not, it still takes part in the steps of its
+	// group, unless it is down.
 	Up bool
-	// Down: the engine does not answer, or goes on without this rank. The rank then has no part in the
-	// steps, sums and means of its group. Up is false.
+	// Down: the engine does not answer, or goes on without this rank. The rank then takes no part in
+	// the steps of its group, and is left out of its sums and means. Up is false while Down is true.
 	Down bool
-	// Awaited: the rank is not Up, but soon will be, so requests wait for it.
+	// Awaited: the rank takes no requests now, but soon will, so requests wait for it. Up is false
+	// while Awaited is true.
 	Awaited bool
 
 	// Unpinned: the engine runs a request of the Responses API on any of its ranks, and does not
 	// report on which.
 	Unpinned bool
-	// Early: the connector must know the decode rank before the prefill begins, so entries get a slot
-	// first. All ranks of a model are early, or none is.
+	// Early: the connector of the engine must know the decode rank before the prefill begins, so
+	// entries get a slot before their prefill. All ranks of a model are early, or none is.
 	Early bool
-	// Mixed: the engine is aggregated, so the rank also prefills. All ranks of a model are mixed, or
-	// none is.
+	// Mixed: the rank is one of an engine whose role is aggregated. It prefills and decodes, so its
+	// entries come without a hand-off. All ranks of a model are mixed, or none is.
 	Mixed bool
-	// Budget is the largest number of tokens, of decodes and prompts, in a step of a mixed rank; 0:
-	// not known.
+	// Budget is the largest number of tokens that one step of a mixed rank computes, decodes and
+	// prompts together; 0: not known.
 	Budget int
-	// Interval: a mixed rank computes prompts only in every Interval-th step; 0 means 1.
+	// Interval: a mixed rank computes prompts only in every Interval-th step; 0 and 1: in every step.
 	Interval int
 	// AfterPrompts: the Interval begins anew with each step in which a rank of the group computes
 	// prompts.
 	AfterPrompts bool
-	// Process identifies the engine's process. A changed number shows a restart, which loses all KV;
-	// 0: not known.
+	// Process identifies the operating system's process of the engine. A changed number shows that the
+	// engine has restarted, and has lost all KV; 0: not known.
 	Process uint64
 }
 
@@ -114,9 +118,9 @@ type Config struct {
 	Policy string `yaml:"policy"` // of barrier groups
 	// Window is how long the board waits after the first free slot of a burst; 0 = off.
 	Window time.Duration `yaml:"window"`
-	// TickLimit: after a round in which the policy computed for longer (CPU time), FallbackSpec decides
-	// the next SlowRounds rounds. By the wall clock a round may take longer, because other processes
-	// may have the CPU.
+	// TickLimit: after a round in which the policy computed for longer (CPU time), FallbackSpec
+	// decides the next SlowRounds rounds. By the wall clock a round may take longer, because other
+	// processes may have the CPU.
 	TickLimit time.Duration `yaml:"tick_limit"`
 	StepModel StepModel     `yaml:"step_model"` // until one is learned; zero: unknown
 

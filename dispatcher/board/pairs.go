@@ -179,14 +179,16 @@ func (p *pairs) wakeAtQuarantineEnd(now time.Time) {
 	}
 }
 
-// PairStatus says that an engine, or the connection between two, loses hand-offs.
+// PairStatus says of a prefill engine, a decode engine, or the connection between the two that it
+// loses hand-offs.
 type PairStatus struct {
-	Prefiller string `json:"prefiller,omitempty"` // empty: the decode engine is to blame
-	Engine    string `json:"engine,omitempty"`    // empty: the prefill engine is to blame
-	Failures  int    `json:"failures"`            // lost in a row
-	// Quarantined: gets no hand-offs. Otherwise the last one was lost, and nobody is blamed yet.
+	Prefiller string `json:"prefiller,omitempty"` // empty: at all prefill engines the decode engine is to blame
+	Engine    string `json:"engine,omitempty"`    // empty: at all decode engines the prefill engine is to blame
+	Failures  int    `json:"failures"`            // hand-offs in a row that were lost
+	// Quarantined: it gets no hand-offs. Otherwise its last hand-off was lost, and nobody is blamed
+	// yet.
 	Quarantined bool `json:"quarantined"`
-	// Until is when one hand-off is sent as a trial, in a quarantine.
+	// Until is when one hand-off is sent as a trial. It is left out while there is no quarantine.
 	Until time.Time `json:"until,omitzero"`
 }
 

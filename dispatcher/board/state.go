@@ -105,49 +105,50 @@ type board struct {
 	localBound         bool  // the last round gave localEntry a slot
 }
 
-// rank is one decode rank. It stays until its last slot is released, even after it has left the
-// fleet.
+// rank is one decode rank with the requests that are charged to it. It stays on the board until its
+// last slot is released, even after it has left the fleet.
 type rank struct {
 	Worker
-	present bool             // in the fleet
-	slots   []int32          // indices in board.slots
-	running []policy.Request // in the order of slots
-	// kv includes Others and kvFromOtherRanks. The tokens of answers are as of the last refresh.
+	present bool             // false: the rank has left the fleet, but some of its slots are not released yet
+	slots   []int32          // the rank's slots that are in use, as indices in board.slots
+	running []policy.Request // the request of each slot in slots, in the same order, in the form that policies see
+	// kv is the number of KV tokens on the rank, with Others and kvFromOtherRanks. The tokens of
+	// answers are as of the last refresh.
 	kv int64
-	// engineQueued counts the slots whose requests wait in the engine's own queue, as of the last
-	// refresh. Some may have left the queue since.
+	// engineQueued is the number of slots whose requests wait in the engine's own queue, as of the
+	// last refresh. Since then, requests may have left the queue.
 	engineQueued     int
-	recentlyEnded    []endedRequest // their last step is still to be learned
-	notDecodingSlots int            // slotRecord.notDecoding, as of the last refresh
-	notDecodingKV    int64          // KV of the prompts of these requests; part of kv
+	recentlyEnded    []endedRequest // requests that were released, but were part of a step that the step model has not learned yet
+	notDecodingSlots int            // number of slots whose requests do not decode yet (slotRecord.notDecoding), as of the last refresh
+	notDecodingKV    int64          // KV tokens of the prompts of the requests that do not decode yet; they are part of kv
 
-	backlog             int64  // prompt tokens yet to compute
-	outputTokens        int64  // of all released slots
-	answers             uint64 // complete answers
-	emptyAnswers        uint64 // complete, but without any text
-	answersWithoutUsage uint64 // complete, but the engine reported no token usage
-	promptsSent         uint64 // 0 if the rank does not prefill
-	// promptsToCompute is in the order in which the rank computes the prompts. A preempted request
-	// computes its prompt again.
+	backlog             int64  // prompt tokens that the rank has yet to compute
+	outputTokens        int64  // tokens of the answers of all released slots
+	answers             uint64 // complete answers of the rank so far
+	emptyAnswers        uint64 // complete answers that the engine ended without any text
+	answersWithoutUsage uint64 // complete answers for which the engine reported no token usage
+	promptsSent         uint64 // prompts that were sent to the rank so far; 0 if the rank does not prefill
+	// promptsToCompute has the slots whose prompts the rank has yet to compute, in the order in which
+	// it computes them. A preempted request computes its prompt again.
 	promptsToCompute []int32
-	stepPromptTokens int64 // computed in the current step, by estimate
+	stepPromptTokens int64 // prompt tokens that the rank computes in the current step, by estimate
 
-	// engineRanks has all ranks of the engine. It may run an unpinned request (unpinned.go) on any of
-	// them, so the KV of such a request is divided among all.
+	// engineRanks has the ranks of the same engine. The engine may run an unpinned request
+	// (unpinned.go) on any of them, so its KV is divided among all of them.
 	engineRanks      []*rank
-	unpinnedSlots    int
-	kvParts          int64 // number of these ranks, 1 or more
-	kvFromOtherRanks int64 // of unpinned requests whose slots are on other ranks; part of kv
+	unpinnedSlots    int   // number of slots whose requests are unpinned
+	kvParts          int64 // number of ranks among which the KV of an unpinned request is divided, 1 or more
+	kvFromOtherRanks int64 // KV tokens charged here for unpinned requests whose slots are on other ranks; they are part of kv
 	orphans          []orphan
-	// orphanedKV may still be held by the engine for requests that have ended (orphans.go). It is not
-	// part of kv.
+	// orphanedKV is the number of KV tokens that the engine may still hold of requests that ended
+	// before their KV had come (orphans.go). They are not part of kv.
 	orphanedKV int64
-	keptKV     kept.KV // kept of ended answers (kept.go); not part of kv
+	keptKV     kept.KV // KV that the engine keeps of ended answers for their next turns (kept.go); not part of kv
 
-	group    *group // nil: not grouped yet; a rank that has left the fleet keeps its last group
+	group    *group // the rank's group; set while the rank is in the fleet
 	pressure kvPressure
-	refusals circuit.Circuit // requests that the engine refused in a row
-	spared   bool            // gets no requests now (spare.go)
+	refusals circuit.Circuit // counts the requests that the engine refused in a row
+	spared   bool            // the rank gets no requests now, because its engine refuses them or loses hand-offs (spare.go)
 }
 
 // freeSlots is below 0 if more slots are in use than allowed.

@@ -5,7 +5,7 @@ import (
 	"math"
 )
 
-// Unplaced is an entry that the round left without a rank.
+// Unplaced is an entry that the round left without a rank, with the reason in words.
 type Unplaced struct {
 	Entry uint64 `json:"entry"`
 	Why   string `json:"why"`

@@ -38,16 +38,16 @@ type Snapshot struct {
 	Waits      []EntryDetails // one per entry of Pool; empty unless Aggregated
 }
 
-// Worker is one DP rank at the beginning of the round.
+// Worker is one DP rank of the group, as it is at the beginning of the round.
 type Worker struct {
 	ID       int32
 	Free     int32   // slots that may be filled now; below 0: an immediate policy has sent more requests than there are slots
-	Up       bool    // the rank takes requests; its group's steps wait for it even if it takes none
+	Up       bool    // the rank takes requests; false: it takes none, but its group's steps still wait for it
 	Capacity int64   // KV tokens that fit on the rank; 0: unlimited
-	Cost     float32 // step time per KV token, as a multiple of the group's mean; 0 means 1
-	Others   int64   // KV tokens of requests that are not in Running, as of other proxies; policies assume that they stay
+	Cost     float32 // step time per KV token on this rank, as a multiple of the group's mean; 0 means 1
+	Others   int64   // KV tokens of requests that are not in Running, such as those of other proxies; policies assume that they stay
 	Running  []Request
-	Backlog  int64 // prompt tokens of Running that a rank that also prefills has yet to compute
+	Backlog  int64 // prompt tokens of Running that the rank, if it also prefills, has yet to compute
 }
 
 // decoding returns how many requests have a token already, so that a longer step delays their next
@@ -106,13 +106,13 @@ type Hit struct {
 	Tokens int
 }
 
-// Assignment is a decision: the entry goes to the worker.
+// Assignment is a decision of the policy: the entry goes to the worker.
 type Assignment struct {
 	Entry  uint64  `json:"entry"`
 	Worker int32   `json:"worker"`
 	Score  float64 `json:"score"`
-	// Stage is 0 for the starvation guard, 1 if the entry was chosen alone, 2 if it was chosen with
-	// others.
+	// How the policy chose the rank: 0 by the starvation guard, 1 for this entry alone, 2 for several
+	// entries together.
 	Stage uint8 `json:"stage"`
 }
 
@@ -121,12 +121,13 @@ type Policy interface {
 	// Name is the canonical form of the text that Parse was given, e.g. "br0:window=8".
 	Name() string
 	// Immediate says that the policy binds every entry at once, even to a rank without a free slot,
-	// where the engine queues it.
+	// where the engine queues it. Other policies are pooled: entries wait in the pool until a slot is
+	// free.
 	Immediate() bool
-	// MaxAgeMs is the configured wait after which the starvation guard takes an entry; 0: the policy
-	// has no guard.
+	// MaxAgeMs is the configured wait in ms after which the policy's starvation guard takes an entry;
+	// 0: it has no guard. The board computes Snapshot.MaxAgeMs from it.
 	MaxAgeMs() float32
-	// Decide appends the assignments of the round to dst. It reuses memory, so only one goroutine at a
-	// time may call it.
+	// Decide appends the assignments of the round to dst. It reuses the memory of earlier rounds, so
+	// it hardly allocates, and only one goroutine at a time may call it.
 	Decide(s *Snapshot, dst []Assignment) []Assignment
 }

@@ -10,13 +10,13 @@ import (
 	"slices"
 )
 
-// Rank is one rank of the group that is up.
+// Rank describes one rank of the group that is up.
 type Rank struct {
-	Slots   int   // free slots
+	Slots   int   // free slots of the rank
 	Room    int64 // free KV room for prompts, in KV tokens
 	Backlog int64 // prompt tokens that the rank has yet to compute
-	// Load is the cost of its decodes, as the KV tokens that would make a step longer by the same
-	// time.
+	// Load is the cost of the decodes on the rank, as the number of KV tokens that would make a step
+	// longer by the same time.
 	Load float64
 }
 

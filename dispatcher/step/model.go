@@ -1,10 +1,9 @@
 package step
 
-// Model computes how long a step of a barrier group takes. The other ranks wait for the slowest
-// rank:
+// Model computes how long a step of a barrier group takes. A rank needs time for its requests,
+// their KV tokens and its prompts, and the other ranks wait for the slowest rank:
 //
-//	C0Ms + SharedPromptMs*mean prompt tokens +
-//	the largest of (RequestMs*requests + C1Ms*KV tokens + OwnPromptMs*prompt tokens) of a rank
+//	C0Ms + the largest of (RequestMs*requests + C1Ms*KV tokens + OwnPromptMs*prompt tokens) of a rank + SharedPromptMs*mean prompt tokens
 //
 // and PrefillMs more if there are prompt tokens. If C1Ms is 0, no model is known.
 type Model struct {
@@ -17,7 +16,7 @@ type Model struct {
 }
 
 // Rank is the work of one rank in a step. All numbers are multiplied by the rank's cost factor,
-// which is above 1 on a slower rank.
+// which is above 1 on a rank that is slower than the others.
 type Rank struct {
 	Requests float64 // requests that decoded
 	KV       float64 // KV tokens that these requests read

@@ -32,23 +32,23 @@ type Request struct {
 const KVNotReady = math.MaxInt64
 
 // Rank is the simulated engine of one rank. The first Active of its requests decode. The others
-// wait in the engine for a slot, first come, first served, or are being prefilled elsewhere. With
-// MaxRunning, all requests whose KV is there or on its way are active.
+// wait in the engine for a slot, first come, first served, or are being prefilled by another
+// engine. With MaxRunning, all requests whose KV is there or on its way are active.
 type Rank struct {
 	ID          int32
 	Slots       int
 	MaxRunning  int     // most requests per step; KV is pulled only while fewer run, as in vLLM; 0: Slots, and KV is pulled at any time
-	Capacity    int64   // in KV tokens; 0: unlimited
-	Cost        float64 // step time per KV token, as a multiple of the group's mean
-	OtherTokens int64   // KV tokens of requests that are not simulated and stay on the rank
+	Capacity    int64   // KV tokens that fit on the rank; 0: unlimited
+	Cost        float64 // step time per KV token on this rank, as a multiple of the group's mean
+	OtherTokens int64   // KV tokens of other requests, which are not simulated and stay on the rank
 
-	KeepsKVFor time.Duration // how long the KV of an ended answer stays; 0: not at all
-	EndedKV    kept.KV
+	KeepsKVFor time.Duration // how long the rank keeps the KV of an answer that has ended; 0: it keeps none
+	EndedKV    kept.KV       // KV of ended answers that the rank still keeps
 
 	Group    *Group
-	Active   int       // requests with a slot, the first in Requests
+	Active   int       // number of requests with a slot, the first in Requests
 	KV       int64     // KV tokens of all requests with Reserved set
-	Requests []Request // those with a slot first, else in the order of admission
+	Requests []Request // requests on the rank; those with a slot first, else in the order of admission
 }
 
 // Group is a group of ranks whose steps wait for the slowest rank.

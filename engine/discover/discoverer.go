@@ -36,7 +36,7 @@ const (
 
 var states = []string{InUse, Away, Trying, Unfit, Listed}
 
-// Status is for operators.
+// Status is the state of all sources and of the engines that they list.
 type Status struct {
 	Sources []SourceStatus `json:"sources"`
 	Engines []Found        `json:"engines"`
@@ -45,9 +45,9 @@ type Status struct {
 // SourceStatus says whether a source works.
 type SourceStatus struct {
 	Name    string    `json:"name"`
-	Engines int       `json:"engines"`         // in the last list
-	At      time.Time `json:"at,omitzero"`     // of the last list
-	Error   string    `json:"error,omitempty"` // since the last list, which stays valid
+	Engines int       `json:"engines"`         // number of engines in the source's last list
+	At      time.Time `json:"at,omitzero"`     // when the source's last list came
+	Error   string    `json:"error,omitempty"` // failure since the last list came; the list stays valid
 }
 
 // Found is an engine that a source lists.
@@ -57,7 +57,7 @@ type Found struct {
 	Source      string    `json:"source"`
 	Incarnation string    `json:"incarnation,omitempty"`
 	State       string    `json:"state"`
-	Why         string    `json:"why,omitempty"` // why it, or its new description, is not used
+	Why         string    `json:"why,omitempty"` // why the engine, or its new description, is not used; empty: it is used as listed
 	Tries       int       `json:"tries,omitempty"`
 	Next        time.Time `json:"next_try,omitzero"`
 }

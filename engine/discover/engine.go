@@ -19,14 +19,14 @@ const (
 
 // Engine is an engine as a source lists it.
 type Engine struct {
-	Source  string // if several list it, the first one
+	Source  string // name of the source that lists the engine; if several do, of the first one
 	Role    string
-	Address string // host:port
+	Address string // host:port of the engine
 	URL     string
-	// Incarnation identifies the process, because another engine may have had the address before;
-	// empty: only the address counts.
+	// Incarnation identifies the process, because another engine may have had the same address before;
+	// empty: only the address identifies the engine.
 	Incarnation string
-	Away        string // NotReady or Leaving: no new requests for now; or empty
+	Away        string // why the engine gets no new requests for now: NotReady or Leaving; empty: it gets them
 	Attributes
 }
 

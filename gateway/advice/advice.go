@@ -57,23 +57,23 @@ func Steps() []Step {
 	}
 }
 
-// Side has means over the window.
+// Side has the measured values of the prefill or the decode side, as means over the window, and the
+// advised number of ranks.
 type Side struct {
-	Live           int     `json:"live_ranks"` // that answer now
-	Down           int     `json:"down_ranks"`
+	Live           int     `json:"live_ranks"` // ranks that answer now
+	Down           int     `json:"down_ranks"` // ranks that do not answer now
 	Advised        int     `json:"advised_ranks"`
-	BacklogSeconds float64 `json:"backlog_seconds"` // until a rank begins a new request
-	// prefill: of ranks with a prefill request; decode: of slots
-	Busy float64 `json:"busy_share"`
-	KV   float64 `json:"kv_share"` // of the KV budget; 0: unknown
+	BacklogSeconds float64 `json:"backlog_seconds"` // time that a new request would wait until a rank begins it
+	Busy           float64 `json:"busy_share"`      // prefill: share of ranks with a prefill request; decode: share of slots in use
+	KV             float64 `json:"kv_share"`        // share of the KV budget in use; 0: unknown
 }
 
 // Advice is the advice on the number of ranks of one model.
 type Advice struct {
 	Model   string  `json:"model"`
-	Steps   []Step  `json:"steps"` // at least one; None if nothing is to be done
+	Steps   []Step  `json:"steps"` // at least one step; its kind is None if nothing is to be done
 	Says    string  `json:"says"`
-	Ratio   float64 `json:"pd_ratio"` // advised prefill ranks per decode rank; 0: not known yet
+	Ratio   float64 `json:"pd_ratio"` // advised prefill ranks for each decode rank; 0: not known yet
 	Prefill Side    `json:"prefill"`
 	Decode  Side    `json:"decode"`
 }

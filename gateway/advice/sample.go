@@ -18,29 +18,29 @@ type Sample struct {
 
 // Prefill is the side that computes prompts.
 type Prefill struct {
-	Live           int     // answer and take prompts
-	Down           int     // do not answer
-	OutOfService   int     // answer and take no prompts: they drain, or are halted
-	Busy           int     // live, with an unanswered probe (the call that computes a prompt)
-	Requests       int     // in the arrival queue
-	WaitingSeconds float64 // that one rank would need for all prompts that none has begun
-	RunningSeconds float64 // that one rank would need for the prompts that run
-	KVTokens       int64   // of all live ranks with a known capacity
-	Capacity       int64   // of these ranks; 0: unknown
+	Live           int     // ranks that answer and take prompts
+	Down           int     // ranks that do not answer
+	OutOfService   int     // ranks that answer and take no prompts: they drain, or are halted
+	Busy           int     // live ranks with an unanswered probe (the call that computes a prompt)
+	Requests       int     // requests in the arrival queue
+	WaitingSeconds float64 // seconds that one rank would need for all prompts that no rank has begun
+	RunningSeconds float64 // seconds that one rank would need for the prompts that run
+	KVTokens       int64   // KV tokens held by all live ranks with a known capacity
+	Capacity       int64   // KV tokens for which these ranks have room; 0: unknown
 }
 
 // Decode is the side that generates answers.
 type Decode struct {
-	Live         int // answer and take requests
-	Down         int // do not answer, or fail their requests
-	OutOfService int // they drain, or are halted
-	Slots        int // of all live ranks, as Used, KVTokens and Capacity
+	Live         int // ranks that answer and take requests
+	Down         int // ranks that do not answer, or fail their requests
+	OutOfService int // ranks that answer and take no requests: they drain, or are halted
+	Slots        int // slots of all live ranks; Used, KVTokens and Capacity are sums over these ranks, too
 	Used         int
 	KVTokens     int64
-	Capacity     int64 // 0: unknown
+	Capacity     int64 // KV tokens for which these ranks have room; 0: unknown
 	Pool         int   // hand-offs that wait for a rank
 	Oldest       time.Duration
-	Ended        uint64 // answers since the start: each one frees a slot
+	Ended        uint64 // answers that have ended since the start: each one frees a slot
 }
 
 func kvShare(tokens, capacity int64) float64 {

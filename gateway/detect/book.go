@@ -16,38 +16,33 @@ const (
 	maxNames        = 48   // bound on the names in Incident.Where
 )
 
-// Incident is what is wrong because of one cause, as it is shown.
+// Incident is what is wrong because of one cause, in the form in which it is shown.
 type Incident struct {
-	ID int `json:"id"`
-	// kind of the finding that leads; also a label of the metric evenkeel_incident
-	Kind     Kind   `json:"kind"`
-	State    State  `json:"state"`   // new, lasting, paused or over
-	Subject  string `json:"subject"` // place of the finding that leads; empty: the whole proxy
-	Severity string `json:"severity"`
-	Panel    string `json:"panel"`    // of the live page
-	Headline string `json:"headline"` // the cause in a few words
-	What     string `json:"what"`     // the cause, as a sentence
-	// what clients noticed, with numbers; empty: nothing, or not known yet
-	Harm  string   `json:"harm,omitempty"`
-	Where []string `json:"where"` // first names at fault; empty: the whole proxy
-	// the names of Where, as sentences; empty: What has all names
-	Named string `json:"named"`
-	// first names of the ranks that the incident is about, in addition to Where
-	Ranks   []string `json:"ranks,omitempty"`
-	Count   int      `json:"count"` // places at fault, including those that Where leaves out
-	SinceMs int64    `json:"since_ms"`
-	UntilMs int64    `json:"until_ms"` // when it ended; 0: it lasts
-	// last finding, if it comes and goes and is not found now; else 0
-	LastMs int64 `json:"last_ms"`
-	// how often the finding that leads has come back and gone; for warnings also those that ended with
+	ID       int      `json:"id"`      // unique while the proxy runs
+	Kind     Kind     `json:"kind"`    // kind of the finding that leads; also a label of the metric evenkeel_incident
+	State    State    `json:"state"`   // new, lasting, paused or over
+	Subject  string   `json:"subject"` // place of the finding that leads, as in the metric evenkeel_incident; empty: the whole proxy
+	Severity string   `json:"severity"`
+	Panel    string   `json:"panel"`           // panel of the live page that shows more
+	Headline string   `json:"headline"`        // the cause in a few words
+	What     string   `json:"what"`            // the cause, as a sentence
+	Harm     string   `json:"harm,omitempty"`  // sentence with numbers on what clients noticed; empty: nothing, or not known yet
+	Where    []string `json:"where"`           // first names of the engines, ranks, groups or models that are at fault; empty: the whole proxy
+	Named    string   `json:"named"`           // the names of Where, and what each of them is, as sentences; empty: What has all names
+	Ranks    []string `json:"ranks,omitempty"` // first names of the ranks that the incident is about, in addition to Where
+	Count    int      `json:"count"`           // number of places at fault, including those that Where leaves out
+	SinceMs  int64    `json:"since_ms"`
+	UntilMs  int64    `json:"until_ms"` // Unix time at which the incident ended; 0: it lasts
+	LastMs   int64    `json:"last_ms"`  // Unix time of the last finding, if the incident comes and goes and is not found now; else 0
+	// how often the finding that leads has come back and gone, and for warnings all that ended with
 	// the same text, which are not listed
 	Times   int    `json:"times"`
 	FirstMs int64  `json:"first_ms"`          // since_ms of the first occurrence
-	Clients string `json:"clients"`           // what clients notice
+	Clients string `json:"clients"`           // what clients notice of the incident
 	Next    string `json:"next"`              // what the operator should do
-	Command string `json:"command"`           // to copy; empty: none
-	Runbook string `json:"runbook"`           // entry in the runbook; empty: none
-	Crowded bool   `json:"crowded,omitempty"` // many requests wait, as the cause or as an effect
+	Command string `json:"command"`           // a shell command to copy; empty: there is none
+	Runbook string `json:"runbook"`           // name of the incident's entry in the runbook; empty: there is none
+	Crowded bool   `json:"crowded,omitempty"` // many requests wait, as the cause of the incident or as an effect of it
 }
 
 // Book holds the open incidents, and those that ended in the last 15 minutes. The zero value is

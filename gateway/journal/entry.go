@@ -2,47 +2,43 @@ package journal
 
 import "time"
 
-// A LogEntry is one line of the request log, without the text or tokens of the prompt. `evenkeel
-// fit` reads it.
+// A LogEntry is one line of the request log: what is known about a request, without the text or the
+// tokens of its prompt. `evenkeel fit` reads the request log.
 type LogEntry struct {
-	ID       string `json:"id"`
-	ClientID string `json:"client_id,omitempty"` // X-Request-Id
-	TraceID  string `json:"trace_id,omitempty"`
-	Model    string `json:"model"`
-	Key      string `json:"key"`
-	// PromptKey is a keyed hash, 16 hex digits, only if the predictor distinguishes prompts.
-	PromptKey    string    `json:"prompt_key,omitempty"`
+	ID           string    `json:"id"`
+	ClientID     string    `json:"client_id,omitempty"` // the client's own X-Request-Id
+	TraceID      string    `json:"trace_id,omitempty"`
+	Model        string    `json:"model"`
+	Key          string    `json:"key"`
+	PromptKey    string    `json:"prompt_key,omitempty"` // keyed hash, 16 hex digits; only if the predictor distinguishes prompts
 	Arrival      time.Time `json:"arrival"`
 	Prefill      string    `json:"prefill"`
 	Rank         string    `json:"rank"`
 	Policy       string    `json:"policy"`
 	PromptTokens int       `json:"prompt_tokens"`
 	CachedTokens int       `json:"cached_tokens"`
-	Route        string    `json:"route,omitempty"`  // empty: it reached no engine
-	Engine       string    `json:"engine,omitempty"` // of a Passed request
-	// LocalTokens are those that the decode rank had to compute, as predicted.
-	LocalTokens  int     `json:"local_prefill_tokens,omitempty"`
-	OutputTokens int     `json:"output_tokens"`
-	ProbeBS      int     `json:"probe_bs"` // other prefills on the engine when this one was sent
-	QueueMs      float64 `json:"queue_ms"`
-	ProbeMs      float64 `json:"probe_ms"`
-	WaitMs       float64 `json:"wait_ms"`
-	TransferMs   float64 `json:"transfer_ms"`
-	TTFTMs       float64 `json:"ttft_ms"`
-	Bind         string  `json:"bind,omitempty"`    // Late or AtArrival; empty: bound to no rank
-	BindMs       float64 `json:"bind_ms,omitempty"` // from arrival until bound, if AtArrival
-	// CallbackMs is until the decode engine said where the KV goes; 0: it did not.
-	CallbackMs float64 `json:"callback_ms,omitempty"`
-	TotalMs    float64 `json:"total_ms"`
-	Attempts   int     `json:"attempts"`
-	// Inexact: a broken-off answer was continued from its text, which was tokenised again.
-	Inexact bool   `json:"inexact,omitempty"`
-	Outcome string `json:"outcome"`
-	Peer    string `json:"peer,omitempty"`   // to which it was forwarded
-	Origin  string `json:"origin,omitempty"` // that forwarded it; empty: a client sent it
+	Route        string    `json:"route,omitempty"`                // Disaggregated, Aggregated, Local or Passed; empty: it reached no engine
+	Engine       string    `json:"engine,omitempty"`               // the engine of a Passed request
+	LocalTokens  int       `json:"local_prefill_tokens,omitempty"` // prompt tokens that the decode rank had to compute, as predicted
+	OutputTokens int       `json:"output_tokens"`
+	ProbeBS      int       `json:"probe_bs"` // other prefill requests on the engine when this one was sent
+	QueueMs      float64   `json:"queue_ms"`
+	ProbeMs      float64   `json:"probe_ms"`
+	WaitMs       float64   `json:"wait_ms"`
+	TransferMs   float64   `json:"transfer_ms"`
+	TTFTMs       float64   `json:"ttft_ms"`
+	Bind         string    `json:"bind,omitempty"`        // Late or AtArrival; empty: the request was bound to no rank
+	BindMs       float64   `json:"bind_ms,omitempty"`     // time from arrival until the request was bound, if Bind is AtArrival
+	CallbackMs   float64   `json:"callback_ms,omitempty"` // how long the decode engine took to say where the KV goes; 0: it did not
+	TotalMs      float64   `json:"total_ms"`
+	Attempts     int       `json:"attempts"`
+	Inexact      bool      `json:"inexact,omitempty"` // a broken-off answer was continued from its text, which the next engine tokenised again
+	Outcome      string    `json:"outcome"`
+	Peer         string    `json:"peer,omitempty"`   // another proxy (a peer) to which the request was forwarded
+	Origin       string    `json:"origin,omitempty"` // the proxy that forwarded the request; empty: a client sent it
 
-	PrefillPolicy string `json:"-"` // of the prefill engine
-	HitTokens     int    `json:"-"` // expected in the engine's prefix cache
+	PrefillPolicy string `json:"-"` // the policy that chose the prefill engine
+	HitTokens     int    `json:"-"` // prompt tokens that the policy expected in the engine's prefix cache
 }
 
 // Values of LogEntry.Route.

@@ -168,8 +168,8 @@ type Effect struct {
 	Pair        int // from 1; 0: none
 }
 
-// A Timeout limits a wait for an engine; timeoutOf in gateway/request makes a duration of it. The
-// other waits have limits of their own.
+// A Timeout names the time limit of a wait for an engine. The other waits have none: the arrival
+// queue, the pool, other dispatchers and the connection of the client limit them by themselves.
 type Timeout uint8
 
 // What each limits.
@@ -194,7 +194,7 @@ var timeoutKeys = [timeouts]string{
 
 func (l Timeout) String() string { return timeoutKeys[l] }
 
-// Error says which error the client gets.
+// Error says which error the client gets. Package request has the messages.
 type Error uint8
 
 // The errors. OfClient replaces all others if the client has left.

@@ -55,8 +55,8 @@ const tokenBytes = 16
 // answers (vllm-ascend 182b75ea, mooncake_layerwise_connector.py).
 const mostTries = 4
 
-// Tokens are looked up by their hash, so that the time of a look-up reveals nothing about valid
-// tokens.
+// key is the hash of a token. Tokens are looked up by their hash, so that the time that a look-up
+// takes reveals nothing about valid tokens.
 type key [sha256.Size]byte
 
 func keyOf(token string) key { return sha256.Sum256([]byte(token)) }

@@ -26,10 +26,10 @@ type Error struct {
 	Param      string // key of the request body at fault; empty: the answer has null
 	Message    string
 	RetryAfter int // seconds for the header Retry-After; 0: the answer has no such header
-	// Why is for operators, and never sent to clients: what was full, its limit, and the config key of
-	// the limit.
+	// Why is for operators, and never sent to clients: what was full, its limit, and the config key
+	// that sets the limit; empty: nothing was full.
 	Why        string
-	ByKeyLimit bool // only the caller's API key is at its limit
+	ByKeyLimit bool // the limit in Why belongs to the caller's API key only, so other callers are still served
 
 	// Raw is the body of an engine's own error. It is sent unchanged, with ContentType, in place of
 	// the fields above.

@@ -27,13 +27,13 @@ type RegionStatus struct {
 	Region string `json:"region"`
 	Home   bool   `json:"home"`
 	ScopeStatus
-	Rank int `json:"rank"` // for taking the region over; 0 is the first
+	Rank int `json:"rank"` // place of this proxy among the proxies that may take the region over; 0 is the first
 }
 
-// HAStatus is the status of this proxy among those that serve the same engines.
+// HAStatus is the status of this proxy among the proxies that serve the same engines.
 type HAStatus struct {
 	Mode    string        `json:"mode"`
-	Role    string        `json:"role"`    // a standby owns no group, and forwards requests
+	Role    string        `json:"role"`    // owner: owns a decode group; standby: owns none, and forwards requests
 	Members []string      `json:"members"` // live proxies that are not shutting down
 	Groups  []GroupStatus `json:"groups"`
 }
@@ -42,10 +42,9 @@ type HAStatus struct {
 type GroupStatus struct {
 	Group string `json:"group"`
 	ScopeStatus
-	Order []string `json:"order"` // in which proxies should own the group
-	// Voted says that this proxy owns the group only by the promises of all other members.
-	Voted         bool `json:"pledged,omitempty"`
-	MembersDiffer bool `json:"members_differ,omitempty"` // from the holder's ha.members
+	Order         []string `json:"order"`                    // proxies in the order in which they should own the group
+	Voted         bool     `json:"pledged,omitempty"`        // this proxy owns the group only by the promises of all other members
+	MembersDiffer bool     `json:"members_differ,omitempty"` // the holder of the lease has another list in ha.members than this proxy
 }
 
 func statusOf(v *lease.View, engines EngineCounts) ScopeStatus {

@@ -16,7 +16,8 @@ const (
 	Transferring = "transfer" // the decode request was sent, and its first event has not come
 )
 
-// A Receipt is one client's request, as GET /decisions shows it. Times are in ms.
+// A Receipt says what happened to one client's request, as GET /decisions shows it. Times are in
+// ms.
 type Receipt struct {
 	ID       string    `json:"id"`
 	ClientID string    `json:"client_id,omitempty"` // the client's X-Request-Id
@@ -25,17 +26,15 @@ type Receipt struct {
 	Key      string    `json:"key,omitempty"` // name of the caller's API key
 	Endpoint string    `json:"endpoint,omitempty"`
 	Stream   bool      `json:"stream,omitempty"`
-	Class    string    `json:"class,omitempty"`       // batch: only capacity that others left
-	Priority int       `json:"priority,omitempty"`    // higher ones first
-	Deadline float64   `json:"deadline_ms,omitempty"` // for the first token, from arrival; 0: none
+	Class    string    `json:"class,omitempty"`       // batch: the request only got capacity that other requests left
+	Priority int       `json:"priority,omitempty"`    // priority in the arrival queue; higher ones are served first
+	Deadline float64   `json:"deadline_ms,omitempty"` // time from arrival until which the first token was wanted; 0: the caller gave none
 	Arrival  time.Time `json:"arrival"`
-	State    string    `json:"state"` // the phase in which the request is, or ended
-	// Outcome is ok, client_closed, or the error's code; empty: the request runs.
-	Outcome string `json:"outcome,omitempty"`
-	Status  int    `json:"status,omitempty"` // of an error; 0: none
+	State    string    `json:"state"`             // the phase in which the request is, or ended
+	Outcome  string    `json:"outcome,omitempty"` // ok, client_closed, or the error's code; empty: the request runs
+	Status   int       `json:"status,omitempty"`  // the status of an error; 0: the answer is whole, or still runs
 
-	// Route is disaggregated, aggregated, local-prefill or passed-through.
-	Route  string `json:"route,omitempty"`
+	Route  string `json:"route,omitempty"`  // disaggregated, aggregated, local-prefill or passed-through
 	Peer   string `json:"peer,omitempty"`   // the other proxy to which the request was sent
 	Origin string `json:"origin,omitempty"` // the other proxy from which the request came
 
@@ -47,19 +46,18 @@ type Receipt struct {
 	Waits        Waits   `json:"waits_ms"` // time in each phase, as the sum of all attempts
 
 	Attempts []Attempt `json:"attempts"`
-	LeftOut  int       `json:"attempts_left_out,omitempty"` // beyond MaxAttempts
+	LeftOut  int       `json:"attempts_left_out,omitempty"` // how many attempts are not kept, because there were more than MaxAttempts
 }
 
 // Waits is the time that each phase took, in ms.
 type Waits struct {
-	Parse   float64 `json:"parse,omitempty"`
-	Queue   float64 `json:"queue,omitempty"`   // waiting for a prefill engine
-	Prefill float64 `json:"prefill,omitempty"` // on a prefill engine or on the decode rank
-	Pool    float64 `json:"pool,omitempty"`    // waiting for a decode rank
-	// Transfer is from the decode request, or the request to another region, to the first event.
-	Transfer float64 `json:"transfer,omitempty"`
-	Relay    float64 `json:"relay,omitempty"`   // from the first event of the answer to its end
-	Backoff  float64 `json:"backoff,omitempty"` // pauses between attempts
+	Parse    float64 `json:"parse,omitempty"`
+	Queue    float64 `json:"queue,omitempty"`    // waiting for a prefill engine
+	Prefill  float64 `json:"prefill,omitempty"`  // computing the prompt, on a prefill engine or on the decode rank
+	Pool     float64 `json:"pool,omitempty"`     // waiting for a decode rank
+	Transfer float64 `json:"transfer,omitempty"` // from the decode request, or the request to another region, to the first event
+	Relay    float64 `json:"relay,omitempty"`    // from the first event of the answer to its end
+	Backoff  float64 `json:"backoff,omitempty"`  // pauses between attempts
 }
 
 // Add adds the waits of an attempt.
@@ -73,7 +71,7 @@ func (w *Waits) Add(other *Waits) {
 	w.Backoff += other.Backoff
 }
 
-// Attempt is one try, or one part (leg) of a fanned-out request.
+// Attempt is one try to serve a request, or one part (leg) of a fanned-out request.
 type Attempt struct {
 	N       int      `json:"n"`
 	Leg     string   `json:"leg,omitempty"`
@@ -84,47 +82,46 @@ type Attempt struct {
 	Prefill *Prefill `json:"prefill,omitempty"`
 	Decode  *Decode  `json:"decode,omitempty"`
 	Engine  string   `json:"engine,omitempty"` // the engine to which a request was passed through
-	Peer    string   `json:"peer,omitempty"`   // another proxy; its part is in GET /geo/receipts
+	Peer    string   `json:"peer,omitempty"`   // the other proxy to which the request was sent; its part is in GET /geo/receipts
 	Cause   string   `json:"cause,omitempty"`  // why the attempt failed
 	Status  int      `json:"status,omitempty"` // the status of the engine's answer; 0: no answer came
 	Again   bool     `json:"again,omitempty"`  // another attempt followed
 
-	FailedOn string `json:"failed_on,omitempty"` // engine or rank; empty: none, or not known
+	FailedOn string `json:"failed_on,omitempty"` // the engine or rank that failed; empty: none failed, or it is not known which
 }
 
-// Prefill says why an engine was chosen.
+// Prefill says which prefill engine was chosen, and why.
 type Prefill struct {
 	Candidate string   `json:"candidate"`
 	Policy    string   `json:"policy"`
-	Reason    string   `json:"reason,omitempty"`        // policy, only, affinity, canary or fallback
-	Eligible  int      `json:"eligible,omitempty"`      // candidates
-	Hit       int      `json:"hit_tokens"`              // expected in the prefix cache
-	Prompt    int      `json:"prompt_tokens,omitempty"` // an estimate, then the engine's count
-	Cached    int      `json:"cached_tokens,omitempty"` // found in the prefix cache
-	Ahead     int      `json:"probes_ahead"`            // other prefill requests on the engine
+	Reason    string   `json:"reason,omitempty"`        // why the engine was chosen: policy, only, affinity, canary or fallback
+	Eligible  int      `json:"eligible,omitempty"`      // number of candidates among which the engine was chosen
+	Hit       int      `json:"hit_tokens"`              // prompt tokens that were expected in the engine's prefix cache
+	Prompt    int      `json:"prompt_tokens,omitempty"` // counted or estimated when the engine was chosen, then replaced by the engine's count
+	Cached    int      `json:"cached_tokens,omitempty"` // prompt tokens that the engine found in its prefix cache
+	Ahead     int      `json:"probes_ahead"`            // other prefill requests on the engine when this one was sent
 	Best      []Choice `json:"best,omitempty"`          // the best candidates, least score first
 }
 
-// Decode says why a rank was chosen.
+// Decode says which decode rank was chosen, and why.
 type Decode struct {
-	Rank     string  `json:"rank"`
-	Group    string  `json:"group,omitempty"`
-	Policy   string  `json:"policy"`
-	Stage    string  `json:"stage,omitempty"` // of the decision: guard, single or subset
-	Score    float64 `json:"score"`           // the policy's score of the rank when it chose the rank
-	Decide   float64 `json:"decide_ms"`
-	Local    int     `json:"local_prefill_tokens,omitempty"` // to compute on the rank
-	Tick     uint64  `json:"tick,omitempty"`                 // in the decision log
-	Waiting  int     `json:"waiting,omitempty"`              // requests in the pool at the tick
-	KVTokens int64   `json:"kv_tokens"`                      // before this request
-	Fullest  int64   `json:"fullest_kv_tokens"`              // of the group, before this request
-	Able     int     `json:"able,omitempty"`                 // ranks that could have taken it
-	Better   string  `json:"better,omitempty"`               // more or less of the score
-	// Best are the best ranks, best first, with their values at the end of the tick.
-	Best []Choice `json:"best,omitempty"`
+	Rank     string   `json:"rank"`
+	Group    string   `json:"group,omitempty"`
+	Policy   string   `json:"policy"`
+	Stage    string   `json:"stage,omitempty"` // stage of the decision that chose the rank: guard, single or subset
+	Score    float64  `json:"score"`           // the policy's score of the rank when it chose the rank
+	Decide   float64  `json:"decide_ms"`
+	Local    int      `json:"local_prefill_tokens,omitempty"` // prompt tokens that the rank has to compute itself
+	Tick     uint64   `json:"tick,omitempty"`                 // number of the decision round (tick) in the decision log
+	Waiting  int      `json:"waiting,omitempty"`              // requests in the pool at the tick
+	KVTokens int64    `json:"kv_tokens"`                      // KV tokens on the rank before this request
+	Fullest  int64    `json:"fullest_kv_tokens"`              // KV tokens on the group's fullest rank before this request
+	Able     int      `json:"able,omitempty"`                 // ranks that could have taken the request
+	Better   string   `json:"better,omitempty"`               // whether more or less of the score is better: more or less
+	Best     []Choice `json:"best,omitempty"`                 // the best ranks, best first, with their values at the end of the tick
 }
 
-// Choice is an engine or a rank that could have been chosen.
+// Choice is a prefill candidate or a decode rank that could have been chosen.
 type Choice struct {
 	Name     string   `json:"name"`
 	Score    *float64 `json:"score"` // null: scores were not compared

@@ -39,8 +39,8 @@ type Deps struct {
 type DrainState struct {
 	Since    time.Time  `json:"since"`
 	Deadline *time.Time `json:"deadline,omitempty"`
-	Refusing bool       `json:"refusing"` // before that, only /readyz answers 503
-	Over     bool       `json:"over"`     // the deadline has passed, and running requests were ended
+	Refusing bool       `json:"refusing"` // new requests are refused; before that, only /readyz answers 503
+	Over     bool       `json:"over"`     // the deadline has passed, and the requests that still ran were ended
 }
 
 // New returns the state of a proxy that is in service.

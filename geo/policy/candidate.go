@@ -54,15 +54,14 @@ func (r *Request) newTokens(candidate int) float64 {
 	return max(1, float64(r.Tokens)-r.hitTokens(candidate))
 }
 
-// Terms are the parts of a predicted cost, in ms.
+// Terms are the parts of the predicted cost of a request at a candidate, in ms.
 type Terms struct {
 	RTT      float64 `json:"rtt"`
 	T0       float64 `json:"t0"`
 	Prefill  float64 `json:"prefill"`
 	Wait     float64 `json:"wait"`
-	Residual float64 `json:"residual,omitempty"` // correction of the terms above by recent errors
-	// Batch is the cost of a larger decode batch, for this request and the others.
-	Batch float64 `json:"-"`
+	Residual float64 `json:"residual,omitempty"` // correction of RTT+T0+Prefill+Wait by the errors of recent predictions
+	Batch    float64 `json:"-"`                  // cost of a larger decode batch, for this request and for the others
 }
 
 // Total is what candidates are compared by.
@@ -135,24 +134,24 @@ const costTolerance = 1e-9
 
 func sameCost(a, b float64) bool { return math.Abs(a-b) <= costTolerance*max(math.Abs(a), math.Abs(b)) }
 
-// Policy decides for one region and one model. It reuses its memory: only one goroutine at a time
-// may use it.
+// Policy decides for one region and one model. It reuses its memory, so that only one goroutine at
+// a time may use it. Each Parse makes another Policy.
 type Policy struct {
 	name, spec string
 	rule       rule
 	settings   Settings
 
-	// The fields below are of the present round.
+	// The fields below have the state of the present round.
 	candidates     []Candidate
 	charges        []charge // by candidate
-	openReplicas   int      // that still take a request
-	openPeers      int      // that still take a request
-	waitingAhead   int      // for which Next returned Hold
-	departureGapMs float64  // average time between two departures from the queue; 0: unknown
-	peersBlocked   bool     // a request found no peer: later ones are not forwarded either
+	openReplicas   int      // replicas that still take a request
+	openPeers      int      // peers that still take a request
+	waitingAhead   int      // requests for which Next returned Hold
+	departureGapMs float64  // the average time between two departures from the arrival queue; 0: unknown
+	peersBlocked   bool     // a request that could be forwarded found no candidate: later requests are not forwarded either
 
-	nextTurn [2]int  // for byTurn, by side: after the last chosen one
-	rings    [2]ring // for byRing, by side
+	nextTurn [2]int  // for byTurn, by side: the index after the last chosen candidate
+	rings    [2]ring // for byRing, by side: the hash rings
 }
 
 // charge is what this round has sent to a candidate or holds for it.

@@ -2,26 +2,24 @@ package policy
 
 import "math"
 
-// Offer is what a region reports for one model in the answer to a probe.
+// Offer is the state that a region reports for one model in the answer to a probe.
 type Offer struct {
-	Replicas    int     `json:"replicas"` // that take a request now or soon
-	NAvail      int     `json:"n_avail"`  // that take one now
-	Free        int     `json:"free"`     // requests that those take now, together
-	Queue       int     `json:"queue"`    // requests in the arrival queue
-	QueueMax    int     `json:"queue_max"`
-	QueueWaitMs float64 `json:"queue_wait_ms"`
-	// QueuedTokens are prefilled before a new request on the least busy replica.
-	QueuedTokens float64 `json:"queued_new_tokens"`
-	// Running are decode requests on the replica that would be chosen next.
-	Running float64 `json:"running"`
-	Load    float64 `json:"load"`
-	TPMs    float64 `json:"tp_ms"`
-	T0Ms    float64 `json:"t0_ms"`
-	FitN    int     `json:"fit_n"` // prefills from which tp_ms and t0_ms were learned
-	// KVRoomMs is until a replica has room for a prompt of 0 tokens; negative: it has room already.
-	KVRoomMs float64 `json:"room_ms,omitempty"`
-	// KVTokenMs is in how many ms the KV caches of the region free one token; 0: unknown.
-	KVTokenMs float64 `json:"kv_token_ms,omitempty"`
+	Replicas     int     `json:"replicas"` // replicas that take a request now or soon
+	NAvail       int     `json:"n_avail"`  // replicas that take a request now
+	Free         int     `json:"free"`     // requests that the replicas of n_avail together take now
+	Queue        int     `json:"queue"`    // requests in the arrival queue
+	QueueMax     int     `json:"queue_max"`
+	QueueWaitMs  float64 `json:"queue_wait_ms"`
+	QueuedTokens float64 `json:"queued_new_tokens"` // tokens prefilled before a new request on the least busy replica
+	Running      float64 `json:"running"`           // decode requests of the replica that would be chosen next
+	Load         float64 `json:"load"`
+	TPMs         float64 `json:"tp_ms"`
+	T0Ms         float64 `json:"t0_ms"`
+	FitN         int     `json:"fit_n"` // number of prefills from which tp_ms and t0_ms were learned
+	// The time in ms until a replica's KV cache has room for a prompt of 0 tokens; negative: it has
+	// room already.
+	KVRoomMs  float64 `json:"room_ms,omitempty"`
+	KVTokenMs float64 `json:"kv_token_ms,omitempty"` // ms in which the region's KV caches free one token; 0: unknown
 }
 
 // NewOffer sums up the local replicas. waiting requests with waitingTokens new tokens are in the

@@ -1,6 +1,6 @@
 package policy
 
-// Reason is why a candidate takes no request now, as metrics and receipts show it.
+// Reason is why a candidate takes no request now. Metrics and receipts show its word.
 type Reason uint8
 
 // A request may wait for a candidate with a reason from QueueTooLong to NoRoom. One with a later

@@ -41,20 +41,21 @@ func Connect(endpoints []string, t *tls.Config, log *zap.Logger) (*clientv3.Clie
 //
 // The key owner exists while the holder's etcd lease lasts. The key last names the last holder; it
 // is empty if the lease was given back. The epoch is the revision at which the acquisition wrote
-// the keys, plus a base. A store that lost its data counts revisions from 1 again; the next
+// both keys, plus a base. A store that lost its data counts revisions from 1 again; the next
 // acquisition then sets the base to the highest epoch that was seen. The key terms has the base,
 // and the duration and the members of the holder's lease. A lease of an older evenkeel version has
-// no key terms: its base is 0, and its duration is not known.
+// no key
+// terms: its base is 0, and its duration is not known.
 type Engine struct {
 	client                      *clientv3.Client
 	ownerKey, lastKey, termsKey string
 	identity                    string
-	terms                       terms // written by acquisitions, which set Base
+	terms                       terms // what this proxy's acquisitions write; Base is set at each acquisition
 
-	held           clientv3.LeaseID // of this proxy's key owner
-	lastKeyRev     int64            // revision of the last write to the key last; 0: no such key
-	storeRev       int64            // at the last Look
-	base           int64            // as last read or written
+	held           clientv3.LeaseID // the etcd lease of this proxy's key owner
+	lastKeyRev     int64            // revision of the last write to the key last; 0: the key does not exist
+	storeRev       int64            // revision of the store at the last Look
+	base           int64            // terms.Base, as last read or written
 	releaseInDoubt bool             // a failed release may still take effect
 }
 
@@ -63,9 +64,10 @@ type Engine struct {
 // same etcd may have raised its revision above that bound.
 const MaxEpoch = 1 << 62
 
+// terms is the value of the key terms, which an acquisition writes.
 type terms struct {
-	Base    int64    `json:"base,omitempty"`
-	Seconds int64    `json:"seconds"` // how long the holder's lease lasts
+	Base    int64    `json:"base,omitempty"` // an epoch is a revision of the store plus this number
+	Seconds int64    `json:"seconds"`        // how long the holder's lease lasts after a renewal
 	Members []string `json:"members,omitempty"`
 }
 

@@ -29,8 +29,8 @@ type Engine struct {
 	name     string
 	identity string
 	duration time.Duration
-	members  []string              // empty: any proxy may take the lease
-	last     *coordinationv1.Lease // as last read or written; nil: it does not exist
+	members  []string              // the only proxies that may ever take the lease; empty: any proxy may
+	last     *coordinationv1.Lease // the object, as last read or written; nil: it does not exist
 }
 
 var _ lease.Engine = (*Engine)(nil)

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 )
 
+// message is one batch as it was received.
 type message struct {
 	seq     uint64
 	payload []byte

@@ -131,7 +131,7 @@ func (s *Stream) Complete() bool { return s.resynced.Load() == s.resyncs.Load() 
 // BlockTokens is 0 until the engine has stored a block.
 func (s *Stream) BlockTokens() int { return int(s.counters.blockTokens.Load()) }
 
-// Status is for the admin API.
+// Status is the state of a candidate's stream of KV events, for the admin API.
 type Status struct {
 	Source         string  `json:"source"`
 	Connected      bool    `json:"connected"`
@@ -140,10 +140,10 @@ type Status struct {
 	Batches        int64   `json:"batches"`
 	GapsReplayed   int64   `json:"gaps_replayed"`
 	GapsCold       int64   `json:"gaps_cold"`
-	DecodeErrors   int64   `json:"decode_errors"`   // batches and events
+	DecodeErrors   int64   `json:"decode_errors"`   // batches and events that cannot be read
 	UnknownTypes   int64   `json:"unknown_types"`   // events of a type that evenkeel does not know
-	UnknownParents int64   `json:"unknown_parents"` // stored events
-	Skipped        int64   `json:"skipped_blocks"`  // they depend on more than tokens
+	UnknownParents int64   `json:"unknown_parents"` // stored events whose parent block is not known
+	Skipped        int64   `json:"skipped_blocks"`  // blocks that depend on more than tokens
 	Blocks         int64   `json:"blocks"`          // block hashes that the engine holds, as its events say
 	BlockTokens    int     `json:"block_tokens"`
 	LagMs          float64 `json:"lag_ms"`

@@ -55,9 +55,9 @@ func sum(v [Phases]int64) (s int64) {
 
 // Share is the load that one dispatcher has put on a candidate that several dispatchers use.
 type Share struct {
-	Unanswered int   `json:"n"`             // probes without an answer
-	NewTokens  int64 `json:"new,omitempty"` // their prompt tokens that are predicted not to be cached
-	KVTokens   int64 `json:"kv,omitempty"`  // tokens of their prompts, and of prefilled prompts that were not fetched yet
+	Unanswered int   `json:"n"`             // probes that the engine has not answered
+	NewTokens  int64 `json:"new,omitempty"` // prompt tokens of these probes that are predicted not to be cached
+	KVTokens   int64 `json:"kv,omitempty"`  // tokens of these probes' prompts, and of prefilled prompts that were not fetched yet
 }
 
 func (s Share) Plus(other Share) Share {

@@ -18,14 +18,15 @@ import (
 	"evenkeel/prefill/policy"
 )
 
+// Rank is a rank that decodes and may compute prompts.
 type Rank struct {
 	ID       int32
 	Name     string
-	Model    string // base model of the rank's board
-	Engine   string // API server of the rank; its ranks share their trust
-	Capacity int64  // KV tokens; 0: not known
+	Model    string // base model of the board on which the rank is
+	Engine   string // API server of the rank; ranks of one API server share their trust
+	Capacity int64  // KV tokens that fit on the rank; 0: not known
 	Up       bool
-	Events   prefill.EventSource // zero: its cache is known only from answers
+	Events   prefill.EventSource // where the rank publishes KV events; zero: its cache is known only from answers
 }
 
 type Prompt struct {
@@ -56,8 +57,8 @@ type Ranks struct {
 type rank struct {
 	Rank
 	cache     cache.CachedBlocks
-	stream    cache.Feed // zero: none
-	emptiedAt time.Time  // by Forget; zero: never
+	stream    cache.Feed // the stream of the rank's KV events; zero: none
+	emptiedAt time.Time  // when Forget was called for the rank; zero: never
 }
 
 // engineBlock is the number of tokens per KV block if the engine does not report it: vLLM's

@@ -119,7 +119,7 @@ func compare(ties []tieKey, a, b *Engine) int {
 // Row is one candidate in the table that explains a choice.
 type Row struct {
 	Candidate string   `json:"candidate"`
-	Score     *float64 `json:"score"` // null: not finite, or the candidate was filtered out
+	Score     *float64 `json:"score"` // null: not a finite number, or the candidate was filtered out
 	Chosen    bool     `json:"chosen,omitempty"`
 }
 

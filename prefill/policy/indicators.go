@@ -40,16 +40,16 @@ type Indicators struct {
 // Engine is a candidate for a request: an engine, or one rank of it, as policies see it.
 type Engine struct {
 	ID    string
-	Order int      // in the configuration, for round-robin
-	Ring  []uint64 // points on the hash ring, for sticky-ring; see Vnodes
+	Order int      // position in the configuration, for round-robin
+	Ring  []uint64 // points of the candidate on the hash ring, for sticky-ring; see Vnodes
 
 	Indicators
 
-	BlockTokens     float64 // of the engine's KV blocks; 0 counts as 1
+	BlockTokens     float64 // tokens of the engine's KV blocks; 0 counts as 1
 	Beta2           float64 // ms per token pair of attention
 	QueuedAttention float64 // Σ N·(H + N/2) over unanswered probes with N new and H cached tokens, in tokens²
-	ActiveWork      float64 // vllm-ascend's weight of the prompts in ActiveTokens
-	KVWork          float64 // and of those in KVTokens
+	ActiveWork      float64 // vllm-ascend's weight of the prompts that ActiveTokens counts
+	KVWork          float64 // vllm-ascend's weight of the prompts that KVTokens counts
 }
 
 // Query is the request for which a candidate is chosen.

@@ -9,7 +9,7 @@ import (
 )
 
 // Policy chooses among candidates. Only one goroutine at a time may use it, because it reuses its
-// memory. Each Parse makes another one.
+// memory. Each Parse makes another Policy.
 type Policy struct {
 	name, spec string
 	ties       []tieKey
@@ -17,10 +17,10 @@ type Policy struct {
 	param      float64
 	takesTurns bool
 	loadBlind  bool
-	user       *run // nil: the policy is built in
+	user       *run // compiled expressions of a user's policy; nil: the policy is built in
 
-	query  Query     // of the last choice; its Key is the hash of the ID if there is no session
-	scores []float64 // of the last choice, in the candidates' order; NaN: ranked last
+	query  Query     // query of the last choice; its Key is the hash of the ID if the request has no session
+	scores []float64 // scores of the last choice, in the candidates' order; NaN: ranked last
 }
 
 // Names lists the built-in policies, in the order in which users see them.

@@ -21,10 +21,10 @@ import (
 // Definition is a policy that a user wrote, with expressions over the names of Indicators.
 type Definition struct {
 	Filter    string `yaml:"filter" json:"filter,omitempty"`       // whether an engine is eligible; ignored if no engine would be
-	Score     string `yaml:"score" json:"score"`                   // a number
-	Objective string `yaml:"objective" json:"objective,omitempty"` // min (default): the smallest score wins; or max
-	// TieBreak lists the indicators that decide between equal scores: the smaller value, or the larger
-	// one if the name begins with a -.
+	Score     string `yaml:"score" json:"score"`                   // expression for a number; the smallest wins, or the largest by Objective
+	Objective string `yaml:"objective" json:"objective,omitempty"` // whether the smallest (min, the default) or the largest score wins (max)
+	// TieBreak lists the indicators that decide between equal scores. The smaller value comes first,
+	// or the larger one if the name has a - before it.
 	TieBreak []string `yaml:"tie_break" json:"tie_break,omitempty"`
 }
 

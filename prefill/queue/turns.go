@@ -12,10 +12,10 @@ import (
 // class is one priority in the model queues of all models. It is dropped when no request of it
 // waits.
 type class[T any] struct {
-	virtualTime int64 // tokens; nextTurn of the flow that was served last; never decreases
+	virtualTime int64 // nextTurn of the flow whose request was served last, in tokens; it never decreases
 	flows       map[string]*flow[T]
 	waiting     int
-	sweepAt     int // number of flows from which on leaveFlow drops the unneeded ones
+	sweepAt     int // number of flows from which on leaveFlow drops all flows that are not needed any more
 }
 
 // flow is one key within a class.

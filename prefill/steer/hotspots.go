@@ -262,10 +262,12 @@ func (h *Hotspots) States(now time.Time) map[State]int {
 // Requests is the number of requests in the window.
 func (h *Hotspots) Requests() int { return h.allRequests.sum }
 
+// HotspotClass is a watched class: requests that share a long prefix, and may overload the engines
+// that hold it.
 type HotspotClass struct {
 	Class    string  `json:"class"` // hexadecimal hash of the shared prefix
 	State    State   `json:"state"`
-	Requests int     `json:"requests"` // in the last minute
+	Requests int     `json:"requests"` // requests of the class in the last minute
 	Share    float64 `json:"share"`
 	Holders  int     `json:"holders"`
 	K        int     `json:"k"`

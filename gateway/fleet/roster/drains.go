@@ -75,17 +75,16 @@ func (p *Snapshot) Withheld(at Location) bool {
 	return e != nil && (e.pausedBy != nil || e.Away != "")
 }
 
-// DrainStatus says how much work is left.
+// DrainStatus says how much work is left on an engine or rank that drains.
 type DrainStatus struct {
-	ID       string     `json:"id"`
+	ID       string     `json:"id"` // host:port, or host:port/rank
 	Role     string     `json:"role"`
 	Since    time.Time  `json:"since"`
 	Deadline *time.Time `json:"deadline,omitempty"`
-	// draining; done; deadline: it has passed, but requests are left
-	State    string `json:"state"`
-	Requests int    `json:"requests"`
-	KVTokens int64  `json:"kv_tokens"`
-	Handoffs int    `json:"handoffs"` // finished prefills whose KV waits for a decode engine
+	State    string     `json:"state"`     // draining; done; deadline: the deadline has passed, but some requests are left
+	Requests int        `json:"requests"`  // requests that the engine or rank still works on
+	KVTokens int64      `json:"kv_tokens"` // KV tokens that these requests hold
+	Handoffs int        `json:"handoffs"`  // finished prefills whose KV still waits on the engine or rank for a decode engine
 }
 
 const (

@@ -14,36 +14,35 @@ import (
 	"evenkeel/prefill/kvevents"
 )
 
-// Engine is an API server with one or several ranks behind it. A published Engine does not change.
+// Engine is the API server of an engine, which may have several ranks behind it. A published Engine
+// does not change any more.
 type Engine struct {
-	ID      string
+	ID      string // host:port
 	Role    string
-	Target  *engine.Target // without a rank number
+	Target  *engine.Target // the API server, without a rank number
 	Conf    config.Engine
 	Profile *mooncake.Profile
-	Hosts   []string // that hand-offs or callbacks of the engine may name; a change replaces the list
+	Hosts   []string // hosts that hand-offs or callbacks of the engine may name; a change replaces the list
 	Found
-	// built by a reload from a new or changed entry of the config
-	FromNewEntry bool
-	Traffic      *engine.Traffic `json:"-"` // seen on this proxy's streams
-	// where a rank publishes its KV events; nil: as the config says
-	Finder func(rank int) kvevents.Finder `json:"-"`
+	FromNewEntry bool                           // a reload has built the engine from a new or changed entry of the config
+	Traffic      *engine.Traffic                `json:"-"` // what this proxy's streams on the engine have shown, e.g. signs of life
+	Finder       func(rank int) kvevents.Finder `json:"-"` // finds where a rank publishes its KV events; nil: as the config says
 
 	Status   engine.Status
-	Scope    string // decode group or region: the unit that one proxy owns
-	Deserted bool   // calls move to another engine (markDeserted)
+	Scope    string // the engine's decode group or region: the unit that one proxy owns
+	Deserted bool   // the engine takes no requests while another one can do its work, so calls move there (markDeserted)
 	serviceState
-	pausedBy     *pausedEngine
-	waitsFor     string         // host:port of the engine for which the group waits (Broken)
-	otherRegion  string         // empty: the proxy's own region
-	ownerScope   *owner.Scope   // nil: scopes have no owners
-	board        string         // empty: the engine has never named its models
-	lists        *board.Names   // of the models in Status; nil: not known
-	listedModels []engine.Model // from which lists was made
-	arrival      int            // in the order in which engines were added, from 1 on
-	kv           generation     // only of a prefill engine
-	// gaveBack is the start time of the process that gave a request back, although the profile
-	// excludes it. 0: not known. nil: no process did.
+	pausedBy     *pausedEngine  // the pause that keeps requests away; nil: none
+	waitsFor     string         // host:port of the engine for which the group of this one waits (Broken); empty: none
+	otherRegion  string         // the engine's region; empty: the proxy's own region
+	ownerScope   *owner.Scope   // says whether this proxy owns the engine's scope; nil: scopes have no owners
+	board        string         // board of the engine's models; empty: the engine has never named its models
+	lists        *board.Names   // names of the models in Status; nil: not known
+	listedModels []engine.Model // the models from which lists was made
+	arrival      int            // number of the engine in the order in which engines were added; the first one has 1
+	kv           generation     // of the KV that the engine makes; only of a prefill engine
+	// gaveBack is the start time of the process that gave a request back, although the profile says
+	// that the engine never does. 0: not known. nil: no process did.
 	gaveBack *float64
 }
 

@@ -12,13 +12,14 @@ import (
 	"evenkeel/engine"
 )
 
-// Pause is an operator's call that has paused a group: its requests wait.
+// Pause is an operator's call that has paused the engines of a group. They get no new requests, and
+// their requests wait.
 type Pause struct {
-	Group string    `json:"group"` // empty: all engines
-	Path  string    `json:"path"`  // of the call that began the pause
+	Group string    `json:"group"` // decode group; empty: all engines
+	Path  string    `json:"path"`  // path of the call that began the pause
 	Since time.Time `json:"since"`
-	// A call has resumed the group since, but not all of its engines. Otherwise the pause also covers
-	// engines that come in.
+	// Left says that a call has resumed the group since, but not all of its engines. Without it,
+	// the pause also covers engines that come in.
 	Left bool `json:"-"`
 }
 
@@ -96,10 +97,11 @@ func (r *Roster) latestStart(address string) (start float64) {
 	return start
 }
 
-// PauseEnded says that a call has resumed a group (empty: all engines), except for Unresumed.
+// PauseEnded says that a call went to the engines of a group (empty: to all), and that it has
+// resumed them, except for those in Unresumed.
 type PauseEnded struct {
 	Group     string
-	Unresumed []string `json:"Left"` // keys
+	Unresumed []string `json:"Left"` // keys of the engines that did not resume
 }
 
 // apply: engines of another group, and those paused as part of another group or of all engines,

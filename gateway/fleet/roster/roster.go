@@ -54,10 +54,9 @@ type Terms struct {
 
 // Owners says whether this proxy may send requests to each scope: a region or a decode group.
 type Owners struct {
-	Kind   owner.Kind       // empty: scopes have no owners, so this proxy may use all engines
-	Scopes map[string]Owned // by name
-	// by the name of a rank on which requests of another proxy may run
-	Quotas map[string]RankQuota `json:"Rooms"`
+	Kind   owner.Kind           // kind of the scopes; empty: scopes have no owners, so this proxy may use all engines
+	Scopes map[string]Owned     // ownership of each scope, by its name
+	Quotas map[string]RankQuota `json:"Rooms"` // quotas of ranks on which requests of another proxy may run, by the rank's name
 }
 
 // RankQuota says how much of a rank this proxy may use.
@@ -82,11 +81,11 @@ type Location struct {
 
 // Drain is the drain of an engine, or one rank of it, that gets no new work.
 type Drain struct {
-	Role, ID string   // ID: host:port; for a rank, with /rank behind it
-	At       Location // rank -1: the whole engine
+	Role, ID string   // host:port; for a rank, with /rank behind it
+	At       Location // the engine or rank that drains; rank -1: the whole engine
 	Since    time.Time
-	Deadline time.Time // then calls that still run are moved elsewhere or ended; zero: never
-	Overdue  bool      `json:"Passed"` // calls that start from now on are moved at once
+	Deadline time.Time // when calls that still run are moved elsewhere or ended; zero: they may take any time
+	Overdue  bool      `json:"Passed"` // the deadline has passed, so calls that start from now on are moved elsewhere at once
 }
 
 // Key identifies the drain: the role and the id.

@@ -44,19 +44,18 @@ func (p *Snapshot) WithRoutes(before *Snapshot) *Snapshot {
 
 // Rank is a rank to which a decode call can be sent.
 type Rank struct {
-	Worker   int32
-	Instance string // key of the engine, as in engine.Monitor
-	Target   *engine.Target
-	Profile  *mooncake.Profile
-	Traffic  *engine.Traffic
-	Signs    *engine.Liveness // of the rank's engine core
-	Board    string
-	Group    string // of an aggregated rank; else empty
-	// longest of its models, prompt and answer together, in tokens; 0: unknown
-	Context       int
-	BlockTokens   int64        // tokens of a KV block by the engine's metrics; 0: unknown
-	PinsResponses bool         // a request to /v1/responses runs on the rank that it names
-	Scope         *owner.Scope // nil: ranks have no owners
+	Worker        int32
+	Instance      string // key of the rank's engine, by which the monitor knows the engine
+	Target        *engine.Target
+	Profile       *mooncake.Profile
+	Traffic       *engine.Traffic
+	Signs         *engine.Liveness // signs of life of the rank's engine core
+	Board         string           // the dispatcher's board for the rank's model
+	Group         string           // groupID of an aggregated rank, which prefills and decodes; empty: the rank only decodes
+	Context       int              // longest context of the rank's models, prompt and answer together, in tokens; 0: unknown
+	BlockTokens   int64            // tokens of a KV block, as the engine's metrics say; 0: unknown
+	PinsResponses bool             // the engine runs a request to /v1/responses on the rank that the request names
+	Scope         *owner.Scope     // says whether this proxy owns the rank; nil: ranks have no owners
 
 	State RankState
 }
@@ -85,22 +84,21 @@ func (r *Rank) ObserveRead(read *engine.LastRead, ep mooncake.Endpoint, bytes in
 
 // Route says where a model's requests go.
 type Route struct {
-	Name          string // a base model or a LoRA
-	Adapter       string // name at its engines; empty: no adapter, or its engines do not say so
-	Weights       uint32 // see numberWeights; 0: the model is not an adapter
-	Board         string // of the base model, whose ranks LoRAs share
-	MaxLen        int    // in tokens; 0: unknown
-	Clamps        bool   // some decode engine cuts max_tokens to the rest of the context
-	Prefill       bool   // some engine that prefills is in service or awaited
-	Decode        bool   // some engine that decodes is in service or awaited
-	AllAggregated bool   // all engines of the model, even if down, prefill and decode
-	// every decode engine computes a prompt itself if its logprobs are asked for
-	PromptLogprobs  bool
-	SGLang          bool // some engine accepts request keys that only SGLang knows
-	OneSided        bool // only engines of one side list the model, so no request can be completed
-	GivesBackUnseen bool // some engine may give a request back where the answer does not show it
+	Name            string // the name in the request: a base model or a LoRA
+	Adapter         string // the LoRA adapter's name at its engines; empty: the model is not an adapter, or its engines do not say so
+	Weights         uint32 // number of an adapter's weights, see numberWeights; 0: the model is not an adapter
+	Board           string // the dispatcher's board of the base model, whose ranks LoRAs share
+	MaxLen          int    // context length in tokens; 0: unknown
+	Clamps          bool   // some decode engine cuts max_tokens to what the prompt leaves of the context
+	Prefill         bool   // some engine that prefills lists the model, and is in service or has requests that wait for it
+	Decode          bool   // some engine that decodes lists the model, and is in service or has requests that wait for it
+	AllAggregated   bool   // all engines that list the model, even if down, prefill and decode
+	PromptLogprobs  bool   // every engine of role decode computes a prompt by itself if the prompt's logprobs are asked for
+	SGLang          bool   // some engine accepts request keys that only SGLang knows
+	OneSided        bool   // only engines that prefill, or only engines that decode, list the model, so no request for it can be completed
+	GivesBackUnseen bool   // some engine may give a request back at an endpoint whose answers do not show it
 
-	NoHandOff [mooncake.Endpoints]bool // some engine in service takes no hand-offs there
+	NoHandOff [mooncake.Endpoints]bool // some engine in service takes no hand-offs at the endpoint
 
-	listed [2]bool // by side, also by engines that are down
+	listed [2]bool // by side (prefillSide, decodeSide): whether engines of the side list the model, up or not
 }

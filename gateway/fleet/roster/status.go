@@ -17,37 +17,34 @@ const mostMissing = 8
 // EngineStatus says whether an engine answers, which state it is in and why, and which models it
 // serves.
 type EngineStatus struct {
-	ID      string `json:"id"`
+	ID      string `json:"id"` // host:port
 	Role    string `json:"role"`
 	URL     string `json:"url"`
 	Group   string `json:"group,omitempty"`
 	Profile string `json:"profile"`
-	Up      bool   `json:"up"`
-	// up, out (requests failed in a row), wedged (a request of one token failed, too), halted (paused,
-	// or its group re-forms or waits for its recovery), down, odd (another connector than its
-	// model's); error says why
-	State string `json:"state"`
-	// of the slots that may be used now; below 1 during a slow start
-	Share    float64   `json:"share"`
-	Draining bool      `json:"draining"`
-	Source   string    `json:"source,omitempty"` // of discovery
-	Away     string    `json:"away,omitempty"`   // why the source wants no new work for it
-	Since    time.Time `json:"since"`
-	Error    string    `json:"error,omitempty"`
-	// by POST /admin/fleet/call; error says since when
-	Paused bool `json:"paused,omitempty"`
-	// the port accepts connections, but the last health check got no answer
-	Hangs bool `json:"hangs,omitempty"`
-	// last change of the addresses to which the host name leads
-	Moved   *engine.Moved `json:"moved,omitempty"`
-	Models  []string      `json:"models"`
-	Version string        `json:"version,omitempty"`
-	Ranks   int           `json:"ranks"`
-	Slots   int           `json:"slots,omitempty"` // of each rank
-	// of each rank by its number, by the engine's metrics; the config may set another capacity
+	Up      bool   `json:"up"` // the engine answers its health check
+	// up, out (requests failed in a row), wedged (a request of one token failed, too), halted (the
+	// engine is paused, or its group re-forms or waits for its recovery, and requests wait for the
+	// engine), down, odd (another connector than its model's); error says why
+	State    string        `json:"state"`
+	Share    float64       `json:"share"` // share of the engine's slots that may be used now; below 1 during a slow start
+	Draining bool          `json:"draining"`
+	Source   string        `json:"source,omitempty"` // the source of discovery that found the engine
+	Away     string        `json:"away,omitempty"`   // why the engine gets no new work, as its source says: not ready, leaving
+	Since    time.Time     `json:"since"`
+	Error    string        `json:"error,omitempty"`
+	Paused   bool          `json:"paused,omitempty"` // paused by POST /admin/fleet/call; error says since when
+	Hangs    bool          `json:"hangs,omitempty"`  // the port accepts connections, but the last health check got no answer
+	Moved    *engine.Moved `json:"moved,omitempty"`  // last change of the addresses to which the engine's host name leads; nil: none
+	Models   []string      `json:"models"`
+	Version  string        `json:"version,omitempty"`
+	Ranks    int           `json:"ranks"`
+	Slots    int           `json:"slots,omitempty"` // number of slots of each rank
+	// KV memory of each rank by its number, as the engine's metrics say it, and where they say so; the
+	// config may set another capacity
 	Memory engine.Memories `json:"kv_memory,omitempty"`
 
-	OwnedByOther bool `json:"-"` // only the owner of the region sends it requests
+	OwnedByOther bool `json:"-"` // another proxy owns the engine's region, and only that proxy sends it requests
 }
 
 // Statuses returns the status of every engine, in the order of Engines.
